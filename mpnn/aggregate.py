@@ -1,0 +1,265 @@
+"""Aggregators: how the messages that reach a destination become one.
+
+An aggregator is any object with `reduce(messages, index) -> out`, or a plain function of the same two:
+`messages` [E, ...] sorted by destination, `index` an int64 tensor [E], the destination of each message, which also
+knows `index.ptr` [N + 1] (destination i has the messages `ptr[i]:ptr[i+1]`), `index.num_dst` and `index.degree` [N];
+`out` [N, ...]. Destinations without messages get zeros.
+
+An associative aggregator may state `combine(a, b)` and `identity` too, which lets fused kernels run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+class Index(Tensor):
+    """The destination of each message, ascending, int64 [E]: an ordinary tensor that also knows the rows it marks."""
+
+    ptr: Tensor
+    num_dst: int
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def of(dst: Tensor, ptr: Tensor) -> Index:
+        index = dst.as_subclass(Index)
+        index.ptr, index.num_dst = ptr, len(ptr) - 1
+        return index
+
+    @property
+    def degree(self) -> Tensor:
+        """How many messages each destination has, int64 [N]."""
+        return self.ptr.diff()
+
+    @property
+    def plain(self) -> Tensor:
+        return self.as_subclass(Tensor)
+
+
+@runtime_checkable
+class Aggregator(Protocol):
+    def reduce(self, messages: Tensor, index: Index) -> Tensor: ...
+
+
+def total(messages: Tensor, index: Index) -> Tensor:
+    """Sums of the messages at each destination, in float32 at least: [E, ...] -> [N, ...]."""
+    wide = messages.float() if messages.dtype in (torch.float16, torch.bfloat16) else messages
+    out = wide.new_zeros(index.num_dst, *messages.shape[1:])
+    return out.index_add(0, index.plain, wide).to(messages.dtype)
+
+
+def _per_row(numbers: Tensor, like: Tensor) -> Tensor:
+    """[N] numbers shaped to multiply [N, ...] rows."""
+    return numbers.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
+
+
+class Sum:
+    """`sum_j m_j`."""
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return total(messages, index)
+
+
+class Mean:
+    """`sum_j m_j / |N(i)|`."""
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        sums = total(messages, index)
+        return sums / _per_row(index.degree.clamp(min=1), sums)
+
+
+class Max:
+    """The largest of each component; equal ones share its gradient."""
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return _extreme(messages, index, "amax")
+
+
+class Min:
+    """The smallest of each component; equal ones share its gradient."""
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return _extreme(messages, index, "amin")
+
+
+def _extreme(messages: Tensor, index: Index, how: str) -> Tensor:
+    out = messages.new_zeros(index.num_dst, *messages.shape[1:])
+    rows = index.plain.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
+    return out.scatter_reduce(0, rows, messages, how, include_self=False)
+
+
+class Var:
+    """Variance over the messages, `mean(m^2) - mean(m)^2` written so that it never falls below zero."""
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        mean = Mean().reduce(messages, index)
+        return Mean().reduce((messages - mean[index.plain]).square(), index)
+
+
+class Std:
+    """Standard deviation, `sqrt(var + eps) - sqrt(eps)`: zero for equal messages, with a finite gradient there."""
+
+    def __init__(self, eps: float = 1e-5) -> None:
+        self.eps = eps
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return (Var().reduce(messages, index) + self.eps).sqrt() - self.eps**0.5
+
+
+class Softmax(nn.Module):
+    """`sum_j softmax_j(t * m_j) * m_j` per component (Li et al. 2020, GENConv); t -> 0 is the mean, large t the max.
+
+    `temperature` is t; `learn` makes it a parameter.
+    """
+
+    def __init__(self, temperature: float = 1.0, learn: bool = False) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(float(temperature)), requires_grad=learn)
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return total(segment_softmax(messages * self.temperature.to(messages.dtype), index) * messages, index)
+
+
+class PowerMean(nn.Module):
+    """`(mean_j clamp(m_j, eps, limit)^p)^(1/p)` (Li et al. 2020): p = 1 the mean, large p the max. Messages should be
+    positive; `learn` makes p a parameter."""
+
+    def __init__(self, p: float = 1.0, learn: bool = False, eps: float = 1e-7, limit: float = 100.0) -> None:
+        super().__init__()
+        if p == 0:
+            raise ValueError("p must not be 0; the limit p -> 0 is the geometric mean")
+        self.p = nn.Parameter(torch.tensor(float(p)), requires_grad=learn)
+        self.eps, self.limit = eps, limit
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        p = self.p.to(messages.dtype)
+        mean = Mean().reduce(messages.clamp(self.eps, self.limit) ** p, index)
+        some = _per_row(index.degree > 0, mean).bool()
+        return torch.where(some, torch.where(some, mean, torch.ones_like(mean)) ** (1 / p), torch.zeros_like(mean))
+
+
+class Median:
+    """The median of each component, the lower one of two middle messages (as `torch.median`)."""
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        out = messages.new_zeros(index.num_dst, *messages.shape[1:])
+        some = index.degree > 0
+        if not bool(some.any()):
+            return out + 0 * messages.sum(0)
+        by_value = messages.detach().argsort(dim=0, stable=True)
+        by_row = index.plain[by_value].argsort(dim=0, stable=True)
+        order = by_value.gather(0, by_row)
+        middle = (index.ptr[:-1] + (index.degree - 1) // 2)[some]
+        return out.index_put((some.nonzero().squeeze(1),), messages.gather(0, order[middle]))
+
+
+class PNA:
+    """Several aggregators, each scaled by several functions of the degree, side by side: [N, ..., A * S * F].
+
+    Scalers (Corso et al. 2020, eq. 5): "identity", "amplification" `log(d + 1) / delta`, "attenuation"
+    `delta / log(d + 1)`. `average_log_degree` is delta, the mean of `log(d + 1)` over the training graphs; default:
+    over the graph at hand.
+    """
+
+    def __init__(
+        self,
+        aggregators: Sequence[str | Aggregator] = ("mean", "max", "min", "std"),
+        scalers: Sequence[str] = ("identity", "amplification", "attenuation"),
+        average_log_degree: float | None = None,
+    ) -> None:
+        known = ("identity", "amplification", "attenuation")
+        for name in scalers:
+            if name not in known:
+                raise ValueError(f"there is no degree scaler {name!r}; there are {', '.join(known)}")
+        self.aggregators = [aggregator(a) for a in aggregators]
+        self.scalers = tuple(scalers)
+        self.average_log_degree = average_log_degree
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        found = torch.cat([a.reduce(messages, index) for a in self.aggregators], -1)
+        log_degree = (index.degree + 1).to(found.dtype).log()
+        delta = log_degree.mean() if self.average_log_degree is None else self.average_log_degree
+        factors = {
+            "identity": torch.ones_like(log_degree),
+            "amplification": log_degree / delta,
+            "attenuation": delta / log_degree.clamp(min=0.6931471805599453),
+        }
+        return torch.cat([found * _per_row(factors[name], found) for name in self.scalers], -1)
+
+
+class Diffusion:
+    """Multi-hop attention: the same weights A spread the values over several hops (MAGNA, Wang et al. 2021, eq. 5-7).
+
+    Z_0 = V,   Z_{k+1} = (1 - alpha) A Z_k + alpha V,   out = Z_hops
+    """
+
+    def __init__(self, hops: int, alpha: float) -> None:
+        if hops < 1:
+            raise ValueError(f"hops must be at least 1; got {hops}")
+        if not 0.0 < alpha <= 1.0:
+            raise ValueError(f"alpha must lie in (0, 1]; got {alpha}")
+        self.hops, self.alpha = hops, alpha
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        raise TypeError("Diffusion needs whole graphs, not messages; give it to MessagePassing as the aggregate")
+
+
+class _Function:
+    """A plain function as an aggregator."""
+
+    def __init__(self, function: Callable[[Tensor, Index], Tensor]) -> None:
+        self.function = function
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return self.function(messages, index)
+
+
+SUM: Aggregator = Sum()
+NAMED: dict[str, Callable[[], Aggregator]] = {
+    "sum": lambda: SUM,
+    "mean": Mean,
+    "max": Max,
+    "min": Min,
+    "var": Var,
+    "std": Std,
+    "softmax": Softmax,
+    "powermean": PowerMean,
+    "median": Median,
+    "pna": PNA,
+}
+
+
+def aggregator(given: str | Aggregator | Callable[[Tensor, Index], Tensor]) -> Any:
+    """The aggregator of that name, or the user's own object or function.
+
+    Raises:
+        ValueError: no aggregator has this name; the sentence lists those that there are.
+        TypeError: neither a name, nor an object with `reduce`, nor a function.
+    """
+    if isinstance(given, str):
+        if given not in NAMED:
+            raise ValueError(f"there is no aggregator {given!r}; there are {', '.join(NAMED)}, or pass your own")
+        return NAMED[given]()
+    if hasattr(given, "reduce") and not isinstance(given, Tensor):
+        return given
+    if callable(given):
+        return _Function(given)
+    raise TypeError(
+        f"an aggregator is a name ({', '.join(NAMED)}), an object with reduce(messages, index), or a function of "
+        f"(messages, index); got {given!r}"
+    )
+
+
+def segment_softmax(scores: Tensor, index: Index) -> Tensor:
+    """`exp(s_e) / sum of exp(s) over the edges of the same destination`, over dim 0; float32 inside at least."""
+    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    highest = _extreme(wide.detach(), index, "amax")
+    highest = torch.where(highest.isinf(), torch.zeros_like(highest), highest)  # a row of -inf alone weighs nothing
+    exp = (wide - highest[index.plain]).exp()
+    sums = exp.new_zeros(index.num_dst, *exp.shape[1:]).index_add(0, index.plain, exp)
+    sums = torch.where(sums == 0, torch.ones_like(sums), sums)
+    return (exp / sums[index.plain]).to(scores.dtype)

@@ -1,0 +1,317 @@
+"""Attention specs: how much a destination listens to each source, and what it hears.
+
+Each owns its weights. `forward` turns features into `Terms`, the numbers that go along the edges; `merge` turns what
+arrived into the message. Backends run the terms; a spec never computes an edge itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.graph import Graph
+from mpnn.position import Position
+from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, PerEdge, Score
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What an attention spec says of a graph's edges; see `mpnn.scores.Request` for shapes.
+
+    `graph` replaces the operator's where a spec spreads its messages over other destinations.
+    """
+
+    value: Tensor
+    score: Score | None = None
+    bias: tuple[PerEdge, ...] = ()
+    edge_value: PerEdge | None = None
+    graph: Graph | None = None
+
+
+class Attention(nn.Module, ABC):
+    """An attention spec: `forward` gives the terms, `merge` the message; `normalize` and `dropout` say the rest.
+
+    To add one, subclass this. A score that none of `mpnn.scores` expresses is given as a bias, [..., E, H] in the
+    caller's edge order, made from `graph.edge_index`.
+    """
+
+    normalize: str = "softmax"
+    dropout: float = 0.0
+
+    @abstractmethod
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        """Terms for destinations [..., N_dst, d] and sources [..., N_src, d]; edge_attr [E, ...] in caller's order."""
+
+    def merge(self, out: Tensor) -> Tensor:
+        """What arrived, [..., N_dst, H, D], as the message [..., N_dst, F]; default: heads side by side."""
+        return out.flatten(-2)
+
+
+class DotProduct(Attention):
+    """Multi-head dot-product attention (Vaswani et al. 2017, section 3.2).
+
+        w_ij = softmax_j( <W_Q h_i, W_K h_j> / sqrt(D) ),   m_i = W_O || _h sum_j w_ij W_V h_j
+
+    Args:
+        dim: width of the features, a multiple of `heads`.
+        bias: whether the four maps have biases.
+        dropout: of attention weights, in training.
+        edge_dim: width of edge attributes, which a linear map adds to keys and values (Shi et al. 2021, UniMP).
+        position: a relative position from `mpnn.position`, or several.
+        kv_heads: heads of keys and values, which divide `heads` (grouped queries, Ainslie et al. 2023).
+        source_dim: width of the sources' features where it differs from `dim`.
+        normalize: "softmax", "sigmoid" or "none".
+        softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        position: Position | Sequence[Position] | None = None,
+        kv_heads: int | None = None,
+        source_dim: int | None = None,
+        normalize: str = "softmax",
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        source_dim = dim if source_dim is None else source_dim
+        if heads < 1 or dim % heads:
+            raise ValueError(f"{heads} heads do not divide a width of {dim}")
+        if kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"{kv_heads} key/value heads do not divide {heads} heads")
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
+        self.normalize, self.dropout, self.softcap = normalize, dropout, softcap
+        self.to_query = nn.Linear(dim, dim, bias)
+        self.to_key = nn.Linear(source_dim, kv_heads * self.head_dim, bias)
+        self.to_value = nn.Linear(source_dim, kv_heads * self.head_dim, bias)
+        self.to_out = nn.Linear(dim, dim, bias)
+        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, dim, bias=False)
+        given = () if position is None else (position,) if isinstance(position, Position) else tuple(position)
+        self.positions = nn.ModuleList(given)
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        query = self.to_query(dst).unflatten(-1, (self.heads, -1))
+        key = self.to_key(src).unflatten(-1, (self.kv_heads, -1))
+        value = self.to_value(src).unflatten(-1, (self.kv_heads, -1))
+        on_key, on_value = self._on_edges(edge_attr)
+        bias: list[PerEdge] = []
+        for position in self.positions:
+            assert isinstance(position, Position)
+            query, key = position.turn(query, key, graph)
+            bias += [b for b in (position.bias(graph, edge_attr),) if b is not None]
+            on_key = _one("key", on_key, position.key())
+            on_value = _one("value", on_value, position.value())
+        score = Dot(query, key, self.head_dim**-0.5, on_key, self.softcap)
+        return Terms(value, score, tuple(bias), on_value)
+
+    def merge(self, out: Tensor) -> Tensor:
+        return self.to_out(out.flatten(-2))
+
+    def _on_edges(self, edge_attr: Tensor | None) -> tuple[PerEdge | None, PerEdge | None]:
+        if self.to_edge is None:
+            return None, None
+        if edge_attr is None:
+            raise ValueError("this attention was made with edge_dim, so the graph or the call must give edge_attr")
+        vector = self.to_edge(edge_attr).unflatten(-1, (self.heads, -1))
+        return vector, vector
+
+
+def _one(what: str, a: PerEdge | None, b: Lookup | None) -> PerEdge | None:
+    if a is not None and b is not None:
+        raise ValueError(f"only one source of vectors can be added to each edge's {what}; two were given")
+    return b if a is None else a
+
+
+class Additive(Attention):
+    """Additive attention as in GAT (Velickovic et al. 2018, eq. 1-6).
+
+        w_ij = softmax_j( LeakyReLU( a_dst . W h_i + a_src . W h_j [+ a_edge . W_e e_ij] ) ),   m_i = || _h sum_j w_ij W h_j
+
+    Args:
+        in_dim: width of the features. out_dim: width of each head. heads: their number.
+        concat: heads side by side (`heads * out_dim`), else their mean (`out_dim`).
+        negative_slope: of the LeakyReLU. dropout: of attention weights, in training.
+        edge_dim: width of edge attributes that take part in the score.
+        bias: whether a learned bias is added to the message.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        heads: int = 1,
+        *,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads, self.concat, self.dropout = heads, concat, dropout
+        self.activation = LeakyReLU(negative_slope)
+        self.to_value = nn.Linear(in_dim, heads * out_dim, bias=False)
+        self.by_src = nn.Parameter(torch.empty(heads, out_dim))
+        self.by_dst = nn.Parameter(torch.empty(heads, out_dim))
+        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, heads * out_dim, bias=False)
+        self.by_edge = None if edge_dim is None else nn.Parameter(torch.empty(heads, out_dim))
+        self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias else None
+        for weight in (self.to_value.weight, self.by_src, self.by_dst, self.by_edge):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        value = self.to_value(src).unflatten(-1, (self.heads, -1))
+        listener = value if dst is src else self.to_value(dst).unflatten(-1, (self.heads, -1))
+        edge = None
+        if self.to_edge is not None and self.by_edge is not None:
+            if edge_attr is None:
+                raise ValueError("this attention was made with edge_dim, so the graph or the call must give edge_attr")
+            edge = (self.to_edge(edge_attr).unflatten(-1, (self.heads, -1)) * self.by_edge).sum(-1)
+        by_dst, by_src = (listener * self.by_dst).sum(-1), (value * self.by_src).sum(-1)
+        return Terms(value, AdditiveScore(by_dst, by_src, self.activation, edge))
+
+    def merge(self, out: Tensor) -> Tensor:
+        return _joined(out, self.concat, self.bias)
+
+
+class AdditiveV2(Attention):
+    """Additive attention whose ranking of sources depends on the listener: GATv2 (Brody et al. 2022, eq. 7) and, with
+    `activation=torch.tanh`, Bahdanau et al. 2015.
+
+        w_ij = softmax_j( a . act( W_dst h_i + W_src h_j [+ W_e e_ij] ) ),   m_i = || _h sum_j w_ij W_src h_j
+
+    Args as `Additive`; `source_dim` is the width of the sources' features where it differs from `in_dim`, `share` makes
+    W_dst and W_src one map, `bias` gives the maps and the message biases.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        heads: int = 1,
+        *,
+        activation: Activation | None = None,
+        concat: bool = True,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        source_dim: int | None = None,
+        share: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads, self.concat, self.dropout = heads, concat, dropout
+        self.activation = LeakyReLU() if activation is None else activation
+        self.to_value = nn.Linear(in_dim if source_dim is None else source_dim, heads * out_dim, bias)
+        self.to_query = self.to_value if share else nn.Linear(in_dim, heads * out_dim, bias)
+        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, heads * out_dim, bias=False)
+        self.vector = nn.Parameter(torch.empty(heads, out_dim))
+        self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias else None
+        nn.init.xavier_uniform_(self.vector)
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        value = self.to_value(src).unflatten(-1, (self.heads, -1))
+        query = self.to_query(dst).unflatten(-1, (self.heads, -1))
+        edge = None
+        if self.to_edge is not None:
+            if edge_attr is None:
+                raise ValueError("this attention was made with edge_dim, so the graph or the call must give edge_attr")
+            edge = self.to_edge(edge_attr).unflatten(-1, (self.heads, -1))
+        return Terms(value, AdditiveV2Score(query, value, self.vector, self.activation, edge))
+
+    def merge(self, out: Tensor) -> Tensor:
+        return _joined(out, self.concat, self.bias)
+
+
+class Degree(Attention):
+    """GCN's fixed weights (Kipf & Welling 2017, eq. 2): `w_ij = a_ij / sqrt(d_i d_j)`, value `W h_j`.
+
+    d is the number of edges that a node hears, or the sum of their weights a_ij where edges have one-dimensional
+    attributes. The paper's self-loops are the graph's business: `graph.with_self_loops(fill=1.0)`.
+    """
+
+    normalize = "none"
+
+    def __init__(self, in_dim: int, out_dim: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.to_value = nn.Linear(in_dim, out_dim, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
+        nn.init.xavier_uniform_(self.to_value.weight)
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        if graph.num_dst != graph.num_src:
+            raise ValueError(f"Degree needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
+        if edge_attr is None:
+            weight = graph.memo(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
+        else:
+            weight = degree_weights(graph, edge_attr.reshape(graph.num_edges).to(src.dtype))
+        return Terms(self.to_value(src).unsqueeze(-2), bias=(weight[:, None],))
+
+    def merge(self, out: Tensor) -> Tensor:
+        return _joined(out, True, self.bias)
+
+
+def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`a_ij / sqrt(d_i d_j)` for each edge, [E] in the caller's order; isolated ends count as weight 0."""
+    src, dst = graph.edge_index
+    weight = torch.ones(graph.num_edges, dtype=dtype, device=graph.device) if weight is None else weight
+    degree = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
+    inverse = torch.where(
+        degree > 0, degree.clamp(min=torch.finfo(degree.dtype).tiny).rsqrt(), torch.zeros_like(degree)
+    )
+    return inverse[dst] * weight * inverse[src]
+
+
+class Typed(Attention):
+    """A linear map for each class of edges: R-GCN (Schlichtkrull et al. 2018, eq. 2 without its self-connection), GGNN,
+    and convolution, where an edge's class is its relative position.
+
+        m_i = sum_r W_r reduce_{j in N_r(i)} h_j
+
+    The classes are the graph's (`edge_type`, or the rule of its topology). Messages are gathered class by class and
+    then mapped, so a convolution costs what im2col costs. With "sum" this is the sum of `W_r h_j`; with "mean" each
+    class has its own mean, R-GCN's 1 / |N_r(i)|.
+    """
+
+    normalize = "none"
+
+    def __init__(self, in_dim: int, out_dim: int, relations: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.relations = relations
+        self.weight = nn.Parameter(torch.empty(relations, in_dim, out_dim))
+        self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        by_class = graph.memo(("by class", self.relations), lambda: _by_class(graph, self.relations))
+        return Terms(src.unsqueeze(-2), graph=by_class)
+
+    def merge(self, out: Tensor) -> Tensor:
+        gathered = out.squeeze(-2).unflatten(-2, (-1, self.relations)).flatten(-2)  # [..., N, R * in_dim]
+        return _joined((gathered @ self.weight.flatten(0, 1)).unsqueeze(-2), True, self.bias)
+
+
+def _by_class(graph: Graph, relations: int) -> Graph:
+    """Destination i becomes `relations` destinations, one for each class: i * relations + class."""
+    if graph.edge_type is None:
+        raise ValueError(f"Typed needs a graph whose edges have classes, and {graph} has none: give edge_type")
+    if graph.num_relations > relations:
+        raise ValueError(f"the graph has {graph.num_relations} classes of edges, but this layer has {relations} maps")
+    src, dst = graph.edge_index
+    edges = torch.stack([src, dst * relations + graph.edge_type])
+    return Graph.from_edges(edges, graph.num_dst * relations, graph.num_src)
+
+
+def _joined(out: Tensor, concat: bool, bias: Tensor | None) -> Tensor:
+    out = out.flatten(-2) if concat else out.mean(-2)
+    return out if bias is None else out + bias

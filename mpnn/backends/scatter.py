@@ -1,0 +1,54 @@
+"""Sums, means and extremes by torch_sparse's kernels (the extra `mpnn[scatter]`): no tensor of E x d is made."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from mpnn.aggregate import Max, Mean, Min, Sum
+from mpnn.backends.estimate import Estimate
+from mpnn.scores import Lookup, Request
+
+NAME = "scatter"
+
+_NAMES: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min"}
+
+
+def supports(request: Request) -> str | None:
+    if find_spec("torch_sparse") is None or find_spec("torch_scatter") is None:
+        return 'torch-scatter and torch-sparse are not installed: pip install --no-build-isolation "mpnn[scatter]"'
+    if type(request.reduce) not in _NAMES:
+        return f"it takes sum, mean, max and min, not {type(request.reduce).__name__}"
+    if request.score is not None or request.edge_value is not None or request.normalize != "none":
+        return "it aggregates features, and computes no attention"
+    if request.dropout or request.return_weights:
+        return "it neither drops nor returns weights"
+    if request.value.dtype not in (torch.float32, torch.float64):
+        return f"it adds up in the type it is given, which is too coarse for {request.value.dtype}"
+    if len(request.bias) > 1 or any(isinstance(b, Lookup) or b.dim() != 2 or b.shape[1] != 1 for b in request.bias):
+        return "it takes one weight an edge"
+    return None
+
+
+def estimate(request: Request) -> Estimate:
+    numbers = request.graph.num_edges * request.batch.numel() * request.value.shape[-2:].numel()
+    return Estimate(1e-4 + 1.1e-9 * numbers * (2.5 if request.needs_grad else 1), 0.0)
+
+
+def run(request: Request) -> tuple[Tensor, Tensor | None]:
+    from torch_sparse import SparseTensor, matmul
+
+    graph, csr = request.graph, request.graph.csr
+    weights = [csr.from_caller(b[:, 0]) for b in request.bias if isinstance(b, Tensor)]
+    matrix = SparseTensor(
+        rowptr=csr.ptr,
+        col=csr.col,
+        value=weights[0] if weights else None,
+        sparse_sizes=(graph.num_dst, graph.num_src),
+        is_sorted=True,
+    )
+    features = request.value.movedim(-3, 0)
+    out = matmul(matrix, features.reshape(graph.num_src, -1), reduce=_NAMES[type(request.reduce)])
+    return out.view(graph.num_dst, *features.shape[1:]).movedim(0, -3), None

@@ -1,0 +1,18 @@
+"""Links without a direction, as the edges that message passing needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def both_directions(links: Iterable[tuple[int, int]]) -> Tensor:
+    """Every link as two edges: int64 `[2, E]`, src over dst, ordered by dst, then src.
+
+    Duplicates and self-loops are dropped.
+    """
+    proper = {(i, j) for i, j in links if i != j}
+    dst_src = sorted(proper | {(j, i) for i, j in proper})
+    return torch.tensor(dst_src, dtype=torch.int64).reshape(-1, 2).T.flip(0)

@@ -1,0 +1,131 @@
+"""Cora, the citation graph on which GCN and GAT were published, with Planetoid's fixed split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from mpnn.data.errors import DamagedFile
+from mpnn.data.links import both_directions
+from mpnn.data.locate import locate
+from mpnn.data.pickles import load_plain
+
+_VALIDATION_NODES = 500
+
+
+@dataclass(frozen=True, eq=False)
+class NodeClassification:
+    """A graph whose nodes are to be classified.
+
+    Args:
+        x: features, float32 `[N, F]`.
+        edge_index: int64 `[2, E]`; `edge_index[0]` is src, `edge_index[1]` is dst; both directions of
+            every link, no duplicates, no self-loops, ordered by dst, then src.
+        y: classes, int64 `[N]`.
+        train_mask, val_mask, test_mask: bool `[N]`, disjoint.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.y.max()) + 1
+
+
+def cora() -> NodeClassification:
+    """Cora: 2,708 papers, 1,433 words (0 or 1 each), 7 topics, 5,278 links, split 140 / 500 / 1000.
+
+    The file lists 10,858 neighbours: every link from both its ends, and 151 links twice. Duplicates are
+    dropped and so would self-loops be (Cora has none), which leaves 10,556 directed edges.
+
+    Raises:
+        DatasetNotFound, DamagedFile, UnsafePickle: see `mpnn.data.errors`.
+    """
+    return read_planetoid(locate("cora"), "cora")
+
+
+def read_planetoid(folder: Path, name: str) -> NodeClassification:
+    """Reads the files `ind.<name>.*` in `folder`.
+
+    The training nodes come first, then 500 validation nodes (fewer if the test nodes begin before); the
+    test nodes stand at the end, in the files in the shuffled order that `ind.<name>.test.index` gives.
+    """
+    test = _read_index(folder / f"ind.{name}.test.index")
+    known_x, test_x = (_features(folder / f"ind.{name}.{part}") for part in ("allx", "tx"))
+    train_y, known_y, test_y = (_labels(folder / f"ind.{name}.{part}") for part in ("y", "ally", "ty"))
+    num_known, num_nodes = len(known_y), len(known_y) + len(test_y)
+    if known_x.shape[0] != num_known or test_x.shape[0] != len(test_y):
+        raise DamagedFile(
+            f"{folder} holds {known_x.shape[0]} + {test_x.shape[0]} rows of features for "
+            f"{num_known} + {len(test_y)} labels; fetch its files again"
+        )
+    if not np.array_equal(np.sort(test), np.arange(num_known, num_nodes)):
+        raise DamagedFile(
+            f"{folder / f'ind.{name}.test.index'} does not list each of the nodes {num_known} to "
+            f"{num_nodes - 1} once; delete it and fetch it again"
+        )
+    # Row k of the shuffled part belongs to node test[k]; sorting by node number undoes the shuffle.
+    order = np.argsort(np.concatenate([np.arange(num_known), test]))
+    x = np.concatenate([known_x, test_x])[order]
+    y = np.concatenate([known_y, test_y])[order]
+    node, num_train = torch.arange(num_nodes), len(train_y)
+    return NodeClassification(
+        x=torch.from_numpy(x),
+        edge_index=_edge_index(folder / f"ind.{name}.graph", num_nodes),
+        y=torch.from_numpy(y),
+        train_mask=node < num_train,
+        val_mask=(node >= num_train) & (node < min(num_train + _VALIDATION_NODES, num_known)),
+        test_mask=node >= num_known,
+    )
+
+
+def row_normalize(x: Tensor) -> Tensor:
+    """Scales every row of `x` `[..., F]` to the sum 1, as GCN and GAT do; rows that sum to 0 stay."""
+    total = x.sum(dim=-1, keepdim=True)
+    return x / total.masked_fill(total == 0, 1)
+
+
+def _features(path: Path) -> np.ndarray:
+    matrix = load_plain(path)
+    if not sp.issparse(matrix):
+        raise DamagedFile(f"{path} does not hold a sparse matrix; delete it and fetch it again")
+    return matrix.toarray().astype(np.float32)
+
+
+def _labels(path: Path) -> np.ndarray:
+    one_hot = load_plain(path)
+    if not isinstance(one_hot, np.ndarray) or one_hot.ndim != 2 or (one_hot.sum(axis=1) != 1).any():
+        raise DamagedFile(f"{path} does not hold one label a row; delete it and fetch it again")
+    return one_hot.argmax(axis=1).astype(np.int64)
+
+
+def _read_index(path: Path) -> np.ndarray:
+    try:
+        return np.array([int(line) for line in path.read_text(encoding="ascii").split()], dtype=np.int64)
+    except ValueError as error:
+        raise DamagedFile(f"{path} is not a list of node numbers ({error}); fetch it again") from error
+
+
+def _edge_index(path: Path, num_nodes: int) -> Tensor:
+    neighbours = load_plain(path)
+    if not isinstance(neighbours, dict):
+        raise DamagedFile(f"{path} does not hold a dictionary of neighbours; delete it and fetch it again")
+    listed = [(i, j) for i, others in neighbours.items() for j in others]
+    for i, j in listed:
+        if not all(isinstance(node, int) and 0 <= node < num_nodes for node in (i, j)):
+            raise DamagedFile(f"{path} links {i!r} to {j!r}, but the nodes are 0 to {num_nodes - 1}")
+    return both_directions(listed)

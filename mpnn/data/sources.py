@@ -1,0 +1,125 @@
+"""Where the public datasets come from: addresses, sizes, checksums, licences.
+
+Kept apart from the code that fetches them, so that this file is only facts. Addresses are pinned to a
+commit, and every size and checksum is that of the file at this commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a dataset: its name in the dataset's folder and what is known about it.
+
+    Args:
+        name: file name relative to the dataset's folder.
+        url: address it can be downloaded from; None when it has to be unpacked by hand.
+        size: bytes; None when `url` is None.
+        sha256: checksum in hexadecimal; None when `url` is None.
+    """
+
+    name: str
+    url: str | None = None
+    size: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """One dataset.
+
+    Args:
+        name: what the user calls it.
+        folder: its folder under `$MPNN_DATA` and under the cache.
+        files: all of its files.
+        homepage: where a person finds it.
+        how: what to do by hand, as the second half of the sentence "to get it, ...".
+        licence: licence or terms of use, as the source states them.
+        cite: the paper to cite.
+    """
+
+    name: str
+    folder: str
+    files: tuple[RemoteFile, ...]
+    homepage: str
+    how: str
+    licence: str
+    cite: str
+
+
+def _pinned(base: str, *facts: tuple[str, int, str]) -> tuple[RemoteFile, ...]:
+    return tuple(RemoteFile(name, base + name, size, sha256) for name, size, sha256 in facts)
+
+
+CORA = Source(
+    name="cora",
+    folder="planetoid/cora/raw",
+    files=_pinned(
+        "https://raw.githubusercontent.com/kimiyoung/planetoid/af6abf468a772cc055bec88c52e4d6f51b7c37e3/data/",
+        ("ind.cora.x", 22119, "23cfa55d91c6f624233f5eb7b6e3f141f1bd2b2ae39608a63cf5d084bb27baab"),
+        ("ind.cora.tx", 148025, "b9afbaa4a400df991f6f02ef677e1e44da55ffc04801fd02f9e673987829226a"),
+        ("ind.cora.allx", 257305, "9419ba2f26f5c35243db64aba110e0f35a04851609e0dc5433450676ca6b8543"),
+        ("ind.cora.y", 4054, "94465c14eb53e04ca262198dcbb2521ee8af60fb3f3d546cd6ca24a511b0e7d1"),
+        ("ind.cora.ty", 28135, "41f5ac76596a1699cc33f53084a2419e92961c42bb75f36fc38e616d348532ad"),
+        ("ind.cora.ally", 47959, "2b998f5cc7fedc86e7f97ca2498f47a1ffc1462c29e2d578b23bf3f62b6e7d71"),
+        ("ind.cora.graph", 59847, "58f13302f39dde8852dad6fe6d15b89b077b6d7f837626bce671ef80344b383d"),
+        ("ind.cora.test.index", 5000, "297ce89af2b51a6a194181c7dbe1796c6a1cf9cd9349a88383b1b1e227867875"),
+    ),
+    homepage="https://github.com/kimiyoung/planetoid",
+    how="download the ind.cora.* files from the folder data of https://github.com/kimiyoung/planetoid",
+    licence="MIT",
+    cite="Yang, Cohen, Salakhutdinov: Revisiting Semi-Supervised Learning with Graph Embeddings, ICML 2016",
+)
+
+TINYSHAKESPEARE = Source(
+    name="tinyshakespeare",
+    folder="tinyshakespeare",
+    files=_pinned(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
+        "/data/tinyshakespeare/",
+        ("input.txt", 1115394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
+    ),
+    homepage="https://github.com/karpathy/char-rnn",
+    how="download data/tinyshakespeare/input.txt from https://github.com/karpathy/char-rnn",
+    licence="MIT; the text itself is in the public domain",
+    cite="Karpathy: char-rnn, 2015",
+)
+
+MULTI30K = Source(
+    name="multi30k",
+    folder="multi30k",
+    files=_pinned(
+        "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/",
+        ("train.en.gz", 568929, "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
+        ("train.de.gz", 637044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
+        ("val.en.gz", 21650, "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
+        ("val.de.gz", 24681, "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
+        ("test_2016_flickr.en.gz", 21077, "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
+        ("test_2016_flickr.de.gz", 22890, "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"),
+    ),
+    homepage="https://github.com/multi30k/dataset",
+    how="download the .en.gz and .de.gz files from data/task1/raw of https://github.com/multi30k/dataset",
+    licence="non-commercial research and education, after the Flickr terms of use",
+    cite="Elliott, Frank, Sima'an, Specia: Multi30K: Multilingual English-German Image Descriptions, 2016",
+)
+
+
+def _tu(name: str) -> Source:
+    home = "https://github.com/weihua916/powerful-gnns"
+    return Source(
+        name=name,
+        folder=f"tu/{name}",
+        files=(RemoteFile(f"{name}.txt"),),
+        homepage=home,
+        how=f"unpack dataset/{name}/{name}.txt from dataset.zip of {home}",
+        licence="MIT (the text format's repository); TU Dortmund graph kernel benchmarks",
+        cite="Xu, Hu, Leskovec, Jegelka: How Powerful are Graph Neural Networks?, ICLR 2019",
+    )
+
+
+SOURCES: dict[str, Source] = {
+    source.name: source for source in (CORA, TINYSHAKESPEARE, MULTI30K, _tu("MUTAG"), _tu("PROTEINS"))
+}
+"""Every dataset that lives in files, by name."""

@@ -1,0 +1,162 @@
+"""Text to learn from: plays, Python's own manual, translated captions; and characters as numbers."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mpnn.data.errors import DamagedFile, DatasetNotFound
+from mpnn.data.locate import locate
+
+SPLITS = ("train", "val", "test_2016_flickr")
+
+
+def tinyshakespeare() -> str:
+    """1.1 MB of Shakespeare's plays, 65 different characters.
+
+    Raises:
+        DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
+    """
+    path = locate("tinyshakespeare") / "input.txt"
+    return _decoded(path, path.read_bytes())
+
+
+def topics() -> dict[str, str]:
+    """The manual that comes with Python, by topic, in alphabetical order; it differs between versions.
+
+    Raises:
+        DatasetNotFound: this Python was installed without its manual.
+    """
+    try:
+        from pydoc_data.topics import topics as manual
+    except ImportError as error:
+        raise DatasetNotFound(
+            "this Python was installed without its manual (the standard module pydoc_data.topics); "
+            "to get it, install the whole standard library of this Python version"
+        ) from error
+    return {name: manual[name] for name in sorted(manual)}
+
+
+def pydoc_topics() -> str:
+    """The text of `topics()`, some 370 kB of English, with nothing to download.
+
+    The manual repeats whole sections under several topics (a fifth of the text); only a paragraph's first
+    occurrence is kept, because text of the training part that returns in the validation part would make
+    the validation loss a test of memory.
+    """
+    paragraphs = (paragraph.strip("\n") for text in topics().values() for paragraph in text.split("\n\n"))
+    return "\n\n".join(dict.fromkeys(filter(None, paragraphs))) + "\n"
+
+
+def multi30k(split: str) -> list[tuple[str, str]]:
+    """Captions of photographs as (English, German) pairs: 29,000 in "train", 1,014 in "val", 1,000 in
+    "test_2016_flickr".
+
+    Raises:
+        ValueError: another split.
+        DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"multi30k has no split {split!r}; it has {', '.join(SPLITS)}")
+    names = (f"{split}.en.gz", f"{split}.de.gz")
+    folder = locate("multi30k", *names)
+    english, german = (read_gzip_lines(folder / name) for name in names)
+    if len(english) != len(german):
+        raise DamagedFile(
+            f"{folder / names[0]} has {len(english)} lines and {names[1]} has {len(german)}; "
+            f"delete both and fetch them again"
+        )
+    return list(zip(english, german, strict=True))
+
+
+def read_gzip_lines(path: Path) -> list[str]:
+    """The lines of a gzipped UTF-8 file, without their ends."""
+    try:
+        with gzip.open(path) as file:
+            content = file.read()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DamagedFile(f"{path} is truncated or not gzipped ({error}); delete it and fetch it again") from error
+    return _decoded(path, content).removesuffix("\n").split("\n")
+
+
+def _decoded(path: Path, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFile(f"{path} is not UTF-8 text ({error}); delete it and fetch it again") from error
+
+
+class Characters:
+    """A vocabulary of characters, numbered in their sorted order.
+
+    Args:
+        symbols: the characters, or any text that contains them.
+    """
+
+    def __init__(self, symbols: Iterable[str]) -> None:
+        self.symbols = "".join(sorted(set(symbols)))
+        self._index = {symbol: index for index, symbol in enumerate(self.symbols)}
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def encode(self, text: str) -> Tensor:
+        """`text` as int64 `[len(text)]`.
+
+        Raises:
+            ValueError: a character is not in the vocabulary; says which, and where.
+        """
+        try:
+            return torch.tensor([self._index[symbol] for symbol in text], dtype=torch.int64)
+        except KeyError as error:
+            unknown = error.args[0]
+            raise ValueError(
+                f"the character {unknown!r} at position {text.index(unknown)} is not among the {len(self)} "
+                f"of this vocabulary; build the vocabulary from text that contains it"
+            ) from None
+
+    def decode(self, indices: Tensor) -> str:
+        """The text of int64 `[length]`.
+
+        Raises:
+            ValueError: not one-dimensional, or a number is not in the vocabulary; says which, and where.
+        """
+        if indices.ndim != 1:
+            raise ValueError(f"expected indices of shape [length], got {list(indices.shape)}; decode row by row")
+        numbers = indices.tolist()
+        for position, number in enumerate(numbers):
+            if not 0 <= number < len(self):
+                raise ValueError(f"the index {number} at position {position} is outside this vocabulary of {len(self)}")
+        return "".join(self.symbols[number] for number in numbers)
+
+
+def batches(data: Tensor, length: int, batch: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    """Draws `batch` random crops of `data` and what follows each of their characters.
+
+    Args:
+        data: encoded text, `[characters]`.
+        length: characters in a crop.
+        batch: number of crops.
+        generator: source of the draws, on the device it was made for; the crops stay on `data`'s.
+
+    Returns:
+        `x` and `y`, both `[batch, length]`, with `y[:, t] == x[:, t + 1]` wherever both exist.
+
+    Raises:
+        ValueError: `data` is not one-dimensional or too short for one crop and its next character.
+    """
+    if data.ndim != 1:
+        raise ValueError(f"expected data of shape [characters], got {list(data.shape)}")
+    if length < 1 or batch < 1:
+        raise ValueError(f"expected a length and a batch of at least 1, got {length} and {batch}")
+    if len(data) <= length:
+        raise ValueError(f"crops of {length} characters need at least {length + 1} of them, got {len(data)}")
+    device = generator.device if generator is not None else "cpu"
+    starts = torch.randint(len(data) - length, (batch, 1), generator=generator, device=device)
+    crops = data[starts.to(data.device) + torch.arange(length + 1, device=data.device)]
+    return crops[:, :-1], crops[:, 1:]

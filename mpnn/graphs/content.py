@@ -1,0 +1,73 @@
+"""Graphs built from features, anew at each call: hashing buckets and nearest neighbours."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graphs.check import at_least
+
+_CHUNK = 1 << 24
+
+
+@torch.no_grad()
+def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
+    """Reformer's hashing (Kitaev et al. 2020): i hears j when some round puts both into the same bucket.
+
+    A round draws R [d, buckets / 2] and takes `argmax([xR; -xR])`: nearby directions mostly share a bucket. One round
+    is a graph of disjoint cliques; several are united.
+
+    Args:
+        x: features [N, d].
+
+    Raises:
+        ValueError: x is no matrix, or `buckets` is not a positive even number.
+    """
+    _check_features("lsh", x)
+    at_least("buckets", buckets, 2)
+    at_least("rounds", rounds, 1)
+    if buckets % 2:
+        raise ValueError(f"buckets must be even, half of them for each sign of the projection; got {buckets}")
+    generator = torch.Generator().manual_seed(seed)
+    graph: Graph | None = None
+    for _ in range(rounds):
+        directions = torch.randn(x.shape[1], buckets // 2, generator=generator).to(x)
+        projected = x @ directions
+        bucket = torch.cat([projected, -projected], 1).argmax(1)
+        one = Graph.from_labels(bucket.cpu().numpy().astype(np.int64))
+        graph = one if graph is None else graph | one
+    assert graph is not None
+    graph.name = f"lsh({buckets} buckets, {rounds} rounds)"
+    return graph.to(x.device)
+
+
+@torch.no_grad()
+def knn(x: Tensor, k: int) -> Graph:
+    """i hears its k nearest other nodes by Euclidean distance, nearest first; ties go to the lower index.
+
+    Args:
+        x: features [N, d].
+
+    Raises:
+        ValueError: x is no matrix, or there are not k other nodes.
+    """
+    _check_features("knn", x)
+    at_least("k", k, 0)
+    n = len(x)
+    if k and k >= n:
+        raise ValueError(f"k must be less than the number of nodes, {n}; got {k}")
+    sources = []
+    for rows in torch.arange(n, device=x.device).split(max(1, _CHUNK // max(n, 1))):
+        distance = torch.cdist(x[rows], x, compute_mode="donot_use_mm_for_euclid_dist")
+        distance[torch.arange(len(rows), device=x.device), rows] = float("inf")
+        sources.append(distance.sort(dim=1, stable=True).indices[:, :k])
+    src = torch.cat(sources).reshape(-1) if sources else torch.zeros(0, dtype=torch.int64, device=x.device)
+    dst = torch.arange(n, device=x.device).repeat_interleave(k)
+    return Graph.from_edges(torch.stack([src, dst]), n, n, name=f"knn({k})")
+
+
+def _check_features(name: str, x: Tensor) -> None:
+    if x.dim() != 2 or not x.is_floating_point():
+        raise ValueError(f"{name} needs floating-point features [N, d]; got {x.dtype} of shape {list(x.shape)}")

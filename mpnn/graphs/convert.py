@@ -1,0 +1,135 @@
+"""Graphs from and to the libraries that people keep them in: scipy, networkx, PyTorch Geometric, torch, torch_sparse.
+
+Matrices are adjacencies `A[dst, src]`: row i holds what node i hears. Their values are the edge attributes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graphs.explicit import from_edges
+
+
+def from_scipy(matrix: Any) -> Graph:
+    """From a scipy sparse matrix or array [num_dst, num_src]; its stored values become `edge_attr` [E]."""
+    coo = matrix.tocoo()
+    edges = torch.from_numpy(np.stack([coo.col, coo.row]).astype(np.int64))
+    values = torch.from_numpy(np.array(coo.data))
+    return from_edges(edges, num_dst=coo.shape[0], num_src=coo.shape[1], edge_attr=values)
+
+
+def to_scipy(graph: Graph) -> Any:
+    """A scipy `csr_array` [num_dst, num_src]: one-dimensional edge attributes as values, else ones.
+
+    Repeated edges add up, as always in scipy.
+    """
+    from scipy import sparse
+
+    src, dst = graph.edge_index.cpu().numpy()
+    return sparse.csr_array((_values(graph).cpu().numpy(), (dst, src)), shape=(graph.num_dst, graph.num_src))
+
+
+def from_networkx(graph: Any, weight: str | None = None) -> Graph:
+    """From a networkx graph: nodes numbered in its own order; undirected edges go both ways.
+
+    An edge u -> v means that v hears u. `weight` names the edge attribute to take along as `edge_attr`.
+    """
+    number = {node: k for k, node in enumerate(graph.nodes)}
+    edges, values = [], []
+    for u, v, data in graph.edges(data=True):
+        ends = [(number[u], number[v])]
+        if not graph.is_directed() and u != v:
+            ends.append((number[v], number[u]))
+        edges += ends
+        if weight is not None:
+            if weight not in data:
+                raise ValueError(f"edge {u!r} -> {v!r} has no attribute {weight!r}")
+            values += [data[weight]] * len(ends)
+    index = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).T.contiguous()
+    return from_edges(index, len(number), edge_attr=None if weight is None else torch.tensor(values))
+
+
+def to_networkx(graph: Graph) -> Any:
+    """A networkx `MultiDiGraph` over 0..N-1 (bipartite: ("src", j) and ("dst", i)), edges from source to destination.
+
+    One-dimensional edge attributes become `weight`, classes `edge_type`.
+    """
+    import networkx
+
+    square = graph.num_dst == graph.num_src
+    out = networkx.MultiDiGraph()
+    sources = [j if square else ("src", j) for j in range(graph.num_src)]
+    destinations = [i if square else ("dst", i) for i in range(graph.num_dst)]
+    out.add_nodes_from(sources)
+    out.add_nodes_from(destinations)
+    attr = graph.edge_attr if graph.edge_attr is not None and graph.edge_attr.dim() == 1 else None
+    named = {"weight": attr, "edge_type": graph.edge_type}
+    columns = {name: column.tolist() for name, column in named.items() if column is not None}
+    for e, (j, i) in enumerate(graph.edge_index.T.tolist()):
+        out.add_edge(sources[j], destinations[i], **{name: column[e] for name, column in columns.items()})
+    return out
+
+
+def from_pyg(data: Any) -> Graph:
+    """From a PyTorch Geometric `Data`: `edge_index`, and `edge_attr` and `edge_type` where it has them.
+
+    A bare `edge_index` tensor goes to `from_edges`.
+    """
+    return from_edges(
+        data.edge_index,
+        data.num_nodes,
+        edge_attr=getattr(data, "edge_attr", None),
+        edge_type=getattr(data, "edge_type", None),
+    )
+
+
+def to_pyg(graph: Graph, **features: Tensor) -> Any:
+    """A PyTorch Geometric `Data` with this graph's edges and the given features (`x=...`, `y=...`)."""
+    from torch_geometric.data import Data
+
+    if graph.num_dst != graph.num_src:
+        raise ValueError(f"Data holds one set of nodes; this graph is {graph.num_dst} x {graph.num_src}")
+    found = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type, **features}
+    given = {name: value for name, value in found.items() if value is not None}
+    return Data(edge_index=graph.edge_index, num_nodes=graph.num_dst, **given)
+
+
+def from_torch_sparse(matrix: Tensor) -> Graph:
+    """From a torch sparse tensor (COO, CSR or CSC) [num_dst, num_src]; its values become `edge_attr`."""
+    coo = matrix.to_sparse_coo()
+    coo = coo if coo.is_coalesced() else coo.coalesce()
+    dst, src = coo.indices()
+    return from_edges(torch.stack([src, dst]), num_dst=coo.shape[0], num_src=coo.shape[1], edge_attr=coo.values())
+
+
+def to_torch_sparse(graph: Graph) -> Tensor:
+    """A torch sparse COO tensor [num_dst, num_src]: edge attributes as values, else ones; repeated edges add up."""
+    values = _values(graph) if graph.edge_attr is None else graph.edge_attr
+    shape = (graph.num_dst, graph.num_src, *values.shape[1:])
+    return torch.sparse_coo_tensor(graph.edge_index.flip(0), values, shape, check_invariants=True).coalesce()
+
+
+def from_sparse_tensor(matrix: Any) -> Graph:
+    """From a `torch_sparse.SparseTensor` [num_dst, num_src] (the extra `mpnn[scatter]`)."""
+    dst, src, values = matrix.coo()
+    num_dst, num_src = matrix.sizes()[:2]
+    return from_edges(torch.stack([src, dst]), num_dst=num_dst, num_src=num_src, edge_attr=values)
+
+
+def to_sparse_tensor(graph: Graph) -> Any:
+    """A `torch_sparse.SparseTensor` [num_dst, num_src], PyTorch Geometric's `adj_t` (the extra `mpnn[scatter]`)."""
+    from torch_sparse import SparseTensor
+
+    src, dst = graph.edge_index
+    return SparseTensor(row=dst, col=src, value=graph.edge_attr, sparse_sizes=(graph.num_dst, graph.num_src))
+
+
+def _values(graph: Graph) -> Tensor:
+    if graph.edge_attr is not None and graph.edge_attr.dim() == 1:
+        return graph.edge_attr
+    return torch.ones(graph.num_edges, device=graph.device)

@@ -1,0 +1,233 @@
+"""Topologies over sequences: each a rule that states the runs of sources a position hears.
+
+Drawings show destinations as rows, sources as columns, over six nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from mpnn.graphs.check import at_least, distinct_indices, whole
+from mpnn.runs import Ints
+from mpnn.topology import Topology
+
+Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
+
+
+def complete() -> Topology:
+    """Everybody hears everybody (BERT, ViT; rectangular: cross-attention).
+
+    ::
+
+        ######
+        ######
+        ######
+    """
+    return Topology.of(_complete)
+
+
+def _complete(i: Ints, num_src: int) -> Pairs:
+    return [(0, num_src)]
+
+
+def causal() -> Topology:
+    """i hears j when j <= i (GPT's DAG, with each node hearing itself).
+
+    ::
+
+        #.....
+        ##....
+        ###...
+    """
+    return Topology.of(_causal)
+
+
+def _causal(i: Ints, num_src: int) -> Pairs:
+    return [(0, i + 1)]
+
+
+def identity() -> Topology:
+    """i hears itself alone.
+
+    ::
+
+        #.....
+        .#....
+        ..#...
+    """
+    return Topology.of(_identity)
+
+
+def _identity(i: Ints, num_src: int) -> Pairs:
+    return [(i, i + 1)]
+
+
+def window(radius: int, dilation: int = 1) -> Topology:
+    """i hears j when i - j is a multiple of `dilation` and |i - j| <= radius * dilation (Longformer's sliding window).
+
+    ::
+
+        window(1)   ##....     window(1, 2)   #.#...
+                    ###...                    .#.#..
+                    .###..                    #.#.#.
+    """
+    at_least("radius", radius, 0)
+    at_least("dilation", dilation, 1)
+    return Topology.of(_window, int(radius), int(dilation))
+
+
+def _window(i: Ints, num_src: int, radius: int, dilation: int = 1) -> Pairs:
+    if dilation == 1:
+        return [(i - radius, i + radius + 1)]
+    reachable = min(radius, max(len(i), num_src) // dilation)
+    return [(i + k * dilation, i + k * dilation + 1) for k in range(-reachable, reachable + 1)]
+
+
+def strided(stride: int) -> Topology:
+    """i hears its last `stride` nodes, itself included, and every stride-th one before (Sparse Transformer).
+
+    ::
+
+        strided(2)   #.....
+                     ##....
+                     ###...
+                     .###..      row 3: 3 and 2, and 1 by the stride
+                     #.###.
+    """
+    at_least("stride", stride, 1)
+    return Topology.of(_strided, int(stride))
+
+
+def _strided(i: Ints, num_src: int, stride: int) -> Pairs:
+    jumps = range(stride, len(i), stride)
+    return [(i - stride + 1, i + 1), *((i - jump, i - jump + 1) for jump in jumps)]
+
+
+def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
+    """Hubs: i hears j when i or j is one of the first so many nodes (or one of the listed ones).
+
+    ::
+
+        global_nodes(1)   ######     global_nodes([2])   ..#...
+                          #.....                         ..#...
+                          #.....                         ######
+                          #.....                         ..#...
+    """
+    if isinstance(count_or_indices, (int, np.integer)):
+        at_least("count", count_or_indices, 0)
+        return Topology.of(_global_nodes, int(count_or_indices))
+    return Topology.of(_global_nodes, distinct_indices("indices", count_or_indices))
+
+
+def _global_nodes(i: Ints, num_src: int, nodes: int | tuple[int, ...]) -> Pairs:
+    hubs = np.arange(nodes) if isinstance(nodes, int) else np.asarray(nodes, np.int64)
+    if isinstance(nodes, tuple) and len(hubs) and hubs.max() >= max(len(i), num_src):
+        raise ValueError(f"global node {hubs.max()} does not exist among {max(len(i), num_src)} nodes")
+    everything = (0, np.where(np.isin(i, hubs), num_src, 0))
+    breaks = np.flatnonzero(np.diff(hubs) != 1)
+    first, last = np.append(0, breaks + 1), np.append(breaks, len(hubs) - 1)
+    return [everything, *((hubs[a], hubs[b] + 1) for a, b in zip(first, last, strict=True) if len(hubs))]
+
+
+def prefix(k: int) -> Topology:
+    """i hears j when j < k or j <= i: a prompt read both ways, then causal (UniLM, T5's prefix LM).
+
+    ::
+
+        prefix(3)   ###...
+                    ###...
+                    ###...
+                    ####..
+    """
+    at_least("k", k, 0)
+    return Topology.of(_prefix, int(k))
+
+
+def _prefix(i: Ints, num_src: int, k: int) -> Pairs:
+    return [(0, np.maximum(i + 1, k))]
+
+
+def documents(lengths: Sequence[int] | Tensor) -> Topology:
+    """i hears j when both lie in the same document; the lengths must add up to the bound size.
+
+    ::
+
+        documents([2, 3, 1])   ##....
+                               ##....
+                               ..###.
+                               ..###.
+                               ..###.
+                               .....#
+    """
+    lengths = tuple(whole("lengths", n) for n in _listed("lengths", lengths))
+    for k, n in enumerate(lengths):
+        at_least(f"lengths[{k}]", n, 0)
+    return Topology.cliques(_documents, lengths)
+
+
+def _documents(n: int, lengths: tuple[int, ...]) -> Ints:
+    if sum(lengths) != n:
+        raise ValueError(f"the lengths of the documents add up to {sum(lengths)}, but the graph has {n} nodes")
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def permutation(order: Sequence[int] | Tensor) -> Topology:
+    """i hears j when j stands at or before i in the order: a causal DAG in any factorisation order (XLNet).
+
+    `permutation(order) - identity()` is XLNet's query stream, which does not see its own content.
+
+    ::
+
+        permutation([2, 0, 1])   #.#
+                                 ###
+                                 ..#
+    """
+    nodes = distinct_indices("order", order, keep_order=True)
+    if sorted(nodes) != list(range(len(nodes))):
+        raise ValueError(f"order must hold each of 0..{len(nodes) - 1} once; got {list(nodes)[:8]}...")
+    return Topology.of(_permutation, nodes)
+
+
+def _permutation(i: Ints, num_src: int, order: tuple[int, ...]) -> Pairs:
+    if not len(order) == len(i) == num_src:
+        raise ValueError(f"the order has {len(order)} nodes, but the graph is {len(i)} x {num_src}")
+    rank = np.argsort(np.asarray(order, np.int64))
+    hears = np.zeros((len(i), num_src + 2), np.int8)
+    hears[:, 1:-1] = rank <= rank[:, None]
+    change = np.diff(hears, axis=1)
+    # the k-th run of every row, for k up to the most runs that any row has; rows with fewer give empty runs
+    row, start = np.nonzero(change == 1)
+    _, stop = np.nonzero(change == -1)
+    count = np.bincount(row, minlength=len(i))
+    which = np.arange(len(row)) - (np.cumsum(count) - count)[row]
+    starts = np.zeros((int(count.max(initial=0)), len(i)), np.int64)
+    stops = np.zeros_like(starts)
+    starts[which, row], stops[which, row] = start, stop
+    return zip(starts, stops, strict=True)
+
+
+def memory(length: int) -> Topology:
+    """Sources are `length` remembered nodes, then the segment itself: j <= i + length (Transformer-XL).
+
+    ::
+
+        memory(2).bind(3)   ###..
+                            ####.
+                            #####
+    """
+    at_least("length", length, 0)
+    return Topology.of(_memory, int(length), memory=int(length))
+
+
+def _memory(i: Ints, num_src: int, length: int) -> Pairs:
+    return [(0, i + length + 1)]
+
+
+def _listed(name: str, values: Sequence[int] | Tensor) -> Sequence[int]:
+    if isinstance(values, (int, str)):
+        raise TypeError(f"{name} must be a list of integers; got {values!r}")
+    return values.tolist() if isinstance(values, Tensor) else list(values)

@@ -1,0 +1,164 @@
+"""The one operator: a round of message passing over a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from mpnn import ops
+from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, aggregator
+from mpnn.attention import Attention, Terms
+from mpnn.graph import Graph
+from mpnn.scores import Request
+from mpnn.topology import Topology
+from mpnn.update import Update, as_update
+
+
+class MessagePassing(nn.Module):
+    """One layer of any network that passes messages: a graph, and what to do along it.
+
+        h    = update.prepare(x)
+        w_ij = normalise_j( attention.score(h_i, h_j, e_ij) )                     over the j that i hears
+        m_i  = attention.merge( aggregate_j( w_ij * attention.value(h_j, e_ij) ) )
+        y_i  = update(x_i, m_i)
+
+    Args:
+        graph: a `Topology`, bound to the length of each input; a `Graph`; or None, then given with each call.
+        aggregate: "sum", "mean", "max", ..., an object with `reduce(messages, index)`, or such a function.
+        update: None (the message itself), an `Update` such as `PreNorm(dim, FeedForward(dim))`, or a function of
+            (x, message).
+        attention: an `Attention` such as `DotProduct(dim, heads)`, or None: every source counts alike.
+        edge_dropout: in training, the probability that an edge is left out of a round (DropEdge, Rong et al. 2020).
+        backend: "auto", or the name of one, which then runs or raises with its reason.
+    """
+
+    def __init__(
+        self,
+        graph: Topology | Graph | None,
+        aggregate: str | Aggregator | Callable[[Tensor, Index], Tensor] = "sum",
+        update: Update | Callable[[Tensor, Tensor], Tensor] | None = None,
+        attention: Attention | None = None,
+        *,
+        edge_dropout: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if graph is not None and not isinstance(graph, (Topology, Graph)):
+            raise TypeError(f"graph must be a Topology, a Graph or None; got {type(graph).__name__}")
+        if attention is not None and not isinstance(attention, Attention):
+            raise TypeError(f"attention must be an Attention or None; got {type(attention).__name__}")
+        if not 0.0 <= edge_dropout < 1.0:
+            raise ValueError(f"edge_dropout must lie in [0, 1); got {edge_dropout}")
+        self.graph, self.backend, self.edge_dropout = graph, backend, edge_dropout
+        self.aggregate = aggregator(aggregate)
+        self.update = as_update(update)
+        self.attention = attention
+
+    def forward(
+        self,
+        x: Tensor,
+        graph: Topology | Graph | None = None,
+        source: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """One round.
+
+        Args:
+            x: the destinations' features, [N, d] or [batch..., N, d]; one graph serves the whole batch.
+            graph: takes the place of the operator's own.
+            source: the sources' features where these are other nodes, [..., N_src, d_src].
+            edge_attr: [E, ...] in the caller's edge order; default: the graph's.
+            return_weights: also return the attention weights, [..., E, H] in the caller's edge order.
+
+        Returns:
+            y [..., N, d_out], or (y, weights).
+        """
+        request = self.request(x, graph, source, edge_attr, return_weights)
+        if isinstance(self.aggregate, Diffusion):
+            out, weights = _diffuse(request, self.aggregate, self.backend)
+        else:
+            out, weights = ops.run(request, self.backend)
+        message = out.flatten(-2) if self.attention is None else self.attention.merge(out)
+        y = self.update(x, message)
+        return (y, weights) if return_weights else y
+
+    def request(
+        self,
+        x: Tensor,
+        graph: Topology | Graph | None = None,
+        source: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        return_weights: bool = False,
+    ) -> Request:
+        """What a backend would be asked for this call; `mpnn.explain` shows its plan."""
+        _check_features("x", x)
+        prepared = self.update.prepare(x)
+        if source is None:
+            source = prepared
+        else:
+            _check_features("source", source)
+        bound = self._bound(graph, x, source)
+        edge_attr = bound.edge_attr if edge_attr is None else edge_attr
+        if self.training and self.edge_dropout:
+            bound = bound.drop_edges(self.edge_dropout)
+            if edge_attr is not None:
+                edge_attr = edge_attr[bound.kept]
+        reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
+        if self.attention is None:
+            return Request(bound, source.unsqueeze(-2), normalize="none", reduce=reduce, return_weights=return_weights)
+        terms: Terms = self.attention(prepared, source, bound, edge_attr)
+        return Request(
+            bound if terms.graph is None else terms.graph,
+            terms.value,
+            terms.score,
+            terms.bias,
+            terms.edge_value,
+            normalize=self.attention.normalize,
+            dropout=self.attention.dropout if self.training else 0.0,
+            reduce=reduce,
+            return_weights=return_weights,
+        )
+
+    def extra_repr(self) -> str:
+        graph = "given at call" if self.graph is None else repr(self.graph)
+        return f"graph={graph}, aggregate={type(self.aggregate).__name__}"
+
+    def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor) -> Graph:
+        given = self.graph if graph is None else graph
+        if given is None:
+            raise ValueError("this operator was made without a graph; give one with the call: op(x, graph=...)")
+        num_dst, num_src = x.shape[-2], source.shape[-2]
+        if isinstance(given, Topology):
+            return given.bind(num_dst, num_src).to(x.device)
+        if (given.num_dst, given.num_src) != (num_dst, num_src):
+            raise ValueError(
+                f"the graph has {given.num_dst} destinations and {given.num_src} sources, but the features have "
+                f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"
+            )
+        return given
+
+
+def _diffuse(request: Request, diffusion: Diffusion, backend: str) -> tuple[Tensor, Tensor | None]:
+    """Weights once, then several rounds with the same ones."""
+    request = ops.checked(request)
+    if not request.weighted:
+        raise ValueError("Diffusion spreads attention weights; give the operator an attention")
+    z, weights = ops.run(replace(request, return_weights=True), backend)
+    assert weights is not None
+    alpha = diffusion.alpha
+    z = (1 - alpha) * z + alpha * request.value
+    hop = replace(request, score=None, bias=(weights,), normalize="none", return_weights=False)
+    for _ in range(diffusion.hops - 1):
+        z = (1 - alpha) * ops.run(replace(hop, value=z), backend)[0] + alpha * request.value
+    return z, weights
+
+
+def _check_features(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        raise ValueError(f"{name} must be a tensor [..., N, d]; got {list(x.shape) if isinstance(x, Tensor) else x!r}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating point; got {x.dtype}")

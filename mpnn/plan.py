@@ -1,0 +1,128 @@
+"""The plan: which backend runs a request, and why not the others.
+
+Every backend is asked whether it can, and those that can are asked for an estimate; the quickest runs. A backend
+asked for by name runs or refuses with its sentence; nothing ever falls back silently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from mpnn.backends import BACKENDS
+from mpnn.scores import Request
+
+
+class Refused(ValueError):
+    """A backend that was asked for by name cannot run the request."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One backend's answer: an estimate in seconds and bytes, or the reason why not."""
+
+    name: str
+    seconds: float
+    bytes: float
+    reason: str | None
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """The chosen backend, and every backend's answer, the quickest first."""
+
+    backend: str
+    candidates: tuple[Candidate, ...]
+    graph: str
+    work: str
+
+    def __str__(self) -> str:
+        lines = [f"graph   {self.graph}", f"work    {self.work}", f"plan    {self.backend}"]
+        for c in self.candidates:
+            if c.reason is None:
+                note = "chosen" if c.name == self.backend else "would run, but is estimated slower"
+                lines.append(f"  {c.name:<10} {_seconds(c.seconds):>8}  {_bytes(c.bytes):>8}  {note}")
+            else:
+                lines.append(f"  {c.name:<10} {'-':>8}  {'-':>8}  no: {c.reason}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Plan(backend={self.backend!r})"
+
+
+def choose(request: Request, backend: str = "auto") -> ModuleType:
+    """The backend to run the request.
+
+    Raises:
+        ValueError: no backend has this name.
+        Refused: the named backend cannot run it; the sentence says why.
+    """
+    if backend == "auto":
+        able = [b for b in BACKENDS if b.supports(request) is None]
+        return able[0] if len(able) == 1 else min(able, key=lambda b: b.estimate(request).seconds)
+    named = {b.NAME: b for b in BACKENDS}
+    if backend not in named:
+        raise ValueError(f"there is no backend {backend!r}; there are auto, {', '.join(named)}")
+    reason = named[backend].supports(request)
+    if reason is not None:
+        raise Refused(f"backend {backend!r} cannot run this: {reason}")
+    return named[backend]
+
+
+def plan(request: Request, backend: str = "auto") -> Plan:
+    """The choice and its reasons."""
+    candidates = []
+    for b in BACKENDS:
+        reason = b.supports(request)
+        seconds, size = b.estimate(request) if reason is None else (float("inf"), float("inf"))
+        candidates.append(Candidate(b.NAME, seconds, size, reason))
+    candidates.sort(key=lambda c: c.seconds)
+    return Plan(choose(request, backend).NAME, tuple(candidates), _describe_graph(request), _describe_work(request))
+
+
+def explain(op: Any, x: Tensor | None = None, **call: Any) -> Plan:
+    """Prints the plan for `op(x, **call)`, and returns it: the chosen backend with its estimated time and memory, and
+    for every other backend one sentence why not. `op` is a `MessagePassing`, or a `Request` by itself.
+    """
+    request = op if isinstance(op, Request) else op.request(x, **call)
+    found = plan(request, getattr(op, "backend", "auto"))
+    print(found)
+    return found
+
+
+def _describe_graph(request: Request) -> str:
+    graph = request.graph
+    pairs = max(graph.num_dst * graph.num_src, 1)
+    text = f"{graph!r}, {graph.num_edges / pairs:.2%} of all pairs"
+    if graph.is_explicit:
+        return text
+    return f"{text}, {len(graph.runs.start):,} runs"
+
+
+def _describe_work(request: Request) -> str:
+    value = request.value
+    what = (
+        "aggregation"
+        if request.score is None
+        else {"Dot": "dot-product", "AdditiveScore": "additive"}.get(type(request.score).__name__, "additive (v2)")
+        + f" attention, {request.normalize}"
+    )
+    batch = "" if not request.batch else f", batch {' x '.join(map(str, request.batch))}"
+    grad = "with gradients" if request.needs_grad else "without gradients"
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{what}, {request.heads} x {value.shape[-1]}{batch}, {dtype} on {value.device.type}, {grad}"
+
+
+def _seconds(s: float) -> str:
+    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.2f} ms" if s >= 1e-3 else f"{s * 1e6:.0f} us"
+
+
+def _bytes(b: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if b < 1000:
+            return f"{b:.0f} {unit}"
+        b /= 1000
+    return f"{b:.1f} GB"

@@ -1,0 +1,182 @@
+"""Relative positions: what an edge's offset adds to its score.
+
+A position spec turns queries and keys (rotary), adds a number per relation and head to the score (ALiBi, T5), or adds
+a vector per relation to keys and values (Shaw). All of them speak of the offset between the two ends of an edge, so
+they hold on any graph over a sequence, and none builds an N x N matrix.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.graph import Graph
+from mpnn.relation import Offset, Relation
+from mpnn.scores import Lookup, PerEdge
+
+
+class Position(nn.Module):
+    """A relative position; subclasses override the parts they use."""
+
+    def turn(self, query: Tensor, key: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+        """Queries [..., N_dst, H, D] and keys [..., N_src, H_kv, D] before their products are taken."""
+        return query, key
+
+    def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> PerEdge | None:
+        """A number per relation and head, [relations, H], or per edge and head, [E, H] in the caller's order."""
+        return None
+
+    def key(self) -> Lookup | None:
+        """A vector per relation added to keys, [relations, 1 or H, D]."""
+        return None
+
+    def value(self) -> Lookup | None:
+        """A vector per relation added to values, [relations, 1 or H, D]."""
+        return None
+
+
+class Rotary(Position):
+    """Rotary positions (Su et al. 2021): each pair of components turned by an angle that grows with the position, so
+    that a score depends on the offset alone.
+
+        angle_k(p) = p * base^(-2k / D)
+
+    Pairs are (k, k + D/2), as in Llama. `dim` is the width of a head, an even number.
+    """
+
+    frequency: Tensor
+
+    def __init__(self, dim: int, base: float = 10000.0) -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"rotary positions need an even head width; got {dim}")
+        self.register_buffer("frequency", base ** (-torch.arange(0, dim, 2).double() / dim), persistent=False)
+
+    def turn(self, query: Tensor, key: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+        dst = torch.arange(graph.num_dst, device=query.device) + graph.shift
+        src = torch.arange(graph.num_src, device=key.device)
+        return self._turned(query, dst), self._turned(key, src)
+
+    def _turned(self, x: Tensor, at: Tensor) -> Tensor:
+        if x.shape[-1] != 2 * len(self.frequency):
+            raise ValueError(
+                f"these rotary positions are for heads of width {2 * len(self.frequency)}; got {x.shape[-1]}"
+            )
+        angle = (at[:, None] * self.frequency)[:, None]  # [N, 1, D / 2]
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class ALiBi(Position):
+    """A penalty linear in the distance, with a slope for each head (Press et al. 2022): `-slope_h * |i - j|`.
+
+    Slopes are the geometric sequence of the paper, 2^(-8 / H), 2^(-16 / H), ...; for H no power of two, those of the
+    next smaller power of two and then every other one of twice that.
+    """
+
+    slopes: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.register_buffer("slopes", torch.tensor(_alibi_slopes(heads)), persistent=False)
+
+    def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> Lookup:
+        relation = Offset(_furthest(graph))
+        distance = torch.arange(relation.count, device=self.slopes.device) - relation.clip
+        return Lookup(-distance.abs()[:, None] * self.slopes, relation)
+
+
+class Shaw(Position):
+    """A learned vector for each clipped offset, added to keys and to values (Shaw et al. 2018, eq. 3 and 4).
+
+    `dim` is the width of a head; offsets beyond `max_distance` share their vectors; all heads share one table.
+    """
+
+    def __init__(self, dim: int, max_distance: int, values: bool = True) -> None:
+        super().__init__()
+        self.relation = Offset(max_distance)
+        self.keys = nn.Parameter(torch.randn(self.relation.count, 1, dim) * dim**-0.5)
+        self.values = nn.Parameter(torch.randn(self.relation.count, 1, dim) * dim**-0.5) if values else None
+
+    def key(self) -> Lookup:
+        return Lookup(self.keys, self.relation)
+
+    def value(self) -> Lookup | None:
+        return None if self.values is None else Lookup(self.values, self.relation)
+
+
+class Table(Position):
+    """A learned number for each relation and head (Swin's table, Graphormer's spatial encoding, clipped offsets).
+
+    `relation` is the rule of the classes; with None they are those of the graph's edges, `relations` in number.
+    """
+
+    def __init__(self, heads: int, relation: Relation | None = None, relations: int | None = None) -> None:
+        super().__init__()
+        count = relations if relation is None else relation.count
+        if count is None:
+            raise ValueError("give the relation, or the number of relations that the graph's edges have")
+        self.relation = relation
+        self.table = nn.Parameter(torch.zeros(count, heads))
+
+    def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> Lookup:
+        return Lookup(self.table, self.relation)
+
+
+class T5(Position):
+    """A learned number for each bucket of offsets and head (Raffel et al. 2020): one bucket for each near offset, then
+    wider ones, logarithmic up to `max_distance`.
+
+    `bidirectional` gives half of the buckets to later sources; otherwise those fall into the first.
+    """
+
+    def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(buckets, heads))
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+
+    def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> Lookup:
+        relation = Offset(_furthest(graph))
+        offset = torch.arange(relation.count, device=self.table.device) - relation.clip
+        return Lookup(self.table[self.bucket(offset)], relation)
+
+    def bucket(self, offset: Tensor) -> Tensor:
+        """The bucket of each offset j - i, int64."""
+        buckets = len(self.table)
+        if self.bidirectional:
+            buckets //= 2
+            later, distance = (offset > 0) * buckets, offset.abs()
+        else:
+            later, distance = torch.zeros_like(offset), (-offset).clamp(min=0)
+        exact = buckets // 2
+        ratio = (distance.clamp(min=1) / exact).log() / math.log(self.max_distance / exact)
+        wide = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return later + torch.where(distance < exact, distance, wide)
+
+
+class EdgeBias(Position):
+    """A number for each edge and head, linear in the edge's attributes [E, edge_dim] (Ying et al. 2021, section 3.1)."""
+
+    def __init__(self, edge_dim: int, heads: int) -> None:
+        super().__init__()
+        self.to_bias = nn.Linear(edge_dim, heads, bias=False)
+
+    def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> Tensor:
+        if edge_attr is None:
+            raise ValueError("EdgeBias needs edge attributes; the graph or the call must give edge_attr")
+        return self.to_bias(edge_attr)
+
+
+def _furthest(graph: Graph) -> int:
+    """No offset on this graph is longer than this."""
+    return max(graph.num_dst + abs(graph.shift), graph.num_src, 1) - 1
+
+
+def _alibi_slopes(heads: int) -> list[float]:
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (k + 1) / power) for k in range(power)]
+    between = [2.0 ** (-4.0 * (k + 1) / power) for k in range(0, 2 * power, 2)]
+    return slopes + between[: heads - power]

@@ -1,0 +1,39 @@
+"""Dropout that any backend can redraw: whether an edge is kept is a hash of (seed, stream, i, j).
+
+Nothing is stored for the backward pass, which draws the same mask again, and every backend drops the same edges for
+the same seed, whatever order it visits them in. The mixing function is the 32-bit finaliser "lowbias32" published in
+C. Wellons, "Prospecting for Hash Functions" (2018). Streams number the (batch, head) pairs; parallel edges from i to j
+share their fate.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+_BITS = 24
+
+
+def new_seed(device: torch.device) -> Tensor:
+    """A seed from torch's default generator, so that `torch.manual_seed` repeats a run; int64 scalar."""
+    return torch.randint(0, 2**62, (), device=device)
+
+
+def keep(seed: Tensor, stream: Tensor, dst: Tensor, src: Tensor, p: float) -> Tensor:
+    """True with probability 1 - p, for each broadcast (stream, dst, src) of int64."""
+    row = mix(mix(stream ^ mix((seed & _WORD) ^ mix(seed >> 32))) ^ dst)
+    return (mix(row ^ src) >> (32 - _BITS)) >= round(p * (1 << _BITS))
+
+
+def mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit words held in int64 that flips about half of all bits for each bit of its input."""
+    x = x & _WORD
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
+    return x ^ (x >> 16)
+
+
+def streams(batch: torch.Size, heads: int, device: torch.device) -> Tensor:
+    """The number of each (batch, head) pair, int64 [*batch, heads]."""
+    return torch.arange(batch.numel() * heads, device=device).view(*batch, heads)

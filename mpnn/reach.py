@@ -1,0 +1,107 @@
+"""How far messages travel: walks over rows of runs, without ever writing edges out.
+
+One hop for one source is a running sum over the nodes that know of it, read at the two ends of every run: O(N + runs).
+This is why stacked windows overlap into a wide view, and why a few random edges connect everything in a few layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpnn.runs import Ints, Runs
+
+Flags = NDArray[np.bool_]
+
+_EXACT = 1024
+_SAMPLES = 256
+_CHUNK = 1 << 23
+
+
+def fraction(runs: Runs, layers: int) -> float:
+    """The fraction of (node, source) pairs connected by at most `layers` hops."""
+    if layers < 0:
+        raise ValueError(f"layers must not be negative; got {layers}")
+    if runs.num_src == 0:
+        return 1.0
+    known = [_spread(runs, sources, layers)[0].mean() * len(sources) for sources in _chunks(runs, _sources(runs))]
+    return float(sum(known) / len(_sources(runs)))
+
+
+def diameter(runs: Runs) -> int | None:
+    """Hops until every sampled source is known everywhere; None when one never is."""
+    longest = 0
+    for sources in _chunks(runs, _sources(runs)):
+        known, hops = _spread(runs, sources, runs.num_src)
+        if not known.all():
+            return None
+        longest = max(longest, hops)
+    return longest
+
+
+def power(runs: Runs, k: int) -> Runs:
+    """The pairs that a walk of exactly `k` edges connects."""
+    if k == 1:
+        return runs
+    if runs.num_edges**2 < runs.num_src**2 * len(runs.start):
+        return _sparse_power(runs, k)
+    dst, src = [], []
+    for sources in _chunks(runs, np.arange(runs.num_src)):
+        flags = _only(runs.num_src, sources)
+        for _ in range(k):
+            flags = _hop(runs, flags)
+        row, column = np.nonzero(flags)
+        dst.append(row)
+        src.append(sources[column])
+    return Runs.from_edges(runs.num_dst, runs.num_src, np.concatenate(dst), np.concatenate(src))
+
+
+def _sparse_power(runs: Runs, k: int) -> Runs:
+    from scipy import sparse
+
+    dst, src = runs.edges()
+    matrix = sparse.csr_array((np.ones(len(dst), bool), (dst, src)), shape=(runs.num_dst, runs.num_src))
+    product = matrix
+    for _ in range(k - 1):
+        product = product @ matrix
+    product = product.tocoo()
+    return Runs.from_edges(runs.num_dst, runs.num_src, product.row.astype(np.int64), product.col.astype(np.int64))
+
+
+def _spread(runs: Runs, sources: Ints, layers: int) -> tuple[Flags, int]:
+    """Who knows of each source [N, sources] after so many layers, and how many of them still brought news."""
+    known = _only(runs.num_src, sources)
+    for layer in range(layers):
+        more = known | _hop(runs, known)
+        if (more == known).all():
+            return known, layer
+        known = more
+    return known, layers
+
+
+def _hop(runs: Runs, flags: Flags) -> Flags:
+    """[num_dst, C]: whether each row hears some source whose flag is up, of flags [num_src, C]."""
+    total = np.zeros((runs.num_src + 1, flags.shape[1]), np.int32)
+    np.cumsum(flags, axis=0, out=total[1:])
+    hit = total[runs.stop] > total[runs.start]
+    out = np.zeros((runs.num_dst, flags.shape[1]), bool)
+    heard = np.diff(runs.ptr) > 0
+    if heard.any():
+        out[heard] = np.logical_or.reduceat(hit, runs.ptr[:-1][heard], axis=0)
+    return out
+
+
+def _only(n: int, sources: Ints) -> Flags:
+    flags = np.zeros((n, len(sources)), bool)
+    flags[sources, np.arange(len(sources))] = True
+    return flags
+
+
+def _sources(runs: Runs) -> Ints:
+    n = runs.num_src
+    return np.arange(n) if n <= _EXACT else np.linspace(0, n - 1, _SAMPLES).astype(np.int64)
+
+
+def _chunks(runs: Runs, sources: Ints) -> list[Ints]:
+    width = max(1, _CHUNK // max(len(runs.start), runs.num_src, 1))
+    return [sources[a : a + width] for a in range(0, len(sources), width)]

@@ -1,0 +1,101 @@
+"""Relations: an integer class on every edge, by rule.
+
+A learned number, vector or linear map per class is what Shaw's and T5's relative positions, ALiBi, Swin's table,
+Graphormer's spatial encoding and convolution have in common; they differ in the rule that names an edge's class.
+A rule is looked up where it is needed, from the positions of the two ends; nothing of N x N is ever stored.
+(Explicit graphs may carry a class per edge as data instead: `edge_type`.)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Relation(ABC):
+    """A rule from the positions of a destination and a source to a class in `[0, count)`."""
+
+    count: int
+
+    @abstractmethod
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        """Classes of the edges src -> dst; integer positions that broadcast against each other, int64 result."""
+
+
+@dataclass(frozen=True)
+class Offset(Relation):
+    """How far the source stands from the destination, clipped: `clamp(j - i, -clip, clip) + clip`."""
+
+    clip: int
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return 2 * self.clip + 1
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        return (src - dst).clamp(-self.clip, self.clip) + self.clip
+
+
+@dataclass(frozen=True)
+class GridOffset(Relation):
+    """Offset on an image of `width` pixels a row: `(dy + rows) * (2 * columns + 1) + (dx + columns)`.
+
+    Offsets beyond `rows` and `columns` are clipped.
+    """
+
+    width: int
+    rows: int
+    columns: int
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return (2 * self.rows + 1) * (2 * self.columns + 1)
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        dy = (src // self.width - dst // self.width).clamp(-self.rows, self.rows) + self.rows
+        dx = (src % self.width - dst % self.width).clamp(-self.columns, self.columns) + self.columns
+        return dy * (2 * self.columns + 1) + dx
+
+
+class Table(Relation):
+    """Classes given outright, [num_dst, num_src] of integers: shortest-path lengths, say. Equal only to itself."""
+
+    def __init__(self, classes: Tensor) -> None:
+        if classes.dim() != 2 or classes.is_floating_point():
+            raise ValueError(f"a relation table is an integer matrix [num_dst, num_src]; got {_describe(classes)}")
+        if classes.numel() and int(classes.min()) < 0:
+            raise ValueError("a relation table holds classes from 0 upward; it holds a negative one")
+        self.classes = classes.long()
+        self.count = int(classes.max()) + 1 if classes.numel() else 0
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        return self.classes.to(dst.device)[dst, src]
+
+    def __repr__(self) -> str:
+        return f"Table({self.classes.shape[0]} x {self.classes.shape[1]}, {self.count} classes)"
+
+
+@dataclass(frozen=True)
+class Flipped(Relation):
+    """The classes of the edges turned round."""
+
+    inner: Relation
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return self.inner.count
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        return self.inner.ids(src, dst)
+
+
+def as_relation(given: Relation | Tensor) -> Relation:
+    """A relation as it is, or the table that a matrix of classes stands for."""
+    return given if isinstance(given, Relation) else Table(torch.as_tensor(given))
+
+
+def _describe(x: Tensor) -> str:
+    return f"{x.dtype} of shape {list(x.shape)}"

@@ -1,0 +1,203 @@
+"""Rows of runs: the physical form of every structured graph.
+
+For each destination the sources it hears are kept as sorted, disjoint half-open runs `[start, stop)`. A complete,
+causal or window graph needs one run a row where an edge list needs N, so set algebra, degrees, tiles and masks all
+cost O(runs) and never O(edges).
+
+One trick carries the whole file. Laid end to end, with one unused column after each row, the rows become a single
+line, and a graph becomes a sorted list of intervals on it. Sort all starts and all stops of any intervals into `S`
+and `T`: before `S[k]` exactly k intervals have started, so `T[k-1] < S[k]` says that all of them have ended (a gap in
+the union), and, for two lists of disjoint intervals, `S[k] < T[k-1]` says that two are open (the intersection).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Sorted, disjoint, non-touching runs of sources for each of `num_dst` rows.
+
+    `ptr` [num_dst + 1] delimits the runs of each row in `start` and `stop` [num_runs]; all int64.
+    """
+
+    num_dst: int
+    num_src: int
+    ptr: Ints
+    start: Ints
+    stop: Ints
+
+    @staticmethod
+    def of(num_dst: int, num_src: int, row: Ints, start: Ints, stop: Ints) -> Runs:
+        """The union of any intervals, in any order, overlapping or reaching outside: clipped, sorted and merged."""
+        start, stop = np.clip(start, 0, num_src), np.clip(stop, 0, num_src)
+        keep = start < stop
+        base = row[keep] * (num_src + 1)
+        return _union(num_dst, num_src, _sort(base + start[keep]), _sort(base + stop[keep]))
+
+    @staticmethod
+    def from_edges(num_dst: int, num_src: int, dst: Ints, src: Ints) -> Runs:
+        """The runs that cover exactly these edges; repeated edges count once."""
+        return Runs.of(num_dst, num_src, dst, src, src + 1)
+
+    @staticmethod
+    def stack(parts: Sequence[Runs]) -> Runs:
+        """Disjoint union: the rows and the columns of each part follow those of the part before it."""
+        column = np.cumsum([0] + [p.num_src for p in parts])
+        first = np.cumsum([0] + [len(p.start) for p in parts])
+        return Runs(
+            sum(p.num_dst for p in parts),
+            int(column[-1]),
+            np.concatenate([[0]] + [p.ptr[1:] + f for p, f in zip(parts, first, strict=False)]),
+            np.concatenate([p.start + c for p, c in zip(parts, column, strict=False)]),
+            np.concatenate([p.stop + c for p, c in zip(parts, column, strict=False)]),
+        )
+
+    def repeat(self, times: int, num_dst: int) -> Runs:
+        """Each row `times` times over, cut off after `num_dst` rows: for rules that hold for whole blocks of rows."""
+        block = np.arange(num_dst) // times
+        count = np.diff(self.ptr)[block]
+        which = expand(self.ptr[block], self.ptr[block] + count)
+        ptr = np.append(0, np.cumsum(count))
+        return Runs(num_dst, self.num_src, ptr, self.start[which], self.stop[which])
+
+    @cached_property
+    def num_edges(self) -> int:
+        return int((self.stop - self.start).sum())
+
+    @cached_property
+    def row(self) -> Ints:
+        """The row of each run, [num_runs]."""
+        return np.repeat(np.arange(self.num_dst), np.diff(self.ptr))
+
+    def degree(self) -> Ints:
+        """How many sources each row hears, [num_dst]."""
+        total = np.concatenate([[0], np.cumsum(self.stop - self.start)])
+        return total[self.ptr[1:]] - total[self.ptr[:-1]]
+
+    def edges(self) -> tuple[Ints, Ints]:
+        """All edges written out as (dst, src), row by row, sources ascending: O(edges), on request only."""
+        return np.repeat(np.arange(self.num_dst), self.degree()), expand(self.start, self.stop)
+
+    @staticmethod
+    def full(num_dst: int, num_src: int) -> Runs:
+        """Every row hears every source."""
+        row = np.arange(num_dst)
+        return Runs.of(num_dst, num_src, row, np.zeros_like(row), np.full_like(row, num_src))
+
+    def complement(self) -> Runs:
+        start, stop = self._flat()
+        gap_start, gap_stop = np.insert(stop, 0, 0), np.append(start, self.num_dst * (self.num_src + 1))
+        gap = gap_start < gap_stop
+        row_start, row_stop = Runs.full(*self._size())._flat()
+        return _intersect(*self._size(), _merge(gap_start[gap], row_start), _merge(gap_stop[gap], row_stop))
+
+    def __or__(self, other: Runs) -> Runs:
+        return _union(*self._size(), *self._merged(other))
+
+    def __and__(self, other: Runs) -> Runs:
+        return _intersect(*self._size(), *self._merged(other))
+
+    def __sub__(self, other: Runs) -> Runs:
+        return self & other.complement()
+
+    def __xor__(self, other: Runs) -> Runs:
+        return (self | other) - (self & other)
+
+    def transpose(self) -> Runs:
+        """The same edges with rows and columns exchanged, in O(runs in + runs out).
+
+        Down a column, a run begins or ends wherever two neighbouring rows disagree, so the symmetric difference of
+        the rows with themselves shifted down by one holds exactly the ends of the transposed runs.
+        """
+        empty = np.zeros(0, np.int64)
+        below = Runs(self.num_dst + 1, self.num_src, np.append(self.ptr, self.ptr[-1]), self.start, self.stop)
+        above = Runs(self.num_dst + 1, self.num_src, np.insert(self.ptr, 0, 0), self.start, self.stop)
+        row, column = (below ^ above).edges()
+        order = np.argsort(column, kind="stable")
+        row, column = row[order], column[order]
+        if len(row) == 0:
+            return Runs(self.num_src, self.num_dst, np.zeros(self.num_src + 1, np.int64), empty, empty)
+        ptr = np.concatenate([[0], np.cumsum(np.bincount(column[::2], minlength=self.num_src))])
+        return Runs(self.num_src, self.num_dst, ptr, row[::2].copy(), row[1::2].copy())
+
+    def same_as(self, other: Runs) -> bool:
+        return (
+            self._size() == other._size()
+            and np.array_equal(self.ptr, other.ptr)
+            and np.array_equal(self.start, other.start)
+            and np.array_equal(self.stop, other.stop)
+        )
+
+    @cached_property
+    def is_complete(self) -> bool:
+        return self._is_prefix_of(np.full(self.num_dst, self.num_src))
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Row i hears exactly the sources 0..i."""
+        return self._is_prefix_of(np.minimum(np.arange(self.num_dst) + 1, self.num_src))
+
+    def _is_prefix_of(self, length: Ints) -> bool:
+        """Row i hears exactly its first `length[i]` > 0 sources."""
+        one_each = len(self.start) == self.num_dst and bool((np.diff(self.ptr) == 1).all())
+        return one_each and bool((self.start == 0).all() and (self.stop == length).all())
+
+    def _size(self) -> tuple[int, int]:
+        return self.num_dst, self.num_src
+
+    def _flat(self) -> tuple[Ints, Ints]:
+        base = self.row * (self.num_src + 1)
+        return base + self.start, base + self.stop
+
+    def _merged(self, other: Runs) -> tuple[Ints, Ints]:
+        if self._size() != other._size():
+            raise ValueError(
+                f"set algebra needs graphs of one size; got {self.num_dst} x {self.num_src} and "
+                f"{other.num_dst} x {other.num_src} (destinations x sources)"
+            )
+        (s1, t1), (s2, t2) = self._flat(), other._flat()
+        return _merge(s1, s2), _merge(t1, t2)
+
+
+def expand(start: Ints, stop: Ints) -> Ints:
+    """`[start[0], ..., stop[0]-1, start[1], ...]`: all members of all intervals, one after the other."""
+    length = stop - start
+    before = np.cumsum(length) - length
+    return np.repeat(start - before, length) + np.arange(int(length.sum()))
+
+
+def _sort(x: Ints) -> Ints:
+    return np.sort(x, kind="stable")  # numpy's stable sort is adaptive: sorted pieces are merged in linear time
+
+
+def _merge(a: Ints, b: Ints) -> Ints:
+    return _sort(np.concatenate([a, b]))
+
+
+def _union(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
+    gap = np.flatnonzero(starts[1:] > stops[:-1])
+    first, last = np.append(0, gap + 1), np.append(gap, len(stops) - 1)
+    if len(starts) == 0:
+        first = last = gap
+    return _rows(num_dst, num_src, starts[first], stops[last])
+
+
+def _intersect(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
+    both = starts[1:] < stops[:-1]
+    return _rows(num_dst, num_src, starts[1:][both], stops[:-1][both])
+
+
+def _rows(num_dst: int, num_src: int, start: Ints, stop: Ints) -> Runs:
+    row = start // (num_src + 1)
+    ptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=num_dst))]).astype(np.int64)
+    base = row * (num_src + 1)
+    return Runs(num_dst, num_src, ptr, start - base, stop - base)

@@ -1,0 +1,157 @@
+"""What a backend is asked: plain data that says which numbers go along which edges.
+
+    w_ij = normalise_j( score(i, j) + sum of biases )        out_i = reduce_j( w_ij * (value_j + edge_value_ij) )
+
+Layers build these from their weights; backends run them; neither knows the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn.aggregate import SUM, Aggregator
+from mpnn.graph import Graph
+from mpnn.relation import Relation
+
+NORMALIZERS = ("softmax", "sigmoid", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """One entry of a table for each edge, by the edge's class: a bias per relation, a vector per relative position.
+
+    `table` [relations, ...]; `relation` is the rule of the classes, None for those that the graph's edges carry.
+    """
+
+    table: Tensor
+    relation: Relation | None = None
+
+    def ids(self, graph: Graph) -> Tensor:
+        """The class of each edge in the order of `graph.csr`, int64 [E]."""
+        csr = graph.csr
+        if self.relation is not None:
+            return self.relation.ids(csr.row + graph.shift, csr.col)
+        if graph.edge_type is None:
+            raise ValueError(
+                f"a table over edge classes needs a graph whose edges have them, and {graph} has none; "
+                "give edge_type to from_edges, or topology.related(...)"
+            )
+        return csr.from_caller(graph.edge_type)
+
+
+PerEdge = Tensor | Lookup
+"""Numbers for every edge: a tensor in the caller's edge order, or a table by class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dot:
+    """`scale * <query_i, key_j + edge_key_ij>`, optionally `softcap * tanh(. / softcap)`.
+
+    query [..., N_dst, H, D]; key [..., N_src, H_kv, D] with H a multiple of H_kv (grouped heads share a key);
+    edge_key per edge [E, H, D].
+    """
+
+    query: Tensor
+    key: Tensor
+    scale: float
+    edge_key: PerEdge | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class LeakyReLU:
+    """`max(x, slope * x)`: GAT's activation, named so that a fused kernel can recognise it."""
+
+    slope: float = 0.2
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(x, self.slope)
+
+
+Activation = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class AdditiveScore:
+    """`activation(dst_i + src_j + edge_ij)` (GAT); dst [..., N_dst, H], src [..., N_src, H], edge per edge [E, H]."""
+
+    dst: Tensor
+    src: Tensor
+    activation: Activation
+    edge: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AdditiveV2Score:
+    """`<vector, activation(dst_i + src_j + edge_ij)>` (GATv2, Bahdanau).
+
+    dst [..., N_dst, H, D], src [..., N_src, H, D], vector [H, D], edge per edge [E, H, D].
+    """
+
+    dst: Tensor
+    src: Tensor
+    vector: Tensor
+    activation: Activation
+    edge: Tensor | None = None
+
+
+Score = Dot | AdditiveScore | AdditiveV2Score
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One round of message passing, ready to run.
+
+    value [..., N_src, H_kv, D]; the result is [..., N_dst, H, D]. Without score and bias every weight is 1; with
+    biases alone and `normalize="none"` they are the weights. Biases are [E, H] or [E, 1] in the caller's edge order
+    (leading batch dimensions allowed), or tables [relations, H]. `seed`: int64 scalar, given when `dropout` is not 0.
+    """
+
+    graph: Graph
+    value: Tensor
+    score: Score | None = None
+    bias: tuple[PerEdge, ...] = ()
+    edge_value: PerEdge | None = None
+    normalize: str = "softmax"
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    reduce: Aggregator = SUM
+    return_weights: bool = False
+
+    @property
+    def weighted(self) -> bool:
+        return self.score is not None or bool(self.bias)
+
+    @property
+    def heads(self) -> int:
+        match self.score:
+            case Dot(query=query):
+                return query.shape[-2]
+            case AdditiveScore(dst=dst):
+                return dst.shape[-1]
+            case AdditiveV2Score(dst=dst):
+                return dst.shape[-2]
+        per_edge = [b.table.shape[-1] if isinstance(b, Lookup) else b.shape[-1] for b in self.bias]
+        return max([self.value.shape[-2], *per_edge])
+
+    @property
+    def batch(self) -> torch.Size:
+        """The leading dimensions that all features share."""
+        return self.value.shape[:-3]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that takes part, for checks of device and gradient."""
+        parts = [self.value, self.edge_value, *self.bias]
+        if self.score is not None:
+            parts += [getattr(self.score, name) for name in self.score.__dataclass_fields__]
+        return [p.table if isinstance(p, Lookup) else p for p in parts if isinstance(p, (Tensor, Lookup))]
+
+    @property
+    def needs_grad(self) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)

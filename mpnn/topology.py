@@ -1,0 +1,240 @@
+"""Topology: a rule for who hears whom, without a size; the declarative half of a model.
+
+Topologies are immutable and hashable and compose as sets of edges: `causal() & window(256)`, `window(64) |
+global_nodes(4)`, `permutation(order) - identity()`, `~causal()`. `bind(n)` gives the `Graph`; binding is cached, so
+every layer and every step that asks for the same topology at the same size shares one graph and all derived from it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.relation import Relation, as_relation
+from mpnn.runs import Runs
+
+RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]]]
+LabelRule = Callable[..., NDArray[np.int64]]
+
+_ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
+    "|": operator.or_,
+    "&": operator.and_,
+    "-": operator.sub,
+}
+
+
+class Topology(ABC):
+    """A rule without a size; `bind` makes it a graph."""
+
+    @staticmethod
+    def of(rule: RunsRule, *args: Any, memory: int = 0, relation: Relation | None = None, alike: int = 1) -> Topology:
+        """A topology from a runs rule: everything a new topology needs.
+
+        `rule(i, num_src, *args)` is given all destinations `i`, int64 [num_dst], and returns pairs `(start, stop)` of
+        integer arrays [num_dst] (or plain integers): destination i hears `start[i] <= j < stop[i]` of each pair. Pairs
+        may overlap, be empty or reach outside; they are clipped and merged. `args` must be hashable: together with
+        the rule they are the topology's identity. A rule that fits some sizes only raises `ValueError` on others.
+
+        `memory`: the sources are that many remembered nodes followed by the destinations themselves.
+        `relation`: the class of each edge, see `mpnn.relation`.
+        `alike`: rows come in blocks of so many that hear the same sources, and `i` holds the first of each block.
+        """
+        return _Rule(rule, args, memory, relation, alike)
+
+    @staticmethod
+    def cliques(labels: LabelRule, *args: Any, relation: Relation | None = None) -> Topology:
+        """i hears j when their labels agree: disjoint cliques, which run as batched dense attention.
+
+        `labels(num_nodes, *args)` returns int64 [num_nodes]; `args` as in `of`.
+        """
+        return _Cliques(labels, args, relation)
+
+    def bind(self, num_dst: int, num_src: int | None = None) -> Graph:
+        """The graph of this topology over `num_dst` destinations and `num_src` sources (default: as many, plus the
+        remembered ones of `memory(m)`).
+
+        Raises:
+            ValueError: a size is negative, or the topology does not exist at this size.
+        """
+        num_src = num_dst + self.memory if num_src is None else num_src
+        for name, n in (("num_dst", num_dst), ("num_src", num_src)):
+            if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+                raise TypeError(f"{name} must be an integer; got {n!r}")
+            if n < 0:
+                raise ValueError(f"{name} must not be negative; got {n}")
+        if self.memory and num_src != num_dst + self.memory:
+            raise ValueError(
+                f"{self} has {self.memory} remembered sources and then the {num_dst} destinations themselves, "
+                f"so num_src must be {num_dst + self.memory}; got {num_src}"
+            )
+        return _bind(self, int(num_dst), int(num_src))
+
+    @property
+    def memory(self) -> int:
+        return 0
+
+    @abstractmethod
+    def _graph(self, num_dst: int, num_src: int) -> Graph: ...
+
+    def related(self, relation: Relation | Tensor) -> Topology:
+        """The same edges, each with a class: a `Relation`, or an integer matrix [num_dst, num_src]."""
+        return _Related(self, as_relation(relation))
+
+    def __or__(self, other: Topology | Graph) -> Any:
+        return _combine("|", self, other)
+
+    def __and__(self, other: Topology | Graph) -> Any:
+        return _combine("&", self, other)
+
+    def __sub__(self, other: Topology | Graph) -> Any:
+        return _combine("-", self, other)
+
+    def __ror__(self, other: Graph) -> Graph:
+        return other | self.bind(other.num_dst, other.num_src)
+
+    def __rand__(self, other: Graph) -> Graph:
+        return other & self.bind(other.num_dst, other.num_src)
+
+    def __rsub__(self, other: Graph) -> Graph:
+        return other - self.bind(other.num_dst, other.num_src)
+
+    def __invert__(self) -> Topology:
+        return _Complement(self)
+
+
+@lru_cache(maxsize=256)
+def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
+    return topology._graph(num_dst, num_src)
+
+
+def _combine(symbol: str, left: Topology, right: Topology | Graph) -> Topology | Graph:
+    if isinstance(right, Graph):
+        return _ALGEBRA[symbol](left.bind(right.num_dst, right.num_src), right)
+    return _Algebra(symbol, left, right) if isinstance(right, Topology) else NotImplemented
+
+
+@dataclass(frozen=True, repr=False)
+class _Rule(Topology):
+    rule: RunsRule
+    args: tuple[Any, ...]
+    remembered: int
+    relation: Relation | None
+    alike: int
+
+    @property
+    def memory(self) -> int:
+        return self.remembered
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        i = np.arange(0, num_dst, self.alike)
+        pairs = [
+            (
+                np.broadcast_to(np.asarray(start, np.int64), i.shape),
+                np.broadcast_to(np.asarray(stop, np.int64), i.shape),
+            )
+            for start, stop in self.rule(i, num_src, *self.args)
+        ]
+        none = np.zeros(0, np.int64)
+        row = np.tile(np.arange(len(i)), len(pairs))
+        start = np.concatenate([start for start, _ in pairs] or [none])
+        stop = np.concatenate([stop for _, stop in pairs] or [none])
+        runs = Runs.of(len(i), num_src, row, start, stop)
+        runs = runs if self.alike == 1 else runs.repeat(self.alike, num_dst)
+        return Graph.from_runs(runs, relation=self.relation, shift=self.remembered, name=str(self))
+
+    def __repr__(self) -> str:
+        return _call(self.rule, self.args, skip=2)
+
+
+@dataclass(frozen=True, repr=False)
+class _Cliques(Topology):
+    labels: LabelRule
+    args: tuple[Any, ...]
+    relation: Relation | None
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        if num_dst != num_src:
+            raise ValueError(f"{self} needs as many sources as destinations; got {num_dst} x {num_src}")
+        labels = np.asarray(self.labels(num_dst, *self.args), np.int64)
+        return Graph.from_labels(labels, relation=self.relation, name=str(self))
+
+    def __repr__(self) -> str:
+        return _call(self.labels, self.args, skip=1)
+
+
+@dataclass(frozen=True, repr=False)
+class _Algebra(Topology):
+    symbol: str
+    left: Topology
+    right: Topology
+
+    @property
+    def memory(self) -> int:
+        return max(self.left.memory, self.right.memory)
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        return _ALGEBRA[self.symbol](self.left.bind(num_dst, num_src), self.right.bind(num_dst, num_src))
+
+    def __repr__(self) -> str:
+        return f"{_nested(self.left)} {self.symbol} {_nested(self.right)}"
+
+
+@dataclass(frozen=True, repr=False)
+class _Complement(Topology):
+    inner: Topology
+
+    @property
+    def memory(self) -> int:
+        return self.inner.memory
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        return ~self.inner.bind(num_dst, num_src)
+
+    def __repr__(self) -> str:
+        return f"~{_nested(self.inner)}"
+
+
+@dataclass(frozen=True, repr=False)
+class _Related(Topology):
+    inner: Topology
+    relation: Relation
+
+    @property
+    def memory(self) -> int:
+        return self.inner.memory
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        return self.inner.bind(num_dst, num_src).related(self.relation)
+
+    def __repr__(self) -> str:
+        return f"{_nested(self.inner)}.related({self.relation!r})"
+
+
+def _nested(topology: Topology) -> str:
+    return f"({topology})" if isinstance(topology, _Algebra) else str(topology)
+
+
+def _call(rule: Callable[..., Any], args: tuple[Any, ...], skip: int) -> str:
+    """`window(256)`: the rule's name and its arguments, those left at their defaults not repeated."""
+    parameters = list(inspect.signature(rule).parameters.values())[skip:]
+    shown = list(args)
+    while shown and len(shown) <= len(parameters) and parameters[len(shown) - 1].default == shown[-1]:
+        shown.pop()
+    name = getattr(rule, "__name__", type(rule).__name__).strip("_<>")
+    return f"{name}({', '.join(_short(a) for a in shown)})"
+
+
+def _short(argument: Any) -> str:
+    if isinstance(argument, tuple) and len(argument) > 6:
+        return f"<{len(argument)} values>"
+    return repr(list(argument)) if isinstance(argument, tuple) else repr(argument)

@@ -1,0 +1,189 @@
+"""Updates: what a node makes of its features and of the message it got.
+
+An update is None (the message itself), a module or function of `(x, message)`, or an `Update`, which may also prepare
+the features that everybody hears (pre-norm). With `PreNorm(dim, FeedForward(dim))` one operator is one whole
+transformer layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Update(nn.Module):
+    """`y_i = update(x_i, m_i)`; `prepare` is applied to x before attention sees it."""
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Replace(Update):
+    """`y = m`."""
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        return message
+
+
+class Activate(Update):
+    """`y = act(m)`."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        return self.activation(message)
+
+
+class Add(Update):
+    """`y = f((1 + eps) x + m)`: a residual connection, or GIN (Xu et al. 2019, eq. 4.1) when f is an MLP.
+
+    `eps` is learned when `learn_eps`; `f` None is the identity.
+    """
+
+    def __init__(self, f: nn.Module | None = None, eps: float = 0.0, learn_eps: bool = False) -> None:
+        super().__init__()
+        self.f = f
+        self.eps = nn.Parameter(torch.tensor(float(eps)), requires_grad=learn_eps)
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        y = (1 + self.eps).to(x.dtype) * x + message
+        return y if self.f is None else self.f(y)
+
+
+class Concat(Update):
+    """`y = W [x || m]` (GraphSAGE, Hamilton et al. 2017): `Concat(dim, out_dim)`; `message_dim` where m is not as wide
+    as x."""
+
+    def __init__(self, dim: int, out_dim: int, message_dim: int | None = None, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim + (dim if message_dim is None else message_dim), out_dim, bias)
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        return self.linear(torch.cat([x, message], -1))
+
+
+class GRU(Update):
+    """`y = GRUCell(input=m, hidden=x)` (gated graph networks, Li et al. 2016)."""
+
+    def __init__(self, dim: int, message_dim: int | None = None) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(dim if message_dim is None else message_dim, dim)
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        return self.cell(message.flatten(0, -2), x.flatten(0, -2)).view_as(x)
+
+
+class PreNorm(Update):
+    """A pre-norm transformer layer around any attention (Xiong et al. 2020): attention hears `norm(x)`, then
+
+        z = x + dropout(m),   y = z + dropout(ffn(norm'(z)))
+
+    Without `ffn` the layer ends at z.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        ffn: nn.Module | None = None,
+        *,
+        dropout: float = 0.0,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+    ) -> None:
+        super().__init__()
+        self.norm, self.ffn = norm(dim), ffn
+        self.ffn_norm = None if ffn is None else norm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        z = x + self.dropout(message)
+        if self.ffn is None or self.ffn_norm is None:
+            return z
+        return z + self.dropout(self.ffn(self.ffn_norm(z)))
+
+
+class PostNorm(Update):
+    """A post-norm transformer layer around any attention (Vaswani et al. 2017; BERT):
+
+        z = norm(x + dropout(m)),   y = norm'(z + dropout(ffn(z)))
+
+    Without `ffn` the layer ends at z.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        ffn: nn.Module | None = None,
+        *,
+        dropout: float = 0.0,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+    ) -> None:
+        super().__init__()
+        self.norm, self.ffn = norm(dim), ffn
+        self.ffn_norm = None if ffn is None else norm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        z = self.norm(x + self.dropout(message))
+        if self.ffn is None or self.ffn_norm is None:
+            return z
+        return self.ffn_norm(z + self.dropout(self.ffn(z)))
+
+
+class MLP(nn.Sequential):
+    """Linear, activation, linear: `in_dim -> hidden -> out_dim` (hidden defaults to out_dim)."""
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        hidden: int | None = None,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+        dropout: float = 0.0,
+    ) -> None:
+        hidden = out_dim if hidden is None else hidden
+        super().__init__(nn.Linear(in_dim, hidden), activation(), nn.Dropout(dropout), nn.Linear(hidden, out_dim))
+
+
+class FeedForward(MLP):
+    """A transformer's position-wise network: `dim -> hidden (4 * dim) -> dim` with GELU."""
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int | None = None,
+        activation: Callable[[], nn.Module] = nn.GELU,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(dim, dim, 4 * dim if hidden is None else hidden, activation, dropout)
+
+
+class _Function(Update):
+    """A plain module or function of (x, message) as an update."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        return self.function(x, message)
+
+
+def as_update(given: Update | Callable[[Tensor, Tensor], Tensor] | None) -> Update:
+    """The update that was given: None replaces, functions of (x, message) are taken as they are."""
+    if given is None:
+        return Replace()
+    if isinstance(given, Update):
+        return given
+    if callable(given):
+        return _Function(given)
+    raise TypeError(f"an update is None, a function of (x, message) or an Update; got {given!r}")
