@@ -1,4 +1,4 @@
-"""Makes the whole suite headless, offline and repeatable, and is the one place that knows where real data is.
+"""Makes the whole suite headless, offline and repeatable, and says on which real data it runs.
 
 Fixtures of a single topic live in that topic's test file, not here.
 """
@@ -19,10 +19,24 @@ import numpy as np
 import pytest
 import torch
 
-# No deadline, because the first call of a compiled kernel takes seconds; the same examples in every run, so that a
-# failure can be repeated.
+# No deadline, because the first call of a compiled kernel takes seconds; the same examples in every run, so that
+# a failure can be repeated.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_configure() -> None:
+    """Makes `MPNN_DATA` absolute, as tests change folders; a wrong one must not pass for a machine without data."""
+    if not (given := os.environ.get("MPNN_DATA")):
+        return
+    folder = Path(given).expanduser().resolve()
+    if not folder.is_dir():
+        raise pytest.UsageError(f"MPNN_DATA is {given!r}, which is no folder; point it at the data or unset it")
+    os.environ["MPNN_DATA"] = str(folder)
+
+
+def pytest_report_header() -> str:
+    return f"MPNN_DATA: {os.environ.get('MPNN_DATA') or 'not set, tests on real data may be skipped'}"
 
 
 @pytest.fixture(autouse=True)
@@ -31,16 +45,3 @@ def seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session")
-def data_dir() -> Path:
-    """The folder of real data sets that ``MPNN_DATA`` names; skips the test when the variable is not set."""
-    root = os.environ.get("MPNN_DATA")
-    if root is None:
-        pytest.skip("needs real data: set MPNN_DATA to the folder that holds planetoid/, multi30k/, tu/, ...")
-    path = Path(root)
-    if not path.is_dir():
-        # A wrong path must not pass for a machine without data.
-        pytest.fail(f"MPNN_DATA is {root!r}, which is not a folder; point it at the data or unset it")
-    return path
