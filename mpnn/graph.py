@@ -8,48 +8,22 @@ cliques), or explicit edges in the caller's order, repeated edges and edge attri
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn import edges as edge_lists
 from mpnn import reach
-from mpnn.relation import Flipped, Relation, as_relation
+from mpnn.edges import CSR, built_once, sorted_by
+from mpnn.relation import Flipped, Relation, Table, as_relation
 from mpnn.runs import Ints, Runs, expand
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class CSR:
-    """Edges sorted by row: row r has the edges `ptr[r]:ptr[r+1]`, each with its `col`. All int64.
-
-    `edge_id` says where each of them stands in the caller's order; None when that is the same order.
-    """
-
-    ptr: Tensor
-    col: Tensor
-    edge_id: Tensor | None
-
-    @cached_property
-    def row(self) -> Tensor:
-        """The row of each edge, [E]."""
-        rows = torch.arange(len(self.ptr) - 1, device=self.ptr.device)
-        return torch.repeat_interleave(rows, self.ptr.diff(), output_size=len(self.col))
-
-    def from_caller(self, per_edge: Tensor, dim: int = 0) -> Tensor:
-        """Values in the caller's edge order, put into this one."""
-        return per_edge if self.edge_id is None else per_edge.index_select(dim, self.edge_id)
-
-    def to_caller(self, per_edge: Tensor, dim: int = 0) -> Tensor:
-        """Values in this edge order, put into the caller's."""
-        return per_edge if self.edge_id is None else per_edge.index_select(dim, self.edge_id.argsort())
 
 
 class Graph:
@@ -82,6 +56,7 @@ class Graph:
         self._given_runs, self._labels, self._edges, self._edge_type = runs, labels, edges, edge_type
         self._moved: dict[torch.device, Graph] = {self.device: self}
         self._memo: dict[Hashable, Any] = {}
+        self.kept: Tensor | None = None
 
     # ------------------------------------------------------------------------------------------------ made from
 
@@ -122,17 +97,17 @@ class Graph:
         """Whether the graph is a list of edges in its caller's order, rather than a structured one."""
         return self._edges is not None
 
-    @cached_property
+    @built_once
     def runs(self) -> Runs:
         """The edges as a set, in rows of runs; repeated edges count once."""
         if self._given_runs is not None:
             return self._given_runs
         if self._labels is not None:
-            return _runs_of_labels(self._labels)
+            return Runs.from_labels(self._labels)
         src, dst = self.edge_index.cpu().numpy()
         return Runs.from_edges(self.num_dst, self.num_src, dst, src)
 
-    @cached_property
+    @built_once
     def edge_index(self) -> Tensor:
         """[2, E] int64: row 0 the sources, row 1 the destinations. In the caller's order for explicit graphs, by
         destination and then source for structured ones, whose edges are written out here and only on request."""
@@ -141,27 +116,27 @@ class Graph:
         dst, src = self.runs.edges()
         return torch.from_numpy(np.stack([src, dst])).to(self.device)
 
-    @cached_property
+    @built_once
     def csr(self) -> CSR:
         """Edges by destination."""
         if self._edges is None:
             ptr = torch.from_numpy(np.append(0, np.cumsum(self.runs.degree())))
             return CSR(ptr.to(self.device), self.edge_index[0], None)
-        return _sorted_by(self.edge_index[1], self.edge_index[0], self.num_dst)
+        return sorted_by(self.edge_index[1], self.edge_index[0], self.num_dst)
 
-    @cached_property
+    @built_once
     def csc(self) -> CSR:
         """Edges by source: the transposed graph, whose rows are sources and whose columns are destinations."""
-        return _sorted_by(self.edge_index[0], self.edge_index[1], self.num_src)
+        return sorted_by(self.edge_index[0], self.edge_index[1], self.num_src)
 
-    @cached_property
+    @built_once
     def labels(self) -> Ints | None:
         """For a graph of disjoint cliques, the clique of each node, [N]; else None."""
         if self._labels is None and self._edges is None and self.num_dst == self.num_src and self.runs.is_complete:
             return np.zeros(self.num_dst, np.int64)
         return self._labels
 
-    @cached_property
+    @built_once
     def cliques(self) -> list[Tensor]:
         """The members of the disjoint cliques, one int64 tensor [number of cliques, size] for each size there is."""
         if self.labels is None:
@@ -176,7 +151,7 @@ class Graph:
 
     # ------------------------------------------------------------------------------------------------ what it holds
 
-    @cached_property
+    @built_once
     def num_edges(self) -> int:
         if self._edges is not None:
             return self._edges.shape[1]
@@ -184,12 +159,16 @@ class Graph:
             return int((np.unique(self._labels, return_counts=True)[1] ** 2).sum())
         return self.runs.num_edges
 
-    @cached_property
+    @built_once
     def edge_type(self) -> Tensor | None:
         """The class of each edge, int64 [E] in the order of `edge_index`; None when edges have no classes."""
         if self._edge_type is None and self.relation is not None:
             return self.relation.ids(self.edge_index[1] + self.shift, self.edge_index[0])
         return self._edge_type
+
+    @property
+    def has_classes(self) -> bool:
+        return self._edge_type is not None or self.relation is not None
 
     @property
     def num_relations(self) -> int:
@@ -200,6 +179,8 @@ class Graph:
 
     def dense(self) -> Tensor:
         """The adjacency as a bool matrix [num_dst, num_src], on the graph's device: O(N^2), to look at and to test."""
+        if self._edges is None:
+            return torch.from_numpy(self.runs.dense()).to(self.device)
         matrix = torch.zeros(self.num_dst, self.num_src, dtype=torch.bool, device=self.device)
         matrix[self.edge_index[1], self.edge_index[0]] = True
         return matrix
@@ -213,43 +194,53 @@ class Graph:
     def memo(self, key: Hashable, build: Callable[[], T]) -> T:
         """What `build()` gave the first time for this graph and key: a place for whatever layers derive from it."""
         if key not in self._memo:
-            self._memo[key] = build()
+            with torch.inference_mode(False):
+                self._memo[key] = build()
         return self._memo[key]
 
     # ------------------------------------------------------------------------------------------------ new graphs
 
     def __or__(self, other: Graph) -> Graph:
-        return self._combined(other, Runs.__or__, None)
+        """The edges of both, as a set in rows of runs; so neither may carry attributes or classes as data."""
+        if not isinstance(other, Graph):
+            return NotImplemented
+        for graph in (self, other):
+            if graph.edge_attr is not None or graph._edge_type is not None:
+                raise ValueError(f"a union would lose the edge data of {graph}; join edges with graphs.from_edges")
+        return self._structured(self._runs_with(other, Runs.__or__), other)
 
     def __and__(self, other: Graph) -> Graph:
-        both = isinstance(other, Graph) and self.labels is not None and other.labels is not None
-        labels = _common(self.labels, other.labels) if both and self.num_dst == other.num_dst else None  # type: ignore[arg-type]
-        return self._combined(other, Runs.__and__, labels)
+        """The edges that both have; those of an explicit graph keep their order, repeats and attributes."""
+        if not isinstance(other, Graph):
+            return NotImplemented
+        if other.is_explicit and not self.is_explicit:
+            return other & self
+        runs = self._runs_with(other, Runs.__and__)
+        if self.is_explicit:
+            return self._found_in(runs, other)
+        graph = self._structured(runs, other)
+        if self.labels is not None and other.labels is not None:
+            graph._labels = np.unique(np.stack([self.labels, other.labels]), axis=1, return_inverse=True)[1].reshape(-1)
+        return graph
 
     def __sub__(self, other: Graph) -> Graph:
-        return self._combined(other, Runs.__sub__, None)
+        """The edges that only this graph has; those of an explicit graph keep their order, repeats and attributes."""
+        if not isinstance(other, Graph):
+            return NotImplemented
+        runs = self._runs_with(other, Runs.__sub__)
+        return self._found_in(runs, other) if self.is_explicit else self._structured(runs, other)
 
     def __invert__(self) -> Graph:
         """Every edge that is not there."""
         return self._structured(self.runs.complement())
 
-    def _combined(self, other: Graph, merge: Callable[[Runs, Runs], Runs], labels: Ints | None) -> Graph:
-        if not isinstance(other, Graph):
-            return NotImplemented
-        graph = self._structured(merge(self.runs, other.runs))
-        graph.relation = self.relation or other.relation
-        graph.shift = self.shift or other.shift
-        graph._labels = labels
-        return graph
-
-    def _structured(self, runs: Runs, relation: Relation | None = None) -> Graph:
-        relation = relation or self.relation
-        return Graph(runs.num_dst, runs.num_src, runs=runs, relation=relation, shift=self.shift, device=self.device)
-
     def related(self, relation: Relation | Tensor) -> Graph:
         """The same edges, each with the class that the relation (or an integer matrix [num_dst, num_src]) gives it."""
+        relation = as_relation(relation)
+        if isinstance(relation, Table):
+            relation.check_fits(self.num_dst, self.num_src, self.shift)
         graph = self._copy()
-        graph.relation, graph._edge_type = as_relation(relation), None
+        graph.relation, graph._edge_type = relation, None
         return graph
 
     def reverse(self) -> Graph:
@@ -269,38 +260,34 @@ class Graph:
         self._need_square("power")
         if k < 1:
             raise ValueError(f"power needs k >= 1; got {k}")
+        if self.labels is not None:
+            return self
         return self._structured(reach.power(self.runs, k))
 
     def with_self_loops(self, fill: float = 0.0) -> Graph:
         """Each node hears itself too; loops that are there already stay as they are. The new loops come last, with
         edge attributes of `fill`."""
         self._need_square("self-loops")
+        if self.labels is not None:
+            return self
         if self._edges is None:
             i = np.arange(self.num_dst)
             return self._structured(self.runs | Runs.from_edges(self.num_dst, self.num_src, i, i))
-        src, dst = self._edges
-        missing = torch.ones(self.num_dst, dtype=torch.bool, device=self.device)
-        missing[dst[src == dst]] = False
-        loops = missing.nonzero().squeeze(1)
+        loops = edge_lists.nodes_without_loop(self._edges, self.num_dst)
         attr = self.edge_attr
         new = None if attr is None else attr.new_full((len(loops), *attr.shape[1:]), fill)
-        return self._extended(torch.stack([loops, loops]), new)
+        return self._extended(torch.stack([loops, loops]), edge_attr=new)
 
     def undirected(self) -> Graph:
         """Each edge goes both ways; an edge whose reverse was missing lends it its attributes. New edges come last."""
         self._need_square("undirected")
+        if self.labels is not None:
+            return self
         if self._edges is None:
             return self._structured(self.runs | self.runs.transpose())
-        src, dst = self._edges
-        key, turned = dst * self.num_src + src, src * self.num_src + dst
-        missing = ~torch.isin(turned, key)
-        which = missing.nonzero().squeeze(1)
-        attr, kind = self.edge_attr, self._edge_type
-        return self._extended(
-            self._edges[:, which].flip(0),
-            None if attr is None else attr[which],
-            None if kind is None else kind[which],
-        )
+        which = edge_lists.one_way(self._edges, self.num_dst)
+        lent = self._selected(which)
+        return self._extended(lent.edge_index.flip(0), edge_attr=lent.edge_attr, edge_type=lent._edge_type)
 
     def drop_edges(self, p: float, generator: torch.Generator | None = None) -> Graph:
         """Each edge kept with probability 1 - p (DropEdge, Rong et al. 2020); the rest keep order and attributes.
@@ -315,13 +302,12 @@ class Graph:
         graph.kept = kept
         return graph
 
-    kept: Tensor | None = None
-
     def to(self, device: torch.device | str) -> Graph:
         """The graph on a device; moved once, then remembered."""
         device = _resolved(device)
         if device not in self._moved:
-            graph = self._copy(device)
+            with torch.inference_mode(False):
+                graph = self._copy(device)
             graph._moved = self._moved
             self._moved[device] = graph
         return self._moved[device]
@@ -340,23 +326,13 @@ class Graph:
             if n < 0:
                 raise ValueError(f"{name} must not be negative; got {n}")
         if self._edges is not None:
-            _check_edges(self._edges, self.num_dst, self.num_src)
-        for name, data in (("edge_attr", self.edge_attr), ("edge_type", self._edge_type)):
-            if data is None:
-                continue
-            if len(data) != self.num_edges:
-                raise ValueError(f"{name} must have one row for each of the {self.num_edges} edges; got {len(data)}")
-            if data.device != self.edge_index.device:
-                raise ValueError(f"{name} is on {data.device} and the edges on {self.edge_index.device}; move one")
+            edge_lists.check_form(self._edges)
+            edge_lists.check_ends(self._edges, self.num_dst, self.num_src)
+        for name, data in self._edge_data().items():
+            if data is not None:
+                edge_lists.check_data(name, data, self.edge_index)
         if self._edge_type is not None:
-            if self._edge_type.is_floating_point() or self._edge_type.dim() != 1:
-                raise TypeError(
-                    f"edge_type must be integers [E]; got {self._edge_type.dtype} of shape "
-                    f"{list(self._edge_type.shape)}"
-                )
-            if self.num_edges and int(self._edge_type.min()) < 0:
-                bad = int(self._edge_type.argmin())
-                raise ValueError(f"edge {bad} has edge_type {int(self._edge_type[bad])}; classes count from 0")
+            edge_lists.check_classes(self._edge_type)
         return self
 
     def reach(self, layers: int) -> float:
@@ -390,83 +366,63 @@ class Graph:
 
     def _copy(self, device: torch.device | None = None) -> Graph:
         device = device or self.device
-        moved = [None if t is None else t.to(device) for t in (self._edges, self.edge_attr, self._edge_type)]
+        data: Any = {name: None if old is None else old.to(device) for name, old in self._edge_data().items()}
         return Graph(
             self.num_dst,
             self.num_src,
             runs=self.__dict__.get("runs", self._given_runs),
             labels=self._labels,
-            edges=moved[0],
-            edge_attr=moved[1],
-            edge_type=moved[2],
-            relation=self.relation,
-            shift=self.shift,
+            edges=None if self._edges is None else self._edges.to(device),
+            **data,
             name=self.name,
-            device=device,
+            **{**self._inherited(), "device": device},
         )
 
-    def _selected(self, edges: Tensor) -> Graph:
-        graph = Graph(self.num_dst, self.num_src, edges=self.edge_index[:, edges], device=self.device)
-        graph.edge_attr = None if self.edge_attr is None else self.edge_attr[edges]
-        graph._edge_type = None if self._edge_type is None else self._edge_type[edges]
-        graph.relation, graph.shift = self.relation, self.shift
-        return graph
+    def _structured(self, runs: Runs, other: Graph | None = None) -> Graph:
+        return Graph(runs.num_dst, runs.num_src, runs=runs, **self._inherited(other))
 
-    def _extended(self, edges: Tensor, attr: Tensor | None, kind: Tensor | None = None) -> Graph:
-        if self._edge_type is not None and kind is None and edges.shape[1]:
-            raise ValueError("the new edges have no edge_type; add them with their classes through graphs.from_edges")
-        graph = Graph(self.num_dst, self.num_src, edges=torch.cat([self.edge_index, edges], 1), device=self.device)
-        graph.edge_attr = None if self.edge_attr is None or attr is None else torch.cat([self.edge_attr, attr])
-        graph._edge_type = None if self._edge_type is None or kind is None else torch.cat([self._edge_type, kind])
-        graph.relation, graph.shift = self.relation, self.shift
-        return graph
+    def _inherited(self, other: Graph | None = None) -> dict[str, Any]:
+        """What a graph made from this one, or from this and another, has of them."""
+        relation, shift = self.relation, self.shift
+        if other is not None:
+            relation, shift = relation or other.relation, shift or other.shift
+        return {"relation": relation, "shift": shift, "device": self.device}
 
+    def _edge_data(self) -> dict[str, Tensor | None]:
+        return {"edge_attr": self.edge_attr, "edge_type": self._edge_type}
 
-def _sorted_by(row: Tensor, col: Tensor, num_rows: int) -> CSR:
-    edge_id = torch.sort(row, stable=True).indices
-    ptr = torch.zeros(num_rows + 1, dtype=torch.int64, device=row.device)
-    ptr[1:] = torch.bincount(row, minlength=num_rows).cumsum(0)
-    return CSR(ptr, col[edge_id], edge_id)
+    def _selected(self, which: Tensor, other: Graph | None = None) -> Graph:
+        data: Any = {name: None if old is None else old[which] for name, old in self._edge_data().items()}
+        edges = self.edge_index[:, which]
+        return Graph(self.num_dst, self.num_src, edges=edges, **data, **self._inherited(other))
 
-
-def _runs_of_labels(labels: Ints) -> Runs:
-    """Every node hears the runs of consecutive nodes that its own clique is made of."""
-    n = len(labels)
-    _, clique = np.unique(labels, return_inverse=True)
-    order = np.argsort(clique, kind="stable")
-    begins = np.ones(n, bool)
-    begins[1:] = (np.diff(order) != 1) | (np.diff(clique[order]) != 0)
-    first = np.flatnonzero(begins)
-    start = order[first]
-    stop = start + np.diff(np.append(first, n))
-    runs_of = np.append(0, np.cumsum(np.bincount(clique[start], minlength=int(clique.max(initial=-1)) + 1)))
-    which = expand(runs_of[clique], runs_of[clique + 1])
-    ptr = np.append(0, np.cumsum(runs_of[clique + 1] - runs_of[clique]))
-    return Runs(n, n, ptr, start[which], stop[which])
-
-
-def _common(a: Ints, b: Ints) -> Ints:
-    """Cliques of the nodes that share both labels."""
-    return np.unique(np.stack([a, b]), axis=1, return_inverse=True)[1].reshape(-1)
-
-
-def _check_edges(edges: Tensor, num_dst: int, num_src: int) -> None:
-    if edges.dim() != 2 or edges.shape[0] != 2:
-        raise ValueError(f"edge_index must have shape [2, E], sources above destinations; got {list(edges.shape)}")
-    if edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool:
-        raise TypeError(f"edge_index must hold integers; got {edges.dtype}")
-    for role, ends, n in (("source", edges[0], num_src), ("destination", edges[1], num_dst)):
-        bad = ((ends < 0) | (ends >= n)).nonzero()
-        if len(bad):
-            e = int(bad[0])
-            raise IndexError(
-                f"edge {e} ({int(edges[0, e])} -> {int(edges[1, e])}) has {role} {int(ends[e])}, "
-                f"but there are {n} {role}s, counted from 0"
+    def _extended(self, new_edges: Tensor, **new_data: Any) -> Graph:
+        if new_edges.shape[1] == 0:
+            return self
+        if self._edge_type is not None and new_data.get("edge_type") is None:
+            raise ValueError(
+                f"the {new_edges.shape[1]} new edges would have no edge_type; add them with their classes through "
+                "graphs.from_edges"
             )
+        data: Any = {
+            name: None if old is None else torch.cat([old, new_data[name]]) for name, old in self._edge_data().items()
+        }
+        edges = torch.cat([self.edge_index, new_edges], 1)
+        return Graph(self.num_dst, self.num_src, edges=edges, **data, **self._inherited())
+
+    def _runs_with(self, other: Graph, merge: Callable[[Runs, Runs], Runs]) -> Runs:
+        if self.device != other.device:
+            raise ValueError(f"the graphs are on {self.device} and {other.device}; move one with .to(device)")
+        return merge(self.runs, other.runs)
+
+    def _found_in(self, runs: Runs, other: Graph) -> Graph:
+        """Those of the explicit edges that are in the runs too."""
+        src, dst = self.edge_index.cpu().numpy()
+        return self._selected(torch.from_numpy(runs.holds(dst, src)).to(self.device), other)
 
 
 def _resolved(device: torch.device | str) -> torch.device:
     device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
+    if device == torch.device("cuda"):
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -43,29 +43,46 @@ def power(runs: Runs, k: int) -> Runs:
     """The pairs that a walk of exactly `k` edges connects."""
     if k == 1:
         return runs
-    if runs.num_edges**2 < runs.num_src**2 * len(runs.start):
-        return _sparse_power(runs, k)
-    dst, src = [], []
-    for sources in _chunks(runs, np.arange(runs.num_src)):
-        flags = _only(runs.num_src, sources)
-        for _ in range(k):
-            flags = _hop(runs, flags)
-        row, column = np.nonzero(flags)
-        dst.append(row)
-        src.append(sources[column])
-    return Runs.from_edges(runs.num_dst, runs.num_src, np.concatenate(dst), np.concatenate(src))
+    half = power(runs, k // 2)
+    most = _product(half, half)
+    return _product(most, runs) if k % 2 else most
 
 
-def _sparse_power(runs: Runs, k: int) -> Runs:
+def _product(outer: Runs, inner: Runs) -> Runs:
+    """i hears j when i hears in `outer` somebody who hears j in `inner`."""
+    if outer.num_edges <= 2 * len(outer.start):
+        return _sparse_product(outer, inner)
+    heard = _united(inner, outer.start, outer.stop)
+    row = np.repeat(outer.row, np.diff(heard.ptr))
+    return Runs.of(outer.num_dst, inner.num_src, [(row, heard.start, heard.stop)])
+
+
+def _united(runs: Runs, start: Ints, stop: Ints) -> Runs:
+    """Row k: the union of the rows `start[k] <= i < stop[k]`, none of these spans empty.
+
+    A span of up to 2m rows is two of at most m, which may overlap, and neighbouring spans share most of those.
+    """
+    longest = int((stop - start).max(initial=1))
+    if longest == 1:
+        return runs.take(start)
+    half = 1 << ((longest - 1).bit_length() - 1)
+    first, last = np.minimum(start + half, stop), np.maximum(stop - half, start)
+    base = runs.num_dst + 1
+    spans, which = np.unique(np.concatenate([start * base + first, last * base + stop]), return_inverse=True)
+    parts = _united(runs, spans // base, spans % base)
+    left, right = which.reshape(2, -1)
+    return parts.take(left) | parts.take(right)
+
+
+def _sparse_product(outer: Runs, inner: Runs) -> Runs:
     from scipy import sparse
 
-    dst, src = runs.edges()
-    matrix = sparse.csr_array((np.ones(len(dst), bool), (dst, src)), shape=(runs.num_dst, runs.num_src))
-    product = matrix
-    for _ in range(k - 1):
-        product = product @ matrix
-    product = product.tocoo()
-    return Runs.from_edges(runs.num_dst, runs.num_src, product.row.astype(np.int64), product.col.astype(np.int64))
+    def matrix(runs: Runs) -> sparse.csr_array:
+        dst, src = runs.edges()
+        return sparse.csr_array((np.ones(len(dst), bool), (dst, src)), shape=(runs.num_dst, runs.num_src))
+
+    product = (matrix(outer) @ matrix(inner)).tocoo()
+    return Runs.from_edges(outer.num_dst, inner.num_src, product.row.astype(np.int64), product.col.astype(np.int64))
 
 
 def _spread(runs: Runs, sources: Ints, layers: int) -> tuple[Flags, int]:

@@ -71,6 +71,13 @@ class Table(Relation):
         self.classes = classes.long()
         self.count = int(classes.max()) + 1 if classes.numel() else 0
 
+    def check_fits(self, num_dst: int, num_src: int, shift: int = 0) -> None:
+        """Raises unless there is a class for every pair of a graph of this size."""
+        if shift:
+            raise ValueError("a relation table knows nothing of remembered sources (memory); give a rule instead")
+        if self.classes.shape != (num_dst, num_src):
+            raise ValueError(f"{self} does not fit a graph of {num_dst} x {num_src} (destinations x sources)")
+
     def ids(self, dst: Tensor, src: Tensor) -> Tensor:
         return self.classes.to(dst.device)[dst, src]
 

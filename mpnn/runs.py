@@ -12,12 +12,12 @@ the union), and, for two lists of disjoint intervals, `S[k] < T[k-1]` says that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Ints = NDArray[np.int64]
 
@@ -36,17 +36,37 @@ class Runs:
     stop: Ints
 
     @staticmethod
-    def of(num_dst: int, num_src: int, row: Ints, start: Ints, stop: Ints) -> Runs:
-        """The union of any intervals, in any order, overlapping or reaching outside: clipped, sorted and merged."""
-        start, stop = np.clip(start, 0, num_src), np.clip(stop, 0, num_src)
-        keep = start < stop
-        base = row[keep] * (num_src + 1)
-        return _union(num_dst, num_src, _sort(base + start[keep]), _sort(base + stop[keep]))
+    def of(num_dst: int, num_src: int, intervals: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> Runs:
+        """The union of any intervals `(row, start, stop)`, each integers that broadcast: in any order, overlapping,
+        empty or reaching outside; clipped, sorted and merged."""
+        starts, stops = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for interval in intervals:
+            row, start, stop = np.broadcast_arrays(*(np.asarray(part, np.int64) for part in interval))
+            start, stop = np.clip(start, 0, num_src), np.clip(stop, 0, num_src)
+            keep = start < stop
+            base = row[keep] * (num_src + 1)
+            starts.append(base + start[keep])
+            stops.append(base + stop[keep])
+        return _union(num_dst, num_src, _sort(np.concatenate(starts)), _sort(np.concatenate(stops)))
 
     @staticmethod
     def from_edges(num_dst: int, num_src: int, dst: Ints, src: Ints) -> Runs:
         """The runs that cover exactly these edges; repeated edges count once."""
-        return Runs.of(num_dst, num_src, dst, src, src + 1)
+        return Runs.of(num_dst, num_src, [(dst, src, src + 1)])
+
+    @staticmethod
+    def from_labels(labels: Ints) -> Runs:
+        """Disjoint cliques: every node hears the runs of consecutive nodes that its own clique is made of."""
+        n = len(labels)
+        _, clique = np.unique(labels, return_inverse=True)
+        order = np.argsort(clique, kind="stable")
+        begins = np.ones(n, bool)
+        begins[1:] = (np.diff(order) != 1) | (np.diff(clique[order]) != 0)
+        first = np.flatnonzero(begins)
+        start = order[first]
+        stop = start + np.diff(np.append(first, n))
+        ptr = np.append(0, np.cumsum(np.bincount(clique[start], minlength=int(clique.max(initial=-1)) + 1)))
+        return Runs(len(ptr) - 1, n, ptr, start, stop).take(clique)
 
     @staticmethod
     def stack(parts: Sequence[Runs]) -> Runs:
@@ -56,24 +76,23 @@ class Runs:
         return Runs(
             sum(p.num_dst for p in parts),
             int(column[-1]),
-            np.concatenate([[0]] + [p.ptr[1:] + f for p, f in zip(parts, first, strict=False)]),
-            np.concatenate([p.start + c for p, c in zip(parts, column, strict=False)]),
-            np.concatenate([p.stop + c for p, c in zip(parts, column, strict=False)]),
+            np.concatenate([[0]] + [p.ptr[1:] + f for p, f in zip(parts, first[:-1], strict=True)]),
+            np.concatenate([p.start + c for p, c in zip(parts, column[:-1], strict=True)]),
+            np.concatenate([p.stop + c for p, c in zip(parts, column[:-1], strict=True)]),
         )
 
-    def repeat(self, times: int, num_dst: int) -> Runs:
-        """Each row `times` times over, cut off after `num_dst` rows: for rules that hold for whole blocks of rows."""
-        block = np.arange(num_dst) // times
-        count = np.diff(self.ptr)[block]
-        which = expand(self.ptr[block], self.ptr[block] + count)
+    def take(self, rows: Ints) -> Runs:
+        """The runs of the given rows, in that order; a row may be taken more than once."""
+        count = self.ptr[rows + 1] - self.ptr[rows]
+        which = expand(self.ptr[rows], self.ptr[rows + 1])
         ptr = np.append(0, np.cumsum(count))
-        return Runs(num_dst, self.num_src, ptr, self.start[which], self.stop[which])
+        return Runs(len(rows), self.num_src, ptr, self.start[which], self.stop[which])
 
     @cached_property
     def num_edges(self) -> int:
         return int((self.stop - self.start).sum())
 
-    @cached_property
+    @property
     def row(self) -> Ints:
         """The row of each run, [num_runs]."""
         return np.repeat(np.arange(self.num_dst), np.diff(self.ptr))
@@ -87,11 +106,25 @@ class Runs:
         """All edges written out as (dst, src), row by row, sources ascending: O(edges), on request only."""
         return np.repeat(np.arange(self.num_dst), self.degree()), expand(self.start, self.stop)
 
+    def holds(self, dst: Ints, src: Ints) -> NDArray[np.bool_]:
+        """Whether each of these edges is there."""
+        start, stop = self._flat()
+        at = dst * (self.num_src + 1) + src
+        before = np.searchsorted(start, at, side="right")
+        return at < np.append(-1, stop)[before]
+
+    def dense(self) -> NDArray[np.bool_]:
+        """[num_dst, num_src], in O(num_dst * num_src)."""
+        step = np.zeros(self.num_dst * (self.num_src + 1), np.int8)
+        start, stop = self._flat()
+        step[start], step[stop] = 1, -1
+        inside = np.cumsum(step, dtype=np.int8).reshape(self.num_dst, self.num_src + 1)
+        return inside[:, :-1] > 0
+
     @staticmethod
     def full(num_dst: int, num_src: int) -> Runs:
         """Every row hears every source."""
-        row = np.arange(num_dst)
-        return Runs.of(num_dst, num_src, row, np.zeros_like(row), np.full_like(row, num_src))
+        return Runs.of(num_dst, num_src, [(np.arange(num_dst), 0, num_src)])
 
     def complement(self) -> Runs:
         start, stop = self._flat()
@@ -176,7 +209,9 @@ def expand(start: Ints, stop: Ints) -> Ints:
 
 
 def _sort(x: Ints) -> Ints:
-    return np.sort(x, kind="stable")  # numpy's stable sort is adaptive: sorted pieces are merged in linear time
+    """In place."""
+    x.sort(kind="stable")  # numpy's stable sort is adaptive: sorted pieces are merged in linear time
+    return x
 
 
 def _merge(a: Ints, b: Ints) -> Ints:
@@ -184,11 +219,10 @@ def _merge(a: Ints, b: Ints) -> Ints:
 
 
 def _union(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
-    gap = np.flatnonzero(starts[1:] > stops[:-1])
-    first, last = np.append(0, gap + 1), np.append(gap, len(stops) - 1)
-    if len(starts) == 0:
-        first = last = gap
-    return _rows(num_dst, num_src, starts[first], stops[last])
+    begins = np.ones(len(starts), bool)
+    begins[1:] = starts[1:] > stops[:-1]
+    ends = np.roll(begins, -1)  # what lies before a beginning, and before the very first comes the very last
+    return _rows(num_dst, num_src, starts[begins], stops[ends])
 
 
 def _intersect(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
@@ -197,7 +231,10 @@ def _intersect(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
 
 
 def _rows(num_dst: int, num_src: int, start: Ints, stop: Ints) -> Runs:
-    row = start // (num_src + 1)
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=num_dst))]).astype(np.int64)
-    base = row * (num_src + 1)
-    return Runs(num_dst, num_src, ptr, start - base, stop - base)
+    """Rows of runs from intervals on the line; `start` and `stop` become the result's own."""
+    base = np.arange(num_dst + 1) * (num_src + 1)
+    ptr = np.searchsorted(start, base).astype(np.int64, copy=False)
+    offset = np.repeat(base[:-1], np.diff(ptr))
+    start -= offset
+    stop -= offset
+    return Runs(num_dst, num_src, ptr, start, stop)

@@ -49,6 +49,7 @@ class Topology(ABC):
         `relation`: the class of each edge, see `mpnn.relation`.
         `alike`: rows come in blocks of so many that hear the same sources, and `i` holds the first of each block.
         """
+        _check_hashable(args)
         return _Rule(rule, args, memory, relation, alike)
 
     @staticmethod
@@ -57,6 +58,7 @@ class Topology(ABC):
 
         `labels(num_nodes, *args)` returns int64 [num_nodes]; `args` as in `of`.
         """
+        _check_hashable(args)
         return _Cliques(labels, args, relation)
 
     def bind(self, num_dst: int, num_src: int | None = None) -> Graph:
@@ -66,17 +68,9 @@ class Topology(ABC):
         Raises:
             ValueError: a size is negative, or the topology does not exist at this size.
         """
+        _check_size("num_dst", num_dst)
         num_src = num_dst + self.memory if num_src is None else num_src
-        for name, n in (("num_dst", num_dst), ("num_src", num_src)):
-            if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-                raise TypeError(f"{name} must be an integer; got {n!r}")
-            if n < 0:
-                raise ValueError(f"{name} must not be negative; got {n}")
-        if self.memory and num_src != num_dst + self.memory:
-            raise ValueError(
-                f"{self} has {self.memory} remembered sources and then the {num_dst} destinations themselves, "
-                f"so num_src must be {num_dst + self.memory}; got {num_src}"
-            )
+        _check_size("num_src", num_src)
         return _bind(self, int(num_dst), int(num_src))
 
     @property
@@ -84,7 +78,8 @@ class Topology(ABC):
         return 0
 
     @abstractmethod
-    def _graph(self, num_dst: int, num_src: int) -> Graph: ...
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        """`bind` without its cache: what an expression is made of need not outlive it."""
 
     def related(self, relation: Relation | Tensor) -> Topology:
         """The same edges, each with a class: a `Relation`, or an integer matrix [num_dst, num_src]."""
@@ -100,13 +95,13 @@ class Topology(ABC):
         return _combine("-", self, other)
 
     def __ror__(self, other: Graph) -> Graph:
-        return other | self.bind(other.num_dst, other.num_src)
+        return other | _like(self, other)
 
     def __rand__(self, other: Graph) -> Graph:
-        return other & self.bind(other.num_dst, other.num_src)
+        return other & _like(self, other)
 
     def __rsub__(self, other: Graph) -> Graph:
-        return other - self.bind(other.num_dst, other.num_src)
+        return other - _like(self, other)
 
     def __invert__(self) -> Topology:
         return _Complement(self)
@@ -114,12 +109,32 @@ class Topology(ABC):
 
 @lru_cache(maxsize=256)
 def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
-    return topology._graph(num_dst, num_src)
+    graph = topology._graph(num_dst, num_src)
+    graph.name = str(topology)
+    return graph
+
+
+def _like(topology: Topology, graph: Graph) -> Graph:
+    return topology.bind(graph.num_dst, graph.num_src).to(graph.device)
+
+
+def _check_size(name: str, n: int) -> None:
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer; got {n!r}")
+    if n < 0:
+        raise ValueError(f"{name} must not be negative; got {n}")
+
+
+def _check_hashable(args: tuple[Any, ...]) -> None:
+    try:
+        hash(args)
+    except TypeError as error:
+        raise TypeError(f"a topology's arguments are its identity and must be hashable; got {args}: {error}") from None
 
 
 def _combine(symbol: str, left: Topology, right: Topology | Graph) -> Topology | Graph:
     if isinstance(right, Graph):
-        return _ALGEBRA[symbol](left.bind(right.num_dst, right.num_src), right)
+        return _ALGEBRA[symbol](_like(left, right), right)
     return _Algebra(symbol, left, right) if isinstance(right, Topology) else NotImplemented
 
 
@@ -136,21 +151,17 @@ class _Rule(Topology):
         return self.remembered
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
-        i = np.arange(0, num_dst, self.alike)
-        pairs = [
-            (
-                np.broadcast_to(np.asarray(start, np.int64), i.shape),
-                np.broadcast_to(np.asarray(stop, np.int64), i.shape),
+        if self.remembered and num_src != num_dst + self.remembered:
+            raise ValueError(
+                f"{self} has {self.remembered} remembered sources and then the {num_dst} destinations themselves, "
+                f"so num_src must be {num_dst + self.remembered}; got {num_src}"
             )
-            for start, stop in self.rule(i, num_src, *self.args)
-        ]
-        none = np.zeros(0, np.int64)
-        row = np.tile(np.arange(len(i)), len(pairs))
-        start = np.concatenate([start for start, _ in pairs] or [none])
-        stop = np.concatenate([stop for _, stop in pairs] or [none])
-        runs = Runs.of(len(i), num_src, row, start, stop)
-        runs = runs if self.alike == 1 else runs.repeat(self.alike, num_dst)
-        return Graph.from_runs(runs, relation=self.relation, shift=self.remembered, name=str(self))
+        i = np.arange(0, num_dst, self.alike)
+        row = np.arange(len(i))
+        pairs = self.rule(i, num_src, *self.args)
+        runs = Runs.of(len(i), num_src, ((row, start, stop) for start, stop in pairs))
+        runs = runs if self.alike == 1 else runs.take(np.arange(num_dst) // self.alike)
+        return Graph.from_runs(runs, relation=self.relation, shift=self.remembered)
 
     def __repr__(self) -> str:
         return _call(self.rule, self.args, skip=2)
@@ -166,7 +177,7 @@ class _Cliques(Topology):
         if num_dst != num_src:
             raise ValueError(f"{self} needs as many sources as destinations; got {num_dst} x {num_src}")
         labels = np.asarray(self.labels(num_dst, *self.args), np.int64)
-        return Graph.from_labels(labels, relation=self.relation, name=str(self))
+        return Graph.from_labels(labels, relation=self.relation)
 
     def __repr__(self) -> str:
         return _call(self.labels, self.args, skip=1)
@@ -183,7 +194,7 @@ class _Algebra(Topology):
         return max(self.left.memory, self.right.memory)
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
-        return _ALGEBRA[self.symbol](self.left.bind(num_dst, num_src), self.right.bind(num_dst, num_src))
+        return _ALGEBRA[self.symbol](self.left._graph(num_dst, num_src), self.right._graph(num_dst, num_src))
 
     def __repr__(self) -> str:
         return f"{_nested(self.left)} {self.symbol} {_nested(self.right)}"
@@ -198,7 +209,7 @@ class _Complement(Topology):
         return self.inner.memory
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
-        return ~self.inner.bind(num_dst, num_src)
+        return ~self.inner._graph(num_dst, num_src)
 
     def __repr__(self) -> str:
         return f"~{_nested(self.inner)}"
@@ -214,7 +225,7 @@ class _Related(Topology):
         return self.inner.memory
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
-        return self.inner.bind(num_dst, num_src).related(self.relation)
+        return self.inner._graph(num_dst, num_src).related(self.relation)
 
     def __repr__(self) -> str:
         return f"{_nested(self.inner)}.related({self.relation!r})"

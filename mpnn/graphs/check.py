@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+_MOST = 2**61  # node numbers are int64, and rules add such values to them
+
 
 def whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be an integer; got {value!r}")
+    if abs(int(value)) > _MOST:
+        raise ValueError(f"{name} must not be beyond 2**61; got {value}")
     return int(value)
 
 
@@ -24,7 +28,7 @@ def distinct_indices(name: str, values: Iterable[int] | Tensor, keep_order: bool
     """Node numbers from 0 upward, none twice; sorted unless their order means something."""
     if isinstance(values, (str, bytes)) or not isinstance(values, (Iterable, Tensor)):
         raise TypeError(f"{name} must be an integer or a list of integers; got {values!r}")
-    items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
+    items = np.atleast_1d(values).tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
     nodes = tuple(whole(f"{name}[{k}]", v) for k, v in enumerate(items))
     if nodes and min(nodes) < 0:
         raise ValueError(f"{name} must not hold negative nodes; got {min(nodes)}")

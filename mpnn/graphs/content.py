@@ -19,6 +19,13 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
     A round draws R [d, buckets / 2] and takes `argmax([xR; -xR])`: nearby directions mostly share a bucket. One round
     is a graph of disjoint cliques; several are united.
 
+    ::
+
+        lsh(torch.tensor([[1.0], [-1.0], [2.0], [-3.0]]), buckets=2)   #.#.
+                                                                       .#.#
+                                                                       #.#.
+                                                                       .#.#
+
     Args:
         x: features [N, d].
 
@@ -47,6 +54,13 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
 def knn(x: Tensor, k: int) -> Graph:
     """i hears its k nearest other nodes by Euclidean distance, nearest first; ties go to the lower index.
 
+    ::
+
+        knn(torch.tensor([[0.0], [1.0], [3.0], [3.5]]), k=1)   .#..
+                                                               #...
+                                                               ...#
+                                                               ..#.
+
     Args:
         x: features [N, d].
 
@@ -56,11 +70,14 @@ def knn(x: Tensor, k: int) -> Graph:
     _check_features("knn", x)
     at_least("k", k, 0)
     n = len(x)
+    x = x if x.dtype == torch.float64 else x.float()
+    far = torch.finfo(x.dtype).max
     if k and k >= n:
         raise ValueError(f"k must be less than the number of nodes, {n}; got {k}")
     sources = []
     for rows in torch.arange(n, device=x.device).split(max(1, _CHUNK // max(n, 1))):
         distance = torch.cdist(x[rows], x, compute_mode="donot_use_mm_for_euclid_dist")
+        distance.nan_to_num_(nan=far, posinf=far)  # farther than any node, but nearer than a node is to itself
         distance[torch.arange(len(rows), device=x.device), rows] = float("inf")
         sources.append(distance.sort(dim=1, stable=True).indices[:, :k])
     src = torch.cat(sources).reshape(-1) if sources else torch.zeros(0, dtype=torch.int64, device=x.device)
@@ -69,5 +86,7 @@ def knn(x: Tensor, k: int) -> Graph:
 
 
 def _check_features(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} needs a tensor of features [N, d]; got {type(x).__name__}")
     if x.dim() != 2 or not x.is_floating_point():
         raise ValueError(f"{name} needs floating-point features [N, d]; got {x.dtype} of shape {list(x.shape)}")

@@ -16,7 +16,15 @@ from mpnn.graphs.explicit import from_edges
 
 
 def from_scipy(matrix: Any) -> Graph:
-    """From a scipy sparse matrix or array [num_dst, num_src]; its stored values become `edge_attr` [E]."""
+    """From a scipy sparse matrix or array [num_dst, num_src]; its stored values become `edge_attr` [E].
+
+    ::
+
+        from_scipy(scipy.sparse.csr_array([[0, 1, 0], [0, 0, 2]]))   .#.
+                                                                     ..#
+    """
+    if not hasattr(matrix, "tocoo"):
+        raise TypeError(f"from_scipy needs a scipy sparse matrix or array; got {type(matrix).__name__}")
     coo = matrix.tocoo()
     edges = torch.from_numpy(np.stack([coo.col, coo.row]).astype(np.int64))
     values = torch.from_numpy(np.array(coo.data))
@@ -31,13 +39,20 @@ def to_scipy(graph: Graph) -> Any:
     from scipy import sparse
 
     src, dst = graph.edge_index.cpu().numpy()
-    return sparse.csr_array((_values(graph).cpu().numpy(), (dst, src)), shape=(graph.num_dst, graph.num_src))
+    return sparse.csr_array((_values(graph).detach().cpu().numpy(), (dst, src)), shape=(graph.num_dst, graph.num_src))
 
 
 def from_networkx(graph: Any, weight: str | None = None) -> Graph:
     """From a networkx graph: nodes numbered in its own order; undirected edges go both ways.
 
     An edge u -> v means that v hears u. `weight` names the edge attribute to take along as `edge_attr`.
+
+    ::
+
+        from_networkx(networkx.path_graph(4))   .#..
+                                                #.#.
+                                                .#.#
+                                                ..#.
     """
     number = {node: k for k, node in enumerate(graph.nodes)}
     edges, values = [], []
@@ -79,7 +94,15 @@ def from_pyg(data: Any) -> Graph:
     """From a PyTorch Geometric `Data`: `edge_index`, and `edge_attr` and `edge_type` where it has them.
 
     A bare `edge_index` tensor goes to `from_edges`.
+
+    ::
+
+        from_pyg(Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3))   ...
+                                                                                 #..
+                                                                                 .#.
     """
+    if getattr(data, "edge_index", None) is None:
+        raise ValueError(f"from_pyg needs data with an edge_index; got {data!r}")
     return from_edges(
         data.edge_index,
         data.num_nodes,

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.edges import check_form
 from mpnn.graph import Graph
-from mpnn.relation import Offset
+from mpnn.graphs.check import at_least
+from mpnn.relation import GridOffset, Offset
 from mpnn.runs import Runs
 
 
@@ -25,6 +27,12 @@ def from_edges(
 ) -> Graph:
     """The graph with just these edges, in this order, repeated ones too; no self-loop is added.
 
+    ::
+
+        from_edges([[0, 0, 1], [1, 2, 2]])   ...
+                                             #..
+                                             ##.
+
     Args:
         edge_index: integers [2, E], sources above destinations (PyTorch Geometric's convention).
         num_nodes: for one set of nodes; default: as many as the edges name.
@@ -35,60 +43,95 @@ def from_edges(
         IndexError: an end of an edge is no node; the sentence names the edge.
         TypeError, ValueError: not integers, wrong shapes, both ways of giving sizes.
     """
-    edge_index = torch.as_tensor(edge_index)
-    if edge_index.numel() == 0 and edge_index.dim() == 2 and edge_index.shape[0] == 2:
-        edge_index = edge_index.long()
+    edge_index = _tensor(edge_index)
+    if edge_index.numel() == 0:
+        edge_index = edge_index.long()  # a list without numbers in it passes for floating point
+    check_form(edge_index)
+    edge_index = edge_index.long().contiguous()
     if num_nodes is not None and (num_src is not None or num_dst is not None):
         raise ValueError("give num_nodes for one set of nodes, or num_src and num_dst for two, not both")
-    if edge_index.dim() == 2 and edge_index.shape[0] == 2:
-        named = [int(ends.max()) + 1 if ends.numel() else 0 for ends in edge_index]
-        if num_src is None and num_dst is None:
-            num_nodes = max(named) if num_nodes is None else num_nodes
-        num_src = num_nodes if num_src is None and num_nodes is not None else (named[0] if num_src is None else num_src)
-        num_dst = num_nodes if num_dst is None and num_nodes is not None else (named[1] if num_dst is None else num_dst)
-    if not edge_index.is_floating_point() and edge_index.dtype != torch.bool:
-        edge_index = edge_index.long()
+    for name, n in (("num_nodes", num_nodes), ("num_src", num_src), ("num_dst", num_dst)):
+        if n is not None:
+            at_least(name, n, 0)
+    named_src, named_dst = [int(ends.max()) + 1 if ends.numel() else 0 for ends in edge_index]
+    if num_src is None and num_dst is None:
+        num_src = num_dst = max(named_src, named_dst) if num_nodes is None else num_nodes
     return Graph.from_edges(
-        edge_index.contiguous(),
-        num_dst or 0,
-        num_src or 0,
-        edge_attr=None if edge_attr is None else torch.as_tensor(edge_attr),
-        edge_type=None if edge_type is None else torch.as_tensor(edge_type),
+        edge_index,
+        named_dst if num_dst is None else int(num_dst),
+        named_src if num_src is None else int(num_src),
+        edge_attr=None if edge_attr is None else _tensor(edge_attr),
+        edge_type=None if edge_type is None else _integers(_tensor(edge_type)),
     )
 
 
 def batch(graphs: Sequence[Graph]) -> Graph:
     """Disjoint union: the nodes of each graph follow those of the one before it; nothing passes between them.
 
-    Structured graphs stay structured (a batch of packed sentences costs their runs); if any graph is explicit, so is
-    the result, edges in the order given. Attributes and classes must be on all graphs or on none.
+    Structured graphs stay structured (a batch of packed sentences costs their runs) where one rule of classes, or
+    none, serves the whole batch; otherwise the edges are written out, in the order given. Attributes and classes must
+    be on all graphs or on none.
+
+    ::
+
+        batch([causal().bind(2), complete().bind(3)])   #....
+                                                        ##...
+                                                        ..###
+                                                        ..###
+                                                        ..###
     """
     graphs = list(graphs)
     if not graphs:
         raise ValueError("a batch needs at least one graph")
-    if len({g.shift for g in graphs}) > 1 or (graphs[0].shift and len(graphs) > 1):
+    if len(graphs) == 1:
+        return graphs[0]
+    if any(g.shift for g in graphs):
         raise ValueError("graphs with remembered sources (memory) cannot be batched; batch their features instead")
-    for name in ("edge_attr", "edge_type"):
-        have = [getattr(g, name) is not None for g in graphs]
+    devices = sorted({str(g.device) for g in graphs})
+    if len(devices) > 1:
+        raise ValueError(f"the graphs of a batch are on {' and '.join(devices)}; move them to one")
+    for name, have in (
+        ("edge_attr", [g.edge_attr is not None for g in graphs]),
+        ("edge_type", [g.has_classes for g in graphs]),
+    ):
         if any(have) and not all(have):
             raise ValueError(f"graph {have.index(True)} has {name} and graph {have.index(False)} has none")
-    explicit = any(g.is_explicit for g in graphs)
-    one = Graph(
-        sum(g.num_dst for g in graphs),
-        sum(g.num_src for g in graphs),
-        runs=None if explicit else Runs.stack([g.runs for g in graphs]),
-        edges=_joined_edges(graphs) if explicit else None,
-        labels=_joined_labels(graphs),
-        edge_attr=None if graphs[0].edge_attr is None else torch.cat([g.edge_attr for g in graphs]),  # type: ignore[misc]
-        device=graphs[0].device,
-        name=f"{len(graphs)} graphs",
-    )
-    relations = {g.relation for g in graphs}
-    if not explicit and len(relations) == 1 and isinstance(graphs[0].relation, Offset):
-        one.relation = graphs[0].relation  # an offset within a graph is the same offset within the batch
-    elif graphs[0].edge_type is not None:
-        one._edge_type = torch.cat([g.edge_type for g in graphs])  # type: ignore[misc]
-    return one
+    num_dst, num_src = sum(g.num_dst for g in graphs), sum(g.num_src for g in graphs)
+    name, device = f"{len(graphs)} graphs", graphs[0].device
+    if any(g.is_explicit for g in graphs) or not _share_a_rule(graphs):
+        attr = None if graphs[0].edge_attr is None else torch.cat([_given(g.edge_attr) for g in graphs])
+        kind = torch.cat([_given(g.edge_type) for g in graphs]) if graphs[0].has_classes else None
+        edges = _joined_edges(graphs)
+        return Graph(num_dst, num_src, edges=edges, edge_attr=attr, edge_type=kind, name=name, device=device)
+    runs, labels = Runs.stack([g.runs for g in graphs]), _joined_labels(graphs)
+    return Graph(num_dst, num_src, runs=runs, labels=labels, relation=graphs[0].relation, name=name, device=device)
+
+
+def _share_a_rule(graphs: Sequence[Graph]) -> bool:
+    """Whether one rule of classes holds for all, and still does when their nodes are numbered from further on."""
+    relation = graphs[0].relation
+    if any(g.relation != relation for g in graphs):
+        return False
+    square = all(g.num_dst == g.num_src for g in graphs)
+    if isinstance(relation, GridOffset):
+        return square and all(g.num_src % relation.width == 0 for g in graphs)
+    return relation is None or (square and isinstance(relation, Offset))
+
+
+def _given(data: Tensor | None) -> Tensor:
+    assert data is not None
+    return data
+
+
+def _tensor(data: Tensor | Any) -> Tensor:
+    # torch warns of numpy arrays that must not be written to, though nothing here does
+    return torch.as_tensor(data.copy() if isinstance(data, np.ndarray) and not data.flags.writeable else data)
+
+
+def _integers(classes: Tensor) -> Tensor:
+    """Integers of any kind as int64; what are none stays as it is, to be refused."""
+    other = classes.is_floating_point() or classes.is_complex()
+    return classes if other and classes.numel() else classes.long()
 
 
 def _joined_edges(graphs: Sequence[Graph]) -> Tensor:
@@ -104,4 +147,4 @@ def _joined_labels(graphs: Sequence[Graph]) -> np.ndarray | None:
         return None
     ranked = [np.unique(one, return_inverse=True)[1] for one in labels]
     first = np.cumsum([0] + [int(r.max(initial=-1)) + 1 for r in ranked])
-    return np.concatenate([r + f for r, f in zip(ranked, first, strict=False)])
+    return np.concatenate([r + f for r, f in zip(ranked, first[:-1], strict=True)])

@@ -23,6 +23,9 @@ def grid(height: int, width: int, connectivity: int = 4) -> Topology:
         grid(2, 3)   .#.#..
                      #.#.#.
                      .#...#
+                     #...#.
+                     .#.#.#
+                     ..#.#.
     """
     _check_size(height, width)
     if connectivity not in (4, 8):
@@ -51,6 +54,9 @@ def neighborhood(height: int, width: int, radius: int) -> Topology:
         neighborhood(2, 3, 1)   ##.##.
                                 ######
                                 .##.##
+                                ##.##.
+                                ######
+                                .##.##
     """
     _check_size(height, width)
     at_least("radius", radius, 0)
@@ -77,6 +83,16 @@ def windows(height: int, width: int, size: int, shift: int = 0) -> Topology:
         windows(2, 4, size=2)   ##..##..
                                 ##..##..
                                 ..##..##
+                                ..##..##
+                                ##..##..
+                                ##..##..
+                                ..##..##
+                                ..##..##
+
+        windows(1, 4, size=2, shift=1)   #...
+                                         .##.
+                                         .##.
+                                         ...#
     """
     _check_size(height, width)
     at_least("size", size, 1)
@@ -93,8 +109,8 @@ def _windows(n: int, height: int, width: int, size: int, shift: int = 0) -> Ints
 
 def _window_of(at: Ints, length: int, size: int, shift: int) -> Ints:
     """The window along one axis; pixels that the cyclic shift carried over the edge get windows of their own."""
-    moved = (at - shift) % length
-    return moved // size + np.where(moved != at - shift, -(-length // size), 0)
+    moved = at - shift % max(length, 1)
+    return np.where(moved < 0, (moved + length) // size + -(-length // size), moved // size)
 
 
 def _row_runs(y: Ints, first: Ints, last: Ints, height: int, width: int) -> Pairs:

@@ -1,7 +1,7 @@
 """Topologies as text: `parse("causal & window(256)")`, for command lines and configuration files.
 
 The text is read with `ast` and never run: names of builders, numbers, lists of numbers and the set operators are all
-it can hold. Each topology prints as the text that gives it back.
+it can hold. A topology made of them prints as the text that gives it back (long lists are cut short).
 """
 
 from __future__ import annotations
@@ -52,16 +52,15 @@ def parse(text: str) -> Topology:
     Raises:
         ValueError: the text is no such expression; the sentence says where.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"a topology is written as text; got {type(text).__name__}")
+    text = " ".join(text.split())
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        return _topology(ast.parse(text, mode="eval").body, text)
     except SyntaxError as error:
-        raise ValueError(f"cannot read {text!r} at column {error.offset}: {error.msg}") from None
+        raise ValueError(f"cannot read {_cut(text)} at column {error.offset or len(text) + 1}: {error.msg}") from None
     except (RecursionError, MemoryError):
-        raise ValueError(f"cannot read an expression nested this deeply: {text[:40]!r}...") from None
-    try:
-        return _topology(tree, text.strip())
-    except RecursionError:
-        raise ValueError(f"cannot read an expression nested this deeply: {text[:40]!r}...") from None
+        raise ValueError(f"cannot read an expression nested this deeply: {_cut(text)}") from None
 
 
 def _topology(node: ast.expr, text: str) -> Topology:
@@ -74,6 +73,8 @@ def _topology(node: ast.expr, text: str) -> Topology:
             return _built(node, text, name, [], {})
         case ast.Call(ast.Name(name), args, keywords):
             named = {str(k.arg): _value(k.value, text) for k in keywords}
+            if len(named) < len(keywords):
+                raise _error(node, text, "an argument is named twice")
             return _built(node, text, name, [_value(a, text) for a in args], named)
     raise _error(node, text, "expected a topology such as window(256), or two joined by | & -")
 
@@ -100,4 +101,9 @@ def _value(node: ast.expr, text: str) -> Any:
 
 def _error(node: ast.expr, text: str, why: str) -> ValueError:
     part = ast.get_source_segment(text, node) or ""
-    return ValueError(f"cannot read {text!r} at column {node.col_offset + 1} ({part[:40]!r}): {why}")
+    column = len(text.encode()[: node.col_offset].decode()) + 1  # ast counts bytes
+    return ValueError(f"cannot read {_cut(text)} at column {column} ({_cut(part)}): {why}")
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")

@@ -1,6 +1,6 @@
 """Topologies over sequences: each a rule that states the runs of sources a position hears.
 
-Drawings show destinations as rows, sources as columns, over six nodes.
+Drawings show destinations as rows and sources as columns; `#` is an edge.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from mpnn.graphs.check import at_least, distinct_indices, whole
+from mpnn.graphs.check import at_least, distinct_indices
 from mpnn.runs import Ints
 from mpnn.topology import Topology
 
@@ -23,9 +23,10 @@ def complete() -> Topology:
 
     ::
 
-        ######
-        ######
-        ######
+        complete()   ####
+                     ####
+                     ####
+                     ####
     """
     return Topology.of(_complete)
 
@@ -39,9 +40,11 @@ def causal() -> Topology:
 
     ::
 
-        #.....
-        ##....
-        ###...
+        causal()   #....
+                   ##...
+                   ###..
+                   ####.
+                   #####
     """
     return Topology.of(_causal)
 
@@ -55,9 +58,10 @@ def identity() -> Topology:
 
     ::
 
-        #.....
-        .#....
-        ..#...
+        identity()   #...
+                     .#..
+                     ..#.
+                     ...#
     """
     return Topology.of(_identity)
 
@@ -71,9 +75,17 @@ def window(radius: int, dilation: int = 1) -> Topology:
 
     ::
 
-        window(1)   ##....     window(1, 2)   #.#...
-                    ###...                    .#.#..
-                    .###..                    #.#.#.
+        window(1)   ##...
+                    ###..
+                    .###.
+                    ..###
+                    ...##
+
+        window(1, dilation=2)   #.#..
+                                .#.#.
+                                #.#.#
+                                .#.#.
+                                ..#.#
     """
     at_least("radius", radius, 0)
     at_least("dilation", dilation, 1)
@@ -95,8 +107,9 @@ def strided(stride: int) -> Topology:
         strided(2)   #.....
                      ##....
                      ###...
-                     .###..      row 3: 3 and 2, and 1 by the stride
+                     .###..
                      #.###.
+                     .#.###
     """
     at_least("stride", stride, 1)
     return Topology.of(_strided, int(stride))
@@ -112,10 +125,15 @@ def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
 
     ::
 
-        global_nodes(1)   ######     global_nodes([2])   ..#...
-                          #.....                         ..#...
-                          #.....                         ######
-                          #.....                         ..#...
+        global_nodes(1)   ####
+                          #...
+                          #...
+                          #...
+
+        global_nodes([0, 2])   ####
+                               #.#.
+                               ####
+                               #.#.
     """
     if isinstance(count_or_indices, (int, np.integer)):
         at_least("count", count_or_indices, 0)
@@ -124,9 +142,10 @@ def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
 
 
 def _global_nodes(i: Ints, num_src: int, nodes: int | tuple[int, ...]) -> Pairs:
-    hubs = np.arange(nodes) if isinstance(nodes, int) else np.asarray(nodes, np.int64)
-    if isinstance(nodes, tuple) and len(hubs) and hubs.max() >= max(len(i), num_src):
-        raise ValueError(f"global node {hubs.max()} does not exist among {max(len(i), num_src)} nodes")
+    most = max(len(i), num_src)
+    hubs = np.arange(min(nodes, most)) if isinstance(nodes, int) else np.asarray(nodes, np.int64)
+    if len(hubs) and hubs.max() >= most:
+        raise ValueError(f"global node {hubs.max()} does not exist among {most} nodes")
     everything = (0, np.where(np.isin(i, hubs), num_src, 0))
     breaks = np.flatnonzero(np.diff(hubs) != 1)
     first, last = np.append(0, breaks + 1), np.append(breaks, len(hubs) - 1)
@@ -138,10 +157,11 @@ def prefix(k: int) -> Topology:
 
     ::
 
-        prefix(3)   ###...
-                    ###...
-                    ###...
-                    ####..
+        prefix(3)   ###..
+                    ###..
+                    ###..
+                    ####.
+                    #####
     """
     at_least("k", k, 0)
     return Topology.of(_prefix, int(k))
@@ -163,10 +183,10 @@ def documents(lengths: Sequence[int] | Tensor) -> Topology:
                                ..###.
                                .....#
     """
-    lengths = tuple(whole("lengths", n) for n in _listed("lengths", lengths))
-    for k, n in enumerate(lengths):
+    given = _listed("lengths", lengths)
+    for k, n in enumerate(given):
         at_least(f"lengths[{k}]", n, 0)
-    return Topology.cliques(_documents, lengths)
+    return Topology.cliques(_documents, tuple(int(n) for n in given))
 
 
 def _documents(n: int, lengths: tuple[int, ...]) -> Ints:

@@ -24,12 +24,23 @@ def random(degree: int, block: int = 1, seed: int = 0) -> Topology:
 
     ::
 
-        random(2)   .#..#.     random(2, block=2)   ..##..
-                    #....#                          ..##..
-                    ..##..                          ##....
+        random(2)   ...#.#
+                    ..#.#.
+                    .#...#
+                    ..#..#
+                    ..#.#.
+                    #..#..
+
+        random(2, block=2)   ##....
+                             ##....
+                             ....##
+                             ....##
+                             ##....
+                             ##....
     """
     at_least("degree", degree, 0)
     at_least("block", block, 1)
+    at_least("seed", seed, 0)
     if degree % block:
         raise ValueError(f"degree must be a multiple of block; got degree {degree} and block {block}")
     return Topology.of(_random, int(degree), int(block), int(seed), alike=int(block))
@@ -51,6 +62,8 @@ def longformer(window: int, globals: int | list[int] = 0) -> Topology:
                                    ###...
                                    ####..
                                    #.###.
+                                   #..###
+                                   #...##
     """
     at_least("window", window, 0)
     band = sequence.window(window // 2)
@@ -65,16 +78,19 @@ def bigbird(block: int = 64, window: int = 3, random: int = 3, globals: int = 2,
 
     ::
 
-        bigbird(block=1, window=3, random=1, globals=1)   ######
-                                                          ###..#
-                                                          ####..
-                                                          #.###.
-                                                          ##.###
+        bigbird(block=1, window=3, random=1, globals=1)   #######
+                                                          ###.#..
+                                                          ####.#.
+                                                          #####..
+                                                          ##.###.
+                                                          ##..###
+                                                          #.#..##
     """
     at_least("block", block, 1)
     at_least("window", window, 1)
     at_least("random", random, 0)
     at_least("globals", globals, 0)
+    at_least("seed", seed, 0)
     if window % 2 == 0:
         raise ValueError(f"window must be an odd number of blocks, as many on each side; got {window}")
     return Topology.of(_bigbird, int(block), int(window), int(random), int(globals), int(seed), alike=int(block))

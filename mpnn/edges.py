@@ -1,0 +1,113 @@
+"""Explicit edges: what is asked of them, and the same edges sorted for kernels that walk rows.
+
+Apart from `Graph` because none of it knows of topologies, runs or attributes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class built_once(cached_property[T]):
+    """A cached property whose tensors can be trained with even when `torch.inference_mode` was on at the first use."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        with torch.inference_mode(False):
+            return super().__get__(instance, owner)
+
+
+@dataclass(frozen=True, eq=False)
+class CSR:
+    """Edges sorted by row: row r has the edges `ptr[r]:ptr[r+1]`, each with its `col`. All int64.
+
+    `edge_id` says where each of them stands in the caller's order; None when that is the same order.
+    """
+
+    ptr: Tensor
+    col: Tensor
+    edge_id: Tensor | None
+
+    @built_once
+    def row(self) -> Tensor:
+        """The row of each edge, [E]."""
+        rows = torch.arange(len(self.ptr) - 1, device=self.ptr.device)
+        return torch.repeat_interleave(rows, self.ptr.diff(), output_size=len(self.col))
+
+    @built_once
+    def position(self) -> Tensor | None:
+        """Where each edge of the caller's order stands in this one, [E]; None when that is the same order."""
+        return None if self.edge_id is None else self.edge_id.argsort()
+
+    def from_caller(self, per_edge: Tensor, dim: int = 0) -> Tensor:
+        """Values in the caller's edge order, put into this one."""
+        return per_edge if self.edge_id is None else per_edge.index_select(dim, self.edge_id)
+
+    def to_caller(self, per_edge: Tensor, dim: int = 0) -> Tensor:
+        """Values in this edge order, put into the caller's."""
+        return per_edge if self.position is None else per_edge.index_select(dim, self.position)
+
+
+def sorted_by(row: Tensor, col: Tensor, num_rows: int) -> CSR:
+    """Edges row[e], col[e] sorted by row; those of one row keep their order."""
+    edge_id = torch.sort(row, stable=True).indices
+    ptr = torch.zeros(num_rows + 1, dtype=torch.int64, device=row.device)
+    ptr[1:] = torch.bincount(row, minlength=num_rows).cumsum(0)
+    return CSR(ptr, col[edge_id], edge_id)
+
+
+def nodes_without_loop(edges: Tensor, num_nodes: int) -> Tensor:
+    """The nodes that do not hear themselves, ascending."""
+    src, dst = edges
+    missing = torch.ones(num_nodes, dtype=torch.bool, device=edges.device)
+    missing[dst[src == dst]] = False
+    return missing.nonzero().squeeze(1)
+
+
+def one_way(edges: Tensor, num_nodes: int) -> Tensor:
+    """Which edges have none the other way, ascending."""
+    src, dst = edges
+    return (~torch.isin(src * num_nodes + dst, dst * num_nodes + src)).nonzero().squeeze(1)
+
+
+def check_form(edges: Tensor) -> None:
+    """Raises unless these are integers [2, E]."""
+    if edges.dim() != 2 or edges.shape[0] != 2:
+        raise ValueError(f"edge_index must have shape [2, E], sources above destinations; got {list(edges.shape)}")
+    if edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool:
+        raise TypeError(f"edge_index must hold integers; got {edges.dtype}")
+
+
+def check_ends(edges: Tensor, num_dst: int, num_src: int) -> None:
+    """Raises IndexError, naming the first edge that has an end which is no node."""
+    for role, ends, n in (("source", edges[0], num_src), ("destination", edges[1], num_dst)):
+        bad = ((ends < 0) | (ends >= n)).nonzero()
+        if len(bad):
+            e = int(bad[0])
+            raise IndexError(
+                f"edge {e} ({int(edges[0, e])} -> {int(edges[1, e])}) has {role} {int(ends[e])}, "
+                f"but there are {n} {role}s, counted from 0"
+            )
+
+
+def check_data(name: str, data: Tensor, edges: Tensor) -> None:
+    """Raises unless `data` has one row for each edge, on the device of the edges."""
+    if data.dim() == 0 or len(data) != edges.shape[1]:
+        raise ValueError(f"{name} must have one row for each of the {edges.shape[1]} edges; got {list(data.shape)}")
+    if data.device != edges.device:
+        raise ValueError(f"{name} is on {data.device} and the edges on {edges.device}; move one")
+
+
+def check_classes(classes: Tensor) -> None:
+    """Raises unless these are integers [E] from 0 upward; names the first edge that has another."""
+    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool or classes.dim() != 1:
+        raise TypeError(f"edge_type must be integers [E]; got {classes.dtype} of shape {list(classes.shape)}")
+    bad = (classes < 0).nonzero()
+    if len(bad):
+        raise ValueError(f"edge {int(bad[0])} has edge_type {int(classes[bad[0]])}; classes count from 0")

@@ -1,0 +1,364 @@
+"""Every builder: tiny graphs drawn by hand, odd and prime sizes against a plain predicate, and its own docstring."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from drawings import draw, drawn
+from test_runs import check_well_formed
+
+from mpnn import Graph, Topology, graphs
+
+# ------------------------------------------------------------------------------------------------ drawn by hand
+
+DRAWN = {
+    "complete().bind(2, 3)": """
+        ###
+        ###
+    """,
+    "causal().bind(4)": """
+        #...
+        ##..
+        ###.
+        ####
+    """,
+    "causal().bind(2, 4)": """
+        #...
+        ##..
+    """,
+    "identity().bind(3)": """
+        #..
+        .#.
+        ..#
+    """,
+    "window(1).bind(5)": """
+        ##...
+        ###..
+        .###.
+        ..###
+        ...##
+    """,
+    "window(0).bind(2)": """
+        #.
+        .#
+    """,
+    "window(1, dilation=3).bind(7)": """
+        #..#...
+        .#..#..
+        ..#..#.
+        #..#..#
+        .#..#..
+        ..#..#.
+        ...#..#
+    """,
+    "global_nodes(2).bind(5)": """
+        #####
+        #####
+        ##...
+        ##...
+        ##...
+    """,
+    "global_nodes([1, 3]).bind(4)": """
+        .#.#
+        ####
+        .#.#
+        ####
+    """,
+    "global_nodes([3]).bind(2, 4)": """
+        ...#
+        ...#
+    """,
+    "prefix(2).bind(4)": """
+        ##..
+        ##..
+        ###.
+        ####
+    """,
+    "documents([1, 0, 3]).bind(4)": """
+        #...
+        .###
+        .###
+        .###
+    """,
+    # 3 comes first and hears itself; then 0 hears 3 and itself; then 2; then 1, who hears everybody
+    "permutation([3, 0, 2, 1]).bind(4)": """
+        #..#
+        ####
+        #.##
+        ...#
+    """,
+    "memory(1).bind(3)": """
+        ##..
+        ###.
+        ####
+    """,
+    "strided(3).bind(8)": """
+        #.......
+        ##......
+        ###.....
+        ####....
+        .####...
+        ..####..
+        #..####.
+        .#..####
+    """,
+    "longformer(2, globals=1).bind(5)": """
+        #####
+        ###..
+        ####.
+        #.###
+        #..##
+    """,
+    "longformer(2, globals=[2]).bind(4)": """
+        ###.
+        ###.
+        ####
+        ..##
+    """,
+    "bigbird(block=2, window=1, random=0, globals=1).bind(5)": """
+        #####
+        #####
+        ####.
+        ####.
+        ##..#
+    """,
+    "bigbird(block=1, window=3, random=0, globals=2).bind(6)": """
+        ######
+        ######
+        ####..
+        #####.
+        ##.###
+        ##..##
+    """,
+    "random(3).bind(2, 3)": """
+        ###
+        ###
+    """,
+    "grid(2, 3).bind(6)": """
+        .#.#..
+        #.#.#.
+        .#...#
+        #...#.
+        .#.#.#
+        ..#.#.
+    """,
+    "grid(2, 3, connectivity=8).bind(6)": """
+        .#.##.
+        #.####
+        .#..##
+        ##..#.
+        ####.#
+        .##.#.
+    """,
+    "neighborhood(3, 2, 1).bind(6)": """
+        ####..
+        ####..
+        ######
+        ######
+        ..####
+        ..####
+    """,
+    "windows(2, 4, size=2).bind(8)": """
+        ##..##..
+        ##..##..
+        ..##..##
+        ..##..##
+        ##..##..
+        ##..##..
+        ..##..##
+        ..##..##
+    """,
+    # shifted by one, a row of four pixels falls into {1, 2} and {3, 0}; 3 and 0 are no neighbours
+    "windows(1, 4, size=2, shift=1).bind(4)": """
+        #...
+        .##.
+        .##.
+        ...#
+    """,
+    "windows(1, 5, size=3).bind(5)": """
+        ###..
+        ###..
+        ###..
+        ...##
+        ...##
+    """,
+    "from_edges([[0, 2, 2], [1, 1, 0]])": """
+        ..#
+        #.#
+        ...
+    """,
+    "from_edges([[3], [1]], num_src=4, num_dst=2)": """
+        ....
+        ...#
+    """,
+    "batch([causal().bind(2), complete().bind(1, 2)])": """
+        #...
+        ##..
+        ..##
+    """,
+}
+
+
+def built(expression: str) -> Graph:
+    """What an expression of this file or of a docstring gives, in the words of the docstrings."""
+    names = {**vars(graphs), "torch": torch, "scipy": scipy}
+    if "networkx" in expression:
+        names["networkx"] = pytest.importorskip("networkx")
+    if "Data" in expression:
+        names["Data"] = pytest.importorskip("torch_geometric.data").Data
+    return eval(expression, names)
+
+
+@pytest.mark.parametrize("expression", DRAWN)
+def test_the_edges_are_those_drawn_by_hand(expression: str) -> None:
+    graph = built(expression)
+    check_well_formed(graph.runs)
+    assert torch.equal(graph.dense(), drawn(DRAWN[expression])), "\n" + draw(graph)
+
+
+# ------------------------------------------------------------------------------------------------ docstrings
+
+PUBLISHED = [getattr(graphs, name) for name in graphs.__all__]
+_FIRST = re.compile(r"^ +(\S.*\))   ([#.]+)$")  # window(1)   ##...
+_NEXT = re.compile(r"^ +([#.]+)$")
+
+
+def drawings(docstring: str) -> list[tuple[str, list[str]]]:
+    """(expression, rows) of every drawing: a line `expression   row`, then rows alone."""
+    found: list[tuple[str, list[str]]] = []
+    for line in docstring.splitlines():
+        if first := _FIRST.match(line):
+            found.append((first[1], [first[2]]))
+        elif following := _NEXT.match(line):
+            found[-1][1].append(following[1])
+    return found
+
+
+@pytest.mark.parametrize("builder", PUBLISHED, ids=lambda b: b.__name__)
+def test_docstrings_draw_what_is_built(builder: Callable[..., Any]) -> None:
+    docstring = builder.__doc__ or ""
+    shown = drawings(docstring)
+    assert ("::" in docstring) == bool(shown)
+    for expression, rows in shown:
+        assert expression.startswith(builder.__name__ + "(")
+        given = built(expression)
+        graph = given.bind(len(rows[0])) if isinstance(given, Topology) else given
+        assert draw(graph).split() == rows, expression
+
+
+def test_every_builder_of_the_contract_is_drawn() -> None:
+    undrawn = {builder.__name__ for builder in PUBLISHED if not drawings(builder.__doc__ or "")}
+    assert undrawn == {
+        *("parse", "to_scipy", "to_networkx", "to_pyg", "to_torch_sparse", "to_sparse_tensor"),
+        *("from_torch_sparse", "from_sparse_tensor"),
+    }
+
+
+# ------------------------------------------------------------------------------------------------ against predicates
+
+ODD_SIZES = [1, 2, 7, 13, 31, 53]
+ORDER_53 = np.random.default_rng(0).permutation(53)
+
+PREDICATES: list[tuple[Topology, Callable[[np.ndarray, np.ndarray], Any]]] = [
+    (graphs.complete(), lambda i, j: i >= 0),
+    (graphs.causal(), lambda i, j: j <= i),
+    (graphs.identity(), lambda i, j: j == i),
+    (graphs.window(4), lambda i, j: abs(i - j) <= 4),
+    (graphs.window(2**61), lambda i, j: i >= 0),
+    (graphs.window(3, dilation=5), lambda i, j: ((i - j) % 5 == 0) & (abs(i - j) <= 15)),
+    (graphs.window(10**9, dilation=3), lambda i, j: (i - j) % 3 == 0),
+    (graphs.global_nodes(3), lambda i, j: (i < 3) | (j < 3)),
+    (graphs.global_nodes(10**12), lambda i, j: i >= 0),
+    (graphs.global_nodes([]), lambda i, j: i < 0),
+    (graphs.global_nodes([0]), lambda i, j: (i == 0) | (j == 0)),
+    (graphs.prefix(5), lambda i, j: (j < 5) | (j <= i)),
+    (graphs.prefix(0), lambda i, j: j <= i),
+    (graphs.strided(7), lambda i, j: ((i >= j) & (i - j < 7)) | ((i > j) & ((i - j) % 7 == 0))),
+    (graphs.strided(1), lambda i, j: j <= i),
+    (graphs.longformer(7, globals=2), lambda i, j: (abs(i - j) <= 3) | (i < 2) | (j < 2)),
+    (
+        graphs.bigbird(block=4, window=3, random=0, globals=1),
+        lambda i, j: (abs(i // 4 - j // 4) <= 1) | (i < 4) | (j < 4),
+    ),
+]
+
+
+@pytest.mark.parametrize(("topology", "mask"), PREDICATES, ids=[str(topology) for topology, _ in PREDICATES])
+@pytest.mark.parametrize("n", ODD_SIZES)
+def test_square_and_rectangular_graphs_follow_their_predicate(
+    topology: Topology, mask: Callable[[np.ndarray, np.ndarray], np.ndarray], n: int
+) -> None:
+    for num_src in (n, n + 6, max(n - 3, 0)):
+        graph = topology.bind(n, num_src)
+        check_well_formed(graph.runs)
+        assert (graph.dense().numpy() == mask(*np.indices((n, num_src)))).all(), num_src
+
+
+@pytest.mark.parametrize("n", ODD_SIZES)
+def test_graphs_of_a_given_size_follow_their_predicate(n: int) -> None:
+    i, j = np.indices((n, n))
+    cut = n // 3
+    document = np.repeat([0, 1, 2], [cut, n - cut, 0])
+    order = ORDER_53[n > ORDER_53]
+    rank = {int(node): place for place, node in enumerate(order)}
+    stands = np.array([rank[node] for node in range(n)])
+    for graph, expected in (
+        (graphs.documents([cut, n - cut, 0]).bind(n), document[i] == document[j]),
+        (graphs.permutation(order.tolist()).bind(n), stands[j] <= stands[i]),
+        (graphs.permutation(torch.from_numpy(order)).bind(n), stands[j] <= stands[i]),
+    ):
+        check_well_formed(graph.runs)
+        assert (graph.dense().numpy() == expected).all()
+    i, j = np.indices((n, n + 4))
+    assert (graphs.memory(4).bind(n).dense().numpy() == (j <= i + 4)).all()
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+BAD = {
+    "window(-1)": "radius must be at least 0; got -1",
+    "window(1.5)": "radius must be an integer; got 1.5",
+    "window(True)": "radius must be an integer; got True",
+    "window(10**30)": r"radius must not be beyond 2\*\*61",
+    "window(2, dilation=0)": "dilation must be at least 1; got 0",
+    "strided(0)": "stride must be at least 1; got 0",
+    "global_nodes(-2)": "count must be at least 0; got -2",
+    "global_nodes([1, -3])": "indices must not hold negative nodes; got -3",
+    "global_nodes([0.5])": r"indices\[0\] must be an integer; got 0.5",
+    "global_nodes('ab')": "indices must be an integer or a list of integers; got 'ab'",
+    "global_nodes([5]).bind(5)": "global node 5 does not exist among 5 nodes",
+    "prefix(-1)": "k must be at least 0; got -1",
+    "documents(3)": "lengths must be a list of integers; got 3",
+    "documents([3, -1])": r"lengths\[1\] must be at least 0; got -1",
+    "documents([3, 2.0])": r"lengths\[1\] must be an integer; got 2.0",
+    "permutation([0, 2])": r"order must hold each of 0..1 once; got \[0, 2\]",
+    "permutation([0, 0])": r"order must hold each of 0..1 once; got \[0, 0\]",
+    "permutation([1, 0]).bind(3)": "the order has 2 nodes, but the graph is 3 x 3",
+    "memory(-1)": "length must be at least 0; got -1",
+    "random(-1)": "degree must be at least 0; got -1",
+    "random(2, seed=-1)": "seed must be at least 0; got -1",
+    "random(2, seed=0.5)": "seed must be an integer; got 0.5",
+    "random(3, block=2)": "degree must be a multiple of block; got degree 3 and block 2",
+    "longformer(-2)": "window must be at least 0; got -2",
+    "bigbird(window=2)": "window must be an odd number of blocks, as many on each side; got 2",
+    "bigbird(block=0)": "block must be at least 1; got 0",
+    "bigbird(seed=-1)": "seed must be at least 0; got -1",
+    "grid(2, 0)": "width must be at least 1; got 0",
+    "grid(2, 2, connectivity=6)": r"connectivity must be 4 \(sides\) or 8 \(sides and corners\); got 6",
+    "grid(2, 2).bind(5)": "grid of 2 x 2 pixels needs 4 nodes; the graph is 5 x 5",
+    "neighborhood(2, 2, -1)": "radius must be at least 0; got -1",
+    "neighborhood(2, 2, 1).bind(4, 5)": "neighborhood of 2 x 2 pixels needs 4 nodes; the graph is 4 x 5",
+    "windows(2, 2, size=0)": "size must be at least 1; got 0",
+    "windows(2, 2, size=2, shift=-1)": "shift must be at least 0; got -1",
+    "windows(2, 2, size=2).bind(3)": "windows of 2 x 2 pixels needs 4 nodes; the graph is 3 x 3",
+}
+
+
+@pytest.mark.parametrize("expression", BAD)
+def test_a_bad_argument_is_named(expression: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=BAD[expression]):
+        built(expression)

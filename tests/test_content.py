@@ -1,0 +1,102 @@
+"""Graphs built from features: hashing buckets against Reformer's formula, neighbours against brute force."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from mpnn import graphs
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_lsh_unites_rounds_of_argmax_over_both_signs(rounds: int) -> None:
+    x = torch.randn(53, 8)
+    generator = torch.Generator().manual_seed(4)
+    expected = torch.zeros(53, 53, dtype=torch.bool)
+    for _ in range(rounds):
+        projected = x @ torch.randn(8, 3, generator=generator)
+        bucket = torch.cat([projected, -projected], dim=1).argmax(dim=1)  # Kitaev et al. 2020, section 2
+        expected |= bucket[:, None] == bucket
+    graph = graphs.lsh(x, buckets=6, rounds=rounds, seed=4)
+    assert torch.equal(graph.dense(), expected)
+    assert (graph.labels is not None) == (rounds == 1)
+
+
+def test_lsh_puts_opposite_vectors_apart_and_like_ones_together() -> None:
+    x = torch.randn(20, 16)
+    x = torch.cat([x, 3 * x, -x])
+    dense = graphs.lsh(x, buckets=8).dense()
+    assert dense[:20, 20:40].diagonal().all()  # only the direction counts
+    assert not dense[:20, 40:].diagonal().any()
+
+
+def test_lsh_depends_on_its_seed_alone() -> None:
+    x = torch.randn(40, 4)
+    torch.manual_seed(1)
+    first = graphs.lsh(x, 8, seed=0).dense()
+    torch.manual_seed(2)
+    assert torch.equal(graphs.lsh(x, 8, seed=0).dense(), first)
+    assert not torch.equal(graphs.lsh(x, 8, seed=1).dense(), first)
+
+
+@pytest.mark.parametrize(("n", "k"), [(53, 5), (7, 6), (7, 0), (1, 0), (0, 0)])
+def test_knn_is_brute_force(n: int, k: int) -> None:
+    x = torch.randn(n, 3, dtype=torch.float64)
+    graph = graphs.knn(x, k)
+    src, dst = graph.edge_index.view(2, n, k)
+    for i in range(n):
+        others = sorted((float(((x[i] - x[j]) ** 2).sum()), j) for j in range(n) if j != i)
+        assert src[i].tolist() == [j for _, j in others[:k]]
+        assert dst[i].tolist() == [i] * k
+
+
+def test_knn_gives_ties_to_the_lower_index() -> None:
+    x = torch.tensor([[0.0], [1.0], [-1.0], [1.0], [5.0]])
+    src, dst = graphs.knn(x, 2).edge_index
+    assert src[dst == 0].tolist() == [1, 2]
+    assert src[dst == 1].tolist() == [3, 0]
+    assert src[dst == 4].tolist() == [1, 3]
+
+
+def test_copies_of_a_point_are_its_neighbours_and_it_is_not() -> None:
+    graph = graphs.knn(torch.zeros(4, 2), 3)
+    assert torch.equal(graph.dense(), ~torch.eye(4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_any_floating_point_will_do(dtype: torch.dtype) -> None:
+    x = torch.arange(6.0)[:, None].to(dtype)
+    assert graphs.knn(x, 1).edge_index[0].tolist() == [1, 0, 1, 2, 3, 4]
+    assert torch.equal(graphs.lsh(x - 2.5, 2).dense(), graphs.documents([3, 3]).bind(6).dense())
+
+
+def test_features_that_are_no_numbers_neither_hang_nor_make_a_node_its_own_neighbour() -> None:
+    x = torch.tensor([[0.0], [1.0], [float("nan")], [3.0], [float("inf")], [float("-inf")]])
+    graph = graphs.knn(x, 5)
+    assert torch.equal(graph.dense(), ~torch.eye(6, dtype=torch.bool))
+    assert graphs.knn(x, 1).edge_index[0, [0, 1, 3]].tolist() == [1, 0, 1]
+    assert graphs.lsh(x, 2).num_dst == 6
+
+
+@pytest.mark.parametrize("build", [lambda x: graphs.lsh(x, 4), lambda x: graphs.knn(x, 2)], ids=["lsh", "knn"])
+def test_graphs_are_not_part_of_the_gradient(build: Any) -> None:
+    x = torch.randn(9, 4, requires_grad=True)
+    assert not build(x).edge_index.requires_grad
+
+
+BAD = {
+    "lsh(torch.zeros(3, 2), 3)": "buckets must be even, half of them for each sign of the projection; got 3",
+    "lsh(torch.zeros(3, 2), 0)": "buckets must be at least 2; got 0",
+    "lsh(torch.zeros(3, 2), 4, rounds=0)": "rounds must be at least 1; got 0",
+    "lsh(torch.zeros(3), 4)": r"lsh needs floating-point features \[N, d\]; got torch.float32 of shape \[3\]",
+    "lsh([[1.0]], 4)": r"lsh needs a tensor of features \[N, d\]; got list",
+    "knn(torch.zeros(3, 2, dtype=torch.int64), 1)": r"knn needs floating-point features \[N, d\]; got torch.int64",
+    "knn(torch.zeros(3, 2), 3)": "k must be less than the number of nodes, 3; got 3",
+    "knn(torch.zeros(3, 2), -1)": "k must be at least 0; got -1",
+}
+
+
+@pytest.mark.parametrize("expression", BAD)
+def test_a_bad_argument_is_named(expression: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=BAD[expression]):
+        eval(expression, {**vars(graphs), "torch": torch})

@@ -1,0 +1,345 @@
+"""Graphs of explicit edges and of runs: their forms, the order of their edges, and the graphs made from them."""
+
+import pytest
+import torch
+from drawings import drawn
+
+from mpnn import Graph, Topology, graphs, ops
+from mpnn.relation import Offset
+
+# Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 hears nobody.
+EDGES = torch.tensor([[1, 2, 0, 1, 2, 3], [0, 1, 1, 0, 2, 1]])
+ATTR = torch.tensor([10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
+KIND = torch.tensor([0, 1, 2, 0, 1, 2])
+MASK = drawn("""
+    .#..
+    #.##
+    ..#.
+    ....
+""")
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return graphs.from_edges(EDGES, 4, edge_attr=ATTR)
+
+
+def listed(graph: Graph) -> list[tuple[int, int]]:
+    return [(src, dst) for src, dst in graph.edge_index.T.tolist()]
+
+
+# ------------------------------------------------------------------------------------------------ its forms
+
+
+def test_explicit_edges_stay_as_they_are(graph: Graph) -> None:
+    assert graph.is_explicit
+    assert torch.equal(graph.edge_index, EDGES)
+    assert torch.equal(graph.dense(), MASK)
+    assert graph.num_edges == 6
+    assert graph.degree().tolist() == [2, 3, 1, 0]  # repeated edges count
+    assert graph.runs.num_edges == 5  # as a set they do not
+    assert str(graph) == "Graph(4 nodes, 6 edges)"
+
+
+def test_structured_edges_are_written_out_by_destination() -> None:
+    graph = graphs.window(1).bind(3)
+    assert not graph.is_explicit
+    assert listed(graph) == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 1), (1, 2), (2, 2)]
+    assert graph.degree().tolist() == [2, 3, 2]
+    assert str(graph) == "Graph(window(1): 3 nodes, 7 edges)"
+    assert str(graphs.complete().bind(1200, 5)) == "Graph(complete(): 1,200 x 5, 6,000 edges)"
+
+
+def test_structured_graphs_are_measured_without_writing_edges_out() -> None:
+    graph = graphs.window(2).bind(9)
+    assert graph.dense().sum() == graph.num_edges == graph.degree().sum()
+    _ = graph.reverse(), graph.power(2), graph | graph, ~graph, graph.undirected(), graph.to("cpu"), repr(graph)
+    assert "edge_index" not in vars(graph)
+
+
+@pytest.mark.parametrize("structured", [False, True])
+def test_sorted_forms_hold_the_same_edges(structured: bool) -> None:
+    graph = (graphs.causal() & graphs.window(2)).bind(5, 4) if structured else graphs.from_edges(EDGES, 4)
+    src, dst = graph.edge_index
+    for sorted_edges, row, col, n in ((graph.csr, dst, src, graph.num_dst), (graph.csc, src, dst, graph.num_src)):
+        assert sorted_edges.ptr.tolist() == [int((row < r).sum()) for r in range(n + 1)]
+        assert torch.equal(sorted_edges.row, sorted_edges.from_caller(row))
+        assert torch.equal(sorted_edges.col, sorted_edges.from_caller(col))
+        assert (sorted_edges.row.diff() >= 0).all()
+        numbers = torch.randn(2, graph.num_edges)
+        there = sorted_edges.from_caller(numbers, dim=1)
+        assert torch.equal(sorted_edges.to_caller(there, dim=1), numbers)
+    if structured:
+        assert graph.csr.edge_id is None  # already by destination
+
+
+def test_edges_of_one_row_keep_their_order() -> None:
+    assert graphs.from_edges(EDGES, 4).csr.edge_id.tolist() == [0, 3, 1, 2, 5, 4]
+    many = graphs.from_edges(torch.randint(0, 9, (2, 5000)), 9)  # so many that an unstable sort would mix them up
+    for sorted_edges in (many.csr, many.csc):
+        assert all((row.diff() > 0).all() for row in sorted_edges.edge_id.split(sorted_edges.ptr.diff().tolist()))
+
+
+def test_forms_are_built_once(graph: Graph) -> None:
+    for form in ("runs", "edge_index", "csr", "csc", "num_edges", "labels"):
+        assert getattr(graph, form) is getattr(graph, form)
+    calls: list[int] = []
+    for _ in range(2):
+        graph.memo("count", lambda: calls.append(1))
+    assert calls == [1]
+
+
+def test_forms_built_in_inference_can_be_trained_with() -> None:
+    graph = graphs.window(1).bind(4)
+    with torch.inference_mode():
+        index, row = graph.edge_index, graph.csr.row
+    x = torch.randn(4, 2, requires_grad=True)
+    (x[index[0]] * x[row]).sum().backward()
+    assert x.grad is not None
+
+
+# ------------------------------------------------------------------------------------------------ derived graphs
+
+
+def test_reverse_turns_every_edge_and_keeps_its_place() -> None:
+    graph = graphs.from_edges(EDGES, num_dst=4, num_src=5, edge_attr=ATTR, edge_type=KIND).reverse()
+    assert (graph.num_dst, graph.num_src) == (5, 4)
+    assert torch.equal(graph.edge_index, EDGES.flip(0))
+    assert torch.equal(graph.edge_attr, ATTR)
+    assert torch.equal(graph.edge_type, KIND)
+
+
+def test_reversed_classes_stay_with_their_edges() -> None:
+    graph = (graphs.causal() & graphs.window(2)).related(Offset(1)).bind(5, 7)
+    back = graph.reverse()
+    by_edge = dict(zip(listed(graph), graph.edge_type.tolist(), strict=True))
+    assert {(dst, src): kind for (src, dst), kind in by_edge.items()} == dict(
+        zip(listed(back), back.edge_type.tolist(), strict=True)
+    )
+    assert torch.equal(back.reverse().edge_type, graph.edge_type)
+    remembered = graphs.memory(2).related(Offset(3)).bind(3)
+    again = remembered.reverse().reverse()
+    assert (again.shift, again.edge_type.tolist()) == (2, remembered.edge_type.tolist())
+    turned = remembered.reverse()
+    j, i = turned.edge_index.flip(0)  # a source now hears what heard it
+    assert torch.equal(turned.edge_type, (j - (i + 2)).clamp(-3, 3) + 3)
+
+
+def test_reversed_cliques_are_the_same_cliques() -> None:
+    graph = graphs.documents([2, 3]).bind(5).reverse()
+    assert graph.labels is not None
+    assert torch.equal(graph.dense(), graphs.documents([2, 3]).bind(5).dense())
+
+
+def test_power_counts_steps() -> None:
+    path = graphs.from_edges([[0, 1, 2, 3], [1, 2, 3, 4]])
+    assert torch.equal(path.power(1).dense(), path.dense())
+    assert listed(path.power(2)) == [(0, 2), (1, 3), (2, 4)]
+    assert listed(path.power(4)) == [(0, 4)]
+    assert path.power(5).num_edges == 0
+    assert torch.equal(graphs.window(2).bind(20).power(3).dense(), graphs.window(6).bind(20).dense())
+    assert graphs.documents([2, 3]).bind(5).power(7).labels is not None
+
+
+def test_self_loops_are_added_last_and_once(graph: Graph) -> None:
+    looped = graph.with_self_loops(fill=-1.0)
+    assert torch.equal(looped.edge_index[:, :6], EDGES)
+    assert listed(looped)[6:] == [(0, 0), (1, 1), (3, 3)]  # 2 has one already
+    assert looped.edge_attr.tolist() == [*ATTR.tolist(), -1.0, -1.0, -1.0]
+    again = looped.with_self_loops()
+    assert torch.equal(again.edge_index, looped.edge_index)
+    wide = graphs.from_edges(EDGES, 4, edge_attr=torch.ones(6, 2, 3)).with_self_loops(fill=0.5)
+    assert wide.edge_attr.shape == (9, 2, 3)
+    assert (wide.edge_attr[6:] == 0.5).all()
+
+
+def test_structured_graphs_get_their_loops_as_runs() -> None:
+    graph = (graphs.causal() - graphs.identity()).bind(6)
+    assert graph.with_self_loops().runs.same_as(graphs.causal().bind(6).runs)
+    assert graphs.documents([2, 3]).bind(5).with_self_loops().labels is not None
+
+
+def test_new_edges_need_a_class_where_edges_have_one() -> None:
+    graph = graphs.from_edges(EDGES, 4, edge_type=KIND)
+    with pytest.raises(ValueError, match="the 3 new edges would have no edge_type; add them with their classes"):
+        graph.with_self_loops()
+    complete = graphs.from_edges([[0, 1], [0, 1]], edge_type=KIND[:2])
+    assert torch.equal(complete.with_self_loops().edge_type, KIND[:2])  # nothing to add
+    ruled = graphs.from_edges(EDGES, 4).related(Offset(1)).with_self_loops()
+    assert ruled.edge_type.tolist() == [2, 2, 0, 2, 1, 2, 1, 1, 1]  # a rule gives new edges theirs
+
+
+def test_undirected_edges_lend_their_attributes() -> None:
+    # 0 -> 1 goes both ways; 1 -> 2 is there twice and its reverse is not; 2 -> 2 is its own
+    edges = [[0, 1, 1, 1, 2], [1, 0, 2, 2, 2]]
+    graph = graphs.from_edges(edges, 4, edge_attr=ATTR[:5], edge_type=KIND[:5]).undirected()
+    assert listed(graph) == [(0, 1), (1, 0), (1, 2), (1, 2), (2, 2), (2, 1), (2, 1)]
+    assert graph.edge_attr.tolist() == [10.0, 11.0, 12.0, 13.0, 14.0, 12.0, 13.0]
+    assert graph.edge_type.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert torch.equal(graph.undirected().edge_index, graph.edge_index)
+    causal = graphs.causal().bind(5)
+    assert causal.undirected().runs.is_complete
+    assert not causal.undirected().is_explicit
+
+
+@pytest.mark.parametrize("structured", [False, True])
+def test_dropped_edges_leave_the_rest_in_order(structured: bool) -> None:
+    graph = graphs.window(3).related(Offset(3)).bind(60) if structured else graphs.from_edges(EDGES, edge_attr=ATTR)
+    dropped = graph.drop_edges(0.4, torch.Generator().manual_seed(3))
+    kept = dropped.kept
+    assert kept is not None
+    assert (kept.diff() > 0).all()
+    assert torch.equal(dropped.edge_index, graph.edge_index[:, kept])
+    if structured:
+        assert torch.equal(dropped.edge_type, graph.edge_type[kept])
+        # a binomial count of some 400 edges, within six deviations
+        assert abs(len(kept) / graph.num_edges - 0.6) < 6 * (0.24 / graph.num_edges) ** 0.5
+    else:
+        assert torch.equal(dropped.edge_attr, ATTR[kept])
+    again = graph.drop_edges(0.4, torch.Generator().manual_seed(3))
+    assert torch.equal(again.edge_index, dropped.edge_index)
+    assert graph.drop_edges(0.0).num_edges == graph.num_edges
+    assert graph.drop_edges(1.0).num_edges == 0
+
+
+def test_classes_can_be_given_anew(graph: Graph) -> None:
+    typed = graphs.from_edges(EDGES, 4, edge_attr=ATTR, edge_type=KIND).related(Offset(9))
+    assert torch.equal(typed.edge_type, EDGES[0] - EDGES[1] + 9)
+    assert torch.equal(typed.edge_attr, ATTR)
+    assert typed.num_relations == 19
+    table = torch.arange(16).view(4, 4)
+    assert graph.related(table).edge_type.tolist() == [1, 6, 4, 1, 10, 7]
+    assert graph.edge_type is None
+    with pytest.raises(ValueError, match=r"Table\(3 x 4, 1 classes\) does not fit a graph of 4 x 4"):
+        graph.related(torch.zeros(3, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="a relation table is an integer matrix"):
+        graph.related(torch.zeros(4, 4))
+
+
+def test_classes_given_as_data_are_counted() -> None:
+    graph = graphs.from_edges(EDGES, edge_type=KIND.int())
+    assert graph.edge_type.dtype == torch.int64
+    assert torch.equal(graph.edge_type, KIND)
+    assert graph.num_relations == 3
+    assert graphs.from_edges([[], []], edge_type=[]).num_relations == 0
+    assert graphs.from_edges(EDGES).num_relations == 0
+
+
+# ------------------------------------------------------------------------------------------------ set algebra
+
+
+def test_explicit_edges_survive_intersection_and_difference_as_they_were(graph: Graph) -> None:
+    upper = graphs.causal().bind(4).reverse()  # sources at or after the destination
+    for together in (graph & upper, upper & graph):
+        assert listed(together) == [(1, 0), (2, 1), (1, 0), (2, 2), (3, 1)]
+        assert together.edge_attr.tolist() == [10.0, 11.0, 13.0, 14.0, 15.0]
+    rest = graph - upper
+    assert listed(rest) == [(0, 1)]
+    assert rest.edge_attr.tolist() == [12.0]
+    typed = graphs.from_edges(EDGES, 4, edge_type=KIND) - graphs.identity()
+    assert typed.edge_type.tolist() == [0, 1, 2, 0, 2]
+    assert listed(upper - graph) == [(0, 0), (2, 0), (3, 0), (1, 1), (3, 2), (3, 3)]
+
+
+def test_a_union_is_a_set_of_edges(graph: Graph) -> None:
+    plain = graphs.from_edges(EDGES, 4)
+    assert torch.equal((plain | graphs.identity()).dense(), MASK | torch.eye(4, dtype=torch.bool))
+    assert (plain | plain).num_edges == 5
+    with pytest.raises(ValueError, match=r"would lose the edge data of Graph\(4 nodes, 6 edges\)"):
+        graph | graphs.identity()
+
+
+def test_complement_of_an_explicit_graph(graph: Graph) -> None:
+    assert torch.equal((~graph).dense(), ~MASK)
+
+
+def test_intersected_cliques_are_cliques() -> None:
+    graph = graphs.documents([3, 3]).bind(6) & graphs.documents([2, 4]).bind(6)
+    assert torch.equal(graph.dense(), graphs.documents([2, 1, 3]).bind(6).dense())
+    assert graph.labels is not None
+    assert (graph.dense().numpy() == (graph.labels[:, None] == graph.labels)).all()
+    assert sorted(tuple(members.shape) for members in graph.cliques) == [(1, 1), (1, 2), (1, 3)]
+    assert (graphs.documents([3]).bind(3) & graphs.causal().bind(3)).labels is None
+    assert (graphs.documents([]).bind(0) & graphs.complete().bind(0)).num_edges == 0
+
+
+def test_cliques_of_a_graph_that_has_none() -> None:
+    with pytest.raises(ValueError, match=r"Graph\(causal\(\): 3 nodes, 6 edges\) is not a graph of disjoint cliques"):
+        _ = graphs.causal().bind(3).cliques
+
+
+def test_documents_do_not_leak() -> None:
+    lengths = [5, 1, 11]
+    packed = (graphs.causal() & graphs.documents(lengths)).bind(17)
+    document = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    everywhere = packed.power(16).dense() | packed.dense()
+    assert not everywhere[document[:, None] != document].any()
+    alone = graphs.batch([graphs.causal().bind(n) for n in lengths])
+    assert packed.runs.same_as(alone.runs)
+
+
+@pytest.mark.parametrize("backend", ["edge_list", "dense"])
+@pytest.mark.parametrize("within", [graphs.complete(), graphs.causal(), graphs.window(3)], ids=str)
+def test_changing_one_document_leaves_the_others_bit_identical(within: Topology, backend: str) -> None:
+    graph = (within & graphs.documents([9, 14, 8])).bind(31)
+    query, key, value = torch.randn(3, 31, 2, 4)
+    before = ops.attend(graph, query, key, value, backend=backend)
+    for x in (query, key, value):
+        x[:9] = torch.randn(9, 2, 4) * 1e3
+    after = ops.attend(graph, query, key, value, backend=backend)
+    assert not torch.equal(before[:9], after[:9])
+    assert torch.equal(before[9:], after[9:])
+
+
+# ------------------------------------------------------------------------------------------------ devices
+
+
+def test_a_graph_moves_once_and_knows_its_way_back() -> None:
+    graph = graphs.from_edges(EDGES, 4, edge_attr=ATTR, edge_type=KIND)
+    away = graph.to("meta")  # the one other device that every machine has
+    assert away is graph.to(torch.device("meta"))
+    assert away.to("cpu") is graph
+    assert graph.to("cpu") is graph
+    assert away.device == away.edge_index.device == away.edge_attr.device == away.edge_type.device
+    assert away.device.type == "meta"
+
+
+def test_structured_graphs_move_with_their_runs() -> None:
+    graph = graphs.windows(2, 2, size=2).bind(4)
+    away = graph.to("meta")
+    assert away.labels is graph.labels
+    assert (away.relation, away.name, away.num_edges) == (graph.relation, graph.name, graph.num_edges)
+    for form in (away.edge_index, away.dense(), away.degree(), away.csr.ptr, away.cliques[0], away.reverse().degree()):
+        assert form.device.type == "meta"
+    assert (graphs.causal() & away).device.type == "meta"
+    assert (away | graphs.causal()).device.type == "meta"
+    with pytest.raises(ValueError, match=r"the graphs are on cpu and meta; move one with \.to\(device\)"):
+        graph | away
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("structured", [False, True])
+def test_some_things_need_one_set_of_nodes(structured: bool) -> None:
+    graph = graphs.causal().bind(2, 3) if structured else graphs.from_edges([[2], [1]], num_src=3, num_dst=2)
+    for name, call in (
+        ("power", lambda: graph.power(2)),
+        ("self-loops", graph.with_self_loops),
+        ("undirected", graph.undirected),
+        ("reach", lambda: graph.reach(1)),
+        ("diameter", graph.diameter),
+    ):
+        with pytest.raises(ValueError, match=f"{name} needs as many sources as destinations; got 2 x 3"):
+            call()
+
+
+def test_bad_numbers_are_named(graph: Graph) -> None:
+    with pytest.raises(ValueError, match="power needs k >= 1; got 0"):
+        graph.power(0)
+    with pytest.raises(ValueError, match=r"p must lie between 0 and 1; got 1\.5"):
+        graph.drop_edges(1.5)
+    with pytest.raises(ValueError, match="layers must not be negative; got -1"):
+        graph.reach(-1)
+    with pytest.raises(ValueError, match="one size; got 4 x 4 and 3 x 3"):
+        graph & graphs.causal().bind(3)

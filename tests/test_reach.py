@@ -1,0 +1,121 @@
+"""How far messages travel, against powers of boolean matrices."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from mpnn import Topology, graphs, reach
+from mpnn.runs import Runs
+
+squares = st.integers(0, 9).flatmap(lambda n: arrays(bool, (n, n)))
+
+TOPOLOGIES = [
+    graphs.complete(),
+    graphs.causal(),
+    graphs.identity(),
+    ~graphs.complete(),
+    graphs.window(2),
+    graphs.window(1, dilation=3),
+    graphs.causal() & graphs.window(3),
+    graphs.causal() - graphs.identity(),
+    graphs.longformer(4, globals=1),
+    graphs.bigbird(block=2, random=1),
+    graphs.random(2),
+    graphs.random(1) | graphs.identity(),
+    graphs.strided(4),
+]
+
+
+def walks(matrix: np.ndarray, k: int) -> np.ndarray:
+    """Pairs that a walk of exactly k edges connects."""
+    connected = np.eye(len(matrix), dtype=bool)
+    for _ in range(k):
+        connected = (matrix.astype(int) @ connected.astype(int)) > 0
+    return connected
+
+
+def check_power(runs: Runs, matrix: np.ndarray) -> None:
+    for k in range(1, 6):
+        assert reach.power(runs, k).same_as(Runs.from_edges(*matrix.shape, *np.nonzero(walks(matrix, k)))), k
+
+
+@given(squares)
+def test_power_counts_walks(matrix: np.ndarray) -> None:
+    check_power(Runs.from_edges(*matrix.shape, *np.nonzero(matrix)), matrix)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 31])
+def test_power_of_structured_graphs(topology: Topology, n: int) -> None:
+    graph = topology.bind(n)
+    check_power(graph.runs, graph.dense().numpy())
+
+
+def test_power_costs_runs_not_edges() -> None:
+    n = 30_000  # 6 * 10^7 edges and 9 * 10^8 pairs, but 3 * 10^4 runs
+    graph = graphs.window(1000).bind(n).power(5)
+    assert graph.runs.same_as(graphs.window(5000).bind(n).runs)
+    assert "edge_index" not in vars(graph)
+
+
+@given(squares)
+def test_reach_counts_those_heard_of(matrix: np.ndarray) -> None:
+    n = len(matrix)
+    runs = Runs.from_edges(n, n, *np.nonzero(matrix))
+    keeping = matrix | np.eye(n, dtype=bool)  # a node keeps what it knows
+    for layers in range(5):
+        expected = walks(keeping, layers).mean() if n else 1.0
+        assert reach.fraction(runs, layers) == pytest.approx(expected, abs=1e-12)
+    complete_after = [layers for layers in range(n + 1) if walks(keeping, layers).all()]
+    assert reach.diameter(runs) == (complete_after[0] if complete_after else None)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_reach_of_structured_graphs(topology: Topology) -> None:
+    graph = topology.bind(31)
+    keeping = graph.dense().numpy() | np.eye(31, dtype=bool)
+    for layers in (0, 1, 2, 5):
+        assert graph.reach(layers) == pytest.approx(walks(keeping, layers).mean(), abs=1e-12)
+
+
+def test_stacked_windows_overlap_into_a_wide_view() -> None:
+    assert graphs.window(4).bind(129).diameter() == 32  # from end to end in steps of four
+    assert graphs.longformer(8, globals=1).bind(129).diameter() == 2  # by way of the hub
+    assert graphs.complete().bind(129).diameter() == 1
+    assert graphs.complete().bind(1).diameter() == 0
+    assert graphs.causal().bind(129).diameter() is None  # the first never hears the last
+    assert graphs.causal().bind(129).reach(1) == pytest.approx(130 / 258)
+
+
+def test_a_few_random_edges_connect_everybody_in_a_few_layers() -> None:
+    n = 301
+    band = graphs.window(4)
+    assert band.bind(n).diameter() == 75
+    assert (band | graphs.random(2)).bind(n).diameter() < 8
+
+
+def test_large_graphs_are_sampled() -> None:
+    n = 4001
+    graph = graphs.window(10).bind(n)
+    dense = sum(min(i + 30, n - 1) - max(i - 30, 0) + 1 for i in range(n)) / n**2
+    # 256 evenly spread sources instead of 4001: each of the two cut corners is measured by two of them
+    assert graph.reach(3) == pytest.approx(dense, rel=0.01)
+    assert graphs.causal().bind(n).diameter() is None
+
+
+def test_sources_in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = (graphs.window(2) | graphs.random(1)).bind(61)
+    whole = graph.reach(2), graph.diameter()
+    monkeypatch.setattr(reach, "_CHUNK", 1)
+    assert (graph.reach(2), graph.diameter()) == (pytest.approx(whole[0], abs=1e-12), whole[1])
+
+
+def test_explicit_graphs_reach_too() -> None:
+    ring = graphs.from_edges([list(range(10)), [*range(1, 10), 0]])
+    assert ring.diameter() == 9
+    assert ring.reach(3) == pytest.approx(0.4)
+    assert graphs.from_edges([[], []], 3).diameter() is None
+    assert graphs.from_edges([[], []], 0).diameter() == 0
+    assert graphs.from_edges([[], []], 0).reach(2) == 1.0

@@ -1,0 +1,333 @@
+"""Topologies: rules without a size, what they are equal to, how they bind, compose and print."""
+
+import copy
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawings import drawn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_runs import check_well_formed
+
+from mpnn import Graph, Topology, graphs
+from mpnn.relation import Offset, Table
+
+SAMPLES = [
+    graphs.complete(),
+    graphs.causal(),
+    graphs.identity(),
+    graphs.window(3),
+    graphs.window(2, dilation=3),
+    graphs.strided(4),
+    graphs.global_nodes(2),
+    graphs.global_nodes([1, 3]),
+    graphs.prefix(3),
+    graphs.documents([4, 0, 8]),
+    graphs.permutation([2, 0, 1]),
+    graphs.memory(3),
+    graphs.random(4),
+    graphs.random(4, block=2, seed=7),
+    graphs.longformer(4, globals=1),
+    graphs.longformer(4, globals=[0, 5]),
+    graphs.bigbird(),
+    graphs.bigbird(block=2, window=1, random=1, globals=0, seed=3),
+    graphs.grid(3, 4),
+    graphs.grid(3, 4, connectivity=8),
+    graphs.neighborhood(3, 4, 1),
+    graphs.windows(4, 4, size=2, shift=1),
+]
+
+
+# ------------------------------------------------------------------------------------------------ identity
+
+
+@pytest.mark.parametrize("topology", SAMPLES, ids=str)
+def test_a_topology_prints_as_the_text_that_gives_it_back(topology: Topology) -> None:
+    again = graphs.parse(str(topology))
+    assert again == topology
+    assert hash(again) == hash(topology)
+
+
+def test_expressions_print_with_the_parentheses_they_need() -> None:
+    causal, window = graphs.causal(), graphs.window(2)
+    assert str(causal & window) == "causal() & window(2)"
+    assert str(~(causal | window) - graphs.identity()) == "~(causal() | window(2)) - identity()"
+    assert str(causal - (window - graphs.identity())) == "causal() - (window(2) - identity())"
+    for expression in (causal - window - graphs.identity(), causal - (window - graphs.identity()), ~(causal & window)):
+        assert graphs.parse(str(expression)) == expression
+
+
+def test_long_lists_are_not_printed_in_full() -> None:
+    assert str(graphs.documents([1] * 100)) == "documents(<100 values>)"
+
+
+def test_equal_arguments_make_equal_topologies() -> None:
+    assert graphs.window(3) == graphs.window(np.int64(3)) == graphs.window(radius=3, dilation=1)
+    assert graphs.documents([2, 3]) == graphs.documents((2, 3)) == graphs.documents(torch.tensor([2, 3]))
+    assert graphs.causal() & graphs.window(3) == graphs.causal() & graphs.window(3)
+    distinct = [
+        *SAMPLES,
+        *(~t for t in SAMPLES),
+        graphs.causal() | graphs.window(1),
+        graphs.causal() & graphs.window(1),
+    ]
+    assert len(set(distinct)) == len(distinct)
+
+
+def test_topologies_and_graphs_are_copied_and_pickled() -> None:
+    topology = graphs.causal() & graphs.window(2) | graphs.windows(2, 3, size=2)
+    assert pickle.loads(pickle.dumps(topology)) == copy.deepcopy(topology) == topology
+    graph = topology.bind(6)
+    for again in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph)):
+        assert torch.equal(again.dense(), graph.dense())
+
+
+# ------------------------------------------------------------------------------------------------ binding
+
+
+def test_binding_is_cached() -> None:
+    graph = graphs.window(3).bind(100)
+    assert graphs.window(3).bind(100) is graph
+    assert graphs.window(3).bind(100, 100) is graph
+    assert graphs.window(3).bind(np.int64(100)) is graph
+    assert graphs.window(3).bind(101) is not graph
+    assert (graphs.causal() & graphs.window(3)).bind(100) is (graphs.causal() & graphs.window(3)).bind(100)
+
+
+def _fits_any_size(topology: Topology) -> bool:
+    name, _, arguments = str(topology).partition("(")
+    fixed = ("documents", "permutation", "memory", "grid", "neighborhood", "windows")
+    return name not in fixed and "[" not in arguments
+
+
+@pytest.mark.parametrize("topology", [t for t in SAMPLES if _fits_any_size(t)], ids=str)
+def test_the_smallest_graphs(topology: Topology) -> None:
+    for num_dst, num_src in ((0, 0), (1, 1), (0, 2), (2, 0), (1, 3)):
+        graph = topology.bind(num_dst, num_src)
+        check_well_formed(graph.runs)
+        assert graph.dense().shape == (num_dst, num_src)
+    for topology_of_none in (graphs.documents([]), graphs.permutation([]), graphs.grid(0, 3), graphs.windows(0, 3, 2)):
+        assert topology_of_none.bind(0).num_edges == 0
+
+
+def test_memory_puts_remembered_sources_first() -> None:
+    graph = graphs.memory(2).bind(3)
+    expected = drawn("""
+        ###..
+        ####.
+        #####
+    """)
+    assert (graph.num_dst, graph.num_src, graph.shift) == (3, 5, 2)
+    assert torch.equal(graph.dense(), expected)
+    assert graphs.memory(2).bind(3, 5) is graph
+    assert torch.equal(graphs.memory(0).bind(3).dense(), graphs.causal().bind(3).dense())
+
+
+def test_memory_counts_within_expressions() -> None:
+    graph = (graphs.memory(2) & ~graphs.global_nodes(1)).bind(3)
+    assert (graph.num_src, graph.shift) == (5, 2)
+    assert torch.equal(
+        graph.dense(),
+        drawn("""
+            .....
+            .###.
+            .####
+        """),
+    )
+
+
+def test_relative_positions_know_where_the_segment_stands() -> None:
+    graph = graphs.memory(2).related(Offset(4)).bind(3)
+    src, dst = graph.edge_index
+    assert torch.equal(graph.edge_type, src - (dst + 2) + 4)
+
+
+@pytest.mark.parametrize("size", [None, 2.0, "4", True])
+def test_a_size_is_an_integer(size: Any) -> None:
+    with pytest.raises(TypeError, match="num_dst must be an integer; got"):
+        graphs.causal().bind(size)
+
+
+def test_bad_sizes_are_named() -> None:
+    with pytest.raises(ValueError, match="num_dst must not be negative; got -1"):
+        graphs.causal().bind(-1)
+    with pytest.raises(ValueError, match="num_src must not be negative; got -3"):
+        graphs.causal().bind(2, -3)
+    with pytest.raises(ValueError, match=r"memory\(2\) has 2 remembered sources.*num_src must be 5; got 4"):
+        graphs.memory(2).bind(3, 4)
+    with pytest.raises(ValueError, match=r"memory\(2\).*num_src must be 5; got 6"):
+        (graphs.memory(2) | graphs.memory(3)).bind(3)
+    with pytest.raises(ValueError, match=r"documents\(\[2, 2\]\) needs as many sources as destinations; got 4 x 5"):
+        graphs.documents([2, 2]).bind(4, 5)
+    with pytest.raises(ValueError, match="add up to 4, but the graph has 5 nodes"):
+        graphs.documents([2, 2]).bind(5)
+
+
+# ------------------------------------------------------------------------------------------------ the user's own
+
+
+def _parity(i: np.ndarray, num_src: int, offset: int = 0) -> Iterable[tuple[Any, Any]]:
+    """Even rows hear everybody, odd ones the first `1 + offset`; one pair of plain integers, one of arrays."""
+    return [(0, 1 + offset), (0, np.where(i % 2 == 0, num_src, 0))]
+
+
+def test_a_topology_is_a_rule_of_runs() -> None:
+    topology = Topology.of(_parity, 1)
+    assert str(topology) == "parity(1)"
+    assert str(Topology.of(_parity, 0)) == "parity()"
+    expected = drawn("""
+        ####
+        ##..
+        ####
+    """)
+    assert torch.equal(topology.bind(3, 4).dense(), expected)
+    assert torch.equal((topology & graphs.causal()).bind(3, 4).dense(), expected & torch.ones(3, 4).tril().bool())
+
+
+def test_rows_that_are_alike_are_given_once() -> None:
+    def first_of_block(i: np.ndarray, num_src: int) -> Iterable[tuple[Any, Any]]:
+        assert i.tolist() == [0, 2, 4]
+        return [(i, i + 2)]
+
+    graph = Topology.of(first_of_block, alike=2).bind(5)
+    assert torch.equal(graph.dense(), graphs.documents([2, 2, 1]).bind(5).dense())
+
+
+def test_labels_make_cliques() -> None:
+    def parity(n: int) -> np.ndarray:
+        return np.arange(n) % 2
+
+    graph = Topology.cliques(parity).bind(3)
+    assert torch.equal(graph.dense(), drawn("#.# .#. #.#"))
+    assert [c.tolist() for c in graph.cliques] == [[[1]], [[0, 2]]]
+
+
+def test_arguments_are_the_identity_and_so_hashable() -> None:
+    with pytest.raises(TypeError, match=r"must be hashable; got \(\[1, 2\],\): unhashable type: 'list'"):
+        Topology.of(_parity, [1, 2])
+
+
+# ------------------------------------------------------------------------------------------------ algebra
+
+
+def test_a_topology_takes_the_size_of_the_graph_it_meets() -> None:
+    graph = graphs.from_edges([[0, 1, 2, 2], [1, 1, 0, 2]])
+    for together, expected in (
+        (graph - graphs.identity(), "..# #.. ..."),
+        (graphs.identity() - graph, "#.. ... ..."),
+        (graph & graphs.causal(), "... ##. ..#"),
+        (graphs.causal() & graph, "... ##. ..#"),
+        (graph | graphs.identity(), "#.# ##. ..#"),
+        (graphs.identity() | graph, "#.# ##. ..#"),
+    ):
+        assert isinstance(together, Graph)
+        assert torch.equal(together.dense(), drawn(expected))
+
+
+@pytest.mark.parametrize("other", [3, None, "causal"])
+def test_only_topologies_and_graphs_combine(other: Any) -> None:
+    for combine in (lambda a, b: a | b, lambda a, b: a & b, lambda a, b: a - b):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            combine(graphs.causal(), other)
+        with pytest.raises(TypeError, match="unsupported operand"):
+            combine(graphs.causal().bind(3), other)
+
+
+def test_relations_ride_along() -> None:
+    near = graphs.window(1).related(Offset(1))
+    assert str(near & graphs.causal()) == "window(1).related(Offset(clip=1)) & causal()"
+    graph = (near & graphs.causal()).bind(3)
+    assert graph.edge_index.tolist() == [[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]]
+    assert graph.edge_type.tolist() == [1, 0, 1, 0, 1]
+    assert graph.num_relations == 3
+    distances = torch.tensor([[0, 1, 2], [1, 0, 1], [2, 1, 0]])
+    assert graphs.causal().related(distances).bind(3).edge_type.tolist() == [0, 1, 0, 2, 1, 0]
+
+
+def test_a_table_of_classes_must_fit() -> None:
+    table = torch.zeros(3, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"Table\(3 x 3, 1 classes\) does not fit a graph of 4 x 4"):
+        graphs.causal().related(table).bind(4)
+    with pytest.raises(ValueError, match="remembered sources"):
+        graphs.memory(2).related(Table(torch.zeros(3, 5, dtype=torch.int64))).bind(3)
+
+
+# ------------------------------------------------------------------------------------------------ random expressions
+
+Mask = Callable[[np.ndarray, np.ndarray], np.ndarray]
+small = st.integers(0, 5)
+
+
+def _leaf(build: Callable[..., Topology], mask: Callable[..., Any], *arguments: st.SearchStrategy[int]) -> Any:
+    """Pairs of a topology and the predicate on (i, j) that it should be."""
+    return st.tuples(*arguments).map(lambda args: (build(*args), lambda i, j: mask(i, j, *args)))
+
+
+leaves = st.one_of(
+    _leaf(graphs.complete, lambda i, j: (i == i) & (j == j)),
+    _leaf(graphs.causal, lambda i, j: j <= i),
+    _leaf(graphs.identity, lambda i, j: i == j),
+    _leaf(graphs.window, lambda i, j, r: abs(i - j) <= r, small),
+    _leaf(graphs.window, lambda i, j, r, d: ((i - j) % d == 0) & (abs(i - j) <= r * d), small, st.integers(1, 4)),
+    _leaf(graphs.global_nodes, lambda i, j, g: (i < g) | (j < g), small),
+    _leaf(graphs.prefix, lambda i, j, k: (j < k) | (j <= i), small),
+    _leaf(
+        graphs.strided,
+        lambda i, j, s: ((i >= j) & (i - j < s)) | ((i > j) & ((i - j) % s == 0)),
+        st.integers(1, 4),
+    ),
+)
+
+
+def _joined(parts: tuple[str, tuple[Topology, Mask], tuple[Topology, Mask]]) -> tuple[Topology, Mask]:
+    symbol, (left, left_mask), (right, right_mask) = parts
+    if symbol == "|":
+        return left | right, lambda i, j: left_mask(i, j) | right_mask(i, j)
+    if symbol == "&":
+        return left & right, lambda i, j: left_mask(i, j) & right_mask(i, j)
+    return left - right, lambda i, j: left_mask(i, j) & ~right_mask(i, j)
+
+
+def _inverted(part: tuple[Topology, Mask]) -> tuple[Topology, Mask]:
+    return ~part[0], lambda i, j: ~part[1](i, j)
+
+
+expressions = st.recursive(
+    leaves,
+    lambda inner: st.one_of(st.tuples(st.sampled_from("|&-"), inner, inner).map(_joined), inner.map(_inverted)),
+    max_leaves=6,
+)
+sizes = st.sampled_from([0, 1, 2, 3, 5, 8, 11, 13])
+
+
+@settings(max_examples=300)
+@given(expressions, sizes, sizes)
+def test_any_expression_is_its_boolean_mask(expression: tuple[Topology, Mask], num_dst: int, num_src: int) -> None:
+    topology, mask = expression
+    expected = mask(*np.indices((num_dst, num_src)))
+    graph = topology.bind(num_dst, num_src)
+    check_well_formed(graph.runs)
+    assert (graph.dense().numpy() == expected).all()
+    assert graph.num_edges == expected.sum()
+    assert graph.degree().tolist() == expected.sum(1).tolist()
+    assert graph.edge_index.flip(0).tolist() == [ends.tolist() for ends in np.nonzero(expected)]
+    assert (graph.reverse().dense().numpy() == expected.T).all()
+    assert (graph.reverse().reverse().dense().numpy() == expected).all()
+    assert graphs.parse(str(topology)) == topology
+
+
+@settings(max_examples=100)
+@given(expressions, st.sampled_from([0, 1, 2, 7]))
+def test_cliques_are_labelled_right(expression: tuple[Topology, Mask], n: int) -> None:
+    cut = graphs.documents([n // 2, n - n // 2])
+    for graph in (expression[0].bind(n), (expression[0] & cut).bind(n)):
+        if graph.labels is None:
+            continue
+        assert (graph.dense().numpy() == (graph.labels[:, None] == graph.labels)).all()
+        members = [row for same_size in graph.cliques for row in same_size.tolist()]
+        assert sorted(node for row in members for node in row) == list(range(n))
+        assert all(len({int(graph.labels[node]) for node in row}) == 1 for row in members)
