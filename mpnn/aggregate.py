@@ -143,7 +143,7 @@ class PowerMean(nn.Module):
 
 
 class Median:
-    """The median of each component, the lower one of two middle messages (as `torch.median`)."""
+    """The median of each component, the lower one of two middle messages, NaN where any is NaN (as `torch.median`)."""
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         out = messages.new_zeros(index.num_dst, *messages.shape[1:])
@@ -154,10 +154,12 @@ class Median:
         by_row = index.plain[by_value].argsort(dim=0, stable=True)
         order = by_value.gather(0, by_row)
         middle = (index.ptr[:-1] + (index.degree - 1) // 2)[some]
-        return out.index_put((some.nonzero().squeeze(1),), messages.gather(0, order[middle]))
+        out = out.index_put((some.nonzero().squeeze(1),), messages.gather(0, order[middle]))
+        nan = total(messages.isnan().to(out.dtype), index) > 0
+        return out.masked_fill(nan, torch.nan)
 
 
-class PNA:
+class PNA(nn.Module):
     """Several aggregators, each scaled by several functions of the degree, side by side: [N, ..., A * S * F].
 
     Scalers (Corso et al. 2020, eq. 5): "identity", "amplification" `log(d + 1) / delta`, "attenuation"
@@ -171,18 +173,23 @@ class PNA:
         scalers: Sequence[str] = ("identity", "amplification", "attenuation"),
         average_log_degree: float | None = None,
     ) -> None:
+        super().__init__()
         known = ("identity", "amplification", "attenuation")
         for name in scalers:
             if name not in known:
                 raise ValueError(f"there is no degree scaler {name!r}; there are {', '.join(known)}")
         self.aggregators = [aggregator(a) for a in aggregators]
+        self.learned = nn.ModuleList(a for a in self.aggregators if isinstance(a, nn.Module))
+        if average_log_degree is not None and average_log_degree <= 0:
+            raise ValueError(f"average_log_degree must be positive; got {average_log_degree}")
         self.scalers = tuple(scalers)
         self.average_log_degree = average_log_degree
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         found = torch.cat([a.reduce(messages, index) for a in self.aggregators], -1)
         log_degree = (index.degree + 1).to(found.dtype).log()
-        delta = log_degree.mean() if self.average_log_degree is None else self.average_log_degree
+        given = self.average_log_degree
+        delta: Tensor | float = given if given is not None else log_degree.mean() if index.numel() else 1.0
         factors = {
             "identity": torch.ones_like(log_degree),
             "amplification": log_degree / delta,
@@ -208,10 +215,11 @@ class Diffusion:
         raise TypeError("Diffusion needs whole graphs, not messages; give it to MessagePassing as the aggregate")
 
 
-class _Function:
-    """A plain function as an aggregator."""
+class _Function(nn.Module):
+    """A plain function, or a module called like one, as an aggregator."""
 
     def __init__(self, function: Callable[[Tensor, Index], Tensor]) -> None:
+        super().__init__()
         self.function = function
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:

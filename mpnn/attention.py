@@ -103,7 +103,8 @@ class DotProduct(Attention):
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))
         key = self.to_key(src).unflatten(-1, (self.kv_heads, -1))
         value = self.to_value(src).unflatten(-1, (self.kv_heads, -1))
-        on_key, on_value = self._on_edges(edge_attr)
+        on_key: PerEdge | None = None if self.to_edge is None else _mapped(self.to_edge, edge_attr, self.heads)
+        on_value = on_key
         bias: list[PerEdge] = []
         for position in self.positions:
             assert isinstance(position, Position)
@@ -117,13 +118,12 @@ class DotProduct(Attention):
     def merge(self, out: Tensor) -> Tensor:
         return self.to_out(out.flatten(-2))
 
-    def _on_edges(self, edge_attr: Tensor | None) -> tuple[PerEdge | None, PerEdge | None]:
-        if self.to_edge is None:
-            return None, None
-        if edge_attr is None:
-            raise ValueError("this attention was made with edge_dim, so the graph or the call must give edge_attr")
-        vector = self.to_edge(edge_attr).unflatten(-1, (self.heads, -1))
-        return vector, vector
+
+def _mapped(to_edge: nn.Linear, edge_attr: Tensor | None, heads: int) -> Tensor:
+    """A vector for each edge and head, [E, H, D], from attributes [E, edge_dim], or [E] when there is one an edge."""
+    if edge_attr is None:
+        raise ValueError("this attention was made with edge_dim, so the graph or the call must give edge_attr")
+    return to_edge(edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr).unflatten(-1, (heads, -1))
 
 
 def _one(what: str, a: PerEdge | None, b: Lookup | None) -> PerEdge | None:
@@ -135,7 +135,8 @@ def _one(what: str, a: PerEdge | None, b: Lookup | None) -> PerEdge | None:
 class Additive(Attention):
     """Additive attention as in GAT (Velickovic et al. 2018, eq. 1-6).
 
-        w_ij = softmax_j( LeakyReLU( a_dst . W h_i + a_src . W h_j [+ a_edge . W_e e_ij] ) ),   m_i = || _h sum_j w_ij W h_j
+        w_ij = softmax_j( LeakyReLU( a_dst . W h_i + a_src . W h_j [+ a_edge . W_e e_ij] ) )
+        m_i  = || _h sum_j w_ij W h_j
 
     Args:
         in_dim: width of the features. out_dim: width of each head. heads: their number.
@@ -175,9 +176,7 @@ class Additive(Attention):
         listener = value if dst is src else self.to_value(dst).unflatten(-1, (self.heads, -1))
         edge = None
         if self.to_edge is not None and self.by_edge is not None:
-            if edge_attr is None:
-                raise ValueError("this attention was made with edge_dim, so the graph or the call must give edge_attr")
-            edge = (self.to_edge(edge_attr).unflatten(-1, (self.heads, -1)) * self.by_edge).sum(-1)
+            edge = (_mapped(self.to_edge, edge_attr, self.heads) * self.by_edge).sum(-1)
         by_dst, by_src = (listener * self.by_dst).sum(-1), (value * self.by_src).sum(-1)
         return Terms(value, AdditiveScore(by_dst, by_src, self.activation, edge))
 
@@ -222,11 +221,7 @@ class AdditiveV2(Attention):
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))
-        edge = None
-        if self.to_edge is not None:
-            if edge_attr is None:
-                raise ValueError("this attention was made with edge_dim, so the graph or the call must give edge_attr")
-            edge = self.to_edge(edge_attr).unflatten(-1, (self.heads, -1))
+        edge = None if self.to_edge is None else _mapped(self.to_edge, edge_attr, self.heads)
         return Terms(value, AdditiveV2Score(query, value, self.vector, self.activation, edge))
 
     def merge(self, out: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mpnn import ops
-from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, aggregator
-from mpnn.attention import Attention, Terms
+from mpnn import check, ops
+from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, Sum, aggregator
+from mpnn.attention import Attention, Degree, Terms
 from mpnn.graph import Graph
 from mpnn.scores import Request
 from mpnn.topology import Topology
@@ -32,6 +32,8 @@ class MessagePassing(nn.Module):
             (x, message).
         attention: an `Attention` such as `DotProduct(dim, heads)`, or None: every source counts alike.
         edge_dropout: in training, the probability that an edge is left out of a round (DropEdge, Rong et al. 2020).
+            Means, and weights normalised over the neighbours, are taken over those left; sums are scaled up by
+            1 / (1 - p), so that they stay what they are on average.
         backend: "auto", or the name of one, which then runs or raises with its reason.
     """
 
@@ -72,7 +74,7 @@ class MessagePassing(nn.Module):
             graph: takes the place of the operator's own.
             source: the sources' features where these are other nodes, [..., N_src, d_src].
             edge_attr: [E, ...] in the caller's edge order; default: the graph's.
-            return_weights: also return the attention weights, [..., E, H] in the caller's edge order.
+            return_weights: also return the attention weights before dropout, [..., E, H] in the caller's edge order.
 
         Returns:
             y [..., N, d_out], or (y, weights).
@@ -82,6 +84,8 @@ class MessagePassing(nn.Module):
             out, weights = _diffuse(request, self.aggregate, self.backend)
         else:
             out, weights = ops.run(request, self.backend)
+        if self.training and self.edge_dropout and self._sums_up(request):
+            out = out / (1 - self.edge_dropout)
         message = out.flatten(-2) if self.attention is None else self.attention.merge(out)
         y = self.update(x, message)
         return (y, weights) if return_weights else y
@@ -104,6 +108,8 @@ class MessagePassing(nn.Module):
         bound = self._bound(graph, x, source)
         edge_attr = bound.edge_attr if edge_attr is None else edge_attr
         if self.training and self.edge_dropout:
+            if return_weights:
+                raise ValueError("edges that edge_dropout leaves out have no weights to return; call eval() before")
             bound = bound.drop_edges(self.edge_dropout)
             if edge_attr is not None:
                 edge_attr = edge_attr[bound.kept]
@@ -123,6 +129,11 @@ class MessagePassing(nn.Module):
             return_weights=return_weights,
         )
 
+    def _sums_up(self, request: Request) -> bool:
+        """Whether a message grows with the number of edges, nothing being normalised over them."""
+        normalised = request.normalize == "softmax" or isinstance(self.attention, Degree)
+        return isinstance(self.aggregate, Sum) and not normalised
+
     def extra_repr(self) -> str:
         graph = "given at call" if self.graph is None else repr(self.graph)
         return f"graph={graph}, aggregate={type(self.aggregate).__name__}"
@@ -134,6 +145,7 @@ class MessagePassing(nn.Module):
         num_dst, num_src = x.shape[-2], source.shape[-2]
         if isinstance(given, Topology):
             return given.bind(num_dst, num_src).to(x.device)
+        check.device(given, x)
         if (given.num_dst, given.num_src) != (num_dst, num_src):
             raise ValueError(
                 f"the graph has {given.num_dst} destinations and {given.num_src} sources, but the features have "
@@ -145,15 +157,18 @@ class MessagePassing(nn.Module):
 def _diffuse(request: Request, diffusion: Diffusion, backend: str) -> tuple[Tensor, Tensor | None]:
     """Weights once, then several rounds with the same ones."""
     request = ops.checked(request)
+    graph, alpha = request.graph, diffusion.alpha
     if not request.weighted:
         raise ValueError("Diffusion spreads attention weights; give the operator an attention")
-    z, weights = ops.run(replace(request, return_weights=True), backend)
+    if graph.num_dst != graph.num_src:
+        raise ValueError(f"Diffusion needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
+    first, weights = ops.run(replace(request, return_weights=True), backend)
     assert weights is not None
-    alpha = diffusion.alpha
-    z = (1 - alpha) * z + alpha * request.value
+    value = request.value.repeat_interleave(request.heads // request.value.shape[-2], -2)
+    z = (1 - alpha) * first + alpha * value
     hop = replace(request, score=None, bias=(weights,), normalize="none", return_weights=False)
     for _ in range(diffusion.hops - 1):
-        z = (1 - alpha) * ops.run(replace(hop, value=z), backend)[0] + alpha * request.value
+        z = (1 - alpha) * ops.run(replace(hop, value=z), backend)[0] + alpha * value
     return z, weights
 
 

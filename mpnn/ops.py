@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from mpnn import random
+from mpnn import check, random
 from mpnn.aggregate import aggregator
 from mpnn.graph import Graph
 from mpnn.plan import choose
-from mpnn.scores import NORMALIZERS, Dot, Lookup, PerEdge, Request
+from mpnn.scores import Dot, Lookup, PerEdge, Request
 
 
 def attend(
@@ -48,13 +48,8 @@ def attend(
     Raises:
         ValueError, TypeError: shapes, types or devices that do not fit together, or a backend that refuses.
     """
-    _check_features("query", query, graph.num_dst, "destinations", graph)
-    _check_features("key", key, graph.num_src, "sources", graph)
-    _check_features("value", value, graph.num_src, "sources", graph)
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"query and key must be equally wide; got {query.shape[-1]} and {key.shape[-1]}")
     if scale is None:
-        scale = query.shape[-1] ** -0.5
+        scale = max(query.shape[-1], 1) ** -0.5
     request = Request(
         graph,
         value,
@@ -86,12 +81,12 @@ def aggregate(
     Returns:
         [..., N_dst, F] (aggregators that give more than one number per feature widen F). Zeros where nobody is heard.
     """
-    if x.dim() < 2:
-        raise ValueError(f"x must have shape [..., N, F]; got {list(x.shape)}")
-    _check_features("x", x, graph.num_src, "sources", graph, trailing=1)
+    check.features("x", x, "sources", 1, graph)
     bias: tuple[PerEdge, ...] = ()
     if weight is not None:
-        bias = (weight[:, None] if weight.dim() == 1 else weight,)
+        if weight.shape not in ((graph.num_edges,), (graph.num_edges, 1)):
+            raise ValueError(f"weight must have shape [{graph.num_edges}], one for each edge; got {list(weight.shape)}")
+        bias = (weight.view(-1, 1),)
     request = Request(graph, x.unsqueeze(-2), bias=bias, normalize="none", reduce=aggregator(reduce))
     return run(request, backend)[0].squeeze(-2)
 
@@ -103,54 +98,12 @@ def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]
 
 
 def checked(request: Request) -> Request:
-    """The request with everything that backends rely on made sure of, and a dropout seed drawn if it needs one.
+    """The request, made sure of everything that backends rely on, with a dropout seed if it needs one.
 
     Raises:
         ValueError, TypeError: naming what does not fit.
     """
-    graph, value = request.graph, request.value
-    if request.normalize not in NORMALIZERS:
-        raise ValueError(f"there is no normaliser {request.normalize!r}; there are {', '.join(NORMALIZERS)}")
-    if not 0.0 <= request.dropout < 1.0:
-        raise ValueError(f"dropout must lie in [0, 1); got {request.dropout}")
-    if value.device != graph.device:
-        raise ValueError(
-            f"the graph is on {graph.device} and the features on {value.device}; call graph.to({str(value.device)!r})"
-        )
-    for t in request.tensors:
-        if t.device != value.device:
-            raise ValueError(f"all tensors must be on one device; got {t.device} and {value.device}")
-    if isinstance(request.score, Dot):
-        for other in (request.score.query, request.score.key):
-            if other.dtype != value.dtype:
-                raise TypeError(f"query, key and value must have one dtype; got {other.dtype} and {value.dtype}")
-    heads = request.heads
-    for name, given in _head_counts(request):
-        if given != 1 and heads % given:
-            raise ValueError(f"{heads} heads cannot share {given} heads of {name}: {given} does not divide {heads}")
-    for b in request.bias:
-        if isinstance(b, Tensor) and (b.dim() < 2 or b.shape[-2] != graph.num_edges or b.shape[-1] not in (1, heads)):
-            raise ValueError(
-                f"a bias must have shape [E, H] = [{graph.num_edges}, {heads}], one row an edge; got {list(b.shape)}"
-            )
+    check.request(request)
     if request.dropout and request.seed is None:
-        return replace(request, seed=random.new_seed(value.device))
+        return replace(request, seed=random.new_seed(request.value.device))
     return request
-
-
-def _head_counts(request: Request) -> list[tuple[str, int]]:
-    counts = [("value", request.value.shape[-2])]
-    if isinstance(request.score, Dot):
-        counts.append(("key", request.score.key.shape[-2]))
-    return counts
-
-
-def _check_features(name: str, x: Tensor, n: int, role: str, graph: Graph, trailing: int = 2) -> None:
-    if x.dim() < trailing + 1:
-        shape = "[..., N, H, D]" if trailing == 2 else "[..., N, F]"
-        raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}")
-    if not x.is_floating_point():
-        raise TypeError(f"{name} must be floating point; got {x.dtype}")
-    found = x.shape[-1 - trailing]
-    if found != n:
-        raise ValueError(f"{name} has {found} nodes (shape {list(x.shape)}), but {graph} has {n} {role}")

@@ -46,28 +46,26 @@ class Rotary(Position):
     Pairs are (k, k + D/2), as in Llama. `dim` is the width of a head, an even number.
     """
 
-    frequency: Tensor
-
     def __init__(self, dim: int, base: float = 10000.0) -> None:
         super().__init__()
         if dim % 2:
             raise ValueError(f"rotary positions need an even head width; got {dim}")
-        self.register_buffer("frequency", base ** (-torch.arange(0, dim, 2).double() / dim), persistent=False)
+        self.dim, self.base = dim, base
 
     def turn(self, query: Tensor, key: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        dst = torch.arange(graph.num_dst, device=query.device) + graph.shift
-        src = torch.arange(graph.num_src, device=key.device)
-        return self._turned(query, dst), self._turned(key, src)
+        if query.shape[-1] != self.dim:
+            raise ValueError(f"these rotary positions are for heads of width {self.dim}; got {query.shape[-1]}")
+        of_dst, of_src = graph.memo(("rotary", self.dim, self.base), lambda: self._angles(graph))
+        return _turned(query, of_dst), _turned(key, of_src)
 
-    def _turned(self, x: Tensor, at: Tensor) -> Tensor:
-        if x.shape[-1] != 2 * len(self.frequency):
-            raise ValueError(
-                f"these rotary positions are for heads of width {2 * len(self.frequency)}; got {x.shape[-1]}"
-            )
-        angle = (at[:, None] * self.frequency)[:, None]  # [N, 1, D / 2]
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    def _angles(self, graph: Graph) -> list[tuple[Tensor, Tensor]]:
+        """Cosine and sine of destinations and of sources, [N, 1, D / 2]; in float64, as a position times a rounded
+        frequency is far off at long range."""
+        frequency = self.base ** (-torch.arange(0, self.dim, 2, device=graph.device).double() / self.dim)
+        dst = torch.arange(graph.num_dst, device=graph.device) + graph.shift
+        src = torch.arange(graph.num_src, device=graph.device)
+        angles = [(at[:, None] * frequency)[:, None] for at in (dst, src)]
+        return [(angle.cos(), angle.sin()) for angle in angles]
 
 
 class ALiBi(Position):
@@ -77,16 +75,20 @@ class ALiBi(Position):
     next smaller power of two and then every other one of twice that.
     """
 
-    slopes: Tensor
-
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.register_buffer("slopes", torch.tensor(_alibi_slopes(heads)), persistent=False)
+        if heads < 1:
+            raise ValueError(f"heads must be at least 1; got {heads}")
+        self.slopes = _alibi_slopes(heads)
 
     def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> Lookup:
+        return graph.memo(("alibi", len(self.slopes)), lambda: self._table(graph))
+
+    def _table(self, graph: Graph) -> Lookup:
         relation = Offset(_furthest(graph))
-        distance = torch.arange(relation.count, device=self.slopes.device) - relation.clip
-        return Lookup(-distance.abs()[:, None] * self.slopes, relation)
+        distance = (torch.arange(relation.count, device=graph.device) - relation.clip).abs()
+        slopes = torch.tensor(self.slopes, dtype=torch.float64, device=graph.device)
+        return Lookup(-distance[:, None] * slopes, relation)
 
 
 class Shaw(Position):
@@ -158,7 +160,7 @@ class T5(Position):
 
 
 class EdgeBias(Position):
-    """A number for each edge and head, linear in the edge's attributes [E, edge_dim] (Ying et al. 2021, section 3.1)."""
+    """A number for each edge and head, linear in the edge's attributes [E, edge_dim] (Ying et al. 2021, 3.1)."""
 
     def __init__(self, edge_dim: int, heads: int) -> None:
         super().__init__()
@@ -168,6 +170,12 @@ class EdgeBias(Position):
         if edge_attr is None:
             raise ValueError("EdgeBias needs edge attributes; the graph or the call must give edge_attr")
         return self.to_bias(edge_attr)
+
+
+def _turned(x: Tensor, by: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = (t.to(x.dtype) for t in by)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def _furthest(graph: Graph) -> int:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_WORD = 0xFFFFFFFF
 _BITS = 24
+_A, _B = 0x7FEB352D, 0x846CA68B - (1 << 32)  # multipliers of lowbias32, as signed words
 
 
 def new_seed(device: torch.device) -> Tensor:
@@ -22,16 +22,21 @@ def new_seed(device: torch.device) -> Tensor:
 
 def keep(seed: Tensor, stream: Tensor, dst: Tensor, src: Tensor, p: float) -> Tensor:
     """True with probability 1 - p, for each broadcast (stream, dst, src) of int64."""
-    row = mix(mix(stream ^ mix((seed & _WORD) ^ mix(seed >> 32))) ^ dst)
-    return (mix(row ^ src) >> (32 - _BITS)) >= round(p * (1 << _BITS))
+    key = seed.int() ^ mix((seed >> 32).int())
+    row = mix(mix(key ^ stream.int()) ^ dst.int())
+    return _shifted(mix(row ^ src.int()), 32 - _BITS) >= round(p * (1 << _BITS))
 
 
 def mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words held in int64 that flips about half of all bits for each bit of its input."""
-    x = x & _WORD
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
-    return x ^ (x >> 16)
+    """A bijection of 32-bit words, int32, that flips about half of all bits for each bit of its input."""
+    x = (x ^ _shifted(x, 16)) * _A
+    x = (x ^ _shifted(x, 15)) * _B
+    return x ^ _shifted(x, 16)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """To the right, zeros moving in: torch's own shift repeats the sign."""
+    return (x >> bits) & ((1 << (32 - bits)) - 1)
 
 
 def streams(batch: torch.Size, heads: int, device: torch.device) -> Tensor:

@@ -145,6 +145,11 @@ class Request:
         return self.value.shape[:-3]
 
     @property
+    def wide(self) -> torch.dtype:
+        """The type of the arithmetic: that of the features, but float32 for 16-bit ones."""
+        return torch.float32 if self.value.dtype in (torch.float16, torch.bfloat16) else self.value.dtype
+
+    @property
     def tensors(self) -> list[Tensor]:
         """Every tensor that takes part, for checks of device and gradient."""
         parts = [self.value, self.edge_value, *self.bias]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import random
-from mpnn.aggregate import SUM
+from mpnn.aggregate import Sum
 from mpnn.backends.estimate import Estimate
 from mpnn.graph import Graph
 from mpnn.scores import Dot, Lookup, PerEdge, Request
@@ -29,8 +29,8 @@ def supports(request: Request) -> str | None:
     graph, score = request.graph, request.score
     if not isinstance(score, Dot):
         return "it runs dot-product attention only"
-    if request.reduce is not SUM:
-        return f"it sums messages, and cannot aggregate by {type(request.reduce).__name__}"
+    if type(request.reduce) is not Sum:
+        return "it sums messages, and cannot aggregate them otherwise"
     if score.edge_key is not None or request.edge_value is not None:
         return "vectors on edges would have to be written out for all pairs"
     if graph.is_explicit and graph.num_edges != graph.runs.num_edges:
@@ -48,32 +48,51 @@ def supports(request: Request) -> str | None:
 
 
 def estimate(request: Request) -> Estimate:
-    graph, clique = request.graph, _by_cliques(request)
-    pairs = graph.num_edges if clique else graph.num_dst * graph.num_src
+    """Constants from `benchmarks/plan_check.py`, nanoseconds of one core for each pair and head."""
+    graph, width = request.graph, request.value.shape[-1]
     heads = request.batch.numel() * request.heads
-    width = request.value.shape[-1]
-    explicit = _written_out(request)
-    per_number = 6e-11 if explicit else 3e-11
-    if graph.runs.is_causal and not explicit and not request.bias:
-        per_number /= 2
-    passes = 3.5 if request.needs_grad else 1.0
-    launch = 5e-5 * (len(graph.cliques) if clique else 1)
-    scores = pairs * heads * (8 if explicit else 0) + (0 if _is_plain_shape(graph) or clique else 5 * pairs)
-    traffic = pairs * heads * (3e-9 if explicit else 0) + (
-        0 if _is_plain_shape(graph) or clique else 1e-10 * pairs * heads
-    )
-    return Estimate(launch + passes * (pairs * heads * width * per_number + traffic), scores * passes)
+    by_cliques, written, bias = _by_cliques(request), _written_out(request), bool(request.bias)
+    masked = not by_cliques and not _is_plain_shape(graph)
+    pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
+    if written:
+        each, passes = 9 + 5 * bool(request.dropout) + 0.05 * width, 2.2
+    else:
+        each, passes = 1.2 + 0.055 * width, 3.4
+        if graph.runs.is_causal and not bias:
+            each *= 0.5 + min(0.5, 256 / graph.num_src)  # blocks of sources on the diagonal are computed whole
+    passes = passes if request.needs_grad else 1.0
+    nanoseconds = 1.5e5 * passes + pairs * heads * (passes * (each + 1.2 * masked) + 6 * bias)
+    if by_cliques:
+        gathered = 4 * graph.num_dst * heads * width
+        nanoseconds += passes * sum(1e5 + 400 * len(members) * heads for members in graph.cliques) + passes * gathered
+    size = pairs * heads * request.value.element_size() * (2 * written + bias) * passes + 5 * pairs * masked
+    return Estimate(nanoseconds * 1e-9, size)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
+    score, graph = request.score, request.graph
+    assert isinstance(score, Dot)
+    features = score.query, score.key, request.value
     if not _by_cliques(request):
-        return _run_block(request, _whole(request.graph, request.value.device))
-    outs, order = [], []
-    for members in request.graph.cliques:
-        out, _ = _run_block(request, _Block(members, members))
-        outs.append(out.flatten(-4, -3))
-        order.append(members.flatten())
-    return torch.cat(outs, -3).index_select(-3, torch.cat(order).argsort()), None
+        out, weights = _run_block(request, _whole(graph), *(x.unsqueeze(-4) for x in features))
+        if request.return_weights and weights is not None:
+            src, dst = graph.edge_index
+            return out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1)
+        return out.squeeze(-4), None
+    order, places = graph.memo("clique by clique", lambda: _order(graph))
+    gathered = [x.index_select(-3, order) for x in features]
+    outs, first = [], 0
+    for members in graph.cliques:
+        parts = (x.narrow(-3, first, members.numel()).unflatten(-3, members.shape) for x in gathered)
+        outs.append(_run_block(request, _Block(members, members), *parts)[0].flatten(-4, -3))
+        first += members.numel()
+    return torch.cat(outs, -3).index_select(-3, places), None
+
+
+def _order(graph: Graph) -> tuple[Tensor, Tensor]:
+    """The nodes clique by clique, and where each of them then stands."""
+    order = torch.cat([members.flatten() for members in graph.cliques])
+    return order, order.argsort()
 
 
 @dataclass(frozen=True)
@@ -90,9 +109,14 @@ class _Block:
     silent: Tensor | None = None
     causal: bool = False
 
+    @property
+    def pairs(self) -> Tensor | None:
+        """The mask, written out when `causal` too."""
+        return self.src[0] <= self.dst[0][:, None] if self.causal else self.allowed
 
-def _whole(graph: Graph, device: torch.device) -> _Block:
-    dst, src = (torch.arange(n, device=device)[None] for n in (graph.num_dst, graph.num_src))
+
+def _whole(graph: Graph) -> _Block:
+    dst, src = (torch.arange(n, device=graph.device)[None] for n in (graph.num_dst, graph.num_src))
     if _is_plain_shape(graph):
         return _Block(dst, src, causal=not graph.runs.is_complete)
 
@@ -105,37 +129,27 @@ def _whole(graph: Graph, device: torch.device) -> _Block:
     return _Block(dst, src, allowed, silent)
 
 
-def _run_block(request: Request, block: _Block) -> tuple[Tensor, Tensor | None]:
-    """out [..., C, S, H, D] for cliques, [..., S, H, D] for the whole graph."""
+def _run_block(request: Request, block: _Block, *features: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Queries, keys and values [..., C, S or T, H, D] to out [..., C, S, H, D] and, if written out, the weights
+    [..., C, H, S, T]."""
     score = request.score
     assert isinstance(score, Dot)
-    q, k, v = (
-        _taken(x, ids).transpose(-3, -2)
-        for x, ids in ((score.query, block.dst), (score.key, block.src), (request.value, block.src))
-    )  # [..., C, H, S or T, D]
-    bias = _bias(request, block)
-    weights = None
+    q, k, v = (x.transpose(-3, -2) for x in features)  # [..., C, H, S or T, D]
+    bias, weights = _bias(request, block), None
     if _written_out(request):
         out, weights = _write_out(request, block, q, k, v, bias)
     else:
-        out = _sdpa(q, k, v, score.scale, _float_mask(bias, block, q.dtype), block.causal and bias is None)
+        out = _sdpa(q, k, v, score.scale, _mask(bias, block), block.causal and bias is None)
     if block.silent is not None:
         out = out.masked_fill(block.silent[:, None], 0.0)
-    out = out.transpose(-3, -2)
-    if _by_cliques(request):
-        return out, None
-    if request.return_weights:
-        src, dst = request.graph.edge_index
-        assert weights is not None
-        weights = weights.squeeze(-4)[..., dst, src].transpose(-2, -1)
-    return out.squeeze(-4), weights
+    return out.transpose(-3, -2), weights
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
     batch = q.shape[:-3]
-    if mask is not None and mask.dim() > 4:
+    if mask is not None and (mask.dim() > 4 or mask.shape[0] > 1):
         mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
-    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    q, k, v = (x.flatten(0, -4) for x in (q, k, v))
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -149,15 +163,12 @@ def _write_out(
     score = request.score
     assert isinstance(score, Dot)
     k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    wide = torch.float32 if q.dtype in (torch.float16, torch.bfloat16) else q.dtype
-    s = score.scale * q.to(wide) @ k.to(wide).mT
+    s = score.scale * q.to(request.wide) @ k.to(request.wide).mT
     s = s if score.softcap is None else score.softcap * (s / score.softcap).tanh()
     s = s if bias is None else s + bias
-    allowed = block.allowed
-    if block.causal:
-        allowed = block.src[0] <= block.dst[0][:, None]
+    allowed = block.pairs
     if request.normalize == "softmax":
-        weights = (s if allowed is None else s.masked_fill(~allowed, -torch.inf)).softmax(-1)
+        weights = _softmax(s if allowed is None else s.masked_fill(~allowed, -torch.inf), bool(request.bias))
     else:
         weights = s.sigmoid() if request.normalize == "sigmoid" else s
         weights = weights if allowed is None else weights.masked_fill(~allowed, 0.0)
@@ -172,9 +183,17 @@ def _write_out(
     return (kept @ v.to(kept.dtype)).to(v.dtype), weights.to(v.dtype)
 
 
+def _softmax(s: Tensor, may_be_silent: bool) -> Tensor:
+    """Over the last dimension; with biases a row may be -inf throughout, and then weighs nothing."""
+    if not may_be_silent:
+        return s.softmax(-1)
+    silent = (s == -torch.inf).all(-1, keepdim=True)
+    return s.masked_fill(silent, 0.0).softmax(-1).masked_fill(silent, 0.0)
+
+
 def _bias(request: Request, block: _Block) -> Tensor | None:
     """All biases of a block as one [..., C, H, S, T]."""
-    parts = [_pairs(b, request, block) for b in request.bias]
+    parts = [_pairs(b, request, block).to(request.wide) for b in request.bias]
     return sum(parts[1:], parts[0]) if parts else None
 
 
@@ -183,27 +202,19 @@ def _pairs(bias: PerEdge, request: Request, block: _Block) -> Tensor:
     if isinstance(bias, Lookup) and bias.relation is not None:
         ids = bias.relation.ids(block.dst[:, :, None] + graph.shift, block.src[:, None, :])
         return bias.table[ids].movedim(-1, -3)
-    src, dst = graph.edge_index
-    per_edge = bias.table[graph.edge_type] if isinstance(bias, Lookup) else bias  # [..., E, H]
-    shape = (*per_edge.shape[:-2], per_edge.shape[-1], graph.num_dst, graph.num_src)
-    flat = per_edge.new_zeros(*per_edge.shape[:-2], per_edge.shape[-1], graph.num_dst * graph.num_src)
-    flat = flat.index_copy(-1, dst * graph.num_src + src, per_edge.transpose(-1, -2))
-    return flat.view(shape).unsqueeze(-4)
+    csr = graph.csr
+    per_edge = bias.table[bias.ids(graph)] if isinstance(bias, Lookup) else csr.from_caller(bias, -2)  # [..., E, H]
+    pairs = per_edge.new_zeros(*per_edge.shape[:-2], per_edge.shape[-1], graph.num_dst * graph.num_src)
+    pairs = pairs.index_copy(-1, csr.row * graph.num_src + csr.col, per_edge.mT)
+    return pairs.unflatten(-1, (graph.num_dst, graph.num_src)).unsqueeze(-4)
 
 
-def _float_mask(bias: Tensor | None, block: _Block, dtype: torch.dtype) -> Tensor | None:
+def _mask(bias: Tensor | None, block: _Block) -> Tensor | None:
+    """Both kinds that torch takes: which pairs are allowed, or what is added to their scores; [..., C, H, S, T]."""
     if bias is None:
         return None if block.allowed is None else block.allowed[None, None]
-    if block.causal:
-        return bias.masked_fill(block.src[0] > block.dst[0][:, None], -torch.inf).to(dtype)
-    return (bias if block.allowed is None else bias.masked_fill(~block.allowed, -torch.inf)).to(dtype)
-
-
-def _taken(x: Tensor, ids: Tensor) -> Tensor:
-    """[..., N, H, D] at ids [C, S]: [..., C, S, H, D]; a single whole block is a view."""
-    if ids.shape[0] == 1 and ids.shape[1] == x.shape[-3]:
-        return x.unsqueeze(-4)
-    return x.index_select(-3, ids.flatten()).unflatten(-3, ids.shape)
+    allowed = block.pairs
+    return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
 
 
 def _is_plain_shape(graph: Graph) -> bool:
@@ -222,4 +233,5 @@ def _written_out(request: Request) -> bool:
     score = request.score
     assert isinstance(score, Dot)
     plain = request.normalize == "softmax" and score.softcap is None and not request.dropout
-    return not plain or request.return_weights
+    narrow_bias = bool(request.bias) and request.value.dtype != request.wide  # torch would add it in 16 bits
+    return not plain or request.return_weights or narrow_bias

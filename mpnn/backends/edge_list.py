@@ -1,7 +1,6 @@
 """The specification: every edge written out in plain torch.
 
 It takes everything, works in float64, differentiates twice, and is slow; every other backend is tested against it.
-16-bit features are widened to float32 inside.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from torch import Tensor
 from mpnn import random
 from mpnn.aggregate import Index, segment_softmax
 from mpnn.backends.estimate import Estimate
-from mpnn.graph import CSR
+from mpnn.edges import CSR
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, Lookup, PerEdge, Request
 
 NAME = "edge_list"
@@ -23,31 +22,42 @@ def supports(request: Request) -> str | None:
 
 
 def estimate(request: Request) -> Estimate:
-    numbers = request.graph.num_edges * request.batch.numel() * request.heads * request.value.shape[-1]
-    element = request.value.element_size()
-    passes, kept = (3.2, 6) if request.needs_grad else (1, 4)
+    """Constants from `benchmarks/plan_check.py`, nanoseconds of one core."""
+    edges = request.graph.num_edges * request.batch.numel() * request.heads
+    numbers, element = edges * request.value.shape[-1], request.value.element_size()
+    passes = 2.2 if request.needs_grad else 1.0
+    # Tensors beyond 32 MB come fresh from the operating system each time, and are paid for page by page.
+    pages = 4.0 if numbers * element * passes > 1 << 25 else 1.0
     if not request.weighted:
-        return Estimate(2e-5 + 2.5e-9 * numbers * passes, numbers * element * 2)
-    return Estimate(1e-4 + 8e-9 * numbers * passes, numbers * element * kept)
+        return Estimate(1e-9 * passes * (5e4 + numbers * pages), numbers * element * 2)
+    on_edge = 30 + 40 * bool(request.dropout)
+    on_number = 3.4 if isinstance(request.score, Dot) else 2.0
+    size = numbers * element * (4 if passes == 1.0 else 6)
+    return Estimate(1e-9 * passes * (2e5 + edges * on_edge + numbers * on_number * pages), size)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     csr = request.graph.csr
-    dtype = request.value.dtype
     index = Index.of(csr.row, csr.ptr)
-    messages = _grouped(_nodes_first(request.value).index_select(0, csr.col), request)
+    messages = _grouped(_nodes_first(request.value, request).index_select(0, csr.col), request)
     if request.edge_value is not None:
         messages = messages + _per_edge(request.edge_value, request, csr, trailing=2)
     weights = _weights(request, csr, index) if request.weighted else None
     if weights is not None:
         kept = _dropped(weights, request, csr) if request.dropout else weights
         messages = kept[..., None] * messages
-    out = request.reduce.reduce(messages, index).movedim(0, -3).to(dtype)
+    out = request.reduce.reduce(messages, index)
+    if not isinstance(out, Tensor) or out.dim() != messages.dim() or len(out) != index.num_dst:
+        raise ValueError(
+            f"the aggregator must reduce messages {list(messages.shape)} to one row for each of {index.num_dst} "
+            f"destinations; it gave {list(out.shape) if isinstance(out, Tensor) else out!r}"
+        )
+    out = out.movedim(0, -3).to(request.value.dtype)
     if not request.return_weights:
         return out, None
-    if weights is None:
-        weights = messages.new_ones(*messages.shape[:-2], 1)
-    return out, csr.to_caller(weights).movedim(0, -2).to(dtype)
+    weights = messages.new_ones(()) if weights is None else weights
+    weights = weights.expand(len(csr.col), *request.batch, request.heads)
+    return out, csr.to_caller(weights).movedim(0, -2).to(request.value.dtype)
 
 
 def _weights(request: Request, csr: CSR, index: Index) -> Tensor:
@@ -64,24 +74,30 @@ def _weights(request: Request, csr: CSR, index: Index) -> Tensor:
 def _score(request: Request, csr: CSR) -> Tensor:
     match request.score:
         case Dot(query, key, scale, edge_key, softcap):
-            keys = _grouped(_nodes_first(key).index_select(0, csr.col), request)
+            keys = _grouped(_nodes_first(key, request).index_select(0, csr.col), request)
             if edge_key is not None:
                 keys = keys + _per_edge(edge_key, request, csr, trailing=2)
-            score = scale * (_nodes_first(query).index_select(0, csr.row) * keys).sum(-1)
+            score = scale * (_nodes_first(query, request).index_select(0, csr.row) * keys).sum(-1)
             return score if softcap is None else softcap * (score / softcap).tanh()
         case AdditiveScore(dst, src, activation, edge):
-            total = _nodes_first(dst, 1).index_select(0, csr.row) + _nodes_first(src, 1).index_select(0, csr.col)
+            total = _both_ends(dst, src, request, csr, trailing=1)
             return activation(total if edge is None else total + _per_edge(edge, request, csr, trailing=1))
         case AdditiveV2Score(dst, src, vector, activation, edge):
-            total = _nodes_first(dst).index_select(0, csr.row) + _nodes_first(src).index_select(0, csr.col)
+            total = _both_ends(dst, src, request, csr, trailing=2)
             total = total if edge is None else total + _per_edge(edge, request, csr, trailing=2)
             return (activation(total) * vector.to(total.dtype)).sum(-1)
     raise TypeError(f"edge_list knows no score of type {type(request.score).__name__}")
 
 
+def _both_ends(dst: Tensor, src: Tensor, request: Request, csr: CSR, trailing: int) -> Tensor:
+    """`dst_i + src_j` for each edge."""
+    of_dst, of_src = (_nodes_first(x, request, trailing) for x in (dst, src))
+    return of_dst.index_select(0, csr.row) + of_src.index_select(0, csr.col)
+
+
 def _dropped(weights: Tensor, request: Request, csr: CSR) -> Tensor:
     assert request.seed is not None
-    streams = random.streams(weights.shape[1:-1], weights.shape[-1], weights.device)
+    streams = random.streams(request.batch, request.heads, weights.device)
     ends = [ids.view(-1, *[1] * streams.dim()) for ids in (csr.row, csr.col)]
     kept = random.keep(request.seed, streams, ends[0], ends[1], request.dropout)
     return torch.where(kept, weights / (1 - request.dropout), torch.zeros_like(weights))
@@ -90,9 +106,9 @@ def _dropped(weights: Tensor, request: Request, csr: CSR) -> Tensor:
 def _per_edge(data: PerEdge, request: Request, csr: CSR, trailing: int) -> Tensor:
     """[E, ..., H] or [E, ..., H, D] (`trailing` dimensions behind the batch), in CSR order."""
     if isinstance(data, Lookup):
-        rows = _wide(data.table).index_select(0, data.ids(request.graph))
+        rows = data.table.to(request.wide).index_select(0, data.ids(request.graph))
     else:
-        rows = csr.from_caller(_wide(data).movedim(-1 - trailing, 0))
+        rows = csr.from_caller(data.to(request.wide).movedim(-1 - trailing, 0))
     missing = len(request.batch) - (rows.dim() - 1 - trailing)
     return rows.view(rows.shape[0], *[1] * missing, *rows.shape[1:])
 
@@ -103,9 +119,5 @@ def _grouped(rows: Tensor, request: Request) -> Tensor:
     return rows if given in (1, heads) else rows.repeat_interleave(heads // given, -2)
 
 
-def _nodes_first(x: Tensor, trailing: int = 2) -> Tensor:
-    return _wide(x).movedim(-1 - trailing, 0)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+def _nodes_first(x: Tensor, request: Request, trailing: int = 2) -> Tensor:
+    return x.to(request.wide).movedim(-1 - trailing, 0)

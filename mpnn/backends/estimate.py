@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Estimate(NamedTuple):
-    """Expected time in seconds and working memory in bytes, beyond inputs and outputs."""
+    """Expected seconds of one processor core, and bytes of working memory beyond inputs and outputs."""
 
     seconds: float
     bytes: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -17,10 +18,10 @@ _NAMES: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min"}
 
 
 def supports(request: Request) -> str | None:
-    if find_spec("torch_sparse") is None or find_spec("torch_scatter") is None:
+    if not _installed():
         return 'torch-scatter and torch-sparse are not installed: pip install --no-build-isolation "mpnn[scatter]"'
     if type(request.reduce) not in _NAMES:
-        return f"it takes sum, mean, max and min, not {type(request.reduce).__name__}"
+        return "it takes sum, mean, max and min only"
     if request.score is not None or request.edge_value is not None or request.normalize != "none":
         return "it aggregates features, and computes no attention"
     if request.dropout or request.return_weights:
@@ -30,6 +31,11 @@ def supports(request: Request) -> str | None:
     if len(request.bias) > 1 or any(isinstance(b, Lookup) or b.dim() != 2 or b.shape[1] != 1 for b in request.bias):
         return "it takes one weight an edge"
     return None
+
+
+@cache
+def _installed() -> bool:
+    return all(find_spec(name) is not None for name in ("torch_sparse", "torch_scatter"))
 
 
 def estimate(request: Request) -> Estimate:

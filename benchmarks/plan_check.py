@@ -1,0 +1,181 @@
+"""Does the plan choose the faster backend? Measures every backend on a range of graphs and compares with the estimates.
+
+    python benchmarks/plan_check.py [--threads 2] [--seconds 0.3] [--only window]
+
+One row for each case: milliseconds measured (estimated) for each backend, the plan's choice, and how many times the
+fastest the choice takes. Outputs are compared before anything is timed. With one thread it is the processor's time
+that is measured, so that other work on the machine does not matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+import mpnn
+from mpnn import graphs, random
+from mpnn.backends import BACKENDS
+from mpnn.graph import Graph
+from mpnn.plan import choose
+from mpnn.relation import Offset
+from mpnn.scores import AdditiveScore, Dot, LeakyReLU, Lookup, Request
+
+
+def dot(graph: Graph, batch: int = 1, heads: int = 4, width: int = 32, kv_heads: int | None = None) -> Request:
+    kv_heads = kv_heads or heads
+    query = torch.randn(batch, graph.num_dst, heads, width)
+    key, value = (torch.randn(batch, graph.num_src, kv_heads, width) for _ in range(2))
+    return Request(graph, value, Dot(query, key, width**-0.5))
+
+
+def biased(given: Request) -> Request:
+    return replace(given, bias=(Lookup(torch.randn(65, given.heads), Offset(32)),))
+
+
+def softcapped(given: Request) -> Request:
+    return replace(given, score=replace(given.score, softcap=20.0))
+
+
+def cast(given: Request, dtype: torch.dtype) -> Request:
+    score = given.score
+    return replace(
+        given, value=given.value.to(dtype), score=replace(score, query=score.query.to(dtype), key=score.key.to(dtype))
+    )
+
+
+def dropped(given: Request) -> Request:
+    return replace(given, dropout=0.1, seed=random.new_seed(torch.device("cpu")))
+
+
+def additive(graph: Graph, heads: int = 8, width: int = 8) -> Request:
+    score = AdditiveScore(torch.randn(graph.num_dst, heads), torch.randn(graph.num_src, heads), LeakyReLU())
+    return Request(graph, torch.randn(graph.num_src, heads, width), score)
+
+
+def aggregated(graph: Graph, width: int = 64) -> Request:
+    return Request(graph, torch.randn(graph.num_src, 1, width), normalize="none")
+
+
+def scattered(nodes: int, degree: int) -> Graph:
+    edges = torch.randint(0, nodes, (2, nodes * degree))
+    return graphs.from_edges(edges, nodes)
+
+
+def cases() -> Iterator[tuple[str, Request]]:
+    for n in (64, 256, 1024):
+        yield f"complete {n}", dot(graphs.complete().bind(n))
+        yield f"causal {n}", dot(graphs.causal().bind(n))
+    yield "complete 256, batch 8, 8 x 16", dot(graphs.complete().bind(256), batch=8, heads=8, width=16)
+    yield "complete 512, 4 x 64, 1 key head", dot(graphs.complete().bind(512), width=64, kv_heads=1)
+    for n in (256, 1024, 2048):
+        for radius in (1, 8, 64):
+            yield f"window({radius}) {n}", dot(graphs.window(radius).bind(n))
+    yield "window(8) 4096, 1 x 16", dot(graphs.window(8).bind(4096), heads=1, width=16)
+    yield "window(32) 512, batch 8", dot(graphs.window(32).bind(512), batch=8)
+    yield "longformer(64, 2) 1024", dot(graphs.longformer(64, globals=2).bind(1024))
+    yield "bigbird(32) 1024", dot(graphs.bigbird(block=32).bind(1024))
+    yield "documents 16 x 64", dot(graphs.documents([64] * 16).bind(1024))
+    yield "documents 256 x 4", dot(graphs.documents([4] * 256).bind(1024))
+    yield "documents of 1 to 45", dot(graphs.documents(list(range(1, 46))).bind(1035))
+    yield "windows 28 x 28 by 7, batch 4", dot(graphs.windows(28, 28, size=7, shift=3).bind(784), batch=4, heads=3)
+    yield "biased windows 28 x 28 by 7", biased(dot(graphs.windows(28, 28, size=7, shift=3).bind(784), heads=3))
+    yield "biased complete 512", biased(dot(graphs.complete().bind(512)))
+    yield "biased window(8) 1024", biased(dot(graphs.window(8).bind(1024)))
+    yield "softcap complete 512", softcapped(dot(graphs.complete().bind(512)))
+    yield "softcap window(8) 1024", softcapped(dot(graphs.window(8).bind(1024)))
+    yield "dropout complete 512", dropped(dot(graphs.complete().bind(512)))
+    yield "dropout window(8) 1024", dropped(dot(graphs.window(8).bind(1024)))
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        yield f"{dtype} complete 512", cast(dot(graphs.complete().bind(512)), dtype)
+        yield f"{dtype} window(4) 512", cast(dot(graphs.window(4).bind(512)), dtype)
+    yield "additive 2000 x 5", additive(scattered(2000, 5))
+    yield "sums 2000 x 5", aggregated(scattered(2000, 5))
+    yield "sums 20000 x 20", aggregated(scattered(20000, 20))
+
+
+def with_gradients(given: Request) -> Request:
+    leaves = {id(t): t.clone().requires_grad_() for t in given.tensors}
+    score = given.score
+    match score:
+        case Dot(query, key):
+            score = replace(score, query=leaves[id(query)], key=leaves[id(key)])
+        case AdditiveScore(dst, src):
+            score = replace(score, dst=leaves[id(dst)], src=leaves[id(src)])
+    return replace(given, value=leaves[id(given.value)], score=score)
+
+
+def work(given: Request, run: Callable[[Request], tuple[torch.Tensor, object]]) -> Callable[[], None]:
+    """One round: forward, and backward when gradients are asked for."""
+    leaves = [t for t in given.tensors if t.requires_grad]
+    direction = torch.randn_like(run(given)[0])
+
+    def once() -> None:
+        out, _ = run(given)
+        if leaves:
+            torch.autograd.grad(out, leaves, direction)
+
+    return once
+
+
+def best(works: list[Callable[[], None]], seconds: float, clock: Callable[[], float]) -> list[float]:
+    """The least time of each, taken in turns, so that a busy moment of the machine spoils no comparison."""
+    least = [float("inf")] * len(works)
+    ends = time.perf_counter() + seconds * len(works)
+    rounds = 0
+    while rounds < 4 or time.perf_counter() < ends:
+        rounds += 1
+        for k, once in enumerate(works):
+            began = clock()
+            once()
+            least[k] = min(least[k], clock() - began)
+    return least
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=0.3, help="spent on each case and backend")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    clock = time.process_time if options.threads == 1 else time.perf_counter
+    torch.manual_seed(0)
+    print(f"mpnn {mpnn.__version__}, torch {torch.__version__}, {platform.processor() or platform.machine()}, ", end="")
+    print(f"{options.threads} threads; milliseconds measured (estimated)\n")
+    names = [b.NAME for b in BACKENDS]
+    print(f"{'case':<34} {'pass':<4}" + "".join(f"{name:>20}" for name in names) + "  choice      times the best")
+    worst = 1.0
+    for name, plain in cases():
+        if options.only not in name:
+            continue
+        for direction, given in (("fwd", plain), ("both", with_gradients(plain))):
+            able = [b for b in BACKENDS if b.supports(given) is None]
+            outs = [b.run(given)[0] for b in able]
+            for out in outs[1:]:
+                torch.testing.assert_close(out, outs[0], rtol=0.05, atol=0.05)
+            measured = dict(
+                zip(
+                    [b.NAME for b in able],
+                    best([work(given, b.run) for b in able], options.seconds, clock),
+                    strict=True,
+                )
+            )
+            estimated = {b.NAME: b.estimate(given).seconds for b in able}
+            choice = choose(given).NAME
+            times = measured[choice] / min(measured.values())
+            worst = max(worst, times)
+            cells = [f"{measured[n] * 1e3:.2f} ({estimated[n] * 1e3:.2f})" if n in measured else "-" for n in names]
+            print(
+                f"{name:<34} {direction:<4}" + "".join(f"{c:>20}" for c in cells) + f"  {choice:<10} {times:.2f}",
+                flush=True,
+            )
+    print(f"\nthe worst choice takes {worst:.2f} times the best")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Whether the parts of a request fit together, so that a wrong one is named before anything runs."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.scores import NORMALIZERS, AdditiveScore, AdditiveV2Score, Dot, Lookup, PerEdge, Request
+
+
+def request(given: Request) -> None:
+    """
+    Raises:
+        ValueError, TypeError: naming what does not fit.
+    """
+    if given.normalize not in NORMALIZERS:
+        raise ValueError(f"there is no normaliser {given.normalize!r}; there are {', '.join(NORMALIZERS)}")
+    if not 0.0 <= given.dropout < 1.0:
+        raise ValueError(f"dropout must lie in [0, 1); got {given.dropout}")
+    device(given.graph, given.value)
+    for name, x, role, trailing in _on_nodes(given):
+        features(name, x, role, trailing, given.graph)
+        if x.device != given.value.device:
+            raise ValueError(f"{name} is on {x.device} and value on {given.value.device}; move one")
+        if x.shape[: -1 - trailing] != given.batch:
+            raise ValueError(
+                f"{name} and value must be alike in the dimensions before their nodes; "
+                f"got {list(x.shape)} and {list(given.value.shape)}"
+            )
+    for name, heads in _grouped(given):
+        if heads != 1 and (heads == 0 or given.heads % heads):
+            raise ValueError(
+                f"{given.heads} heads cannot share {heads} heads of {name}: {heads} does not divide {given.heads}"
+            )
+    if isinstance(given.score, Dot):
+        _dot(given.score, given.value)
+    for name, data, trailing in _on_edges(given):
+        _per_edge(name, data, trailing, given)
+
+
+def device(graph: Graph, x: Tensor) -> None:
+    if x.device != graph.device:
+        raise ValueError(
+            f"the graph is on {graph.device} and the features on {x.device}; call graph.to({str(x.device)!r})"
+        )
+
+
+def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> None:
+    """Features of the graph's "sources" or "destinations", with so many dimensions behind the nodes."""
+    if x.dim() < trailing + 1:
+        raise ValueError(f"{name} must have shape [..., N, {'H, D' if trailing == 2 else 'D'}]; got {list(x.shape)}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating point; got {x.dtype}")
+    found, wanted = x.shape[-1 - trailing], graph.num_src if role == "sources" else graph.num_dst
+    if found != wanted:
+        raise ValueError(f"{name} has {found} nodes (shape {list(x.shape)}), but {graph} has {wanted} {role}")
+
+
+def _on_nodes(given: Request) -> list[tuple[str, Tensor, str, int]]:
+    """Whatever nodes have: its name, the numbers, whose they are, how many dimensions stand behind the nodes."""
+    found = [("value", given.value, "sources", 2)]
+    match given.score:
+        case Dot(query, key):
+            found += [("query", query, "destinations", 2), ("key", key, "sources", 2)]
+        case AdditiveScore(dst, src):
+            found += [("dst", dst, "destinations", 1), ("src", src, "sources", 1)]
+        case AdditiveV2Score(dst, src):
+            found += [("dst", dst, "destinations", 2), ("src", src, "sources", 2)]
+    return found
+
+
+def _on_edges(given: Request) -> list[tuple[str, PerEdge, int]]:
+    """Whatever edges have: its name, the numbers, how many dimensions stand behind the edges."""
+    found: list[tuple[str, PerEdge | None, int]] = [("bias", bias, 1) for bias in given.bias]
+    found.append(("edge_value", given.edge_value, 2))
+    match given.score:
+        case Dot(edge_key=edge):
+            found.append(("edge_key", edge, 2))
+        case AdditiveScore(edge=edge):
+            found.append(("edge", edge, 1))
+        case AdditiveV2Score(edge=edge):
+            found.append(("edge", edge, 2))
+    return [(name, data, trailing) for name, data, trailing in found if data is not None]
+
+
+def _grouped(given: Request) -> list[tuple[str, int]]:
+    """What several heads may share, and how many of it there are."""
+    key = [("key", given.score.key.shape[-2])] if isinstance(given.score, Dot) else []
+    return [("value", given.value.shape[-2]), *key]
+
+
+def _dot(score: Dot, value: Tensor) -> None:
+    query, key = score.query, score.key
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query and key must be equally wide; got {query.shape[-1]} and {key.shape[-1]}")
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(f"query, key and value must have one dtype; got {query.dtype}, {key.dtype} and {value.dtype}")
+
+
+def _per_edge(name: str, data: PerEdge, trailing: int, given: Request) -> None:
+    numbers = data.table if isinstance(data, Lookup) else data
+    rows = _classes(data, given.graph) if isinstance(data, Lookup) else given.graph.num_edges
+    if numbers.device != given.value.device:
+        raise ValueError(f"{name} is on {numbers.device} and value on {given.value.device}; move one")
+    batch = () if isinstance(data, Lookup) else tuple(given.batch)
+    leading = tuple(numbers.shape[: -1 - trailing])
+    fits = (
+        numbers.dim() > trailing
+        and (numbers.shape[-1 - trailing] == rows or (isinstance(data, Lookup) and len(numbers) > rows))
+        and numbers.shape[-trailing] in (1, given.heads)
+        and len(leading) <= len(batch)
+        and all(m in (1, n) for m, n in zip(reversed(leading), reversed(batch), strict=False))
+    )
+    if not fits:
+        wanted = f"[{rows}, {given.heads}{', D' if trailing == 2 else ''}]"
+        what = "class" if isinstance(data, Lookup) else "edge"
+        raise ValueError(f"{name} must have shape {wanted}, one row for each {what}; got {list(numbers.shape)}")
+
+
+def _classes(table: Lookup, graph: Graph) -> int:
+    if table.relation is not None:
+        return table.relation.count
+    return graph.memo("number of classes", lambda: graph.num_relations)

@@ -1,0 +1,69 @@
+"""`mpnn data`: what there is to train on, and fetching it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from mpnn.cli.console import console, refusing
+from mpnn.data import SOURCES, Source, cache_dir, locate
+
+BUILT_IN = {"digits": "comes with scikit-learn", "pydoc": "comes with Python"}
+
+app = typer.Typer(help="Find or download datasets.", no_args_is_help=True, rich_markup_mode="rich")
+
+
+@app.command("list")
+def list_datasets() -> None:
+    """List the datasets, and say which of them are on this machine.
+
+    Example: mpnn data list
+    """
+    table = Table("name", "size", "where", box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for name, where in BUILT_IN.items():
+        table.add_row(name, "", where)
+    for name, source in SOURCES.items():
+        folder = folder_of(source)
+        where = str(folder) if folder else "to be downloaded" if _size(source) else "to be unpacked by hand"
+        size = f"{_size(source) / 1e6:.1f} MB" if _size(source) else ""
+        table.add_row(name, size, where)
+    console.print(table)
+
+
+@app.command("get")
+def get(name: Annotated[str, typer.Argument(help="A name from mpnn data list.")]) -> None:
+    """Find a dataset on this machine or download it, check it, and print where it is.
+
+    Looked for in the folder that the environment variable MPNN_DATA names, then in the cache; downloaded to the cache.
+
+    \b
+    Examples:
+      mpnn data get cora
+      MPNN_DATA=~/datasets mpnn data get tinyshakespeare
+    """
+    if name in BUILT_IN:
+        console.print(f"{name}: {BUILT_IN[name]}; nothing to fetch")
+        return
+    with refusing(), console.status(f"finding {name}"):
+        folder = locate(name)
+    source = SOURCES[name]
+    console.print(str(folder), soft_wrap=True)
+    console.print(f"{source.cite}\nlicence: {source.licence}", style="dim")
+
+
+def folder_of(source: Source) -> Path | None:
+    """Where all files of the dataset are, if they are on this machine."""
+    given = os.environ.get("MPNN_DATA")
+    roots = [Path(given).expanduser()] if given else []
+    for root in [*roots, cache_dir()]:
+        if all((root / source.folder / file.name).is_file() for file in source.files):
+            return root / source.folder
+    return None
+
+
+def _size(source: Source) -> int:
+    return sum(file.size or 0 for file in source.files)

@@ -1,0 +1,71 @@
+"""A graph in the terminal: two rows of cells to a line of text, coloured halves of characters."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.color import Color
+from rich.style import Style
+from rich.text import Text
+
+from mpnn.plot import EMPTY, SEQUENTIAL, density
+from mpnn.runs import Runs
+
+_MOST_CELLS = 64
+_SMALL = 32
+
+# Bayer's matrix: without colours, a share of a tile becomes that share of its neighbourhood.
+_DITHER = (np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]]) + 0.5) / 16
+_HALVES = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
+
+
+def matrix(runs: Runs, plain: bool) -> Text:
+    """Destinations down, sources across, the darker the more of a cell's pairs are edges; `plain`: without colours."""
+    cells = _cells(runs)
+    if len(cells) % 2:
+        cells = np.vstack([cells, np.full_like(cells[:1], np.nan)])
+    return _plain(cells) if plain else _coloured(cells)
+
+
+def _cells(runs: Runs) -> NDArray[np.float64]:
+    """Square roots of densities, so that sparse tiles still show; small graphs enlarged to be seen."""
+    longest = max(runs.num_dst, runs.num_src)
+    shrink = min(1.0, _MOST_CELLS / longest)
+    rows, columns = (max(1, round(n * shrink)) for n in (runs.num_dst, runs.num_src))
+    cells = np.sqrt(density(runs, rows, columns))
+    enlarge = max(1, _SMALL // longest)
+    return cells.repeat(enlarge, 0).repeat(enlarge, 1)
+
+
+def _plain(cells: NDArray[np.float64]) -> Text:
+    rows, columns = cells.shape
+    level = np.tile(_DITHER, (-(-rows // 4), -(-columns // 4)))[:rows, :columns]
+    on = np.nan_to_num(cells) > level
+    lines = [
+        "".join(_HALVES[bool(top), bool(bottom)] for top, bottom in zip(*pair, strict=True))
+        for pair in zip(on[::2], on[1::2], strict=True)
+    ]
+    border = "─" * columns
+    return Text("\n".join([f"┌{border}┐", *(f"│{line}│" for line in lines), f"└{border}┘"]))
+
+
+def _coloured(cells: NDArray[np.float64]) -> Text:
+    text = Text()
+    for top, bottom in zip(cells[::2], cells[1::2], strict=True):
+        for a, b in zip(top, bottom, strict=True):
+            text.append("▀", Style(color=_colour(a), bgcolor=_colour(b)))
+        text.append("\n")
+    text.right_crop()
+    return text
+
+
+def _colour(level: float) -> Color | None:
+    if np.isnan(level):
+        return None
+    stops = np.array([_rgb(stop) for stop in SEQUENTIAL])
+    red, green, blue = (np.interp(level, np.linspace(0, 1, len(stops)), channel) for channel in stops.T)
+    return Color.from_rgb(red, green, blue) if level > 0 else Color.parse(EMPTY)
+
+
+def _rgb(code: str) -> tuple[int, int, int]:
+    return int(code[1:3], 16), int(code[3:5], 16), int(code[5:7], 16)

@@ -1,0 +1,58 @@
+"""`mpnn explain`: the plan for dot-product attention over a topology, without running it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import torch
+import typer
+
+import mpnn
+from mpnn.cli.console import refuse, refusing
+from mpnn.graphs import parse
+from mpnn.scores import Dot, Request
+
+
+class Dtype(str, Enum):
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float64 = "float64"
+
+
+def explain(
+    expression: Annotated[
+        str, typer.Argument(metavar="EXPR", help='A topology, such as "causal & window(16)"; see mpnn graph --help.')
+    ],
+    n: Annotated[int, typer.Option("--n", help="Length of the sequence.")] = 4096,
+    heads: Annotated[int, typer.Option(help="Number of heads.")] = 8,
+    dim: Annotated[int, typer.Option(help="Width of each head.")] = 64,
+    batch: Annotated[int, typer.Option(help="Sequences in the batch.")] = 1,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the features.")] = Dtype.float32,
+    grad: Annotated[
+        bool, typer.Option("--grad/--no-grad", help="Whether gradients are needed, as in training.")
+    ] = True,
+) -> None:
+    """Say which backend would run dot-product attention over a topology, how long it would take, and why no other.
+
+    Nothing is run and no features are allocated; times and memory are the planner's estimates.
+
+    Examples:
+    \b
+      mpnn explain "causal & window(256)" --n 4096 --heads 8 --dim 64
+      mpnn explain "longformer(512, globals=4)" --n 16384 --no-grad
+      mpnn explain causal --batch 8 --dtype bfloat16
+    """
+    for name, given in (("heads", heads), ("dim", dim), ("batch", batch)):
+        if given < 1:
+            refuse(f"--{name} must be at least 1; got {given}")
+    with refusing():
+        graph = parse(expression).bind(n)
+        mpnn.explain(_request(graph, (batch, n, heads, dim), getattr(torch, dtype.value), grad))
+
+
+def _request(graph: mpnn.Graph, shape: tuple[int, ...], dtype: torch.dtype, grad: bool) -> Request:
+    shape = shape if shape[0] > 1 else shape[1:]
+    features = torch.zeros((), dtype=dtype).expand(shape).requires_grad_(grad)
+    return Request(graph, features, Dot(features, features, shape[-1] ** -0.5))

@@ -1,0 +1,71 @@
+"""What is measured of a model besides its loss, and on what machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.message_passing import MessagePassing
+from mpnn.plan import plan
+
+
+def kept_for_backward(model: nn.Module, loss: Callable[[], Tensor]) -> int:
+    """The bytes that one forward pass in training keeps until its backward pass: the storage of every tensor that
+    autograd saves, each once, without the model's own parameters."""
+    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss()
+    return sum(t.untyped_storage().nbytes() for at, t in saved.items() if at not in known)
+
+
+@torch.no_grad()
+def attention_weights(model: nn.Module, *inputs: Any) -> list[Tensor]:
+    """The weights [..., E, H] of every layer of `model(*inputs)`, first layer first."""
+    return [layer(*given, return_weights=True)[1] for layer, given in _calls(model.eval(), *inputs)]
+
+
+def backends(model: nn.Module, *inputs: Any) -> str:
+    """The backends that the plan chose for the layers of `model(*inputs)` in training."""
+    chosen = [plan(layer.request(*given)).backend for layer, given in _calls(model.train(), *inputs)]
+    return ", ".join(dict.fromkeys(chosen))
+
+
+def _calls(model: nn.Module, *inputs: Any) -> list[tuple[MessagePassing, tuple[Any, ...]]]:
+    """Every round of message passing in `model(*inputs)`, with what it was given."""
+    calls: list[tuple[MessagePassing, tuple[Any, ...]]] = []
+    layers = [module for module in model.modules() if isinstance(module, MessagePassing)]
+    handles = [layer.register_forward_pre_hook(lambda layer, given: calls.append((layer, given))) for layer in layers]
+    try:
+        model(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def machine() -> str:
+    """The processor, the cores and threads in use, and the versions of what ran."""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; {versions}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()

@@ -1,0 +1,112 @@
+"""The demo's page: one HTML file that holds its pictures, for light and dark screens, with nothing to load."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1f2933; --muted: #5f6b7a; --line: #dde2e8; --paper: #fff; --soft: #f5f7f9;
+  --accent: #12588f; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --muted: #9aa7b6; --line: #333c47; --paper: #14181d;
+  --soft: #1c2229; --accent: #84b9dc; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 68rem; padding: 3rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
+  font: 1.0625rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
+h1 { font-size: 2.2rem; line-height: 1.2; margin: 0 0 .8rem; letter-spacing: -.01em; }
+h2 { font-size: 1.5rem; margin: 3.5rem 0 .6rem; padding-top: 1.5rem; border-top: 1px solid var(--line); }
+h3 { font-size: 1.15rem; margin: 2.5rem 0 .3rem; }
+p { max-width: 46rem; margin: .5rem 0 1rem; }
+code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+code { font-size: .92em; }
+h3 code { color: var(--accent); font-size: 1em; }
+.scroll { overflow-x: auto; margin: 1.5rem 0 .5rem; }
+table { border-collapse: collapse; width: 100%; font-size: .95rem; font-variant-numeric: tabular-nums; }
+th { font-weight: 600; color: var(--muted); border-bottom: 2px solid var(--line); }
+th, td { padding: .5rem .9rem .5rem 0; white-space: nowrap; }
+td { border-bottom: 1px solid var(--line); }
+th, td { text-align: right; }
+th:nth-child(-n+2), td:nth-child(-n+2), th:nth-child(5), td:nth-child(5) { text-align: left; }
+th:last-child, td:last-child { padding-right: 0; }
+figure { margin: 1rem 0; }
+figure img { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--line);
+  border-radius: 8px; padding: .6rem; }
+figcaption, .note { color: var(--muted); font-size: .92rem; line-height: 1.5; margin-top: .5rem; max-width: 46rem; }
+.pair { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 2fr); gap: 1.25rem; align-items: start; }
+@media (max-width: 50rem) { .pair { grid-template-columns: 1fr; } }
+.narrow { max-width: 46rem; }
+pre { background: var(--soft); border: 1px solid var(--line); border-radius: 8px; padding: .9rem 1.1rem;
+  margin: .5rem 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .9rem; line-height: 1.5; }
+pre b { color: var(--accent); }
+footer { margin-top: 4rem; padding-top: 1.2rem; border-top: 1px solid var(--line); color: var(--muted);
+  font-size: .9rem; }
+footer code { overflow-wrap: anywhere; }
+"""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image file (PNG), what it shows in a few words, and what one sees in it."""
+
+    path: Path
+    alt: str
+    caption: str
+
+    def html(self) -> str:
+        data = b64encode(self.path.read_bytes()).decode()
+        image = f'<img alt="{escape(self.alt)}" src="data:image/png;base64,{data}">'
+        return f"<figure>{image}<figcaption>{escape(self.caption)}</figcaption></figure>"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A model over one topology: what the topology is, its pictures side by side, and what the model wrote."""
+
+    expression: str
+    about: str
+    pictures: Sequence[Picture]
+    prompt: str
+    sample: str
+
+    def html(self) -> str:
+        pictures = "\n".join(picture.html() for picture in self.pictures)
+        return (
+            f"<h3><code>{escape(self.expression)}</code></h3>\n<p>{escape(self.about)}</p>\n"
+            f'<div class="pair">\n{pictures}\n</div>\n'
+            f"<pre><b>{escape(self.prompt)}</b>{escape(self.sample)}</pre>"
+        )
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in headings)
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{_cell(k, cell)}</td>" for k, cell in enumerate(row)) + "</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+
+
+def _cell(column: int, text: str) -> str:
+    return f"<code>{escape(text)}</code>" if column == 1 else escape(text)
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+
+
+def narrow(picture: Picture) -> str:
+    return f'<div class="narrow">{picture.html()}</div>'
+
+
+def page(title: str, parts: Sequence[str], footer: Sequence[tuple[str, str]]) -> str:
+    """The whole document; `parts` are HTML, `footer` names and values as text."""
+    facts = "<br>\n".join(f"{escape(name)}: <code>{escape(value)}</code>" for name, value in footer)
+    body = "\n\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
+        f"{body}\n\n<footer>{facts}</footer>\n</body>\n</html>\n"
+    )

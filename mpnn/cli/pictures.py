@@ -1,0 +1,91 @@
+"""The pictures that the demo and training leave behind, each one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from mpnn import plot
+from mpnn.cli.tasks import Trained
+from mpnn.graph import Graph
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_DPI = 180
+_ROUNDS = 30
+
+
+def topology(trained: Trained, path: Path) -> None:
+    figure = Figure(figsize=(4.2, 4.4), layout="constrained")
+    plot.adjacency(trained.graph, figure.add_subplot(), title=trained.expression)
+    figure.savefig(path, dpi=_DPI)
+
+
+def heads(trained: Trained, weights: Sequence[Tensor], path: Path) -> None:
+    """One small map for each layer (a row) and head (a column); weights [E, H] of each layer."""
+    columns = weights[0].shape[1]
+    figure = Figure(figsize=(1.45 * columns + 0.9, 1.6 * len(weights) + 0.2), layout="constrained")
+    axes = figure.subplots(len(weights), columns, squeeze=False)
+    for layer, of_layer in enumerate(weights):
+        for head, ax in enumerate(axes[layer]):
+            plot.attention(trained.graph, of_layer[:, head], ax, title="", bar=False)
+            ax.set_title(f"layer {layer + 1}, head {head + 1}", loc="left", color=plot.MUTED, fontsize=9, pad=4)
+            ax.set(xlabel="", ylabel="", xticks=[], yticks=[])
+    plot.weight_bar(list(axes.flat))
+    figure.savefig(path, dpi=_DPI)
+
+
+def losses(results: Sequence[Trained], path: Path) -> None:
+    """Validation loss (text) or accuracy (nodes) of each over the steps."""
+    figure = Figure(figsize=(7.4, 4.0), layout="constrained")
+    ax = figure.add_subplot()
+    of_nodes = bool(results[0].history.val_accuracy)
+    history = {
+        r.expression: (r.history.val_step, r.history.val_accuracy if of_nodes else r.history.val_loss) for r in results
+    }
+    ylabel = "validation accuracy" if of_nodes else "validation loss (nats a character)"
+    plot.curves(history, ax, ylabel=ylabel, xlabel="epoch" if of_nodes else "step")
+    figure.savefig(path, dpi=_DPI)
+
+
+def points(graph: Graph, x: Tensor, classes: Tensor, path: Path) -> None:
+    """The graph over points x [N, F]: nodes start at their first two principal components and are pulled by links."""
+    figure = Figure(figsize=(7.4, 6.4), layout="constrained")
+    _, _, directions = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    start = (x - x.mean(0)) @ directions[:2].T
+    positions = plot.springs(graph, start / start.abs().max(), _ROUNDS)
+    plot.network(graph, figure.add_subplot(), positions=positions, classes=classes, title="")
+    figure.savefig(path, dpi=_DPI)
+
+
+def neighbours(graph: Graph, weights: Tensor, images: Tensor, labels: Tensor, nodes: Sequence[int], path: Path) -> None:
+    """For each of some nodes its image, then those that it hears, the loudest first, with the weights [E] they get."""
+    src, dst = graph.edge_index
+    shown = 9
+    figure = Figure(figsize=(8.2, 1.02 * len(nodes)))
+    margins = {"left": 0.01, "right": 0.99, "top": 1 - 0.2 / len(nodes), "bottom": 0.01, "hspace": 0.35, "wspace": 0.12}
+    axes = figure.subplots(len(nodes), shown + 1, squeeze=False, gridspec_kw=margins)
+    for row, node in zip(axes, nodes, strict=True):
+        _image(row[0], images[node], f"a {int(labels[node])}", plot.INK)
+        edges = (dst == node).nonzero().squeeze(1)
+        loudest = edges[weights[edges].argsort(descending=True)][:shown]
+        for ax in row[1:]:
+            ax.axis("off")
+        for ax, edge in zip(row[1:], loudest.tolist(), strict=False):
+            source = int(src[edge])
+            name = "itself" if source == node else f"a {int(labels[source])}"
+            _image(ax, images[source], f"{name}: {weights[edge]:.2f}", plot.MUTED)
+    figure.savefig(path, dpi=_DPI)
+
+
+def _image(ax: Axes, pixels: Tensor, title: str, colour: str) -> None:
+    side = round(len(pixels) ** 0.5)
+    ax.imshow(pixels.reshape(side, side), cmap="gray_r")
+    ax.set_title(title, color=colour, fontsize=8.5, pad=3)
+    ax.axis("off")

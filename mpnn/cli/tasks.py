@@ -1,0 +1,249 @@
+"""The two kinds of training that the command line offers, and the row of the table that each ends in."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.progress import Progress as Bars
+from rich.progress import TaskID
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn import data
+from mpnn.cli.console import training_bars
+from mpnn.cli.measure import backends, kept_for_backward
+from mpnn.graph import Graph
+from mpnn.graphs import from_edges, knn, parse
+from mpnn.models import GAT, GPT
+from mpnn.train import History, LabelledNodes, Progress, fit_language_model, fit_node_classifier
+
+_VALIDATION = 0.1
+_VALIDATIONS = 10
+
+HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory", "loss or\naccuracy")
+_WORDS = ("task", "graph", "backend")
+NOTE = (
+    "reach: the share of all pairs that the model's layers connect (half at most where nobody hears the future). "
+    "backend: what the plan chose; dense computes every pair and leaves out those that are no edges. "
+    "time a step: the median, forward, backward and update. "
+    "memory: what the forward pass of a training step keeps for its backward pass, measured, parameters not counted. "
+    "loss: nats a character, on text not trained on; accuracy: on the test nodes."
+)
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """A character model and its training; the defaults learn most in half a minute on two cores."""
+
+    context: int = 48
+    dim: int = 64
+    heads: int = 4
+    layers: int = 2
+    batch: int = 32
+    lr: float = 6e-3
+    steps: int = 700
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text as numbers: int64 [characters], its last tenth for validation."""
+
+    name: str
+    characters: data.Characters
+    train: Tensor
+    val: Tensor
+
+    @staticmethod
+    def of(name: str, text: str, context: int) -> Corpus:
+        """Raises ValueError when the text is too short for a crop in either part."""
+        characters = data.Characters(text)
+        tokens = characters.encode(text)
+        cut = len(tokens) - int(len(tokens) * _VALIDATION)
+        if len(tokens) - cut <= context:
+            least = int((context + 1) / _VALIDATION) + 1
+            raise ValueError(f"{name} has {len(tokens)} characters; a context of {context} needs about {least:,}")
+        return Corpus(name, characters, tokens[:cut], tokens[cut:])
+
+
+def manual() -> str:
+    """Python's manual without its tables, whose rulers and blanks are most of what a small model would learn."""
+    lines = data.pydoc_topics().split("\n")
+    return "\n".join(line for line in lines if not line.lstrip().startswith(("|", "+")))
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes to classify, the graph they come with, and how GAT is trained on them."""
+
+    name: str
+    data: LabelledNodes
+    own_graph: str
+    dropout: float
+    lr: float
+    patience: int | None
+
+    @staticmethod
+    def digits() -> Nodes:
+        return Nodes("digits", data.digits(), "knn(8)", dropout=0.3, lr=0.01, patience=None)
+
+    @staticmethod
+    def cora() -> Nodes:
+        """With the settings of Velickovic et al. 2018, section 3.3."""
+        found = data.cora()
+        normalized = data.NodeClassification(
+            data.row_normalize(found.x), found.edge_index, found.y, found.train_mask, found.val_mask, found.test_mask
+        )
+        return Nodes("cora", normalized, "cora", dropout=0.6, lr=0.005, patience=100)
+
+    def graph(self, expression: str) -> Graph:
+        """`cora` (its citations) and `knn(k)` (k nearest by features), both ways and with self-loops; any other
+        topology as it is."""
+        nearest = re.fullmatch(r"\s*knn\((\d+)\)\s*", expression)
+        if nearest is not None:
+            return knn(self.data.x, int(nearest[1])).undirected().with_self_loops()
+        if isinstance(self.data, data.NodeClassification) and expression.strip() == self.name:
+            return from_edges(self.data.edge_index, self.data.num_nodes).with_self_loops()
+        return parse(expression).bind(len(self.data.x))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model after training, with what was measured on the way."""
+
+    task: str
+    expression: str
+    graph: Graph
+    layers: int
+    model: nn.Module
+    history: History
+    backend: str
+    kept: int
+
+    @property
+    def result(self) -> str:
+        accuracy = self.history.test_accuracy
+        return f"{self.history.val_loss[-1]:.3f}" if accuracy is None else f"{accuracy:.1%}"
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The cells under `HEADINGS`."""
+        return (
+            self.task,
+            self.expression,
+            f"{self.graph.num_edges:,}",
+            f"{self.graph.reach(self.layers):.1%}",
+            self.backend,
+            f"{self.history.seconds_per_step * 1e3:.0f} ms",
+            f"{self.kept / 1e6:.1f} MB",
+            self.result,
+        )
+
+
+class Run(ABC):
+    """One training, made ready: whatever was given wrong has been refused before the first step."""
+
+    task: str
+    expression: str
+    steps: int
+
+    @abstractmethod
+    def train(self, progress: Progress | None = None) -> Trained: ...
+
+
+class TextRun(Run):
+    """A GPT over a topology. The same seed gives the same first weights and the same batches, whatever the graph.
+
+    Raises:
+        ValueError: no such topology, one that hears the future or does not fit the context, or heads that do not
+            divide the width.
+    """
+
+    def __init__(self, expression: str, corpus: Corpus, settings: TextSettings, seed: int) -> None:
+        self.task, self.expression, self.steps = corpus.name, expression, settings.steps
+        self.corpus, self.settings, self.seed = corpus, settings, seed
+        topology = parse(expression)
+        self.graph = topology.bind(settings.context)
+        torch.manual_seed(seed)
+        self.model = GPT(
+            len(corpus.characters),
+            settings.dim,
+            settings.heads,
+            settings.layers,
+            topology,
+            context=settings.context,
+        )
+
+    def train(self, progress: Progress | None = None) -> Trained:
+        corpus, settings, model = self.corpus, self.settings, self.model
+        torch.manual_seed(self.seed)
+        history = fit_language_model(
+            model,
+            corpus.train,
+            corpus.val,
+            settings.steps,
+            batch=settings.batch,
+            lr=settings.lr,
+            validate_every=max(settings.steps // _VALIDATIONS, 1),
+            progress=progress,
+        )
+        tokens, targets = data.batches(corpus.train, settings.context, settings.batch)
+        kept = kept_for_backward(model, lambda: model.loss(tokens, targets))
+        backend = backends(model, tokens)
+        return Trained(self.task, self.expression, self.graph, settings.layers, model, history, backend, kept)
+
+
+class NodeRun(Run):
+    """A GAT over a graph, on all nodes at once.
+
+    Raises:
+        ValueError: no such topology, or none with so many nodes.
+    """
+
+    def __init__(self, expression: str, nodes: Nodes, epochs: int, seed: int) -> None:
+        self.task, self.expression, self.steps = nodes.name, expression, epochs
+        self.nodes, self.seed = nodes, seed
+        self.graph = nodes.graph(expression)
+
+    def train(self, progress: Progress | None = None) -> Trained:
+        nodes, found, graph = self.nodes, self.nodes.data, self.graph
+        torch.manual_seed(self.seed)
+        model = GAT(found.x.shape[1], int(found.y.max()) + 1, dropout=nodes.dropout)
+        optimizer = model.optimizer(lr=nodes.lr)
+        history = fit_node_classifier(
+            model, graph, found, optimizer, epochs=self.steps, patience=nodes.patience, progress=progress
+        )
+
+        def loss() -> Tensor:
+            return F.cross_entropy(model(found.x, graph)[found.train_mask], found.y[found.train_mask])
+
+        kept, backend = kept_for_backward(model, loss), backends(model, found.x, graph)
+        return Trained(self.task, self.expression, graph, len(model.layers), model, history, backend, kept)
+
+
+def train_all(runs: Sequence[Run]) -> list[Trained]:
+    """One after the other, each with a progress bar."""
+    with training_bars() as bars:
+        waiting = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]
+        return [run.train(partial(_tick, bars, bar)) for run, bar in waiting]
+
+
+def _tick(bars: Bars, bar: TaskID, step: int, history: History) -> None:
+    bars.update(bar, completed=step, note=f"loss {history.train_loss[-1]:.2f}")
+
+
+def table(results: Sequence[Trained]) -> Table:
+    found = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in HEADINGS:
+        justify: Literal["left", "right"] = "left" if heading in _WORDS else "right"
+        found.add_column(heading, justify=justify, overflow="fold", no_wrap=heading != "graph")
+    for result in results:
+        found.add_row(*result.row)
+    return found

@@ -1,0 +1,11 @@
+"""Models, each read as its definition: topology + attention + aggregate + update."""
+
+from mpnn.models.bert import Bert, BertConfig
+from mpnn.models.from_hf import from_hf
+from mpnn.models.gat import GAT
+from mpnn.models.gcn import GCN
+from mpnn.models.gin import GIN
+from mpnn.models.gpt import GPT
+from mpnn.models.sage import GraphSAGE
+
+__all__ = ["GAT", "GCN", "GIN", "GPT", "Bert", "BertConfig", "GraphSAGE", "from_hf"]

@@ -1,0 +1,89 @@
+"""Packing: the real tokens of a batch of sentences as one graph.
+
+Sentences are of different lengths and tensors are not. Where others fill up with padding and mask it from being heard,
+here it is left out: the tokens that are kept follow one another, each sentence is a graph by itself, and between two
+graphs there is no edge for anything to leak along. Nothing is computed for padding, and no mask is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graphs import batch
+from mpnn.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Which of the B x N places of a padded batch hold tokens.
+
+    `keep` bool [B, N]; `index` int64 [T]: the places kept, counted row by row; `lengths`: how many each sentence has.
+    Packed features are [T, ...], or [B, n, ...] when all sentences are of one length n, because one graph then serves
+    them all.
+    """
+
+    keep: Tensor
+    index: Tensor
+    lengths: tuple[int, ...]
+
+    @staticmethod
+    def of(keep: Tensor) -> Packing:
+        """The packing that keeps the places that are True in `keep`, bool [B, N]: any of them, not only the first."""
+        if keep.dim() != 2 or keep.dtype != torch.bool:
+            raise ValueError(f"keep must be bool [batch, length]; got {keep.dtype} of shape {list(keep.shape)}")
+        index = keep.flatten().nonzero().squeeze(1)
+        return Packing(keep, index, tuple(keep.sum(1).tolist()))
+
+    def bind(self, topology: Topology | Graph | None) -> Graph:
+        """The topology over each sentence by itself, its nodes numbered as in packed features.
+
+        Neighbours are neighbours among the tokens that are kept: a window reaches over places that are left out.
+        """
+        if not isinstance(topology, Topology):
+            raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
+        graph = _union(topology, self.lengths) if self._length is None else topology.bind(self._length)
+        return graph.to(self.index.device)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """[B, N, ...] without the places that hold no token."""
+        if x.shape[:2] != self.keep.shape:
+            raise ValueError(f"expected [batch, length, ...] = {[*self.keep.shape]} and so on; got {list(x.shape)}")
+        packed = x.flatten(0, 1).index_select(0, self.index)
+        return packed if self._length is None else packed.unflatten(0, (len(self.lengths), self._length))
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """Packed features as [B, N, ...], zeros where there is no token."""
+        x = x if self._length is None else x.flatten(0, 1)
+        places = x.new_zeros(self.keep.numel(), *x.shape[1:])
+        return places.index_copy(0, self.index, x).unflatten(0, self.keep.shape)
+
+    def first(self, x: Tensor) -> Tensor:
+        """The first token of each sentence, [B, ...] of [B, N, ...]; the first place of a sentence that has none."""
+        sentence = torch.arange(len(self.lengths), device=x.device)
+        return x[sentence, self.keep.to(torch.uint8).argmax(1)]
+
+    def unpack_weights(self, weights: Tensor, graph: Graph) -> Tensor:
+        """Attention weights [..., E, H] of a bound graph as matrices [B, H, N, N], zeros where there is no edge."""
+        length = self.keep.shape[1]
+        place = self.pack(torch.arange(self.keep.numel(), device=self.index.device).view(self.keep.shape))
+        src, dst = graph.edge_index
+        matrix = weights.new_zeros(self.keep.numel(), length, weights.shape[-1])
+        matrix = matrix.index_put((place[..., dst], place[..., src] % length), weights)
+        return matrix.unflatten(0, self.keep.shape).movedim(-1, 1)
+
+    @property
+    def _length(self) -> int | None:
+        """The length that all sentences share, if they do."""
+        lengths = set(self.lengths)
+        return max(lengths, default=0) if len(lengths) < 2 else None
+
+
+@lru_cache(maxsize=16)
+def _union(topology: Topology, lengths: tuple[int, ...]) -> Graph:
+    """Kept for the layers of a model, which all ask for the same."""
+    return batch([topology.bind(n) for n in lengths])

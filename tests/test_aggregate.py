@@ -1,0 +1,252 @@
+"""Aggregators against a loop over destinations, each written as its formula."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mpnn import MessagePassing, graphs, ops
+from mpnn.aggregate import NAMED, PNA, Aggregator, Diffusion, Index, Median, PowerMean, Softmax, Std, Sum, aggregator
+from mpnn.graph import Graph
+
+FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda m: m.sum(0),
+    "mean": lambda m: m.mean(0),
+    "max": lambda m: m.amax(0),
+    "min": lambda m: m.amin(0),
+    "var": lambda m: m.var(0, correction=0),
+    "std": lambda m: (m.var(0, correction=0) + 1e-5).sqrt() - 1e-5**0.5,
+    "softmax": lambda m: (m.softmax(0) * m).sum(0),
+    "powermean": lambda m: m.clamp(1e-7, 100).mean(0),
+    "median": lambda m: m.median(0).values,
+}
+
+
+def example() -> Graph:
+    """Destination 0 hears four (one of them twice), 1 nobody, 2 one, 3 three."""
+    edges = [(4, 3), (1, 0), (2, 0), (1, 0), (0, 2), (3, 0), (1, 3), (2, 3)]
+    return graphs.from_edges(torch.tensor(edges).T, num_dst=4, num_src=5)
+
+
+def looped(graph: Graph, x: Tensor, formula: Callable[[Tensor], Tensor], weight: Tensor | None = None) -> Tensor:
+    """x [..., N_src, F] -> [..., N_dst, F], zeros where nobody is heard."""
+    src, dst = graph.edge_index
+    rows = []
+    for i in range(graph.num_dst):
+        messages = x[..., src[dst == i], :]
+        if weight is not None:
+            messages = messages * weight[dst == i, None]
+        messages = messages.movedim(-2, 0)
+        rows.append(formula(messages) if len(messages) else x.new_zeros(*x.shape[:-2], x.shape[-1]))
+    return torch.stack(rows, -2)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
+def test_against_the_loop(batch: tuple[int, ...], name: str, weighted: bool) -> None:
+    graph = example()
+    x = torch.randn(*batch, 5, 3, dtype=torch.float64)
+    weight = torch.rand(graph.num_edges, dtype=torch.float64) if weighted else None
+    out = ops.aggregate(graph, x, name, weight=weight)
+    torch.testing.assert_close(out, looped(graph, x, FORMULAS[name], weight))
+    assert out[..., 1, :].eq(0).all()
+
+
+def test_there_is_a_formula_for_every_name() -> None:
+    assert set(NAMED) == {*FORMULAS, "pna"}
+
+
+def test_features_of_a_structured_graph() -> None:
+    graph = (graphs.causal() & graphs.window(2)).bind(7)
+    x = torch.randn(7, 3)
+    torch.testing.assert_close(ops.aggregate(graph, x, "max"), looped(graph, x, FORMULAS["max"]))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_without_any_edge(name: str) -> None:
+    graph = graphs.from_edges(torch.zeros(2, 0, dtype=torch.int64), 3)
+    x = torch.randn(3, 2, requires_grad=True)
+    out = ops.aggregate(graph, x, name)
+    assert out.eq(0).all()
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert gradient.eq(0).all()
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_without_any_node(name: str) -> None:
+    assert ops.aggregate(graphs.complete().bind(0), torch.zeros(0, 2), name).shape[0] == 0
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_nan_reaches_those_who_hear_it_and_nobody_else(name: str) -> None:
+    x = torch.randn(5, 2)
+    x[4, 0] = torch.nan
+    out = ops.aggregate(example(), x, name).unflatten(-1, (-1, 2))
+    assert out[3, :, 0].isnan().all()
+    assert out[3, :, 1].isfinite().all()
+    assert out[:3].isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "shares"), [("max", [0.5, 0.5, 0.0]), ("min", [0.0, 0.0, 1.0])])
+def test_equal_extremes_share_the_gradient(name: str, shares: list[float]) -> None:
+    graph = graphs.complete().bind(1, 3)
+    x = torch.tensor([[2.0], [2.0], [1.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(ops.aggregate(graph, x, name), x)
+    assert gradient.squeeze(1).tolist() == shares
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6])
+def test_median_is_torchs(n: int) -> None:
+    x = torch.randint(0, 4, (n, 50)).double().requires_grad_()  # many equal ones
+    out = ops.aggregate(graphs.complete().bind(1, n), x, Median())
+    torch.testing.assert_close(out[0], x.median(0).values)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert gradient.sum(0).eq(1).all()
+    assert (gradient * (x - x.median(0).values)).eq(0).all()
+
+
+def test_equal_messages_have_no_spread_and_a_finite_gradient() -> None:
+    x = torch.ones(4, 1, requires_grad=True)
+    out = ops.aggregate(graphs.complete().bind(4), x, Std())
+    assert out.eq(0).all()
+    assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
+
+
+def test_variance_of_large_numbers_does_not_cancel() -> None:
+    x = 1e6 + torch.arange(8.0)[:, None]
+    out = ops.aggregate(graphs.complete().bind(8), x, "var")
+    torch.testing.assert_close(out, torch.full_like(out, 5.25))
+
+
+def test_softmax_runs_from_mean_to_max_with_the_temperature() -> None:
+    graph, x = example(), torch.randn(5, 3, dtype=torch.float64)
+    torch.testing.assert_close(ops.aggregate(graph, x, Softmax(0.0)), ops.aggregate(graph, x, "mean"))
+    torch.testing.assert_close(ops.aggregate(graph, x, Softmax(1e4)), ops.aggregate(graph, x, "max"))
+    torch.testing.assert_close(ops.aggregate(graph, x, Softmax(-1e4)), ops.aggregate(graph, x, "min"))
+
+
+def test_power_mean_runs_from_mean_to_max_with_the_power() -> None:
+    graph, x = example(), 0.5 + torch.rand(5, 3, dtype=torch.float64)
+    torch.testing.assert_close(ops.aggregate(graph, x, PowerMean(1.0)), ops.aggregate(graph, x, "mean"))
+    harmonic = looped(graph, x, lambda m: 1 / (1 / m).mean(0))
+    torch.testing.assert_close(ops.aggregate(graph, x, PowerMean(-1.0)), harmonic)
+    # n messages of at most M have a power mean within M * n^(-1/p) and M.
+    found, largest = ops.aggregate(graph, x, PowerMean(500.0)), ops.aggregate(graph, x, "max")
+    assert (found <= largest * (1 + 1e-12)).all()
+    assert (found >= largest * 4 ** (-1 / 500)).all()
+
+
+def test_power_mean_refuses_the_power_zero() -> None:
+    with pytest.raises(ValueError, match="geometric mean"):
+        PowerMean(0.0)
+
+
+def test_pna_is_every_aggregator_under_every_scaler() -> None:
+    graph, x = example(), torch.randn(5, 2, dtype=torch.float64)
+    names, degree = ("mean", "max", "min", "std"), (4, 0, 1, 3)
+    logs = torch.tensor([math.log(d + 1) for d in degree], dtype=torch.float64)[:, None]
+    delta = logs.mean()
+    found = torch.cat([looped(graph, x, FORMULAS[name]) for name in names], -1)
+    attenuation = torch.where(logs > 0, delta / logs, torch.zeros_like(logs))
+    expected = torch.cat([found, found * logs / delta, found * attenuation], -1)
+    torch.testing.assert_close(ops.aggregate(graph, x, PNA()), expected)
+    amplified = ops.aggregate(graph, x, PNA(["max"], ["amplification"], average_log_degree=0.5))
+    torch.testing.assert_close(amplified, looped(graph, x, FORMULAS["max"]) * logs / 0.5)
+
+
+def test_pna_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(ValueError, match=r"no degree scaler 'linear'.*identity, amplification, attenuation"):
+        PNA(scalers=["linear"])
+    with pytest.raises(ValueError, match="must be positive; got 0"):
+        PNA(average_log_degree=0)
+
+
+# ---------------------------------------------------------------------------------------- the user's own
+
+
+def first(messages: Tensor, index: Index) -> Tensor:
+    """The message of the lowest edge at each destination."""
+    out = messages.new_zeros(index.num_dst, *messages.shape[1:])
+    some = index.degree > 0
+    out[some] = messages[index.ptr[:-1][some]]
+    return out
+
+
+class First:
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return first(messages, index)
+
+
+@pytest.mark.parametrize("own", [first, First()], ids=["function", "object"])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_a_function_or_an_object_of_ones_own(batch: tuple[int, ...], own: object) -> None:
+    x = torch.randn(*batch, 5, 3)
+    expected = looped(example(), x, lambda m: m[0])
+    assert ops.aggregate(example(), x, own).equal(expected)
+    assert MessagePassing(None, own)(x, graphs.identity()).equal(x)
+
+
+def test_the_index_is_a_tensor_that_knows_its_rows() -> None:
+    seen = []
+
+    def spy(messages: Tensor, index: Index) -> Tensor:
+        seen.append(index)
+        return torch.zeros(index.num_dst, *messages.shape[1:]).index_add(0, index, messages)
+
+    ops.aggregate(example(), torch.ones(5, 1), spy)
+    (index,) = seen
+    assert isinstance(index, Tensor)
+    assert index.tolist() == [0, 0, 0, 0, 2, 3, 3, 3]
+    assert index.ptr.tolist() == [0, 4, 4, 5, 8]
+    assert index.degree.tolist() == [4, 0, 1, 3]
+    assert index.num_dst == 4
+
+
+class Scaled(nn.Module):
+    """A module called like a function, with something to learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, messages: Tensor, index: Index) -> Tensor:
+        return self.scale * Sum().reduce(messages, index)
+
+
+@pytest.mark.parametrize("own", [Scaled(), Softmax(learn=True), PNA(["mean", Softmax(learn=True)])], ids=type)
+def test_what_an_aggregator_learns_belongs_to_the_operator(own: Aggregator) -> None:
+    op = MessagePassing(graphs.complete(), own)
+    assert [p.requires_grad for p in op.parameters()] == [True]
+    op(torch.randn(3, 2)).sum().backward()
+    assert all(p.grad is not None for p in op.parameters())
+
+
+def test_an_unknown_name_lists_what_there_is() -> None:
+    with pytest.raises(ValueError, match="no aggregator 'avg'; there are sum, mean, max, min, var, std, softmax"):
+        aggregator("avg")
+
+
+@pytest.mark.parametrize("wrong", [3, None, torch.ones(2)], ids=str)
+def test_what_is_no_aggregator_is_refused(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"an object with reduce\(messages, index\), or a function"):
+        aggregator(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda messages, index: messages, lambda messages, index: None], ids=["rows", "None"]
+)
+def test_an_aggregator_that_gives_the_wrong_rows_is_named(wrong: Callable[..., object]) -> None:
+    with pytest.raises(ValueError, match="to one row for each of 4 destinations; it gave"):
+        ops.aggregate(example(), torch.ones(5, 1), wrong)
+
+
+def test_diffusion_refuses_what_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="hops must be at least 1; got 0"):
+        Diffusion(0, 0.1)
+    with pytest.raises(ValueError, match=r"alpha must lie in \(0, 1\]; got 0"):
+        Diffusion(2, 0)
+    with pytest.raises(TypeError, match="give it to MessagePassing"):
+        ops.aggregate(example(), torch.ones(5, 1), Diffusion(2, 0.1))

@@ -1,0 +1,310 @@
+"""The command line, as somebody at a terminal meets it: what it prints, what it writes, how it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from typer.testing import CliRunner, Result
+
+from mpnn import graphs, models
+from mpnn.cli import data, demo, drawing, pictures, tasks
+from mpnn.cli.app import app
+from mpnn.cli.measure import attention_weights, backends, kept_for_backward
+from mpnn.data import SOURCES
+
+COMMANDS = [["demo"], ["graph"], ["explain"], ["train"], ["data"], ["data", "get"], ["data", "list"]]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def wide_and_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are not wrapped where a test looks for a sentence."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def refusal(*arguments: str | Path) -> str:
+    """The one sentence on stderr of a command that must fail with exit code 2."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert not isinstance(result.exception, Exception), result.exception
+    assert result.stderr.startswith("mpnn: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(command: list[str]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert f"mpnn {' '.join(command)}" in result.output or command == ["data"]
+
+
+def test_examples_in_the_help_of_graph_can_be_typed() -> None:
+    examples = re.findall(r'^\s*mpnn graph (?:"([^"]+)"|(\w+))(?: --n (\d+))?', run("graph", "--help").output, re.M)
+    assert len(examples) == 4
+    for quoted, bare, n in examples:
+        graphs.parse(quoted or bare).bind(int(n or 64), 77 if bare else None)
+
+
+def test_without_a_command_there_is_help() -> None:
+    assert "demo" in run().output
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"mpnn \d+\.\d+\.\d+\n", run("--version").output)
+
+
+# ------------------------------------------------------------------------------------------------------------- graph
+
+
+def test_graph_counts_and_draws() -> None:
+    """causal & window(1) over 4 nodes: 7 edges; news travels one node a layer, and never backwards."""
+    result = run("graph", "causal & window(1)", "--n", "4")
+    assert result.exit_code == 0
+    facts = re.sub(r" +", " ", result.output)
+    assert "edges 7\n" in re.sub(r" +\n", "\n", facts)
+    assert "density 43.75% of 16 pairs" in facts
+    assert "degree 1 least, 1.8 mean, 2 most" in facts
+    assert "reach after 1 layer 43.8%" in facts
+    assert "reach after 2 layers 56.2%" in facts
+    assert "reach after 4 layers 62.5%" in facts
+    assert "never: no more than 62.5%" in facts
+    assert "│████████                        │" in result.output
+
+
+@pytest.mark.parametrize(("n", "layers"), [(5, "after 4 layers"), (200, "not within 32 layers")])
+def test_graph_says_how_many_layers_connect_everybody(n: int, layers: int) -> None:
+    assert layers in run("graph", "window(1)", "--n", str(n)).output
+
+
+def test_graph_of_two_kinds_of_nodes() -> None:
+    result = run("graph", "complete", "--n", "10", "--num-src", "77")
+    assert result.exit_code == 0
+    assert "10 hear 77" in result.output
+    assert "reach" not in result.output
+
+
+@pytest.mark.parametrize("n", ["0", "1"])
+def test_graph_of_hardly_any_nodes(n: str) -> None:
+    assert run("graph", "causal", "--n", n).exit_code == 0
+
+
+def test_graph_writes_the_picture(tmp_path: Path) -> None:
+    assert run("graph", "longformer(8, globals=1)", "-o", tmp_path / "band.png").exit_code == 0
+    assert (tmp_path / "band.png").read_bytes().startswith(PNG)
+
+
+def test_a_drawing_has_the_edges_of_the_graph() -> None:
+    graph = (graphs.causal() & graphs.window(3)).bind(64)
+    lines = str(drawing.matrix(graph.runs, plain=True)).splitlines()[1:-1]
+    halves = {" ": (0, 0), "▀": (1, 0), "▄": (0, 1), "█": (1, 1)}
+    cells = np.array([[halves[c] for c in line.strip("│")] for line in lines])
+    np.testing.assert_array_equal(cells.transpose(0, 2, 1).reshape(64, 64), graph.dense().numpy())
+
+
+def test_a_coloured_drawing_has_two_rows_to_a_line() -> None:
+    text = drawing.matrix(graphs.causal().bind(64).runs, plain=False)
+    assert [len(line) for line in str(text).splitlines()] == [64] * 32
+
+
+# ----------------------------------------------------------------------------------------------------------- explain
+
+
+def test_explain_prints_the_plan() -> None:
+    result = run("explain", "causal & window(16)", "--n", "512", "--heads", "4", "--dim", "32", "--batch", "3")
+    assert result.exit_code == 0
+    assert "dot-product attention, softmax, 4 x 32, batch 3, float32 on cpu, with gradients" in result.output
+    assert "edge_list" in result.output
+
+
+def test_explain_takes_precision_and_inference() -> None:
+    result = run("explain", "causal", "--dtype", "bfloat16", "--no-grad", "--n", "100000")
+    assert "bfloat16 on cpu, without gradients" in result.output
+
+
+# -------------------------------------------------------------------------------------------------------------- data
+
+
+def test_data_list_says_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPNN_DATA", str(tmp_path))
+    (tmp_path / "tu" / "MUTAG").mkdir(parents=True)
+    (tmp_path / "tu" / "MUTAG" / "MUTAG.txt").write_text("0\n")
+    lines = {line.split()[0]: line for line in run("data", "list").output.splitlines() if line.strip()}
+    assert str(tmp_path / "tu" / "MUTAG") in lines["MUTAG"]
+    assert "comes with scikit-learn" in lines["digits"]
+    assert {"cora", "tinyshakespeare", "multi30k", "PROTEINS", "pydoc"} <= set(lines)
+
+
+def test_data_get_prints_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "locate", lambda name: tmp_path / name)
+    result = run("data", "get", "cora")
+    assert result.exit_code == 0
+    assert result.output.splitlines()[0] == str(tmp_path / "cora")
+    assert "licence: MIT" in result.output
+
+
+def test_data_get_of_what_needs_no_fetching() -> None:
+    assert "nothing to fetch" in run("data", "get", "digits").output
+
+
+# ---------------------------------------------------------------------------------------------------- train and demo
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo with coarse pictures and few words."""
+    monkeypatch.setattr(pictures, "_DPI", 30)
+    monkeypatch.setattr(pictures, "_ROUNDS", 2)
+    monkeypatch.setattr(demo, "SAMPLE", 5)
+
+
+def test_demo_trains_and_writes_its_page(tmp_path: Path, quick: None) -> None:
+    result = run("demo", "--steps", "3", "--out", tmp_path / "demo")
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
+    drawn = sorted(path.name for path in (tmp_path / "demo").glob("*.png"))
+    assert drawn == [
+        "causal-attention.png",
+        "causal-window-8-attention.png",
+        "causal-window-8.png",
+        "causal.png",
+        "digits-attention.png",
+        "digits-graph.png",
+        "learning-curves.png",
+        "strided-8-attention.png",
+        "strided-8.png",
+    ]
+    assert page.count("data:image/png;base64,") == len(drawn)
+    assert 'src="http' not in page  # it stands alone
+    for text in (result.output, page.replace("&amp;", "&")):
+        for expression in ("causal & window(8)", "strided(8)", "knn(8)", "identity"):
+            assert expression in text
+    assert "torch " + torch.__version__ in page
+
+
+def test_train_on_text_of_one_s_own(tmp_path: Path) -> None:
+    text = tmp_path / "verses.txt"
+    text.write_text("so much depends upon a red wheel barrow\n" * 30, encoding="utf-8")
+    shape = ["--context", "16", "--dim", "8", "--heads", "2", "--layers", "1", "--batch", "4"]
+    result = run("train", "--graph", "strided(4)", "--file", text, "--steps", "2", "--out", tmp_path / "out", *shape)
+    assert result.exit_code == 0, result.output
+    assert "verses.txt" in result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"curves.png", "graph.png", "model.safetensors"}
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        made, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    settings = json.loads(made["settings"])
+    model = models.GPT(len(made["characters"]), 8, 2, 1, graphs.parse(made["graph"]), context=settings["context"])
+    model.load_state_dict(weights)
+
+
+def test_train_on_nodes(tmp_path: Path) -> None:
+    result = run("train", "--task", "digits", "--graph", "knn(3)", "--steps", "2", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
+
+
+def test_train_on_cora(tmp_path: Path) -> None:
+    if "cora" not in _here():
+        pytest.skip("needs Cora: set MPNN_DATA to the folder that holds planetoid/")
+    result = run("train", "--task", "cora", "--steps", "1", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "13,264" in result.output  # 10,556 citations, both ways counted, and 2,708 nodes that hear themselves
+
+
+def _here() -> set[str]:
+    """The datasets that are on this machine."""
+    return {name for name, source in SOURCES.items() if data.folder_of(source) is not None}
+
+
+# --------------------------------------------------------------------------------------------------------- measuring
+
+
+def test_memory_kept_for_backward_is_what_autograd_saves() -> None:
+    """x is saved for the weight's gradient and the square for its own; the weight itself does not count."""
+    linear, x = torch.nn.Linear(3, 5, bias=False), torch.randn(7, 3)
+    assert kept_for_backward(linear, lambda: (linear(x) ** 2).sum()) == (7 * 3 + 7 * 5) * 4
+
+
+def test_weights_and_backends_of_every_layer() -> None:
+    model = models.GPT(10, 8, 2, 3, graphs.causal() & graphs.window(2), context=6)
+    tokens = torch.randint(10, (1, 6))
+    weights = attention_weights(model, tokens)
+    assert [list(w.shape) for w in weights] == [[1, 15, 2]] * 3  # 1 + 2 + 3 + 3 + 3 + 3 edges, 2 heads
+    assert backends(model, tokens) in ("dense", "edge_list")
+
+
+def test_the_same_seed_gives_every_graph_the_same_start() -> None:
+    corpus = tasks.Corpus.of("text", "hello, world. " * 40, context=8)
+    settings = tasks.TextSettings(context=8, dim=8, heads=2, layers=1, batch=2, steps=1)
+    first, second = (tasks.TextRun(graph, corpus, settings, seed=3) for graph in ("causal", "strided(2)"))
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["graph", "causl & window(4)"], "there is no topology 'causl'"),
+        (["graph", "causal & "], "cannot read"),
+        (["graph", "__import__('os')"], "__import__"),
+        (["graph", "causal", "--n", "-3"], "must not be negative; got -3"),
+        (["graph", "documents([3, 4])", "--n", "8"], "add up to 7, but the graph has 8 nodes"),
+        (["graph", "causal", "-o", "no/such/folder/x.png"], "there is no folder no/such/folder"),
+        (["graph", "causal", "-o", "x.docx"], "docx"),
+        (["explain", "window(-1)"], "radius must be at least 0; got -1"),
+        (["explain", "causal", "--heads", "0"], "--heads must be at least 1; got 0"),
+        (["data", "get", "imagenet"], "there is no dataset 'imagenet'"),
+        (["demo", "--steps", "0"], "--steps must be at least 1; got 0"),
+        (["train", "--graph", "window(4)"], "must not hear the tokens that it is to predict"),
+        (["train", "--dim", "10", "--heads", "4"], "4 heads do not divide a width of 10"),
+        (["train", "--steps", "0"], "--steps must be more than 0; got 0"),
+        (["train", "--context", "1000000"], "a context of 1000000 needs about"),
+        (["train", "--file", "nowhere.txt"], "nowhere.txt"),
+        (["train", "--task", "digits", "--graph", "knn(5000)"], "k must be less than the number of nodes, 1797"),
+        (["train", "--task", "digits", "--graph", "cora"], "there is no topology 'cora'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_gets_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sentence in refusal(*arguments)
+
+
+def test_text_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "noise.txt").write_bytes(b"abc\xff")
+    assert "not UTF-8 text" in refusal("train", "--file", tmp_path / "noise.txt", "--out", tmp_path)
+
+
+def test_missing_data_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPNN_DATA", str(tmp_path))
+    monkeypatch.setenv("MPNN_CACHE", str(tmp_path))
+    assert "unpack dataset/MUTAG/MUTAG.txt" in refusal("data", "get", "MUTAG")
+
+
+def test_without_the_extra_one_sentence_says_what_to_install() -> None:
+    hide = "import sys; sys.modules['typer'] = None; import mpnn.cli; mpnn.cli.main()"
+    done = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == 'the mpnn command needs typer; run: pip install "mpnn[cli]"\n'
+
+
+def test_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "mpnn", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("mpnn ")

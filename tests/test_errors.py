@@ -1,0 +1,285 @@
+"""Bad input to the operator: one sentence that says what was given, what was expected and what to do."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn import MessagePassing, graphs, ops, position
+from mpnn.attention import Additive, DotProduct, Typed
+from mpnn.graph import Graph
+from mpnn.relation import Offset
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, Request
+
+GRAPH = graphs.from_edges(torch.tensor([[0, 1, 2, 4], [1, 0, 0, 2]]), num_dst=3, num_src=5)
+Q, K, V = torch.zeros(3, 4, 2), torch.zeros(5, 4, 2), torch.zeros(5, 4, 6)
+
+
+def attend(graph: Graph = GRAPH, q: Tensor = Q, k: Tensor = K, v: Tensor = V, **more: object) -> Tensor:
+    return ops.attend(graph, q, k, v, **more)
+
+
+def test_the_good_case_of_all_that_follow() -> None:
+    assert attend().shape == (3, 4, 6)
+    assert attend(bias=torch.zeros(4, 4), dropout=0.1, normalize="sigmoid").shape == (3, 4, 6)
+
+
+ATTEND: dict[str, tuple[dict[str, object], type[Exception], str]] = {
+    "nodes of the query": (
+        {"q": torch.zeros(4, 4, 2)},
+        ValueError,
+        "query has 4 nodes (shape [4, 4, 2]), but Graph(3 x 5, 4 edges) has 3 destinations",
+    ),
+    "nodes of the key": (
+        {"k": torch.zeros(3, 4, 2)},
+        ValueError,
+        "key has 3 nodes (shape [3, 4, 2]), but Graph(3 x 5, 4 edges) has 5 sources",
+    ),
+    "nodes of the value": ({"v": torch.zeros(3, 4, 2)}, ValueError, "value has 3 nodes"),
+    "no heads": ({"v": torch.zeros(5, 2)}, ValueError, "value must have shape [..., N, H, D]; got [5, 2]"),
+    "widths": ({"k": torch.zeros(5, 4, 3)}, ValueError, "query and key must be equally wide; got 2 and 3"),
+    "heads": ({"k": torch.zeros(5, 3, 2)}, ValueError, "4 heads cannot share 3 heads of key: 3 does not divide 4"),
+    "heads of the value": ({"v": torch.zeros(5, 8, 2)}, ValueError, "4 heads cannot share 8 heads of value"),
+    "batches": (
+        {"q": torch.zeros(7, 3, 4, 2)},
+        ValueError,
+        "query and value must be alike in the dimensions before their nodes; got [7, 3, 4, 2] and [5, 4, 6]",
+    ),
+    "integers": ({"q": Q.long()}, TypeError, "query must be floating point; got torch.int64"),
+    "types": (
+        {"k": K.double()},
+        TypeError,
+        "query, key and value must have one dtype; got torch.float32, torch.float64 and torch.float32",
+    ),
+    "device of the features": (
+        {"q": Q.to("meta"), "k": K.to("meta"), "v": V.to("meta")},
+        ValueError,
+        "the graph is on cpu and the features on meta; call graph.to('meta')",
+    ),
+    "device of the query": ({"q": Q.to("meta")}, ValueError, "query is on meta and value on cpu; move one"),
+    "device of the bias": (
+        {"bias": torch.zeros(4, 4, device="meta")},
+        ValueError,
+        "bias is on meta and value on cpu; move one",
+    ),
+    "rows of the bias": (
+        {"bias": torch.zeros(3, 4)},
+        ValueError,
+        "bias must have shape [4, 4], one row for each edge; got [3, 4]",
+    ),
+    "heads of the bias": ({"bias": torch.zeros(4, 3)}, ValueError, "bias must have shape [4, 4]"),
+    "a vector for a bias": ({"bias": torch.zeros(4)}, ValueError, "bias must have shape [4, 4]"),
+    "batch of the bias": ({"bias": torch.zeros(2, 4, 4)}, ValueError, "bias must have shape [4, 4]"),
+    "a table too short": (
+        {"bias": Lookup(torch.zeros(4, 4), Offset(2))},
+        ValueError,
+        "bias must have shape [5, 4], one row for each class; got [4, 4]",
+    ),
+    "a table without classes": (
+        {"bias": Lookup(torch.zeros(4, 4))},
+        ValueError,
+        "a table over edge classes needs a graph whose edges have them",
+    ),
+    "normaliser": (
+        {"normalize": "sparsemax"},
+        ValueError,
+        "there is no normaliser 'sparsemax'; there are softmax, sigmoid, none",
+    ),
+    "dropout": ({"dropout": 1.0}, ValueError, "dropout must lie in [0, 1); got 1.0"),
+    "backend": (
+        {"backend": "flash"},
+        ValueError,
+        "there is no backend 'flash'; there are auto, dense, scatter, edge_list",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "kind", "sentence"), ATTEND.values(), ids=ATTEND)
+@pytest.mark.parametrize("backend", ["auto", "edge_list", "dense"])
+def test_attend(given: dict[str, object], kind: type[Exception], sentence: str, backend: str) -> None:
+    with pytest.raises(kind, match=re.escape(sentence)):
+        attend(**{"backend": backend, **given})
+
+
+def test_a_table_of_too_few_classes_for_the_edges() -> None:
+    graph = graphs.from_edges(torch.tensor([[0, 1], [1, 0]]), 2, edge_type=torch.tensor([0, 7]))
+    with pytest.raises(ValueError, match=r"must have shape \[8, 4\], one row for each class; got \[7, 4\]"):
+        attend(graph, Q[:2], K[:2], V[:2], bias=Lookup(torch.zeros(7, 4)))
+
+
+@pytest.mark.parametrize(
+    ("score", "sentence"),
+    [
+        (
+            Dot(Q, K, 1.0, torch.zeros(3, 4, 2)),
+            "edge_key must have shape [4, 4, D], one row for each edge; got [3, 4, 2]",
+        ),
+        (AdditiveScore(torch.zeros(5, 4), torch.zeros(5, 4), LeakyReLU()), "dst has 5 nodes"),
+        (
+            AdditiveScore(torch.zeros(3, 4), torch.zeros(5, 4), LeakyReLU(), torch.zeros(3, 4)),
+            "edge must have shape [4, 4]",
+        ),
+        (AdditiveV2Score(Q, Q, torch.zeros(4, 2), LeakyReLU()), "src has 3 nodes"),
+        (AdditiveV2Score(Q, K, torch.zeros(4, 2), LeakyReLU(), torch.zeros(4, 4)), "edge must have shape [4, 4, D]"),
+    ],
+)
+def test_scores(score: Dot | AdditiveScore | AdditiveV2Score, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        ops.run(Request(GRAPH, V, score))
+
+
+def test_edge_values() -> None:
+    with pytest.raises(ValueError, match=re.escape("edge_value must have shape [4, 4, D]")):
+        ops.run(Request(GRAPH, V, Dot(Q, K, 1.0), edge_value=torch.zeros(5, 4, 6)))
+
+
+@pytest.mark.parametrize(
+    ("x", "more", "kind", "sentence"),
+    [
+        (torch.zeros(3, 2), {}, ValueError, "x has 3 nodes (shape [3, 2]), but Graph(3 x 5, 4 edges) has 5 sources"),
+        (torch.zeros(5), {}, ValueError, "x must have shape [..., N, D]; got [5]"),
+        (torch.zeros(5, 2).long(), {}, TypeError, "x must be floating point; got torch.int64"),
+        (
+            torch.zeros(5, 2),
+            {"weight": torch.zeros(3)},
+            ValueError,
+            "weight must have shape [4], one for each edge; got [3]",
+        ),
+        (torch.zeros(5, 2), {"weight": torch.zeros(4, 2)}, ValueError, "weight must have shape [4]"),
+        (
+            torch.zeros(5, 2),
+            {"reduce": "average"},
+            ValueError,
+            "there is no aggregator 'average'; there are sum, mean, max",
+        ),
+        (torch.zeros(5, 2, device="meta"), {}, ValueError, "the graph is on cpu and the features on meta"),
+    ],
+)
+def test_aggregate(x: Tensor, more: dict[str, object], kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind, match=re.escape(sentence)):
+        ops.aggregate(GRAPH, x, **more)
+
+
+# ---------------------------------------------------------------------------------------- layers
+
+
+def test_heads_that_do_not_divide() -> None:
+    with pytest.raises(ValueError, match="5 heads do not divide a width of 64"):
+        DotProduct(64, 5)
+    with pytest.raises(ValueError, match="0 heads do not divide a width of 64"):
+        DotProduct(64, 0)
+    with pytest.raises(ValueError, match="3 key/value heads do not divide 8 heads"):
+        DotProduct(64, 8, kv_heads=3)
+
+
+CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "no graph": (
+        lambda: MessagePassing(None)(torch.zeros(3, 2)),
+        ValueError,
+        "this operator was made without a graph; give one with the call: op(x, graph=...)",
+    ),
+    "another number of nodes": (
+        lambda: MessagePassing(GRAPH)(torch.zeros(3, 2)),
+        ValueError,
+        "the graph has 3 destinations and 5 sources, but the features have 3 and 3 (shapes [3, 2] and [3, 2])",
+    ),
+    "a vector": (lambda: MessagePassing(GRAPH)(torch.zeros(3)), ValueError, "x must be a tensor [..., N, d]; got [3]"),
+    "nothing": (lambda: MessagePassing(GRAPH)(None), ValueError, "x must be a tensor [..., N, d]; got None"),
+    "integers": (
+        lambda: MessagePassing(GRAPH)(torch.zeros(3, 2).long()),
+        TypeError,
+        "x must be floating point; got torch.int64",
+    ),
+    "integers as sources": (
+        lambda: MessagePassing(GRAPH)(torch.zeros(3, 2), source=torch.zeros(5, 2).long()),
+        TypeError,
+        "source must be floating point; got torch.int64",
+    ),
+    "a graph elsewhere": (
+        lambda: MessagePassing(graphs.causal().bind(3).to("meta"))(torch.zeros(3, 2)),
+        ValueError,
+        "the graph is on meta and the features on cpu; call graph.to('cpu')",
+    ),
+    "a string for a graph": (
+        lambda: MessagePassing("causal"),
+        TypeError,
+        "graph must be a Topology, a Graph or None; got str",
+    ),
+    "a string for an attention": (
+        lambda: MessagePassing(None, "sum", None, "dot"),
+        TypeError,
+        "attention must be an Attention or None; got str",
+    ),
+    "an unknown aggregator": (
+        lambda: MessagePassing(None, "maximum"),
+        ValueError,
+        "there is no aggregator 'maximum'; there are sum, mean, max, min, var, std, softmax, powermean, median, pna, or pass",
+    ),
+    "edge dropout": (
+        lambda: MessagePassing(None, edge_dropout=1.0),
+        ValueError,
+        "edge_dropout must lie in [0, 1); got 1.0",
+    ),
+    "an unknown normaliser": (
+        lambda: MessagePassing(graphs.causal(), "sum", None, DotProduct(2, 1, normalize="max"))(torch.zeros(3, 2)),
+        ValueError,
+        "there is no normaliser 'max'",
+    ),
+    "no edge attributes": (
+        lambda: MessagePassing(GRAPH, "sum", None, Additive(2, 2, edge_dim=3))(
+            torch.zeros(3, 2), source=torch.zeros(5, 2)
+        ),
+        ValueError,
+        "this attention was made with edge_dim, so the graph or the call must give edge_attr",
+    ),
+    "too few edge attributes": (
+        lambda: MessagePassing(GRAPH, "sum", None, DotProduct(2, 1, edge_dim=3))(
+            torch.zeros(3, 2), source=torch.zeros(5, 2), edge_attr=torch.zeros(2, 3)
+        ),
+        ValueError,
+        "edge_value must have shape [4, 1, D], one row for each edge; got [2, 1, 2]",
+    ),
+    "two sources of edge vectors": (
+        lambda: MessagePassing(
+            graphs.causal(), "sum", None, DotProduct(4, 2, position=[position.Shaw(2, 1), position.Shaw(2, 2)])
+        )(torch.zeros(3, 4)),
+        ValueError,
+        "only one source of vectors can be added to each edge's key; two were given",
+    ),
+    "rotary of another width": (
+        lambda: MessagePassing(graphs.causal(), "sum", None, DotProduct(8, 2, position=position.Rotary(8)))(
+            torch.zeros(3, 8)
+        ),
+        ValueError,
+        "these rotary positions are for heads of width 8; got 4",
+    ),
+    "an odd width": (lambda: position.Rotary(3), ValueError, "rotary positions need an even head width; got 3"),
+    "no head": (lambda: position.ALiBi(0), ValueError, "heads must be at least 1; got 0"),
+    "a table of nothing": (lambda: position.Table(2), ValueError, "give the relation, or the number of relations"),
+    "classes that are not there": (
+        lambda: MessagePassing(GRAPH, "sum", None, Typed(2, 2, 3))(torch.zeros(3, 2), source=torch.zeros(5, 2)),
+        ValueError,
+        "Typed needs a graph whose edges have classes, and Graph(3 x 5, 4 edges) has none: give edge_type",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "kind", "sentence"), CALLS.values(), ids=CALLS)
+def test_layers(call: Callable[[], object], kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind, match=re.escape(sentence)):
+        call()
+
+
+def test_features_of_another_type_than_the_weights_are_refused_by_torch() -> None:
+    op = MessagePassing(graphs.causal(), "sum", None, DotProduct(4, 2))
+    with pytest.raises(RuntimeError, match="same dtype"):
+        op(torch.zeros(3, 4, dtype=torch.float64))
+
+
+def test_nan_features_pass_through() -> None:
+    x = torch.zeros(4, 4)
+    x[2] = torch.nan
+    for attention in (None, DotProduct(4, 2), Additive(4, 2)):
+        assert MessagePassing(graphs.complete(), "sum", None, attention)(x).isnan().all()

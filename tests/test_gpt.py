@@ -1,0 +1,170 @@
+"""GPT: its graph decides what it hears, and on GPT-2's weights it says what GPT-2 says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn.graphs import causal, complete, documents, global_nodes, identity, prefix, window
+from mpnn.models import GPT
+
+GRAPHS = (causal(), causal() & window(5), causal() - identity() | identity(), causal() & (window(2) | global_nodes(1)))
+
+
+def small(graph=causal(), **options) -> GPT:  # noqa: B008  a topology is immutable
+    return GPT(11, 16, 4, 2, graph, **{"context": 24, **options})
+
+
+def tokens(batch: int = 2, length: int = 24) -> Tensor:
+    return torch.randint(11, (batch, length))
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=str)
+def test_a_later_token_changes_nothing_before_it(graph) -> None:
+    model, before = small(graph).eval(), tokens()
+    after = before.clone()
+    after[:, 13] = (after[:, 13] + 1) % 11
+    changed = (model(before) != model(after)).any(-1)
+    assert not changed[:, :13].any()
+    assert changed[:, 13].all()
+
+
+def test_a_window_forgets_what_lies_further_back_than_its_layers_reach() -> None:
+    model, before = small(causal() & window(5)).eval(), tokens()
+    after = before.clone()
+    after[:, 3] = (after[:, 3] + 1) % 11
+    changed = (model(before) != model(after)).any(-1)
+    assert changed[:, 3:14].all()  # two layers of five
+    assert not changed[:, 14:].any()
+
+
+def test_the_graph_is_one_argument_and_no_weight() -> None:
+    full, banded = small(), small(causal() & window(3))
+    banded.load_state_dict(full.state_dict())
+    x = tokens()
+    torch.testing.assert_close(full(x)[:, :4], banded(x)[:, :4])  # the first four hear all that there is
+    assert not torch.allclose(full(x)[:, 4:], banded(x)[:, 4:])
+
+
+@pytest.mark.parametrize(
+    ("graph", "node", "later"),
+    [(complete(), 0, 23), (prefix(4), 0, 3), (window(2), 0, 2), (causal() | global_nodes([7]), 0, 7)],
+    ids=str,
+)
+def test_a_graph_that_hears_the_future_is_refused(graph, node: int, later: int) -> None:
+    with pytest.raises(ValueError, match=f"node {node} hears node {later}; use causal"):
+        small(graph)
+
+
+def test_a_graph_that_does_not_exist_at_the_context_says_so() -> None:
+    with pytest.raises(ValueError, match="add up to 20, but the graph has 24 nodes"):
+        small(causal() & documents([10, 10]))
+
+
+def test_equals_gpt2_on_the_same_weights() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=11, n_positions=24, n_embd=16, n_layer=2, n_head=4, activation_function="gelu"
+    )
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    ours = small().eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.add_(0.1 * torch.randn_like(p))  # biases and norms too are then no longer trivial
+    take_gpt2(ours, theirs)
+    x = tokens()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x).logits, atol=1e-5, rtol=1e-5)
+
+
+def take_gpt2(ours: GPT, theirs) -> None:
+    """GPT-2's weights: its linear maps are transposed, and query, key and value are one."""
+    body = theirs.transformer
+    pairs = [(ours.token, body.wte), (ours.position, body.wpe), (ours.norm, body.ln_f)]
+    with torch.no_grad():
+        for layer, block in zip(ours.layers, body.h, strict=True):
+            attention, update = layer.attention, layer.update
+            pairs += [(update.norm, block.ln_1), (update.ffn_norm, block.ln_2)]
+            maps = (attention.to_query, attention.to_key, attention.to_value)
+            for to, weight, bias in zip(
+                maps, block.attn.c_attn.weight.chunk(3, 1), block.attn.c_attn.bias.chunk(3), strict=True
+            ):
+                to.weight.copy_(weight.T)
+                to.bias.copy_(bias)
+            for to, conv in (
+                (attention.to_out, block.attn.c_proj),
+                (update.ffn[0], block.mlp.c_fc),
+                (update.ffn[-1], block.mlp.c_proj),
+            ):
+                to.weight.copy_(conv.weight.T)
+                to.bias.copy_(conv.bias)
+        for to, given in pairs:
+            to.load_state_dict(given.state_dict())
+
+
+def test_starts_out_undecided() -> None:
+    """With GPT-2's small initial weights every token is about equally likely: a loss of log(vocabulary)."""
+    x = tokens(16)
+    loss = small().loss(x[:, :-1], x[:, 1:])
+    assert abs(loss.item() - torch.tensor(11.0).log().item()) < 0.05
+
+
+def test_loss_falls_on_a_sequence_that_can_be_learned() -> None:
+    model = small()
+    x = torch.arange(25).remainder(11).expand(4, -1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = model.loss(x[:, :-1], x[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1
+    assert torch.equal(model.generate(x[:1, :5], steps=15, temperature=0), x[:1, :20])
+
+
+def test_targets_of_minus_100_do_not_count() -> None:
+    model, x, y = small(), tokens(), tokens()
+    y[:, 10:] = -100
+    torch.testing.assert_close(model.loss(x, y), model.loss(x[:, :10], y[:, :10]))
+
+
+def test_generation_keeps_the_prompt_and_goes_past_the_context() -> None:
+    model, prompt = small(), tokens(3, 20)
+    out = model.generate(prompt, steps=10)
+    assert out.shape == (3, 30)
+    assert torch.equal(out[:, :20], prompt)
+    assert model.training  # as it was
+
+
+def test_generation_step_by_step_is_the_greedy_choice_of_the_full_pass() -> None:
+    model = small().eval()
+    out = model.generate(tokens(2, 4), steps=20, temperature=0)
+    assert torch.equal(model(out[:, :-1]).argmax(-1)[:, 3:], out[:, 4:])
+
+
+def test_generation_with_top_1_is_greedy_and_a_generator_repeats_it() -> None:
+    model, prompt = small(), tokens(1, 3)
+    assert torch.equal(model.generate(prompt, 8, top_k=1), model.generate(prompt, 8, temperature=0))
+    draws = [model.generate(prompt, 8, generator=torch.Generator().manual_seed(s)).tolist() for s in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_top_k_draws_only_the_likeliest() -> None:
+    model, prompt = small().eval(), tokens(1, 5).expand(200, -1)
+    likeliest = set(model(prompt[:1])[0, -1].topk(3).indices.tolist())
+    assert set(model.generate(prompt, 1, top_k=3)[:, -1].tolist()) == likeliest
+
+
+def test_bad_input_gets_a_sentence() -> None:
+    model = small()
+    with pytest.raises(ValueError, match="got 25 tokens, but this model was made with context=24"):
+        model(tokens(1, 25))
+    with pytest.raises(TypeError, match=r"tokens must be integers \[B, N\]; got torch.float32"):
+        model(torch.rand(1, 5))
+    with pytest.raises(IndexError, match="token 11 is not among those that the model has, 0 to 10"):
+        model(torch.tensor([[3, 11]]))
+    with pytest.raises(ValueError, match="temperature must be at least 0 and top_k at least 1; got -1 and None"):
+        model.generate(tokens(1, 5), 1, temperature=-1)
+    with pytest.raises(ValueError, match="at least one token"):
+        model.generate(tokens(1, 0), 1)

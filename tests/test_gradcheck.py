@@ -1,0 +1,152 @@
+"""Gradients of every attention, aggregator and update against finite differences, in float64."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn import functional as F
+
+from mpnn import MessagePassing, attention, graphs, position, update
+from mpnn.aggregate import NAMED, PNA, Diffusion, PowerMean, Softmax
+from mpnn.attention import Attention
+from mpnn.graph import Graph
+
+DIM, EDGE = 4, 2
+
+
+def molecule() -> Graph:
+    """Six nodes, edges in no order with attributes and classes, node 4 hears nobody."""
+    edges = torch.tensor([[3, 0, 1, 2, 5, 0, 4, 1], [0, 1, 0, 3, 3, 2, 5, 2]])
+    attr = torch.randn(8, EDGE, dtype=torch.float64)
+    return graphs.from_edges(edges, 6, edge_attr=attr, edge_type=torch.tensor([0, 1, 1, 0, 2, 2, 1, 0]))
+
+
+def check(op: MessagePassing, x: Tensor, *more: Tensor, source: Tensor | None = None) -> None:
+    op = op.double()
+    learned = [p for p in op.parameters() if p.requires_grad]
+    given = [t for t in (x, source, *more) if t is not None]
+
+    def run(*_: Tensor) -> Tensor:
+        torch.manual_seed(0)  # the same edges dropped each time
+        return op(x, source=source)
+
+    assert gradcheck(run, (*given, *learned), fast_mode=True)
+
+
+def features(n: int = 6, dim: int = DIM) -> Tensor:
+    return torch.randn(n, dim, dtype=torch.float64, requires_grad=True)
+
+
+ATTENTIONS: dict[str, Callable[[], Attention]] = {
+    "dot product": lambda: attention.DotProduct(DIM, 2),
+    "grouped": lambda: attention.DotProduct(DIM, 2, kv_heads=1, bias=False),
+    "edge features": lambda: attention.DotProduct(DIM, 2, edge_dim=EDGE),
+    "softcap": lambda: attention.DotProduct(DIM, 2, softcap=0.5),
+    "sigmoid": lambda: attention.DotProduct(DIM, 2, normalize="sigmoid"),
+    "unnormalised": lambda: attention.DotProduct(DIM, 2, normalize="none"),
+    "rotary": lambda: attention.DotProduct(DIM, 2, position=position.Rotary(2)),
+    "alibi": lambda: attention.DotProduct(DIM, 2, position=position.ALiBi(2)),
+    "shaw": lambda: attention.DotProduct(DIM, 2, position=position.Shaw(2, max_distance=2)),
+    "t5": lambda: attention.DotProduct(DIM, 2, position=position.T5(2, buckets=4, max_distance=8)),
+    "table": lambda: attention.DotProduct(DIM, 2, position=position.Table(2, relations=3)),
+    "edge bias": lambda: attention.DotProduct(DIM, 2, position=position.EdgeBias(EDGE, 2)),
+    "dropout": lambda: attention.DotProduct(DIM, 2, dropout=0.4),
+    "additive": lambda: attention.Additive(DIM, 3, heads=2),
+    "additive, edges, mean": lambda: attention.Additive(DIM, 3, heads=2, edge_dim=EDGE, concat=False, dropout=0.4),
+    "additive v2": lambda: attention.AdditiveV2(DIM, 3, heads=2, activation=torch.tanh),
+    "additive v2, edges": lambda: attention.AdditiveV2(DIM, 3, heads=2, edge_dim=EDGE, share=True, concat=False),
+    "typed": lambda: attention.Typed(DIM, 3, relations=3),
+}
+
+
+@pytest.mark.parametrize("make", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_attention(make: Callable[[], Attention]) -> None:
+    spec = make()
+    for parameter in spec.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    check(MessagePassing(molecule(), "sum", None, spec), features())
+
+
+def test_degree() -> None:
+    edges = torch.tensor([[3, 0, 1, 2], [0, 1, 0, 3]])
+    check(MessagePassing(graphs.from_edges(edges, 4), "sum", None, attention.Degree(DIM, 3)), features(4))
+    weight = torch.rand(4, dtype=torch.float64, requires_grad=True)
+    graph = graphs.from_edges(edges, 4, edge_attr=weight)
+    check(MessagePassing(graph, "sum", None, attention.Degree(DIM, 3)), features(4), weight)
+
+
+def test_edge_attributes_get_gradients() -> None:
+    graph = molecule()
+    graph.edge_attr.requires_grad_()
+    check(MessagePassing(graph, "sum", None, ATTENTIONS["edge features"]()), features(), graph.edge_attr)
+    check(MessagePassing(graph, "sum", None, ATTENTIONS["additive v2, edges"]()), features(), graph.edge_attr)
+
+
+@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.documents([2, 4])], ids=str)
+@pytest.mark.parametrize("kind", ["dot product", "grouped", "rotary", "alibi", "dropout"])
+def test_dense_attention(kind: str, topology: object) -> None:
+    check(MessagePassing(topology, "sum", None, ATTENTIONS[kind](), backend="dense"), features())
+
+
+def test_cross_attention() -> None:
+    op = MessagePassing(graphs.complete(), "sum", None, attention.DotProduct(DIM, 2, source_dim=3))
+    check(op, features(2), source=features(5, 3))
+
+
+AGGREGATORS = {
+    **{name: make() for name, make in NAMED.items()},
+    "softmax, learned": Softmax(0.7, learn=True),
+    "power mean, learned": PowerMean(1.7, learn=True),
+    "pna, learned": PNA(["mean", Softmax(learn=True)], ["identity", "amplification"]),
+}
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_aggregator(name: str) -> None:
+    positive = (1 + torch.rand(6, DIM, dtype=torch.float64)).requires_grad_()
+    check(MessagePassing(molecule(), AGGREGATORS[name], None, None), positive)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_diffusion(heads: int) -> None:
+    spec = attention.DotProduct(DIM, 2, kv_heads=heads, dropout=0.3)
+    check(MessagePassing(molecule(), Diffusion(hops=3, alpha=0.2), None, spec), features())
+
+
+UPDATES: dict[str, Callable[[], object]] = {
+    "replace": update.Replace,
+    "activate": lambda: update.Activate(F.elu),
+    "add": lambda: update.Add(update.MLP(DIM, 3, activation=nn.Tanh), eps=0.1, learn_eps=True),
+    "concat": lambda: update.Concat(DIM, 3),
+    "gru": lambda: update.GRU(DIM),
+    "pre-norm": lambda: update.PreNorm(DIM, update.FeedForward(DIM)),
+    "post-norm": lambda: update.PostNorm(DIM, update.FeedForward(DIM), norm=nn.RMSNorm),
+    "function": lambda: lambda x, message: x * message,
+}
+
+
+@pytest.mark.parametrize("make", UPDATES.values(), ids=UPDATES)
+def test_update(make: Callable[[], object]) -> None:
+    check(MessagePassing(molecule(), "mean", make(), None), features())
+
+
+@pytest.mark.parametrize("kind", ["dot product", "edge features", "alibi", "shaw", "additive v2", "typed"])
+def test_second_derivatives_through_edge_list(kind: str) -> None:
+    op = MessagePassing(molecule(), "sum", None, ATTENTIONS[kind](), backend="edge_list").double()
+    assert gradgradcheck(op, features(), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "var", "std", "softmax", "median"])
+def test_second_derivatives_of_aggregators(name: str) -> None:
+    op = MessagePassing(molecule(), name, None, None, backend="edge_list")
+    assert gradgradcheck(lambda x: op(x.square()), features(), fast_mode=True)
+
+
+@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.documents([2, 4])], ids=str)
+def test_second_derivatives_of_fused_kernels_fail_loudly_and_edge_list_has_them(topology: object) -> None:
+    spec = attention.DotProduct(DIM, 2).double()
+    with pytest.raises(RuntimeError, match="derivative for .*scaled_dot_product.* is not implemented"):
+        gradgradcheck(MessagePassing(topology, "sum", None, spec, backend="dense"), features(), fast_mode=True)
+    assert gradgradcheck(MessagePassing(topology, "sum", None, spec, backend="edge_list"), features(), fast_mode=True)

@@ -1,0 +1,321 @@
+"""The one operator: models said with it, batches, what a call may replace, dropout of edges, diffusion, equivariance."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn import MessagePassing, graphs
+from mpnn.aggregate import NAMED, Diffusion
+from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed
+from mpnn.graph import Graph
+from mpnn.position import EdgeBias, Table
+from mpnn.update import GRU, MLP, Activate, Add, Concat, FeedForward, PreNorm
+
+N = 12
+
+
+def layer(graph: object, dim: int = 8, heads: int = 2, **more: object) -> MessagePassing:
+    return MessagePassing(graph, "sum", PreNorm(dim, FeedForward(dim)), DotProduct(dim, heads, **more))
+
+
+def cora(n: int = N, attr: bool = False) -> Graph:
+    edges = torch.randint(0, n - 1, (2, 40))  # nobody is heard by the last
+    return graphs.from_edges(
+        edges, n, edge_attr=torch.randn(40, 3) if attr else None, edge_type=torch.randint(0, 4, (40,))
+    )
+
+
+# ---------------------------------------------------------------------------------------- models
+
+
+def median(messages: Tensor, index: Tensor) -> Tensor:
+    rows = [messages[index == i] for i in range(index.num_dst)]
+    return torch.stack([m.median(0).values if len(m) else messages.new_zeros(messages.shape[1:]) for m in rows])
+
+
+def swin() -> MessagePassing:
+    windows = graphs.windows(4, 3, size=2, shift=1)
+    return layer(windows, position=Table(2, windows.bind(N).relation))
+
+
+MODELS: dict[str, Callable[[], MessagePassing]] = {
+    "bert": lambda: layer(graphs.complete()),
+    "gpt": lambda: layer(graphs.causal()),
+    "mistral": lambda: layer(graphs.causal() & graphs.window(4)),
+    "longformer": lambda: layer(graphs.longformer(4, globals=1)),
+    "bigbird": lambda: layer(graphs.bigbird(block=2, window=3, random=1, globals=1)),
+    "swin": swin,
+    "xlnet, content": lambda: layer(graphs.permutation(range(N - 1, -1, -1))),
+    "xlnet, query": lambda: layer(graphs.permutation(range(N - 1, -1, -1)) - graphs.identity()),
+    "gcn": lambda: MessagePassing(cora(), "sum", None, Degree(8, 16)),
+    "gat": lambda: MessagePassing(cora(), "sum", Activate(F.elu), Additive(8, 8, heads=8)),
+    "gatv2": lambda: MessagePassing(cora(), "sum", Activate(F.elu), AdditiveV2(8, 8, heads=8)),
+    "sage": lambda: MessagePassing(cora(), "mean", Concat(8, 256), None),
+    "gin": lambda: MessagePassing(cora(), "sum", Add(MLP(8, 64), eps=0.0), None),
+    "ggnn": lambda: MessagePassing(cora(), "sum", GRU(8), Typed(8, 8, relations=4)),
+    "convolution": lambda: MessagePassing(graphs.neighborhood(4, 3, 1), "sum", None, Typed(8, 64, relations=9)),
+    "magna": lambda: MessagePassing(cora(), Diffusion(hops=6, alpha=0.1), PreNorm(8, FeedForward(8)), DotProduct(8, 2)),
+    "graphormer": lambda: layer(graphs.complete().related(torch.randint(0, 5, (N, N))), position=Table(2, relations=5)),
+    "robust": lambda: MessagePassing(cora(), median, Concat(8, 8), None),
+    "pna": lambda: MessagePassing(cora(), "pna", Concat(8, 8, message_dim=12 * 8), None),
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_every_model_runs_trains_and_takes_batches(make: Callable[[], MessagePassing]) -> None:
+    op = make()
+    x = torch.randn(2, 3, N, 8)
+    out = op(x)
+    assert out.shape[:-1] == x.shape[:-1]
+    torch.testing.assert_close(out, torch.stack([torch.stack([op(one) for one in some]) for some in x]))
+    out.square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in op.parameters() if p.requires_grad)
+    assert str(op).startswith("MessagePassing(")
+
+
+def test_sequence_to_sequence() -> None:
+    x, y = torch.randn(2, 9, 8), torch.randn(2, 5, 8)
+    decoder_self = layer(graphs.causal())
+    decoder_cross = MessagePassing(graphs.complete(), "sum", PreNorm(8), DotProduct(8, 2))
+    bahdanau = MessagePassing(graphs.complete(), "sum", None, AdditiveV2(8, 8, heads=1, activation=torch.tanh))
+    out = decoder_cross(decoder_self(y), source=x)
+    assert out.shape == y.shape
+    context, weights = bahdanau(y, source=x, return_weights=True)
+    assert context.shape == y.shape
+    assert weights.shape == (2, 5 * 9, 1)
+    torch.testing.assert_close(weights.view(2, 5, 9).sum(-1), torch.ones(2, 5))
+
+
+def test_transformer_xl_remembers() -> None:
+    x = torch.randn(2, 9, 8)
+    op = MessagePassing(graphs.memory(4), "sum", None, DotProduct(8, 2))
+    whole = MessagePassing(graphs.causal(), "sum", None, op.attention)(x)
+    torch.testing.assert_close(op(x[:, 4:], source=x), whole[:, 4:])
+
+
+def test_reformer_hears_over_a_graph_made_of_its_features() -> None:
+    x = torch.randn(N, 8)
+    op = layer(None)
+    graph = graphs.lsh(x, buckets=4, rounds=2) & graphs.causal()
+    assert op(x, graph).shape == x.shape
+
+
+# ---------------------------------------------------------------------------------------- what a call may give
+
+
+def test_the_graph_of_a_call_takes_the_place_of_the_operators() -> None:
+    x = torch.randn(N, 8)
+    op = layer(graphs.complete())
+    causal = MessagePassing(graphs.causal(), "sum", op.update, op.attention)
+    assert op(x, graphs.causal()).equal(causal(x))
+    assert op(x, graphs.causal().bind(N)).equal(causal(x))
+    with pytest.raises(ValueError, match=r"without a graph; give one with the call: op\(x, graph=...\)"):
+        layer(None)(x)
+
+
+def test_a_topology_is_bound_to_the_length_of_each_input() -> None:
+    op = layer(graphs.causal() & graphs.window(2))
+    for n in (1, 2, 7, 0):
+        assert op(torch.randn(n, 8)).shape == (n, 8)
+
+
+def test_edge_attributes_of_the_graph_or_of_the_call_in_the_callers_order() -> None:
+    graph, x = cora(attr=True), torch.randn(N, 8)
+    op = MessagePassing(graph, "sum", None, DotProduct(8, 2, edge_dim=3, position=EdgeBias(3, 2)))
+    bare = graphs.from_edges(graph.edge_index, N)
+    assert op(x, bare, edge_attr=graph.edge_attr).equal(op(x))
+    order = torch.randperm(graph.num_edges)
+    shuffled = graphs.from_edges(graph.edge_index[:, order], N, edge_attr=graph.edge_attr[order])
+    torch.testing.assert_close(op(x, shuffled), op(x))
+    with pytest.raises(ValueError, match="the graph or the call must give edge_attr"):
+        op(x, bare)
+
+
+def test_a_number_for_each_edge_is_an_attribute_of_width_one() -> None:
+    graph = graphs.from_edges(torch.tensor([[0, 1], [1, 0]]), 2, edge_attr=torch.randn(2))
+    assert MessagePassing(graph, "sum", None, DotProduct(8, 2, edge_dim=1))(torch.randn(2, 8)).shape == (2, 8)
+
+
+@pytest.mark.parametrize("attention", [DotProduct(8, 2), Additive(8, 4, 2), AdditiveV2(8, 4, 2)], ids=type)
+def test_returned_weights_belong_to_the_callers_edges(attention: Attention) -> None:
+    graph, x = cora(), torch.randn(2, N, 8)
+    op = MessagePassing(graph, "sum", None, attention)
+    out, weights = op(x, return_weights=True)
+    torch.testing.assert_close(out, op(x))
+    assert weights.shape == (2, graph.num_edges, 2)
+    order = torch.randperm(graph.num_edges)
+    _, shuffled = op(x, graphs.from_edges(graph.edge_index[:, order], N), return_weights=True)
+    torch.testing.assert_close(shuffled, weights[:, order])
+    rows = torch.zeros(2, N, 2).index_add(1, graph.edge_index[1], weights)
+    torch.testing.assert_close(rows, (graph.degree() > 0).float()[None, :, None].expand_as(rows))
+
+
+def test_weights_of_fixed_and_of_no_attention() -> None:
+    graph = graphs.from_edges(torch.tensor([[0, 0, 1], [1, 2, 0]]), 3)
+    x = torch.randn(2, 3, 8)
+    _, weights = MessagePassing(graph, "sum", None, Degree(8, 4))(x, return_weights=True)
+    assert weights.shape == (2, 3, 1)
+    torch.testing.assert_close(weights[0, :, 0], torch.tensor([1.0, 1.0, 1.0]))
+    _, ones = MessagePassing(graph, "mean", None, None)(x, return_weights=True)
+    assert ones.equal(torch.ones(2, 3, 1))
+
+
+def test_a_node_that_hears_nobody_gets_a_message_of_zeros() -> None:
+    graph = graphs.from_edges(torch.tensor([[0, 1], [1, 0]]), 3)
+    x = torch.randn(3, 8, requires_grad=True)
+    for attention in (None, DotProduct(8, 2, bias=False), Additive(8, 4, 2), Degree(8, 4), Typed(8, 4, 1)):
+        given = graphs.from_edges(graph.edge_index, 3, edge_type=torch.zeros(2, dtype=torch.int64))
+        out = MessagePassing(given, "sum", None, attention)(x)
+        assert out[2].eq(0).all()
+        assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
+
+
+def test_inference_mode_leaves_nothing_behind_that_training_cannot_use() -> None:
+    for topology in (graphs.window(1), graphs.documents([5, 6]), graphs.complete()):
+        for attention in (DotProduct(8, 2), Degree(8, 8), Additive(8, 4, 2)):
+            op, x = MessagePassing(topology, "sum", None, attention), torch.randn(11, 8)
+            with torch.inference_mode():
+                expected = op(x)
+            out = op(x)
+            out.sum().backward()
+            assert out.equal(expected)
+
+
+@pytest.mark.parametrize("make", [MODELS["bert"], MODELS["mistral"], MODELS["gat"], MODELS["gcn"]])
+def test_autocast(make: Callable[[], MessagePassing]) -> None:
+    op, x = make(), torch.randn(2, N, 8)
+    exact = op(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = op(x)
+    out.float().square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in op.parameters())
+    assert (out - exact).abs().max() <= 8 * 2**-8 * max(1.0, float(exact.detach().abs().max()))  # some 8 roundings
+
+
+# ---------------------------------------------------------------------------------------- dropout of edges
+
+
+def test_dropped_edges_follow_the_seed_and_stay_in_evaluation() -> None:
+    op = MessagePassing(graphs.complete(), "mean", None, None, edge_dropout=0.5)
+    x = torch.randn(30, 4)
+    assert not op(x).equal(op(x))
+    torch.manual_seed(1)
+    first = op(x)
+    torch.manual_seed(1)
+    assert op(x).equal(first)
+    exact = MessagePassing(graphs.complete(), "mean", None, None)(x)
+    assert op.eval()(x).equal(exact)
+
+
+@pytest.mark.parametrize("attention", [None, DotProduct(4, 2, normalize="none"), Typed(4, 4, 1)], ids=type)
+def test_sums_over_the_edges_left_are_right_on_average(attention: Attention | None) -> None:
+    edges = torch.tensor([[0, 1, 2, 3, 0], [1, 0, 0, 0, 0]])
+    graph = graphs.from_edges(edges, 4, edge_type=torch.zeros(5, dtype=torch.int64))
+    op, x = MessagePassing(graph, "sum", None, attention, edge_dropout=0.4), torch.randn(4, 4)
+    with torch.no_grad():
+        drawn = torch.stack([op(x) for _ in range(400)])
+        exact = op.eval()(x)
+    error = (drawn.mean(0) - exact).abs()
+    assert (error <= 5 * drawn.std(0) / 400**0.5 + 1e-6).all()
+    assert drawn.std(0)[0].min() > 0
+
+
+def test_softmax_is_taken_over_the_edges_left() -> None:
+    op = MessagePassing(graphs.complete(), "sum", None, DotProduct(4, 2), edge_dropout=0.5)
+    nn.init.zeros_(op.attention.to_query.weight)  # so that every edge left weighs alike
+    nn.init.zeros_(op.attention.to_query.bias)
+    op.attention.to_out = nn.Identity()
+    op.attention.to_value = nn.Identity()
+    x = torch.eye(4).repeat(5, 1)
+    out = op(x).sum(-1)
+    assert ((out - 1).abs() < 1e-6).all()
+
+
+def test_edge_attributes_stay_with_the_edges_left() -> None:
+    graph = cora(attr=True)
+    op = MessagePassing(graph, "sum", None, DotProduct(8, 2, edge_dim=3), edge_dropout=0.5)
+    assert op(torch.randn(2, N, 8)).shape == (2, N, 8)
+    with pytest.raises(ValueError, match="no weights to return"):
+        op(torch.randn(N, 8), return_weights=True)
+
+
+# ---------------------------------------------------------------------------------------- diffusion
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_diffusion_is_its_formula(kv_heads: int) -> None:
+    hops, alpha = 4, 0.3
+    graph, x = cora(), torch.randn(2, N, 8, dtype=torch.float64)
+    spec = DotProduct(8, 2, kv_heads=kv_heads).double()
+    out, weights = MessagePassing(graph, Diffusion(hops, alpha), None, spec)(x, return_weights=True)
+    src, dst = graph.edge_index
+    matrix = torch.zeros(2, 2, N, N, dtype=torch.float64)
+    for e in range(graph.num_edges):
+        matrix[:, :, dst[e], src[e]] += weights[:, e]
+    value = spec.to_value(x).unflatten(-1, (kv_heads, 4)).repeat_interleave(2 // kv_heads, -2).transpose(1, 2)
+    z = value
+    for _ in range(hops):
+        z = (1 - alpha) * matrix @ z + alpha * value
+    torch.testing.assert_close(out, spec.to_out(z.transpose(1, 2).flatten(-2)))
+
+
+def test_diffusion_of_fixed_weights() -> None:
+    """APPNP (Gasteiger et al. 2019) is Diffusion of GCN's weights."""
+    graph, x = cora(), torch.randn(N, 8)
+    spec = Degree(8, 4, bias=False)
+    one_hop = MessagePassing(graph, "sum", None, spec)(x)
+    out = MessagePassing(graph, Diffusion(hops=1, alpha=0.2), None, spec)(x)
+    torch.testing.assert_close(out, 0.8 * one_hop + 0.2 * spec.to_value(x))
+
+
+def test_diffusion_refuses_what_it_cannot_mean() -> None:
+    with pytest.raises(ValueError, match="give the operator an attention"):
+        MessagePassing(graphs.complete(), Diffusion(2, 0.5))(torch.randn(3, 8))
+    op = MessagePassing(graphs.complete(), Diffusion(2, 0.5), None, DotProduct(8, 2))
+    with pytest.raises(ValueError, match="one set of nodes; the graph is 3 x 5"):
+        op(torch.randn(3, 8), source=torch.randn(5, 8))
+
+
+# ---------------------------------------------------------------------------------------- equivariance
+
+DIM = 4
+ATTENTIONS: dict[str, Callable[[], Attention | None]] = {
+    "none": lambda: None,
+    "dot product": lambda: DotProduct(DIM, 2, edge_dim=2),
+    "sigmoid": lambda: DotProduct(DIM, 2, normalize="sigmoid", softcap=2.0),
+    "edge bias": lambda: DotProduct(DIM, 2, kv_heads=1, position=EdgeBias(2, 2)),
+    "table": lambda: DotProduct(DIM, 2, position=Table(2, relations=3)),
+    "additive": lambda: Additive(DIM, 3, 2, edge_dim=2),
+    "additive v2": lambda: AdditiveV2(DIM, 3, 2, edge_dim=2),
+    "degree": lambda: Degree(DIM, 3),
+    "typed": lambda: Typed(DIM, 3, 3),
+}
+
+
+@given(
+    attention=st.sampled_from(sorted(ATTENTIONS)),
+    aggregate=st.sampled_from(sorted(NAMED)),
+    edges=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=20),
+    order=st.permutations(range(7)),
+    seed=st.integers(0, 1000),
+)
+def test_permuting_the_nodes_permutes_the_output(
+    attention: str, aggregate: str, edges: list[tuple[int, int]], order: list[int], seed: int
+) -> None:
+    """F(PX, PAP^T) = P F(X, A)."""
+    assume(aggregate != "pna" or attention == "none")  # PNA's messages are wider than attention maps back
+    torch.manual_seed(seed)
+    edge_index = torch.tensor(edges, dtype=torch.int64).view(-1, 2).T
+    x = torch.randn(7, DIM, dtype=torch.float64)
+    kind = torch.randint(0, 3, (len(edges),))
+    attr = torch.rand(len(edges), 1 if attention == "degree" else 2, dtype=torch.float64)
+    op = MessagePassing(None, aggregate, None, ATTENTIONS[attention]()).double()
+    place, among = torch.tensor(order), torch.randperm(len(edges))  # node i moves to place[i], edges anywhere
+    there = graphs.from_edges(edge_index, 7, edge_attr=attr, edge_type=kind)
+    moved = graphs.from_edges(place[edge_index[:, among]], 7, edge_attr=attr[among], edge_type=kind[among])
+    torch.testing.assert_close(op(x[place.argsort()], moved)[place], op(x, there))

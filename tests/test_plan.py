@@ -1,0 +1,119 @@
+"""The plan: what is chosen, why not the others, and what is printed."""
+
+import pytest
+import torch
+
+import mpnn
+from mpnn import MessagePassing, explain, graphs, ops
+from mpnn.attention import Additive, DotProduct
+from mpnn.backends import BACKENDS
+from mpnn.plan import Plan, Refused, choose, plan
+from mpnn.scores import Dot, Request
+from mpnn.topology import Topology
+
+
+def request(topology: Topology, n: int, heads: int = 4, width: int = 32, grad: bool = False) -> Request:
+    query, key, value = (torch.zeros(n, heads, width, requires_grad=grad) for _ in range(3))
+    return Request(topology.bind(n), value, Dot(query, key, 1.0))
+
+
+def test_explain_prints_the_plan_and_returns_it(capsys: pytest.CaptureFixture[str]) -> None:
+    op = MessagePassing(graphs.causal(), "sum", None, DotProduct(64, 4))
+    found = explain(op, torch.randn(2, 100, 64))
+    printed = capsys.readouterr().out
+    assert printed == f"{found}\n"
+    assert found.backend == "dense"
+    lines = printed.splitlines()
+    assert lines[0] == "graph   Graph(causal(): 100 nodes, 5,050 edges), 50.50% of all pairs, 100 runs"
+    assert lines[1] == "work    dot-product attention, softmax, 4 x 16, batch 2, float32 on cpu, with gradients"
+    assert lines[2] == "plan    dense"
+    assert len(lines) == 3 + len(BACKENDS)
+    assert lines[3].split()[0] == "dense"
+    assert lines[3].endswith("chosen")
+
+
+def test_every_backend_says_why_or_how_long(capsys: pytest.CaptureFixture[str]) -> None:
+    op = MessagePassing(graphs.from_edges(torch.tensor([[0, 1], [1, 0]]), 2), "sum", None, Additive(8, 4, heads=2))
+    found = mpnn.explain(op, torch.randn(2, 8))
+    printed = capsys.readouterr().out
+    assert {c.name for c in found.candidates} == {b.NAME for b in BACKENDS}
+    for candidate in found.candidates:
+        if candidate.reason is None:
+            assert 0 < candidate.seconds < 1
+            assert candidate.bytes >= 0
+        else:
+            assert f"no: {candidate.reason}" in printed
+    (dense,) = [c for c in found.candidates if c.name == "dense"]
+    assert dense.reason == "it runs dot-product attention only"
+    assert found.backend == "edge_list"
+
+
+def test_explain_takes_what_a_call_takes() -> None:
+    op = MessagePassing(None, "mean")
+    found = explain(op, torch.randn(3, 4), graph=graphs.complete(), source=torch.randn(5, 4))
+    assert "3 x 5, 15 edges" in found.graph
+    assert found.work == "aggregation, 1 x 4, float32 on cpu, without gradients"
+
+
+def test_explain_obeys_the_backend_of_the_operator() -> None:
+    op = MessagePassing(graphs.complete(), "sum", None, DotProduct(8, 2), backend="edge_list")
+    assert explain(op, torch.randn(5, 8)).backend == "edge_list"
+    refusing = MessagePassing(graphs.complete(), "max", None, DotProduct(8, 2), backend="dense")
+    with pytest.raises(Refused, match="backend 'dense' cannot run this: it sums messages"):
+        explain(refusing, torch.randn(5, 8))
+
+
+def test_what_is_explained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    for backend in BACKENDS:
+        monkeypatch.setattr(backend, "run", lambda request, name=backend.NAME: (ran.append(name), None))
+    cases = [
+        (graphs.complete(), 64),
+        (graphs.window(2), 3000),
+        (graphs.window(20), 50),
+        (graphs.documents([9, 91]), 100),
+    ]
+    for topology, n in cases:
+        ops.run(request(topology, n))
+    assert ran == [plan(request(topology, n)).backend for topology, n in cases]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_choice_is_sensible_where_it_is_clear(grad: bool) -> None:
+    """Cases in which one is several times as fast as the other; `benchmarks/plan_check.py` has the measurements."""
+    assert plan(request(graphs.complete(), 1024, grad=grad)).backend == "dense"
+    assert plan(request(graphs.causal(), 1024, grad=grad)).backend == "dense"
+    assert plan(request(graphs.documents([512] * 8), 4096, grad=grad)).backend == "dense"
+    assert plan(request(graphs.window(256), 1024, grad=grad)).backend == "dense"
+    assert plan(request(graphs.identity(), 4096, grad=grad)).backend == "edge_list"
+    assert plan(request(graphs.window(2), 4096, grad=grad)).backend == "edge_list"
+
+
+def test_a_mask_too_large_leaves_the_edges() -> None:
+    found = plan(request(graphs.window(1), 20_000, heads=1, width=1))
+    (dense,) = [c for c in found.candidates if c.name == "dense"]
+    assert found.backend == "edge_list"
+    assert dense.reason == "a mask of 20,000 x 20,000 pairs is too large"
+
+
+def test_gradients_and_more_of_everything_take_longer() -> None:
+    for backend in BACKENDS:
+        small = request(graphs.window(8), 200)
+        if backend.supports(small) is None:
+            more = [request(graphs.window(8), 200, grad=True), request(graphs.window(8), 800)]
+            for one in more:
+                assert backend.estimate(one).seconds > backend.estimate(small).seconds
+                assert backend.estimate(one).bytes >= backend.estimate(small).bytes
+
+
+def test_an_unknown_backend_lists_what_there_is() -> None:
+    with pytest.raises(ValueError, match="no backend 'cuda'; there are auto, dense, scatter, edge_list"):
+        choose(request(graphs.complete(), 3), "cuda")
+    with pytest.raises(ValueError, match="no backend 'cuda'"):
+        MessagePassing(graphs.complete(), backend="cuda")(torch.randn(3, 2))
+
+
+def test_plans_are_values() -> None:
+    found = plan(request(graphs.complete(), 3))
+    assert isinstance(found, Plan)
+    assert repr(found) == "Plan(backend='dense')"

@@ -1,0 +1,124 @@
+"""Updates against the equations that they state."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn import MessagePassing, graphs
+from mpnn.attention import DotProduct
+from mpnn.update import GRU, MLP, Activate, Add, Concat, FeedForward, PostNorm, PreNorm, Replace, Update, as_update
+
+DIM = 4
+
+
+def pair() -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 3, DIM), torch.randn(2, 3, DIM)
+
+
+def test_replace_is_the_message() -> None:
+    x, message = pair()
+    assert Replace()(x, message) is message
+
+
+def test_activate() -> None:
+    x, message = pair()
+    assert Activate(F.elu)(x, message).equal(F.elu(message))
+
+
+def test_add_is_a_residual_connection_or_gin() -> None:
+    x, message = pair()
+    assert Add()(x, message).equal(x + message)
+    mlp = MLP(DIM, 5)
+    torch.testing.assert_close(Add(mlp, eps=0.5)(x, message), mlp(1.5 * x + message))
+    assert [name for name, p in Add(learn_eps=True).named_parameters() if p.requires_grad] == ["eps"]
+    assert not any(p.requires_grad for p in Add().parameters())
+
+
+def test_concat_is_graphsage() -> None:
+    x, message = pair()
+    update = Concat(DIM, 5)
+    expected = x @ update.linear.weight[:, :DIM].T + message @ update.linear.weight[:, DIM:].T + update.linear.bias
+    torch.testing.assert_close(update(x, message), expected)
+    assert Concat(DIM, 5, message_dim=2, bias=False)(x, message[..., :2]).shape == (2, 3, 5)
+
+
+def test_gru_keeps_x_in_the_hidden_state() -> None:
+    x, message = pair()
+    update = GRU(DIM)
+    expected = torch.stack([update.cell(m, h) for m, h in zip(message, x, strict=True)])
+    torch.testing.assert_close(update(x, message), expected)
+    assert GRU(DIM, message_dim=2)(x, message[..., :2]).shape == x.shape
+
+
+def test_pre_norm_prepares_what_everybody_hears() -> None:
+    x, message = pair()
+    ffn = FeedForward(DIM)
+    update = PreNorm(DIM, ffn)
+    nn.init.normal_(update.norm.weight)
+    assert update.prepare(x).equal(update.norm(x))
+    z = x + message
+    torch.testing.assert_close(update(x, message), z + ffn(update.ffn_norm(z)))
+    assert PreNorm(DIM)(x, message).equal(z)
+
+
+def test_post_norm_leaves_what_everybody_hears_alone() -> None:
+    x, message = pair()
+    ffn = FeedForward(DIM)
+    update = PostNorm(DIM, ffn)
+    nn.init.normal_(update.norm.weight)
+    assert update.prepare(x) is x
+    z = update.norm(x + message)
+    torch.testing.assert_close(update(x, message), update.ffn_norm(z + ffn(z)))
+    assert PostNorm(DIM)(x, message).equal(F.layer_norm(x + message, (DIM,)))
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_one_operator_is_one_transformer_layer_of_torch(norm_first: bool) -> None:
+    torchs = nn.TransformerEncoderLayer(
+        DIM, 2, 4 * DIM, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm_first
+    ).double()
+    update = (PreNorm if norm_first else PostNorm)(DIM, FeedForward(DIM))
+    ours = MessagePassing(graphs.complete(), "sum", update, DotProduct(DIM, 2)).double()
+    with torch.no_grad():
+        q, k, v = torchs.self_attn.in_proj_weight.chunk(3)
+        for linear, weight in ((ours.attention.to_query, q), (ours.attention.to_key, k), (ours.attention.to_value, v)):
+            linear.weight.copy_(weight)
+            linear.bias.zero_()
+    ours.attention.to_out.load_state_dict(torchs.self_attn.out_proj.state_dict())
+    update.ffn[0].load_state_dict(torchs.linear1.state_dict())
+    update.ffn[3].load_state_dict(torchs.linear2.state_dict())
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), torchs(x))
+
+
+@pytest.mark.parametrize("make", [PreNorm, PostNorm])
+def test_dropout_of_a_layer_acts_in_training_only(make: Callable[..., Update]) -> None:
+    x, message = pair()
+    update = make(DIM, dropout=0.5)
+    assert not update(x, message).equal(update(x, message))
+    update.eval()
+    assert update(x, message).equal(update(x, message))
+
+
+def test_networks_have_the_widths_they_state() -> None:
+    assert [layer.weight.shape for layer in MLP(3, 5) if isinstance(layer, nn.Linear)] == [(5, 3), (5, 5)]
+    assert [layer.weight.shape for layer in MLP(3, 5, 7) if isinstance(layer, nn.Linear)] == [(7, 3), (5, 7)]
+    assert [layer.weight.shape for layer in FeedForward(3) if isinstance(layer, nn.Linear)] == [(12, 3), (3, 12)]
+    assert isinstance(FeedForward(3)[1], nn.GELU)
+
+
+def test_a_function_or_module_of_ones_own() -> None:
+    x, message = pair()
+    assert as_update(lambda x, m: x * m)(x, message).equal(x * message)
+    bilinear = nn.Bilinear(DIM, DIM, 2)
+    op = MessagePassing(graphs.identity(), "sum", bilinear)
+    assert set(op.parameters()) == set(bilinear.parameters())
+    torch.testing.assert_close(op(x), bilinear(x, x))
+
+
+def test_what_is_no_update_is_refused() -> None:
+    with pytest.raises(TypeError, match="an update is None, a function of \\(x, message\\) or an Update; got 'add'"):
+        MessagePassing(graphs.identity(), "sum", "add")
