@@ -68,7 +68,7 @@ def corpus() -> tuple[str, str]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--context", type=int, default=128, help="characters that the model sees at once")
     parser.add_argument("--dim", type=int, default=128, help="width, a multiple of its 4 heads")
     parser.add_argument("--layers", type=int, default=4)

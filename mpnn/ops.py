@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mpnn import check, random
@@ -92,9 +94,15 @@ def aggregate(
 
 
 def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """Checks a request, has it planned and runs it: out [..., N_dst, H, D], and the weights if it asks for them."""
+    """Checks a request, has it planned and runs it: out [..., N_dst, H, D], and the weights if it asks for them.
+
+    The features' type decides how it is computed; autocast, which acts on the maps around it, ends here.
+    """
     request = checked(request)
-    return choose(request, backend).run(request)
+    device = request.value.device.type
+    outside = torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    with outside:
+        return choose(request, backend).run(request)
 
 
 def checked(request: Request) -> Request:

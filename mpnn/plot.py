@@ -157,8 +157,6 @@ def network(
     Raises:
         ValueError: sources are other nodes than destinations, or positions or classes do not match the nodes.
     """
-    from matplotlib.collections import LineCollection
-
     if graph.num_dst != graph.num_src:
         raise ValueError(f"network draws one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
     if positions is None:
@@ -170,27 +168,9 @@ def network(
     if classes is not None and classes.shape != (graph.num_dst,):
         raise ValueError(f"classes must be [{graph.num_dst}], one for each node; got {list(classes.shape)}")
     ax = ax or _new_axes((6.4, 6.4))
-    dst, src = graph.runs.edges()
-    link = dst != src
-    dst, src = dst[link], src[link]
-    few = len(dst) <= _MOST_ARROWS
     size = float(np.clip(2400 / max(graph.num_dst, 1), 7, 120))
-    if few and not graph.runs.same_as(graph.runs.transpose()):
-        _arrows(ax, at[src], at[dst], size)
-    else:
-        width = float(np.clip(300 / max(len(dst), 1), 0.25, 1.2))
-        ax.add_collection(LineCollection(np.stack([at[src], at[dst]], 1).tolist(), colors=FRAME, linewidths=width))
-    kinds = np.zeros(graph.num_dst, int) if classes is None else classes.cpu().numpy()
-    palette = np.array(SERIES[:1] if classes is None else CLASSES)
-    ax.scatter(
-        at[:, 0], at[:, 1], s=size, c=palette[kinds % len(palette)], edgecolors="white", linewidths=size / 60, zorder=3
-    )
-    if classes is not None:
-        for kind in np.unique(kinds):
-            _name_at(ax, np.median(at[kinds == kind], axis=0), str(kind))
-    elif graph.num_dst <= _SEPARATE_CELLS:
-        for node, (x, y) in enumerate(at):
-            ax.annotate(str(node), (x, y), color="white", fontsize=6.5, ha="center", va="center", zorder=4)
+    _links(ax, graph, at, size)
+    _dots(ax, at, size, None if classes is None else classes.cpu().numpy())
     ax.set_title(graph.name if title is None else title, loc="left", color=INK, fontsize=11, fontweight="bold")
     ax.set_aspect("equal")
     ax.margins(0.04)
@@ -352,6 +332,31 @@ def _circle(n: int) -> NDArray[np.float64]:
     """Clockwise from the top."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(n) / max(n, 1)
     return np.stack([np.cos(angle), np.sin(angle)], 1)
+
+
+def _links(ax: Axes, graph: Graph, at: NDArray[np.float64], size: float) -> None:
+    """Arrows where there are few and they tell something, else lines; self-loops are left out."""
+    from matplotlib.collections import LineCollection
+
+    dst, src = graph.runs.edges()
+    dst, src = dst[dst != src], src[dst != src]
+    if len(dst) <= _MOST_ARROWS and not graph.runs.same_as(graph.runs.transpose()):
+        _arrows(ax, at[src], at[dst], size)
+    else:
+        width = float(np.clip(300 / max(len(dst), 1), 0.25, 1.2))
+        ax.add_collection(LineCollection(np.stack([at[src], at[dst]], 1).tolist(), colors=FRAME, linewidths=width))
+
+
+def _dots(ax: Axes, at: NDArray[np.float64], size: float, classes: Ints | None) -> None:
+    """The nodes, numbered when they are few, or coloured by class."""
+    colours = SERIES[0] if classes is None else np.array(CLASSES)[classes % len(CLASSES)]
+    ax.scatter(at[:, 0], at[:, 1], s=size, c=colours, edgecolors="white", linewidths=size / 60, zorder=3)
+    if classes is not None:
+        for kind in np.unique(classes):
+            _name_at(ax, np.median(at[classes == kind], axis=0), str(kind))
+    elif len(at) <= _SEPARATE_CELLS:
+        for node, (x, y) in enumerate(at):
+            ax.annotate(str(node), (x, y), color="white", fontsize=6.5, ha="center", va="center", zorder=4)
 
 
 def _arrows(ax: Axes, tails: NDArray[np.float64], heads: NDArray[np.float64], size: float) -> None:

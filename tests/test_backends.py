@@ -249,6 +249,17 @@ def test_narrow_types_on_every_graph(dtype: torch.dtype, backend: ModuleType) ->
             assert all(g.dtype == dtype and g.isfinite().all() for g in gradients), (name, kind)
 
 
+@pytest.mark.parametrize("backend", ["edge_list", "dense"])
+@pytest.mark.parametrize("more", [{}, {"normalize": "sigmoid"}, {"return_weights": True}], ids=str)
+def test_autocast_does_not_reach_into_backends(more: dict[str, object], backend: str) -> None:
+    graph = graphs.window(2).bind(9)
+    features = [torch.randn(9, 2, 4) for _ in range(3)]
+    exact = ops.attend(graph, *features, backend=backend, **more)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ops.attend(graph, *features, backend=backend, **more)
+    torch.testing.assert_close(out, exact, rtol=0, atol=0)
+
+
 # ---------------------------------------------------------------------------------------- refusals
 
 
@@ -318,6 +329,10 @@ def test_asked_for_by_name_it_is_that_one_that_runs(backend: ModuleType, monkeyp
 @pytest.mark.parametrize("weighted", [True, False])
 def test_scatter_agrees_with_the_specification(reduce: str, weighted: bool) -> None:
     for name, graph in GRAPHS.items():
+        if graph.num_edges == 0:
+            with pytest.raises(plan.Refused, match="no edge"):
+                ops.aggregate(graph, leaf(graph.num_src, 5), reduce, backend="scatter")
+            continue
         x = leaf(2, graph.num_src, 5)
         weight = leaf(graph.num_edges) if weighted else None
         found = []

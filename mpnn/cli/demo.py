@@ -14,7 +14,7 @@ import typer
 
 from mpnn.cli import page, pictures, tasks
 from mpnn.cli.console import console, refuse, refusing
-from mpnn.cli.measure import attention_weights, machine
+from mpnn.cli.measure import attention_weights, machine, one_thread, versions
 from mpnn.cli.page import Chapter, Picture
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
 from mpnn.models import GPT
@@ -63,22 +63,24 @@ def demo(
         nodes = Nodes.digits()
         runs: list[Run] = [TextRun(name, corpus, settings, seed) for name in TOPOLOGIES]
         runs += [NodeRun(name, nodes, min(EPOCHS, steps), seed) for name in (nodes.own_graph, ALONE)]
-    results = tasks.train_all(runs)
-    texts, with_graph = results[:-2], results[-2]
-    with console.status("drawing"):
-        chapters = [_chapter(trained, corpus, out, seed) for trained in texts]
-        curves = _curves(texts, out)
-        digits = _digits(with_graph, nodes, out)
+    with one_thread():
+        results = tasks.train_all(runs)
+        texts, with_graph = results[:-2], results[-2]
+        with console.status("drawing"):
+            chapters = [_chapter(trained, corpus, out, seed) for trained in texts]
+            curves = _curves(texts, out)
+            digits = _digits(with_graph, nodes, out)
+        where = machine()
     index = out / "index.html"
     footer = [
         ("command", shlex.join(["mpnn", *sys.argv[1:]])),
-        ("machine", machine()),
+        ("machine", where),
+        ("versions", versions()),
         ("time", f"{perf_counter() - began:.0f} s in all, {steps} steps, seed {seed}"),
     ]
     index.write_text(_page(results, chapters, curves, digits, settings, footer), encoding="utf-8")
-    console.print("", tasks.table(results), "", sep="\n")
-    console.print(tasks.NOTE, style="dim")
-    console.print(f"\nsee {index}, written after {perf_counter() - began:.0f} s", soft_wrap=True)
+    console.print("", tasks.table(results), "", tasks.legend(), "", sep="\n")
+    console.print(f"see {index}, written after {perf_counter() - began:.0f} s", soft_wrap=True)
 
 
 def _chapter(trained: Trained, corpus: Corpus, out: Path, seed: int) -> Chapter:
@@ -108,7 +110,7 @@ def _sample(model: GPT, corpus: Corpus, seed: int) -> str:
     generator = torch.Generator().manual_seed(seed)
     prompt = corpus.characters.encode(PROMPT)[None]
     tokens = model.generate(prompt, SAMPLE, temperature=0.6, generator=generator)
-    return corpus.characters.decode(tokens[0])[len(PROMPT) :]
+    return corpus.characters.decode(tokens[0])[len(PROMPT) :].rstrip()
 
 
 def _curves(texts: list[Trained], out: Path) -> Picture:
@@ -165,7 +167,7 @@ def _page(
             "itself alone."
         ),
         page.table(tasks.HEADINGS, [result.row for result in results]),
-        page.paragraph(tasks.NOTE, "note"),
+        page.legend(tasks.LEGEND),
         "<h2>Text: one model, three graphs</h2>",
         page.paragraph(
             f"A transformer of {settings.layers} layers, {settings.heads} heads and width {settings.dim} reads "

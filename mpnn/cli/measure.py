@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import mpnn
 from mpnn.message_passing import MessagePassing
 from mpnn.plan import plan
 
@@ -56,10 +58,26 @@ def _calls(model: nn.Module, *inputs: Any) -> list[tuple[MessagePassing, tuple[A
     return calls
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Has torch use one core: operations of some microseconds are slower when shared, and several times so where
+    other work keeps the cores busy and threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def machine() -> str:
-    """The processor, the cores and threads in use, and the versions of what ran."""
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; {versions}"
+    return f"{_processor()}, {os.cpu_count()} cores, threads used by torch: {torch.get_num_threads()}"
+
+
+def versions() -> str:
+    return (
+        f"mpnn {mpnn.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
+    )
 
 
 def _processor() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -34,7 +34,10 @@ th:last-child, td:last-child { padding-right: 0; }
 figure { margin: 1rem 0; }
 figure img { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--line);
   border-radius: 8px; padding: .6rem; }
-figcaption, .note { color: var(--muted); font-size: .92rem; line-height: 1.5; margin-top: .5rem; max-width: 46rem; }
+figcaption, dl { color: var(--muted); font-size: .92rem; line-height: 1.5; margin: .5rem 0 0; max-width: 46rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin-top: 1rem; }
+dt { font-weight: 600; }
+dd { margin: 0; }
 .pair { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 2fr); gap: 1.25rem; align-items: start; }
 @media (max-width: 50rem) { .pair { grid-template-columns: 1fr; } }
 .narrow { max-width: 46rem; }
@@ -92,8 +95,13 @@ def _cell(column: int, text: str) -> str:
     return f"<code>{escape(text)}</code>" if column == 1 else escape(text)
 
 
-def paragraph(text: str, kind: str = "") -> str:
-    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def legend(meanings: Mapping[str, str]) -> str:
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for name, meaning in meanings.items())
+    return f"<dl>{items}</dl>"
 
 
 def narrow(picture: Picture) -> str:

@@ -22,7 +22,7 @@ _ROUNDS = 30
 
 
 def topology(trained: Trained, path: Path) -> None:
-    figure = Figure(figsize=(4.2, 4.4), layout="constrained")
+    figure = Figure(figsize=(3.5, 3.66), layout="constrained")
     plot.adjacency(trained.graph, figure.add_subplot(), title=trained.expression)
     figure.savefig(path, dpi=_DPI)
 
@@ -68,7 +68,7 @@ def neighbours(graph: Graph, weights: Tensor, images: Tensor, labels: Tensor, no
     """For each of some nodes its image, then those that it hears, the loudest first, with the weights [E] they get."""
     src, dst = graph.edge_index
     shown = 9
-    figure = Figure(figsize=(8.2, 1.02 * len(nodes)))
+    figure = Figure(figsize=(7.0, 0.9 * len(nodes)))
     margins = {"left": 0.01, "right": 0.99, "top": 1 - 0.2 / len(nodes), "bottom": 0.01, "hspace": 0.35, "wspace": 0.12}
     axes = figure.subplots(len(nodes), shown + 1, squeeze=False, gridspec_kw=margins)
     for row, node in zip(axes, nodes, strict=True):
@@ -86,6 +86,6 @@ def neighbours(graph: Graph, weights: Tensor, images: Tensor, labels: Tensor, no
 
 def _image(ax: Axes, pixels: Tensor, title: str, colour: str) -> None:
     side = round(len(pixels) ** 0.5)
-    ax.imshow(pixels.reshape(side, side), cmap="gray_r")
+    ax.imshow(pixels.reshape(side, side).numpy(), cmap="gray_r")
     ax.set_title(title, color=colour, fontsize=8.5, pad=3)
     ax.axis("off")

@@ -30,13 +30,14 @@ _VALIDATIONS = 10
 
 HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory", "loss or\naccuracy")
 _WORDS = ("task", "graph", "backend")
-NOTE = (
-    "reach: the share of all pairs that the model's layers connect (half at most where nobody hears the future). "
-    "backend: what the plan chose; dense computes every pair and leaves out those that are no edges. "
-    "time a step: the median, forward, backward and update. "
-    "memory: what the forward pass of a training step keeps for its backward pass, measured, parameters not counted. "
-    "loss: nats a character, on text not trained on; accuracy: on the test nodes."
-)
+LEGEND = {
+    "reach": "share of all pairs that the model's layers connect; just over half at most where nobody hears the future",
+    "backend": "what the plan chose; dense computes every pair and leaves out those that are no edges",
+    "time": "median of all steps; forward, backward and update",
+    "memory": "what the forward pass of a training step keeps for its backward pass, measured, without parameters",
+    "loss": "nats a character, on text not trained on",
+    "accuracy": "on the test nodes",
+}
 
 
 @dataclass(frozen=True)
@@ -240,10 +241,19 @@ def _tick(bars: Bars, bar: TaskID, step: int, history: History) -> None:
 
 
 def table(results: Sequence[Trained]) -> Table:
+    """The rows under their headings."""
     found = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
         justify: Literal["left", "right"] = "left" if heading in _WORDS else "right"
         found.add_column(heading, justify=justify, overflow="fold", no_wrap=heading != "graph")
     for result in results:
         found.add_row(*result.row)
+    return found
+
+
+def legend() -> Table:
+    """What the table's columns mean."""
+    found = Table.grid(padding=(0, 2))
+    for name, meaning in LEGEND.items():
+        found.add_row(name, meaning, style="dim")
     return found

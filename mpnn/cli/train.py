@@ -93,15 +93,14 @@ def train(
             nodes = Nodes.cora() if task is Task.cora else Nodes.digits()
             run = NodeRun(expression or nodes.own_graph, nodes, epochs, seed)
     trained = tasks.train_all([run])[0]
-    console.print("", tasks.table([trained]), "", sep="\n")
-    console.print(tasks.NOTE, style="dim")
+    console.print("", tasks.table([trained]), "", tasks.legend(), "", sep="\n")
     pictures.topology(trained, out / "graph.png")
     pictures.losses([trained], out / "curves.png")
     made = {"task": task.value, "graph": trained.expression, "seed": str(seed)}
     if task is Task.text:
         made |= {"settings": json.dumps(asdict(settings)), "characters": corpus.characters.symbols}
     _save(trained, out / "model.safetensors", made)
-    console.print(f"\nsaved graph.png, curves.png and model.safetensors in {out}", soft_wrap=True)
+    console.print(f"saved graph.png, curves.png and model.safetensors in {out}", soft_wrap=True)
 
 
 def _corpus(text: TextName, file: Path | None, context: int) -> Corpus:
