@@ -121,6 +121,12 @@ def test_variance_of_large_numbers_does_not_cancel() -> None:
     torch.testing.assert_close(out, torch.full_like(out, 5.25))
 
 
+def test_sums_of_16_bit_messages_are_taken_in_float32() -> None:
+    ones = torch.ones(3000, 1, dtype=torch.bfloat16)  # which alone would stop at 256
+    index = Index.of(torch.zeros(3000, dtype=torch.int64), torch.tensor([0, 3000]))
+    assert Sum().reduce(ones, index).equal(torch.tensor([[3000.0]]).bfloat16())
+
+
 def test_softmax_runs_from_mean_to_max_with_the_temperature() -> None:
     graph, x = example(), torch.randn(5, 3, dtype=torch.float64)
     torch.testing.assert_close(ops.aggregate(graph, x, Softmax(0.0)), ops.aggregate(graph, x, "mean"))

@@ -64,12 +64,13 @@ def estimate(request: Request) -> Estimate:
         each *= 3 if request.value.dtype == torch.float64 else 1
         if graph.runs.is_causal and not bias:
             each *= 0.5 + min(0.5, 256 / max(graph.num_src, 1))  # blocks of sources on the diagonal are computed whole
+    copies = (3 + 2 * bool(request.dropout) + 1.5 * request.needs_grad) * written + 1.7 * bias
     passes = passes if request.needs_grad else 1.0
     nanoseconds = 1.5e5 * passes + pairs * heads * (passes * (each + 0.3 * masked) + 6 * bias)
+    gathered = 4 * graph.num_dst * heads * width * by_cliques
     if by_cliques:
-        gathered = 4 * graph.num_dst * heads * width
-        nanoseconds += passes * sum(1e5 + 400 * len(members) * heads for members in graph.cliques) + passes * gathered
-    size = pairs * heads * request.value.element_size() * (2 * written + bias) * passes + 5 * pairs * masked
+        nanoseconds += passes * (gathered + sum(1e5 + 400 * len(members) * heads for members in graph.cliques))
+    size = (pairs * heads * copies + gathered) * torch.finfo(request.wide).bits / 8 + 5 * pairs * masked
     return Estimate(nanoseconds * 1e-9, size)
 
 
