@@ -251,9 +251,7 @@ def test_every_source_is_complete(source):
             assert len(bytes.fromhex(file.sha256)) == 32
 
 
-@pytest.mark.parametrize(
-    "source", [sources.CORA, sources.TINYSHAKESPEARE, sources.MULTI30K], ids=lambda s: s.name
-)
+@pytest.mark.parametrize("source", [sources.CORA, sources.TINYSHAKESPEARE, sources.MULTI30K], ids=lambda s: s.name)
 def test_the_checksums_are_those_of_the_real_files(source):
     folder = real(locate, source.name)
     for file in source.files:
@@ -358,9 +356,7 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(small_planetoid, 
     mark = small_planetoid / "was-here"
     attack = pickle.dumps(Spiteful(os.system, f"echo > {mark}"), protocol=protocol)
     (small_planetoid / "ind.small.graph").write_bytes(attack)
-    with pytest.raises(
-        UnsafePickle, match=rf"ind\.small\.graph: the pickle asks for {os.system.__module__}\.system"
-    ):
+    with pytest.raises(UnsafePickle, match=rf"ind\.small\.graph: the pickle asks for {os.system.__module__}\.system"):
         read_planetoid(small_planetoid, "small")
     assert not mark.exists()
     pickle.loads(attack)

@@ -215,7 +215,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "an unknown aggregator": (
         lambda: MessagePassing(None, "maximum"),
         ValueError,
-        "there is no aggregator 'maximum'; there are sum, mean, max, min, var, std, softmax, powermean, median, pna, or pass",
+        "there is no aggregator 'maximum'; there are sum, mean, max, min, var, std, softmax, powermean, median, pna, or",
     ),
     "edge dropout": (
         lambda: MessagePassing(None, edge_dropout=1.0),

@@ -1,4 +1,4 @@
-"""The one operator: models said with it, batches, what a call may replace, dropout of edges, diffusion, equivariance."""
+"""The one operator: models said with it, batches, what a call may replace, edge dropout, diffusion, equivariance."""
 
 from collections.abc import Callable
 
