@@ -215,7 +215,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "an unknown aggregator": (
         lambda: MessagePassing(None, "maximum"),
         ValueError,
-        "there is no aggregator 'maximum'; there are sum, mean, max, min, var, std, softmax, powermean, median, pna, or",
+        "there is no aggregator 'maximum'; there are sum, mean, max, min, var, std, softmax, powermean, median, pna",
     ),
     "edge dropout": (
         lambda: MessagePassing(None, edge_dropout=1.0),
