@@ -267,6 +267,68 @@ def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtyp
     return inverse[dst] * weight * inverse[src]
 
 
+class Kernel(Attention):
+    """Performer's attention (Choromanski et al. 2021): weights are products of positive features, so that sums over
+    sources could be taken before any destination is known.
+
+        phi(x) = exp(omega x - |x|^2 / 2) / sqrt(features),   omega random and orthogonal in blocks
+        w_ij = <phi(W_Q h_i / D^(1/4)), phi(W_K h_j / D^(1/4))>,   m_i = W_O || _h ( sum_j w_ij W_V h_j / sum_j w_ij )
+
+    In expectation these are softmax's weights (lemma 1). The sum of weights travels as one more value; weights that
+    are asked for come without it, each row up to a factor.
+
+    Args:
+        dim: width of the features, a multiple of `heads`. features: how many random directions; more are closer to
+            softmax. bias: whether the four maps have biases. seed: of the directions, which are saved with the module.
+    """
+
+    normalize = "none"
+    directions: Tensor
+
+    def __init__(self, dim: int, heads: int, *, features: int = 256, bias: bool = True, seed: int = 0) -> None:
+        super().__init__()
+        if heads < 1 or dim % heads:
+            raise ValueError(f"{heads} heads do not divide a width of {dim}")
+        if features < 1:
+            raise ValueError(f"features must be at least 1; got {features}")
+        self.heads, self.head_dim = heads, dim // heads
+        self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(dim, dim, bias) for _ in range(4))
+        self.register_buffer("directions", _orthogonal(features, self.head_dim, seed))
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        query, key, value = (
+            to(x).unflatten(-1, (self.heads, -1))
+            for to, x in ((self.to_query, dst), (self.to_key, src), (self.to_value, src))
+        )
+        value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+        # A factor for each query, and one for all keys of a head, cancel; they keep exponentials from overflowing.
+        score = Dot(self._features(query, (-1,)), self._features(key, (-3, -1)), 1.0)
+        return Terms(value, score)
+
+    def merge(self, out: Tensor) -> Tensor:
+        total = out[..., -1:]
+        return self.to_out((out[..., :-1] / torch.where(total == 0, torch.ones_like(total), total)).flatten(-2))
+
+    def _features(self, x: Tensor, common: tuple[int, ...]) -> Tensor:
+        """phi(x) [..., N, H, features] of x [..., N, H, D], up to a factor that is common to these dimensions."""
+        x = x * self.head_dim**-0.25
+        exponent = x @ self.directions.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+        if exponent.numel():
+            exponent = exponent - exponent.detach().amax(common, keepdim=True)
+        return exponent.exp() * len(self.directions) ** -0.5
+
+
+def _orthogonal(count: int, dim: int, seed: int) -> Tensor:
+    """[count, dim]: normal vectors, orthogonal to one another in blocks of `dim` (the paper's section 2.4)."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = []
+    for _ in range(-(-count // dim)):
+        q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator))
+        blocks.append((q * r.diagonal().sign()).T)  # without the signs, directions would lean to one side
+    lengths = torch.randn(count, dim, generator=generator).norm(dim=1, keepdim=True)
+    return torch.cat(blocks)[:count] * lengths
+
+
 class Typed(Attention):
     """A linear map for each class of edges: R-GCN (Schlichtkrull et al. 2018, eq. 2 without its self-connection), GGNN,
     and convolution, where an edge's class is its relative position.

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
 from mpnn.aggregate import NAMED, Diffusion
-from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed
+from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Terms, Typed
 from mpnn.graph import Graph
 from mpnn.position import EdgeBias, Table
 from mpnn.update import GRU, MLP, Activate, Add, Concat, FeedForward, PreNorm
@@ -236,12 +236,24 @@ def test_softmax_is_taken_over_the_edges_left() -> None:
     assert ((out - 1).abs() < 1e-6).all()
 
 
+class Echo(Attention):
+    """Weighs each source by the attribute of its edge."""
+
+    normalize = "none"
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        return Terms(src.unsqueeze(-2), bias=(edge_attr[:, None],))
+
+
 def test_edge_attributes_stay_with_the_edges_left() -> None:
-    graph = cora(attr=True)
-    op = MessagePassing(graph, "sum", None, DotProduct(8, 2, edge_dim=3), edge_dropout=0.5)
-    assert op(torch.randn(2, N, 8)).shape == (2, N, 8)
+    number = torch.arange(1.0, 101)
+    everybody_itself = graphs.from_edges(torch.arange(100).expand(2, 100), edge_attr=number)
+    op = MessagePassing(everybody_itself, "sum", None, Echo(), edge_dropout=0.5)
+    out = op(torch.ones(100, 1)).squeeze(1)
+    assert ((out == 0) | (out == 2 * number)).all()
+    assert 20 < int((out == 0).sum()) < 80
     with pytest.raises(ValueError, match="no weights to return"):
-        op(torch.randn(N, 8), return_weights=True)
+        op(torch.ones(100, 1), return_weights=True)
 
 
 # ---------------------------------------------------------------------------------------- diffusion
