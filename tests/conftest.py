@@ -24,6 +24,9 @@ import torch
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
+# Tensors here are small: a second thread brings nothing, and on a busy machine each operation waits for it.
+torch.set_num_threads(1)
+
 
 def pytest_configure() -> None:
     """Makes `MPNN_DATA` absolute, as tests change folders; a wrong one must not pass for a machine without data."""
