@@ -30,10 +30,10 @@ def supports(request: Request) -> str | None:
         return f"it adds up in the type it is given, which is too coarse for {request.value.dtype}"
     if len(request.bias) > 1 or any(isinstance(b, Lookup) or b.dim() != 2 or b.shape[1] != 1 for b in request.bias):
         return "it takes one weight an edge"
-    if type(request.reduce) in (Max, Min) and request.needs_grad:
-        return "of equal extremes its kernels give one the whole gradient, which all share"
     if request.graph.num_edges == 0:
         return "the graph has no edge, which its kernels do not expect"
+    if type(request.reduce) in (Max, Min) and request.needs_grad:
+        return "of equal extremes its kernels give one the whole gradient, which all share"
     return None
 
 
