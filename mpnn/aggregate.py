@@ -5,7 +5,13 @@ An aggregator is any object with `reduce(messages, index) -> out`, or a plain fu
 knows `index.ptr` [N + 1] (destination i has the messages `ptr[i]:ptr[i+1]`), `index.num_dst` and `index.degree` [N];
 `out` [N, ...]. Destinations without messages get zeros.
 
-An associative aggregator may state `combine(a, b)` and `identity` too, which lets fused kernels run it.
+Three more ways to say the same let fused kernels run it, without a tensor of E messages:
+
+- an associative and commutative aggregator may give `combine(a, b)`, a function of two numbers (no method: a
+  staticmethod) that numba compiles, and `identity`, the number that changes nothing;
+- for a backward pass, also `gradient(message, out)`, the derivative of a destination's result by one of its messages;
+- one that is made of others, a subclass of `Composed`, says which in `parts`, and puts their results together in
+  `compose`.
 """
 
 from __future__ import annotations
@@ -87,9 +93,12 @@ class Min:
 
 
 def _extreme(messages: Tensor, index: Index, how: str) -> Tensor:
-    out = messages.new_zeros(index.num_dst, *messages.shape[1:])
-    rows = index.plain.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
-    return out.scatter_reduce(0, rows, messages, how, include_self=False)
+    ones = [1] * (messages.dim() - 1)
+    rows = index.plain.view(-1, *ones).expand_as(messages)
+    # Even without include_self, torch gives a start that equals the extreme a share of its gradient; NaN never does.
+    start = messages.new_full((index.num_dst, *messages.shape[1:]), torch.nan)
+    out = start.scatter_reduce(0, rows, messages, how, include_self=False)
+    return torch.where((index.degree > 0).view(-1, *ones), out, torch.zeros_like(out))
 
 
 class Var:
@@ -100,14 +109,29 @@ class Var:
         return Mean().reduce((messages - mean[index.plain]).square(), index)
 
 
-class Std:
+class Composed:
+    """Base of aggregators that are made of others."""
+
+    parts: Sequence[Aggregator]
+
+    def compose(self, found: Sequence[Tensor], degree: Tensor) -> Tensor:
+        """What the results of the parts, each [N, ...], amount to; `degree` [N] is the number of messages."""
+        raise NotImplementedError
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return self.compose([part.reduce(messages, index) for part in self.parts], index.degree)
+
+
+class Std(Composed):
     """Standard deviation, `sqrt(var + eps) - sqrt(eps)`: zero for equal messages, with a finite gradient there."""
+
+    parts = (Var(),)
 
     def __init__(self, eps: float = 1e-5) -> None:
         self.eps = eps
 
-    def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        return (Var().reduce(messages, index) + self.eps).sqrt() - self.eps**0.5
+    def compose(self, found: Sequence[Tensor], degree: Tensor) -> Tensor:
+        return (found[0] + self.eps).sqrt() - self.eps**0.5
 
 
 class Softmax(nn.Module):
@@ -159,7 +183,7 @@ class Median:
         return out.masked_fill(nan, torch.nan)
 
 
-class PNA(nn.Module):
+class PNA(Composed, nn.Module):
     """Several aggregators, each scaled by several functions of the degree, side by side: [N, ..., A * S * F].
 
     Scalers (Corso et al. 2020, eq. 5): "identity", "amplification" `log(d + 1) / delta`, "attenuation"
@@ -178,24 +202,25 @@ class PNA(nn.Module):
         for name in scalers:
             if name not in known:
                 raise ValueError(f"there is no degree scaler {name!r}; there are {', '.join(known)}")
-        self.aggregators = [aggregator(a) for a in aggregators]
-        self.learned = nn.ModuleList(a for a in self.aggregators if isinstance(a, nn.Module))
+        self.parts = [aggregator(a) for a in aggregators]
+        self.learned = nn.ModuleList(a for a in self.parts if isinstance(a, nn.Module))
         if average_log_degree is not None and average_log_degree <= 0:
             raise ValueError(f"average_log_degree must be positive; got {average_log_degree}")
         self.scalers = tuple(scalers)
         self.average_log_degree = average_log_degree
 
-    def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        found = torch.cat([a.reduce(messages, index) for a in self.aggregators], -1)
-        log_degree = (index.degree + 1).to(found.dtype).log()
+    def compose(self, found: Sequence[Tensor], degree: Tensor) -> Tensor:
+        side_by_side = torch.cat(list(found), -1)
+        log_degree = (degree + 1).to(side_by_side.dtype).log()
+        mean = log_degree.mean()  # zero without edges, NaN without nodes
         given = self.average_log_degree
-        delta: Tensor | float = given if given is not None else log_degree.mean() if index.numel() else 1.0
+        delta = torch.where(mean > 0, mean, torch.ones_like(mean)) if given is None else given
         factors = {
             "identity": torch.ones_like(log_degree),
             "amplification": log_degree / delta,
             "attenuation": delta / log_degree.clamp(min=0.6931471805599453),
         }
-        return torch.cat([found * _per_row(factors[name], found) for name in self.scalers], -1)
+        return torch.cat([side_by_side * _per_row(factors[name], side_by_side) for name in self.scalers], -1)
 
 
 class Diffusion:

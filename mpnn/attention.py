@@ -9,9 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mpnn.graph import Graph
 from mpnn.position import Position
@@ -268,32 +271,38 @@ def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtyp
 
 
 class Kernel(Attention):
-    """Performer's attention (Choromanski et al. 2021): weights are products of positive features, so that sums over
-    sources could be taken before any destination is known.
+    """Linear attention: weights are products of positive features, so that sums over sources can be taken before any
+    destination is known; over complete and causal graphs the cost is linear in the nodes.
 
-        phi(x) = exp(omega x - |x|^2 / 2) / sqrt(features),   omega random and orthogonal in blocks
-        w_ij = <phi(W_Q h_i / D^(1/4)), phi(W_K h_j / D^(1/4))>,   m_i = W_O || _h ( sum_j w_ij W_V h_j / sum_j w_ij )
+        w_ij = <phi(W_Q h_i), phi(W_K h_j)>,   m_i = W_O || _h ( sum_j w_ij W_V h_j / sum_j w_ij )
 
-    In expectation these are softmax's weights (lemma 1). The sum of weights travels as one more value; weights that
-    are asked for come without it, each row up to a factor.
+    With a number of `features`, Performer's (Choromanski et al. 2021), softmax's weights in expectation (lemma 1):
+
+        phi(x) = exp(omega x - |x|^2 / 2) / sqrt(features) of x / D^(1/4),   omega random and orthogonal in blocks
+
+    With "elu", those of Katharopoulos et al. 2020 (eq. 7): phi(x) = elu(x) + 1, as many features as a head is wide.
+    The sum of weights travels as one more value; weights that are asked for come without it, each row up to a factor.
 
     Args:
-        dim: width of the features, a multiple of `heads`. features: how many random directions; more are closer to
-            softmax. bias: whether the four maps have biases. seed: of the directions, which are saved with the module.
+        dim: width of the features, a multiple of `heads`. features: how many random directions, more being closer to
+            softmax; or "elu". bias: whether the four maps have biases. seed: of the directions, which are saved with
+            the module.
     """
 
     normalize = "none"
-    directions: Tensor
+    directions: Tensor | None
 
-    def __init__(self, dim: int, heads: int, *, features: int = 256, bias: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, dim: int, heads: int, *, features: int | Literal["elu"] = 256, bias: bool = True, seed: int = 0
+    ) -> None:
         super().__init__()
         if heads < 1 or dim % heads:
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
-        if features < 1:
-            raise ValueError(f"features must be at least 1; got {features}")
+        if features != "elu" and (not isinstance(features, int) or features < 1):
+            raise ValueError(f'features must be at least 1, or "elu"; got {features!r}')
         self.heads, self.head_dim = heads, dim // heads
         self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(dim, dim, bias) for _ in range(4))
-        self.register_buffer("directions", _orthogonal(features, self.head_dim, seed))
+        self.register_buffer("directions", None if features == "elu" else _orthogonal(features, self.head_dim, seed))
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         query, key, value = (
@@ -311,11 +320,16 @@ class Kernel(Attention):
 
     def _features(self, x: Tensor, common: tuple[int, ...]) -> Tensor:
         """phi(x) [..., N, H, features] of x [..., N, H, D], up to a factor that is common to these dimensions."""
+        if self.directions is None:
+            return F.elu(x) + 1
         x = x * self.head_dim**-0.25
-        exponent = x @ self.directions.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
-        if exponent.numel():
-            exponent = exponent - exponent.detach().amax(common, keepdim=True)
-        return exponent.exp() * len(self.directions) ** -0.5
+        half = x.square().sum(-1, keepdim=True) / 2
+        exponent = x @ self.directions.to(x.dtype).T
+        if not exponent.numel():
+            return exponent
+        top = (exponent.detach().amax(-1, keepdim=True) - half.detach()).amax(common, keepdim=True)
+        # In place: the features are the largest tensor of a layer, and its room is taken once.
+        return exponent.sub_(half + top + log(len(self.directions)) / 2).exp_()
 
 
 def _orthogonal(count: int, dim: int, seed: int) -> Tensor:
@@ -350,7 +364,7 @@ class Typed(Attention):
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        by_class = graph.memo(("by class", self.relations), lambda: _by_class(graph, self.relations))
+        by_class = graph.derived(_by_class, self.relations, num_dst=graph.num_dst * self.relations)
         return Terms(src.unsqueeze(-2), graph=by_class)
 
     def merge(self, out: Tensor) -> Tensor:

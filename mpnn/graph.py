@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from mpnn import edges as edge_lists
-from mpnn import reach
+from mpnn import reach, reorder
 from mpnn.edges import CSR, built_once, sorted_by
+from mpnn.handles import Handled
 from mpnn.relation import Flipped, Relation, Table, as_relation
 from mpnn.runs import Ints, Runs, expand
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Graph:
+class Graph(Handled):
     """Destinations, sources and the edges between them.
 
     Made by `Topology.bind` and the builders in `mpnn.graphs`. `relation` is the rule that gives each edge its class
@@ -57,6 +58,7 @@ class Graph:
         self._moved: dict[torch.device, Graph] = {self.device: self}
         self._memo: dict[Hashable, Any] = {}
         self.kept: Tensor | None = None
+        self.order: Tensor | None = None
 
     # ------------------------------------------------------------------------------------------------ made from
 
@@ -194,9 +196,15 @@ class Graph:
     def memo(self, key: Hashable, build: Callable[[], T]) -> T:
         """What `build()` gave the first time for this graph and key: a place for whatever layers derive from it."""
         if key not in self._memo:
-            with torch.inference_mode(False):
+            recording = torch.is_grad_enabled()  # plans depend on it, and leaving inference mode turns it on
+            with torch.inference_mode(False), torch.set_grad_enabled(recording):
                 self._memo[key] = build()
         return self._memo[key]
+
+    def derived(self, build: Callable[..., Graph], *arguments: Hashable, num_dst: int) -> Graph:
+        """`build(graph, *arguments)`, made once: a graph of `num_dst` destinations over the same sources. Programs that
+        `torch.compile` traces go on without it, and make it when they run."""
+        return self.memo((build, arguments), lambda: build(self, *arguments))
 
     # ------------------------------------------------------------------------------------------------ new graphs
 
@@ -302,6 +310,22 @@ class Graph:
         graph.kept = kept
         return graph
 
+    def reordered(self, method: str = "rcm") -> Graph:
+        """The same graph, with an order in which kernels take its rows: those that hear the same follow each other.
+
+        Nothing else changes: nodes, edges and whatever is computed keep the caller's order. Worth it for large meshes
+        and road maps whose nodes are numbered at random; aggregation on CPU heeds it. The order is found once, here,
+        and kept in `order`, int64 [N].
+
+        Args:
+            method: "rcm" (reverse Cuthill-McKee: neighbours close together) or "degree" (rows that hear most first).
+        """
+        self._need_square("reordered")
+        src, dst = self.edge_index.cpu().numpy()
+        graph = self._copy()
+        graph.order = torch.from_numpy(reorder.order(src, dst, self.num_dst, method))
+        return graph
+
     def to(self, device: torch.device | str) -> Graph:
         """The graph on a device; moved once, then remembered."""
         device = _resolved(device)
@@ -359,6 +383,10 @@ class Graph:
         return f"Graph({named}{size}, {self.num_edges:,} edges)"
 
     # ------------------------------------------------------------------------------------------------ inside
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles do without what was derived, which need not be picklable."""
+        return {**super().__getstate__(), "_memo": {}}
 
     def _need_square(self, what: str) -> None:
         if self.num_dst != self.num_src:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from mpnn import check, ops
+from mpnn import check, eager, ops
 from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, Sum, aggregator
 from mpnn.attention import Attention, Degree, Terms
 from mpnn.graph import Graph
@@ -144,6 +145,8 @@ class MessagePassing(nn.Module):
             raise ValueError("this operator was made without a graph; give one with the call: op(x, graph=...)")
         num_dst, num_src = x.shape[-2], source.shape[-2]
         if isinstance(given, Topology):
+            if torch.compiler.is_compiling():
+                return ops.outline(given, num_dst, num_src, x.device)
             return given.bind(num_dst, num_src).to(x.device)
         check.device(given, x)
         if (given.num_dst, given.num_src) != (num_dst, num_src):
@@ -151,12 +154,12 @@ class MessagePassing(nn.Module):
                 f"the graph has {given.num_dst} destinations and {given.num_src} sources, but the features have "
                 f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"
             )
-        return given
+        return ops.outline(given, num_dst, num_src, x.device) if torch.compiler.is_compiling() else given
 
 
 def _diffuse(request: Request, diffusion: Diffusion, backend: str) -> tuple[Tensor, Tensor | None]:
     """Weights once, then several rounds with the same ones."""
-    request = ops.checked(request)
+    request = eager.checked(request)
     graph, alpha = request.graph, diffusion.alpha
     if not request.weighted:
         raise ValueError("Diffusion spreads attention weights; give the operator an attention")

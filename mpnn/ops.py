@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpnn import check, random
-from mpnn.aggregate import aggregator
+from mpnn import check, eager
+from mpnn.aggregate import SUM, aggregator
 from mpnn.graph import Graph
-from mpnn.plan import choose
 from mpnn.scores import Dot, Lookup, PerEdge, Request
+from mpnn.topology import Topology
 
 
 def attend(
@@ -50,6 +48,7 @@ def attend(
     Raises:
         ValueError, TypeError: shapes, types or devices that do not fit together, or a backend that refuses.
     """
+    graph = _traced(graph, value)
     if scale is None:
         scale = max(query.shape[-1], 1) ** -0.5
     request = Request(
@@ -59,6 +58,7 @@ def attend(
         bias=() if bias is None else (bias,),
         normalize=normalize,
         dropout=dropout,
+        reduce=SUM,
         return_weights=return_weights,
     )
     out, weights = run(request, backend)
@@ -83,13 +83,14 @@ def aggregate(
     Returns:
         [..., N_dst, F] (aggregators that give more than one number per feature widen F). Zeros where nobody is heard.
     """
+    graph = _traced(graph, x)
     check.features("x", x, "sources", 1, graph)
     bias: tuple[PerEdge, ...] = ()
     if weight is not None:
         if weight.shape not in ((graph.num_edges,), (graph.num_edges, 1)):
             raise ValueError(f"weight must have shape [{graph.num_edges}], one for each edge; got {list(weight.shape)}")
         bias = (weight.view(-1, 1),)
-    request = Request(graph, x.unsqueeze(-2), bias=bias, normalize="none", reduce=aggregator(reduce))
+    request = Request(graph, x.unsqueeze(-2), bias=bias, normalize="none", reduce=_aggregator(reduce))
     return run(request, backend)[0].squeeze(-2)
 
 
@@ -98,20 +99,28 @@ def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]
 
     The features' type decides how it is computed; autocast, which acts on the maps around it, ends here.
     """
-    request = checked(request)
-    device = request.value.device.type
-    outside = torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
-    with outside:
-        return choose(request, backend).run(request)
+    if torch.compiler.is_compiling():
+        from mpnn import compiled
+
+        return compiled.run(request, backend)
+    return eager.run(request, backend)
 
 
-def checked(request: Request) -> Request:
-    """The request, made sure of everything that backends rely on, with a dropout seed if it needs one.
+def outline(given: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
+    """What stands for a graph of this size in a program that `torch.compile` traces."""
+    from mpnn import compiled  # on request, as it imports torch's compiler: a second's work
 
-    Raises:
-        ValueError, TypeError: naming what does not fit.
-    """
-    check.request(request)
-    if request.dropout and request.seed is None:
-        return replace(request, seed=random.new_seed(request.value.device))
-    return request
+    return compiled.outline(given, num_dst, num_src, device)
+
+
+def _traced(graph: Graph, x: Tensor) -> Graph:
+    """The graph, or what stands for it while a program is traced."""
+    return outline(graph, graph.num_dst, graph.num_src, x.device) if torch.compiler.is_compiling() else graph
+
+
+def _aggregator(given: str | Any | Callable[..., Tensor]) -> Any:
+    if torch.compiler.is_compiling():
+        from mpnn import compiled
+
+        return compiled.aggregator_of(given)
+    return aggregator(given)

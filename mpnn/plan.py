@@ -99,6 +99,8 @@ def _describe_graph(request: Request) -> str:
     text = f"{graph!r}, {graph.num_edges / pairs:.2%} of all pairs"
     if graph.is_explicit:
         return text
+    if graph.labels is not None and (cliques := sum(map(len, graph.cliques))) > 1:
+        return f"{text}, {cliques:,} cliques"
     return f"{text}, {len(graph.runs.start):,} runs"
 
 

@@ -22,9 +22,13 @@ def new_seed(device: torch.device) -> Tensor:
 
 def keep(seed: Tensor, stream: Tensor, dst: Tensor, src: Tensor, p: float) -> Tensor:
     """True with probability 1 - p, for each broadcast (stream, dst, src) of int64."""
-    key = seed.int() ^ mix((seed >> 32).int())
-    row = mix(mix(key ^ stream.int()) ^ dst.int())
+    row = mix(keys(seed, stream) ^ dst.int())
     return _shifted(mix(row ^ src.int()), 32 - _BITS) >= round(p * (1 << _BITS))
+
+
+def keys(seed: Tensor, stream: Tensor) -> Tensor:
+    """What a seed makes of the streams' numbers, int32: the part of `keep` that all edges share."""
+    return mix(seed.int() ^ mix((seed >> 32).int()) ^ stream.int())
 
 
 def mix(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ Layers build these from their weights; backends run them; neither knows the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -158,5 +158,28 @@ class Request:
         return [p.table if isinstance(p, Lookup) else p for p in parts if isinstance(p, (Tensor, Lookup))]
 
     @property
+    def signature(self) -> tuple[Hashable, ...]:
+        """All that checks and plans depend on besides the graph: shapes, types, devices and options; no numbers."""
+        fields = () if self.score is None else self.score.__dataclass_fields__
+        score = (getattr(self.score, name) for name in fields)
+        numbers = (self.value, self.edge_value, *self.bias, *score)
+        options = (self.normalize, self.dropout, self.return_weights, self.needs_grad, len(self.bias))
+        return (*map(_form, numbers), *options, type(self.score).__name__, _aggregator_form(self.reduce))
+
+    @property
     def needs_grad(self) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
+
+
+def _form(x: object) -> Hashable:
+    if isinstance(x, Tensor):
+        return x.shape, x.dtype, x.device
+    if isinstance(x, Lookup):
+        return x.table.shape, x.table.dtype, x.table.device, x.relation
+    return x if isinstance(x, Hashable) else id(x)
+
+
+def _aggregator_form(x: object) -> Hashable:
+    """What decides who can run an aggregator: its type, what it states of itself, and what it is made of."""
+    stated = tuple(getattr(x, name, None) is not None for name in ("combine", "identity", "gradient"))
+    return type(x), stated, tuple(map(_aggregator_form, getattr(x, "parts", ())))

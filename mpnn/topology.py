@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.handles import Handled
 from mpnn.relation import Relation, as_relation
 from mpnn.runs import Runs
 
@@ -33,7 +34,7 @@ _ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
 }
 
 
-class Topology(ABC):
+class Topology(Handled, ABC):
     """A rule without a size; `bind` makes it a graph."""
 
     @staticmethod

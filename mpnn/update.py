@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from mpnn.dropout import Dropout
+
 
 class Update(nn.Module):
     """`y_i = update(x_i, m_i)`; `prepare` is applied to x before attention sees it."""
@@ -99,7 +101,7 @@ class PreNorm(Update):
         super().__init__()
         self.norm, self.ffn = norm(dim), ffn
         self.ffn_norm = None if ffn is None else norm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def prepare(self, x: Tensor) -> Tensor:
         return self.norm(x)
@@ -130,7 +132,7 @@ class PostNorm(Update):
         super().__init__()
         self.norm, self.ffn = norm(dim), ffn
         self.ffn_norm = None if ffn is None else norm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         z = self.norm(x + self.dropout(message))
@@ -151,7 +153,7 @@ class MLP(nn.Sequential):
         dropout: float = 0.0,
     ) -> None:
         hidden = out_dim if hidden is None else hidden
-        super().__init__(nn.Linear(in_dim, hidden), activation(), nn.Dropout(dropout), nn.Linear(hidden, out_dim))
+        super().__init__(nn.Linear(in_dim, hidden), activation(), Dropout(dropout), nn.Linear(hidden, out_dim))
 
 
 class FeedForward(MLP):

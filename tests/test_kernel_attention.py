@@ -1,11 +1,15 @@
-"""Performer's attention: the formula, what it approximates, and rows that hear nobody."""
+"""Linear attention layers: Performer's, elu(x) + 1 and Linformer, against the papers' formulas."""
+
+import math
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from mpnn import MessagePassing, graphs
+from mpnn import MessagePassing, explain, graphs
 from mpnn.attention import Kernel
+from mpnn.models import Linformer
 
 
 def projected(spec: Kernel, x: Tensor) -> list[Tensor]:
@@ -29,22 +33,39 @@ def test_is_the_formula(topology: object) -> None:
     torch.testing.assert_close(MessagePassing(topology, "sum", None, spec)(x), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_comes_closer_to_softmax_with_more_features() -> None:
-    x = torch.randn(40, 16, dtype=torch.float64)
-    errors = []
-    for features in (16, 128, 1024):
+@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.window(2)], ids=str)
+def test_elu_is_the_formula(topology: object) -> None:
+    spec, x = Kernel(12, 3, features="elu").double(), torch.randn(9, 12, dtype=torch.float64)
+    query, key, value = projected(spec, x)
+    weights = ((F.elu(query) + 1) @ (F.elu(key) + 1).mT) * topology.bind(9).dense()
+    heard = (weights / weights.sum(-1, keepdim=True)) @ value
+    expected = spec.to_out(heard.transpose(0, 1).flatten(1))
+    torch.testing.assert_close(MessagePassing(topology, "sum", None, spec)(x), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_its_error_falls_with_the_square_root_of_the_number_of_features() -> None:
+    """The features are a mean over random directions, so the squared error against softmax is about c / features.
+
+    Inputs are small: exp(omega x) of large ones has so heavy a tail that a mean of a thousand is far from its limit.
+    """
+    x, seeds, counts = 0.5 * torch.randn(40, 16, dtype=torch.float64), 60, (64, 1024)
+    mean, deviation = [], []
+    for features in counts:
         found = []
-        for seed in range(8):
-            torch.manual_seed(1)
+        for seed in range(seeds):
+            torch.manual_seed(1)  # the same maps for every draw of directions
             spec = Kernel(16, 2, features=features, seed=seed).double()
             query, key, value = projected(spec, x)
             exact = (query @ key.mT / 8**0.5).softmax(-1) @ value
             exact = spec.to_out(exact.transpose(0, 1).flatten(1))
-            op = MessagePassing(graphs.complete(), "sum", None, spec, backend="dense")
-            found.append((op(x) - exact).square().mean())
-        errors.append(torch.stack(found).mean().sqrt().item())
-    # the error of a mean of independent terms falls with the square root of their number: by 2.8 from one to the next
-    assert errors[0] > 1.8 * errors[1] > 1.8**2 * errors[2]
+            found.append((MessagePassing(graphs.complete(), "sum", None, spec)(x) - exact).square().mean().detach())
+        mean.append(torch.stack(found).mean())
+        deviation.append(torch.stack(found).std() / mean[-1] / seeds**0.5)  # of the logarithm of the mean
+    span = math.log(counts[1] / counts[0])
+    slope = (mean[1] / mean[0]).log() / span
+    uncertain = torch.stack(deviation).norm() / span
+    assert uncertain < 0.05
+    assert abs(slope + 1) < 4 * uncertain
 
 
 def test_directions_are_orthogonal_in_blocks_and_follow_the_seed() -> None:
@@ -66,6 +87,64 @@ def test_large_features_do_not_overflow_and_empty_rows_give_the_output_bias() ->
     torch.testing.assert_close(out[:, 0], spec.to_out.bias.expand(2, 8))
 
 
-def test_gradients() -> None:
-    op = MessagePassing(graphs.causal(), "sum", None, Kernel(4, 2, features=5).double())
+@pytest.mark.parametrize("features", [5, "elu"])
+def test_gradients(features: object) -> None:
+    op = MessagePassing(graphs.causal(), "sum", None, Kernel(4, 2, features=features).double())
     assert torch.autograd.gradcheck(op, torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True))
+
+
+@pytest.mark.parametrize("features", [0, -3, "relu", 2.5])
+def test_a_wrong_kind_of_features_is_named(features: object) -> None:
+    with pytest.raises(ValueError, match='features must be at least 1, or "elu"; got'):
+        Kernel(4, 2, features=features)
+
+
+# ---------------------------------------------------------------------------------------- Linformer
+
+
+@pytest.mark.parametrize(("n", "sources"), [(11, 11), (7, 7), (5, 9)], ids=str)
+def test_linformer_is_the_formula(n: int, sources: int) -> None:
+    spec = Linformer(12, 3, length=11, landmarks=4).double()
+    x, source = (torch.randn(2, m, 12, dtype=torch.float64) for m in (n, sources))
+    by_key, by_value = spec.mix_keys[:, :sources], spec.mix_values[:, :sources]
+    heads = []
+    for h in range(3):
+        rows = slice(4 * h, 4 * h + 4)
+        query = x @ spec.to_query.weight[rows].T + spec.to_query.bias[rows]
+        key = by_key @ source @ spec.to_key.weight[rows].T + spec.to_key.bias[rows]
+        value = by_value @ source @ spec.to_value.weight[rows].T + spec.to_value.bias[rows]
+        heads.append((query @ key.mT / 4**0.5).softmax(-1) @ value)
+    op = MessagePassing(graphs.complete(), "sum", None, spec)
+    torch.testing.assert_close(op(x, source=source), spec.to_out(torch.cat(heads, -1)), rtol=1e-10, atol=1e-10)
+
+
+def test_linformer_gradients() -> None:
+    op = MessagePassing(graphs.complete(), "sum", None, Linformer(4, 2, length=6, landmarks=3).double())
+    x = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
+    parameters = dict(op.named_parameters())
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(op, dict(zip(parameters, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(run, (x, *parameters.values()))
+
+
+def test_linformer_writes_out_no_square(capsys: pytest.CaptureFixture[str]) -> None:
+    op = MessagePassing(graphs.complete(), "sum", None, Linformer(16, 2, length=4096, landmarks=8))
+    out, weights = op(torch.randn(4096, 16), return_weights=True)
+    assert out.shape == (4096, 16)
+    assert weights.shape == (4096 * 8, 2)
+    torch.testing.assert_close(weights.view(4096, 8, 2).sum(1), torch.ones(4096, 2))
+    assert "4,096 x 8, 32,768 edges" in str(explain(op, torch.randn(4096, 16)))
+
+
+def test_linformer_says_what_it_cannot() -> None:
+    x = torch.randn(6, 4)
+    with pytest.raises(ValueError, match=r"it needs complete\(\)"):
+        MessagePassing(graphs.causal(), "sum", None, Linformer(4, 2, length=6))(x)
+    with pytest.raises(ValueError, match="got 6 sources, but this Linformer was made with length=5"):
+        MessagePassing(graphs.complete(), "sum", None, Linformer(4, 2, length=5))(x)
+    with pytest.raises(ValueError, match="3 heads do not divide a width of 4"):
+        Linformer(4, 3, length=6)
+    with pytest.raises(ValueError, match="must be at least 1; got 6 and 0"):
+        Linformer(4, 2, length=6, landmarks=0)

@@ -78,7 +78,7 @@ def test_what_is_explained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_the_choice_is_sensible_where_it_is_clear(grad: bool) -> None:
-    """Cases in which one is several times as fast as the other; `benchmarks/plan_check.py` has the measurements."""
+    """Cases in which one is several times as fast as the other; `benchmarks/fit.py` has such cases."""
     by_pairs = [(graphs.complete(), 1024), (graphs.causal(), 1024), (graphs.documents([512] * 8), 4096)]
     by_edges = [(graphs.identity(), 4096), (graphs.window(2), 4096)]
     for topology, n in by_pairs:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from mpnn import random
 from mpnn.aggregate import Sum
-from mpnn.backends.estimate import Estimate
+from mpnn.backends.estimate import Estimate, both_ways, priced
 from mpnn.graph import Graph
 from mpnn.scores import Dot, Lookup, PerEdge, Request
 
@@ -49,37 +49,54 @@ def supports(request: Request) -> str | None:
     return None
 
 
-def estimate(request: Request) -> Estimate:
-    """Constants from `benchmarks/plan_check.py`, nanoseconds of one core for each pair and head."""
+def counts(request: Request) -> dict[str, float]:
+    """Pairs, for each head, by what is done with them, and the copies that cliques take."""
     graph, width = request.graph, request.value.shape[-1]
     heads = request.batch.numel() * request.heads
-    by_cliques, written, bias = _by_cliques(request), _written_out(request), bool(request.bias)
-    masked = not by_cliques and not _is_plain_shape(graph)
-    pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
+    by_cliques, written = _by_cliques(request), _written_out(request)
+    pairs = float(heads * (graph.num_edges if by_cliques else graph.num_dst * graph.num_src))
+    found = {"call": 1.0}
+    if request.bias:
+        found["biased pair"] = pairs
+    if not by_cliques and not _is_plain_shape(graph):
+        found["masked pair"] = pairs
     if written:
-        each, passes = 9 + 5 * bool(request.dropout) + 0.05 * width, 2.2
+        found |= {"written pair": pairs, "written number": pairs * width}
+        if request.dropout:
+            found["dropped pair"] = pairs
     else:
-        narrow_on_cpu = request.value.dtype != request.wide and graph.device.type == "cpu"
-        each, passes = 1.2 + 0.055 * width, 13.0 if narrow_on_cpu else 3.4
-        each *= 3 if request.value.dtype == torch.float64 else 1
-        if graph.runs.is_causal and not bias:
-            each *= 0.5 + min(0.5, 256 / max(graph.num_src, 1))  # blocks of sources on the diagonal are computed whole
-    copies = (3 + 2 * bool(request.dropout) + 1.5 * request.needs_grad) * written + 1.7 * bias
-    passes = passes if request.needs_grad else 1.0
-    nanoseconds = 1.5e5 * passes + pairs * heads * (passes * (each + 0.3 * masked) + 6 * bias)
-    gathered = 4 * graph.num_dst * heads * width * by_cliques
+        narrow = request.value.dtype != request.wide and graph.device.type == "cpu"
+        kind = "double " if request.wide == torch.float64 else "narrow " * narrow
+        if not by_cliques and not request.bias and _is_plain_shape(graph) and not _is_complete(graph):
+            pairs *= 0.5 + min(0.5, 256 / max(graph.num_src, 1))  # blocks of sources on the diagonal are computed whole
+        found |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
     if by_cliques:
-        nanoseconds += passes * (gathered + sum(1e5 + 400 * len(members) * heads for members in graph.cliques))
+        found |= {"clique size": float(len(graph.cliques)), "clique": float(heads * sum(map(len, graph.cliques)))}
+        found["clique number"] = float(graph.num_dst * heads * width)
+    return both_ways(found, request.needs_grad)
+
+
+def estimate(request: Request) -> Estimate:
+    graph, heads = request.graph, request.batch.numel() * request.heads
+    by_cliques, written = _by_cliques(request), _written_out(request)
+    pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
+    copies = (3 + 2 * bool(request.dropout) + 1.5 * request.needs_grad) * written + 1.7 * bool(request.bias)
+    gathered = 4 * graph.num_dst * heads * request.value.shape[-1] * by_cliques
+    masked = not by_cliques and not _is_plain_shape(graph)
     size = (pairs * heads * copies + gathered) * torch.finfo(request.wide).bits / 8 + 5 * pairs * masked
-    return Estimate(nanoseconds * 1e-9, size)
+    return priced(NAME, counts(request), size)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     score, graph = request.score, request.graph
     assert isinstance(score, Dot)
     features = score.query, score.key, request.value
+    if _is_plain_shape(graph) and not request.bias and not _written_out(request):
+        q, k, v = (x.transpose(-3, -2) for x in features)
+        return _sdpa(q, k, v, score.scale, None, not _is_complete(graph)).transpose(-3, -2), None
     if not _by_cliques(request):
-        out, weights = _run_block(request, _whole(graph), *(x.unsqueeze(-4) for x in features))
+        block = graph.memo("dense block", lambda: _whole(graph))
+        out, weights = _run_block(request, block, *(x.unsqueeze(-4) for x in features))
         if request.return_weights and weights is not None:
             src, dst = graph.edge_index
             return out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1)
@@ -123,15 +140,11 @@ class _Block:
 def _whole(graph: Graph) -> _Block:
     dst, src = (torch.arange(n, device=graph.device)[None] for n in (graph.num_dst, graph.num_src))
     if _is_plain_shape(graph):
-        return _Block(dst, src, causal=not graph.runs.is_complete)
+        return _Block(dst, src, causal=not _is_complete(graph))
 
-    def masks() -> tuple[Tensor, Tensor | None]:
-        allowed = graph.dense()
-        silent = ~allowed.any(1)
-        return (allowed | silent[:, None], silent) if bool(silent.any()) else (allowed, None)
-
-    allowed, silent = graph.memo("dense mask", masks)
-    return _Block(dst, src, allowed, silent)
+    allowed = graph.dense()
+    silent = ~allowed.any(1)
+    return _Block(dst, src, allowed | silent[:, None], silent) if bool(silent.any()) else _Block(dst, src, allowed)
 
 
 def _run_block(request: Request, block: _Block, *features: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -154,11 +167,12 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, ca
     batch = q.shape[:-3]
     if mask is not None and (mask.dim() > 4 or mask.shape[0] > 1):
         mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
-    q, k, v = (x.flatten(0, -4) for x in (q, k, v))
+    if len(batch) != 1:
+        q, k, v = (x.flatten(0, -4) if batch else x.unsqueeze(0) for x in (q, k, v))
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-    return out.view(*batch, *out.shape[1:])
+    return out if len(batch) == 1 else out.view(*batch, *out.shape[1:])
 
 
 def _write_out(
@@ -223,13 +237,21 @@ def _mask(bias: Tensor | None, block: _Block) -> Tensor | None:
 
 
 def _is_plain_shape(graph: Graph) -> bool:
-    return graph.runs.is_complete or graph.runs.is_causal
+    return _is_complete(graph) or (graph.labels is None and graph.runs.is_causal)
+
+
+def _is_complete(graph: Graph) -> bool:
+    """Asked of the labels of cliques, so that their runs, of which there are many, need not be built."""
+    labels = graph.labels
+    if labels is None:
+        return graph.runs.is_complete
+    return graph.memo("one clique", lambda: bool((labels == labels[:1]).all()))
 
 
 def _by_cliques(request: Request) -> bool:
     """Whether to run clique by clique: several of them, and nothing that is told edge by edge."""
     graph = request.graph
-    if graph.labels is None or graph.runs.is_complete or request.return_weights:
+    if graph.labels is None or _is_complete(graph) or request.return_weights:
         return False
     return all(isinstance(b, Lookup) and b.relation is not None for b in request.bias)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mpnn import random
 from mpnn.aggregate import Index, segment_softmax
-from mpnn.backends.estimate import Estimate
+from mpnn.backends.estimate import Estimate, both_ways, priced
 from mpnn.edges import CSR
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, Lookup, PerEdge, Request
 
@@ -21,19 +21,27 @@ def supports(request: Request) -> str | None:
     return None
 
 
-def estimate(request: Request) -> Estimate:
-    """Constants from `benchmarks/plan_check.py`, nanoseconds of one core."""
-    edges = request.graph.num_edges * request.batch.numel() * request.heads
-    numbers, element = edges * request.value.shape[-1], torch.finfo(request.wide).bits // 8
-    passes = 2.2 if request.needs_grad else 1.0
-    # Tensors beyond 32 MB come fresh from the operating system each time, and are paid for page by page.
-    pages = float(element) if numbers * element * passes > 1 << 25 else 1.0
+def counts(request: Request) -> dict[str, float]:
+    """Edges and numbers on them, by what is done with them."""
+    edges = float(request.graph.num_edges * request.batch.numel() * request.heads)
+    numbers = edges * request.value.shape[-1]
     if not request.weighted:
-        return Estimate(1e-9 * passes * (5e4 + numbers * pages), numbers * element * 2)
-    on_edge = 30 + 40 * bool(request.dropout)
-    on_number = 3.4 if isinstance(request.score, Dot) else 2.0
-    size = numbers * element * (4 if passes == 1.0 else 6)
-    return Estimate(1e-9 * passes * (2e5 + edges * on_edge + numbers * on_number * pages), size)
+        found = {"sum": 1.0, "summed number": numbers}
+    else:
+        kind = "dot" if isinstance(request.score, Dot) else "weighted"
+        found = {"call": 1.0, "edge": edges, f"{kind} number": numbers}
+        if request.dropout:
+            found["dropped edge"] = edges
+    if numbers * torch.finfo(request.wide).bits / 8 > 1 << 24:
+        # Large tensors come fresh from the operating system each time, and are paid for page by page.
+        found["fresh number"] = numbers * torch.finfo(request.wide).bits / 32
+    return both_ways(found, request.needs_grad)
+
+
+def estimate(request: Request) -> Estimate:
+    numbers = request.graph.num_edges * request.batch.numel() * request.heads * request.value.shape[-1]
+    tensors = (6 if request.needs_grad else 4) if request.weighted else 2
+    return priced(NAME, counts(request), numbers * tensors * torch.finfo(request.wide).bits / 8)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:

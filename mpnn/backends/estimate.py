@@ -1,8 +1,18 @@
-"""What a backend says about a request before running it."""
+"""What a backend says about a request before running it: how often it does what, priced by measured costs.
+
+A backend counts its work (`counts(request)`: pairs, edges, numbers, calls), and `costs.json` says how many nanoseconds
+of one processor core each of these takes. `python -m benchmarks fit` measures them anew.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+Counts = Mapping[str, float]
 
 
 class Estimate(NamedTuple):
@@ -10,3 +20,21 @@ class Estimate(NamedTuple):
 
     seconds: float
     bytes: float
+
+
+def priced(backend: str, counts: Counts, size: float) -> Estimate:
+    """The estimate of work so counted."""
+    costs = table()["nanoseconds"][backend]
+    return Estimate(1e-9 * sum(costs[what] * n for what, n in counts.items()), size)
+
+
+def both_ways(counts: Counts, needs_grad: bool) -> dict[str, float]:
+    """The same work again, under names of its own, for the backward pass."""
+    return {**counts, **{f"{what}, back": n for what, n in counts.items()}} if needs_grad else dict(counts)
+
+
+@cache
+def table() -> dict[str, Any]:
+    """Nanoseconds by backend and kind of work, and what they were measured on."""
+    found: dict[str, Any] = json.loads((files("mpnn.backends") / "costs.json").read_text())
+    return found

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum
-from mpnn.backends.estimate import Estimate
+from mpnn.backends.estimate import Estimate, both_ways, priced
 from mpnn.scores import Lookup, Request
 
 NAME = "scatter"
@@ -42,9 +42,13 @@ def _installed() -> bool:
     return all(find_spec(name) is not None for name in ("torch_sparse", "torch_scatter"))
 
 
-def estimate(request: Request) -> Estimate:
+def counts(request: Request) -> dict[str, float]:
     numbers = request.graph.num_edges * request.batch.numel() * request.value.shape[-2:].numel()
-    return Estimate(1e-4 + 1.1e-9 * numbers * (2.5 if request.needs_grad else 1), 0.0)
+    return both_ways({"call": 1.0, "number": float(numbers)}, request.needs_grad)
+
+
+def estimate(request: Request) -> Estimate:
+    return priced(NAME, counts(request), 0.0)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:

@@ -6,6 +6,7 @@ from mpnn.models.gat import GAT
 from mpnn.models.gcn import GCN
 from mpnn.models.gin import GIN
 from mpnn.models.gpt import GPT
+from mpnn.models.linformer import Linformer
 from mpnn.models.sage import GraphSAGE
 
-__all__ = ["GAT", "GCN", "GIN", "GPT", "Bert", "BertConfig", "GraphSAGE", "from_hf"]
+__all__ = ["GAT", "GCN", "GIN", "GPT", "Bert", "BertConfig", "GraphSAGE", "Linformer", "from_hf"]

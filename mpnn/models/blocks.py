@@ -8,6 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from mpnn.dropout import Dropout
+
 Norm = Callable[[int], nn.Module]
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -36,7 +38,7 @@ class Embeddings(nn.Module):
         self.token = nn.Embedding(tokens, dim, padding_idx=pad)
         self.position = nn.Embedding(positions, dim)
         self.token_type = nn.Embedding(types, dim)
-        self.norm, self.dropout = norm(dim), nn.Dropout(dropout)
+        self.norm, self.dropout = norm(dim), Dropout(dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         """[..., dim] from integers [...]; `tokens` may also be vectors [..., dim] that stand in their place.

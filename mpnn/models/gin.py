@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mpnn import ops
+from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
 from mpnn.models.stack import Stack
@@ -43,7 +44,7 @@ class GIN(Stack):
         widths = [in_dim] + [hidden] * layers
         super().__init__(MessagePassing(graph, "sum", Add(_mlp(d, hidden), learn_eps=learn_eps)) for d in widths[:-1])
         self.heads = nn.ModuleList(nn.Linear(d, classes) for d in widths)
-        self.head_dropout = nn.Dropout(dropout)
+        self.head_dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None) -> Tensor:
         """x [N, in_dim] -> logits [N, classes]; or [G, classes] with `pool`, a graph of N sources and G destinations

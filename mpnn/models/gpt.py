@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn.attention import DotProduct
+from mpnn.dropout import Dropout
 from mpnn.graphs import causal
 from mpnn.message_passing import MessagePassing
 from mpnn.models.blocks import looked_up
@@ -51,7 +52,7 @@ class GPT(nn.Module):
         self.context = context
         self.token = nn.Embedding(vocabulary, dim)
         self.position = nn.Embedding(context, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(
             MessagePassing(
                 graph, "sum", PreNorm(dim, FeedForward(dim), dropout=dropout), DotProduct(dim, heads, dropout=dropout)

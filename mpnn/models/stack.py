@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
 from mpnn.topology import Topology
@@ -33,15 +32,3 @@ class Stack(nn.Module):
         for layer in self.layers:
             x = layer(self.dropout(x), graph)
         return x
-
-
-class Dropout(nn.Dropout):
-    """Dropout that draws only for the stored numbers of sparse features: bags of words are nearly all zeros, and to
-    draw for those takes longer than all the rest of a training step."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not x.is_sparse:
-            return super().forward(x)
-        x = x.coalesce()
-        kept = F.dropout(x.values(), self.p, self.training)
-        return torch.sparse_coo_tensor(x.indices(), kept, x.shape, is_coalesced=True, check_invariants=False)

@@ -1,29 +1,27 @@
-"""Does the plan choose the faster backend? Measures every backend on a range of graphs and compares with the estimates.
+"""What a backend's work costs, measured, and what the plan makes of it.
 
-    python benchmarks/plan_check.py [--threads 2] [--seconds 0.3] [--only window]
-
-One row for each case: milliseconds measured (estimated) for each backend, the plan's choice, and how many times the
-fastest the choice takes. Outputs are compared before anything is timed. With one thread it is the processor's time
-that is measured, so that other work on the machine does not matter.
+Every backend that can runs a range of requests, all in turns, on one thread and by the processor's time, so that other
+work on the machine matters little; outputs are compared before anything is timed. The prices of each backend's counts
+are those that come nearest to its times, none of them negative, each case weighing alike.
 """
 
 from __future__ import annotations
 
-import argparse
-import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from scipy.optimize import nnls
 
-import mpnn
 from mpnn import graphs, random
 from mpnn.backends import BACKENDS
+from mpnn.backends.estimate import priced, table
 from mpnn.graph import Graph
-from mpnn.plan import choose
 from mpnn.relation import Offset
-from mpnn.scores import AdditiveScore, Dot, LeakyReLU, Lookup, Request
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, Request
 
 
 def dot(graph: Graph, batch: int = 1, heads: int = 4, width: int = 32, kv_heads: int | None = None) -> Request:
@@ -104,7 +102,7 @@ def with_gradients(given: Request) -> Request:
     match score:
         case Dot(query, key):
             score = replace(score, query=leaves[id(query)], key=leaves[id(key)])
-        case AdditiveScore(dst, src):
+        case AdditiveScore(dst, src) | AdditiveV2Score(dst, src):
             score = replace(score, dst=leaves[id(dst)], src=leaves[id(src)])
     return replace(given, value=leaves[id(given.value)], score=score)
 
@@ -136,47 +134,57 @@ def best(works: list[Callable[[], None]], seconds: float, clock: Callable[[], fl
     return least
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=0.3, help="spent on each case and backend")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    clock = time.process_time if options.threads == 1 else time.perf_counter
-    torch.manual_seed(0)
-    print(f"mpnn {mpnn.__version__}, torch {torch.__version__}, {platform.processor() or platform.machine()}, ", end="")
-    print(f"{options.threads} threads; milliseconds measured (estimated)\n")
-    names = [b.NAME for b in BACKENDS]
-    print(f"{'case':<34} {'pass':<4}" + "".join(f"{name:>20}" for name in names) + "  choice      times the best")
-    worst = 1.0
+@dataclass(frozen=True)
+class Measured:
+    """One request: for each backend that can, what it counts and the seconds it took."""
+
+    case: str
+    direction: str
+    counts: dict[str, dict[str, float]]
+    seconds: dict[str, float]
+
+    def estimated(self) -> dict[str, float]:
+        return {name: priced(name, counts, 0.0).seconds for name, counts in self.counts.items()}
+
+    def regret(self) -> float:
+        """How many times the fastest the plan's choice takes."""
+        estimated = self.estimated()
+        return self.seconds[min(estimated, key=estimated.__getitem__)] / min(self.seconds.values())
+
+
+def measure(seconds: float, only: str = "") -> Iterator[Measured]:
+    """Each case in turn, forward and with its backward pass."""
     for name, plain in cases():
-        if options.only not in name:
+        if only not in name:
             continue
-        for direction, given in (("fwd", plain), ("both", with_gradients(plain))):
+        for direction, given in (("forward", plain), ("forward + backward", with_gradients(plain))):
             able = [b for b in BACKENDS if b.supports(given) is None]
             outs = [b.run(given)[0] for b in able]
             close = torch.finfo(given.value.dtype).eps ** 0.5
             for out in outs[1:]:
                 torch.testing.assert_close(out, outs[0], rtol=close, atol=close)
-            measured = dict(
-                zip(
-                    [b.NAME for b in able],
-                    best([work(given, b.run) for b in able], options.seconds, clock),
-                    strict=True,
-                )
-            )
-            estimated = {b.NAME: b.estimate(given).seconds for b in able}
-            choice = choose(given).NAME
-            times = measured[choice] / min(measured.values())
-            worst = max(worst, times)
-            cells = [f"{measured[n] * 1e3:.2f} ({estimated[n] * 1e3:.2f})" if n in measured else "-" for n in names]
-            print(
-                f"{name:<34} {direction:<4}" + "".join(f"{c:>20}" for c in cells) + f"  {choice:<10} {times:.2f}",
-                flush=True,
-            )
-    print(f"\nthe worst choice takes {worst:.2f} times the best")
+            able = [b for b in able if b.estimate(given).seconds < 20 * min(b.estimate(given).seconds for b in able)]
+            least = best([work(given, b.run) for b in able], seconds, time.process_time)
+            counts = {b.NAME: dict(b.counts(given)) for b in able}
+            yield Measured(name, direction, counts, dict(zip(counts, least, strict=True)))
 
 
-if __name__ == "__main__":
-    main()
+def fitted(found: list[Measured]) -> dict[str, dict[str, float]]:
+    """Nanoseconds for each backend and kind of work; what no case counts, or what keeps no compiler waiting, stays."""
+    prices = {name: dict(costs) for name, costs in table()["nanoseconds"].items()}
+    for name, costs in prices.items():
+        rows = [(m.counts[name], m.seconds[name] * 1e9) for m in found if name in m.seconds]
+        kinds = sorted({kind for counts, _ in rows for kind in counts if kind != "compiled"})
+        if not rows:
+            continue
+        matrix = np.array([[counts.get(kind, 0.0) / taken for kind in kinds] for counts, taken in rows])
+        scale = matrix.max(0)
+        found_prices, _ = nnls(matrix / scale, np.ones(len(rows)))
+        costs |= {kind: float(f"{x:.3g}") for kind, x in zip(kinds, found_prices / scale, strict=True)}
+    return prices
+
+
+def as_text(m: Measured, names: list[str]) -> dict[str, Any]:
+    estimated = m.estimated()
+    cells = [f"{m.seconds[n] * 1e3:.2f} ({estimated[n] * 1e3:.2f})" if n in m.seconds else "-" for n in names]
+    return {"case": m.case, "direction": m.direction, "cells": cells, "regret": m.regret()}

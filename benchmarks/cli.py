@@ -1,0 +1,130 @@
+"""`python -m benchmarks`: measure, and write the page."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import report as reports
+from benchmarks import series, sizes
+from benchmarks.cases import all_cases, select
+from benchmarks.machine import about
+from benchmarks.run import Row, run
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "cpu.json"
+PAGE = HERE.parent / "docs" / "performance.md"
+
+console = Console(highlight=False)
+app = typer.Typer(
+    help="This library against its peers: in turns, in one run, on the same inputs, checked before anything is timed.",
+    epilog="Begin with [bold]python -m benchmarks cpu --small --only sparse[/bold]: seconds, to see how it looks.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+@app.command()
+def cpu(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Cases with this in their title, as in [bold]--only sparse --only 'model: GAT'[/bold]."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="The large ones too: 50 million edges, all 12 layers.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out; no bar is judged.")] = False,
+    threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = os.cpu_count() or 1,
+    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 0.5,
+    backend: Annotated[str, typer.Option(help="Named in all our entries; auto leaves it to the plan.")] = "auto",
+    out: Annotated[Path, typer.Option(help="The file of results.")] = RESULTS,
+) -> None:
+    """Measures on the CPU and writes the results to a file, after every row; some twelve minutes in all.
+
+    A row is a case in one direction (forward, or forward and backward). Results that are wrong are not timed. A peer
+    that is not installed is left out with a sentence; so is one that fails or disagrees. Exit code 1: a result of ours
+    was wrong or failed. Missed bars are told, and are no failure.
+    """
+    if full and small:
+        raise typer.BadParameter("--full and --small cannot both be meant")
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    chosen_sizes = sizes.FULL if full else sizes.SMALL if small else sizes.DEFAULT
+    try:
+        cases = select(all_cases(chosen_sizes, backend), only or [])
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--only") from None
+    options = [*(f"--only {text!r}" for text in only or []), *["--full"] * full, *["--small"] * small]
+    command = " ".join(["python -m benchmarks cpu", f"--threads {threads}", *options])
+    with _bar() as progress:
+        task = progress.add_task("", total=sum(len(case.directions) for case in cases))
+
+        def say(row: Row) -> None:
+            progress.update(task, advance=1, description=row["group"])
+            for line in lines_of(row):
+                console.print(line, soft_wrap=True, markup=False)
+
+        results = run(cases, seconds, {"command": command, **about()}, out, not small, say)
+    for verdict in series.verdicts(results["rows"]) if not small else []:
+        console.print(f"{verdict['status']}: {verdict['text']}, {verdict['direction']}: {verdict['measured']:.2f}")
+    console.print(f"results in {out}; python -m benchmarks report makes a page of them")
+    if any("error" in row for row in results["rows"]):
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Option(help="A file that a run has written.")] = RESULTS,
+    page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
+) -> None:
+    """Writes the page of a run, with its tables, bars and pictures."""
+    if not results.is_file():
+        raise typer.BadParameter(f"there is no {results}; python -m benchmarks cpu writes it", param_hint="--results")
+    console.print(f"wrote {reports.write(json.loads(results.read_text()), page)}")
+
+
+@app.command("list")
+def list_cases(
+    full: Annotated[bool, typer.Option("--full", help="With the large ones.")] = False,
+) -> None:
+    """Names all cases, and with each the bars are kept in its rows."""
+    for case in all_cases(sizes.FULL if full else sizes.DEFAULT):
+        console.print(f"{case.title}  ({', '.join(case.directions)})", markup=False)
+
+
+def lines_of(row: dict[str, Any]) -> list[str]:
+    """A row as it is printed when done."""
+    head = f"{row['group']}: {row['case']}, {row['direction']}"
+    for problem in ("error", "skipped"):
+        if problem in row:
+            return [head, f"    {problem}: {row[problem]}"]
+    ours = row["entries"][row["ours"]]["median"]
+    found = [head]
+    for name, entry in row["entries"].items():
+        if "median" not in entry:
+            found.append(f"    {name:<28} {entry['note']}")
+            continue
+        ratio = "" if name == row["ours"] else f"{entry['median'] / ours:8.2f} x"
+        room = "" if entry.get("peak_bytes") is None else reports.memory(entry["peak_bytes"])
+        found.append(f"    {name:<28} {reports.duration(entry['median']):>9} {ratio:>10} {room:>10}")
+    for bar in row["bars"]:
+        shown = "-" if bar["measured"] is None else reports.amount(bar["measured"], bar["kind"])
+        found.append(f"    {bar['status']}: {bar['text']}: {shown}")
+    return found
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )

@@ -1,0 +1,95 @@
+"""Taking turns: every entry of a contest is timed in the same rounds, so that a busy moment favours nobody."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.contest import BOTH, STEP, Entry
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 200
+SLOW = 3.0  # seconds; what takes longer is timed once
+
+
+def work(entry: Entry, direction: str) -> Callable[[], object]:
+    """One round of an entry: forward alone without a tape, forward and backward, or a step as it is."""
+    if direction == STEP:
+        return entry.call
+    if direction != BOTH:
+
+        def forward() -> None:
+            with torch.no_grad():
+                entry.call()
+
+        return forward
+    ones: list[torch.Tensor] = []
+
+    def both() -> None:
+        out = entry.call()
+        if not ones:
+            ones.append(torch.randn_like(out))
+        torch.autograd.grad(out, list(entry.leaves), ones[0])
+
+    return both
+
+
+def interleaved(works: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:
+    """The times of each, in rounds in which all take turns, each for about `seconds` but for some rounds at least.
+
+    All must have run before. The first round only says how long each takes, except for what is slow: that is enough.
+    """
+    trial = [timed(once) for once in works]
+    rounds = [0 if t > SLOW else min(max(int(seconds / t), LEAST_ROUNDS), MOST_ROUNDS) for t in trial]
+    times = [[t] if r == 0 else [] for t, r in zip(trial, rounds, strict=True)]
+    for turn in range(max(rounds, default=0)):
+        for k, once in enumerate(works):
+            if turn < rounds[k]:
+                times[k].append(timed(once))
+    return times
+
+
+def timed(once: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    once()
+    return time.perf_counter() - began
+
+
+def summary(times: Sequence[float]) -> dict[str, Any]:
+    return {"median": statistics.median(times), "least": min(times), "rounds": len(times)}
+
+
+def peak(once: Callable[[], object]) -> int | None:
+    """How far one call raises the process's memory above what it holds before, in bytes; None where the kernel does not
+    tell (it is read from Linux' /proc)."""
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    gc.collect()
+    _trim()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the highest mark is where memory is now
+    except OSError:
+        return None
+    before = _status("VmRSS")
+    once()
+    return max(_status("VmHWM") - before, 0)
+
+
+def _trim() -> None:
+    """Gives freed memory back to the system, so that a call that takes it again is seen to."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return 1024 * int(line.split()[1])
+    return 0

@@ -1,0 +1,110 @@
+"""Other libraries' attention over sequences, each in its own layout; what is not installed says so in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.contest import Entry, Missing
+from mpnn import Graph
+
+PACKAGES = {
+    "local_attention": "local-attention",
+    "transformers": "transformers",
+    "torch_geometric": "torch-geometric",
+    "torch_scatter": "torch-scatter",
+    "torch_sparse": "torch-sparse",
+    "natten": "natten",
+    "dgl": "dgl",
+}
+
+
+def unless_missing(name: str, package: str, make: Callable[[], Entry]) -> Entry | Missing:
+    """The entry, or what to install for it."""
+    if find_spec(package) is None:
+        return Missing(name, f"{PACKAGES[package]} is not installed: pip install {PACKAGES[package]}")
+    try:
+        return make()
+    except (ImportError, OSError, RuntimeError) as problem:  # installed, but not for this torch or machine
+        return Missing(name, f"{PACKAGES[package]} does not run here: {str(problem).splitlines()[0]}")
+
+
+Features = tuple[Tensor, Tensor, Tensor]
+
+
+def heads_first(features: Features) -> Features:
+    """Queries, keys and values [N, H, D] as leaves of their own in torch's layout, [1, H, N, D]."""
+    query, key, value = (x.detach().transpose(0, 1)[None].contiguous().requires_grad_() for x in features)
+    return query, key, value
+
+
+def nodes_first(x: Tensor) -> Tensor:
+    """[1, H, N, D] as [N, H, D], without moving a number."""
+    return x[0].transpose(0, 1)
+
+
+def dense(features: Features, name: str = "torch SDPA, dense", checked: bool = False, **options: Any) -> Entry:
+    """Every pair, or with `is_causal` every earlier one: the unit of sparse attention's bars."""
+    query, key, value = heads_first(features)
+
+    def call() -> Tensor:
+        return nodes_first(F.scaled_dot_product_attention(query, key, value, **options))
+
+    return Entry(name, call, (query, key, value), nodes_first, checked)
+
+
+def masked(graph: Graph, features: Features) -> Entry:
+    """torch's dense attention with the graph as a mask, which is made beforehand."""
+    return dense(features, "torch SDPA, masked", True, attn_mask=graph.dense())
+
+
+def flex(features: Features, mask: Callable[..., Tensor]) -> Entry:
+    """FlexAttention, compiled, its block mask made beforehand. mask(batch, head, i, j) says whether i hears j."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    query, key, value = (x.detach() for x in heads_first(features))
+    block_mask = create_block_mask(mask, None, None, query.shape[-2], key.shape[-2], device="cpu")
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def call() -> Tensor:
+        return nodes_first(compiled(query, key, value, block_mask=block_mask))
+
+    return Entry("FlexAttention", call, only_forward="FlexAttention has no backward pass on CPUs")
+
+
+def local_attention(features: Features, radius: int, causal: bool) -> Entry | Missing:
+    """lucidrains' local-attention with its exact window."""
+
+    def make() -> Entry:
+        from local_attention import LocalAttention
+
+        layer = LocalAttention(
+            window_size=radius, causal=causal, look_forward=int(not causal), exact_windowsize=True,
+            autopad=True, use_rotary_pos_emb=False,
+        )  # fmt: skip
+        query, key, value = heads_first(features)
+        return Entry("local-attention", lambda: nodes_first(layer(query, key, value)), (query, key, value), nodes_first)
+
+    return unless_missing("local-attention", "local_attention", make)
+
+
+def natten(features: Features, radius: int, causal: bool) -> Entry | Missing:
+    """Neighbourhood attention; where sequences end it shifts windows inwards, so its numbers are its own."""
+
+    def make() -> Entry:
+        from natten.functional import na1d
+
+        query, key, value = (x.detach()[None].clone().requires_grad_() for x in features)
+
+        def call() -> Tensor:
+            return na1d(query, key, value, kernel_size=2 * radius + 1, is_causal=causal)[0]
+
+        call()
+        return Entry("NATTEN", call, (query, key, value), lambda x: x[0], checked=False)
+
+    return unless_missing("NATTEN", "natten", make)

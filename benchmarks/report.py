@@ -1,0 +1,159 @@
+"""A page and its pictures from a file of results: nothing on it is written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots, series
+from benchmarks.truth import TOLERANCE
+
+GROUPS = {
+    "dense": "Complete and causal attention",
+    "sparse": "Sparse attention over sequences",
+    "length": "Time against N",
+    "density": "Time against density",
+    "shape": "Time against heads and width, sequences",
+    "irregular": "Irregular graphs",
+    "reduce": "Sums, means and maxima over irregular graphs",
+    "edges": "Time against edges",
+    "layers": "Attention layers of Hugging Face, in training mode",
+    "model": "Whole models",
+    "linear": "Linear attention",
+    "overhead": "Overhead",
+    "binding": "Binding",
+}
+
+
+def write(results: dict[str, Any], page: Path) -> Path:
+    """Writes the page, and its pictures into `img/` beside it; returns the page's path."""
+    page.parent.mkdir(parents=True, exist_ok=True)
+    pictures = plots.draw(results["rows"], page.parent / "img")
+    page.write_text("\n".join(_page(results, pictures)).rstrip() + "\n")
+    return page
+
+
+def _page(results: dict[str, Any], pictures: dict[str, Path]) -> list[str]:
+    rows = results["rows"]
+    lines = [
+        "# Performance",
+        "",
+        f"Written by `python -m benchmarks report` from what `{results.get('command', 'python -m benchmarks cpu')}` "
+        "measured. Entries of a row took turns in one process on the same inputs; results were checked before anything "
+        "was timed. Times are medians; `x` is the peer's time over ours, so above 1 we are faster. Memory is what one "
+        "call adds to the process at its peak, inputs not counted. The largest error is relative to the largest number "
+        f"of a result or gradient; an entry above {TOLERANCE:.0e} is not timed, and neither are others if it is ours.",
+        "",
+        *_machine(results),
+        "",
+        *_bars(rows),
+    ]
+    for group, title in GROUPS.items():
+        members = [row for row in rows if row["group"] == group]
+        if members:
+            lines += ["", f"## {title}", ""]
+            if group in pictures:
+                lines += [f"![{title}](img/{pictures[group].name})", ""]
+            lines += table(members)
+    return [*lines, "", *_left_out(rows)]
+
+
+def _machine(results: dict[str, Any]) -> list[str]:
+    versions = ", ".join(f"{name} {v}" for name, v in results["versions"].items() if v)
+    absent = ", ".join(name for name, v in results["versions"].items() if not v)
+    lines = [
+        f"- {results['processor']} ({results['instructions']}), {results['cores']} cores, {results['threads']} used "
+        f"by all entries, {results['memory_gb']} GB; {results['system']}, Python {results['python']}",
+        f"- {versions}",
+        f"- commit {results['commit']}; {results['date']}; {results.get('seconds', 0) / 60:.0f} minutes",
+    ]
+    return [*lines, f"- not installed here: {absent}"] if absent else lines
+
+
+# ------------------------------------------------------------------------------------------------ bars
+
+
+def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
+    verdicts = [
+        {"case": f"{row['group']}: {row['case']}", "direction": row["direction"], **bar}
+        for row in rows
+        for bar in row.get("bars", [])
+    ] + series.verdicts(rows)
+    refused = [row for row in rows if "error" in row]
+    if not verdicts and not refused:
+        return []
+    count = {status: sum(v["status"] == status for v in verdicts) for status in ("pass", "miss", "not measured")}
+    lines = [
+        "## Bars",
+        "",
+        f"{count['pass']} passed, {count['miss']} missed, {count['not measured']} not measured"
+        + (f", {len(refused)} cases failed." if refused else "."),
+        "",
+        "| case | direction | bar | measured | |",
+        "|---|---|---|---|---|",
+    ]
+    for v in sorted(verdicts, key=lambda v: ("miss", "not measured", "pass").index(v["status"])):
+        note = f": {v['why']}" if v["status"] == "not measured" else ""
+        shown = "-" if v["measured"] is None else amount(v["measured"], v["kind"])
+        mark = "**miss**" if v["status"] == "miss" else v["status"]
+        lines.append(f"| {v['case']} | {v['direction']} | {v['text']} | {shown} | {mark}{note} |")
+    for row in refused:
+        lines.append(f"| {row['group']}: {row['case']} | {row['direction']} | | - | **failed**: {row['error']} |")
+    return lines
+
+
+def amount(measured: float, kind: str) -> str:
+    match kind:
+        case "bytes":
+            return memory(measured)
+        case "seconds" | "over":
+            return duration(measured)
+    return f"{measured:.2f}x"
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each entry of each row."""
+    lines = ["| case | direction | entry | time | x | memory | largest error |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        if "entries" not in row:
+            note = f"**failed**: {row['error']}" if "error" in row else f"skipped: {row['skipped']}"
+            lines.append(f"| {row['case']} | {row['direction']} | {note} | | | | |")
+            continue
+        ours = row["entries"][row["ours"]]
+        errors = row.get("checked", {}).get("errors", {})
+        for i, (name, entry) in enumerate(row["entries"].items()):
+            if "median" not in entry:
+                continue
+            ratio = "" if name == row["ours"] else f"{entry['median'] / ours['median']:.2f}"
+            room = "" if entry.get("peak_bytes") is None else memory(entry["peak_bytes"])
+            error = f"{errors[name]:.0e}" if name in errors else "not compared"
+            first = (row["case"], row["direction"]) if i == 0 else ("", "")
+            lines.append(
+                f"| {first[0]} | {first[1]} | {name} | {duration(entry['median'])} | {ratio} | {room} | {error} |"
+            )
+    return lines
+
+
+def _left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
+    notes: dict[str, list[str]] = {}
+    for row in rows:
+        for name, entry in row.get("entries", {}).items():
+            if "note" in entry:
+                notes.setdefault(f"{name}: {entry['note']}", []).append(f"{row['case']}, {row['direction']}")
+    if not notes:
+        return []
+    return ["## Left out", "", *(f"- {note} ({len(where)} rows, first {where[0]})" for note, where in notes.items())]
+
+
+def duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+
+
+def memory(size: float) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,133 @@
+"""Runs cases one after the other: makes the inputs, checks, measures in turns, judges, and writes down what it has."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contest import BOTH, Case, Contest, Entry, Missing
+from benchmarks.measure import SLOW, interleaved, peak, summary, work
+from benchmarks.truth import Wrong
+from mpnn.data import DatasetNotFound
+
+Row = dict[str, Any]
+
+
+def run(
+    cases: Sequence[Case],
+    seconds: float,
+    about: dict[str, Any],
+    out: Path,
+    judged: bool = True,
+    say: Callable[[Row], None] = lambda row: None,
+) -> dict[str, Any]:
+    """Every case in each of its directions; `out` is written anew after each, so that nothing is lost when it stops.
+
+    Args:
+        seconds: spent on each entry of each row. about: machine, versions and the like, which lead the results.
+        judged: whether bars apply. say: is told each row as it is done.
+    """
+    results = {**about, "rows": []}
+    began = time.perf_counter()
+    for case in cases:
+        for row in rows_of(case, seconds, judged):
+            results["rows"].append(row)
+            results["seconds"] = round(time.perf_counter() - began, 1)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(results, indent=1) + "\n")
+            say(row)
+    return results
+
+
+def rows_of(case: Case, seconds: float, judged: bool = True) -> Iterator[Row]:
+    """A row for each direction. What is wrong is refused: its row has an error and no times."""
+    try:
+        with _quiet():
+            contest = case.make()
+    except DatasetNotFound as problem:
+        for direction in case.directions:
+            yield _row(case, direction) | {"skipped": _sentence(problem)}
+        return
+    except Exception as problem:  # one case that cannot be made must not cost the run its other cases
+        for direction in case.directions:
+            yield _row(case, direction) | {"error": _sentence(problem)}
+        return
+    for direction in case.directions:
+        with _quiet():
+            row = measured(case, contest, direction, seconds, judged)
+        yield row
+        gc.collect()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Peers warn of their own making."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def measured(case: Case, contest: Contest, direction: str, seconds: float, judged: bool) -> Row:
+    row = _row(case, direction) | {"facts": contest.facts}
+    ours = contest.entries[0]
+    assert isinstance(ours, Entry)
+    notes: dict[str, str] = {}
+    errors: dict[str, float] = {}
+    able: list[Entry] = []
+    for entry in contest.entries:
+        if isinstance(entry, Missing):
+            notes[entry.name] = entry.why
+        elif direction == BOTH and entry.only_forward:
+            notes[entry.name] = entry.only_forward
+        else:
+            able.append(entry)
+
+    def check(entry: Entry) -> None:
+        if contest.verify is None or not entry.checked:
+            return
+        if entry.module is not None:
+            entry.module.eval()
+        errors[entry.name] = contest.verify(entry, direction)
+        if entry.module is not None:
+            entry.module.train()
+
+    def warm(entry: Entry) -> None:
+        if entry.name not in errors or entry.answer is not None:
+            work(entry, direction)()
+
+    # All are checked before any has run: a training step changes what the next would be compared with.
+    for attempt in (check, warm):
+        for entry in list(able):
+            try:
+                attempt(entry)
+            except Exception as problem:  # peers fail in ways of their own, and are then left out
+                if entry is ours:
+                    return row | {"error": _sentence(problem)}
+                notes[entry.name] = ("left out: " if isinstance(problem, Wrong) else "failed: ") + _sentence(problem)
+                able.remove(entry)
+    works = [work(entry, direction) for entry in able]
+    entries = {entry.name: summary(times) for entry, times in zip(able, interleaved(works, seconds), strict=True)}
+    for entry, once in zip(able, works, strict=True):
+        if entry is ours or entries[entry.name]["median"] < SLOW:
+            entries[entry.name]["peak_bytes"] = peak(once)
+    entries |= {name: {"note": why} for name, why in notes.items()}
+    row |= {"ours": ours.name, "entries": entries}
+    if errors:
+        row["checked"] = {"by": contest.verified_by, "errors": errors}
+    bars = [bar for bar in contest.bars if bar.direction == direction] if judged else []
+    return row | {"bars": [bar.judge(entries, ours.name) for bar in bars]}
+
+
+def _row(case: Case, direction: str) -> Row:
+    return {"group": case.group, "case": case.name, "direction": direction, "series": case.series, "x": case.x}
+
+
+def _sentence(problem: Exception) -> str:
+    lines = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300]

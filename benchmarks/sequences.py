@@ -1,0 +1,172 @@
+"""Attention over sequences: complete and causal, sparse patterns, and how time grows with length, density and width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import peers
+from benchmarks.contest import BOTH, FORWARD, OURS, Bar, Case, Contest, Entry, Missing
+from benchmarks.peers import Features
+from benchmarks.sizes import Sizes
+from benchmarks.truth import Sampled
+from mpnn import Graph, Topology, graphs, ops
+
+DENSE = "torch SDPA, dense"
+AVX512_SPEEDUPS = {FORWARD: 1.6, BOTH: 2.2}
+Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def cases(sizes: Sizes, backend: str) -> Iterator[Case]:
+    yield from _dense(sizes, backend)
+    yield from _sparse(sizes, backend)
+    yield from _series(sizes, backend)
+
+
+# ------------------------------------------------------------------------------------------------ entries
+
+
+def features(nodes: int, heads: int, width: int) -> Features:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(nodes, heads, width, generator=generator).requires_grad_() for _ in range(3))
+    return query, key, value
+
+
+def attention(graph: Graph, given: Features, backend: str, name: str = OURS) -> Entry:
+    return Entry(name, lambda: ops.attend(graph, *given, backend=backend), given)
+
+
+def truth(graph: Graph, given: Features) -> Sampled:
+    def compute(part: Graph, rows: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return ops.attend(part, query[rows], key, value, backend="edge_list")
+
+    return Sampled(graph, given, compute, width=given[0].shape[1] * given[0].shape[2])
+
+
+def contest(
+    topology: Topology,
+    nodes: int,
+    heads: int,
+    width: int,
+    backend: str,
+    rivals: Callable[[Graph, Features], Sequence[Entry | Missing]],
+    bars: Callable[[Graph], Sequence[Bar]] = lambda graph: (),
+) -> Contest:
+    graph, given = topology.bind(nodes), features(nodes, heads, width)
+    exact = truth(graph, given)
+    facts = {
+        "nodes": nodes,
+        "heads": heads,
+        "width": width,
+        "edges": graph.num_edges,
+        "density": graph.num_edges / nodes**2,
+    }
+    entries = [attention(graph, given, backend), *rivals(graph, given)]
+    return Contest(entries, exact, exact.description, bars(graph), facts)
+
+
+def memory(graph: Graph, heads: int, width: int) -> Bar:
+    limit = 4 * (12 * max(graph.num_dst, graph.num_src) * heads * width + 4 * graph.num_edges * heads)
+    return Bar("peak memory: at most 12 N H D + 4 E H floats", limit, "bytes", BOTH)
+
+
+# ------------------------------------------------------------------------------------------------ complete, causal
+
+
+def _dense(sizes: Sizes, backend: str) -> Iterator[Case]:
+    for topology, options in ((graphs.complete(), {}), (graphs.causal(), {"is_causal": True})):
+        for n in sizes.dense:
+            bars = partial(_dense_bars, sizes, torch.backends.cpu.get_cpu_capability() == "AVX512")
+            rivals = partial(_unit, n, True, options)
+            make = partial(contest, topology, n, sizes.heads, sizes.width, backend, rivals, bars)
+            yield Case("dense", f"{topology}, N {n}", make, series=str(topology), x="nodes")
+
+
+def _unit(
+    up_to: int, checked: bool, options: dict[str, Any], graph: Graph, given: Features
+) -> Sequence[Entry | Missing]:
+    return [peers.dense(given, checked=checked, **options)] if graph.num_dst <= up_to else []
+
+
+def _local(up_to: int, radius: int, graph: Graph, given: Features) -> Sequence[Entry | Missing]:
+    """Up to twice the length that torch's dense attention is run at, local-attention; beyond, it takes too long."""
+    found = list(_unit(up_to, False, {}, graph, given))
+    return [*found, peers.local_attention(given, radius, False)] if graph.num_dst <= 2 * up_to else found
+
+
+def _dense_bars(sizes: Sizes, avx512: bool, graph: Graph) -> list[Bar]:
+    if graph.num_dst < 1024:
+        return [_at_most("torch SDPA's time", 1.0 if avx512 else 1.05, d, 1.0) for d in (FORWARD, BOTH)]
+    own = memory(graph, sizes.heads, sizes.width)
+    if not avx512:
+        return [*(_at_most("torch SDPA's time", 1.05, d, 1.0) for d in (FORWARD, BOTH)), own]
+    faster = [Bar(f"at least {x}x faster than torch SDPA", x, "at least", d, DENSE) for d, x in AVX512_SPEEDUPS.items()]
+    return [*faster, own]
+
+
+def _at_most(what: str, limit: float, direction: str, factor: float) -> Bar:
+    return Bar(f"at most {limit} x {what}", limit, "at most", direction, DENSE, factor)
+
+
+# ------------------------------------------------------------------------------------------------ sparse patterns
+
+
+def _sparse(sizes: Sizes, backend: str) -> Iterator[Case]:
+    n, radius = sizes.nodes, sizes.nodes // 16
+    uneven = [n // 8 + d for d in (7, -7, 101, -101, 33, -33, 0, 0)]
+    window = partial(_window_rivals, radius, False, lambda b, h, i, j: (i - j).abs() <= radius)
+    before = partial(_window_rivals, radius, True, lambda b, h, i, j: (i >= j) & (i - j <= radius))
+    for name, topology, limit, rivals in (
+        (f"window({radius})", graphs.window(radius), 0.8, window),
+        (f"causal() & window({radius})", graphs.causal() & graphs.window(radius), 0.8, before),
+        (f"documents, 8 of about {n // 8}", graphs.documents(uneven), 0.8, _masked_rivals),
+        (f"longformer({2 * radius}, 4)", graphs.longformer(2 * radius, globals=4), 0.9, _masked_rivals),
+        ("bigbird()", graphs.bigbird(), 1.0, _masked_rivals),
+    ):
+        bars = partial(_sparse_bars, sizes, limit, rivals is not _masked_rivals)
+        make = partial(contest, topology, n, sizes.heads, sizes.width, backend, rivals, bars)
+        yield Case("sparse", f"{name}, N {n}", make)
+
+
+def _masked_rivals(graph: Graph, given: Features) -> list[Entry | Missing]:
+    return [peers.dense(given), peers.masked(graph, given)]
+
+
+def _window_rivals(radius: int, causal: bool, mask: Mask, graph: Graph, given: Features) -> list[Entry | Missing]:
+    return [
+        *_masked_rivals(graph, given),
+        peers.flex(given, mask),
+        peers.local_attention(given, radius, causal),
+        peers.natten(given, radius, causal),
+    ]
+
+
+def _sparse_bars(sizes: Sizes, limit: float, with_flex: bool, graph: Graph) -> list[Bar]:
+    share = graph.num_edges / (graph.num_dst * graph.num_src)
+    found = [_at_most("(dense SDPA time x density)", limit, d, share) for d in (FORWARD, BOTH)]
+    if with_flex:
+        text = "at least 1.6x faster than FlexAttention, its mask built"
+        found.append(Bar(text, 1.6, "at least", FORWARD, "FlexAttention"))
+    return [*found, memory(graph, sizes.heads, sizes.width)]
+
+
+# ------------------------------------------------------------------------------------------------ series
+
+
+def _series(sizes: Sizes, backend: str) -> Iterator[Case]:
+    """Time against length, density, and heads x width."""
+    near, middle = graphs.window(sizes.nodes // 16), f"N {sizes.nodes}"
+    unit, local = partial(_unit, sizes.unit, False, {}), partial(_local, sizes.unit, sizes.nodes // 16)
+    for n in sizes.lengths:
+        make = partial(contest, near, n, sizes.heads, sizes.width, backend, local)
+        yield Case("length", f"{near}, N {n}", make, series=str(near), x="nodes")
+    for radius in sizes.radii:
+        make = partial(contest, graphs.window(radius), sizes.nodes, sizes.heads, sizes.width, backend, unit)
+        yield Case("density", f"window({radius}), {middle}", make, series=f"windows, {middle}", x="density")
+    for heads, width in sizes.shapes:
+        make = partial(contest, near, sizes.nodes, heads, width, backend, unit)
+        yield Case("shape", f"{near}, {middle}, {heads} x {width}", make, series=f"{near}, {middle}", x="heads")

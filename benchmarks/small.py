@@ -1,0 +1,56 @@
+"""What is paid besides kernels: the operator's overhead for each call, and binding a graph of a million nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from benchmarks.contest import FORWARD, OURS, Bar, Case, Contest, Entry
+from benchmarks.sequences import features
+from benchmarks.sizes import Sizes
+from benchmarks.truth import Agreement
+from mpnn import graphs, ops
+from mpnn.plan import choose
+from mpnn.scores import Dot, Request
+
+KERNEL = "its kernel alone"
+
+
+def cases(sizes: Sizes) -> Iterator[Case]:
+    for backend in ("auto", "tiles", "csr"):
+        name = f"attend on 16 nodes, 1 x 8, backend {backend}"
+        yield Case("overhead", name, partial(_overhead, backend), (FORWARD,))
+    name = f"bigbird() over {sizes.million:,} nodes"
+    yield Case("binding", name, partial(_binding, sizes.million), (FORWARD,))
+
+
+def _overhead(backend: str) -> Contest:
+    """The call that a user makes, and what runs once it is checked and planned; the work is next to nothing."""
+    graph, given = graphs.window(2).bind(16), features(16, 1, 8)
+    query, key, value = given
+    request = Request(graph, value, Dot(query, key, 8**-0.5))
+    with torch.no_grad():
+        kernel = choose(request, backend)
+    bar = Bar("at most 100 us over its kernel", 1e-4, "over", FORWARD, KERNEL)
+    entries = [
+        Entry(OURS, lambda: ops.attend(graph, query, key, value, backend=backend)),
+        Entry(KERNEL, lambda: kernel.run(request)[0]),
+    ]
+    return Contest(entries, Agreement(), Agreement.description, [bar], {"nodes": 16})
+
+
+def _binding(nodes: int) -> Contest:
+    seeds = count()  # binding is cached, so each call asks for another graph
+
+    def call() -> Tensor:
+        return torch.tensor(graphs.bigbird(seed=next(seeds)).bind(nodes).num_edges)
+
+    bars = [
+        Bar("at most 3 s", 3.0, "seconds", FORWARD),
+        Bar("at most 1 GB", 1e9, "bytes", FORWARD),
+    ]
+    return Contest([Entry(OURS, call)], bars=bars, facts={"nodes": nodes})

@@ -1,0 +1,204 @@
+"""Attention along the rows of any graph, on CPU: brings a request into the form of `mpnn.kernels.row_attention`.
+
+Widths are filled up to whole vectors and 16-bit features widened with ordinary operations of torch, which
+differentiates them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn import random
+from mpnn.aggregate import Mean, Sum
+from mpnn.backends.estimate import Estimate, both_ways, priced
+from mpnn.graph import Graph
+from mpnn.kernels import row_attention
+from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, LANES, NORMALIZERS, Given, Ids, Order, Spec
+from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, PerEdge, Request
+
+_BEYOND_CACHE = 1 << 24  # bytes of features
+
+
+def supports(request: Request) -> str | None:
+    score, value = request.score, request.value
+    if value.device.type != "cpu":
+        return f"its kernels are for CPU, and the features are on {value.device.type}"
+    if not value.is_floating_point():
+        return f"it has no kernels for {value.dtype}"
+    if type(request.reduce) not in (Sum, Mean):
+        return "its attention sums messages or takes their mean, and cannot aggregate them otherwise"
+    if type(score) not in (Dot, AdditiveScore, AdditiveV2Score, type(None)):
+        return f"it has no kernel for {type(score).__name__}"
+    if request.heads == 0:
+        return "there is no head to compute"
+    if isinstance(score, (AdditiveScore, AdditiveV2Score)) and _slope(score.activation) is None:
+        return f"its additive scores know LeakyReLU and tanh, and cannot compile {_named(score.activation)}"
+    vectors = [("edge_value", request.edge_value, value.shape[-1])]
+    if isinstance(score, Dot):
+        vectors.append(("edge_key", score.edge_key, score.query.shape[-1]))
+    if isinstance(score, AdditiveV2Score):
+        vectors.append(("edge", score.edge, score.dst.shape[-1]))
+    for name, data, width in vectors:
+        given = data.table if isinstance(data, Lookup) else data
+        if given is not None and given.shape[-1] != width:
+            return f"{name} is {given.shape[-1]} wide, and what it is added to {width}"
+    return None
+
+
+def counts(request: Request) -> dict[str, float]:
+    """Edges, edges of all heads, and the numbers that each edge gathers from its two ends."""
+    graph, batch, score = request.graph, request.batch.numel(), request.score
+    width = request.heads * request.value.shape[-1]
+    edges, nodes = float(graph.num_edges * batch), max(graph.num_dst, graph.num_src)
+    gathered = edges * width * (2 if isinstance(score, (Dot, AdditiveV2Score)) else 1)
+    # features beyond the cache come from memory for each edge anew
+    far = nodes * width * (torch.finfo(request.wide).bits // 8) > _BEYOND_CACHE
+    found = {"attention": 1.0, "scored edge": edges, "scored head": edges * request.heads}
+    found |= {
+        "far gathered number" if far else "gathered number": gathered,
+        "attending number": float(nodes * batch * width),
+    }
+    if isinstance(score, AdditiveV2Score):
+        found["activated number"] = edges * width
+    if request.dropout:
+        found["dropped head"] = edges * request.heads
+    return {**both_ways(found, request.needs_grad), "compiled": 1.0}
+
+
+def estimate(request: Request) -> Estimate:
+    size = request.graph.num_edges * request.batch.numel() * request.heads * 2 * request.needs_grad
+    return priced("csr", counts(request), size * torch.finfo(request.wide).bits / 8)
+
+
+def run(request: Request) -> tuple[Tensor, Tensor | None]:
+    graph, score, dtype = request.graph, request.score, request.wide
+    edges = graph.memo("csr edges", lambda: _Edges(graph))
+    bias, table = _biases(request)
+    dst = src = vector = edge = before = None
+    kind, scale, cap, slope = CONSTANT, 1.0, 0.0, 1.0
+    if isinstance(score, Dot):
+        kind, scale, cap, edge = DOT, score.scale, score.softcap or 0.0, score.edge_key
+        dst, src = _padded(score.query, dtype), _padded(score.key, dtype)
+    elif isinstance(score, AdditiveScore):
+        kind, before = ADDITIVE, score.edge
+        dst, src = score.dst.to(dtype), score.src.to(dtype)
+    elif isinstance(score, AdditiveV2Score):
+        kind, edge = ACTIVATED, score.edge
+        dst, src, vector = (_padded(x, dtype) for x in (score.dst, score.src, score.vector))
+    elif request.weighted:
+        scale = 0.0  # biases alone are the scores
+    tanh = isinstance(score, AdditiveScore | AdditiveV2Score) and _slope(score.activation) == "tanh"
+    if isinstance(score, AdditiveScore | AdditiveV2Score) and not tanh:
+        slope = float(_slope(score.activation))  # type: ignore[arg-type]
+    on_edges = (edge, request.edge_value, before, bias, table)
+    spec = Spec(
+        edges.rows,
+        edges.by_source,
+        tuple(edges.ids(x) for x in on_edges),  # type: ignore[arg-type]
+        request.heads,
+        kind,
+        NORMALIZERS[request.normalize if request.weighted else "none"],
+        scale,
+        cap,
+        slope,
+        tanh,
+        *_dropout(request),
+        request.return_weights,
+    )
+    numbers = (None if x is None else _numbers(x).to(dtype) for x in on_edges)
+    given = Given(_padded(request.value, dtype), dst, src, vector, *numbers)
+    out, weights = row_attention.attend(spec, given)
+    width = request.value.shape[-1]
+    out = out if out.shape[-1] == width else out[..., :width]
+    if type(request.reduce) is Mean:
+        out = out * edges.inverse_degree(dtype)
+    if not request.return_weights:
+        return out.to(request.value.dtype), None
+    return out.to(request.value.dtype), graph.csr.to_caller(weights, -2).to(request.value.dtype)
+
+
+class _Edges:
+    """What kernels read of a graph, as arrays; none of them is a copy."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.csr = graph, graph.csr
+        self.rows = Order(self.csr.ptr.numpy(), self.csr.col.contiguous().numpy())
+        self.own = Ids() if self.csr.edge_id is None else Ids(self.csr.edge_id.numpy())
+
+    def by_source(self) -> Order:
+        return self.graph.memo("csr edges by source", self._by_source)
+
+    def _by_source(self) -> Order:
+        csc = self.graph.csc
+        assert csc.edge_id is not None
+        edge = csc.edge_id if self.csr.position is None else self.csr.position[csc.edge_id]
+        return Order(csc.ptr.numpy(), csc.col.numpy(), edge.numpy())
+
+    def ids(self, data: PerEdge | None) -> Ids:
+        """Which row of `data` each edge reads."""
+        if data is None:
+            return Ids()
+        if isinstance(data, Tensor):
+            return self.own
+        return self.graph.memo(("csr classes", data.relation), lambda: self._classes(data))
+
+    def _classes(self, table: Lookup) -> Ids:
+        ids = table.ids(self.graph).numpy()
+        return Ids(ids, partial(self.graph.memo, ("csr edges by class", table.relation), lambda: self._by_class(ids)))
+
+    def _by_class(self, ids: np.ndarray) -> Order:
+        edge = np.argsort(ids, kind="stable")
+        ptr = np.append(0, np.cumsum(np.bincount(ids)))
+        return Order(ptr, self.csr.row.numpy()[edge], edge)
+
+    def inverse_degree(self, dtype: torch.dtype) -> Tensor:
+        """[N_dst, 1, 1]."""
+        return self.graph.memo(
+            ("csr inverse degree", dtype), lambda: (1 / self.csr.ptr.diff().clamp(min=1).to(dtype))[:, None, None]
+        )
+
+
+def _biases(request: Request) -> tuple[Tensor | None, Lookup | None]:
+    """All biases as one tensor in the caller's order and one table; of several tables, all but one are spread."""
+    csr = request.graph.csr
+    tables = [b for b in request.bias if isinstance(b, Lookup)]
+    spread = [csr.to_caller(b.table.index_select(0, b.ids(request.graph))) for b in tables[1:]]
+    tensors = [x.to(request.wide) for x in (*(b for b in request.bias if isinstance(b, Tensor)), *spread)]
+    return sum(tensors[1:], tensors[0]) if tensors else None, tables[0] if tables else None
+
+
+def _numbers(data: PerEdge) -> Tensor:
+    return data.table if isinstance(data, Lookup) else data
+
+
+def _dropout(request: Request) -> tuple[np.ndarray, float]:
+    """The part of `mpnn.random.keep` that depends on seed and stream only, empty without dropout; and how many drop."""
+    if not request.dropout or not request.weighted:
+        return np.zeros(0, np.uint32), 0.0
+    assert request.seed is not None
+    streams = torch.arange(request.batch.numel() * request.heads)
+    return random.keys(request.seed, streams).numpy().view(np.uint32), request.dropout
+
+
+def _slope(activation: Activation) -> float | str | None:
+    """The slope of a LeakyReLU, "tanh", or None for any other activation."""
+    if isinstance(activation, LeakyReLU):
+        return activation.slope
+    if activation is F.leaky_relu:
+        return 0.01
+    return "tanh" if activation in (torch.tanh, F.tanh) else None
+
+
+def _named(activation: Activation) -> str:
+    return getattr(activation, "__name__", type(activation).__name__)
+
+
+def _padded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Features filled up with zeros to whole vectors, one at least."""
+    missing = -x.shape[-1] % LANES if x.shape[-1] else LANES
+    return F.pad(x.to(dtype), (0, missing)) if missing else x.to(dtype)

@@ -1,0 +1,285 @@
+"""Requests as operators can take them: tensors, sizes, numbers, and a string that says all the rest.
+
+What a string cannot describe, such as an aggregator of one's own, it names; the object is looked up when the program
+runs. Parameters of such modules travel among the tensors, so that they get gradients.
+"""
+
+from __future__ import annotations
+
+import operator
+from ast import literal_eval
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import count
+from secrets import token_hex
+from typing import Any, NamedTuple, cast
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from mpnn import eager
+from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggregator
+from mpnn.compiled.outline import Outline
+from mpnn.graph import Graph
+from mpnn.relation import Offset, Relation
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, PerEdge, Request, Score
+
+
+class Call(NamedTuple):
+    """The arguments of `torch.ops.mpnn.run`.
+
+    `token`: the number of the graph or topology. `sizes`: destinations, sources and edges (0 where nothing depends on
+    them), destinations and sources of what the graph was derived from, then the clips of relations. `tensors`: value
+    first, in the order of the form's slots. `form`: a `Form`, written down. `numbers`: dropout, scale, soft cap, slope
+    of the activation. `needs`: which tensors need gradients.
+    """
+
+    token: Tensor
+    sizes: Sequence[int]
+    tensors: Sequence[Tensor]
+    form: str
+    numbers: Sequence[float]
+    needs: Sequence[bool]
+
+
+class Form(NamedTuple):
+    """A request without its numbers and sizes.
+
+    `derived`: the function that makes the graph from the one that was given, and its arguments. `slots` say what each
+    tensor is: `name`, `name@relation` for a table, `=role.name` for a module's parameter. `reduced`: the last two
+    dimensions of what an aggregator makes of messages, None where it leaves them.
+    """
+
+    backend: str
+    derived: tuple[Any, ...]
+    score: str
+    slots: tuple[str, ...]
+    capped: bool
+    activation: str
+    normalize: str
+    reduce: str
+    reduced: tuple[int, int] | None
+    return_weights: bool
+
+
+# ---------------------------------------------------------------------------------------------------- while tracing
+
+
+def taken_apart(request: Request, backend: str) -> Call:
+    """The call that stands for a request; traced, so that sizes may be symbols."""
+    graph, score, parts = cast(Outline, request.graph), request.score, _Parts()
+    parts.add("value", request.value)
+    parts.add("seed", request.seed)
+    for bias in request.bias:
+        parts.add("bias", bias)
+    parts.add("edge_value", request.edge_value)
+    scale, softcap, activation, slope = 1.0, None, "", 0.0
+    if isinstance(score, Dot):
+        scale, softcap = score.scale, score.softcap
+        for name, data in (("query", score.query), ("key", score.key), ("edge_key", score.edge_key)):
+            parts.add(name, data)
+    elif isinstance(score, AdditiveScore | AdditiveV2Score):
+        for name, data in (("dst", score.dst), ("src", score.src), ("edge", score.edge)):
+            parts.add(name, data)
+        if isinstance(score, AdditiveV2Score):
+            parts.add("vector", score.vector)
+        if isinstance(score.activation, LeakyReLU):
+            slope = score.activation.slope
+        else:
+            activation = parts.named("activation", score.activation)
+    reduce, reduced = parts.named("reduce", request.reduce), None
+    if reduce not in _PLAIN:
+        reduced = _reduced(reduce, operator.index(request.heads), operator.index(request.value.shape[-1]))
+    form = Form(
+        backend,
+        (_named(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else (),
+        type(score).__name__,
+        tuple(parts.slots),
+        softcap is not None,
+        activation,
+        request.normalize,
+        reduce,
+        reduced,
+        request.return_weights,
+    )
+    num_edges = graph.num_edges if request.return_weights or parts.per_edge else 0
+    return Call(
+        graph.token,
+        [graph.num_dst, graph.num_src, num_edges, *graph.base, *parts.clips],
+        parts.tensors,
+        _written(*form),
+        [request.dropout, scale, 0.0 if softcap is None else softcap, slope],
+        [torch.is_grad_enabled() and t.requires_grad for t in parts.tensors],
+    )
+
+
+class _Parts:
+    """The tensors of a request, their slots, and the clips of relations."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.slots: list[str] = []
+        self.clips: list[int] = []
+        self.per_edge = False
+
+    def add(self, name: str, data: PerEdge | None) -> None:
+        if isinstance(data, Lookup):
+            self.tensors.append(data.table)
+            self.slots.append(name + "@" + self._relation(data.relation))
+        elif data is not None:
+            self.tensors.append(data)
+            self.slots.append(name)
+            self.per_edge = self.per_edge or name in ("bias", "edge_value", "edge_key", "edge")
+
+    def named(self, role: str, found: Any) -> str:
+        """What an object is called; if it is a module, its parameters come along."""
+        if isinstance(found, nn.Module):
+            for name, parameter in found.named_parameters():
+                self.tensors.append(parameter)
+                self.slots.append("=" + role + "." + name)
+        return type(found).__name__ if type(found) in _PLAIN_TYPES else _named(found)
+
+    def _relation(self, relation: Relation | None) -> str:
+        if relation is None:
+            return "graph"
+        if isinstance(relation, Offset):  # whose clip may be a symbol: T5's and ALiBi's tables are as long as the graph
+            self.clips.append(relation.clip)
+            return "offset"
+        return _named(relation)
+
+
+def aggregator_of(given: Any) -> Any:
+    """An aggregator by its name; objects and functions as they are, as a program that is traced can make no modules."""
+    return _BY_NAME[given] if isinstance(given, str) and given in _BY_NAME else given
+
+
+@torch.compiler.assume_constant_result
+def _written(*fields: Any) -> str:
+    return repr(fields)
+
+
+@torch.compiler.assume_constant_result
+def _reduced(reduce: str, heads: int, width: int) -> tuple[int, int]:
+    found = aggregator(_object(reduce))
+    like = next(found.parameters(), torch.zeros(())) if isinstance(found, nn.Module) else torch.zeros(())
+    index = Index.of(*(torch.arange(n, device=like.device) for n in (2, 3)))
+    with torch.no_grad():
+        out = found.reduce(like.new_zeros(2, heads, width), index)
+    return out.shape[-2], out.shape[-1]
+
+
+# ---------------------------------------------------------------------------------------------------- objects by name
+
+_PLAIN_TYPES = (Sum, Mean, Max, Min, Var, Median)
+_PLAIN: dict[str, Any] = {kind.__name__: kind() for kind in _PLAIN_TYPES}
+_BY_NAME: dict[str, Any] = {name: aggregator(name) for name in NAMED}
+_NUMBERS, _PROCESS = count(), token_hex(4)
+_MODULES: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
+_OBJECTS: dict[str, Any] = {}
+
+
+@torch.compiler.assume_constant_result
+def _named(found: Any) -> str:
+    """What a program calls an object. Names that are not descriptions hold for one process only, so that no program
+    that another one cached is mistaken for this one's."""
+    name = f"{type(found).__name__} {_PROCESS}{next(_NUMBERS)}"
+    (_MODULES if isinstance(found, nn.Module) else _OBJECTS)[name] = found
+    return name
+
+
+def names_objects(call: Call) -> bool:
+    """Whether code takes part that is not the library's own."""
+    form = read(call.form)
+    return form.reduce not in _PLAIN or bool(form.activation)
+
+
+def _object(name: str) -> Any:
+    for known in (_PLAIN, _OBJECTS, _MODULES):
+        if name in known:
+            return known[name]
+    raise RuntimeError(f"a compiled program was run with {name.split()[0]!r}, which is gone; keep it while it runs")
+
+
+# ---------------------------------------------------------------------------------------------------- together again
+
+
+@lru_cache(maxsize=1024)
+def read(form: str) -> Form:
+    return Form(*literal_eval(form))
+
+
+def derived(call: Call, given: Graph) -> Graph:
+    """The graph of a request, made from the one that was given."""
+    build, *arguments = read(call.form).derived or ("",)
+    return given.derived(_object(build), *arguments, num_dst=call.sizes[0]) if build else given
+
+
+def put_together(call: Call, graph: Graph) -> Request:
+    """The request that a call stands for, over this graph."""
+    form, clips = read(call.form), iter(call.sizes[5:])
+    parts: dict[str, Any] = {}
+    bias: list[PerEdge] = []
+    for slot, tensor in zip(form.slots, call.tensors, strict=True):
+        name, _, relation = slot.partition("@")
+        data = Lookup(tensor, _relation(relation, clips)) if relation else tensor
+        if name == "bias":
+            bias.append(data)
+        else:
+            parts[name] = data
+    return Request(
+        graph,
+        parts["value"],
+        _score(form, parts, call.numbers),
+        tuple(bias),
+        parts.get("edge_value"),
+        form.normalize,
+        call.numbers[0],
+        parts.get("seed"),
+        aggregator(_object(form.reduce)),
+        form.return_weights,
+    )
+
+
+def _relation(name: str, clips: Iterator[int]) -> Relation | None:
+    if name == "graph":
+        return None
+    return Offset(next(clips)) if name == "offset" else _object(name)
+
+
+def _score(form: Form, parts: dict[str, Any], numbers: Sequence[float]) -> Score | None:
+    _, scale, softcap, slope = numbers
+    if form.score == "Dot":
+        return Dot(parts["query"], parts["key"], scale, parts.get("edge_key"), softcap if form.capped else None)
+    if "dst" not in parts:
+        return None
+    activation = _object(form.activation) if form.activation else LeakyReLU(slope)
+    dst, src, edge = parts["dst"], parts["src"], parts.get("edge")
+    if form.score == "AdditiveScore":
+        return AdditiveScore(dst, src, activation, edge)
+    return AdditiveV2Score(dst, src, parts["vector"], activation, edge)
+
+
+def result(call: Call, graph: Graph) -> list[Tensor]:
+    """Out, and the weights if they are asked for; modules that take part have the call's tensors for parameters."""
+    form, request = read(call.form), put_together(call, graph)
+    own = {slot[1:]: tensor for slot, tensor in zip(form.slots, call.tensors, strict=True) if slot[0] == "="}
+
+    def run() -> tuple[Tensor, Tensor | None]:
+        return eager.run(request, form.backend)
+
+    found = torch.func.functional_call(_Modules(form), own, (run,)) if own else run()
+    return [x for x in found if x is not None]
+
+
+class _Modules(nn.Module):
+    """Those that take part, by their roles; calls a function."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        for role, name in (("reduce", form.reduce), ("activation", form.activation)):
+            if name in _MODULES:
+                self.add_module(role, _MODULES[name])
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()

@@ -1,0 +1,32 @@
+"""Sharing a kernel's work among threads.
+
+Kernels release Python's lock, so plain threads run them side by side: as many as torch uses, without a second runtime
+beside torch's that would have to be safe to fork or to call from several threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:
+    """`[run(part) for part in parts]`, side by side; what one raises is raised here."""
+    threads = min(torch.get_num_threads(), len(parts))
+    if threads < 2:
+        return [run(part) for part in parts]
+    return list(_pool(threads, os.getpid()).map(run, parts))
+
+
+@lru_cache(maxsize=4)
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """One pool for each process: threads do not survive a fork."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="mpnn")

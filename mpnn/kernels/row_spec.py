@@ -1,0 +1,92 @@
+"""What `mpnn.kernels.row_attention` is asked: a sparse graph, what weighs its edges, and what goes along them.
+
+Apart from it because backends fill this in, and know nothing of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+LANES = 8
+CONSTANT, DOT, ADDITIVE, ACTIVATED = 0, 1, 2, 3  # kinds of scores, as in mpnn.kernels.cpu
+NORMALIZERS = {"softmax": 0, "sigmoid": 1, "none": 2}
+_NOTHING = np.zeros(0, np.int64)
+_NO_KEYS = np.zeros(0, np.uint32)
+_PARTS = 32
+_LEAST = 1 << 17  # numbers of edges' features that are worth a part
+
+Array = NDArray[Any]
+
+
+class Order:
+    """Edges sorted by row: `ptr` [rows + 1] and `col` [E], int64; `edge` [E] says where each of them
+    stands in the order of destinations, None when this is that order."""
+
+    def __init__(self, ptr: Array, col: Array, edge: Array | None = None) -> None:
+        self.ptr, self.col, self.edge = ptr, col, _NOTHING if edge is None else edge
+        self._parts: dict[int, list[tuple[int, int, int]]] = {}
+
+    def parts(self, width: int) -> list[tuple[int, int, int]]:
+        """(first edge, last edge, row of the first) of parts of equal size, each of them worth a thread where an edge
+        has `width` numbers. They do not depend on the number of threads, so neither do sums."""
+        count = max(1, min(_PARTS, len(self.col) * width // _LEAST))
+        if count not in self._parts:
+            cuts = np.linspace(0, len(self.col), count + 1).astype(np.int64)
+            row = np.searchsorted(self.ptr, cuts[:-1], side="right") - 1
+            self._parts[count] = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), row.tolist(), strict=True))
+        return self._parts[count]
+
+
+class Ids(NamedTuple):
+    """Which row of a per-edge tensor each edge reads, in the order of destinations; empty for its own.
+
+    `order` gives the edges sorted by these ids where several edges read one row, as in a table; None where none do.
+    """
+
+    ids: Array = _NOTHING
+    order: Callable[[], Order] | None = None
+
+
+class Given(NamedTuple):
+    """The tensors of a call, contiguous and of one type; None where there is none.
+
+    value [..., N_src, H_kv, DV]. A `DOT` score: dst [..., N_dst, H, D] are queries, src [..., N_src, H_kv, D] keys.
+    `ADDITIVE`: dst [..., N_dst, H], src [..., N_src, H]. `ACTIVATED`: dst and src [..., N, H, D], vector [H, D]. D and
+    DV are multiples of 8. Per edge, or per class: edge [..., E, H or 1, width] beside keys or under the activation,
+    edge_value likewise beside values, before [..., E, H or 1] under the activation, bias and table [..., E, H or 1].
+    """
+
+    value: Tensor
+    dst: Tensor | None = None
+    src: Tensor | None = None
+    vector: Tensor | None = None
+    edge: Tensor | None = None
+    edge_value: Tensor | None = None
+    before: Tensor | None = None
+    bias: Tensor | None = None
+    table: Tensor | None = None
+
+
+class Spec(NamedTuple):
+    """Everything else: the edges by destination and, when asked for, by source; which rows of per-edge tensors they
+    read (in the order of `Given`: edge, edge_value, before, bias, table); the score's kind and numbers; dropout's keys
+    [batch * H] uint32, empty without."""
+
+    rows: Order
+    columns: Callable[[], Order]
+    ids: tuple[Ids, Ids, Ids, Ids, Ids]
+    heads: int
+    kind: int
+    normalize: int
+    scale: float = 1.0
+    cap: float = 0.0
+    slope: float = 1.0
+    tanh: bool = False
+    keys: Array = _NO_KEYS
+    dropout: float = 0.0
+    return_weights: bool = False

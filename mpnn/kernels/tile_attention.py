@@ -1,0 +1,188 @@
+"""Attention over the tiles of a structured graph, as a differentiable function of tensors; on CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mpnn.kernels.memory import empty, zeros
+
+Arrays = tuple[NDArray[Any], ...]
+
+ROWS, COLUMNS = 32, 96  # of a tile; those of mpnn.kernels.cpu.tiles
+_LEAST = 1 << 18  # products that are worth a thread
+_SEGMENTS = 6  # work items that a backward pass is cut into at least, whatever the number of threads
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What kernels read of a graph: its tiles by query tile and by key tile, each as (pointers, the other tile, full,
+    low, high), and its runs as (pointers, start, stop, number of the first edge)."""
+
+    by_query: Arrays
+    by_key: Arrays
+    runs: Arrays
+    _segments: dict[int, NDArray[Any]] = field(default_factory=dict)
+
+    def segments(self, count: int) -> NDArray[Any]:
+        """Where to cut the key tiles into `count` segments of about as many tiles each."""
+        if count not in self._segments:
+            ptr = self.by_key[0]
+            cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], count + 1), side="left")
+            cuts[0], cuts[-1] = 0, len(ptr) - 1
+            self._segments[count] = np.unique(cuts)
+        return self._segments[count]
+
+
+@dataclass(frozen=True, eq=False)
+class Dropout:
+    """`keys` [B * H] uint32, empty for none, as `mpnn.random.keys` gives them; p the probability."""
+
+    keys: NDArray[np.uint32]
+    p: float
+
+    def of(self, real: Callable[[float], Any]) -> tuple[Any, Any, Any]:
+        return self.keys, np.uint32(round(self.p * (1 << 24))), real(1 / (1 - self.p) if self.p < 1 else 0.0)
+
+
+class TileAttention(torch.autograd.Function):
+    """`TileAttention.apply(query, key, value, table, bias, scale, dropout, layout)` -> out [B, N_dst, H, DV].
+
+    query [B, N_dst, H, D], key [B, N_src, KV, D], value [B, N_src, KV, DV]; float32 or float64, widths multiples of 8.
+    table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to the scores; both may
+    be None.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        table: Tensor | None,
+        bias: Tensor | None,
+        scale: float,
+        dropout: Dropout,
+        layout: Layout,
+    ) -> Tensor:
+        from mpnn.kernels.cpu import threads, tiles
+
+        batch, num_dst, heads, _ = query.shape
+        key, value = _by_head(key), _by_head(value)
+        shape = _shape(query, value, bias)
+        out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(query, batch, heads, num_dst)
+        ctx.save_for_backward(query, key, value, table, bias, out, lse)
+        ctx.scale, ctx.dropout, ctx.layout, ctx.shape = scale, dropout, layout, shape
+        if not out.numel() or not value.numel():
+            return out.zero_()
+        q, strides = _strided(query)
+        k, v, o, z = (_flat(x) for x in (key, value, out, lse))
+        real = q.dtype.type
+        shared = (q, strides, k, v, real(scale), _optional(table, q), _optional(bias, q), dropout.of(real))
+        shared = (*shared, layout.by_query, layout.runs, o, z, shape)
+        parts = _parts(batch * heads * -(-num_dst // ROWS), _products(shape, layout))
+        threads.each(parts, lambda part: tiles.forward(*part, *shared))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
+        from mpnn.kernels.cpu import threads, tiles
+
+        query, key, value, table, bias, out, lse = ctx.saved_tensors
+        batch, _, key_heads, *_ = ctx.shape
+        if not d_out.numel() or not value.numel():
+            inputs = (query, key.transpose(1, 2), value.transpose(1, 2), table, bias)
+            return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 3
+        inner = batch if bias is not None and len(bias) < batch else 1
+        segments = ctx.layout.segments(-(-_SEGMENTS // (batch // inner * key_heads)))
+        items = batch // inner * key_heads * (len(segments) - 1)
+        d_query = zeros(query, len(segments) - 1, *query.shape)
+        d_key, d_value = (zeros(x, *x.transpose(1, 2).shape) for x in (key, value))
+        d_table = query.new_zeros(0) if table is None else table.new_zeros(items // key_heads, *table.shape)
+        d_bias = query.new_zeros(0) if bias is None else torch.zeros_like(bias)
+
+        k, v = _flat(key), _flat(value)
+        real = k.dtype.type
+        q, q_panels, _ = _packed(query, ctx.scale, None)
+        d, d_panels, delta = _packed(d_out, 1.0, out)
+        shared = (
+            *((q, k, v, d), (q_panels, d_panels), (_flat(lse), delta), _optional(table, k), _optional(bias, k)),
+            *(ctx.dropout.of(real), ctx.layout.by_key, ctx.layout.runs),
+            *(tuple(_flat(x) for x in (d_query, d_key, d_value, d_table, d_bias)), ctx.shape, segments, inner),
+        )
+        threads.each(_parts(items, _products(ctx.shape, ctx.layout)), lambda part: tiles.backward(*part, *shared))
+        d_query = d_query[0] if len(d_query) == 1 else d_query.sum(0)
+        return (
+            *(d_query.mul_(ctx.scale), d_key, d_value),
+            *(None if table is None else d_table.sum(0), None if bias is None else d_bias),
+            *[None] * 3,
+        )
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """A copy [B, H, N, D] of x [B, N, H, D], unless that is how it lies already."""
+    turned = x.detach().transpose(1, 2)
+    return turned if turned.is_contiguous() else empty(x, *turned.shape).copy_(turned)
+
+
+def _shape(query: Tensor, value: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    batch, num_dst, heads, width = query.shape
+    _, key_heads, num_src, wide = value.shape
+    return batch, heads, key_heads, num_dst, num_src, width, wide, 0 if bias is None else bias.shape[-1]
+
+
+def _flat(x: Tensor) -> NDArray[Any]:
+    return x.detach().numpy().reshape(-1)  # a view: all that come here are contiguous
+
+
+def _strided(x: Tensor) -> tuple[NDArray[Any], tuple[int, int, int]]:
+    """All that x [B, N, H, D] spans, flat, and its strides for (batch, head, node)."""
+    if x.is_contiguous() or x.stride(-1) != 1:
+        _, nodes, heads, width = x.shape
+        return x.detach().contiguous().numpy().reshape(-1), (nodes * heads * width, width, heads * width)
+    span = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    by_batch, by_node, by_head, _ = x.stride()
+    return x.detach().as_strided((span,), (1,)).numpy(), (by_batch, by_head, by_node)
+
+
+def _packed(x: Tensor, scale: float, out: Tensor | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """scale * x [B, N, H, D] as rows [B, H, N, D] and as turned tiles, and <x, out> [B, H, N]."""
+    from mpnn.kernels.cpu import threads, tiles
+
+    if out is not None and x.stride() != out.stride():
+        x = x.contiguous()
+    flat, strides = _strided(x)
+    batch, nodes, heads, width = x.shape
+    items = batch * heads * -(-nodes // ROWS)
+    rows, turned = np.empty(x.numel(), flat.dtype), np.empty(items * width * ROWS, flat.dtype)
+    delta = np.empty(0 if out is None else batch * heads * nodes, flat.dtype)
+    other = np.empty(0, flat.dtype) if out is None else _flat(out)
+    shared = (flat, strides, flat.dtype.type(scale), other, rows, turned, delta, (batch, heads, nodes, width))
+    threads.each(_parts(items, x.numel() * 16), lambda part: tiles.pack(*part, *shared))
+    return rows, turned, delta
+
+
+def _optional(x: Tensor | None, like: NDArray[Any]) -> NDArray[Any]:
+    return np.zeros(0, like.dtype) if x is None else _flat(x)
+
+
+def _products(shape: tuple[int, ...], layout: Layout) -> int:
+    return shape[0] * shape[1] * shape[5] * len(layout.by_query[1]) * ROWS * COLUMNS
+
+
+def _parts(items: int, work: int) -> list[tuple[int, int]]:
+    """Ranges of items, several for each thread, each worth one."""
+    threads = torch.get_num_threads()
+    count = max(1, min(items, work // _LEAST, 8 * threads if threads > 1 else 1))
+    if count == 1:
+        return [(0, items)]
+    return list(pairwise(items * p // count for p in range(count + 1)))

@@ -1,0 +1,193 @@
+"""The harness from end to end on one tiny case: what it writes, what it refuses, and how it judges."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # benchmarks are no part of the installed package
+
+from benchmarks import measure, run, series, truth  # noqa: E402
+from benchmarks.cases import all_cases, select  # noqa: E402
+from benchmarks.contest import BOTH, FORWARD, OURS, STEP, Bar, Case, Contest, Entry, Missing  # noqa: E402
+from benchmarks.sizes import DEFAULT, FULL, SMALL  # noqa: E402
+from mpnn import MessagePassing, graphs, ops  # noqa: E402
+from mpnn.attention import Additive  # noqa: E402
+
+pytest.importorskip("rich")
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_one_case_from_measuring_to_the_page(tmp_path: Path) -> None:
+    file, page = tmp_path / "results" / "cpu.json", tmp_path / "docs" / "performance.md"
+    options = ("--small", "--threads", 1, "--seconds", 0, "--backend", "dense", "--only", "dense: causal(), N 64")
+    done = command("cpu", *options, "--out", file)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "torch SDPA, dense" in done.stdout
+    results = json.loads(file.read_text())
+    assert {"commit", "processor", "threads", "versions", "command"} <= set(results)
+    forward, both = results["rows"]
+    assert (forward["direction"], both["direction"]) == (FORWARD, BOTH)
+    for row in (forward, both):
+        assert set(row["entries"]) == {OURS, "torch SDPA, dense"}
+        assert all(entry["median"] > 0 for entry in row["entries"].values())
+        assert max(row["checked"]["errors"].values()) < truth.TOLERANCE
+
+    done = command("report", "--results", file, "--page", page)
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    assert "| causal(), N 64 | forward | mpnn |" in text
+    assert results["commit"] in text
+    assert "img/performance_dense.png" in text
+    assert (page.parent / "img" / "performance_dense.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_help_teaches_and_wrong_words_are_refused() -> None:
+    assert "Results that are wrong are not timed" in " ".join(command("cpu", "--help").stdout.replace("│", " ").split())
+    done = command("cpu", "--only", "no such case")
+    assert done.returncode == 2
+    assert "the groups are dense, sparse, length" in " ".join(done.stderr.replace("│", " ").split())
+
+
+# ---------------------------------------------------------------------------------------- checking
+
+
+def tiny(ours: Entry, *others: Entry | Missing, bars: tuple[Bar, ...] = ()) -> Case:
+    graph, given = graphs.causal().bind(10), inputs()
+    exact = truth.Sampled(graph, given, lambda part, rows, q, k, v: ops.attend(part, q[rows], k, v), width=4)
+    return Case("tiny", "causal", lambda: Contest([ours, *others], exact, exact.description, bars))
+
+
+def inputs() -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(10, 2, 2, generator=generator).requires_grad_() for _ in range(3))
+
+
+def attending(name: str, wrong: float = 0.0, in_backward: bool = False) -> Entry:
+    given = inputs()
+
+    def call() -> Tensor:
+        out = ops.attend(graphs.causal().bind(10), *given, backend="dense")
+        if in_backward:
+            return out + wrong * (given[0] - given[0].detach())
+        return out * (1 + wrong)
+
+    return Entry(name, call, given)
+
+
+def test_a_wrong_result_is_refused_and_not_timed() -> None:
+    for wrong in (attending(OURS, 1e-3), attending(OURS, float("nan"))):
+        for row in run.rows_of(tiny(wrong), 0.0):
+            assert "mpnn: its output is off by" in row["error"]
+            assert "entries" not in row
+    forward, both = run.rows_of(tiny(attending(OURS, 1e-2, in_backward=True)), 0.0)
+    assert "error" not in forward
+    assert "its gradient 0 is off by" in both["error"]
+
+
+def test_a_peer_that_disagrees_fails_or_is_missing_is_left_out_with_a_sentence() -> None:
+    def fail() -> Tensor:
+        raise RuntimeError("no kernel")
+
+    others = (attending("off", 0.1), Entry("broken", fail), Missing("absent", "absent is not installed"))
+    for row in run.rows_of(tiny(attending(OURS), *others), 0.0):
+        assert row["entries"]["off"]["note"].startswith("left out: Wrong: off: its output is off by")
+        assert row["entries"]["broken"] == {"note": "failed: RuntimeError: no kernel"}
+        assert row["entries"]["absent"] == {"note": "absent is not installed"}
+        assert row["entries"][OURS]["rounds"] >= measure.LEAST_ROUNDS
+
+
+@pytest.mark.parametrize("graph", [graphs.window(3).bind(50), graphs.longformer(4, 2).bind(50)], ids=str)
+def test_drawn_rows_are_those_of_the_whole(graph: object) -> None:
+    rows = truth.drawn(graph, width=1, seed=0)
+    assert {0, 49} <= set(rows.tolist())
+    assert torch.equal(truth.part_of(graph, rows).dense(), graph.dense()[rows])
+    shuffled = graphs.from_edges(graph.edge_index[:, torch.randperm(graph.num_edges)], 50)
+    assert torch.equal(truth.part_of(shuffled, rows).dense(), graph.dense()[rows])
+
+
+def test_the_truth_of_a_layer_holds_the_gradients_of_its_parameters() -> None:
+    graph, x = graphs.window(2).bind(12), torch.randn(12, 4).requires_grad_()
+    op = MessagePassing(graph, "sum", None, Additive(4, 3, 2), backend="edge_list")
+    op(x)  # what a graph remembers of a call must not keep the layer from being copied
+    entry = Entry(OURS, lambda: op(x), (x, *op.parameters()))
+    assert truth.of_layer(op, graph, x, 6)(entry, BOTH) < 1e-5
+
+
+# ---------------------------------------------------------------------------------------- judging
+
+
+def test_bars() -> None:
+    entries = {"mpnn": {"median": 0.2, "peak_bytes": 100}, "peer": {"median": 1.0}, "gone": {"note": "not installed"}}
+    judged = [
+        (Bar("", 8, "at least", against="peer"), 5.0, "miss"),
+        (Bar("", 4, "at least", against="peer"), 5.0, "pass"),
+        (Bar("", 0.8, "at most", against="peer", factor=0.5), 0.4, "pass"),
+        (Bar("", 0.3, "at most", against="peer", factor=0.5), 0.4, "miss"),
+        (Bar("", 0.1, "seconds"), 0.2, "miss"),
+        (Bar("", 100, "bytes"), 100, "pass"),
+        (Bar("", 0.1, "over", against="peer"), -0.8, "pass"),
+    ]
+    for bar, measured, status in judged:
+        verdict = bar.judge(entries, "mpnn")
+        assert verdict["measured"] == pytest.approx(measured)
+        assert verdict["status"] == status
+    missing = Bar("", 2, "at least", against="gone").judge(entries, "mpnn")
+    assert (missing["status"], missing["why"]) == ("not measured", "not installed")
+
+
+@pytest.mark.parametrize(("longest", "status"), [(16.0, "pass"), (32.0, "miss")])
+def test_time_against_length_must_be_linear(longest: float, status: str) -> None:
+    rows = [
+        {
+            "group": "length",
+            "series": "window(4)",
+            "direction": FORWARD,
+            "ours": "mpnn",
+            "facts": {"nodes": n},
+            "entries": {"mpnn": {"median": time}},
+        }
+        for n, time in ((512, 9.0), (4096, 1.0), (65536, longest))
+    ]
+    (verdict,) = series.verdicts(rows)
+    assert verdict["measured"] == longest / 16
+    assert verdict["status"] == status
+
+
+def test_times_are_taken_in_turns() -> None:
+    calls: list[str] = []
+    times = measure.interleaved([lambda: calls.append("a"), lambda: calls.append("b")], seconds=0.0)
+    assert [len(t) for t in times] == [measure.LEAST_ROUNDS] * 2
+    assert "".join(calls) == "ab" * (measure.LEAST_ROUNDS + 1)
+
+
+@pytest.mark.parametrize("direction", [FORWARD, BOTH, STEP])
+def test_memory_of_a_call(direction: str) -> None:
+    x = torch.ones(1 << 22, requires_grad=True)  # 16 MB
+    found = measure.peak(measure.work(Entry("", lambda: x.exp(), (x,)), direction))
+    if found is not None:
+        # what is kept, and the direction and the gradient of the backward pass; a megabyte for what else moves
+        assert found == pytest.approx({BOTH: 3}.get(direction, 1) * 16 * 2**20, abs=2**20)
+
+
+def test_cases_cover_what_is_asked_for() -> None:
+    for sizes in (SMALL, DEFAULT, FULL):
+        titles = [case.title for case in all_cases(sizes)]
+        assert len(set(titles)) == len(titles)
+    edges = [case.name for case in select(all_cases(FULL), ["edges:"])]
+    assert "50,000,000" in edges[-1]
+    assert [c.name for c in select(all_cases(DEFAULT), ["LENGTH"])][-1] == "window(256), N 65536"

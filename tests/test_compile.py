@@ -1,0 +1,412 @@
+"""`torch.compile(fullgraph=True)`: whole programs, the numbers of eager mode, and no compilation for each new size.
+
+Most programs are compiled with "aot_eager", which traces forward and backward as any backend does but generates no C++.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mpnn import Graph, MessagePassing, aggregate, graphs, ops
+from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Kernel, Typed
+from mpnn.compiled.operator import _TICKETS
+from mpnn.handles import held
+from mpnn.models import GPT
+from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
+from mpnn.relation import GridOffset
+from mpnn.update import Activate, FeedForward, PreNorm
+
+Call = dict[str, Any]
+WIDTH = 16
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+def layer(graph: Any, **attention: Any) -> MessagePassing:
+    return MessagePassing(graph, "sum", None, DotProduct(WIDTH, 2, **attention))
+
+
+def explicit(n: int, edge_dim: int | None = None) -> Graph:
+    generator = torch.Generator().manual_seed(n)
+    edges = torch.randint(0, n, (2, 3 * n + 5), generator=generator)
+    attr = None if edge_dim is None else torch.randn(edges.shape[1], edge_dim, generator=generator)
+    return graphs.from_edges(edges, n, edge_attr=attr)
+
+
+def initialised(position: nn.Module) -> nn.Module:
+    """Tables start at zero, where a wrong entry would not show."""
+    for parameter in position.parameters():
+        nn.init.normal_(parameter)
+    return position
+
+
+def program(model: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], CompileCounterWithBackend]:
+    """The model compiled whole, and how often it was compiled."""
+    counter = CompileCounterWithBackend("aot_eager")
+    return torch.compile(model, backend=counter, fullgraph=True, **options), counter
+
+
+def outcome(model: Callable[..., Any], parameters: list[nn.Parameter], x: Tensor, **call: Any) -> list[Tensor | None]:
+    """Everything the model returns, and the gradients of its inputs and parameters."""
+    torch.manual_seed(7)
+    out = model(x, **call)
+    outs = list(out) if isinstance(out, tuple) else [out]
+    wanted = [x, *parameters]
+    return outs + list(torch.autograd.grad(sum(o.square().sum() for o in outs), wanted, allow_unused=True))
+
+
+def check_against_eager(model: nn.Module, sizes: tuple[int, ...], call: Callable[[int], Call] = lambda n: {}) -> int:
+    """Compares outputs and gradients at each size; returns how often the model was compiled, sizes being dynamic."""
+    compiled_model, counter = program(model, dynamic=True)
+    for n in sizes:
+        x = torch.randn(2, n, WIDTH, requires_grad=True)
+        arguments, parameters = call(n), list(model.parameters())
+        expected = outcome(model, parameters, x, **arguments)
+        torch.testing.assert_close(outcome(compiled_model, parameters, x, **arguments), expected)
+    return compilations(counter)
+
+
+def compilations(counter: CompileCounterWithBackend) -> int:
+    """How many programs there are, but for empty ones."""
+    return sum(len(graph.graph.nodes) > 1 for graph in counter.graphs)
+
+
+# ---------------------------------------------------------------------------------------------------- equal to eager
+
+ON_SEQUENCES: dict[str, Callable[[], MessagePassing]] = {
+    "complete": lambda: MessagePassing(
+        graphs.complete(), "sum", PreNorm(WIDTH, FeedForward(WIDTH)), DotProduct(WIDTH, 2)
+    ),
+    "causal, dropout": lambda: layer(graphs.causal(), dropout=0.25),
+    "window, grouped, soft cap": lambda: layer(graphs.window(3), kv_heads=1, softcap=5.0, normalize="sigmoid"),
+    "algebra": lambda: layer(graphs.causal() & (graphs.window(2) | graphs.global_nodes(1))),
+    "rotary": lambda: layer(graphs.causal(), position=Rotary(8)),
+    "alibi": lambda: layer(graphs.window(4), position=ALiBi(2)),
+    "t5": lambda: layer(graphs.complete(), position=initialised(T5(2, buckets=8, max_distance=8))),
+    "shaw": lambda: layer(graphs.window(3), position=Shaw(8, 2)),
+    "kernel": lambda: MessagePassing(graphs.causal(), "sum", None, Kernel(WIDTH, 2, features=8)),
+    "aggregation": lambda: MessagePassing(graphs.window(2), "mean", None, None),
+}
+
+
+@pytest.mark.parametrize("name", ON_SEQUENCES)
+def test_topologies_are_compiled_once_for_all_lengths(name: str) -> None:
+    assert check_against_eager(ON_SEQUENCES[name](), sizes=(6, 13)) == 1
+
+
+ON_GRAPHS: dict[str, Callable[[Graph | None], MessagePassing]] = {
+    "gat, dropout": lambda g: MessagePassing(g, "sum", Activate(F.elu), Additive(WIDTH, 4, 2, dropout=0.25)),
+    "gatv2": lambda g: MessagePassing(g, "sum", Activate(F.elu), AdditiveV2(WIDTH, 4, 2)),
+    "bahdanau": lambda g: MessagePassing(g, "sum", None, AdditiveV2(WIDTH, 4, 2, activation=torch.tanh)),
+    "a learned activation": lambda g: MessagePassing(g, "sum", None, AdditiveV2(WIDTH, 4, 2, activation=nn.PReLU())),
+    "gcn": lambda g: MessagePassing(g, "sum", Activate(F.relu), Degree(WIDTH, 4)),
+    "edges add vectors": lambda g: layer(g, edge_dim=3),
+    "edges add numbers": lambda g: layer(g, position=EdgeBias(3, 2)),
+    "diffusion": lambda g: MessagePassing(g, aggregate.Diffusion(3, 0.2), None, Additive(WIDTH, 4, 2)),
+    "max": lambda g: MessagePassing(g, "max", None, None),
+    "std": lambda g: MessagePassing(g, "std", None, None),
+    "pna, wider than its messages": lambda g: MessagePassing(g, "pna", None, None),
+    "a learned aggregator": lambda g: MessagePassing(g, aggregate.Softmax(learn=True), None, None),
+    "a function": lambda g: MessagePassing(g, lambda m, index: 2 * aggregate.total(m, index), None, None),
+}
+
+
+@pytest.mark.parametrize("name", ON_GRAPHS)
+def test_graphs_that_change_from_call_to_call_run_through_one_program(name: str) -> None:
+    model = ON_GRAPHS[name](None)
+    edge_dim = 3 if "edges" in name else None
+    assert check_against_eager(model, (6, 13), lambda n: {"graph": explicit(n, edge_dim)}) == 1
+
+
+def test_an_operator_owns_its_graph() -> None:
+    assert check_against_eager(ON_GRAPHS["gatv2"](explicit(9)), (9,)) == 1
+
+
+def test_a_relation_that_is_no_offset() -> None:
+    position = initialised(Table(2, GridOffset(width=4, rows=1, columns=1)))
+    assert check_against_eager(layer(graphs.neighborhood(4, 4, 1), position=position), (16,)) == 1
+
+
+def test_other_nodes_as_sources() -> None:
+    cross = layer(graphs.complete())
+    assert check_against_eager(cross, (5, 11), lambda n: {"source": torch.randn(2, 3 * n, WIDTH)}) == 1
+
+
+def test_a_convolution() -> None:
+    conv = MessagePassing(graphs.neighborhood(4, 4, 1), "sum", None, Typed(WIDTH, 4, relations=9))
+    assert check_against_eager(conv, (16,)) == 1
+
+
+def test_a_map_for_each_class_of_edges() -> None:
+    model = MessagePassing(None, "mean", None, Typed(WIDTH, 4, relations=3))
+
+    def typed(n: int) -> Graph:
+        edges = explicit(n).edge_index
+        return graphs.from_edges(edges, n, edge_type=edges.sum(0) % 3)
+
+    assert check_against_eager(model, (6, 13), lambda n: {"graph": typed(n)}) == 1
+
+
+def test_weights_are_returned() -> None:
+    model = MessagePassing(None, "sum", None, DotProduct(WIDTH, 2))
+    assert check_against_eager(model, (5, 7), lambda n: {"graph": explicit(n), "return_weights": True}) == 1
+
+
+def test_weights_over_a_topology_compile_for_each_length_as_no_rule_tells_the_edges() -> None:
+    model = MessagePassing(graphs.window(1), "sum", None, DotProduct(WIDTH, 2))
+    assert check_against_eager(model, (5, 6), lambda n: {"return_weights": True}) == 2
+
+
+class ByDistance(Attention):
+    """A user's attention, which makes a number for each edge from `graph.edge_index`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Any:
+        from mpnn.attention import Terms
+
+        j, i = graph.edge_index
+        return Terms(src.unsqueeze(-2), bias=(-self.rate * (i - j).abs()[:, None].to(src.dtype),))
+
+
+@pytest.mark.parametrize("graph", [graphs.window(2), explicit(9)], ids=["topology", "explicit"])
+def test_an_attention_of_ones_own(graph: Any) -> None:
+    check_against_eager(MessagePassing(graph, "sum", None, ByDistance()), (9,))
+
+
+def test_gpt() -> None:
+    model = GPT(23, WIDTH, 2, 2, dropout=0.1, context=32)
+    compiled_model, counter = program(model)
+    for n in (9, 10, 31):
+        tokens = torch.randint(0, 23, (2, n))
+        results = []
+        for run in (model, compiled_model):
+            torch.manual_seed(3)
+            loss = F.cross_entropy(run(tokens).flatten(0, 1), tokens.flatten())
+            results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+        torch.testing.assert_close(*results)
+    assert compilations(counter) <= 2
+
+
+# ---------------------------------------------------------------------------------------------------- functional core
+
+
+def test_attend_and_aggregate() -> None:
+    def both(q: Tensor, graph: Graph, weight: Tensor) -> tuple[Tensor, Tensor]:
+        out, weights = ops.attend(graph, q, q.flip(-1), q, dropout=0.5, return_weights=True)
+        return ops.aggregate(graph, out.flatten(-2), "softmax", weight=weight * weights[:, 0]), weights
+
+    compiled_both, counter = program(both)
+    for n in (6, 7, 13):
+        graph, q = explicit(n), torch.randn(n, 2, 8, requires_grad=True)
+        call = {"graph": graph, "weight": torch.rand(graph.num_edges)}
+        torch.testing.assert_close(outcome(compiled_both, [], q, **call), outcome(both, [], q, **call))
+    assert compilations(counter) <= 2
+
+
+@pytest.mark.parametrize("reduce", [*aggregate.NAMED, lambda m, index: aggregate.total(m, index)])
+def test_every_aggregator_by_its_name_or_as_a_function(reduce: Any) -> None:
+    compiled_aggregate, _ = program(lambda x, graph: ops.aggregate(graph, x, reduce))
+    graph, x = explicit(7), torch.rand(7, 3)
+    torch.testing.assert_close(compiled_aggregate(x, graph), ops.aggregate(graph, x, reduce))
+
+
+# ---------------------------------------------------------------------------------------------------- sizes
+
+
+def test_fifty_lengths_take_two_compilations() -> None:
+    model = layer(graphs.causal() & graphs.window(4))
+    compiled_model, counter = program(model)
+    for n in range(11, 61):
+        x = torch.randn(2 + n % 3, n, WIDTH)
+        torch.testing.assert_close(compiled_model(x), model(x))
+        compiled_model(x).sum().backward()
+    assert compilations(counter) <= 2
+
+
+# ---------------------------------------------------------------------------------------------------- dropout, autocast
+
+
+def test_dropout_differs_from_call_to_call_and_acts_alike_in_forward_and_backward() -> None:
+    model = MessagePassing(graphs.complete(), "sum", None, DotProduct(WIDTH, 2, dropout=0.5)).double()
+    compiled_model, _ = program(model)
+    x = torch.randn(6, WIDTH, dtype=torch.float64, requires_grad=True)
+    assert not torch.equal(compiled_model(x), compiled_model(x))
+
+    def seeded(x: Tensor) -> Tensor:
+        torch.manual_seed(11)
+        return compiled_model(x)
+
+    assert torch.autograd.gradcheck(seeded, x)  # numbers that wobble with the mask have no gradient
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+def test_autocast(inside: bool) -> None:
+    model = layer(graphs.window(3), dropout=0.25)
+
+    def cast(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    compiled_model, _ = program(cast if inside else model)
+    x, parameters = torch.randn(2, 9, WIDTH, requires_grad=True), list(model.parameters())
+    expected = outcome(cast, parameters, x)
+    if inside:
+        found = outcome(compiled_model, parameters, x)
+    else:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = outcome(compiled_model, parameters, x)
+    torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)  # some roundings to bfloat16, 2^-8 each
+
+
+def test_checkpointing_computes_the_forward_again() -> None:
+    model = layer(graphs.window(3), dropout=0.25)
+
+    def checkpointed(x: Tensor) -> Tensor:
+        return checkpoint(model, x, use_reentrant=False)
+
+    compiled_model, _ = program(checkpointed)
+    x, parameters = torch.randn(2, 9, WIDTH, requires_grad=True), list(model.parameters())
+    torch.testing.assert_close(outcome(compiled_model, parameters, x), outcome(model, parameters, x))
+
+
+def test_inference_mode_leaves_nothing_behind_that_cannot_be_trained_with() -> None:
+    model, x = MessagePassing(explicit(7), "sum", None, Degree(WIDTH, 4)), torch.randn(7, WIDTH)
+    compiled_model, _ = program(model)
+    with torch.inference_mode():
+        found = compiled_model(x)
+    torch.testing.assert_close(found.clone(), model(x))
+    model(x).sum().backward()
+    compiled_model(x).sum().backward()
+
+
+# ---------------------------------------------------------------------------------------------------- the operator
+
+NEEDS = [True, False, True, True]
+
+
+def arguments(dropout: float = 0.25) -> tuple[Any, ...]:
+    """Those of `mpnn::run` for attention on a small graph, its tensors ready to be differentiated."""
+    graph = arguments.graph = graphs.window(2).bind(6)  # type: ignore[attr-defined]  # held as long as its number is
+    query, key, value = (torch.randn(3, 6, 2, 4, requires_grad=True) for _ in range(3))
+    slots = ("value", "seed", "query", "key")
+    form = repr(("auto", (), "Dot", slots, False, "", "softmax", "Sum", None, False))
+    return graph.token, [6, 6, 0, 6, 6], [value, torch.tensor(5), query, key], form, [dropout, 0.5, 0.0, 0.0], NEEDS
+
+
+def test_torch_approves_of_the_operator() -> None:
+    torch.library.opcheck(torch.ops.mpnn.run.default, arguments())
+
+
+def test_memory_that_was_written_over_is_not_differentiated() -> None:
+    """Compilers reuse the memory of tensors that only the operator still knows."""
+    token, sizes, tensors, *rest = arguments()
+    tensors = [t.detach() for t in tensors]
+    copies = [t.clone() for t in tensors]
+    out, weights, ticket = torch.ops.mpnn.run(token, sizes, tensors, *rest)
+    recorded = [torch.ones_like(out), weights], [out, weights], ticket
+    expected = torch.ops.mpnn.run_backward(*recorded, token, sizes, tensors, *rest)
+    for t in tensors:
+        t.zero_()
+    torch.testing.assert_close(torch.ops.mpnn.run_backward(*recorded, token, sizes, copies, *rest), expected)
+
+
+def test_a_ticket_that_was_copied_is_worth_as_much() -> None:
+    token, sizes, tensors, *rest = arguments()
+    out, weights, ticket = torch.ops.mpnn.run(token, sizes, [t.detach() for t in tensors], *rest)
+    total = torch.ops.mpnn.run(token, sizes, tensors, *rest)[0].sum()
+    expected = torch.autograd.grad(total, [tensors[0], *tensors[2:]])
+    given = [torch.ones_like(out), weights], [out, weights], ticket.clone()
+    found = torch.ops.mpnn.run_backward(*given, token, sizes, [t.detach() for t in tensors], *rest)
+    torch.testing.assert_close(tuple(found), expected)
+
+
+def test_what_a_forward_keeps_goes_with_its_ticket() -> None:
+    before = len(_TICKETS)
+    out, weights, ticket = torch.ops.mpnn.run(*arguments())
+    assert len(_TICKETS) == before + 1
+    del out, weights, ticket
+    assert len(_TICKETS) == before
+
+
+# ---------------------------------------------------------------------------------------------------- numbers of graphs
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("original", [graphs.causal() & graphs.window(2), explicit(5)], ids=["topology", "graph"])
+def test_copies_have_numbers_of_their_own(copied: Callable[[Any], Any], original: Any) -> None:
+    twin = copied(original)
+    assert int(twin.token) != int(original.token)
+    assert held(twin.token) is twin
+
+
+def test_a_graph_that_is_gone_is_said_to_be() -> None:
+    token = explicit(5).token
+    gc.collect()
+    with pytest.raises(RuntimeError, match="a graph that is gone"):
+        held(token)
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+def test_wrong_shapes_are_named() -> None:
+    model, _ = program(ON_GRAPHS["gatv2"](explicit(9)))
+    with pytest.raises(Exception, match="the graph has 9 destinations and 9 sources, but the features have 8"):
+        model(torch.randn(8, WIDTH))
+    attend, _ = program(lambda q, k, graph: ops.attend(graph, q, k, k))
+    with pytest.raises(Exception, match="query and key must be equally wide; got 4 and 3"):
+        attend(torch.randn(9, 1, 4), torch.randn(9, 1, 3), explicit(9))
+
+
+def test_a_backend_that_refuses_gives_its_reason() -> None:
+    model, _ = program(MessagePassing(graphs.causal(), "sum", None, AdditiveV2(WIDTH, 4, 2), backend="dense"))
+    with pytest.raises(ValueError, match="backend 'dense' cannot run this: it runs dot-product attention only"):
+        model(torch.randn(5, WIDTH))
+
+
+def test_learning_out_of_sight_is_refused_rather_than_forgotten() -> None:
+    rate = nn.Parameter(torch.tensor(0.5))
+    model, _ = program(MessagePassing(graphs.window(2), lambda m, index: rate * aggregate.total(m, index)))
+    with pytest.raises(RuntimeError, match="has the tensor as a parameter"):
+        model(torch.randn(5, WIDTH, requires_grad=True))
+
+
+def test_what_no_program_can_know_is_named() -> None:
+    class Curious(ByDistance):
+        def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Any:
+            return super().forward(dst, src, graph) if graph.diameter() else None
+
+    model, _ = program(MessagePassing(graphs.window(2), "sum", None, Curious()))
+    with pytest.raises(Exception, match="'diameter' of a graph is not known while torch"):
+        model(torch.randn(5, WIDTH))
+
+
+# ---------------------------------------------------------------------------------------------------- inductor
+
+
+@pytest.mark.slow
+def test_inductor_which_reuses_memory() -> None:
+    with torch._inductor.config.patch(fallback_random=True):
+        models = [layer(graphs.window(3), dropout=0.25, position=Rotary(8)) for _ in range(2)]
+        model = nn.Sequential(*models)
+        compiled_model = torch.compile(model, fullgraph=True, dynamic=True)
+        for n in (37, 41):
+            x, parameters = torch.randn(2, n, WIDTH, requires_grad=True), list(model.parameters())
+            torch.testing.assert_close(outcome(compiled_model, parameters, x), outcome(model, parameters, x))

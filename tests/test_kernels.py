@@ -1,0 +1,86 @@
+"""Compiled kernels: what people see of the compiler, of threads and of memory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mpnn import graphs, ops
+from mpnn.position import ALiBi
+from mpnn.topology import Topology
+
+SCRIPT = """
+import torch
+from mpnn import graphs, ops
+x = torch.randn(9, 1, 8)
+ops.attend(graphs.window(1).bind(9), x, x, x, backend="tiles")
+ops.attend(graphs.window(2).bind(9), x.double(), x.double(), x.double(), backend="tiles")
+"""
+
+
+def run(cache: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        env={"NUMBA_CACHE_DIR": str(cache), "PATH": "", "PYTHONPATH": str(Path(__file__).parents[1])},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_the_first_call_ever_says_once_that_it_compiles_and_later_processes_do_not(tmp_path: Path) -> None:
+    assert run(tmp_path).count("compiles its CPU kernels, once for this machine") == 1
+    assert run(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    "topology", [graphs.causal(), graphs.bigbird(block=16), graphs.longformer(40, globals=3)], ids=str
+)
+@pytest.mark.parametrize("heads", [1, 6])
+def test_tiles_give_the_same_bits_on_any_number_of_threads(topology: Topology, heads: int) -> None:
+    graph, found = topology.bind(500), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            leaves = [torch.randn(2, 500, heads, 24, requires_grad=True) for _ in range(3)]
+            bias = ALiBi(heads).bias(graph)
+            out = ops.attend(graph, *leaves, bias=bias, dropout=0.1, backend="tiles")
+            found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(a.equal(b) for a, b in zip(found[0], other, strict=True))
+
+
+PEAK = """
+import resource, torch
+from mpnn import graphs, ops
+
+def units(nodes, heads, width, **more):
+    features = [torch.randn(nodes, heads, width, requires_grad=True) for _ in range(3)]
+    graph = graphs.window(64).bind(nodes)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ops.attend(graph, *features, backend="tiles", **more).sum().backward()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (after - before) * 1024 / (4 * nodes * heads * width)
+
+units(64, 2, 8), units(64, 2, 8, dropout=0.1)
+print(units(4096, 8, 64), units(32768, 1, 64), units(8192, 8, 64, dropout=0.1))
+"""
+
+
+def test_tiles_need_memory_for_nodes_and_not_for_edges() -> None:
+    """Peak beyond inputs, forward and backward, in units of N x H x D floats; the graph has 129 edges a node, which
+    would be 129 units if vectors were made for them, and 2 for one number an edge and head."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK], capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(float(x) <= 14 for x in done.stdout.split()), done.stdout

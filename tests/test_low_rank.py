@@ -1,0 +1,165 @@
+"""Linear attention: sums over sources taken first, exact on every graph made of a few stairs, in linear room."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn import MessagePassing, explain, graphs
+from mpnn.aggregate import Max
+from mpnn.attention import Kernel
+from mpnn.backends import edge_list, low_rank
+from mpnn.backends.low_rank import Block, linear_attention
+from mpnn.graph import Graph
+from mpnn.scores import Dot, Request
+
+PACKED = graphs.documents([100, 130, 1, 70])
+GRAPHS: dict[str, Graph] = {
+    "complete": graphs.complete().bind(37),
+    "complete, rectangular": graphs.complete().bind(13, 300),
+    "causal": graphs.causal().bind(300),
+    "causal, a whole number of chunks": graphs.causal().bind(512),
+    "causal, more destinations": graphs.causal().bind(200, 90),
+    "causal, more sources": graphs.causal().bind(90, 200),
+    "strictly causal": (graphs.causal() - graphs.identity()).bind(150),
+    "one node": graphs.causal().bind(1),
+    "memory": graphs.memory(20).bind(140, 160),
+    "prefix": graphs.prefix(70).bind(210),
+    "documents": PACKED.bind(301),
+    "causal documents": (graphs.causal() & PACKED).bind(301),
+    "strictly causal documents": ((graphs.causal() & PACKED) - graphs.identity()).bind(301),
+    "no source": graphs.complete().bind(3, 0),
+    "no destination": graphs.causal().bind(0, 3),
+}
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def request(graph: Graph, batch: tuple[int, ...] = (), heads: tuple[int, int, int] = (4, 4, 4)) -> Request:
+    """Queries, keys and values with so many heads each."""
+    query = leaf(*batch, graph.num_dst, heads[0], 5)
+    key, value = leaf(*batch, graph.num_src, heads[1], 5), leaf(*batch, graph.num_src, heads[2], 7)
+    return Request(graph, value, Dot(query, key, 0.3), normalize="none")
+
+
+def run(backend: object, given: Request) -> list[Tensor]:
+    """The output, and the gradients of queries, keys and values."""
+    out, _ = backend.run(given)
+    direction = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    return [out, *torch.autograd.grad((out * direction).sum(), [given.score.query, given.score.key, given.value])]
+
+
+@pytest.mark.parametrize("heads", [(4, 4, 4), (4, 2, 2), (4, 1, 2), (6, 2, 3), (4, 4, 1)], ids=str)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_is_the_specification(name: str, heads: tuple[int, int, int]) -> None:
+    given = request(GRAPHS[name], (2, 1), heads)
+    assert low_rank.supports(given) is None
+    # Sums of at most 512 x 5 float64 products of size about 1, in another order: 2560 * 1.1e-16 < 1e-12.
+    for found, expected in zip(run(low_rank, given), run(edge_list, given), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sixteen_bits_are_added_up_in_float32(dtype: torch.dtype) -> None:
+    graph = graphs.causal().bind(1000)
+    query, key, value = (leaf(1000, 2, 8, dtype=dtype) for _ in range(3))
+    given = Request(graph, value, Dot(query, key, 0.1), normalize="none")
+    query, key, value = (t.detach().double().requires_grad_() for t in (query, key, value))
+    exact = run(edge_list, replace(given, value=value, score=Dot(query, key, 0.1)))
+    for found, expected in zip(run(low_rank, given), exact, strict=True):
+        assert found.dtype == dtype
+        # One rounding of the result, and of the direction that gradients arrive from.
+        error = (found.double() - expected).abs().max() / expected.abs().max()
+        assert error < 2 * torch.finfo(dtype).eps
+
+
+def test_the_state_of_a_group_is_shared_and_nothing_grows_with_the_square() -> None:
+    blocks = [0, 4, 0, 4, 1]
+    query, key, value = leaf(1, 4, 2, 3, 5), leaf(1, 4, 2, 1, 5), leaf(1, 4, 2, 1, 6)
+    assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, 0.5, blocks), (query, key, value))
+    assert torch.autograd.gradgradcheck(lambda *t: linear_attention(*t, 0.5, blocks), (query, key, value))
+    torch.library.opcheck(linear_attention, (query, key, value, 0.5, blocks))
+
+
+def test_blocks_of_a_graph() -> None:
+    everyone, past = 0, 1
+    assert low_rank._blocks(graphs.complete().bind(3, 5)) == [Block(0, 3, 0, 5, everyone)]
+    assert low_rank._blocks(graphs.causal().bind(5)) == [Block(0, 5, 0, 5, past)]
+    assert low_rank._blocks(graphs.memory(2).bind(4, 6)) == [Block(0, 4, 0, 2, everyone), Block(0, 4, 2, 6, past)]
+    assert low_rank._blocks(graphs.prefix(3).bind(8)) == [Block(0, 8, 0, 3, everyone), Block(3, 8, 3, 8, past)]
+    assert low_rank._blocks((graphs.causal() - graphs.identity()).bind(4)) == [Block(1, 4, 0, 3, past)]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"normalize": "softmax"}, "only where the dot products themselves are the weights"),
+        ({"dropout": 0.1}, "never has a single weight in hand"),
+        ({"return_weights": True}, "never has a single weight in hand"),
+        ({"reduce": Max()}, "it sums messages"),
+        ({"score": None}, "needs weights that are dot products"),
+        ({"bias": (torch.zeros(1, 1),)}, "numbers on edges"),
+        ({"edge_value": torch.zeros(1, 4, 7)}, "numbers on edges"),
+        ({"graph": graphs.window(2).bind(37)}, "rows must hear the same sources as the row before"),
+        ({"graph": graphs.longformer(8, globals=1).bind(37)}, "rows must hear the same sources as the row before"),
+        ({"graph": graphs.from_edges(torch.zeros(2, 1, dtype=torch.int64), 37)}, "the graph is a list of edges"),
+    ],
+    ids=str,
+)
+def test_refuses_with_a_sentence(change: dict[str, object], reason: str) -> None:
+    assert reason in low_rank.supports(replace(request(GRAPHS["complete"]), **change))
+
+
+def test_softcap_and_vectors_on_edges_are_refused() -> None:
+    given = request(graphs.complete().bind(3))
+    assert "only where" in low_rank.supports(replace(given, score=replace(given.score, softcap=2.0)))
+    assert "numbers on" in low_rank.supports(replace(given, score=replace(given.score, edge_key=leaf(9, 4, 5))))
+
+
+@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal()], ids=str)
+def test_the_plan_takes_it_where_sequences_are_long(topology: object, capsys: pytest.CaptureFixture[str]) -> None:
+    op = MessagePassing(topology, "sum", None, Kernel(64, 4, features=64))
+    assert explain(op, torch.randn(2048, 64)).backend == "low_rank"
+    assert explain(op, torch.randn(8, 64)).backend != "low_rank"
+    assert "low_rank" in capsys.readouterr().out
+
+
+def test_compiles_whole() -> None:
+    given, blocks = [leaf(1, 130, 2, 1, 4, dtype=torch.float32) for _ in range(3)], [0, 130, 0, 130, 1]
+    compiled = torch.compile(lambda *t: linear_attention(*t, 0.5, blocks) * 2, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given), linear_attention(*given, 0.5, blocks) * 2)
+
+
+MEASURE = """
+import json, resource, sys, time, torch
+from mpnn import MessagePassing, graphs
+from mpnn.attention import Kernel
+torch.set_num_threads(1)
+op = MessagePassing(graphs.causal(), "sum", None, Kernel(64, 1, features=64))
+op(torch.randn(64, 64)).sum().backward()
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+found = []
+for n in (16384, 65536):
+    x = torch.randn(n, 64, requires_grad=True)
+    op.graph.bind(n).runs.degree()
+    before, began = peak(), time.process_time()
+    op(x).sum().backward()
+    found.append((n, time.process_time() - began, peak() - before))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_causal_kernel_attention_over_65536_nodes_takes_linear_time_and_room() -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (few, short, _), (many, long, room) = json.loads(done.stdout)
+    assert long < 2 * (many / few) * short  # quadratic would be 16 times; room for caches that are left behind
+    # Queries, keys, values, features, their gradients and copies: some twenty numbers per node and feature.
+    assert room < 30 * many * 64 * 4

@@ -1,0 +1,294 @@
+"""Aggregation in fused rows (backend csr) against the specification: results, gradients, memory, numbers of threads."""
+
+import math
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn import graphs, ops
+from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, total
+from mpnn.backends import csr, edge_list
+from mpnn.graph import Graph
+from mpnn.scores import Lookup, Request
+
+AGGREGATORS = (Sum(), Mean(), Max(), Min(), Var(), Std(), PNA())
+# Sums of at most 500 float64 terms of size about 10, squared at most, and twice over: 500 * 100 * 2 * 1.1e-16 = 1e-11.
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+
+
+class LogSumExp:
+    """`log sum_j exp(m_j)`, zero where nobody is heard."""
+
+    identity = -math.inf
+
+    @staticmethod
+    def combine(a: float, b: float) -> float:
+        high, low = max(a, b), min(a, b)
+        return high + math.log1p(math.exp(low - high))
+
+    @staticmethod
+    def gradient(message: float, out: float) -> float:
+        return math.exp(message - out)
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        sums = total(messages.exp(), index)
+        return torch.where(sums > 0, sums, torch.ones_like(sums)).log()
+
+
+class Product:
+    """`prod_j m_j`, forward only."""
+
+    identity = 1.0
+
+    @staticmethod
+    def combine(a: float, b: float) -> float:
+        return a * b
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        rows = index.plain.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
+        out = messages.new_ones(index.num_dst, *messages.shape[1:])
+        out = out.scatter_reduce(0, rows, messages, "prod")
+        return torch.where((index.degree > 0).view(-1, *[1] * (messages.dim() - 1)), out, torch.zeros_like(out))
+
+
+def random_graph(num_dst: int, num_src: int, num_edges: int) -> Graph:
+    """Half of the edges lead to destination 0, many come from source 0, and some run twice."""
+    edges = torch.stack([torch.randint(0, max(n, 1), (num_edges,)) for n in (num_src, num_dst)])
+    edges[1, : num_edges // 2] = 0
+    edges[0, num_edges // 3 : num_edges // 2] = 0
+    return graphs.from_edges(edges, num_dst=num_dst, num_src=num_src)
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {
+    "random": lambda: random_graph(30, 20, 200),
+    "a hub": lambda: random_graph(3, 50, 500),
+    "empty rows": lambda: random_graph(60, 4, 40),
+    "no edge": lambda: random_graph(5, 7, 0),
+    "no node": lambda: graphs.complete().bind(0),
+    "no source": lambda: graphs.complete().bind(3, 0),
+    "no destination": lambda: graphs.complete().bind(0, 3),
+    "structured": lambda: graphs.longformer(4, globals=1).bind(40),
+    "parallel edges": lambda: graphs.from_edges(torch.tensor([[1, 1, 1, 0], [0, 0, 0, 2]]), 3),
+}
+
+
+def values(*shape: int) -> Tensor:
+    """Halves, so that sums are exact in any order and many messages are equal."""
+    return (2 * torch.randn(*shape, dtype=torch.float64)).round().div(2).requires_grad_()
+
+
+def weights(graph: Graph, heads: int, batch: tuple[int, ...] = ()) -> Tensor:
+    return torch.randint(-2, 3, (*batch, graph.num_edges, heads)).double().requires_grad_()
+
+
+def check(request: Request) -> None:
+    """The same results and gradients as the specification's."""
+    assert csr.supports(request) is None
+    leaves = [t for t in request.tensors if t.requires_grad]
+    found = []
+    for backend in (csr, edge_list):
+        out, _ = backend.run(request)
+        direction = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+        found.append([out, *torch.autograd.grad(out, leaves, direction, materialize_grads=True)])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+@pytest.mark.parametrize("aggregator", [*AGGREGATORS, LogSumExp()], ids=lambda a: type(a).__name__)
+def test_agrees_with_the_specification(aggregator: Aggregator, graph: Callable[[], Graph]) -> None:
+    bound = graph()
+    for batch, heads, width in (((), 1, 1), ((2,), 1, 3), ((), 2, 5), ((2, 1), 3, 8)):
+        value = values(*batch, bound.num_src, heads, width)
+        plain = Request(bound, value, normalize="none", reduce=aggregator)
+        check(plain)
+        check(replace(plain, bias=(weights(bound, heads),)))
+
+
+@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 33, 64, 71, 130])
+def test_every_width(width: int, aggregator: Aggregator) -> None:
+    graph = random_graph(20, 20, 150)
+    request = Request(graph, values(20, 1, width), normalize="none", reduce=aggregator)
+    check(request)
+    check(replace(request, bias=(weights(graph, 1),)))
+
+
+@pytest.mark.parametrize("aggregator", [Sum(), Max(), Var()], ids=lambda a: type(a).__name__)
+def test_every_form_of_weights(aggregator: Aggregator) -> None:
+    graph = random_graph(9, 9, 60).related(torch.randint(0, 4, (9, 9)))
+    table = torch.randint(-2, 3, (4, 3)).double().requires_grad_()
+    for given in (
+        (weights(graph, 1),),
+        (weights(graph, 3, (2,)),),
+        (weights(graph, 3), weights(graph, 1)),
+        (Lookup(table, graph.relation),),
+        (Lookup(table, graph.relation), weights(graph, 1, (2,))),
+    ):
+        check(Request(graph, values(2, 9, 3, 4), bias=given, normalize="none", reduce=aggregator))
+    shared = Request(graph, values(2, 9, 1, 4), bias=(weights(graph, 3),), normalize="none", reduce=aggregator)
+    check(shared)
+
+
+@pytest.mark.parametrize("aggregator", [*AGGREGATORS, LogSumExp()], ids=lambda a: type(a).__name__)
+def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> None:
+    graph = random_graph(40, 30, 60_000)
+    value, weight = values(30, 1, 24), weights(graph, 1)
+    assert len(csr.reduce._walk(graph, by_source=False).parts(24)) > 4
+    request = Request(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
+    found = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        try:
+            out, _ = csr.run(request)
+            found.append([out, *torch.autograd.grad(out.square().sum(), (value, weight))])
+        finally:
+            torch.set_num_threads(1)
+    assert all(one.equal(two) for one, two in zip(*found, strict=True))
+    torch.testing.assert_close(found[0][0], edge_list.run(request)[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("aggregator", [Sum(), Mean(), Std(), LogSumExp()], ids=lambda a: type(a).__name__)
+def test_gradcheck(aggregator: Aggregator) -> None:
+    graph = random_graph(6, 5, 20)
+    value = torch.randn(2, 5, 2, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(20, 2, dtype=torch.float64, requires_grad=True)
+
+    def function(value: Tensor, weight: Tensor) -> Tensor:
+        return csr.run(Request(graph, value, bias=(weight,), normalize="none", reduce=aggregator))[0]
+
+    assert torch.autograd.gradcheck(function, (value, weight))
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "var", "std"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_narrow_types_are_computed_in_float32(dtype: torch.dtype, name: str) -> None:
+    graph = random_graph(4, 300, 600)
+    x = torch.rand(300, 5).to(dtype).requires_grad_()
+    out = ops.aggregate(graph, x, name, backend="csr")
+    exact = ops.aggregate(graph, x.detach().double(), name, backend="edge_list")
+    assert out.dtype == dtype
+    # Rounded once to the type; before that, at most 300 float32 terms of one size, and std divides by 2 sqrt(1e-5).
+    bound = torch.finfo(dtype).eps * exact.abs() + 300 * 2**-24 * (exact.abs() + 1) * 2
+    assert ((out.double() - exact).abs() <= bound).all()
+    assert torch.autograd.grad(out.sum(), x)[0].dtype == dtype
+
+
+def test_equal_extremes_share_the_gradient_in_one_row_and_across_parts() -> None:
+    for count in (3, 70_000):  # the latter is cut into several parts
+        graph = graphs.complete().bind(1, count)
+        x = torch.zeros(count, 8)
+        x[::2] = 1.0
+        x.requires_grad_()
+        (gradient,) = torch.autograd.grad(ops.aggregate(graph, x, "max", backend="csr").sum(), x)
+        expected = torch.where(x > 0, 1 / (x > 0).sum(0), 0.0)
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_nan_and_infinity_reach_those_who_hear_them_and_nobody_else() -> None:
+    graph = graphs.from_edges(torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 1, 2]]), 5)
+    for name in ("sum", "mean", "max", "min", "var", "std"):
+        x = torch.ones(5, 11)
+        x[1, 3], x[2, 10] = torch.nan, torch.inf
+        out = ops.aggregate(graph, x, name, backend="csr")
+        expected = ops.aggregate(graph, x, name, backend="edge_list")
+        torch.testing.assert_close(out, expected, equal_nan=True)
+
+
+def test_nothing_of_edges_times_width_is_allocated() -> None:
+    graph = random_graph(200, 200, 100_000)
+    value, weight = torch.randn(200, 1, 64, requires_grad=True), torch.rand(100_000, 1, requires_grad=True)
+    for aggregator in AGGREGATORS:
+        request = Request(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
+
+        def both(request: Request = request) -> None:
+            csr.run(request)[0].sum().backward()
+
+        both()  # the graph's own tables, and the compiler
+        tracemalloc.start()  # sees what numpy allocates
+        both()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            both()
+        largest = max(abs(event.cpu_memory_usage) for event in profile.events())
+        # What is there for each edge is its weight and gradients of it, a few numbers, not 64.
+        assert peak + largest < 8 * 100_000 * 4
+
+
+def test_what_it_does_not_take_is_told_in_sentences() -> None:
+    graph, x = random_graph(4, 4, 9), torch.randn(4, 3, requires_grad=True)
+
+    class Bound(Product):
+        def combine(self, a: float, b: float) -> float:  # type: ignore[override]
+            return a * b
+
+    class Nameless:
+        combine = staticmethod(Product.combine)
+        reduce = Product.reduce
+
+    for aggregator, reason in (
+        (Median(), "it cannot take Median apart: it gives no combine"),
+        (Product(), "Product gives no gradient"),
+        (Bound(), "combine of Bound must be a function of two numbers: make it a staticmethod"),
+        (Nameless(), "Nameless gives combine.*no identity"),
+        (PNA(["mean", Median()]), "it cannot take Median apart"),
+    ):
+        with pytest.raises(ValueError, match=f"backend 'csr' cannot run this: .*{reason}"):
+            ops.aggregate(graph, x, aggregator, backend="csr")
+
+
+# ---------------------------------------------------------------------------------------- the user's own
+
+
+def test_a_combine_without_gradient_runs_forward() -> None:
+    graph, x = random_graph(30, 20, 200), 1 + 0.1 * torch.randn(20, 7, dtype=torch.float64)
+    ours = ops.aggregate(graph, x, Product(), backend="csr")
+    torch.testing.assert_close(ours, ops.aggregate(graph, x, Product(), backend="edge_list"))
+    trained = x.clone().requires_grad_()
+    chosen = ops.aggregate(graph, trained, Product())  # auto trains it by the plain reduce
+    assert torch.autograd.grad(chosen.sum(), trained)[0].isfinite().all()
+
+
+def test_a_combine_with_a_number_of_its_own() -> None:
+    class Soft:
+        """`log(sum_j exp(t m_j)) / t`."""
+
+        identity = -math.inf
+
+        def __init__(self, t: float) -> None:
+            self.combine = lambda a, b: max(a, b) + math.log1p(math.exp(-t * abs(a - b))) / t
+            self.gradient = lambda message, out: math.exp(t * (message - out))
+            self.t = t
+
+        def reduce(self, messages: Tensor, index: Index) -> Tensor:
+            return LogSumExp().reduce(self.t * messages, index) / self.t
+
+    for t in (0.5, 3.0):
+        check(Request(random_graph(9, 9, 50), values(9, 1, 5), normalize="none", reduce=Soft(t)))
+
+
+def test_a_composition_of_ones_own_is_run_by_its_parts() -> None:
+    class Range(Composed):
+        """Largest minus smallest."""
+
+        parts = (Max(), Min())
+
+        def compose(self, found: list[Tensor], degree: Tensor) -> Tensor:
+            return found[0] - found[1]
+
+    check(Request(random_graph(9, 9, 50), values(2, 9, 1, 5), normalize="none", reduce=Range()))
+
+
+def test_what_numba_cannot_compile_is_told() -> None:
+    class Odd(Product):
+        @staticmethod
+        def combine(a: float, b: float) -> float:
+            return torch.tensor([a, b]).prod().item()
+
+    with pytest.raises(TypeError, match="combine must be a function of two numbers that numba can compile"):
+        ops.aggregate(random_graph(4, 4, 9), torch.randn(4, 3), Odd(), backend="csr")

@@ -1,0 +1,84 @@
+"""Tiles of a structured graph: which blocks of pairs hold edges, and where, from runs alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpnn import graphs
+from mpnn.runs import Runs
+from mpnn.tiling import Tiles
+from mpnn.topology import Topology
+
+
+def listed(tiles: Tiles) -> list[tuple[int, int, bool, int, int]]:
+    row = np.repeat(np.arange(len(tiles.ptr) - 1), np.diff(tiles.ptr))
+    return [tuple(t) for t in np.stack([row, tiles.column, tiles.full, tiles.low, tiles.high], 1).tolist()]
+
+
+def by_looking(mask: np.ndarray, rows: int, columns: int) -> list[tuple[int, int, bool, int, int]]:
+    """The same from all pairs: what `Tiles.of` must never do."""
+    found = []
+    for r in range(-(-mask.shape[0] // rows)):
+        for c in range(-(-mask.shape[1] // columns)):
+            tile = mask[r * rows : (r + 1) * rows, c * columns : (c + 1) * columns]
+            here = np.flatnonzero(tile.any(0))
+            if len(here):
+                full = bool(tile.all()) and tile.shape[1] == columns
+                found.append((r, c, full, int(here[0]), int(here[-1]) + 1))
+    return found
+
+
+def test_a_window_by_hand() -> None:
+    # i hears i - 1, i and i + 1:      ■ ■ | · ·
+    # tiles of 2 x 2                   ■ ■ | ■ ·
+    #                                  · ■ | ■ ■
+    #                                  · · | ■ ■
+    tiles = Tiles.of(graphs.window(1).bind(4).runs, 2, 2)
+    assert listed(tiles) == [(0, 0, True, 0, 2), (0, 1, False, 0, 1), (1, 0, False, 1, 2), (1, 1, True, 0, 2)]
+    assert tiles.area == 2 * (2 + 1 + 1 + 2)
+
+
+def test_columns_between_two_runs_of_a_tile_are_kept() -> None:
+    tiles = Tiles.of(Runs.from_edges(1, 6, np.array([0, 0]), np.array([1, 4])), 1, 6)
+    assert listed(tiles) == [(0, 0, False, 1, 5)]
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        *(graphs.complete(), graphs.causal(), graphs.window(5), graphs.window(3, dilation=4), graphs.strided(4)),
+        *(graphs.longformer(6, globals=2), graphs.bigbird(block=4, seed=1), graphs.documents([7, 1, 20, 9])),
+        *(graphs.complete() - graphs.complete(), graphs.identity(), graphs.prefix(9) & graphs.window(12)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 6), (5, 3), (64, 64)])
+def test_equals_what_looking_at_all_pairs_finds(topology: Topology, rows: int, columns: int) -> None:
+    graph = topology.bind(37)
+    assert listed(Tiles.of(graph.runs, rows, columns)) == by_looking(graph.dense().numpy(), rows, columns)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(0, 9),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sets(st.tuples(st.integers(0, 8), st.integers(0, 8))),
+)
+def test_equals_what_looking_finds_for_any_edges(
+    num_dst: int, num_src: int, rows: int, columns: int, edges: set[tuple[int, int]]
+) -> None:
+    kept = sorted((i, j) for i, j in edges if i < num_dst and j < num_src)
+    mask = np.zeros((num_dst, num_src), bool)
+    for i, j in kept:
+        mask[i, j] = True
+    ends = np.array(kept, dtype=np.int64).reshape(-1, 2)
+    runs = Runs.from_edges(num_dst, num_src, ends[:, 0], ends[:, 1])
+    tiles = Tiles.of(runs, rows, columns)
+    assert listed(tiles) == by_looking(mask, rows, columns)
+    ptr, row, order = tiles.transposed(-(-num_src // columns))
+    turned = [(int(r), c) for c in range(len(ptr) - 1) for r in row[ptr[c] : ptr[c + 1]]]
+    assert sorted(turned) == [(r, c) for r, c, *_ in listed(tiles)]
+    assert [int(tiles.column[e]) for e in order] == [c for _, c in turned]
