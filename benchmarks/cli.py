@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks import fit, series, sizes
 from benchmarks import report as reports
-from benchmarks import series, sizes
 from benchmarks.cases import all_cases, select
 from benchmarks.machine import about
 from benchmarks.run import Row, run
@@ -88,6 +88,32 @@ def report(
     if not results.is_file():
         raise typer.BadParameter(f"there is no {results}; python -m benchmarks cpu writes it", param_hint="--results")
     console.print(f"wrote {reports.write(json.loads(results.read_text()), page)}")
+
+
+@app.command("fit")
+def fit_costs(
+    only: Annotated[str, typer.Option(help="Cases with this in their name.")] = "",
+    seconds: Annotated[float, typer.Option(help="Spent on timing each backend in each case.", min=0.0)] = 0.15,
+    write: Annotated[bool, typer.Option("--write", help="Keep the new prices, for every plan from now on.")] = False,
+) -> None:
+    """Measures what the backends' work costs on this machine, and what plans make of it.
+
+    One thread, some five minutes. For each case: milliseconds taken (expected), and how many times the quickest the
+    plan's choice takes. Then the same plans with the prices that fit these times. --write puts them into the package.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    found = []
+    for one in fit.measure(seconds, only):
+        found.append(one)
+        console.print(fit.as_text(one), soft_wrap=True, markup=False)
+    prices = fit.fitted(found)
+    for name, table in (("as it is", None), ("with the new prices", prices)):
+        regrets = sorted(one.regret(table) for one in found)
+        worst, usual = regrets[-1], regrets[len(regrets) // 2]
+        console.print(f"the plan {name}: {worst:.2f} times the quickest at worst, {usual:.2f} in the middle")
+    if write:
+        console.print(f"wrote {fit.write(prices, about())}")
 
 
 @app.command("list")

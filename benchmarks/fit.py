@@ -7,9 +7,11 @@ are those that come nearest to its times, none of them negative, each case weigh
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,9 @@ import torch
 from scipy.optimize import nnls
 
 from mpnn import graphs, random
-from mpnn.backends import BACKENDS
-from mpnn.backends.estimate import priced, table
+from mpnn.aggregate import aggregator
+from mpnn.backends import BACKENDS, estimate
+from mpnn.backends.estimate import table
 from mpnn.graph import Graph
 from mpnn.relation import Offset
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, Request
@@ -55,8 +58,21 @@ def additive(graph: Graph, heads: int = 8, width: int = 8) -> Request:
     return Request(graph, torch.randn(graph.num_src, heads, width), score)
 
 
-def aggregated(graph: Graph, width: int = 64) -> Request:
-    return Request(graph, torch.randn(graph.num_src, 1, width), normalize="none")
+def additive_v2(graph: Graph, heads: int = 4, width: int = 16) -> Request:
+    dst, src = (torch.randn(n, heads, width) for n in (graph.num_dst, graph.num_src))
+    return Request(graph, src, AdditiveV2Score(dst, src, torch.randn(heads, width), LeakyReLU()))
+
+
+def aggregated(graph: Graph, reduce: str, width: int = 64) -> Request:
+    return Request(graph, torch.randn(graph.num_src, 1, width), normalize="none", reduce=aggregator(reduce))
+
+
+def weighed(given: Request) -> Request:
+    return replace(given, bias=(torch.randn(given.graph.num_edges, 1),))
+
+
+def linear(given: Request) -> Request:
+    return replace(given, normalize="none")
 
 
 def scattered(nodes: int, degree: int) -> Graph:
@@ -91,9 +107,25 @@ def cases() -> Iterator[tuple[str, Request]]:
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         yield f"{dtype} complete 512", cast(dot(graphs.complete().bind(512)), dtype)
         yield f"{dtype} window(4) 512", cast(dot(graphs.window(4).bind(512)), dtype)
-    yield "additive 2000 x 5", additive(scattered(2000, 5))
-    yield "sums 2000 x 5", aggregated(scattered(2000, 5))
-    yield "sums 20000 x 20", aggregated(scattered(20000, 20))
+    yield "window(64) 2048, 12 x 64", dot(graphs.window(64).bind(2048), heads=12, width=64)
+    yield "causal 1024, 12 x 64", dot(graphs.causal().bind(1024), heads=12, width=64)
+    yield "softcap complete 256, 8 x 8", softcapped(dot(graphs.complete().bind(256), heads=8, width=8))
+    for name, nodes, degree in (("tiny", 100, 4), ("small", 2000, 5), ("middling", 20_000, 20), ("large", 60_000, 8)):
+        graph = scattered(nodes, degree)
+        yield f"{name}: additive 8 x 8", additive(graph)
+        yield f"{name}: additive 1 x 64", additive(graph, heads=1, width=64)
+        yield f"{name}: additive (v2) 4 x 16", additive_v2(graph)
+        yield f"{name}: dot 8 x 16", dot(graph, heads=8, width=16)
+        yield f"{name}: dot 1 x 128", dot(graph, heads=1, width=128)
+        for reduce in ("sum", "mean", "max", "var"):
+            yield f"{name}: {reduce} 64", aggregated(graph, reduce)
+        yield f"{name}: sum 16", aggregated(graph, "sum", 16)
+        yield f"{name}: weighted sum 64", weighed(aggregated(graph, "sum"))
+    yield "middling: dropout dot 8 x 16", dropped(dot(scattered(20_000, 20), heads=8, width=16))
+    for topology in (graphs.complete(), graphs.causal(), graphs.window(8)):
+        for n in (64, 512, 2048):
+            for width in (16, 64):
+                yield f"linear {topology} {n}, {width}", linear(dot(topology.bind(n), width=width))
 
 
 def with_gradients(given: Request) -> Request:
@@ -125,13 +157,16 @@ def best(works: list[Callable[[], None]], seconds: float, clock: Callable[[], fl
     least = [float("inf")] * len(works)
     ends = time.perf_counter() + seconds * len(works)
     rounds = 0
-    while rounds < 4 or time.perf_counter() < ends:
+    while rounds < 3 or time.perf_counter() < ends:
         rounds += 1
         for k, once in enumerate(works):
             began = clock()
             once()
             least[k] = min(least[k], clock() - began)
     return least
+
+
+Prices = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -143,12 +178,17 @@ class Measured:
     counts: dict[str, dict[str, float]]
     seconds: dict[str, float]
 
-    def estimated(self) -> dict[str, float]:
-        return {name: priced(name, counts, 0.0).seconds for name, counts in self.counts.items()}
+    def estimated(self, prices: Prices | None = None) -> dict[str, float]:
+        """Seconds by the given prices, or by those that plans go by."""
+        prices = prices or table()["nanoseconds"]
+        return {
+            name: 1e-9 * sum(prices[name][kind] * n for kind, n in counts.items())
+            for name, counts in self.counts.items()
+        }
 
-    def regret(self) -> float:
+    def regret(self, prices: Prices | None = None) -> float:
         """How many times the fastest the plan's choice takes."""
-        estimated = self.estimated()
+        estimated = self.estimated(prices)
         return self.seconds[min(estimated, key=estimated.__getitem__)] / min(self.seconds.values())
 
 
@@ -169,7 +209,7 @@ def measure(seconds: float, only: str = "") -> Iterator[Measured]:
             yield Measured(name, direction, counts, dict(zip(counts, least, strict=True)))
 
 
-def fitted(found: list[Measured]) -> dict[str, dict[str, float]]:
+def fitted(found: list[Measured]) -> Prices:
     """Nanoseconds for each backend and kind of work; what no case counts, or what keeps no compiler waiting, stays."""
     prices = {name: dict(costs) for name, costs in table()["nanoseconds"].items()}
     for name, costs in prices.items():
@@ -184,7 +224,15 @@ def fitted(found: list[Measured]) -> dict[str, dict[str, float]]:
     return prices
 
 
-def as_text(m: Measured, names: list[str]) -> dict[str, Any]:
-    estimated = m.estimated()
-    cells = [f"{m.seconds[n] * 1e3:.2f} ({estimated[n] * 1e3:.2f})" if n in m.seconds else "-" for n in names]
-    return {"case": m.case, "direction": m.direction, "cells": cells, "regret": m.regret()}
+def as_text(one: Measured) -> str:
+    """A line for each case."""
+    expected = one.estimated()
+    times = ", ".join(f"{name} {s * 1e3:.2f} ({expected[name] * 1e3:.2f})" for name, s in one.seconds.items())
+    return f"{one.case}, {one.direction}: {times} ms; {one.regret():.2f}"
+
+
+def write(prices: Prices, machine: dict[str, Any]) -> Path:
+    """Puts prices into the package, with what they were measured on."""
+    path = Path(estimate.__file__).with_name("costs.json")
+    path.write_text(json.dumps({"measured": machine, "nanoseconds": prices}, indent=1) + "\n")
+    return path

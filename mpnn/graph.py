@@ -395,7 +395,7 @@ class Graph(Handled):
     def _copy(self, device: torch.device | None = None) -> Graph:
         device = device or self.device
         data: Any = {name: None if old is None else old.to(device) for name, old in self._edge_data().items()}
-        return Graph(
+        graph = Graph(
             self.num_dst,
             self.num_src,
             runs=self.__dict__.get("runs", self._given_runs),
@@ -405,6 +405,8 @@ class Graph(Handled):
             name=self.name,
             **{**self._inherited(), "device": device},
         )
+        graph.order = self.order
+        return graph
 
     def _structured(self, runs: Runs, other: Graph | None = None) -> Graph:
         return Graph(runs.num_dst, runs.num_src, runs=runs, **self._inherited(other))

@@ -51,7 +51,7 @@ def test_structured_edges_are_written_out_by_destination() -> None:
 
 
 def test_structured_graphs_are_measured_without_writing_edges_out() -> None:
-    graph = graphs.window(2).bind(9)
+    graph = graphs.window(2, dilation=7).bind(31)  # bound by no other test, which would share it
     assert graph.dense().sum() == graph.num_edges == graph.degree().sum()
     _ = graph.reverse(), graph.power(2), graph | graph, ~graph, graph.undirected(), graph.to("cpu"), repr(graph)
     assert "edge_index" not in vars(graph)

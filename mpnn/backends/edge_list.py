@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mpnn import random
-from mpnn.aggregate import Index, segment_softmax
+from mpnn.aggregate import Index, Mean, Sum, segment_softmax
 from mpnn.backends.estimate import Estimate, both_ways, priced
 from mpnn.edges import CSR
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, Lookup, PerEdge, Request
@@ -26,7 +26,7 @@ def counts(request: Request) -> dict[str, float]:
     edges = float(request.graph.num_edges * request.batch.numel() * request.heads)
     numbers = edges * request.value.shape[-1]
     if not request.weighted:
-        found = {"sum": 1.0, "summed number": numbers}
+        found = {"sum": 1.0, "summed number" if isinstance(request.reduce, (Sum, Mean)) else "reduced number": numbers}
     else:
         kind = "dot" if isinstance(request.score, Dot) else "weighted"
         found = {"call": 1.0, "edge": edges, f"{kind} number": numbers}
