@@ -84,3 +84,18 @@ def test_tiles_need_memory_for_nodes_and_not_for_edges() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert all(float(x) <= 14 for x in done.stdout.split()), done.stdout
+
+
+def test_parts_run_side_by_side_and_what_one_raises_is_raised() -> None:
+    from mpnn.kernels.cpu import threads
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert threads.each(range(100), lambda k: k * k) == [k * k for k in range(100)]
+        nested = threads.each(range(8), lambda k: sum(threads.each(range(k), lambda j: j)))
+        assert nested == [k * (k - 1) // 2 for k in range(8)]
+        with pytest.raises(ZeroDivisionError):
+            threads.each([3, 2, 1, 0, 1], lambda k: 1 // k)
+    finally:
+        torch.set_num_threads(before)

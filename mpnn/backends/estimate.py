@@ -12,25 +12,31 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+import torch
+
 Counts = Mapping[str, float]
+# kinds of work that one thread does, once a call or a step
+ONCE = {"call", "sum", "reduce", "attention", "clique size", "step", "running step", "compiled", "own compiled"}
+_BACK = ", back"
 
 
 class Estimate(NamedTuple):
-    """Expected seconds of one processor core, and bytes of working memory beyond inputs and outputs."""
+    """Expected seconds on the threads that torch uses, and bytes of working memory beyond inputs and outputs."""
 
     seconds: float
     bytes: float
 
 
 def priced(backend: str, counts: Counts, size: float) -> Estimate:
-    """The estimate of work so counted."""
-    costs = table()["nanoseconds"][backend]
-    return Estimate(1e-9 * sum(costs[what] * n for what, n in counts.items()), size)
+    """The estimate of work so counted: what is done once a call is done by one thread, and all else is shared out."""
+    costs, threads = table()["nanoseconds"][backend], torch.get_num_threads()
+    shares = (costs[what] * n / (1 if what.removesuffix(_BACK) in ONCE else threads) for what, n in counts.items())
+    return Estimate(1e-9 * sum(shares), size)
 
 
 def both_ways(counts: Counts, needs_grad: bool) -> dict[str, float]:
     """The same work again, under names of its own, for the backward pass."""
-    return {**counts, **{f"{what}, back": n for what, n in counts.items()}} if needs_grad else dict(counts)
+    return {**counts, **{f"{what}{_BACK}": n for what, n in counts.items()}} if needs_grad else dict(counts)
 
 
 @cache

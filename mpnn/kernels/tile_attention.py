@@ -18,7 +18,7 @@ from mpnn.kernels.memory import empty, zeros
 Arrays = tuple[NDArray[Any], ...]
 
 ROWS, COLUMNS = 32, 96  # of a tile; those of mpnn.kernels.cpu.tiles
-_LEAST = 1 << 18  # products that are worth a thread
+_LEAST = 1 << 23  # products that are worth a part: some 0.2 ms
 _SEGMENTS = 6  # work items that a backward pass is cut into at least, whatever the number of threads
 
 
@@ -167,7 +167,7 @@ def _packed(x: Tensor, scale: float, out: Tensor | None) -> tuple[NDArray[Any], 
     delta = np.empty(0 if out is None else batch * heads * nodes, flat.dtype)
     other = np.empty(0, flat.dtype) if out is None else _flat(out)
     shared = (flat, strides, flat.dtype.type(scale), other, rows, turned, delta, (batch, heads, nodes, width))
-    threads.each(_parts(items, x.numel() * 16), lambda part: tiles.pack(*part, *shared))
+    threads.each(_parts(items, x.numel() * 64), lambda part: tiles.pack(*part, *shared))
     return rows, turned, delta
 
 

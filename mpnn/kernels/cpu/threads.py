@@ -19,11 +19,29 @@ R = TypeVar("R")
 
 
 def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:
-    """`[run(part) for part in parts]`, side by side; what one raises is raised here."""
+    """`[run(part) for part in parts]`, side by side; what one raises is raised here.
+
+    The caller works too, and every thread takes the next part when it has done one: parts cost no hand-over.
+    """
     threads = min(torch.get_num_threads(), len(parts))
     if threads < 2:
         return [run(part) for part in parts]
-    return list(_pool(threads, os.getpid()).map(run, parts))
+    done: dict[int, R] = {}
+    numbers = iter(range(len(parts)))  # shared: taking the next one is a single step of the interpreter
+
+    def work() -> None:
+        for k in numbers:
+            done[k] = run(parts[k])
+
+    pool = _pool(threads - 1, os.getpid())
+    helpers = [pool.submit(work) for _ in range(threads - 1)]
+    try:
+        work()
+    finally:
+        for helper in helpers:
+            if not helper.cancel():  # one that never began has nothing left to do
+                helper.result()
+    return [done[k] for k in range(len(parts))]
 
 
 @lru_cache(maxsize=4)
