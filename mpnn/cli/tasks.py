@@ -32,7 +32,7 @@ HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memor
 _WORDS = ("task", "graph", "backend")
 LEGEND = {
     "reach": "share of all pairs that the model's layers connect; just over half at most where nobody hears the future",
-    "backend": "what the plan chose; dense computes every pair and leaves out those that are no edges",
+    "backend": "what the plan chose; dense computes every pair and leaves out what is no edge, csr the edges only",
     "time": "median of all steps; forward, backward and update",
     "memory": "what the forward pass of a training step keeps for its backward pass, measured, without parameters",
     "loss": "nats a character, on text not trained on",
