@@ -99,3 +99,15 @@ def test_parts_run_side_by_side_and_what_one_raises_is_raised() -> None:
             threads.each([3, 2, 1, 0, 1], lambda k: 1 // k)
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_must_be_known_before_numba_is_imported_is_what_kernels_go_by() -> None:
+    from mpnn.kernels import row_spec, tile_attention
+    from mpnn.kernels.cpu import emit, scores, tiles
+
+    assert (tile_attention.ROWS, tile_attention.COLUMNS) == (tiles.ROWS, tiles.COLUMNS)
+    assert row_spec.LANES == emit.LANES
+    for name in ("CONSTANT", "DOT", "ADDITIVE", "ACTIVATED"):
+        assert getattr(row_spec, name) == getattr(scores, name)
+    for name, number in row_spec.NORMALIZERS.items():
+        assert number == getattr(scores, name.upper())

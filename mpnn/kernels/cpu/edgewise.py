@@ -18,6 +18,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from mpnn.kernels.cpu.emit import I64, INNER, LANES, Code
+from mpnn.kernels.cpu.hashing import reaches
 
 _I32 = ir.IntType(32)
 int64, void = types.int64, types.void
@@ -342,20 +343,12 @@ def _keep(typing, row_keys, cols, first, at, n, heads, threshold, grow, out):  #
         def body(h: Any, lanes: int) -> None:
             kind = ir.VectorType(_I32, lanes)
 
-            def shifted(x: Any, bits: int) -> Any:
-                return builder.lshr(x, ir.Constant(kind, [bits] * lanes))
-
-            def mixed(x: Any) -> Any:
-                for bits, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-                    x = builder.mul(builder.xor(x, shifted(x, bits)), ir.Constant(kind, [factor] * lanes))
-                return builder.xor(x, shifted(x, 16))
-
             key = builder.load(builder.bitcast(builder.gep(keys, [h]), kind.as_pointer()), align=4)
             least, kept = code.splat(threshold_, lanes), code.splat(grow_, lanes)
             with code.loop(n_) as (e, _):
                 source = builder.trunc(code.number(sources, code.sum(first_, e)), _I32)
-                drawn = shifted(mixed(builder.xor(key, code.splat(source, lanes))), 8)
-                factor = builder.select(builder.icmp_unsigned(">=", drawn, least), kept, code.zero(lanes))
+                keeps = reaches(builder, builder.xor(key, code.splat(source, lanes)), least)
+                factor = builder.select(keeps, kept, code.zero(lanes))
                 code.store(factor, to, code.sum(at_, builder.mul(e, heads_), h))
 
         code.by_heads(heads_, body)

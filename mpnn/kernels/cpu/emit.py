@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from mpnn.kernels.cpu.vector import MATH, _exp_f32, _exp_f64
+from mpnn.kernels.cpu.vector import MATH, exp_f32, exp_f64, splat
 
 LANES = 8
 # Functions that are called once a block or on few graphs are compiled by themselves and called, which keeps kernels
@@ -56,9 +56,7 @@ class Code:
         self.builder.store(x, self.address(base, at, x.type.count), align=4)
 
     def splat(self, x: Any, lanes: int = LANES) -> Any:
-        undefined = ir.Constant(ir.VectorType(x.type, lanes), ir.Undefined)
-        first = self.builder.insert_element(undefined, x, ir.Constant(_I32, 0))
-        return self.builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
+        return splat(self.builder, x, lanes)
 
     def zero(self, lanes: int = LANES) -> Any:
         return ir.Constant(ir.VectorType(self.element, lanes), [0.0] * lanes)
@@ -86,7 +84,7 @@ class Code:
         return self.builder.fmul(x, y, flags=_MATH)
 
     def exp(self, x: Any) -> Any:
-        return _exp_f32(self.builder, x) if self.bits == 32 else _exp_f64(self.builder, x)
+        return exp_f32(self.builder, x) if self.bits == 32 else exp_f64(self.builder, x)
 
     def loop(self, count: Any, start: Any = 0, step: int = 1) -> Any:
         """Indices from `start` while below `count`."""

@@ -19,6 +19,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from mpnn.kernels.cpu.hashing import reaches
+
 MATH = {"contract", "reassoc", "nsz", "arcp", "afn"}  # fast, but with NaN and infinities
 _MATH = ("contract", "reassoc", "nsz", "arcp")
 _I64, _I32, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
@@ -44,17 +46,14 @@ class _Operands:
         return self.builder.bitcast(self.scalar(base, at, more), self.vector.as_pointer())
 
     def splat(self, x: Any) -> Any:
-        undefined = ir.Constant(self.vector, ir.Undefined)
-        first = self.builder.insert_element(undefined, x, ir.Constant(_I32, 0))
-        zeros = ir.Constant(ir.VectorType(_I32, self.lanes), [0] * self.lanes)
-        return self.builder.shuffle_vector(first, undefined, zeros)
+        return splat(self.builder, x, self.lanes)
 
 
 def _element(dtype: Any) -> Any:
     return ir.FloatType() if dtype == types.float32 else ir.DoubleType()
 
 
-def _exp_f32(b: Any, x: Any) -> Any:
+def exp_f32(b: Any, x: Any) -> Any:
     """2^n * p(f) with x = (n + f) log 2: a polynomial for the fraction, the exponent's bits for the rest."""
     lanes = x.type.count
     ints = ir.VectorType(_I32, lanes)
@@ -78,7 +77,7 @@ def _exp_f32(b: Any, x: Any) -> Any:
     return b.select(low, constant(0.0), b.select(infinite, constant(float("inf")), result))
 
 
-def _exp_f64(b: Any, x: Any) -> Any:
+def exp_f64(b: Any, x: Any) -> Any:
     exp = cgutils.get_or_insert_function(b.module, ir.FunctionType(ir.DoubleType(), [ir.DoubleType()]), "llvm.exp.f64")
     out = x
     for k in range(x.type.count):
@@ -210,14 +209,14 @@ def drop(typing, s, at, count, row_keys, first, threshold, grow, vectors, lanes)
         ints = ir.VectorType(_I32, of.lanes)
 
         source, keys = of.data(s, args[0]), of.data(row_keys, args[3])
-        limit, factor = _splat(b, args[5], of.lanes), of.splat(args[6])
+        limit, factor = splat(b, args[5], of.lanes), of.splat(args[6])
         zero = ir.Constant(of.vector, [0.0] * of.lanes)
         column = cgutils.alloca_once_value(b, b.trunc(args[4], _I32))
         with of.rows(source, args[1], args[2]) as row:
-            here = _splat(b, b.load(column), of.lanes)
+            here = splat(b, b.load(column), of.lanes)
             for r, pointer in enumerate(row):
                 at_key = b.bitcast(b.gep(keys, [ir.Constant(_I64, r * of.lanes)]), ints.as_pointer())
-                keeps = _reaches(b, b.xor(b.load(at_key, align=4), here), limit)
+                keeps = reaches(b, b.xor(b.load(at_key, align=4), here), limit)
                 b.store(b.select(keeps, b.fmul(b.load(pointer, align=4), factor, flags=_MATH), zero), pointer, align=4)
             b.store(b.add(b.load(column), ir.Constant(_I32, 1)), column)
         return context.get_dummy_value()
@@ -233,31 +232,18 @@ def drop_row(typing, x, out, at, count, row_key, threshold, grow, lanes):  # typ
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
         of = _Operands(context, b, x.dtype, lanes, lanes, lanes)
         source, into = of.data(x, args[0]), of.data(out, args[1])
-        key, limit, factor = _splat(b, args[4], of.lanes), _splat(b, args[5], of.lanes), of.splat(args[6])
+        key, limit, factor = splat(b, args[4], of.lanes), splat(b, args[5], of.lanes), of.splat(args[6])
         zero = ir.Constant(of.vector, [0.0] * of.lanes)
         first = ir.Constant(ir.VectorType(_I32, of.lanes), list(range(of.lanes)))
         with cgutils.for_range(b, args[3], intp=_I64) as loop:
             step = b.mul(loop.index, ir.Constant(_I64, of.lanes))
-            column = b.add(_splat(b, b.trunc(step, _I32), of.lanes), first)
-            keeps, here = _reaches(b, b.xor(key, column), limit), b.add(args[2], step)
+            column = b.add(splat(b, b.trunc(step, _I32), of.lanes), first)
+            keeps, here = reaches(b, b.xor(key, column), limit), b.add(args[2], step)
             kept = b.fmul(b.load(of.at(source, here, 0), align=4), factor, flags=_MATH)
             b.store(b.select(keeps, kept, zero), of.at(into, here, 0), align=4)
         return context.get_dummy_value()
 
     return signature, generate
-
-
-def _reaches(b: Any, x: Any, limit: Any) -> Any:
-    """Whether `mpnn.random.mix(x) >> 8` reaches the limit, lane by lane."""
-
-    def whole(n: int) -> Any:
-        return ir.Constant(x.type, [n] * x.type.count)
-
-    def shifted(y: Any, bits: int) -> Any:
-        return b.xor(y, b.lshr(y, whole(bits)))
-
-    y = shifted(b.mul(shifted(x, 16), whole(0x7FEB352D)), 15)
-    return b.icmp_unsigned(">=", b.lshr(shifted(b.mul(y, whole(0x846CA68B)), 16), whole(8)), limit)
 
 
 @intrinsic
@@ -311,7 +297,7 @@ class _Columns(_Operands):
             yield [self.at(x, row, r * self.lanes) for x in (base, *more) for r in range(self.vectors)]
 
     def exp(self, x: Any) -> Any:
-        return _exp_below(self.builder, x) if self.bits == 32 else _exp_f64(self.builder, x)
+        return _exp_below(self.builder, x) if self.bits == 32 else exp_f64(self.builder, x)
 
 
 def _exp_below(b: Any, x: Any) -> Any:
@@ -340,7 +326,8 @@ def _exp_below(b: Any, x: Any) -> Any:
 _POWERS_OF_TWO = (1.326472731e-3, 9.671512991e-3, 5.550733581e-2, 2.402224243e-1, 6.931470037e-1, 1.0)
 
 
-def _splat(b: Any, x: Any, lanes: int) -> Any:
+def splat(b: Any, x: Any, lanes: int) -> Any:
+    """x in every lane."""
     kind = ir.VectorType(x.type, lanes)
     first = b.insert_element(ir.Constant(kind, ir.Undefined), x, ir.Constant(_I32, 0))
     zeros = ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
