@@ -11,7 +11,9 @@ os.environ.setdefault("KMP_WARNINGS", "0")  # OpenMP writes about forks and depr
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a test that fails at random
 
+import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -28,8 +30,16 @@ hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)
 
 
-def pytest_configure() -> None:
+CHECKS = pytest.StashKey[dict[str, dict[str, float]]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--checks", metavar="FILE", help="write the errors that tests measured against peers, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Makes `MPNN_DATA` absolute, as tests change folders; a wrong one must not pass for a machine without data."""
+    config.stash[CHECKS] = {}
     if not (given := os.environ.get("MPNN_DATA")):
         return
     folder = Path(given).expanduser().resolve()
@@ -48,3 +58,24 @@ def seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """`measured(system, peer, error, bound)`: the error is at most the bound, and goes into `docs/models.md`.
+
+    `system` is a row of that page, `peer` what it is checked against, `error` the largest absolute difference.
+    """
+
+    def measured(system: str, peer: str, error: float, bound: float = 5e-5) -> None:
+        assert error <= bound, f"{system}: {error:.2e} away from {peer}, allowed {bound:.2e}"
+        errors = request.config.stash[CHECKS].setdefault(system, {})
+        errors[peer] = max(errors.get(peer, 0.0), float(error))
+
+    return measured
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if path := session.config.getoption("--checks"):
+        found = {system: dict(sorted(peers.items())) for system, peers in sorted(session.config.stash[CHECKS].items())}
+        Path(path).write_text(json.dumps(found, indent=2) + "\n")

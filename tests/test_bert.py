@@ -264,12 +264,32 @@ def test_refuses_a_configuration_and_names_the_field(field, value):
         from_hf(theirs)
 
 
+@pytest.mark.parametrize(
+    "head",
+    ["MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "PreTraining"],
+)
+def test_heads_stay_what_they_are(head, measured):
+    config = hugging_face().config
+    theirs = getattr(transformers, f"BertFor{head}")(config).double().eval()
+    batch = sentences(MASKS["right padding"])
+    expected, ours = theirs(**batch), from_hf(theirs)
+    found = ours(**batch)
+    assert type(found) is type(expected)
+    assert isinstance(ours.bert.model, Bert)
+    # a head sees zeros where there is no token and the original sees numbers: compare where there are tokens
+    where = MASKS["right padding"] if head in ("MaskedLM", "TokenClassification") else ...
+    for name in [name for name in expected if "logits" in name and head not in ("QuestionAnswering", "PreTraining")]:
+        measured("BERT", "Hugging Face BERT", largest((expected[name] - found[name])[where]), EXACT)
+
+
+def test_weights_that_are_shared_stay_shared_and_apart_from_the_original():
+    theirs = transformers.BertForMaskedLM(hugging_face().config)
+    ours = from_hf(theirs)
+    assert ours.cls.predictions.decoder.weight is ours.bert.model.embeddings.token.weight
+    assert ours.cls.predictions.decoder.weight is not theirs.cls.predictions.decoder.weight
+
+
 def test_refuses_other_models():
-    config = transformers.BertConfig(
-        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
-    )
-    with pytest.raises(ValueError, match=r"takes BertModel .* got BertForMaskedLM"):
-        from_hf(transformers.BertForMaskedLM(config))
     distilled = transformers.DistilBertConfig(vocab_size=9, dim=8, n_layers=1, n_heads=1, hidden_dim=8)
     with pytest.raises(ValueError, match=r"no config\.model_type 'distilbert'; it has bert"):
         from_hf(transformers.DistilBertModel(distilled))

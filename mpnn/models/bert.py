@@ -19,6 +19,7 @@ from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.blocks import ACTIVATIONS, Embeddings
 from mpnn.models.packing import Packing
+from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import FeedForward, PostNorm
 
@@ -60,7 +61,7 @@ class Encoded:
     weights: tuple[Tensor, ...] | None
 
 
-class Bert(nn.Module):
+class Bert(Model):
     """BERT over any topology; `pooler` adds the map that classifies sentences by their first token."""
 
     def __init__(self, config: BertConfig, graph: Topology | None = None, *, pooler: bool = True) -> None:

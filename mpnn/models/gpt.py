@@ -11,13 +11,14 @@ from mpnn.dropout import Dropout
 from mpnn.graphs import causal
 from mpnn.message_passing import MessagePassing
 from mpnn.models.blocks import looked_up
+from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import FeedForward, PreNorm
 
 CAUSAL = causal()
 
 
-class GPT(nn.Module):
+class GPT(Model):
     """A decoder-only language model (Radford et al. 2019, GPT-2) over any graph in which nobody hears the future.
 
         h = W_token[tokens] + W_position

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
+from mpnn.models.saving import Model
 from mpnn.topology import Topology
 
 
-class Stack(nn.Module):
+class Stack(Model):
     """`x <- layer(dropout(x))` for each layer; every layer hears over the same graph.
 
     Args:

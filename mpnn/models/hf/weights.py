@@ -1,0 +1,77 @@
+"""What turning a model of transformers into ours takes: its configuration checked, its weights under our names."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.models.blocks import ACTIVATIONS
+
+M = TypeVar("M", bound=nn.Module)
+
+Copies = dict[int, Any]
+"""`copy.deepcopy`'s memo: which copy stands for which weight, so that weights that are shared stay shared."""
+
+
+def check_class(hf_model: Any, *supported: str) -> None:
+    name = type(hf_model).__name__
+    if name not in supported:
+        raise ValueError(
+            f"from_hf takes {' or '.join(supported)} of the family {hf_model.config.model_type!r}; got {name}"
+        )
+
+
+def check_config(config: Any, **supported: Any) -> None:
+    """Refuses a configuration whose field has another value than the one supported; an absent field is fine."""
+    for name, value in supported.items():
+        given = getattr(config, name, value)
+        if given != value:
+            raise ValueError(f"from_hf does not support config.{name} = {given!r}, only {value!r}")
+
+
+def activation(config: Any, field: str) -> str:
+    """The name of an activation that we have too."""
+    name = getattr(config, field)
+    if name not in ACTIVATIONS:
+        raise ValueError(f"from_hf does not support config.{field} = {name!r}, only {', '.join(ACTIVATIONS)}")
+    return name
+
+
+def with_weights(
+    build: Callable[[], M],
+    hf_model: Any,
+    names: Iterable[tuple[str, str]],
+    copies: Copies,
+    change: Callable[[str, Tensor], dict[str, Tensor]] | None = None,
+) -> M:
+    """What `build` makes, with copies of the parameters of `hf_model`, each under the name that replacements give it.
+
+    Built on the meta device, so that no weights are drawn only to be thrown away: numbers that our model computes from
+    its arguments must not be buffers, which would stay on that device.
+
+    Args:
+        names: pairs (theirs, ours), replaced in this order in every name.
+        change: for weights that differ in more than their name: (our name, weight) -> weights by name, any number. A
+            weight that it returns as it is stays shared with whatever else refers to it.
+    """
+    weights: dict[str, Tensor] = {}
+    for name, weight in hf_model.named_parameters(remove_duplicate=False):
+        for theirs, ours in names:
+            name = name.replace(theirs, ours)
+        weights |= {name: weight} if change is None else change(name, weight)
+    with torch.device("meta"):
+        model = build()
+    model.load_state_dict({name: _copied(weight, copies) for name, weight in weights.items()}, assign=True)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(weights[name].requires_grad)
+    return model
+
+
+def _copied(weight: Tensor, copies: Copies) -> Tensor:
+    if isinstance(weight, nn.Parameter):
+        return copy.deepcopy(weight, copies)
+    return nn.Parameter(weight.detach().clone(), weight.requires_grad)

@@ -1,0 +1,111 @@
+"""Models kept in a folder come back as they were, and no damaged or foreign file is taken for one."""
+
+import json
+
+import pytest
+import torch
+
+from mpnn import graphs
+from mpnn.models import GAT, GPT, Bert, BertConfig
+from mpnn.models.saving import CONFIG, WEIGHTS
+
+TOKENS = torch.arange(10)[None]
+
+
+def gpt(**options):
+    return GPT(17, 16, 2, 2, graphs.causal() & graphs.window(3), context=12, **options).eval()
+
+
+def test_a_model_comes_back_as_it_was(tmp_path):
+    model = gpt(dropout=0.1)
+    model.save_pretrained(tmp_path / "new" / "folder")
+    again = GPT.from_pretrained(tmp_path / "new" / "folder")
+    assert not again.training
+    assert again.layers[0].graph == graphs.causal() & graphs.window(3)
+    assert torch.equal(again(TOKENS), model(TOKENS))
+
+
+def test_arguments_may_be_dataclasses_and_defaults(tmp_path):
+    model = Bert(BertConfig(vocabulary=20, dim=8, layers=1, heads=2, hidden=16, context=12), pooler=False).eval()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(Bert.from_pretrained(tmp_path)(TOKENS).last, model(TOKENS).last)
+
+
+def test_the_graph_can_be_another_one(tmp_path):
+    gpt().save_pretrained(tmp_path)
+    wide = GPT.from_pretrained(tmp_path, graph=graphs.causal())
+    assert wide.layers[1].graph == graphs.causal()
+
+
+def test_a_graph_of_data_is_given_again(tmp_path):
+    cycle = graphs.from_edges(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3)
+    model = GAT(4, 2, graph=cycle).eval()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"over a graph, Graph\(3 nodes, 3 edges\); give it: from_pretrained\(..., graph="
+    ):
+        GAT.from_pretrained(tmp_path)
+    x = torch.randn(3, 4)
+    assert torch.equal(GAT.from_pretrained(tmp_path, graph=cycle)(x), model(x))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    gpt().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_truncated_file_is_refused(folder):
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="does not hold the weights of this GPT"):
+        GPT.from_pretrained(folder)
+
+
+def test_weights_of_another_model_are_refused(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    GPT(17, 8, 2, 2, context=12).save_pretrained(other)
+    (folder / WEIGHTS).write_bytes((other / WEIGHTS).read_bytes())
+    with pytest.raises(ValueError, match="does not hold the weights of this GPT"):
+        GPT.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{"model": "GPT", "argum', "is damaged"),
+        ('{"hidden_size": 768}', "was not written by save_pretrained"),
+        ('{"model": "Bert", "arguments": {}}', "describes a Bert, not a GPT"),
+    ],
+)
+def test_a_foreign_configuration_is_refused(folder, text, sentence):
+    (folder / CONFIG).write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        GPT.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        GPT.from_pretrained(folder)
+
+
+def test_what_cannot_be_written_leaves_no_file(tmp_path):
+    class Odd(GPT):
+        def __init__(self, activation) -> None:
+            super().__init__(17, 16, 2, 2)
+
+    with pytest.raises(ValueError, match="activation="):
+        Odd(torch.tanh).save_pretrained(tmp_path / "odd")
+    assert not (tmp_path / "odd").exists()
+
+
+def test_the_configuration_reads_as_the_call(folder):
+    assert json.loads((folder / CONFIG).read_text()) == {
+        "model": "GPT",
+        "arguments": {
+            "vocabulary": 17, "dim": 16, "heads": 2, "layers": 2,
+            "graph": {"topology": "causal() & window(3)"}, "context": 12,
+        },
+    }
