@@ -16,13 +16,15 @@ from mpnn.runs import Ints, Runs
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """The tiles that hold edges, by rows of tiles: row t has the tiles `ptr[t]:ptr[t+1]`, each in its `column`.
+    """The tiles that hold edges, by rows of tiles: row t has the tiles `ptr[t]:ptr[t+1]`, each in its `column`
+    of `across`.
 
     `full` bool: every pair of the tile is an edge. `low`, `high`: edges lie in these columns of the tile only.
     """
 
     rows: int
     columns: int
+    across: int
     ptr: Ints
     column: Ints
     full: NDArray[np.bool_]
@@ -47,14 +49,14 @@ class Tiles:
         low[Runs.of(down, across, [(row, first + 1, last)]).holds(at, column)] = 0
         high[Runs.of(down, across, [(row, first, last - 1)]).holds(at, column)] = columns
         return Tiles(
-            rows, columns, np.append(0, np.cumsum(touched.degree())), column, _within(here, *covered), low, high
+            rows, columns, across, np.append(0, np.cumsum(touched.degree())), column, _within(here, *covered), low, high
         )
 
-    def transposed(self, across: int) -> tuple[Ints, Ints, Ints]:
-        """The same tiles by columns of tiles, of which there are `across`: pointers, the row of each, which it is."""
+    def transposed(self) -> tuple[Ints, Ints, Ints]:
+        """The same tiles by columns of tiles: pointers, the row of each, which it is."""
         order = np.argsort(self.column, kind="stable")
         row = np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
-        ptr = np.append(0, np.cumsum(np.bincount(self.column, minlength=across)))
+        ptr = np.append(0, np.cumsum(np.bincount(self.column, minlength=self.across)))
         return ptr, row[order], order
 
     @property

@@ -33,7 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "attention": {"relation", "graph", "scores", "position"},
     "check": {"graph", "scores"},
     "tiling": {"runs"},
-    "backends": {"relation", "edges", "graph", "random", "aggregate", "scores", "tiling", "kernels"},
+    "backends": {"runs", "relation", "edges", "graph", "random", "aggregate", "scores", "tiling", "kernels"},
     "plan": {"scores", "backends"},
     "eager": {"random", "scores", "check", "plan"},
     "compiled": {"relation", "graph", "topology", "handles", "aggregate", "scores", "check", "eager"},

@@ -78,7 +78,7 @@ def test_equals_what_looking_finds_for_any_edges(
     runs = Runs.from_edges(num_dst, num_src, ends[:, 0], ends[:, 1])
     tiles = Tiles.of(runs, rows, columns)
     assert listed(tiles) == by_looking(mask, rows, columns)
-    ptr, row, order = tiles.transposed(-(-num_src // columns))
+    ptr, row, order = tiles.transposed()
     turned = [(int(r), c) for c in range(len(ptr) - 1) for r in row[ptr[c] : ptr[c + 1]]]
     assert sorted(turned) == [(r, c) for r, c, *_ in listed(tiles)]
     assert [int(tiles.column[e]) for e in order] == [c for _, c in turned]

@@ -34,6 +34,13 @@ def priced(backend: str, counts: Counts, size: float) -> Estimate:
     return Estimate(1e-9 * sum(shares), size)
 
 
+def on_gpu(flops: float, size: float, dtype: torch.dtype, launches: float) -> float:
+    """Seconds of work on a GPU of today: whichever takes longer of arithmetic and memory, and the launches. Not
+    measured: an H100's published rates (dense, without sparsity), taking it that kernels reach half of them."""
+    per_second = {torch.float64: 34e12, torch.float32: 67e12}.get(dtype, 990e12)
+    return 2 * max(flops / per_second, size / 3.35e12) + 5e-6 * launches
+
+
 def both_ways(counts: Counts, needs_grad: bool) -> dict[str, float]:
     """The same work again, under names of its own, for the backward pass."""
     return {**counts, **{f"{what}{_BACK}": n for what, n in counts.items()}} if needs_grad else dict(counts)

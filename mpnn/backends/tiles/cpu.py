@@ -1,7 +1,6 @@
-"""Structured graphs tile by tile, on CPU: exact attention at the cost of the edges, forward and backward.
+"""Tiles on CPU, by this library's own kernels; `mpnn.kernels.cpu.tiles` says how.
 
-Graphs are read as runs, at any length; `mpnn.kernels.cpu.tiles` says how. Biases that follow from j - i are looked up
-in the kernel by offset; any other is read edge by edge.
+Biases that follow from j - i are looked up in the kernel by offset; any other is read edge by edge.
 """
 
 from __future__ import annotations
@@ -12,37 +11,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import random
-from mpnn.aggregate import Sum
 from mpnn.backends.estimate import Estimate, both_ways, priced
+from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
 from mpnn.kernels.tile_attention import COLUMNS, ROWS, Dropout, Layout, TileAttention
-from mpnn.relation import Offset
 from mpnn.scores import Dot, Lookup, PerEdge, Request
 from mpnn.tiling import Tiles
 
-NAME = "tiles"
-
 
 def supports(request: Request) -> str | None:
-    graph, score, value = request.graph, request.score, request.value
-    if value.device.type != "cpu":
-        return f"its kernels are for CPU, and the features are on {value.device.type}"
-    if not isinstance(score, Dot):
-        return "it runs dot-product attention only"
-    if type(request.reduce) is not Sum:
-        return "it sums messages, and cannot aggregate them otherwise"
-    if request.normalize != "softmax":
-        return f"it normalises by softmax, not {request.normalize}"
-    if graph.is_explicit:
-        return "the graph is a list of edges, which have no runs worth a tile"
+    score, graph = request.score, request.graph
+    assert isinstance(score, Dot)
     if graph.labels is not None and bool((np.diff(graph.labels) < 0).any()):
         return "the graph's cliques are scattered over its nodes, and run better as a batch"
-    if score.edge_key is not None or request.edge_value is not None:
-        return "vectors on edges would have to be written out for all pairs"
     if score.softcap is not None:
-        return "it has no soft capping"
-    if request.return_weights:
-        return "it never writes weights down"
+        return "it has no soft capping on CPU"
     return None
 
 
@@ -59,7 +42,7 @@ def counts(request: Request) -> dict[str, float]:
     found |= {"tile": float(len(tiles.column) * heads), "node number": float(batch * nodes * widths)}
     if request.dropout:
         found["dropped pair"] = pairs
-    if not all(map(_by_offset, request.bias)):
+    if not all(map(by_offset, request.bias)):
         found["biased edge"] = float(graph.num_edges * heads)
     return {**both_ways(found, request.needs_grad), "compiled": 1.0}
 
@@ -69,8 +52,8 @@ def estimate(request: Request) -> Estimate:
     assert isinstance(score, Dot)
     widths = score.query.shape[-1] + request.value.shape[-1]
     copied = request.batch.numel() * graph.num_src * widths * request.value.shape[-2] * (5 if request.needs_grad else 1)
-    biases = 0 if all(map(_by_offset, request.bias)) else graph.num_edges * request.heads
-    return priced(NAME, counts(request), (copied + biases) * torch.finfo(request.wide).bits / 8)
+    biases = 0 if all(map(by_offset, request.bias)) else graph.num_edges * request.heads
+    return priced("tiles", counts(request), (copied + biases) * torch.finfo(request.wide).bits / 8)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
@@ -83,8 +66,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         query,
         key,
         padded,
-        _table([b for b in request.bias if _by_offset(b)], request),
-        _per_edge([b for b in request.bias if not _by_offset(b)], request),
+        table(request, ROWS),
+        _per_edge([b for b in request.bias if not by_offset(b)], request),
         score.scale,
         _dropout(request),
         graph.memo("tiles: layout", lambda: _layout(graph)),
@@ -99,7 +82,7 @@ def _tiles(graph: Graph) -> Tiles:
 
 def _layout(graph: Graph) -> Layout:
     tiles, runs = _tiles(graph), graph.runs
-    ptr, row, order = tiles.transposed(-(-graph.num_src // COLUMNS))
+    ptr, row, order = tiles.transposed()
     length = runs.stop - runs.start
     arrays = (
         (tiles.ptr, tiles.column, tiles.full, tiles.low, tiles.high),
@@ -114,21 +97,6 @@ def _padded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, N, H, D] of x [..., N, H, D], D filled up to vectors."""
     x = (x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)).to(dtype)
     return F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
-
-
-def _by_offset(bias: PerEdge) -> bool:
-    return isinstance(bias, Lookup) and isinstance(bias.relation, Offset)
-
-
-def _table(biases: list[PerEdge], request: Request) -> Tensor | None:
-    """Biases by offset as one table: that of i - j stands at i - j + num_src - 1; room for a tile's rows at the end."""
-    if not biases:
-        return None
-    graph = request.graph
-    i = torch.arange(graph.num_dst + graph.num_src - 1 + ROWS) - (graph.num_src - 1) + graph.shift
-    zero = torch.zeros((), dtype=torch.int64)
-    parts = [b.table.index_select(0, b.relation.ids(i, zero)) for b in biases if isinstance(b, Lookup) and b.relation]
-    return sum(parts[1:], parts[0]).to(request.wide).expand(-1, request.heads).T.contiguous()
 
 
 def _per_edge(biases: list[PerEdge], request: Request) -> Tensor | None:

@@ -1,0 +1,107 @@
+"""Tiles on CUDA, by FlexAttention; `mpnn.kernels.flex` says how the graph drives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn.backends.estimate import Counts, Estimate, on_gpu
+from mpnn.backends.tiles.bias import by_offset, table
+from mpnn.graph import Graph
+from mpnn.kernels import flex
+from mpnn.runs import Runs
+from mpnn.scores import Dot, Request
+from mpnn.tiling import Tiles
+
+_LEAST_WIDTH = 16  # of a head, to fill a tensor core's operand
+
+
+def supports(request: Request) -> str | None:
+    if request.value.dtype == torch.float64:
+        return "FlexAttention has no float64"
+    if request.dropout:
+        return "FlexAttention has no dropout of weights"
+    if not all(map(by_offset, request.bias)):
+        return "on CUDA its biases are those that follow from j - i"
+    runs = request.graph.runs
+    if not runs.num_edges:
+        return "the graph has no edges"
+    if (most := _most_runs(runs)) > flex.MOST_RUNS:
+        return f"some row has {most} runs, and on CUDA it compares at most {flex.MOST_RUNS}"
+    return None
+
+
+def counts(request: Request) -> Counts:
+    """Pairs that the tiles span, for each head, and products on them."""
+    score = request.score
+    assert isinstance(score, Dot)
+    pairs = float(_tiles(request.graph).area * request.batch.numel() * request.heads)
+    return {"pair": pairs, "product": pairs * (score.query.shape[-1] + request.value.shape[-1])}
+
+
+def estimate(request: Request) -> Estimate:
+    products = counts(request)["product"]
+    numbers = sum(x.numel() for x in request.tensors) + request.batch.numel() * request.graph.num_dst * request.heads
+    passes = 3.5 if request.needs_grad else 1.0  # the backward pass takes five products where the forward takes two
+    size = numbers * request.value.element_size()
+    return Estimate(on_gpu(2 * products * passes, 2 * size * passes, request.value.dtype, 2 * passes), float(size))
+
+
+def run(request: Request) -> tuple[Tensor, Tensor | None]:
+    graph, score = request.graph, request.score
+    assert isinstance(score, Dot)
+    query, key, value = (_padded(x) for x in (score.query, score.key, request.value))
+    if key.shape[2] != value.shape[2]:
+        key, value = (x.repeat_interleave(request.heads // x.shape[2], 2) for x in (key, value))
+    mask = graph.memo("flex blocks", lambda: blocks(graph))
+    out = flex.attention(query, key, value, table(request), score.softcap, score.scale, mask)
+    return out[..., : request.value.shape[-1]].view(*request.batch, *out.shape[1:-1], -1), None
+
+
+def blocks(graph: Graph) -> Any:
+    """The graph as FlexAttention's `BlockMask`, on the graph's device, in O(runs)."""
+    runs, tiles = graph.runs, _tiles(graph)
+    numbers = (*_padded_runs(runs), *_listed(tiles, ~tiles.full), *_listed(tiles, tiles.full))
+    start, stop, *lists = (torch.from_numpy(x).to(graph.device, non_blocking=True) for x in numbers)
+    return flex.blocks(start, stop, (lists[0], lists[1]), (lists[2], lists[3]), runs.num_src)
+
+
+def _most_runs(runs: Runs) -> int:
+    return int(np.diff(runs.ptr).max(initial=0))
+
+
+def _padded_runs(runs: Runs) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Starts and stops of each row's runs, [R, N_dst]: R is rounded up to a power of two, by empty runs."""
+    count = np.diff(runs.ptr)
+    rank = np.arange(len(runs.start)) - np.repeat(runs.ptr[:-1], count)
+    room = 1 << (max(_most_runs(runs), 1) - 1).bit_length()
+    start, stop = np.zeros((room, runs.num_dst), np.int32), np.zeros((room, runs.num_dst), np.int32)
+    start[rank, runs.row], stop[rank, runs.row] = runs.start, runs.stop
+    return start, stop
+
+
+def _listed(tiles: Tiles, which: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Some of the tiles: how many each row of tiles has, [1, 1, rows], and which, [1, 1, rows, columns]."""
+    rows = len(tiles.ptr) - 1
+    row = np.repeat(np.arange(rows), np.diff(tiles.ptr))[which]
+    count = np.bincount(row, minlength=rows)
+    rank = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    where = np.zeros((1, 1, rows, tiles.across), np.int32)
+    where[0, 0, row, rank] = tiles.column[which]
+    return count.astype(np.int32)[None, None], where
+
+
+def _tiles(graph: Graph) -> Tiles:
+    return graph.memo("flex tiles", lambda: Tiles.of(graph.runs, flex.SIDE, flex.SIDE))
+
+
+def _padded(x: Tensor) -> Tensor:
+    """[B, N, H, D] of x [..., N, H, D], D filled up to a power of two."""
+    x = x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)
+    wide = max(_LEAST_WIDTH, 1 << (x.shape[-1] - 1).bit_length())
+    return F.pad(x, (0, wide - x.shape[-1])) if wide != x.shape[-1] else x
