@@ -13,13 +13,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import fit, series, sizes
+from benchmarks import gpu as on_gpu
 from benchmarks import report as reports
 from benchmarks.cases import all_cases, select
+from benchmarks.contest import Case
 from benchmarks.machine import about
 from benchmarks.run import Row, run
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "cpu.json"
+GPU_RESULTS = HERE / "results" / "gpu.json"
 PAGE = HERE.parent / "docs" / "performance.md"
 
 console = Console(highlight=False)
@@ -63,6 +66,13 @@ def cpu(
         raise typer.BadParameter(str(problem), param_hint="--only") from None
     options = [*(f"--only {text!r}" for text in only or []), *["--full"] * full, *["--small"] * small]
     command = " ".join(["python -m benchmarks cpu", f"--threads {threads}", *options])
+    results = _measure(cases, seconds, {"command": command, **about()}, out, not small)
+    for verdict in series.verdicts(results["rows"]) if not small else []:
+        console.print(f"{verdict['status']}: {verdict['text']}, {verdict['direction']}: {verdict['measured']:.2f}")
+
+
+def _measure(cases: list[Case], seconds: float, lead: dict[str, Any], out: Path, judged: bool) -> dict[str, Any]:
+    """Runs the cases, telling each row as it is done; leaves with exit code 1 where a result of ours was wrong."""
     with _bar() as progress:
         task = progress.add_task("", total=sum(len(case.directions) for case in cases))
 
@@ -71,23 +81,52 @@ def cpu(
             for line in lines_of(row):
                 console.print(line, soft_wrap=True, markup=False)
 
-        results = run(cases, seconds, {"command": command, **about()}, out, not small, say)
-    for verdict in series.verdicts(results["rows"]) if not small else []:
-        console.print(f"{verdict['status']}: {verdict['text']}, {verdict['direction']}: {verdict['measured']:.2f}")
+        results = run(cases, seconds, lead, out, judged, say)
     console.print(f"results in {out}; python -m benchmarks report makes a page of them")
     if any("error" in row for row in results["rows"]):
         raise typer.Exit(1)
+    return results
+
+
+@app.command()
+def gpu(
+    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out; no bar is judged.")] = False,
+    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 0.1,
+    device: Annotated[
+        str, typer.Option(help="cuda; or cpu, with --small, to try the command where there is none.")
+    ] = "cuda",
+    out: Annotated[Path, typer.Option(help="The file of results.")] = GPU_RESULTS,
+) -> None:
+    """Checks every kernel on a GPU against the specification in float64, and then times it; in under nine minutes.
+
+    bfloat16 and float32, forward and backward; against torch's attention by each of its kernels, FlexAttention, PyTorch
+    Geometric, torch.sparse and the edge list. Exit code 1: a result of ours was wrong or failed.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("torch finds no GPU here", param_hint="--device")
+    torch.manual_seed(0)
+    try:
+        cases = select(list(on_gpu.cases(on_gpu.SMALL if small else on_gpu.DEFAULT, device)), only or [])
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--only") from None
+    options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
+    name = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}
+    lead = {"command": " ".join(["python -m benchmarks gpu", *options]), **name, **about()}
+    _measure(cases, seconds, lead, out, not small)
 
 
 @app.command()
 def report(
     results: Annotated[Path, typer.Option(help="A file that a run has written.")] = RESULTS,
+    gpu: Annotated[Path, typer.Option(help="A file that a run on a GPU has written, if there is one.")] = GPU_RESULTS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
     """Writes the page of a run, with its tables, bars and pictures."""
     if not results.is_file():
         raise typer.BadParameter(f"there is no {results}; python -m benchmarks cpu writes it", param_hint="--results")
-    console.print(f"wrote {reports.write(json.loads(results.read_text()), page)}")
+    on_gpu = json.loads(gpu.read_text()) if gpu.is_file() else None
+    console.print(f"wrote {reports.write(json.loads(results.read_text()), page, on_gpu)}")
 
 
 @app.command("fit")

@@ -51,7 +51,8 @@ class Bar:
     """What the first entry's time (or memory) is held to.
 
     kind: "at most": time / (factor * time of `against`); "at least": factor * time of `against` / time;
-    "seconds", "bytes": at most so much; "over": at most so many seconds more than `against`.
+    "seconds", "bytes": at most so much; "over": at most so many seconds more than `against`; "less memory": memory of
+    `against` / ours.
     """
 
     text: str
@@ -69,6 +70,9 @@ class Bar:
             measured = own.get("peak_bytes")
         elif self.kind == "seconds":
             measured = own.get("median")
+        elif self.kind == "less memory":
+            if own.get("peak_bytes") and peer.get("peak_bytes"):
+                measured = peer["peak_bytes"] / own["peak_bytes"]
         elif self.kind == "over" and own.get("median") and peer.get("median"):
             measured = own["median"] - peer["median"]
         elif own.get("median") and peer.get("median"):
@@ -78,7 +82,7 @@ class Bar:
         if measured is None:
             why = peer.get("note") or own.get("note") or f"{self.against or 'it'} was not measured"
             return verdict | {"status": "not measured", "why": why}
-        passed = measured >= self.limit if self.kind == "at least" else measured <= self.limit
+        passed = measured >= self.limit if self.kind in ("at least", "less memory") else measured <= self.limit
         return verdict | {"status": "pass" if passed else "miss"}
 
 

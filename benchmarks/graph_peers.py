@@ -29,7 +29,7 @@ def gat(graph: Graph, op: Any, x: Tensor) -> Entry | Missing:
         from torch_geometric.nn import GATConv
 
         heads, width = op.attention.by_src.shape
-        conv = GATConv(x.shape[1], width, heads=heads, add_self_loops=False)
+        conv = GATConv(x.shape[1], width, heads=heads, add_self_loops=False).to(x.detach())
         places = {
             "attention.by_src": conv.att_src,
             "attention.by_dst": conv.att_dst,
@@ -46,7 +46,7 @@ def transformer(graph: Graph, op: Any, x: Tensor) -> Entry | Missing:
         from torch_geometric.nn import TransformerConv
 
         heads = op.attention.heads
-        conv = TransformerConv(x.shape[1], x.shape[1] // heads, heads=heads, root_weight=False)
+        conv = TransformerConv(x.shape[1], x.shape[1] // heads, heads=heads, root_weight=False).to(x.detach())
         maps = {"to_query": conv.lin_query, "to_key": conv.lin_key, "to_value": conv.lin_value}
         places = {
             f"attention.{to}.{what}": getattr(lin, what) for to, lin in maps.items() for what in ("weight", "bias")
@@ -60,7 +60,7 @@ def gcn(graph: Graph, op: Any, x: Tensor) -> Entry | Missing:
     def make() -> Entry:
         from torch_geometric.nn import GCNConv
 
-        conv = GCNConv(x.shape[1], x.shape[1], cached=True, add_self_loops=False)
+        conv = GCNConv(x.shape[1], x.shape[1], cached=True, add_self_loops=False).to(x.detach())
         places = {"attention.to_value.weight": conv.lin.weight, "attention.bias": conv.bias}
         return _twin("PyG GCNConv", lambda: conv(x, graph.edge_index), op, x, places)
 
@@ -95,19 +95,19 @@ def reducers(graph: Graph, x: Tensor, reduce: str) -> list[Entry | Missing]:
     return [_csr_product(graph, x), *found] if reduce == "sum" else found
 
 
-def _matrix(graph: Graph) -> Tensor:
+def _matrix(graph: Graph, x: Tensor) -> Tensor:
     csr = graph.csr
-    ones = torch.ones(graph.num_edges)
+    ones = x.new_ones(graph.num_edges)
     return torch.sparse_csr_tensor(csr.ptr, csr.col, ones, (graph.num_dst, graph.num_src), check_invariants=False)
 
 
 def _csr_product(graph: Graph, x: Tensor) -> Entry:
-    matrix = _matrix(graph)
+    matrix = _matrix(graph, x.detach())
     return Entry("torch CSR product", lambda: matrix @ x, (x,))
 
 
 def _sparse_mm(graph: Graph, x: Tensor, reduce: str) -> Entry:
-    matrix, name = _matrix(graph), {"max": "amax"}.get(reduce, reduce)
+    matrix, name = _matrix(graph, x.detach()), {"max": "amax"}.get(reduce, reduce)
     return Entry("torch.sparse.mm reduce", lambda: torch.sparse.mm(matrix, x, name), (x,))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +29,18 @@ def cases(sizes: Sizes, backend: str) -> Iterator[Case]:
         make = partial(_attention, nodes, edges, heads, width, backend)
         yield Case("irregular", f"attention {heads} x {width}, {where}", make, series=f"attention, {where}", x="heads")
     heads, width = sizes.shapes[-2]
-    yield Case("irregular", f"GATConv {heads} x {width}, {where}", partial(_gat, nodes, edges, heads, width, backend))
-    make = partial(_transformer, nodes, edges, heads, width, backend)
+    bars = faster("PyG GATConv", 8, 6)
+    make = partial(gat, nodes, edges, heads, width, backend, bars)
+    yield Case("irregular", f"GATConv {heads} x {width}, {where}", make)
+    bars = faster("PyG TransformerConv", 15, 9)
+    make = partial(transformer, nodes, edges, heads, width, backend, bars)
     yield Case("irregular", f"TransformerConv {heads} x {width}, {where}", make)
     yield Case("irregular", f"GCNConv {heads * width}, {where}", partial(_gcn, nodes, edges, heads * width, backend))
     for reduce in ("sum", "mean", "max"):
         # of equal maxima torch's kernels give one the whole gradient, so there the forward pass alone is compared
         directions = (FORWARD,) if reduce == "max" else (FORWARD, BOTH)
-        make = partial(_reduced, nodes, edges, heads * width, reduce, backend)
+        bars = faster("torch.sparse.mm reduce", 2.5)
+        make = partial(reduced, nodes, edges, heads * width, reduce, backend, bars)
         yield Case("reduce", f"{reduce} of {heads * width}, {where}", make, directions)
     for count in sizes.edges:
         make = partial(_edges, count, heads, width, backend)
@@ -52,8 +57,8 @@ def citations(nodes: int, edges: int, seed: int = 0) -> Graph:
     return graphs.from_edges(torch.from_numpy(np.stack([src, rng.integers(0, nodes, edges)])), nodes)
 
 
-def plain_sum(graph: Graph, width: int) -> Entry:
-    x = torch.randn(graph.num_src, width).requires_grad_()
+def plain_sum(graph: Graph, width: int, **options: Any) -> Entry:
+    x = torch.randn(graph.num_src, width, **options).requires_grad_()
     return Entry(PLAIN, lambda: ops.aggregate(graph, x), (x,), checked=False)
 
 
@@ -93,28 +98,39 @@ def layer(op: nn.Module, x: Tensor, name: str = OURS) -> Entry:
 
 
 def _layer_contest(
-    graph: Graph, op: MessagePassing, x: Tensor, rival: graph_peers.Peer, bars: list[Bar], width: int
+    graph: Graph, op: MessagePassing, x: Tensor, rival: graph_peers.Peer, bars: Sequence[Bar], width: int
 ) -> Contest:
     """Our layer, and a peer with the same weights."""
     exact = of_layer(op, graph, x, width)
     return Contest([layer(op, x), rival(graph, op, x)], exact, exact.description, bars, facts(graph, 1, width))
 
 
-def _faster(peer: str, forward: float, both: float) -> list[Bar]:
+def faster(peer: str, forward: float, both: float | None = None) -> list[Bar]:
     pairs = ((FORWARD, forward), (BOTH, both))
-    return [Bar(f"at least {x}x faster than {peer}", x, "at least", direction, peer) for direction, x in pairs]
+    return [Bar(f"at least {x}x faster than {peer}", x, "at least", d, peer) for d, x in pairs if x is not None]
 
 
-def _gat(nodes: int, edges: int, heads: int, width: int, backend: str) -> Contest:
-    graph, x = citations(nodes, edges), torch.randn(nodes, heads * width).requires_grad_()
-    op = MessagePassing(graph, "sum", None, Additive(heads * width, width, heads), backend=backend)
-    return _layer_contest(graph, op, x, graph_peers.gat, _faster("PyG GATConv", 8, 6), heads * width)
+def gat(nodes: int, edges: int, heads: int, width: int, backend: str, bars: Sequence[Bar], **options: Any) -> Contest:
+    """Options: dtype and device."""
+    graph, x = _inputs(nodes, edges, heads * width, options)
+    attend = Additive(heads * width, width, heads).to(**options)
+    op = MessagePassing(graph, "sum", None, attend, backend=backend)
+    return _layer_contest(graph, op, x, graph_peers.gat, bars, heads * width)
 
 
-def _transformer(nodes: int, edges: int, heads: int, width: int, backend: str) -> Contest:
-    graph, x = citations(nodes, edges), torch.randn(nodes, heads * width).requires_grad_()
-    op = MessagePassing(graph, "sum", None, graph_peers.Unmixed(heads * width, heads), backend=backend)
-    return _layer_contest(graph, op, x, graph_peers.transformer, _faster("PyG TransformerConv", 15, 9), heads * width)
+def transformer(
+    nodes: int, edges: int, heads: int, width: int, backend: str, bars: Sequence[Bar], **options: Any
+) -> Contest:
+    """Options: dtype and device."""
+    graph, x = _inputs(nodes, edges, heads * width, options)
+    attend = graph_peers.Unmixed(heads * width, heads).to(**options)
+    op = MessagePassing(graph, "sum", None, attend, backend=backend)
+    return _layer_contest(graph, op, x, graph_peers.transformer, bars, heads * width)
+
+
+def _inputs(nodes: int, edges: int, width: int, options: dict[str, Any]) -> tuple[Graph, Tensor]:
+    x = torch.randn(nodes, width, generator=torch.Generator().manual_seed(0)).to(**options).requires_grad_()
+    return citations(nodes, edges).to(x.device), x
 
 
 def _gcn(nodes: int, edges: int, width: int, backend: str) -> Contest:
@@ -135,15 +151,16 @@ def _gcn(nodes: int, edges: int, width: int, backend: str) -> Contest:
 # ------------------------------------------------------------------------------------------------ sums
 
 
-def _reduced(nodes: int, edges: int, width: int, reduce: str, backend: str) -> Contest:
-    graph = citations(nodes, edges)
-    x = torch.randn(nodes, width).requires_grad_()
+def reduced(
+    nodes: int, edges: int, width: int, reduce: str, backend: str, bars: Sequence[Bar], **options: Any
+) -> Contest:
+    """Options: dtype and device."""
+    graph, x = _inputs(nodes, edges, width, options)
     ours = Entry(OURS, lambda: ops.aggregate(graph, x, reduce, backend=backend), (x,))
 
     def compute(part: Graph, rows: Tensor, x: Tensor) -> Tensor:
         return ops.aggregate(part, x, reduce, backend="edge_list")
 
     exact = Sampled(graph, [x], compute, width)
-    bars = [Bar("at least 2.5x faster than torch.sparse.mm reduce", 2.5, "at least", FORWARD, "torch.sparse.mm reduce")]
     entries = [ours, *graph_peers.reducers(graph, x, reduce)]
     return Contest(entries, exact, exact.description, bars, facts(graph, 1, width))

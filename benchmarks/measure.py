@@ -56,9 +56,17 @@ def interleaved(works: Sequence[Callable[[], object]], seconds: float) -> list[l
 
 
 def timed(once: Callable[[], object]) -> float:
+    """Seconds until the work is done, on a GPU too."""
+    _finish()
     began = time.perf_counter()
     once()
+    _finish()
     return time.perf_counter() - began
+
+
+def _finish() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def summary(times: Sequence[float]) -> dict[str, Any]:
@@ -67,7 +75,14 @@ def summary(times: Sequence[float]) -> dict[str, Any]:
 
 def peak(once: Callable[[], object]) -> int | None:
     """How far one call raises the process's memory above what it holds before, in bytes; None where the kernel does not
-    tell (it is read from Linux' /proc)."""
+    tell (it is read from Linux' /proc). With a GPU in use, the memory of the GPU."""
+    if torch.cuda.is_initialized():
+        _finish()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        once()
+        _finish()
+        return torch.cuda.max_memory_allocated() - held
     if not Path("/proc/self/clear_refs").exists():
         return None
     gc.collect()

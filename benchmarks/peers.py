@@ -67,14 +67,16 @@ def flex(features: Features, mask: Callable[..., Tensor]) -> Entry:
     """FlexAttention, compiled, its block mask made beforehand. mask(batch, head, i, j) says whether i hears j."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    query, key, value = (x.detach() for x in heads_first(features))
-    block_mask = create_block_mask(mask, None, None, query.shape[-2], key.shape[-2], device="cpu")
+    query, key, value = heads_first(features)
+    block_mask = create_block_mask(mask, None, None, query.shape[-2], key.shape[-2], device=query.device)
     compiled = torch.compile(flex_attention, dynamic=False)
+    only = "FlexAttention has no backward pass on CPUs" if query.device.type == "cpu" else ""
 
     def call() -> Tensor:
-        return nodes_first(compiled(query, key, value, block_mask=block_mask))
+        leaves = (x.detach() for x in (query, key, value)) if only else (query, key, value)
+        return nodes_first(compiled(*leaves, block_mask=block_mask))
 
-    return Entry("FlexAttention", call, only_forward="FlexAttention has no backward pass on CPUs")
+    return Entry("FlexAttention", call, (query, key, value), nodes_first, only_forward=only)
 
 
 def local_attention(features: Features, radius: int, causal: bool) -> Entry | Missing:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots, series
+from benchmarks.contest import BOTH
 from benchmarks.truth import TOLERANCE
 
 GROUPS = {
+    "device": "What the device can do",
     "dense": "Complete and causal attention",
     "sparse": "Sparse attention over sequences",
     "length": "Time against N",
@@ -26,11 +28,16 @@ GROUPS = {
 }
 
 
-def write(results: dict[str, Any], page: Path) -> Path:
-    """Writes the page, and its pictures into `img/` beside it; returns the page's path."""
+def write(results: dict[str, Any], page: Path, gpu: dict[str, Any] | None = None) -> Path:
+    """Writes the page, and its pictures into `img/` beside it; returns the page's path. `gpu`: results of a GPU, which
+    follow those of the CPU."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures = plots.draw(results["rows"], page.parent / "img")
-    page.write_text("\n".join(_page(results, pictures)).rstrip() + "\n")
+    lines = _page(results, pictures)
+    if gpu is not None:
+        lines += ["", "# On a GPU", "", f"Measured by `{gpu['command']}`.", "", *_machine(gpu), "", *_bars(gpu["rows"])]
+        lines += _tables(gpu["rows"], {})
+    page.write_text("\n".join(lines).rstrip() + "\n")
     return page
 
 
@@ -49,6 +56,12 @@ def _page(results: dict[str, Any], pictures: dict[str, Path]) -> list[str]:
         "",
         *_bars(rows),
     ]
+    lines += _tables(rows, pictures)
+    return [*lines, "", *_left_out(rows)]
+
+
+def _tables(rows: Sequence[dict[str, Any]], pictures: dict[str, Path]) -> list[str]:
+    lines = []
     for group, title in GROUPS.items():
         members = [row for row in rows if row["group"] == group]
         if members:
@@ -56,13 +69,14 @@ def _page(results: dict[str, Any], pictures: dict[str, Path]) -> list[str]:
             if group in pictures:
                 lines += [f"![{title}](img/{pictures[group].name})", ""]
             lines += table(members)
-    return [*lines, "", *_left_out(rows)]
+    return lines
 
 
 def _machine(results: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {v}" for name, v in results["versions"].items() if v)
     absent = ", ".join(name for name, v in results["versions"].items() if not v)
     lines = [
+        *([f"- {results['gpu']}"] if "gpu" in results else []),
         f"- {results['processor']} ({results['instructions']}), {results['cores']} cores, {results['threads']} used "
         f"by all entries, {results['memory_gb']} GB; {results['system']}, Python {results['python']}",
         f"- {versions}",
@@ -117,11 +131,14 @@ def amount(measured: float, kind: str) -> str:
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each entry of each row."""
-    lines = ["| case | direction | entry | time | x | memory | largest error |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| case | direction | entry | time | x | rate | memory | largest error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         if "entries" not in row:
             note = f"**failed**: {row['error']}" if "error" in row else f"skipped: {row['skipped']}"
-            lines.append(f"| {row['case']} | {row['direction']} | {note} | | | | |")
+            lines.append(f"| {row['case']} | {row['direction']} | {note} | | | | | |")
             continue
         ours = row["entries"][row["ours"]]
         errors = row.get("checked", {}).get("errors", {})
@@ -133,9 +150,19 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
             error = f"{errors[name]:.0e}" if name in errors else "not compared"
             first = (row["case"], row["direction"]) if i == 0 else ("", "")
             lines.append(
-                f"| {first[0]} | {first[1]} | {name} | {duration(entry['median'])} | {ratio} | {room} | {error} |"
+                f"| {first[0]} | {first[1]} | {name} | {duration(entry['median'])} | {ratio} | "
+                f"{_rate(row, entry['median'])} | {room} | {error} |"
             )
     return lines
+
+
+def _rate(row: dict[str, Any], seconds: float) -> str:
+    """Useful work by time: products on edges, of which a backward pass takes 2.5 times as many; or bytes moved."""
+    facts = row.get("facts", {})
+    if "flops" in facts:
+        rate = facts["flops"] * (3.5 if row["direction"] == BOTH else 1.0) / seconds
+        return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.3g} GFLOP/s"
+    return f"{facts['bytes'] / seconds / 1e9:.3g} GB/s" if "bytes" in facts and row["direction"] != BOTH else ""
 
 
 def _left_out(rows: Sequence[dict[str, Any]]) -> list[str]:

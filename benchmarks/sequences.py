@@ -30,9 +30,11 @@ def cases(sizes: Sizes, backend: str) -> Iterator[Case]:
 # ------------------------------------------------------------------------------------------------ entries
 
 
-def features(nodes: int, heads: int, width: int) -> Features:
+def features(nodes: int, heads: int, width: int, **options: Any) -> Features:
+    """Queries, keys and values [N, H, D]; options: dtype and device."""
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(nodes, heads, width, generator=generator).requires_grad_() for _ in range(3))
+    drawn = (torch.randn(nodes, heads, width, generator=generator).to(**options) for _ in range(3))
+    query, key, value = (x.requires_grad_() for x in drawn)
     return query, key, value
 
 
@@ -55,14 +57,17 @@ def contest(
     backend: str,
     rivals: Callable[[Graph, Features], Sequence[Entry | Missing]],
     bars: Callable[[Graph], Sequence[Bar]] = lambda graph: (),
+    **options: Any,
 ) -> Contest:
-    graph, given = topology.bind(nodes), features(nodes, heads, width)
+    given = features(nodes, heads, width, **options)
+    graph = topology.bind(nodes).to(given[0].device)
     exact = truth(graph, given)
     facts = {
         "nodes": nodes,
         "heads": heads,
         "width": width,
         "edges": graph.num_edges,
+        "flops": 4.0 * graph.num_edges * heads * width,
         "density": graph.num_edges / nodes**2,
     }
     entries = [attention(graph, given, backend), *rivals(graph, given)]

@@ -20,6 +20,7 @@ MOST_ROWS = 48
 MOST_NUMBERS = 2e7  # of the drawn rows' edges times features, in float64: 160 MB a tensor
 # Of the largest number: some hundred times what float32 sums of thousands of terms lose, and far below one wrong edge.
 TOLERANCE = 2e-4
+NARROW = 3e-2  # bfloat16 keeps 8 bits of a number: results and gradients that were rounded several times on the way
 
 
 class Wrong(AssertionError):
@@ -31,7 +32,7 @@ class Sampled:
 
     Args:
         graph: who hears whom.
-        inputs: in float32, what the work is a function of.
+        inputs: what the work is a function of, in the type in which it runs.
         compute: `compute(part, rows, *inputs)`, the output of these rows, which alone are the destinations of the
             graph `part`; it is called in float64.
         width: features an edge, which bounds the number of rows.
@@ -43,7 +44,7 @@ class Sampled:
         self.rows = drawn(graph, width, seed)
         exact = [x.detach().double().requires_grad_() for x in inputs]
         out = compute(part_of(graph, self.rows), self.rows, *exact)
-        self.direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))
+        self.direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out.device)
         self.out = out.detach()
         self.gradients = torch.autograd.grad(out, exact, self.direction.double())
 
@@ -111,7 +112,7 @@ def error(who: str, what: str, found: Tensor, expected: Tensor, least: float = 1
         raise Wrong(f"{who}: its {what} has shape {list(found.shape)} and not {list(expected.shape)}")
     scale = expected.abs().max().clamp(min=least)
     worst = float((found.to(expected.dtype) - expected).abs().max() / scale)
-    if not worst <= TOLERANCE:
+    if not worst <= (TOLERANCE if found.dtype.itemsize > 2 else NARROW):
         raise Wrong(f"{who}: its {what} is off by {worst:.1e} of the largest number")
     return worst
 
@@ -119,23 +120,23 @@ def error(who: str, what: str, found: Tensor, expected: Tensor, least: float = 1
 def drawn(graph: Graph, width: int, seed: int) -> Tensor:
     """Rows to check, sorted: the first, the last and others at random, as long as their edges are not too many."""
     candidates = np.random.default_rng(seed).permutation(graph.num_dst)
-    degree, left = graph.degree().numpy(), MOST_NUMBERS
+    degree, left = graph.degree().cpu().numpy(), MOST_NUMBERS
     rows: list[int] = []
     for row in dict.fromkeys([0, graph.num_dst - 1, *candidates.tolist()]):
         if degree[row] * width <= left and len(rows) < MOST_ROWS:
             rows.append(row)
             left -= degree[row] * width
-    return torch.tensor(sorted(rows))
+    return torch.tensor(sorted(rows), device=graph.device)
 
 
 def part_of(graph: Graph, rows: Tensor) -> Graph:
     """The edges that these destinations hear, the destinations numbered anew."""
     if graph.is_explicit:
-        place = torch.full((graph.num_dst,), -1)
-        place[rows] = torch.arange(len(rows))
+        place = torch.full((graph.num_dst,), -1, device=graph.device)
+        place[rows] = torch.arange(len(rows), device=graph.device)
         src, dst = graph.edge_index[:, place[graph.edge_index[1]] >= 0]
         edges = torch.stack([src, place[dst]])
     else:
-        dst, src = graph.runs.take(rows.numpy()).edges()
-        edges = torch.from_numpy(np.stack([src, dst]))
+        dst, src = graph.runs.take(rows.cpu().numpy()).edges()
+        edges = torch.from_numpy(np.stack([src, dst])).to(graph.device)
     return graphs.from_edges(edges, num_dst=len(rows), num_src=graph.num_src)

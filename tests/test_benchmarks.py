@@ -56,6 +56,25 @@ def test_one_case_from_measuring_to_the_page(tmp_path: Path) -> None:
     assert (page.parent / "img" / "performance_dense.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> None:
+    file, page = tmp_path / "gpu.json", tmp_path / "page.md"
+    only = ("--only", "dense: causal(), N 256, bfloat16", "--only", "edges: attention 8 x 16, 1,000 edges, float32")
+    done = command("gpu", "--small", "--device", "cpu", "--seconds", 0, *only, "--out", file)
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["group"] for row in rows] == ["dense", "dense", "edges", "edges"]
+    assert rows[0]["checked"]["errors"][OURS] < truth.NARROW
+    assert rows[2]["checked"]["errors"][OURS] < truth.TOLERANCE
+    done = command("report", "--results", file, "--gpu", file, "--page", page)
+    assert done.returncode == 0, done.stderr
+    assert "# On a GPU" in page.read_text()
+
+
+def test_without_a_gpu_the_command_says_so() -> None:
+    if not torch.cuda.is_available():
+        assert "torch finds no GPU here" in command("gpu").stderr
+
+
 def test_help_teaches_and_wrong_words_are_refused() -> None:
     assert "Results that are wrong are not timed" in " ".join(command("cpu", "--help").stdout.replace("│", " ").split())
     done = command("cpu", "--only", "no such case")
