@@ -1,8 +1,9 @@
 """Dot-product attention over whole blocks of pairs, by torch's scaled dot product attention.
 
 A block is the whole graph (complete, causal, or small enough for a mask) or one of its disjoint cliques, of which all
-of one size run as a batch. What torch's kernels do not offer (soft capping, other normalisers, dropout that every
-backend draws alike, the weights themselves) is written out on the block's score matrix.
+of one size run as a batch, or all at once where torch has a kernel for that. What torch's kernels do not offer (soft
+capping, other normalisers, dropout that every backend draws alike, the weights themselves) is written out on the
+block's score matrix.
 
 NaN in a block can reach rows of it that do not hear it: a mask's zero times NaN is NaN, in torch's kernels too.
 """
@@ -19,6 +20,7 @@ from mpnn import random
 from mpnn.aggregate import Sum
 from mpnn.backends.estimate import Estimate, both_ways, priced
 from mpnn.graph import Graph
+from mpnn.kernels import varlen
 from mpnn.scores import Dot, Lookup, PerEdge, Request
 
 NAME = "dense"
@@ -103,6 +105,9 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         return out.squeeze(-4), None
     order, places = graph.memo("clique by clique", lambda: _order(graph))
     gathered = [x.index_select(-3, order) for x in features]
+    if _at_once(request):
+        sizes, largest = graph.memo("clique sizes", lambda: _sizes(graph))
+        return varlen.attention(*gathered, sizes, largest, score.scale).index_select(-3, places), None
     outs, first = [], 0
     for members in graph.cliques:
         parts = (x.narrow(-3, first, members.numel()).unflatten(-3, members.shape) for x in gathered)
@@ -115,6 +120,21 @@ def _order(graph: Graph) -> tuple[Tensor, Tensor]:
     """The nodes clique by clique, and where each of them then stands."""
     order = torch.cat([members.flatten() for members in graph.cliques])
     return order, order.argsort()
+
+
+def _at_once(request: Request) -> bool:
+    """Whether cliques of all sizes run in one kernel."""
+    score = request.score
+    assert isinstance(score, Dot)
+    plain = not request.bias and not _written_out(request)
+    same_heads = score.key.shape[-2] == request.value.shape[-2]
+    return plain and same_heads and len(request.graph.cliques) > 1 and varlen.runs_here(score.query, request.value)
+
+
+def _sizes(graph: Graph) -> tuple[Tensor, int]:
+    """The sizes of the cliques in the order of `_order`, and the largest."""
+    sizes = [size for count, size in (members.shape for members in graph.cliques) for _ in range(count)]
+    return torch.tensor(sizes, device=graph.device), max(sizes)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,39 @@
+"""Attention within groups of different sizes at once, on CUDA: torch's flash kernel for sequences laid end to end."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+WIDEST = 256  # of a head, in the flash kernel
+
+
+def runs_here(query: Tensor, value: Tensor) -> bool:
+    """Whether the kernel takes features such as these."""
+    narrow = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+    fits = query.shape[-1] == value.shape[-1] <= WIDEST and query.shape[-1] % 8 == 0
+    return narrow and fits and find_spec("torch.nn.attention.varlen") is not None
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, largest: int, scale: float) -> Tensor:
+    """Out [..., N, H, D] of query [..., N, H, D], key and value [..., N, H_kv, D], whose nodes lie group by group.
+
+    sizes: int64 [groups], which add up to N. largest: of them, known beforehand so that nobody waits for the device.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    at = starts(sizes, query.shape[:-3].numel())
+    flat = (x.flatten(0, -3) for x in (query, key, value))
+    grouped = query.shape[-2] != key.shape[-2]
+    out = varlen_attn(*flat, at, at, largest, largest, scale=scale, enable_gqa=grouped)
+    assert isinstance(out, Tensor)
+    return out.view(query.shape)
+
+
+def starts(sizes: Tensor, batch: int) -> Tensor:
+    """Where each group begins, and where the last one ends, int32 [batch * groups + 1]: the groups once for each item
+    of a batch."""
+    return F.pad(sizes.repeat(batch).cumsum(0), (1, 0)).to(torch.int32)
