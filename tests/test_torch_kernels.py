@@ -1,4 +1,5 @@
-"""The graphs that FlexAttention is given on CUDA: their blocks, and the definition it runs, unfused, on CPU."""
+"""What torch's kernels for CUDA are given: FlexAttention's blocks, and the definition it runs, unfused, on CPU; where
+sequences laid end to end begin."""
 
 import re
 from dataclasses import replace
@@ -9,7 +10,7 @@ import torch
 from mpnn import graphs
 from mpnn.backends import edge_list
 from mpnn.backends.tiles import bias, cuda
-from mpnn.kernels import flex
+from mpnn.kernels import flex, varlen
 from mpnn.relation import Offset
 from mpnn.scores import Dot, Lookup, Request
 
@@ -124,3 +125,12 @@ def test_one_program_serves_all_topologies_and_lengths():
                 expected = edge_list.run(request)[0]
                 torch.testing.assert_close(cuda.run(request)[0], expected, rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] <= 2
+
+
+def test_groups_laid_end_to_end_begin_where_the_last_one_ends():
+    sizes = torch.tensor([2, 3])
+    assert varlen.starts(sizes, 1).tolist() == [0, 2, 5]
+    assert varlen.starts(sizes, 2).tolist() == [0, 2, 5, 7, 10]
+    assert varlen.starts(sizes, 1).dtype == torch.int32
+    on_cpu = torch.zeros(5, 2, 8, dtype=torch.bfloat16)
+    assert not varlen.runs_here(on_cpu, on_cpu)
