@@ -5,7 +5,7 @@ A network layer is one round of message passing over a graph, and the choice of 
     MessagePassing(graph, aggregate, update, attention)
 """
 
-from mpnn import aggregate, attention, graphs, models, ops, position, update
+from mpnn import aggregate, attention, encodings, graphs, models, ops, position, update
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
 from mpnn.plan import Plan, explain
@@ -20,6 +20,7 @@ __all__ = [
     "Topology",
     "aggregate",
     "attention",
+    "encodings",
     "explain",
     "graphs",
     "models",

@@ -66,9 +66,11 @@ class DotProduct(Attention):
         edge_dim: width of edge attributes, which a linear map adds to keys and values (Shi et al. 2021, UniMP).
         position: a relative position from `mpnn.position`, or several.
         kv_heads: heads of keys and values, which divide `heads` (grouped queries, Ainslie et al. 2023).
-        source_dim: width of the sources' features where it differs from `dim`.
+        source_dim, query_dim: widths of the sources' and the destinations' features where they differ from `dim`.
         normalize: "softmax", "sigmoid" or "none".
         softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2).
+        head_dim: width D of a head where it differs from `dim / heads`.
+        scale: of the scores where it differs from 1 / sqrt(D).
     """
 
     def __init__(
@@ -82,40 +84,56 @@ class DotProduct(Attention):
         position: Position | Sequence[Position] | None = None,
         kv_heads: int | None = None,
         source_dim: int | None = None,
+        query_dim: int | None = None,
         normalize: str = "softmax",
         softcap: float | None = None,
+        head_dim: int | None = None,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         source_dim = dim if source_dim is None else source_dim
-        if heads < 1 or dim % heads:
+        if heads < 1 or (head_dim is None and dim % heads):
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
         if kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"{kv_heads} key/value heads do not divide {heads} heads")
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads if head_dim is None else head_dim
         self.normalize, self.dropout, self.softcap = normalize, dropout, softcap
-        self.to_query = nn.Linear(dim, dim, bias)
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        wide = heads * self.head_dim
+        self.to_query = nn.Linear(dim if query_dim is None else query_dim, wide, bias)
         self.to_key = nn.Linear(source_dim, kv_heads * self.head_dim, bias)
         self.to_value = nn.Linear(source_dim, kv_heads * self.head_dim, bias)
-        self.to_out = nn.Linear(dim, dim, bias)
-        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, dim, bias=False)
+        self.to_out = nn.Linear(wide, dim, bias)
+        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, wide, bias=False)
         given = () if position is None else (position,) if isinstance(position, Position) else tuple(position)
         self.positions = nn.ModuleList(given)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        return self.terms(*self.mapped(dst, src, graph), graph, edge_attr)
+
+    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D], turned to where their nodes stand: what
+        follows from each node alone, edges aside."""
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))
         key = self.to_key(src).unflatten(-1, (self.kv_heads, -1))
         value = self.to_value(src).unflatten(-1, (self.kv_heads, -1))
+        for position in self.positions:
+            assert isinstance(position, Position)
+            query, key = position.turn(query, key, graph)
+        return query, key, value
+
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        """The terms of what `mapped` gave."""
         on_key: PerEdge | None = None if self.to_edge is None else _mapped(self.to_edge, edge_attr, self.heads)
         on_value = on_key
         bias: list[PerEdge] = []
         for position in self.positions:
             assert isinstance(position, Position)
-            query, key = position.turn(query, key, graph)
             bias += [b for b in (position.bias(graph, edge_attr),) if b is not None]
             on_key = _one("key", on_key, position.key())
             on_value = _one("value", on_value, position.value())
-        score = Dot(query, key, self.head_dim**-0.5, on_key, self.softcap)
+        score = Dot(query, key, self.scale, on_key, self.softcap)
         return Terms(value, score, tuple(bias), on_value)
 
     def merge(self, out: Tensor) -> Tensor:
@@ -149,6 +167,8 @@ class Additive(Attention):
         bias: whether a learned bias is added to the message.
     """
 
+    one_map = True  # listeners and sources go through the same one
+
     def __init__(
         self,
         in_dim: int,
@@ -176,12 +196,16 @@ class Additive(Attention):
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
-        listener = value if dst is src else self.to_value(dst).unflatten(-1, (self.heads, -1))
+        listener = value if dst is src and self.one_map else self.query(dst)
         edge = None
         if self.to_edge is not None and self.by_edge is not None:
             edge = _by_head(_mapped(self.to_edge, edge_attr, self.heads), self.by_edge)
         by_dst, by_src = _by_head(listener, self.by_dst), _by_head(value, self.by_src)
         return Terms(value, AdditiveScore(by_dst, by_src, self.activation, edge))
+
+    def query(self, dst: Tensor) -> Tensor:
+        """W h_i, [..., N_dst, H, D]."""
+        return self.to_value(dst).unflatten(-1, (self.heads, -1))
 
     def merge(self, out: Tensor) -> Tensor:
         return _joined(out, self.concat, self.bias)
@@ -202,7 +226,8 @@ class AdditiveV2(Attention):
         w_ij = softmax_j( a . act( W_dst h_i + W_src h_j [+ W_e e_ij] ) ),   m_i = || _h sum_j w_ij W_src h_j
 
     Args as `Additive`; `source_dim` is the width of the sources' features where it differs from `in_dim`, `share` makes
-    W_dst and W_src one map, `bias` gives the maps and the message biases.
+    W_dst and W_src one map, `bias` gives the maps and the message biases. Without `map_value` the sources are heard as
+    they are (Bahdanau), `m_i = || _h sum_j w_ij h_j`, and the message has no bias.
     """
 
     def __init__(
@@ -218,22 +243,24 @@ class AdditiveV2(Attention):
         source_dim: int | None = None,
         share: bool = False,
         bias: bool = True,
+        map_value: bool = True,
     ) -> None:
         super().__init__()
-        self.heads, self.concat, self.dropout = heads, concat, dropout
+        self.heads, self.concat, self.dropout, self.map_value = heads, concat, dropout, map_value
         self.activation = LeakyReLU() if activation is None else activation
         self.to_value = nn.Linear(in_dim if source_dim is None else source_dim, heads * out_dim, bias)
         self.to_query = self.to_value if share else nn.Linear(in_dim, heads * out_dim, bias)
         self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, heads * out_dim, bias=False)
         self.vector = nn.Parameter(torch.empty(heads, out_dim))
-        self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias and map_value else None
         nn.init.xavier_uniform_(self.vector)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        value = self.to_value(src).unflatten(-1, (self.heads, -1))
+        key = self.to_value(src).unflatten(-1, (self.heads, -1))
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))
         edge = None if self.to_edge is None else _mapped(self.to_edge, edge_attr, self.heads)
-        return Terms(value, AdditiveV2Score(query, value, self.vector, self.activation, edge))
+        value = key if self.map_value else src.unsqueeze(-2)
+        return Terms(value, AdditiveV2Score(query, key, self.vector, self.activation, edge))
 
     def merge(self, out: Tensor) -> Tensor:
         return _joined(out, self.concat, self.bias)
@@ -357,9 +384,9 @@ class Typed(Attention):
 
         m_i = sum_r W_r reduce_{j in N_r(i)} h_j
 
-    The classes are the graph's (`edge_type`, or the rule of its topology). Messages are gathered class by class and
-    then mapped, so a convolution costs what im2col costs. With "sum" this is the sum of `W_r h_j`; with "mean" each
-    class has its own mean, R-GCN's 1 / |N_r(i)|.
+    The classes are the graph's (`edge_type`, or the rule of its topology); a graph without any has one class. Messages
+    are gathered class by class and then mapped, so a convolution costs what im2col costs. With "sum" this is the sum
+    of `W_r h_j`; with "mean" each class has its own mean, R-GCN's 1 / |N_r(i)|.
     """
 
     normalize = "none"
@@ -376,12 +403,21 @@ class Typed(Attention):
         return Terms(src.unsqueeze(-2), graph=by_class)
 
     def merge(self, out: Tensor) -> Tensor:
-        gathered = out.squeeze(-2).unflatten(-2, (-1, self.relations)).flatten(-2)  # [..., N, R * in_dim]
-        return _joined((gathered @ self.weight.flatten(0, 1)).unsqueeze(-2), True, self.bias)
+        return _joined((self.gathered(out) @ self.maps().flatten(0, 1)).unsqueeze(-2), True, self.bias)
+
+    def gathered(self, out: Tensor) -> Tensor:
+        """What a node heard, class by class and side by side, [..., N, relations * in_dim]."""
+        return out.squeeze(-2).unflatten(-2, (-1, self.relations)).flatten(-2)
+
+    def maps(self) -> Tensor:
+        """W, [relations, in_dim, out_dim]."""
+        return self.weight
 
 
 def _by_class(graph: Graph, relations: int) -> Graph:
     """Destination i becomes `relations` destinations, one for each class: i * relations + class."""
+    if graph.edge_type is None and relations == 1:
+        return graph
     if graph.edge_type is None:
         raise ValueError(f"Typed needs a graph whose edges have classes, and {graph} has none: give edge_type")
     if graph.num_relations > relations:

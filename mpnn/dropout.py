@@ -38,6 +38,26 @@ class Dropout(nn.Dropout):
         return out
 
 
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al. 2016): in training, what a layer adds to x [..., N, d] becomes 0 with probability
+    p for all nodes of a graph of the batch together, and grows by 1 / (1 - p) for the other graphs."""
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        if not 0.0 <= p < 1.0:
+            raise ValueError(f"the probability that a layer is left out must lie in [0, 1); got {p}")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return x
+        kept = torch.rand(*x.shape[:-2], 1, 1, device=x.device) >= self.p
+        return x * (kept.to(x.dtype) / (1 - self.p))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
 def _has_kernel(x: Tensor) -> bool:
     plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     return plain and x.dim() > 0 and max(x.shape[-1], x.shape[:-1].numel()) < 2**31

@@ -32,7 +32,8 @@ class Graph(Handled):
 
     Made by `Topology.bind` and the builders in `mpnn.graphs`. `relation` is the rule that gives each edge its class
     (`edge_type` holds the classes); `shift` says where destinations stand among the sources: destination i is the
-    source i + shift, which matters to relative positions only.
+    source i + shift, which matters to relative positions only. Where nodes stand elsewhere than at their numbers,
+    `places` says it: int64 [num_dst] and [num_src].
     """
 
     def __init__(
@@ -47,12 +48,13 @@ class Graph(Handled):
         edge_type: Tensor | None = None,
         relation: Relation | None = None,
         shift: int = 0,
+        places: tuple[Tensor, Tensor] | None = None,
         name: str = "",
         device: torch.device | str = "cpu",
     ) -> None:
         self.num_dst, self.num_src = num_dst, num_src
         self.edge_attr = edge_attr
-        self.relation, self.shift, self.name = relation, shift, name
+        self.relation, self.shift, self.places, self.name = relation, shift, places, name
         self.device = torch.device(device)
         self._given_runs, self._labels, self._edges, self._edge_type = runs, labels, edges, edge_type
         self._moved: dict[torch.device, Graph] = {self.device: self}
@@ -165,8 +167,25 @@ class Graph(Handled):
     def edge_type(self) -> Tensor | None:
         """The class of each edge, int64 [E] in the order of `edge_index`; None when edges have no classes."""
         if self._edge_type is None and self.relation is not None:
-            return self.relation.ids(self.edge_index[1] + self.shift, self.edge_index[0])
+            return self.relation.ids(*self.ends())
         return self._edge_type
+
+    def where(self) -> tuple[Tensor, Tensor]:
+        """Where destinations and sources stand, int64 [num_dst] and [num_src]."""
+        if self.places is not None:
+            return self.places
+        dst, src = (torch.arange(n, device=self.device) for n in (self.num_dst, self.num_src))
+        return dst + self.shift, src
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Where the destination and the source of each edge stand, int64 [E] each, in the order of `edge_index`."""
+        src, dst = self.edge_index
+        return (dst + self.shift, src) if self.places is None else (self.places[0][dst], self.places[1][src])
+
+    @property
+    def class_rule(self) -> Relation | None:
+        """The rule that edges get their classes by; None when the classes are data, or there are none."""
+        return self.relation if self._edge_type is None else None
 
     @property
     def has_classes(self) -> bool:
@@ -201,9 +220,11 @@ class Graph(Handled):
                 self._memo[key] = build()
         return self._memo[key]
 
-    def derived(self, build: Callable[..., Graph], *arguments: Hashable, num_dst: int) -> Graph:
-        """`build(graph, *arguments)`, made once: a graph of `num_dst` destinations over the same sources. Programs that
-        `torch.compile` traces go on without it, and make it when they run."""
+    def derived(
+        self, build: Callable[..., Graph], *arguments: Hashable, num_dst: int, num_src: int | None = None
+    ) -> Graph:
+        """`build(graph, *arguments)`, made once: a graph of `num_dst` destinations over `num_src` sources, by default
+        the same ones. Programs that `torch.compile` traces go on without it, and make it when they run."""
         return self.memo((build, arguments), lambda: build(self, *arguments))
 
     # ------------------------------------------------------------------------------------------------ new graphs
@@ -251,6 +272,72 @@ class Graph(Handled):
         graph.relation, graph._edge_type = relation, None
         return graph
 
+    def placed(self, dst: Tensor, src: Tensor) -> Graph:
+        """The same edges, with destinations and sources that stand at these positions, int64 [num_dst] and [num_src]:
+        what relative positions and classes by rule go by."""
+        for name, at, n in (("dst", dst, self.num_dst), ("src", src, self.num_src)):
+            if at.shape != (n,) or at.is_floating_point():
+                raise ValueError(f"{name} must hold {n} integers; got {at.dtype} of shape {list(at.shape)}")
+        graph = self._copy()
+        graph.places = (dst.to(self.device), src.to(self.device))
+        return graph
+
+    def rows(self, start: int, stop: int) -> Graph:
+        """Destinations `start` to `stop` alone, over the same sources; they stand where they stood.
+
+        Takes time in what these rows hear, not in the size of the graph.
+        """
+        if not 0 <= start <= stop <= self.num_dst:
+            raise ValueError(f"rows {start} to {stop} are not among the {self.num_dst} destinations of {self}")
+        if self._edges is not None:
+            first, last = (int(self.csr.ptr[i]) for i in (start, stop))
+            which = self.csr.edge_id
+            assert which is not None
+            graph = self._selected(which[first:last].sort().values)
+            assert graph._edges is not None
+            graph._edges = graph._edges - graph._edges.new_tensor([[0], [start]])
+        else:
+            graph = self._structured(self.runs.take(np.arange(start, stop)))
+        graph.num_dst = stop - start
+        graph.shift = self.shift + start
+        graph.places = None if self.places is None else (self.places[0][start:stop], self.places[1])
+        return graph
+
+    def heard(self) -> tuple[Tensor, Graph]:
+        """The sources that somebody hears, int64 ascending, and the graph over them alone; all stand where they
+        stood."""
+        if self._edges is not None:
+            index, src = torch.unique(self._edges[0], return_inverse=True)
+            graph = self._selected(torch.arange(self.num_edges, device=self.device))
+            graph._edges = torch.stack([src, self._edges[1]])
+        else:
+            heard = self.runs.heard()
+            index = torch.from_numpy(heard.edges()[1]).to(self.device)
+            graph = self._structured(self.runs.narrowed(heard))
+        graph.num_src = len(index)
+        of_dst = torch.arange(self.num_dst, device=self.device) + self.shift
+        graph.places = (of_dst, index) if self.places is None else (self.places[0], self.places[1][index])
+        return index, graph
+
+    def induced(self, keep: Tensor) -> Graph:
+        """The nodes that are True in `keep`, bool [num_nodes], numbered anew, and the edges between them; all stand
+        where they stood."""
+        self._need_square("a part of the nodes")
+        if keep.shape != (self.num_dst,) or keep.dtype != torch.bool:
+            raise ValueError(f"keep must be bool [{self.num_dst}]; got {keep.dtype} of shape {list(keep.shape)}")
+        if keep.all():
+            return self
+        dst, src = self.where()
+        if self._edges is None:
+            graph = self._structured(self.runs.induced(keep.cpu().numpy()))
+        else:
+            graph = self._selected((keep[self._edges[0]] & keep[self._edges[1]]).nonzero().squeeze(1))
+            assert graph._edges is not None
+            graph._edges = (keep.cumsum(0) - 1)[graph._edges]
+            graph.num_dst = graph.num_src = int(keep.sum())
+        graph.shift, graph.places = 0, (dst[keep], src[keep])
+        return graph
+
     def reverse(self) -> Graph:
         """Every edge turned round; attributes and classes stay with their edges."""
         if self._edges is None:
@@ -261,6 +348,7 @@ class Graph(Handled):
             graph = Graph(self.num_src, self.num_dst, edges=self._edges.flip(0), device=self.device)
         graph.edge_attr, graph._edge_type = self.edge_attr, self._edge_type
         graph.relation = self.relation and Flipped(self.relation)
+        graph.places = self.places and self.places[::-1]
         return graph
 
     def power(self, k: int) -> Graph:
@@ -326,15 +414,19 @@ class Graph(Handled):
         graph.order = torch.from_numpy(reorder.order(src, dst, self.num_dst, method))
         return graph
 
-    def to(self, device: torch.device | str) -> Graph:
-        """The graph on a device; moved once, then remembered."""
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
+        """The graph on a device; moved once, then remembered. `non_blocking`: without waiting, from pinned memory."""
         device = _resolved(device)
         if device not in self._moved:
             with torch.inference_mode(False):
-                graph = self._copy(device)
+                graph = self._copy(lambda x: x.to(device, non_blocking=non_blocking), device)
             graph._moved = self._moved
             self._moved[device] = graph
         return self._moved[device]
+
+    def pin_memory(self) -> Graph:
+        """The same graph with its edges and their data in pinned memory; `DataLoader(pin_memory=True)` calls this."""
+        return self._copy(Tensor.pin_memory)
 
     # ------------------------------------------------------------------------------------------------ looking at it
 
@@ -392,19 +484,19 @@ class Graph(Handled):
         if self.num_dst != self.num_src:
             raise ValueError(f"{what} needs as many sources as destinations; got {self.num_dst} x {self.num_src}")
 
-    def _copy(self, device: torch.device | None = None) -> Graph:
-        device = device or self.device
-        data: Any = {name: None if old is None else old.to(device) for name, old in self._edge_data().items()}
+    def _copy(self, moved: Callable[[Tensor], Tensor] = lambda x: x, device: torch.device | None = None) -> Graph:
+        data: Any = {name: None if old is None else moved(old) for name, old in self._edge_data().items()}
         graph = Graph(
             self.num_dst,
             self.num_src,
             runs=self.__dict__.get("runs", self._given_runs),
             labels=self._labels,
-            edges=None if self._edges is None else self._edges.to(device),
+            edges=None if self._edges is None else moved(self._edges),
             **data,
             name=self.name,
-            **{**self._inherited(), "device": device},
+            **{**self._inherited(), "device": device or self.device},
         )
+        graph.places = self.places and (moved(self.places[0]), moved(self.places[1]))
         graph.order = self.order
         return graph
 
@@ -413,10 +505,10 @@ class Graph(Handled):
 
     def _inherited(self, other: Graph | None = None) -> dict[str, Any]:
         """What a graph made from this one, or from this and another, has of them."""
-        relation, shift = self.relation, self.shift
+        relation, shift, places = self.relation, self.shift, self.places
         if other is not None:
-            relation, shift = relation or other.relation, shift or other.shift
-        return {"relation": relation, "shift": shift, "device": self.device}
+            relation, shift, places = relation or other.relation, shift or other.shift, places or other.places
+        return {"relation": relation, "shift": shift, "places": places, "device": self.device}
 
     def _edge_data(self) -> dict[str, Tensor | None]:
         return {"edge_attr": self.edge_attr, "edge_type": self._edge_type}

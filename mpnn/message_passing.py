@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mpnn import check, eager, ops
 from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, Sum, aggregator
 from mpnn.attention import Attention, Degree, Terms
+from mpnn.decoding import Cache
 from mpnn.graph import Graph
 from mpnn.scores import Request
 from mpnn.topology import Topology
@@ -67,6 +68,7 @@ class MessagePassing(nn.Module):
         source: Tensor | None = None,
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
+        cache: Cache | None = None,
     ) -> Any:
         """One round.
 
@@ -76,11 +78,12 @@ class MessagePassing(nn.Module):
             source: the sources' features where these are other nodes, [..., N_src, d_src].
             edge_attr: [E, ...] in the caller's edge order; default: the graph's.
             return_weights: also return the attention weights before dropout, [..., E, H] in the caller's edge order.
+            cache: x are the next nodes of those that this cache has seen, and hear these too.
 
         Returns:
             y [..., N, d_out], or (y, weights).
         """
-        request = self.request(x, graph, source, edge_attr, return_weights)
+        request = self.request(x, graph, source, edge_attr, return_weights, cache)
         if isinstance(self.aggregate, Diffusion):
             out, weights = _diffuse(request, self.aggregate, self.backend)
         else:
@@ -98,10 +101,13 @@ class MessagePassing(nn.Module):
         source: Tensor | None = None,
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
+        cache: Cache | None = None,
     ) -> Request:
         """What a backend would be asked for this call; `mpnn.explain` shows its plan."""
         _check_features("x", x)
         prepared = self.update.prepare(x)
+        if cache is not None:
+            return self._next(prepared, graph, source, edge_attr, return_weights, cache)
         if source is None:
             source = prepared
         else:
@@ -117,7 +123,28 @@ class MessagePassing(nn.Module):
         reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
         if self.attention is None:
             return Request(bound, source.unsqueeze(-2), normalize="none", reduce=reduce, return_weights=return_weights)
-        terms: Terms = self.attention(prepared, source, bound, edge_attr)
+        return self._asked(bound, self.attention(prepared, source, bound, edge_attr), return_weights)
+
+    def _next(
+        self,
+        prepared: Tensor,
+        graph: Topology | Graph | None,
+        source: Tensor | None,
+        edge_attr: Tensor | None,
+        return_weights: bool,
+        cache: Cache,
+    ) -> Request:
+        """The request of nodes that come after those in the cache."""
+        if edge_attr is not None or isinstance(self.aggregate, Diffusion) or (self.training and self.edge_dropout):
+            raise ValueError("with a cache there is no edge_attr of the call, no Diffusion and no edge_dropout")
+        if source is not None:
+            _check_features("source", source)
+        bound, terms = cache.hear(self, self.attention, self._given(graph), prepared, source)
+        return self._asked(bound, terms, return_weights)
+
+    def _asked(self, bound: Graph, terms: Terms, return_weights: bool) -> Request:
+        assert self.attention is not None
+        reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
         return Request(
             bound if terms.graph is None else terms.graph,
             terms.value,
@@ -128,7 +155,7 @@ class MessagePassing(nn.Module):
             dropout=self.attention.dropout if self.training else 0.0,
             reduce=reduce,
             return_weights=return_weights,
-        )
+        ).told()
 
     def _sums_up(self, request: Request) -> bool:
         """Whether a message grows with the number of edges, nothing being normalised over them."""
@@ -139,10 +166,14 @@ class MessagePassing(nn.Module):
         graph = "given at call" if self.graph is None else repr(self.graph)
         return f"graph={graph}, aggregate={type(self.aggregate).__name__}"
 
-    def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor) -> Graph:
+    def _given(self, graph: Topology | Graph | None) -> Topology | Graph:
         given = self.graph if graph is None else graph
         if given is None:
             raise ValueError("this operator was made without a graph; give one with the call: op(x, graph=...)")
+        return given
+
+    def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor) -> Graph:
+        given = self._given(graph)
         num_dst, num_src = x.shape[-2], source.shape[-2]
         if isinstance(given, Topology):
             if torch.compiler.is_compiling():

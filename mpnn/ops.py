@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from mpnn.aggregate import SUM, aggregator
 from mpnn.graph import Graph
 from mpnn.scores import Dot, Lookup, PerEdge, Request
 from mpnn.topology import Topology
+
+T = TypeVar("T")
 
 
 def attend(
@@ -61,7 +63,7 @@ def attend(
         reduce=SUM,
         return_weights=return_weights,
     )
-    out, weights = run(request, backend)
+    out, weights = run(request.told(), backend)
     return (out, weights) if return_weights else out
 
 
@@ -111,6 +113,16 @@ def outline(given: Topology | Graph, num_dst: int, num_src: int, device: torch.d
     from mpnn import compiled  # on request, as it imports torch's compiler: a second's work
 
     return compiled.outline(given, num_dst, num_src, device)
+
+
+def built(build: Callable[..., T], *arguments: Any) -> T:
+    """`build(*arguments)`, which in a program that `torch.compile` traces is a constant: how a model makes topologies
+    that depend on the size of what it is called with."""
+    if torch.compiler.is_compiling():
+        from mpnn import compiled
+
+        return compiled.built(build, *arguments)
+    return build(*arguments)
 
 
 def _traced(graph: Graph, x: Tensor) -> Graph:

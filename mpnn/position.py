@@ -8,6 +8,7 @@ they hold on any graph over a sequence, and none builds an N x N matrix.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -41,31 +42,56 @@ class Rotary(Position):
     """Rotary positions (Su et al. 2021): each pair of components turned by an angle that grows with the position, so
     that a score depends on the offset alone.
 
-        angle_k(p) = p * base^(-2k / D)
+        angle_k(p) = p * base^(-2k / D) / factor
 
-    Pairs are (k, k + D/2), as in Llama. `dim` is the width of a head, an even number.
+    Pairs are (k, k + D/2), as in Llama. `dim` is the width of a head, an even number. A `factor` above 1 squeezes as
+    many times longer sequences into the angles that a model was trained on (position interpolation, Chen et al. 2023).
     """
 
-    def __init__(self, dim: int, base: float = 10000.0) -> None:
+    def __init__(self, dim: int, base: float = 10000.0, factor: float = 1.0) -> None:
         super().__init__()
         if dim % 2:
             raise ValueError(f"rotary positions need an even head width; got {dim}")
-        self.dim, self.base = dim, base
+        self.dim = dim
+        self.frequencies = tuple(base ** (-2 * k / dim) / factor for k in range(dim // 2))
 
     def turn(self, query: Tensor, key: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         if query.shape[-1] != self.dim:
             raise ValueError(f"these rotary positions are for heads of width {self.dim}; got {query.shape[-1]}")
-        of_dst, of_src = graph.memo(("rotary", self.dim, self.base), lambda: self._angles(graph))
+        of_dst, of_src = graph.memo(("rotary", self.frequencies), lambda: self._angles(graph))
         return _turned(query, of_dst), _turned(key, of_src)
 
     def _angles(self, graph: Graph) -> list[tuple[Tensor, Tensor]]:
         """Cosine and sine of destinations and of sources, [N, 1, D / 2]; in float64, as a position times a rounded
         frequency is far off at long range."""
-        frequency = self.base ** (-torch.arange(0, self.dim, 2, device=graph.device).double() / self.dim)
-        dst = torch.arange(graph.num_dst, device=graph.device) + graph.shift
-        src = torch.arange(graph.num_src, device=graph.device)
-        angles = [(at[:, None] * frequency)[:, None] for at in (dst, src)]
+        frequency = torch.tensor(self.frequencies, dtype=torch.float64, device=graph.device)
+        angles = [(at[:, None] * frequency)[:, None] for at in graph.where()]
         return [(angle.cos(), angle.sin()) for angle in angles]
+
+
+class Llama3Rotary(Rotary):
+    """Rotary positions that stretch a model's reach as Llama 3.1 does (Grattafiori et al. 2024, section 3.4.2; the rule
+    is that of its published code): pairs that turn more than `fast` times over the `context` of the training keep their
+    frequency, those that turn less than `slow` times have it divided by `factor`, and those between are blended.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        base: float = 500000.0,
+        factor: float = 8.0,
+        slow: float = 1.0,
+        fast: float = 4.0,
+        context: int = 8192,
+    ) -> None:
+        super().__init__(dim, base)
+
+        def stretched(frequency: float) -> float:
+            turns = context * frequency / (2 * math.pi)
+            kept = min(max((turns - slow) / (fast - slow), 0.0), 1.0)
+            return frequency * (kept + (1 - kept) / factor)
+
+        self.frequencies = tuple(map(stretched, self.frequencies))
 
 
 class ALiBi(Position):
@@ -81,14 +107,11 @@ class ALiBi(Position):
             raise ValueError(f"heads must be at least 1; got {heads}")
         self.slopes = _alibi_slopes(heads)
 
-    def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> Lookup:
-        return graph.memo(("alibi", len(self.slopes)), lambda: self._table(graph))
+    def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> PerEdge:
+        return graph.memo(("alibi", len(self.slopes)), lambda: _by_offset(graph, self._penalty))
 
-    def _table(self, graph: Graph) -> Lookup:
-        relation = Offset(_furthest(graph))
-        distance = (torch.arange(relation.count, device=graph.device) - relation.clip).abs()
-        slopes = torch.tensor(self.slopes, dtype=torch.float64, device=graph.device)
-        return Lookup(-distance[:, None] * slopes, relation)
+    def _penalty(self, offset: Tensor) -> Tensor:
+        return -offset.abs()[:, None] * torch.tensor(self.slopes, dtype=torch.float64, device=offset.device)
 
 
 class Shaw(Position):
@@ -125,7 +148,7 @@ class Table(Position):
         self.table = nn.Parameter(torch.zeros(count, heads))
 
     def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> Lookup:
-        return Lookup(self.table, self.relation)
+        return Lookup(self.table, graph.class_rule if self.relation is None else self.relation)
 
 
 class T5(Position):
@@ -140,10 +163,8 @@ class T5(Position):
         self.table = nn.Parameter(torch.zeros(buckets, heads))
         self.max_distance, self.bidirectional = max_distance, bidirectional
 
-    def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> Lookup:
-        relation = Offset(_furthest(graph))
-        offset = torch.arange(relation.count, device=self.table.device) - relation.clip
-        return Lookup(self.table[self.bucket(offset)], relation)
+    def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> PerEdge:
+        return _by_offset(graph, lambda offset: self.table[self.bucket(offset)])
 
     def bucket(self, offset: Tensor) -> Tensor:
         """The bucket of each offset j - i, int64."""
@@ -178,9 +199,14 @@ def _turned(x: Tensor, by: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def _furthest(graph: Graph) -> int:
-    """No offset on this graph is longer than this."""
-    return max(graph.num_dst + abs(graph.shift), graph.num_src, 1) - 1
+def _by_offset(graph: Graph, number: Callable[[Tensor], Tensor]) -> PerEdge:
+    """What `number` makes of offsets j - i, [n] -> [n, H]: a table of all that this graph can have; edge by edge
+    where its nodes have places of their own, which may lie far apart."""
+    if graph.places is not None:
+        dst, src = graph.ends()
+        return number(src - dst)
+    relation = Offset(max(graph.num_dst + abs(graph.shift), graph.num_src, 1) - 1)
+    return Lookup(number(torch.arange(relation.count, device=graph.device) - relation.clip), relation)
 
 
 def _alibi_slopes(heads: int) -> list[float]:

@@ -60,6 +60,36 @@ class GridOffset(Relation):
         return dy * (2 * self.columns + 1) + dx
 
 
+@dataclass(frozen=True)
+class Taps(Relation):
+    """Which weight of a kernel lies on an edge between two images, as a convolution slides it: destination (y, x) hears
+    source (y * stride - padding + a * dilation, x * stride - padding + b * dilation) by class a * columns + b.
+
+    `width`: pixels a row of the sources. `dst_width`: of the destinations. `kernel`: its rows and columns. All pairs
+    are (down, across). Offsets beyond the kernel are clipped.
+    """
+
+    width: int
+    dst_width: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return self.kernel[0] * self.kernel[1]
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        down = self._tap(dst // self.dst_width, src // self.width, 0)
+        across = self._tap(dst % self.dst_width, src % self.width, 1)
+        return down * self.kernel[1] + across
+
+    def _tap(self, dst: Tensor, src: Tensor, axis: int) -> Tensor:
+        offset = src - dst * self.stride[axis] + self.padding[axis]
+        return (offset // self.dilation[axis]).clamp(0, self.kernel[axis] - 1)
+
+
 class Table(Relation):
     """Classes given outright, [num_dst, num_src] of integers: shortest-path lengths, say. Equal only to itself."""
 

@@ -145,6 +145,24 @@ class Runs:
     def __xor__(self, other: Runs) -> Runs:
         return (self | other) - (self & other)
 
+    def heard(self) -> Runs:
+        """One row: every source that some row hears."""
+        return _union(1, self.num_src, np.sort(self.start), np.sort(self.stop))
+
+    def narrowed(self, heard: Runs) -> Runs:
+        """The same rows over these sources alone, which are numbered anew; `heard` is one row that holds them all."""
+        length = heard.stop - heard.start
+        which = np.searchsorted(heard.start, self.start, side="right") - 1
+        moved = (np.cumsum(length) - length - heard.start)[which]
+        base = self.row * (heard.num_edges + 1) + moved
+        return _union(self.num_dst, heard.num_edges, base + self.start, base + self.stop)
+
+    def induced(self, keep: NDArray[np.bool_]) -> Runs:
+        """The rows and the columns that are kept, numbered anew."""
+        before = np.append(0, np.cumsum(keep))
+        rows = self.take(np.flatnonzero(keep))
+        return Runs.of(int(before[-1]), int(before[-1]), [(rows.row, before[rows.start], before[rows.stop])])
+
     def transpose(self) -> Runs:
         """The same edges with rows and columns exchanged, in O(runs in + runs out).
 

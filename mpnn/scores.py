@@ -8,7 +8,7 @@ Layers build these from their weights; backends run them; neither knows the othe
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class Lookup:
         """The class of each edge in the order of `graph.csr`, int64 [E]."""
         csr = graph.csr
         if self.relation is not None:
+            if graph.places is not None:
+                return csr.from_caller(self.relation.ids(*graph.ends()))
             return self.relation.ids(csr.row + graph.shift, csr.col)
         if graph.edge_type is None:
             raise ValueError(
@@ -166,9 +168,27 @@ class Request:
         options = (self.normalize, self.dropout, self.return_weights, self.needs_grad, len(self.bias))
         return (*map(_form, numbers), *options, type(self.score).__name__, _aggregator_form(self.reduce))
 
+    def told(self) -> Request:
+        """The same request, with tables written out edge by edge where the graph's nodes have places of their own:
+        kernels look up classes by the numbers of nodes."""
+        if self.graph.places is None:
+            return self
+        score = self.score
+        if isinstance(score, Dot) and score.edge_key is not None:
+            score = replace(score, edge_key=_told(score.edge_key, self.graph))
+        edge_value = None if self.edge_value is None else _told(self.edge_value, self.graph)
+        bias = tuple(_told(bias, self.graph) for bias in self.bias)
+        return replace(self, score=score, bias=bias, edge_value=edge_value)
+
     @property
     def needs_grad(self) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
+
+
+def _told(data: PerEdge, graph: Graph) -> PerEdge:
+    if isinstance(data, Lookup) and data.relation is not None:
+        return data.table[data.relation.ids(*graph.ends())]
+    return data
 
 
 def _form(x: object) -> Hashable:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mpnn.dropout import Dropout
+from mpnn.dropout import Dropout, DropPath
 
 
 class Update(nn.Module):
@@ -59,6 +59,21 @@ class Add(Update):
         return y if self.f is None else self.f(y)
 
 
+class SelfConnection(Update):
+    """`y = f(W x + m)`: a map of a node's own beside the message (R-GCN, Schlichtkrull et al. 2018, eq. 2).
+
+    `f` None is the identity.
+    """
+
+    def __init__(self, dim: int, out_dim: int, f: Callable[[Tensor], Tensor] | None = None, bias: bool = True) -> None:
+        super().__init__()
+        self.linear, self.f = nn.Linear(dim, out_dim, bias), f
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        y = self.linear(x) + message
+        return y if self.f is None else self.f(y)
+
+
 class Concat(Update):
     """`y = W [x || m]` (GraphSAGE, Hamilton et al. 2017): `Concat(dim, out_dim)`; `message_dim` where m is not as wide
     as x."""
@@ -87,7 +102,7 @@ class PreNorm(Update):
 
         z = x + dropout(m),   y = z + dropout(ffn(norm'(z)))
 
-    Without `ffn` the layer ends at z.
+    Without `ffn` the layer ends at z. `drop_path`: the probability that what is added is left out, see `DropPath`.
     """
 
     def __init__(
@@ -97,20 +112,21 @@ class PreNorm(Update):
         *,
         dropout: float = 0.0,
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         self.norm, self.ffn = norm(dim), ffn
         self.ffn_norm = None if ffn is None else norm(dim)
-        self.dropout = Dropout(dropout)
+        self.dropout, self.drop_path = Dropout(dropout), DropPath(drop_path)
 
     def prepare(self, x: Tensor) -> Tensor:
         return self.norm(x)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        z = x + self.dropout(message)
+        z = x + self.drop_path(self.dropout(message))
         if self.ffn is None or self.ffn_norm is None:
             return z
-        return z + self.dropout(self.ffn(self.ffn_norm(z)))
+        return z + self.drop_path(self.dropout(self.ffn(self.ffn_norm(z))))
 
 
 class PostNorm(Update):
@@ -121,6 +137,8 @@ class PostNorm(Update):
     Without `ffn` the layer ends at z.
     """
 
+    alpha = 1.0
+
     def __init__(
         self,
         dim: int,
@@ -135,10 +153,54 @@ class PostNorm(Update):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        z = self.norm(x + self.dropout(message))
+        z = self.norm(torch.add(self.dropout(message), x, alpha=self.alpha))
         if self.ffn is None or self.ffn_norm is None:
             return z
-        return self.ffn_norm(z + self.dropout(self.ffn(z)))
+        return self.ffn_norm(torch.add(self.dropout(self.ffn(z)), z, alpha=self.alpha))
+
+
+class DeepNorm(PostNorm):
+    """A post-norm layer that keeps more of what was there, so that hundreds of them train (Wang et al. 2022, eq. 1):
+
+        z = norm(alpha x + dropout(m)),   y = norm'(alpha z + dropout(ffn(z)))
+
+    alpha follows from the depth, as does the size beta of the initial weights; see `mpnn.models.deepnet`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        ffn: nn.Module | None = None,
+        *,
+        alpha: float,
+        dropout: float = 0.0,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+    ) -> None:
+        super().__init__(dim, ffn, dropout=dropout, norm=norm)
+        self.alpha = alpha
+
+
+class Reversible(Update):
+    """A layer of two streams, each of which can be told from the other's result (Gomez et al. 2017; Kitaev et al. 2020,
+    eq. 9): features are x1 || x2, attention hears `norm(x2)`, and
+
+        y1 = x1 + dropout(m),   y2 = x2 + dropout(ffn(norm'(y1)))
+    """
+
+    def __init__(
+        self, dim: int, ffn: nn.Module, *, dropout: float = 0.0, norm: Callable[[int], nn.Module] = nn.LayerNorm
+    ) -> None:
+        super().__init__()
+        self.norm, self.ffn, self.ffn_norm = norm(dim), ffn, norm(dim)
+        self.dropout = Dropout(dropout)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return self.norm(x.chunk(2, -1)[1])
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        x1, x2 = x.chunk(2, -1)
+        y1 = x1 + self.dropout(message)
+        return torch.cat([y1, x2 + self.dropout(self.ffn(self.ffn_norm(y1)))], -1)
 
 
 class MLP(nn.Sequential):
@@ -167,6 +229,24 @@ class FeedForward(MLP):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(dim, dim, 4 * dim if hidden is None else hidden, activation, dropout)
+
+
+class GatedFeedForward(nn.Module):
+    """A transformer's position-wise network with a gate (Shazeer 2020, eq. 6; SwiGLU with SiLU, the default).
+
+    y = W_out ( act(W_gate x) * W_in x )
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, activation: Callable[[], nn.Module] = nn.SiLU, *, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.to_gate, self.to_hidden = nn.Linear(dim, hidden, bias), nn.Linear(dim, hidden, bias)
+        self.to_out = nn.Linear(hidden, dim, bias)
+        self.activation = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.to_out(self.activation(self.to_gate(x)) * self.to_hidden(x))
 
 
 class _Function(Update):

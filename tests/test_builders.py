@@ -254,7 +254,7 @@ def test_every_builder_of_the_contract_is_drawn() -> None:
     undrawn = {builder.__name__ for builder in PUBLISHED if not drawings(builder.__doc__ or "")}
     assert undrawn == {
         *("parse", "to_scipy", "to_networkx", "to_pyg", "to_torch_sparse", "to_sparse_tensor"),
-        *("from_torch_sparse", "from_sparse_tensor"),
+        *("from_torch_sparse", "from_sparse_tensor", "absent_edges"),
     }
 
 
@@ -279,6 +279,8 @@ PREDICATES: list[tuple[Topology, Callable[[np.ndarray, np.ndarray], Any]]] = [
     (graphs.prefix(0), lambda i, j: j <= i),
     (graphs.strided(7), lambda i, j: ((i >= j) & (i - j < 7)) | ((i > j) & ((i - j) % 7 == 0))),
     (graphs.strided(1), lambda i, j: j <= i),
+    (graphs.fixed(7, 2), lambda i, j: (j <= i) & ((i // 7 == j // 7) | (j % 7 >= 5))),
+    (graphs.fixed(3, 0), lambda i, j: (j <= i) & (i // 3 == j // 3)),
     (graphs.longformer(7, globals=2), lambda i, j: (abs(i - j) <= 3) | (i < 2) | (j < 2)),
     (
         graphs.bigbird(block=4, window=3, random=0, globals=1),
@@ -326,6 +328,9 @@ BAD = {
     "window(10**30)": r"radius must not be beyond 2\*\*61",
     "window(2, dilation=0)": "dilation must be at least 1; got 0",
     "strided(0)": "stride must be at least 1; got 0",
+    "fixed(0)": "block must be at least 1; got 0",
+    "fixed(3, -1)": "summary must be at least 0; got -1",
+    "fixed(3, 4)": "summary must be at most the block of 3; got 4",
     "global_nodes(-2)": "count must be at least 0; got -2",
     "global_nodes([1, -3])": "indices must not hold negative nodes; got -3",
     "global_nodes([0.5])": r"indices\[0\] must be an integer; got 0.5",

@@ -100,3 +100,18 @@ BAD = {
 def test_a_bad_argument_is_named(expression: str) -> None:
     with pytest.raises((ValueError, TypeError), match=BAD[expression]):
         eval(expression, {**vars(graphs), "torch": torch})
+
+
+def test_chunks_hear_themselves_and_their_neighbours():
+    graph = graphs.chunks(torch.tensor([[0, 2, 1, 3, -1, 4]]), 2, 5, before=0, after=1)
+    assert graph.dense().int().tolist() == [
+        [1, 1, 1, 1, 0],
+        [0, 1, 0, 1, 1],
+        [1, 1, 1, 1, 0],
+        [0, 1, 0, 1, 1],
+        [1, 0, 1, 0, 1],
+    ]
+    twice = graphs.chunks(torch.tensor([[0, 1], [1, 0]]), 2, 2, before=0, edge_type=torch.tensor([0, 1]))
+    assert (twice.num_edges, twice.edge_type.tolist()) == (8, [0] * 4 + [1] * 4)
+    with pytest.raises(ValueError, match=r"a multiple of 4; got \[1, 6\]"):
+        graphs.chunks(torch.zeros(1, 6).long(), 4, 5)

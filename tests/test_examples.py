@@ -60,3 +60,14 @@ def test_cora_runs_by_itself(tmp_path):
         pytest.skip(str(error))
     words = ["Cora, 1 seeds", "GCN", "GAT", "83.0 ± 0.7"]
     test_runs_by_itself("cora.py", ["--seeds", "1", "--epochs", "3"], words, ["rich"], tmp_path)
+
+
+def test_tsp_runs_by_itself(tmp_path):
+    try:
+        data.locate("tsp")
+    except data.DatasetNotFound as error:
+        pytest.skip(str(error))
+    words = ["20 instances of 20 cities", "nearest neighbour", "attention, best of 5", "is drawn in tsp.png"]
+    packages = ["rich", "matplotlib", "safetensors"]
+    test_runs_by_itself("tsp.py", ["--instances", "20", "--draws", "5"], words, packages, tmp_path)
+    assert (tmp_path / "tsp.png").stat().st_size > 10_000

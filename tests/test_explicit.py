@@ -208,3 +208,11 @@ def test_batches_that_cannot_be_are_refused(graph: Graph) -> None:
 def test_bad_edges_are_named(edges: object, given: dict[str, object], error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         graphs.from_edges(edges, **given)  # type: ignore[arg-type]
+
+
+def test_blocks_hear_blocks_and_what_is_there_twice_is_heard_twice():
+    graph = graphs.from_blocks([[0, 1, 1], [1, 0, 0]], size=2)
+    assert graph.dense().int().tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]]
+    assert graph.degree().tolist() == [4, 4, 2, 2]
+    classes = graphs.from_blocks([[0, 1], [0, 0]], 2, 3, edge_type=torch.tensor([1, 0]))
+    assert (classes.num_dst, classes.edge_type.tolist()) == (6, [1] * 4 + [0] * 4)

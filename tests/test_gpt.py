@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graphs import causal, complete, documents, global_nodes, identity, prefix, window
-from mpnn.models import GPT
+from mpnn.models import GPT, GPT2, GPTConfig
 
 GRAPHS = (causal(), causal() & window(5), causal() - identity() | identity(), causal() & (window(2) | global_nodes(1)))
 
@@ -168,3 +168,23 @@ def test_bad_input_gets_a_sentence() -> None:
         model.generate(tokens(1, 5), 1, temperature=-1)
     with pytest.raises(ValueError, match="at least one token"):
         model.generate(tokens(1, 0), 1)
+
+
+def test_the_first_gpt_norms_what_its_layers_add() -> None:
+    """Post-norm: after each layer every token's features have mean 0 and variance 1."""
+    model = GPT2(GPTConfig(11, 16, 2, 4, context=24, norm_first=False, dropout=0.0)).eval()
+    last = model.decode(tokens()).last
+    torch.testing.assert_close(last.mean(-1), torch.zeros(2, 24), atol=1e-6, rtol=0)
+    torch.testing.assert_close(last.var(-1, correction=0), torch.ones(2, 24), atol=1e-3, rtol=0)
+
+
+def test_scores_may_shrink_with_depth() -> None:
+    model = GPT2(GPTConfig(11, 16, 3, 4, scaled_by_depth=True))
+    assert [layer.attention.scale for layer in model.layers] == [0.5, 0.5 / 2, 0.5 / 3]
+
+
+def test_saved_models_are_made_again(tmp_path) -> None:
+    for model in (small(causal() & window(5)).eval(), GPT2(GPTConfig(11, 16, 2, 4, context=24)).eval()):
+        model.save_pretrained(tmp_path)
+        x = tokens()
+        assert torch.equal(type(model).from_pretrained(tmp_path)(x), model(x))

@@ -294,6 +294,20 @@ def test_changing_one_document_leaves_the_others_bit_identical(within: Topology,
 # ------------------------------------------------------------------------------------------------ devices
 
 
+def test_pinning_takes_edges_and_their_data_along(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: pinned.append(x) or x.clone())  # which needs a GPU
+    graph = graphs.from_edges(
+        torch.tensor([[0, 1], [1, 2]]), 3, edge_attr=torch.ones(2), edge_type=torch.tensor([0, 1])
+    )
+    copy = graph.pin_memory()
+    assert len(pinned) == 3
+    assert copy is not graph
+    assert torch.equal(copy.edge_index, graph.edge_index)
+    assert torch.equal(copy.edge_attr, graph.edge_attr)
+    assert graphs.causal().bind(4).pin_memory().num_edges == 10
+
+
 def test_a_graph_moves_once_and_knows_its_way_back() -> None:
     graph = graphs.from_edges(EDGES, 4, edge_attr=ATTR, edge_type=KIND)
     away = graph.to("meta")  # the one other device that every machine has
@@ -343,3 +357,15 @@ def test_bad_numbers_are_named(graph: Graph) -> None:
         graph.reach(-1)
     with pytest.raises(ValueError, match="one size; got 4 x 4 and 3 x 3"):
         graph & graphs.causal().bind(3)
+
+
+@pytest.mark.parametrize("graph", [graphs.window(2).bind(6), graphs.from_edges([[0, 1, 2, 5, 3], [1, 1, 0, 3, 5]], 6)])
+def test_a_part_of_the_nodes_and_the_edges_between_them(graph):
+    keep = torch.tensor([True, True, False, True, False, True])
+    part = graph.induced(keep)
+    assert torch.equal(part.dense(), graph.dense()[keep][:, keep])
+    assert part.where()[0].tolist() == [0, 1, 3, 5]
+    both = graphs.batch([part, graph])
+    assert both.where()[1].tolist() == [0, 1, 3, 5, 0, 1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match=r"keep must be bool \[6\]; got torch.bool of shape \[5\]"):
+        graph.induced(keep[:5])

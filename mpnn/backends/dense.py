@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mpnn import random
 from mpnn.aggregate import Sum
-from mpnn.backends.estimate import Estimate, both_ways, priced
+from mpnn.backends.estimate import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
 from mpnn.kernels import varlen
 from mpnn.scores import Dot, Lookup, PerEdge, Request
@@ -37,14 +37,14 @@ def supports(request: Request) -> str | None:
         return "it sums messages, and cannot aggregate them otherwise"
     if score.edge_key is not None or request.edge_value is not None:
         return "vectors on edges would have to be written out for all pairs"
-    if graph.is_explicit and graph.num_edges != graph.runs.num_edges:
-        return "the graph has repeated edges, which a matrix of pairs cannot tell apart"
     if _by_cliques(request):
         pairs = graph.num_edges
     else:
         pairs = graph.num_dst * graph.num_src
-        if not _is_plain_shape(graph) and pairs > _MOST_PAIRS:
+        if pairs > _MOST_PAIRS and not _is_plain_shape(graph):
             return f"a mask of {graph.num_dst:,} x {graph.num_src:,} pairs is too large"
+    if graph.is_explicit and graph.num_edges != graph.runs.num_edges:
+        return "the graph has repeated edges, which a matrix of pairs cannot tell apart"
     written = pairs * request.batch.numel() * request.heads
     if (_written_out(request) or request.bias) and written > _MOST_SCORES:
         return f"it would write out {written:,} scores"
@@ -86,7 +86,21 @@ def estimate(request: Request) -> Estimate:
     gathered = 4 * graph.num_dst * heads * request.value.shape[-1] * by_cliques
     masked = not by_cliques and not _is_plain_shape(graph)
     size = (pairs * heads * copies + gathered) * torch.finfo(request.wide).bits / 8 + 5 * pairs * masked
+    if request.value.device.type == "cuda":
+        return Estimate(_seconds_on_gpu(request, pairs * heads, size, written or masked), size)
     return priced(NAME, counts(request), size)
+
+
+def _seconds_on_gpu(request: Request, pairs: float, size: float, whole: bool) -> float:
+    """Two products for each pair, five more on the way back; `whole`: all pairs, though the graph may be causal."""
+    score, graph = request.score, request.graph
+    assert isinstance(score, Dot)
+    passes = 3.5 if request.needs_grad else 1.0
+    if not whole and not _by_cliques(request) and not _is_complete(graph):
+        pairs *= 0.5
+    flops = 2 * pairs * (score.query.shape[-1] + request.value.shape[-1])
+    moved = 2 * size + sum(x.numel() for x in (score.query, score.key, request.value)) * request.value.element_size()
+    return on_gpu(passes * flops, passes * moved, request.value.dtype, passes * (8 if size else 1))
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
@@ -104,13 +118,13 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
             return out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1)
         return out.squeeze(-4), None
     order, places = graph.memo("clique by clique", lambda: _order(graph))
-    gathered = [x.index_select(-3, order) for x in features]
+    query, key, value = (x.index_select(-3, order) for x in features)
     if _at_once(request):
         sizes, largest = graph.memo("clique sizes", lambda: _sizes(graph))
-        return varlen.attention(*gathered, sizes, largest, score.scale).index_select(-3, places), None
+        return varlen.attention(query, key, value, sizes, largest, score.scale).index_select(-3, places), None
     outs, first = [], 0
     for members in graph.cliques:
-        parts = (x.narrow(-3, first, members.numel()).unflatten(-3, members.shape) for x in gathered)
+        parts = (x.narrow(-3, first, members.numel()).unflatten(-3, members.shape) for x in (query, key, value))
         outs.append(_run_block(request, _Block(members, members), *parts)[0].flatten(-4, -3))
         first += members.numel()
     return torch.cat(outs, -3).index_select(-3, places), None
@@ -257,7 +271,15 @@ def _mask(bias: Tensor | None, block: _Block) -> Tensor | None:
 
 
 def _is_plain_shape(graph: Graph) -> bool:
+    if graph.is_explicit and graph.num_edges not in _plain_counts(graph.num_dst, graph.num_src):
+        return False  # without reading the edges
     return _is_complete(graph) or (graph.labels is None and graph.runs.is_causal)
+
+
+def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:
+    """How many edges complete and causal graphs have."""
+    short = min(num_dst, num_src)
+    return num_dst * num_src, short * (short + 1) // 2 + (num_dst - short) * num_src
 
 
 def _is_complete(graph: Graph) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mpnn.aggregate import Sum
-from mpnn.backends.estimate import Estimate, both_ways, priced
+from mpnn.backends.estimate import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
 from mpnn.scores import Dot, Request
 
@@ -89,7 +89,13 @@ def estimate(request: Request) -> Estimate:
     heads, deep, wide = request.batch.numel() * request.heads, score.query.shape[-1], request.value.shape[-1]
     chunk = _chunk(heads)
     size = heads * (deep * wide + 2 * chunk * (chunk + deep + wide)) * torch.finfo(request.wide).bits // 8
-    return priced(NAME, counts(request), size)
+    found = counts(request)
+    if request.value.device.type == "cuda":  # some six operations a step
+        flops = 2 * sum(n for what, n in found.items() if "product" in what)
+        moved = torch.finfo(request.wide).bits / 8 * sum(n for what, n in found.items() if "number" in what)
+        launches = 6 * sum(n for what, n in found.items() if "step" in what)
+        return Estimate(on_gpu(flops, moved, request.wide, launches), size)
+    return priced(NAME, found, size)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum
-from mpnn.backends.estimate import Estimate, both_ways, priced
+from mpnn.backends.estimate import Estimate, both_ways, on_gpu, priced
 from mpnn.scores import Lookup, Request
 
 NAME = "scatter"
@@ -48,6 +48,10 @@ def counts(request: Request) -> dict[str, float]:
 
 
 def estimate(request: Request) -> Estimate:
+    if request.value.device.type == "cuda":
+        passes, edges = 2 if request.needs_grad else 1, request.graph.num_edges * request.batch.numel()
+        moved = edges * (request.value.shape[-2:].numel() * request.value.element_size() + 24)
+        return Estimate(on_gpu(0.0, passes * moved, request.wide, 2.0 * passes), 0.0)
     return priced(NAME, counts(request), 0.0)
 
 

@@ -39,7 +39,8 @@ def graph(
       random(degree, block=1, seed=0)  longformer(window, globals=0)
       bigbird(block=64, window=3, random=3, globals=2)
       grid(height, width)  neighborhood(height, width, radius)
-      windows(height, width, size, shift=0)
+      windows(height, width, size, shift=0)  pooling(height, width, size)
+      convolution(height, width, kernel, stride=1, padding=0, dilation=1)
 
     Examples:
     \b

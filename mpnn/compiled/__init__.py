@@ -8,6 +8,6 @@ come here, and nothing imports this before a program is traced, as it imports to
 
 from mpnn.compiled.form import aggregator_of
 from mpnn.compiled.operator import run
-from mpnn.compiled.outline import Outline, outline
+from mpnn.compiled.outline import Outline, built, outline
 
-__all__ = ["Outline", "aggregator_of", "outline", "run"]
+__all__ = ["Outline", "aggregator_of", "built", "outline", "run"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.relation import Relation
 from mpnn.topology import Topology
 
 
@@ -26,7 +27,11 @@ class Outline:
         self.base = num_dst, num_src
         self.recipe: tuple[Any, ...] = ()
         self.shift: int = given.memory if isinstance(given, Topology) else given.shift
+        self.places = None if isinstance(given, Topology) else given.places
         self.edge_attr: Tensor | None = None if isinstance(given, Topology) else given.edge_attr
+
+    where, ends = Graph.where, Graph.ends
+    class_rule: Relation | None = None  # looked up in the graph itself, when sizes are known
 
     @property
     def is_explicit(self) -> bool:
@@ -49,9 +54,11 @@ class Outline:
             return self.given._edges.shape[1]
         return _number_of_edges(self.given, operator.index(self.num_dst), operator.index(self.num_src))
 
-    def derived(self, build: Callable[..., Graph], *arguments: Any, num_dst: int) -> Outline:
+    def derived(
+        self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
+    ) -> Outline:
         """As `Graph.derived`; made when sizes are known."""
-        graph = Outline(self.given, num_dst, self.num_src, self.device)
+        graph = Outline(self.given, num_dst, self.num_src if num_src is None else num_src, self.device)
         graph.base, graph.recipe = (self.num_dst, self.num_src), (build, *arguments)
         return graph
 
@@ -61,8 +68,8 @@ class Outline:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name!r} of a graph is not known while torch.compile traces; known are num_dst, num_src, shift, device, "
-            "edge_attr, edge_index and num_edges. Compute it outside, or leave this layer uncompiled"
+            f"{name!r} of a graph is not known while torch.compile traces; known are num_dst, num_src, shift, places, "
+            "device, edge_attr, edge_index and num_edges. Compute it outside, or leave this layer uncompiled"
         )
 
 
@@ -74,6 +81,12 @@ def outline(given: Topology | Graph | Outline, num_dst: int, num_src: int, devic
 def bound(given: Topology | Graph, num_dst: int, num_src: int) -> Graph:
     """The graph itself, when sizes are known."""
     return given.bind(num_dst, num_src) if isinstance(given, Topology) else given
+
+
+@torch.compiler.assume_constant_result
+def built(build: Callable[..., Any], *arguments: Any) -> Any:
+    """`build(*arguments)`, once for the program."""
+    return build(*arguments)
 
 
 @torch.compiler.assume_constant_result

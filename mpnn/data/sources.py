@@ -119,7 +119,18 @@ def _tu(name: str) -> Source:
     )
 
 
+TSP = Source(
+    name="tsp",
+    folder="tsp",
+    files=(RemoteFile("attention_model_tsp20.safetensors"),),
+    homepage="https://github.com/wouterkool/attention-learn-to-route",
+    how="save the tensors of pretrained/tsp_20/epoch-99.pt of "
+    "https://github.com/wouterkool/attention-learn-to-route with safetensors as attention_model_tsp20.safetensors",
+    licence="MIT",
+    cite="Kool, van Hoof, Welling: Attention, Learn to Solve Routing Problems!, ICLR 2019",
+)
+
 SOURCES: dict[str, Source] = {
-    source.name: source for source in (CORA, TINYSHAKESPEARE, MULTI30K, _tu("MUTAG"), _tu("PROTEINS"))
+    source.name: source for source in (CORA, TINYSHAKESPEARE, MULTI30K, TSP, _tu("MUTAG"), _tu("PROTEINS"))
 }
 """Every dataset that lives in files, by name."""

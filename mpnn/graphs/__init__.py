@@ -4,7 +4,7 @@ Most return a `Topology`, a rule without a size that `bind(n)` makes a graph; th
 features, other libraries' graphs) return a `Graph`.
 """
 
-from mpnn.graphs.content import knn, lsh
+from mpnn.graphs.content import chunks, knn, lsh
 from mpnn.graphs.convert import (
     from_networkx,
     from_pyg,
@@ -17,13 +17,16 @@ from mpnn.graphs.convert import (
     to_sparse_tensor,
     to_torch_sparse,
 )
-from mpnn.graphs.explicit import batch, from_edges
-from mpnn.graphs.image import grid, neighborhood, windows
+from mpnn.graphs.explicit import batch, from_blocks, from_edges
+from mpnn.graphs.image import convolution, grid, neighborhood, pooling, windows
+from mpnn.graphs.incidence import edges_into, ends_of_edges
 from mpnn.graphs.parse import parse
+from mpnn.graphs.sampling import absent_edges, random_walk_neighbors, sampled
 from mpnn.graphs.sequence import (
     causal,
     complete,
     documents,
+    fixed,
     global_nodes,
     identity,
     memory,
@@ -35,11 +38,18 @@ from mpnn.graphs.sequence import (
 from mpnn.graphs.sparse import bigbird, longformer, random
 
 __all__ = [
+    "absent_edges",
     "batch",
     "bigbird",
     "causal",
+    "chunks",
     "complete",
+    "convolution",
     "documents",
+    "edges_into",
+    "ends_of_edges",
+    "fixed",
+    "from_blocks",
     "from_edges",
     "from_networkx",
     "from_pyg",
@@ -56,8 +66,11 @@ __all__ = [
     "neighborhood",
     "parse",
     "permutation",
+    "pooling",
     "prefix",
     "random",
+    "random_walk_neighbors",
+    "sampled",
     "strided",
     "to_networkx",
     "to_pyg",

@@ -50,6 +50,37 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
     return graph.to(x.device)
 
 
+def chunks(
+    order: Tensor, size: int, num_nodes: int, *, before: int = 1, after: int = 0, edge_type: Tensor | None = None
+) -> Graph:
+    """Nodes in lists that are cut into chunks: i hears all in its own chunk and in so many chunks before and after it,
+    the first chunk following the last. Where i stands several times, it hears as often; edges may repeat.
+
+    ::
+
+        chunks(torch.tensor([[0, 2, 1, 3, 4, 5]]), size=2, num_nodes=6)   #.#.##
+                                                                          ####..
+                                                                          #.#.##
+                                                                          ####..
+                                                                          .#.###
+                                                                          .#.###
+
+    Args:
+        order: int64 [lists, length], -1 where nobody stands; the length is a multiple of `size`.
+        edge_type: the class of the edges that each list makes, int64 [lists].
+    """
+    at_least("size", size, 1)
+    if order.dim() != 2 or order.shape[1] % size:
+        raise ValueError(f"order must be [lists, length], the length a multiple of {size}; got {list(order.shape)}")
+    hears = order.unflatten(1, (-1, size))
+    heard = torch.cat([hears.roll(-shift, 1) for shift in range(-before, after + 1)], 2)
+    dst, src = torch.broadcast_tensors(hears[..., None], heard[..., None, :])  # [lists, chunks, size, heard]
+    there = (dst >= 0) & (src >= 0)
+    edges = torch.stack([src[there], dst[there]])
+    kind = None if edge_type is None else edge_type.view(-1, 1, 1, 1).expand_as(dst)[there]
+    return Graph.from_edges(edges, num_nodes, num_nodes, edge_type=kind, name=f"chunks of {size}")
+
+
 @torch.no_grad()
 def knn(x: Tensor, k: int) -> Graph:
     """i hears its k nearest other nodes by Euclidean distance, nearest first; ties go to the lower index.

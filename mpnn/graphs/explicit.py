@@ -65,6 +65,34 @@ def from_edges(
     )
 
 
+def from_blocks(
+    block_index: Tensor | Any, size: int, num_blocks: int | None = None, *, edge_type: Tensor | None = None
+) -> Graph:
+    """The graph of `num_blocks` blocks of `size` nodes in which all of a block hear all of another, for each pair.
+
+    Pairs may repeat: what is there twice is heard twice, and weighs twice in a softmax.
+
+    ::
+
+        from_blocks([[0, 1], [1, 0]], size=2)   ..##
+                                                ..##
+                                                ##..
+                                                ##..
+
+    Args:
+        block_index: integers [2, K], blocks of sources above blocks of destinations.
+        num_blocks: default: as many as the pairs name.
+        edge_type: the class of each pair's edges, integers [K].
+    """
+    at_least("size", size, 1)
+    pairs = from_edges(block_index, num_blocks, edge_type=edge_type)
+    within = torch.arange(size * size, device=pairs.device)
+    src, dst = pairs.edge_index[..., None] * size + torch.stack([within % size, within // size])[:, None]
+    kind = None if pairs.edge_type is None else pairs.edge_type.repeat_interleave(size * size)
+    edges = torch.stack([src.flatten(), dst.flatten()])
+    return Graph.from_edges(edges, pairs.num_dst * size, pairs.num_src * size, edge_type=kind)
+
+
 def batch(graphs: Sequence[Graph]) -> Graph:
     """Disjoint union: the nodes of each graph follow those of the one before it; nothing passes between them.
 
@@ -97,14 +125,19 @@ def batch(graphs: Sequence[Graph]) -> Graph:
         if any(have) and not all(have):
             raise ValueError(f"graph {have.index(True)} has {name} and graph {have.index(False)} has none")
     num_dst, num_src = sum(g.num_dst for g in graphs), sum(g.num_src for g in graphs)
-    name, device = f"{len(graphs)} graphs", graphs[0].device
+    device = graphs[0].device
     if any(g.is_explicit for g in graphs) or not _share_a_rule(graphs):
         attr = None if graphs[0].edge_attr is None else torch.cat([_given(g.edge_attr) for g in graphs])
         kind = torch.cat([_given(g.edge_type) for g in graphs]) if graphs[0].has_classes else None
-        edges = _joined_edges(graphs)
-        return Graph(num_dst, num_src, edges=edges, edge_attr=attr, edge_type=kind, name=name, device=device)
-    runs, labels = Runs.stack([g.runs for g in graphs]), _joined_labels(graphs)
-    return Graph(num_dst, num_src, runs=runs, labels=labels, relation=graphs[0].relation, name=name, device=device)
+        joined = Graph(num_dst, num_src, edges=_joined_edges(graphs), edge_attr=attr, edge_type=kind, device=device)
+    else:
+        runs, labels = Runs.stack([g.runs for g in graphs]), _joined_labels(graphs)
+        joined = Graph(num_dst, num_src, runs=runs, labels=labels, relation=graphs[0].relation, device=device)
+    joined.name = f"{len(graphs)} graphs"
+    if any(g.places is not None for g in graphs):
+        dst, src = (torch.cat(ends) for ends in zip(*(g.where() for g in graphs), strict=True))
+        joined.places = (dst, src)
+    return joined
 
 
 def _share_a_rule(graphs: Sequence[Graph]) -> bool:

@@ -1,14 +1,18 @@
-"""Topologies over images, whose nodes are pixels or patches in reading order: node = row * width + column."""
+"""Topologies over images, whose nodes are pixels or patches in reading order: node = row * width + column.
+
+Those from one image to a smaller one (`convolution` with a stride, `pooling`) are rectangular: fewer hear than speak.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from mpnn.graphs.check import at_least
-from mpnn.relation import GridOffset
+from mpnn.relation import GridOffset, Taps
 from mpnn.runs import Ints
 from mpnn.topology import Topology
 
@@ -72,6 +76,116 @@ def _neighborhood(i: Ints, num_src: int, height: int, width: int, radius: int) -
     ]
 
 
+def convolution(
+    height: int,
+    width: int,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+) -> Topology:
+    """The pixels under a kernel, as it slides over an image of `height` x `width`: what `torch.nn.Conv2d` sees.
+
+    Sizes are one integer, or two: down and across; 1-D is an image of height 1. Destinations are the result's pixels,
+    `(height + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1` down and the same across. Padding is nobody.
+    The class of an edge is the place in the kernel, in reading order.
+
+    ::
+
+        convolution(1, 6, kernel=[1, 3], padding=[0, 1])   ##....
+                                                           ###...
+                                                           .###..
+                                                           ..###.
+                                                           ...###
+                                                           ....##
+
+        convolution(1, 6, kernel=[1, 2], stride=2).bind(3, 6)   ##....
+                                                                ..##..
+                                                                ....##
+    """
+    _check_size(height, width)
+    size, (down, across) = (int(height), int(width)), _pair("kernel", kernel, 1)
+    step, pad, apart = _pair("stride", stride, 1), _pair("padding", padding, 0), _pair("dilation", dilation, 1)
+    result = convolved(*size, (down, across), step, pad, apart)
+    relation = Taps(int(width), result[1], (down, across), step, pad, apart)
+    return Topology.of(_convolution, *size, (down, across), step, pad, apart, relation=relation)
+
+
+def _convolution(
+    i: Ints,
+    num_src: int,
+    height: int,
+    width: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+) -> Pairs:
+    rows, columns = convolved(height, width, kernel, stride, padding, dilation)
+    _check_nodes("convolution", i, num_src, (rows, columns), (height, width))
+    y, x = i // columns * stride[0] - padding[0], i % columns * stride[1] - padding[1]
+    reach = kernel[1] - 1
+    spans = [(0, reach)] if dilation[1] == 1 else [(b * dilation[1],) * 2 for b in range(kernel[1])]
+    return [
+        pair
+        for a in range(kernel[0])
+        for first, last in spans
+        for pair in _row_runs(y + a * dilation[0], x + first, x + last, height, width)
+    ]
+
+
+def convolved(
+    height: int,
+    width: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+) -> tuple[int, int]:
+    """The rows and columns of a convolution's result.
+
+    Raises:
+        ValueError: the kernel does not fit into the image.
+    """
+    rows, columns = (
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip((height, width), kernel, stride, padding, dilation, strict=True)
+    )
+    if rows < 1 or columns < 1:
+        raise ValueError(
+            f"a kernel of {kernel[0]} x {kernel[1]} with dilation {list(dilation)} does not fit into "
+            f"{height} x {width} pixels with padding {list(padding)}"
+        )
+    return rows, columns
+
+
+def pooling(height: int, width: int, size: int | Sequence[int]) -> Topology:
+    """An image of `height` x `width` cut into cells of `size` pixels (one integer, or two: down and across), and for
+    each cell a node that hears its pixels; the last cells may be cut short by the edge.
+
+    There are `ceil(height / size)` x `ceil(width / size)` destinations. The class of an edge is the pixel's place in
+    its cell, in reading order. Patches, and the merging of patches, are such graphs.
+
+    ::
+
+        pooling(3, 3, size=2).bind(4, 9)   ##.##....
+                                           ..#..#...
+                                           ......##.
+                                           ........#
+    """
+    _check_size(height, width)
+    cell = _pair("size", size, 1)
+    relation = Taps(int(width), -(-int(width) // cell[1]), cell, cell)
+    return Topology.of(_pooling, int(height), int(width), cell, relation=relation)
+
+
+def _pooling(i: Ints, num_src: int, height: int, width: int, size: tuple[int, int]) -> Pairs:
+    rows, columns = -(-height // size[0]), -(-width // size[1])
+    _check_nodes("pooling", i, num_src, (rows, columns), (height, width))
+    y, x = i // columns * size[0], i % columns * size[1]
+    return [pair for a in range(size[0]) for pair in _row_runs(y + a, x, x + size[1] - 1, height, width)]
+
+
 def windows(height: int, width: int, size: int, shift: int = 0) -> Topology:
     """Swin's windows: both pixels fall into the same size x size window after a cyclic shift by `shift`, and are
     neighbours before it (Liu et al. 2021: what the shift brings together from opposite edges stays apart).
@@ -127,6 +241,24 @@ def _pixels(name: str, i: Ints, num_src: int, height: int, width: int) -> tuple[
             f"{name} of {height} x {width} pixels needs {height * width} nodes; the graph is {len(i)} x {num_src}"
         )
     return i // width, i % width
+
+
+def _check_nodes(name: str, i: Ints, num_src: int, dst: tuple[int, int], src: tuple[int, int]) -> None:
+    if (len(i), num_src) != (dst[0] * dst[1], src[0] * src[1]):
+        raise ValueError(
+            f"{name} of {src[0]} x {src[1]} pixels gives {dst[0]} x {dst[1]}, so it binds to {dst[0] * dst[1]} x "
+            f"{src[0] * src[1]} nodes; the graph is {len(i)} x {num_src}"
+        )
+
+
+def _pair(name: str, given: int | Sequence[int], least: int) -> tuple[int, int]:
+    """Down and across."""
+    both: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given, given]
+    if len(both) != 2:
+        raise ValueError(f"{name} must be one integer or two, down and across; got {given!r}")
+    for one in both:
+        at_least(name, one, least)
+    return int(both[0]), int(both[1])
 
 
 def _check_size(height: int, width: int) -> None:

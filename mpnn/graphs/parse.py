@@ -22,6 +22,7 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
         sequence.identity,
         sequence.window,
         sequence.strided,
+        sequence.fixed,
         sequence.global_nodes,
         sequence.prefix,
         sequence.documents,
@@ -32,6 +33,8 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
         sparse.bigbird,
         image.grid,
         image.neighborhood,
+        image.convolution,
+        image.pooling,
         image.windows,
     )
 }

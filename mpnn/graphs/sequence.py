@@ -120,6 +120,33 @@ def _strided(i: Ints, num_src: int, stride: int) -> Pairs:
     return [(i - stride + 1, i + 1), *((i - jump, i - jump + 1) for jump in jumps)]
 
 
+def fixed(block: int, summary: int = 1) -> Topology:
+    """i hears the nodes up to itself of its own block, and the last `summary` nodes of each block before (Sparse
+    Transformer).
+
+    ::
+
+        fixed(3)   #.......
+                   ##......
+                   ###.....
+                   ..##....
+                   ..###...
+                   ..####..
+                   ..#..##.
+                   ..#..###
+    """
+    at_least("block", block, 1)
+    at_least("summary", summary, 0)
+    if summary > block:
+        raise ValueError(f"summary must be at most the block of {block}; got {summary}")
+    return Topology.of(_fixed, int(block), int(summary))
+
+
+def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs:
+    ends = range(block, len(i), block)
+    return [(i - i % block, i + 1), *((end - summary, np.where(i >= end, end, 0)) for end in ends)]
+
+
 def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
     """Hubs: i hears j when i or j is one of the first so many nodes (or one of the listed ones).
 

@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019): every token of a sentence hears every other.
 
-topology   complete()                              or any other: window(16), longformer(32, globals=1), ...
+topology   complete()                              or any other: causal(), window(16), longformer(32, globals=1), ...
 attention  DotProduct(dim, heads)                  w_ij = softmax_j( <W_Q x_i, W_K x_j> / sqrt(D) )
 aggregate  "sum"                                   m_i  = W_O || _h sum_j w_ij W_V x_j
 update     PostNorm(dim, FeedForward(dim))         z    = norm(x + m),  y = norm'(z + ffn(z))
@@ -8,16 +8,19 @@ update     PostNorm(dim, FeedForward(dim))         z    = norm(x + m),  y = norm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
+from mpnn.graph import Graph
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import ACTIVATIONS, Embeddings
+from mpnn.models.blocks import ACTIVATIONS, Embeddings, one_each
 from mpnn.models.packing import Packing
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
@@ -30,7 +33,8 @@ class BertConfig:
 
     vocabulary, types: numbers of tokens and of token types. dim, hidden: widths of the model and of its feed-forward
     network. context: number of learned positions, the longest sentence. pad: the token whose embedding is not trained,
-    or None. activation: a name in `blocks.ACTIVATIONS`. eps: added to variances by LayerNorm.
+    or None. after_pad: positions count the tokens that are no pads, from pad + 1 on (RoBERTa, Liu et al. 2019).
+    activation: a name in `blocks.ACTIVATIONS`. eps: added to variances by LayerNorm.
     """
 
     vocabulary: int = 30522
@@ -45,6 +49,14 @@ class BertConfig:
     eps: float = 1e-12
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    after_pad: bool = False
+
+    @property
+    def first_position(self) -> int:
+        """The row of the first token in the table of positions."""
+        if self.after_pad and self.pad is None:
+            raise ValueError("after_pad counts positions from pad + 1 on, so the configuration needs a pad")
+        return self.pad + 1 if self.after_pad and self.pad is not None else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,23 +74,41 @@ class Encoded:
 
 
 class Bert(Model):
-    """BERT over any topology; `pooler` adds the map that classifies sentences by their first token."""
+    """BERT over any topology, or one for each layer; `pooler` adds the map that classifies sentences by their first
+    token. A model whose layers hear in another way overrides `layer` and `graphs`."""
 
-    def __init__(self, config: BertConfig, graph: Topology | None = None, *, pooler: bool = True) -> None:
+    def __init__(
+        self, config: BertConfig, graph: Topology | Sequence[Topology] | None = None, *, pooler: bool = True
+    ) -> None:
         super().__init__()
-        graph = complete() if graph is None else graph
         dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
+        self.config = config
         self.embeddings = Embeddings(
-            config.vocabulary, config.context, config.types, dim, pad=config.pad, norm=norm, dropout=config.dropout
+            config.vocabulary,
+            config.context,
+            config.types,
+            dim,
+            pad=config.pad,
+            norm=norm,
+            dropout=config.dropout,
+            first=config.first_position,
         )
-
-        def layer() -> MessagePassing:
-            ffn = FeedForward(dim, config.hidden, ACTIVATIONS[config.activation])
-            update = PostNorm(dim, ffn, dropout=config.dropout, norm=norm)
-            return MessagePassing(graph, "sum", update, DotProduct(dim, config.heads, dropout=config.attention_dropout))
-
-        self.layers = nn.ModuleList(layer() for _ in range(config.layers))
+        topologies = one_each(complete() if graph is None else graph, config.layers)
+        self.layers = nn.ModuleList(self.layer(config, topology) for topology in topologies)
         self.pooler = nn.Sequential(nn.Linear(dim, dim), nn.Tanh()) if pooler else None
+
+    @staticmethod
+    def layer(config: BertConfig, graph: Topology) -> nn.Module:
+        """One round; called with x and what `graphs` gives for it."""
+        attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
+        return MessagePassing(graph, "sum", update(config), attention)
+
+    def packing(self, keep: Tensor) -> Packing:
+        return Packing.of(keep)
+
+    def graphs(self, packing: Packing) -> list[Graph]:
+        """Who hears whom in each layer, over the packed tokens."""
+        return [packing.bind(layer.graph) for layer in self.layers if isinstance(layer, MessagePassing)]
 
     def forward(
         self,
@@ -95,23 +125,35 @@ class Bert(Model):
         Args:
             tokens: int64 [B, N], or vectors [B, N, dim] in place of the token embeddings.
             keep: bool [B, N], which places hold tokens; default: all. The others are neither computed nor heard.
-            types: int64 [B, N], default 0. positions: int64 [B, N], default 0 to N-1.
+            types: int64 [B, N], default 0. positions: int64 [B, N], rows of the table; default: counted from the
+                first on.
             return_states, return_weights: whether to give more than the last layer's output.
         """
-        shape, device = tokens.shape[:2], tokens.device
-        packing = Packing.of(torch.ones(shape, dtype=torch.bool, device=device) if keep is None else keep)
-        types = torch.zeros(shape, dtype=torch.int64, device=device) if types is None else types
-        positions = torch.arange(shape[1], device=device).expand(shape) if positions is None else positions
+        packing = self.packing(all_places(tokens) if keep is None else keep)
+        graphs = self.graphs(packing)
+        return self.encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
 
+    def encoded(
+        self,
+        packing: Packing,
+        graphs: Sequence[Any],
+        tokens: Tensor,
+        types: Tensor | None = None,
+        positions: Tensor | None = None,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Encoded:
+        """`forward` over given graphs, one for each layer, over the packed tokens."""
+        types = torch.zeros_like(packing.keep, dtype=torch.int64) if types is None else types
+        positions = self.positions(tokens) if positions is None else positions
         x = self.embeddings(packing.pack(tokens), packing.pack(positions), packing.pack(types))
         states, weights = [x], []
-        for layer in self.layers:
-            assert isinstance(layer, MessagePassing)
-            graph = packing.bind(layer.graph)
-            x = layer(x, graph, return_weights=return_weights)
+        for layer, graph in zip(self.layers, graphs, strict=True):
             if return_weights:
-                x, heard = x
+                x, heard = layer(x, graph, return_weights=True)
                 weights.append(packing.unpack_weights(heard, graph))
+            else:
+                x = layer(x, graph)
             if return_states:
                 states.append(x)
         last = packing.unpack(x)
@@ -121,3 +163,24 @@ class Bert(Model):
             tuple(packing.unpack(x) for x in states) if return_states else None,
             tuple(weights) if return_weights else None,
         )
+
+    def positions(self, tokens: Tensor) -> Tensor:
+        """The row of each token in the table of positions, int64 [B, N]: its place, or its rank among what is no pad;
+        pads are then at the row before the first."""
+        first, shape = self.config.first_position, tokens.shape[:2]
+        if first and not tokens.is_floating_point():
+            real = tokens.ne(first - 1)
+            return real.cumsum(1) * real + first - 1
+        return torch.arange(first, first + shape[1], device=tokens.device).expand(shape)
+
+
+def update(config: BertConfig) -> PostNorm:
+    """What a token makes of its message: the second half of a BERT layer."""
+    norm = partial(nn.LayerNorm, eps=config.eps)
+    ffn = FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation])
+    return PostNorm(config.dim, ffn, dropout=config.dropout, norm=norm)
+
+
+def all_places(tokens: Tensor) -> Tensor:
+    """bool [B, N]: every place holds a token."""
+    return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from mpnn.dropout import Dropout
+from mpnn.topology import Topology
 
 Norm = Callable[[int], nn.Module]
 
@@ -28,15 +29,25 @@ class Embeddings(nn.Module):
 
         x_i = dropout(norm(token_i + position_i + type_i))
 
-    `pad`: the token whose vector stays as it is in training, or None.
+    `pad`: the token whose vector stays as it is in training, or None. `first`: the row of the first position; the row
+    before it is that of pads and stays as it is in training too.
     """
 
     def __init__(
-        self, tokens: int, positions: int, types: int, dim: int, *, pad: int | None, norm: Norm, dropout: float
+        self,
+        tokens: int,
+        positions: int,
+        types: int,
+        dim: int,
+        *,
+        pad: int | None,
+        norm: Norm,
+        dropout: float,
+        first: int = 0,
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(tokens, dim, padding_idx=pad)
-        self.position = nn.Embedding(positions, dim)
+        self.position = nn.Embedding(first + positions, dim, padding_idx=first - 1 if first else None)
         self.token_type = nn.Embedding(types, dim)
         self.norm, self.dropout = norm(dim), Dropout(dropout)
 
@@ -53,11 +64,38 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(vectors))
 
 
+class AxialPositions(nn.Module):
+    """Positions as rows and columns of a rectangle, filled row by row, with a learned vector for each row and one for
+    each column, side by side (as published with Kitaev et al. 2020): `shape` their numbers, `dims` their widths."""
+
+    def __init__(self, shape: Sequence[int], dims: Sequence[int]) -> None:
+        super().__init__()
+        if len(shape) != 2 or len(dims) != 2:
+            raise ValueError(f"axial positions have two axes; got shape {list(shape)} and dims {list(dims)}")
+        self.row, self.column = (nn.Embedding(n, dim) for n, dim in zip(shape, dims, strict=True))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """[..., dims[0] + dims[1]] from integers [...]."""
+        columns = self.column.num_embeddings
+        row = looked_up(self.row, positions // columns, "row of positions")
+        return torch.cat([row, self.column(positions % columns)], -1)
+
+
 def looked_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
-    """`table(ids)`, refusing with a sentence where torch's own speaks of an index in itself."""
-    if ids.numel() and not torch.compiler.is_compiling():
+    """`table(ids)`, refusing with a sentence where torch's own speaks of an index in itself; on the CPU, as elsewhere a
+    look at the numbers would wait for the device."""
+    if ids.numel() and ids.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= table.num_embeddings:
             bad = low if low < 0 else high
             raise IndexError(f"{what} {bad} is not among those that the model has, 0 to {table.num_embeddings - 1}")
     return table(ids)
+
+
+def one_each(graph: Topology | Sequence[Topology], layers: int) -> Sequence[Topology]:
+    """A topology for each layer, from one for all or from one for each."""
+    if isinstance(graph, Topology):
+        return [graph] * layers
+    if len(graph) != layers:
+        raise ValueError(f"give one topology, or one for each of {layers} layers; got {len(graph)}")
+    return graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from mpnn.attention import Additive
+from mpnn.attention import Additive, AdditiveV2
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
 from mpnn.models.stack import Stack
@@ -28,6 +28,8 @@ class GAT(Stack):
         graph: whom nodes hear; None when each call gives it.
     """
 
+    spec: type[Additive | AdditiveV2] = Additive
+
     def __init__(
         self,
         in_dim: int,
@@ -39,8 +41,8 @@ class GAT(Stack):
         dropout: float = 0.6,
         graph: Topology | Graph | None = None,
     ) -> None:
-        listen = Additive(in_dim, hidden, heads, dropout=dropout)
-        decide = Additive(hidden * heads, classes, out_heads, dropout=dropout, concat=False)
+        listen = self.spec(in_dim, hidden, heads, dropout=dropout)
+        decide = self.spec(hidden * heads, classes, out_heads, dropout=dropout, concat=False)
         first = MessagePassing(graph, "sum", Activate(F.elu), listen)
         last = MessagePassing(graph, "sum", None, decide)
         super().__init__([first, last], dropout)

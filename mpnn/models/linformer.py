@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from mpnn.attention import Attention, Terms
 from mpnn.graph import Graph
 from mpnn.graphs import complete
+from mpnn.message_passing import MessagePassing
+from mpnn.models.bert import Bert, BertConfig, update
 from mpnn.scores import Dot
+from mpnn.topology import Topology
 
 COMPLETE = complete()
 
@@ -61,3 +66,30 @@ class Linformer(Attention):
 
     def merge(self, out: Tensor) -> Tensor:
         return self.to_out(out.flatten(-2))
+
+
+@dataclass(frozen=True)
+class LinformerConfig(BertConfig):
+    """Sizes of a Linformer: BERT's, and `landmarks`, how many mixtures of its tokens a sentence is heard through."""
+
+    landmarks: int = 256
+
+
+class LinformerEncoder(Bert):
+    """BERT with Linformer's attention. Sentences of a batch are of one length, without padding: what is learned are
+    mixtures of places, whoever stands there."""
+
+    def __init__(self, config: LinformerConfig, *, pooler: bool = True) -> None:
+        super().__init__(config, pooler=pooler)
+
+    @staticmethod
+    def layer(config: BertConfig, graph: Topology) -> MessagePassing:
+        assert isinstance(config, LinformerConfig)
+        attention = Linformer(
+            config.dim,
+            config.heads,
+            length=config.context,
+            landmarks=config.landmarks,
+            dropout=config.attention_dropout,
+        )
+        return MessagePassing(graph, "sum", update(config), attention)

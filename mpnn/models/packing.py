@@ -7,14 +7,16 @@ graphs there is no edge for anything to leak along. Nothing is computed for padd
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mpnn.graph import Graph
-from mpnn.graphs import batch
+from mpnn.graphs import batch, complete
 from mpnn.topology import Topology
 
 
@@ -23,21 +25,25 @@ class Packing:
     """Which of the B x N places of a padded batch hold tokens.
 
     `keep` bool [B, N]; `index` int64 [T]: the places kept, counted row by row; `lengths`: how many each sentence has.
-    Packed features are [T, ...], or [B, n, ...] when all sentences are of one length n, because one graph then serves
-    them all.
+    Packed features are [T, ...], or [B, n, ...] when all sentences are of one length n and not `apart`, because one
+    graph then serves them all.
     """
 
     keep: Tensor
     index: Tensor
     lengths: tuple[int, ...]
+    apart: bool = False
 
     @staticmethod
-    def of(keep: Tensor) -> Packing:
-        """The packing that keeps the places that are True in `keep`, bool [B, N]: any of them, not only the first."""
+    def of(keep: Tensor, *, apart: bool = False) -> Packing:
+        """The packing that keeps the places that are True in `keep`, bool [B, N]: any of them, not only the first.
+
+        `apart`: sentences have graphs of their own, also where they are of one length.
+        """
         if keep.dim() != 2 or keep.dtype != torch.bool:
             raise ValueError(f"keep must be bool [batch, length]; got {keep.dtype} of shape {list(keep.shape)}")
         index = keep.flatten().nonzero().squeeze(1)
-        return Packing(keep, index, tuple(keep.sum(1).tolist()))
+        return Packing(keep, index, tuple(keep.sum(1).tolist()), apart)
 
     def bind(self, topology: Topology | Graph | None) -> Graph:
         """The topology over each sentence by itself, its nodes numbered as in packed features.
@@ -48,6 +54,16 @@ class Packing:
             raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
         graph = _union(topology, self.lengths) if self._length is None else topology.bind(self._length)
         return graph.to(self.index.device)
+
+    def bind_each(self, graphs: Sequence[Graph]) -> Graph:
+        """A graph for each sentence over its N places or more, without the places that are left out: a window reaches
+        no further over them. The packing must keep sentences apart."""
+        if not self.apart or len(graphs) != len(self.lengths):
+            raise ValueError(f"{len(self.lengths)} sentences kept apart need as many graphs; got {len(graphs)}")
+        device, length = self.index.device, self.keep.shape[1]
+        kept = [F.pad(keep.cpu(), (0, graph.num_dst - length)) for keep, graph in zip(self.keep, graphs, strict=True)]
+        parts = [graph.induced(keep) for graph, keep in zip(graphs, kept, strict=True)]
+        return batch(parts or [complete().bind(0)]).to(device)
 
     def pack(self, x: Tensor) -> Tensor:
         """[B, N, ...] without the places that hold no token."""
@@ -80,7 +96,7 @@ class Packing:
     def _length(self) -> int | None:
         """The length that all sentences share, if they do."""
         lengths = set(self.lengths)
-        return max(lengths, default=0) if len(lengths) < 2 else None
+        return max(lengths, default=0) if len(lengths) < 2 and not self.apart else None
 
 
 @lru_cache(maxsize=16)

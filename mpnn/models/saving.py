@@ -1,7 +1,7 @@
 """Models that can be kept in a folder: `config.json` says how to make one, `model.safetensors` holds its weights.
 
 A subclass of `Model` does nothing for it: the arguments of its constructor are written down as it is called. They may
-be numbers, text, lists, dictionaries, topologies and dataclasses of these.
+be numbers, text, lists, dictionaries, topologies, dataclasses of these, and other such models.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Model(nn.Module):
             ValueError: an argument that the model was made with cannot be written as JSON; the sentence names it.
         """
         safetensors = _safetensors()
-        config = {"model": type(self).__name__, "arguments": _written_all(self._arguments)}
+        config = _written(self, type(self).__name__)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
@@ -128,7 +128,8 @@ def _written_all(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(value: Any, name: str) -> Any:
-    """An argument as JSON; topologies as {"topology": text}, graphs as {"graph": what it was}."""
+    """An argument as JSON; topologies as {"topology": text}, graphs as {"graph": what it was}, models as files have
+    them."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
@@ -142,6 +143,8 @@ def _written(value: Any, name: str) -> Any:
         return {"topology": text}
     if isinstance(value, Graph):
         return {"graph": repr(value)}
+    if isinstance(value, Model):
+        return {"model": type(value).__name__, "arguments": _written_all(value._arguments)}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _written(getattr(value, field.name), name) for field in fields(value)}
     raise ValueError(f"{name}={value!r} cannot be written as JSON; save the weights with safetensors instead")
@@ -172,6 +175,11 @@ def _read_all(cls: type[Model], written: dict[str, Any], path: Path, changes: di
 def _read(value: Any, hint: Any, path: Path) -> Any:
     if isinstance(value, dict) and set(value) == {"topology"}:
         return parse(value["topology"])
+    if isinstance(value, list):
+        return [_read(part, None, path) for part in value]
+    if isinstance(value, dict) and set(value) == {"model", "arguments"}:
+        model = _named(value["model"], path)
+        return model(**_read_all(model, value["arguments"], path, {}))
     if isinstance(value, dict) and isinstance(hint, type) and is_dataclass(hint):
         hints = get_type_hints(hint)
         try:
@@ -179,6 +187,17 @@ def _read(value: Any, hint: Any, path: Path) -> Any:
         except TypeError as error:
             raise ValueError(f"{path} does not describe a {hint.__name__}: {error}") from None
     return value
+
+
+def _named(name: str, path: Path) -> type[Model]:
+    """The kind of model that has this name."""
+    known = [Model]
+    for model in known:
+        known += model.__subclasses__()
+    found = [model for model in known if model.__name__ == name]
+    if not found:
+        raise ValueError(f"{path} speaks of a model {name!r}, which is not imported here")
+    return found[-1]
 
 
 def _config(path: Path, name: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Fused rows: everything a sparse graph asks for in one pass along each row, on CPU, without a tensor of E x D."""
+"""Fused rows: everything a sparse graph asks for in one pass along each row, without a tensor of E x D; on CPU and on
+GPUs."""
 
 from __future__ import annotations
 
@@ -6,15 +7,25 @@ from types import ModuleType
 
 from torch import Tensor
 
-from mpnn.backends.csr import attention, reduce
+from mpnn.backends.csr import attention, cuda_attention, cuda_reduce, reduce
 from mpnn.backends.estimate import Estimate
 from mpnn.scores import Request
 
 NAME = "csr"
 
+# for each type of device: plain aggregation, and attention
+_HALVES: dict[str, tuple[ModuleType, ModuleType]] = {
+    "cpu": (reduce, attention),
+    "cuda": (cuda_reduce, cuda_attention),
+}
+
 
 def supports(request: Request) -> str | None:
-    return _half(request).supports(request)
+    device = request.value.device.type
+    if device not in _HALVES:
+        return f"its kernels are for {' and '.join(_HALVES)}, and the features are on {device}"
+    found: str | None = _half(request).supports(request)
+    return found
 
 
 def counts(request: Request) -> dict[str, float]:
@@ -31,4 +42,5 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 
 
 def _half(request: Request) -> ModuleType:
-    return reduce if reduce.is_plain(request) else attention
+    plain, attending = _HALVES[request.value.device.type]
+    return plain if reduce.is_plain(request) else attending

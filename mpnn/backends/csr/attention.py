@@ -1,4 +1,5 @@
-"""Attention along the rows of any graph, on CPU: brings a request into the form of `mpnn.kernels.row_attention`.
+"""Attention along the rows of any graph: brings a request into the form of `mpnn.kernels.row_attention`, which is for
+CPU; what it says of scores holds for GPUs too (see `mpnn.backends.csr.cuda_attention`).
 
 Widths are filled up to whole vectors and 16-bit features widened with ordinary operations of torch, which
 differentiates them.
@@ -26,8 +27,6 @@ _BEYOND_CACHE = 1 << 24  # bytes of features
 
 def supports(request: Request) -> str | None:
     score, value = request.score, request.value
-    if value.device.type != "cpu":
-        return f"its kernels are for CPU, and the features are on {value.device.type}"
     if not value.is_floating_point():
         return f"it has no kernels for {value.dtype}"
     if type(request.reduce) not in (Sum, Mean):
@@ -36,7 +35,7 @@ def supports(request: Request) -> str | None:
         return f"it has no kernel for {type(score).__name__}"
     if request.heads == 0:
         return "there is no head to compute"
-    if isinstance(score, (AdditiveScore, AdditiveV2Score)) and _slope(score.activation) is None:
+    if isinstance(score, (AdditiveScore, AdditiveV2Score)) and slope_of(score.activation) is None:
         return f"its additive scores know LeakyReLU and tanh, and cannot compile {_named(score.activation)}"
     vectors = [("edge_value", request.edge_value, value.shape[-1])]
     if isinstance(score, Dot):
@@ -92,9 +91,9 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         dst, src, vector = (_padded(x, dtype) for x in (score.dst, score.src, score.vector))
     elif request.weighted:
         scale = 0.0  # biases alone are the scores
-    tanh = isinstance(score, AdditiveScore | AdditiveV2Score) and _slope(score.activation) == "tanh"
+    tanh = isinstance(score, AdditiveScore | AdditiveV2Score) and slope_of(score.activation) == "tanh"
     if isinstance(score, AdditiveScore | AdditiveV2Score) and not tanh:
-        slope = float(_slope(score.activation))  # type: ignore[arg-type]
+        slope = float(slope_of(score.activation))  # type: ignore[arg-type]
     on_edges = (edge, request.edge_value, before, bias, table)
     spec = Spec(
         edges.rows,
@@ -185,7 +184,7 @@ def _dropout(request: Request) -> tuple[np.ndarray, float]:
     return random.keys(request.seed, streams).numpy().view(np.uint32), request.dropout
 
 
-def _slope(activation: Activation) -> float | str | None:
+def slope_of(activation: Activation) -> float | str | None:
     """The slope of a LeakyReLU, "tanh", or None for any other activation."""
     if isinstance(activation, LeakyReLU):
         return activation.slope

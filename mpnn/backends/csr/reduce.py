@@ -1,4 +1,5 @@
-"""Plain aggregation along the rows of any graph, on CPU: brings a request into the form of `mpnn.kernels.row_reduce`.
+"""Plain aggregation along the rows of any graph: brings a request into the form of `mpnn.kernels.row_reduce`, which is
+for CPU; `mpnn.backends.csr.cuda_reduce` does so for GPUs.
 
 An aggregator is run whole if its kind is known; by its `combine` if it states one; or by its `parts`, one after the
 other, if it is made of aggregators that can be.
@@ -7,6 +8,7 @@ other, if it is made of aggregators that can be.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from mpnn.kernels.row_reduce import Associative, RowReduce, Walk
 from mpnn.scores import Lookup, Request
 
 _BEYOND_CACHE = 40e6  # bytes of features, of which next to none are found in a cache
-_KINDS: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}
+KINDS: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}
 _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "sum", Max: "extreme", Min: "extreme", Var: "variance"}
 
 
@@ -32,8 +34,6 @@ def is_plain(request: Request) -> bool:
 
 def supports(request: Request) -> str | None:
     value = request.value
-    if value.device.type != "cpu":
-        return f"its kernels are for CPU, and the features are on {value.device.type}"
     if not value.is_floating_point():
         return f"it has no kernels for {value.dtype}"
     if max(request.graph.num_dst, request.graph.num_src) >= 2**31:
@@ -44,9 +44,9 @@ def supports(request: Request) -> str | None:
 def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
     """Why it has no kernels for an aggregator, if it has none."""
     name = type(aggregator).__name__
-    if type(aggregator) in _KINDS:
+    if type(aggregator) in KINDS:
         return None
-    if _is_composed(aggregator):
+    if is_composed(aggregator):
         return next(filter(None, (_why_not(part, needs_grad) for part in aggregator.parts)), None)
     if not hasattr(aggregator, "combine"):
         return f"it cannot take {name} apart: it gives no combine(a, b), and is not Composed"
@@ -60,13 +60,13 @@ def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
     return None
 
 
-def _is_composed(aggregator: Any) -> bool:
+def is_composed(aggregator: Any) -> bool:
     return isinstance(aggregator, Composed) and type(aggregator).reduce is Composed.reduce
 
 
 def counts(request: Request) -> dict[str, float]:
     """Edges, the numbers on them, and those of nodes, for each aggregator that is run."""
-    graph, batch, leaves = request.graph, request.batch.numel(), _leaves(request.reduce)
+    graph, batch, leaves = request.graph, request.batch.numel(), leaves_of(request.reduce)
     width = request.heads * request.value.shape[-1]
     edges, numbers = float(graph.num_edges * batch), float(graph.num_edges * batch * width)
     beyond = min(1.0, graph.num_src * width * (torch.finfo(request.wide).bits // 8) / _BEYOND_CACHE)
@@ -78,7 +78,7 @@ def counts(request: Request) -> dict[str, float]:
         found[kind] = found.get(kind, 0.0) + numbers
     if request.bias:
         found["weighed edge"] = edges * len(leaves)
-    own = any(type(leaf) not in _KINDS for leaf in leaves)
+    own = any(type(leaf) not in KINDS for leaf in leaves)
     return {**both_ways(found, request.needs_grad), "own compiled" if own else "compiled": 1.0}
 
 
@@ -88,27 +88,33 @@ def estimate(request: Request) -> Estimate:
     return priced("csr", counts(request), kept)
 
 
-def _leaves(aggregator: Any) -> list[Any]:
+def leaves_of(aggregator: Any) -> list[Any]:
     """The aggregators that are run, those of a composition in its place."""
-    if not _is_composed(aggregator):
+    if not is_composed(aggregator):
         return [aggregator]
-    return [leaf for part in aggregator.parts for leaf in _leaves(part)]
+    return [leaf for part in aggregator.parts for leaf in leaves_of(part)]
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     weight, value = _weight(request), request.value.to(request.wide)
     if weight is not None and weight.shape[-1] > 1 and value.shape[-2] < weight.shape[-1]:
         value = value.repeat_interleave(weight.shape[-1] // value.shape[-2], -2)
-    out = _aggregated(request.reduce, value, weight, request)
+    out = taken_apart(request.reduce, request.graph, lambda part: _folded(part, value, weight, request))
     return out.to(request.value.dtype), None
 
 
-def _aggregated(aggregator: Any, value: Tensor, weight: Tensor | None, request: Request) -> Tensor:
+def taken_apart(aggregator: Any, graph: Graph, fold: Callable[[Any], Tensor]) -> Tensor:
+    """What an aggregator makes of the messages, [..., N_dst, H, D], where `fold` runs each that is not composed."""
+    if not is_composed(aggregator):
+        return fold(aggregator)
+    found = [taken_apart(part, graph, fold).movedim(-3, 0) for part in aggregator.parts]
+    out: Tensor = aggregator.compose(found, graph.csr.ptr.diff()).movedim(0, -3)
+    return out
+
+
+def _folded(aggregator: Any, value: Tensor, weight: Tensor | None, request: Request) -> Tensor:
     graph = request.graph
-    if _is_composed(aggregator):
-        found = [_aggregated(part, value, weight, request).movedim(-3, 0) for part in aggregator.parts]
-        return aggregator.compose(found, graph.csr.ptr.diff()).movedim(0, -3)
-    kind: Any = _KINDS.get(type(aggregator))
+    kind: Any = KINDS.get(type(aggregator))
     if kind is None:
         kind = Associative(aggregator.combine, float(aggregator.identity), getattr(aggregator, "gradient", None))
     rows = graph.memo("csr rows", lambda: _walk(graph, by_source=False))

@@ -1,48 +1,99 @@
-"""BERT of transformers as message passing."""
+"""BERT and RoBERTa of transformers as message passing."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from mpnn.graphs import causal
 from mpnn.models.bert import Bert, BertConfig
+from mpnn.models.generation import refuse_the_future
 from mpnn.models.hf.given import kept, one_of, per_token, refuse, wanted
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.topology import Topology
 
+Change = Callable[[str, Tensor], dict[str, Tensor]]
+"""What `with_weights` takes for weights that differ in more than their name."""
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
-    """A `BertModel` as message passing."""
-    config = hf_model.config
-    check_class(hf_model, "BertModel")
+
+def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Encoder:
+    """A `BertModel` or `RobertaModel` as message passing; decoders hear over `causal()`."""
+    check_class(hf_model, "BertModel", "RobertaModel")
+    check_encoder(hf_model.config)
+    if hf_model.config.is_decoder:
+        graph = decoder_graph(hf_model.config, graph)
+    ours = bert_config(hf_model.config, after_pad=hf_model.config.model_type == "roberta")
+    config, longer, repeat = stretched(hf_model.config, ours, context, copies)
+    model = with_weights(
+        lambda: Bert(longer, graph, pooler=hf_model.pooler is not None), hf_model, NAMES, copies, repeat
+    )
+    return Encoder(model, config)
+
+
+def decoder_graph(config: Any, graph: Topology | None) -> Topology:
+    """What a decoder hears over: `causal()`, or a graph in which nobody hears what comes later."""
+    if graph is None:
+        return causal()
+    refuse_the_future(graph, config.max_position_embeddings)
+    return graph
+
+
+def check_encoder(config: Any) -> None:
+    """Refuses what no family of BERT's kind has here."""
     check_config(
         config,
-        is_decoder=False,
         add_cross_attention=False,
         position_embedding_type="absolute",
         is_causal=False,
         quantization_config=None,
     )
-    ours = BertConfig(
+
+
+def bert_config(config: Any, after_pad: bool) -> BertConfig:
+    """The sizes that the families of BERT's kind have in common."""
+    return BertConfig(
         vocabulary=config.vocab_size,
         dim=config.hidden_size,
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         hidden=config.intermediate_size,
-        context=config.max_position_embeddings,
+        context=config.max_position_embeddings - (config.pad_token_id + 1 if after_pad else 0),
         types=config.type_vocab_size,
         pad=config.pad_token_id,
         activation=activation(config, "hidden_act"),
         eps=config.layer_norm_eps,
         dropout=config.hidden_dropout_prob,
         attention_dropout=config.attention_probs_dropout_prob,
+        after_pad=after_pad,
     )
-    model = with_weights(lambda: Bert(ours, graph, pooler=hf_model.pooler is not None), hf_model, _NAMES, copies)
-    return Encoder(model, config)
 
 
-_NAMES = (
+def stretched(config: Any, ours: BertConfig, context: int | None, copies: Copies) -> tuple[Any, BertConfig, Change]:
+    """For `context` positions: the configuration of transformers, ours, and the change of weights that repeats the
+    table of positions as often as need be (Beltagy et al. 2020, section 5); rows before the first position, RoBERTa's
+    for pads, stand once. None changes nothing."""
+    if context is None:
+        return config, ours, lambda name, weight: {name: weight}
+    if context < ours.context:
+        raise ValueError(f"context stretches the {ours.context} positions that this model has; got {context}")
+
+    def repeat(name: str, weight: Tensor) -> dict[str, Tensor]:
+        if name != "embeddings.position.weight":
+            return {name: weight}
+        before, positions = weight.split([ours.first_position, ours.context])
+        return {name: torch.cat([before, positions.repeat(-(-context // ours.context), 1)[:context]])}
+
+    longer = copies.setdefault(id(config), copy.deepcopy(config))
+    longer.max_position_embeddings = ours.first_position + context
+    return longer, replace(ours, context=context), repeat
+
+
+NAMES = (
     ("embeddings.word_embeddings.", "embeddings.token."),
     ("embeddings.position_embeddings.", "embeddings.position."),
     ("embeddings.token_type_embeddings.", "embeddings.token_type."),

@@ -14,17 +14,37 @@ from typing import Any
 
 from torch import nn
 
-from mpnn.models.hf import bert
+from mpnn.models.hf import bart, bert, big_bird, gpt, llama, longformer, reformer, swin, vit, vit_mae, xlnet
 from mpnn.models.hf.weights import Copies
 from mpnn.topology import Topology
 
-FAMILIES: dict[str, Callable[[Any, Topology | None, Copies], nn.Module]] = {
+FAMILIES: dict[str, Callable[..., nn.Module]] = {
     "bert": bert.convert,
+    "roberta": bert.convert,
+    "longformer": longformer.convert,
+    "big_bird": big_bird.convert,
+    "reformer": reformer.convert,
+    "xlnet": xlnet.convert,
+    "gpt2": gpt.convert_gpt2,
+    "openai-gpt": gpt.convert_gpt,
+    "llama": llama.convert,
+    "mistral": llama.convert,
+    "vit": vit.convert,
+    "vit_mae": vit_mae.convert,
+    "swin": swin.convert,
+    "bart": bart.convert,
+    "marian": bart.convert,
 }
 """By `config.model_type`: what makes our module out of a bare model, a topology or None for its own, and a memo."""
 
+PARTS: dict[str, Callable[..., nn.Module]] = {"ViTMAEDecoder": vit_mae.convert_decoder}
+"""By class, the parts of heads that pass messages too."""
 
-def from_hf(hf_model: Any, graph: Topology | None = None) -> nn.Module:
+STRETCHABLE = ("bert", "roberta", "longformer", "big_bird")
+"""Families that also take a context, because their positions are rows of a table."""
+
+
+def from_hf(hf_model: Any, graph: Topology | None = None, *, context: int | None = None) -> nn.Module:
     """A Hugging Face model as message passing: `from_hf(model, graph=window(16))` swaps who hears whom.
 
     The result has a copy of the weights, on the same device, in the same precision and in the same mode (training or
@@ -33,6 +53,9 @@ def from_hf(hf_model: Any, graph: Topology | None = None) -> nn.Module:
     Args:
         hf_model: a model of transformers, bare (`BertModel`) or with a head (`BertForMaskedLM`).
         graph: a topology; None keeps the model's own (BERT: `complete()`).
+        context: how many positions the result has: the model's own, repeated as often as need be. So
+            `from_hf(roberta, graph=longformer(512, globals=1), context=4096)` is a Longformer made of a RoBERTa, to be
+            trained on (Beltagy et al. 2020, section 5).
 
     Raises:
         ImportError: transformers is not installed.
@@ -49,11 +72,17 @@ def from_hf(hf_model: Any, graph: Topology | None = None) -> nn.Module:
     family = hf_model.config.model_type
     if family not in FAMILIES:
         raise ValueError(f"from_hf has no config.model_type {family!r}; it has {', '.join(FAMILIES)}")
+    if context is not None and family not in STRETCHABLE:
+        raise ValueError(f"from_hf stretches {', '.join(STRETCHABLE)} to a context; config.model_type is {family!r}")
     copies: Copies = {}
     bare = hf_model.base_model
-    ours = FAMILIES[family](bare, graph, copies).train(bare.training)
+    options = {} if context is None else {"context": context}
+    ours = FAMILIES[family](bare, graph, copies, **options).train(bare.training)
     if bare is hf_model:
         return ours
+    for part in hf_model.modules():
+        if (name := type(part).__name__) in PARTS:
+            copies[id(part)] = PARTS[name](part, graph, copies).train(part.training)
     copies[id(bare)] = (
         ours  # deepcopy then finds our model wherever the head refers to theirs, and shared weights shared
     )

@@ -7,30 +7,31 @@ from typing import Any
 from torch import Tensor
 
 
-def one_of(input_ids: Tensor | None, inputs_embeds: Tensor | None, dim: int) -> Tensor:
+def one_of(input_ids: Tensor | None, inputs_embeds: Tensor | None, dim: int, prefix: str = "") -> Tensor:
+    ids, embeds = f"{prefix}input_ids", f"{prefix}inputs_embeds"
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError(f"give either input_ids or inputs_embeds; got {'neither' if input_ids is None else 'both'}")
+        raise ValueError(f"give either {ids} or {embeds}; got {'neither' if input_ids is None else 'both'}")
     if input_ids is not None:
         if input_ids.dim() != 2 or input_ids.is_floating_point():
-            raise ValueError(f"input_ids must be integers [batch, length]; got {described(input_ids)}")
+            raise ValueError(f"{ids} must be integers [batch, length]; got {described(input_ids)}")
         return input_ids
     assert inputs_embeds is not None
     if inputs_embeds.dim() != 3 or inputs_embeds.shape[2] != dim or not inputs_embeds.is_floating_point():
-        raise ValueError(f"inputs_embeds must be floating point [batch, length, {dim}]; got {described(inputs_embeds)}")
+        raise ValueError(f"{embeds} must be floating point [batch, length, {dim}]; got {described(inputs_embeds)}")
     return inputs_embeds
 
 
-def kept(mask: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The attention mask as bool [B, N]."""
+def kept(mask: Tensor, shape: tuple[int, int], name: str = "attention_mask") -> Tensor:
+    """The attention mask, or another of its kind, as bool [B, N]."""
     if tuple(mask.shape) != shape:
         raise ValueError(
-            f"attention_mask must have shape [batch, length] = {list(shape)}, 1 where there is a token; got "
+            f"{name} must have shape [batch, length] = {list(shape)}, 1 where there is a token; got "
             f"{list(mask.shape)}. Who hears whom within a sentence is the topology's to say: from_hf(model, graph=...)"
         )
     keep = mask == 1
     if not bool((keep | (mask == 0)).all()):
         bad = mask[~keep & (mask != 0)][0].item()
-        raise ValueError(f"attention_mask must hold 0 and 1 only; got {bad}")
+        raise ValueError(f"{name} must hold 0 and 1 only; got {bad}")
     return keep
 
 

@@ -1,0 +1,38 @@
+"""Travelling salesman: the instances that results are published on, and the weights of a model that solves them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.data.locate import locate
+
+_FILE = "attention_model_tsp20.safetensors"
+
+
+def cities(count: int = 10_000, size: int = 20, seed: int = 1234) -> Tensor:
+    """Instances of `size` points in the unit square, float32 [count, size, 2]: by default those of Kool et al. 2019.
+
+    `count` instances are the first so many of any larger number.
+    """
+    points = np.random.RandomState(seed).uniform(size=(count, size, 2))
+    return torch.from_numpy(points.astype(np.float32))
+
+
+def tsp_weights() -> dict[str, Tensor]:
+    """The attention model of Kool et al. 2019, trained by its authors on 20 cities: tensors under their names, for
+    `mpnn.models.TSP.from_published`.
+
+    Raises:
+        DatasetNotFound: the file is not here; the message says how to get it.
+        ImportError: safetensors is not installed.
+    """
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ImportError(
+            'the weights are kept with safetensors, which is not installed; run: pip install "mpnn[hf]"'
+        ) from error
+    weights: dict[str, Tensor] = load_file(locate("tsp", _FILE) / _FILE)
+    return weights

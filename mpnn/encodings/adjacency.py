@@ -1,0 +1,31 @@
+"""The adjacency of a graph as a sparse matrix, which most encodings begin with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpnn.graph import Graph
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+
+def adjacency(graph: Graph, what: str) -> csr_array:
+    """[N, N] in float64: entry (i, j) is how many edges go from j to i.
+
+    Raises:
+        ValueError: the graph has other sources than destinations; the sentence says what needed one set of nodes.
+    """
+    from scipy.sparse import csr_array
+
+    if graph.num_dst != graph.num_src:
+        raise ValueError(f"{what} needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
+    src, dst = graph.edge_index.cpu().numpy()
+    return csr_array((np.ones(len(src)), (dst, src)), shape=(graph.num_dst, graph.num_src))
+
+
+def inverse_or_zero(x: np.ndarray) -> np.ndarray:
+    """`1 / x`, and 0 where x is 0."""
+    return np.divide(1.0, x, out=np.zeros_like(x), where=x != 0)

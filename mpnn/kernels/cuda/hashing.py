@@ -1,0 +1,19 @@
+"""Dropout's hash on tiles of edges; `mpnn.random` is the specification."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mix(x):
+    """`mpnn.random.mix` on uint32, whose shifts move zeros in."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def kept(keys, dst, src, threshold):
+    """Whether edges are kept: keys [BH] int32, dst and src [R, E] numbers of nodes, to bool [R, E, BH]."""
+    row = mix(keys.to(tl.uint32, bitcast=True) ^ dst.to(tl.uint32)[:, :, None])
+    return (mix(row ^ src.to(tl.uint32)[:, :, None]) >> 8) >= tl.cast(threshold, tl.uint32)

@@ -1,0 +1,166 @@
+"""Aggregation along the rows of a sparse graph as a differentiable function of tensors, by Triton's kernels.
+
+The counterpart of `mpnn.kernels.row_reduce`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from mpnn.kernels.cuda import reduce
+from mpnn.kernels.cuda.schedule import Edges, Sorted
+from mpnn.kernels.cuda.shapes import tile
+from mpnn.kernels.cuda.tensors import on_device, real, stepped, view
+
+_FOLDS = {"sum": reduce.SUM, "mean": reduce.SUM, "max": reduce.LARGEST, "min": reduce.SMALLEST, "var": reduce.SQUARES}
+_KINDS = {name: fold.value for name, fold in _FOLDS.items()}
+
+
+class RowReduce(torch.autograd.Function):
+    """`RowReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H, D], float32 or float64.
+
+    value [B, N_src, H, D]; weight [B, E, H] in the caller's edge order, with strides of 0 where it repeats, or None for
+    ones; `rows` the edges by destination, `columns` those by source, asked for in a backward pass; `kind` is "sum",
+    "mean", "max", "min" or "var".
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, weight: Tensor | None, rows: Sorted, columns: Callable[[], Sorted], kind: str
+    ) -> Tensor:
+        value, compared = stepped(value), None
+        with on_device(value):
+            if kind == "var":
+                compared, _ = fold(value, weight, rows, rows.edges, "mean")
+            needed = any(ctx.needs_input_grad)
+            out, equal = fold(value, weight, rows, rows.edges, kind, compared, counted=needed)
+        ctx.rows, ctx.columns, ctx.kind, ctx.like = rows, columns, kind, value.dtype
+        if kind in ("max", "min"):
+            compared = out
+        elif kind != "var" and not ctx.needs_input_grad[1]:
+            value = value.new_empty(0)  # its numbers play no part in the backward pass
+        ctx.save_for_backward(value, weight, compared, equal)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        value, weight, compared, equal = ctx.saved_tensors
+        columns, kind, needed = ctx.columns(), ctx.kind, ctx.needs_input_grad
+        if kind in ("mean", "var"):
+            d_out = d_out * ctx.rows.inverse_degree(d_out.dtype) * (1 if kind == "mean" else 2)
+        elif equal is not None:
+            d_out = d_out / equal.clamp(min=1)
+        with on_device(d_out):
+            if kind in ("sum", "mean") and not needed[1]:
+                d_value = fold(d_out.contiguous(), weight, columns, columns.edges, "sum")[0]
+                return d_value.to(ctx.like), None, None, None, None
+            d_value, d_weight = _spread(
+                d_out.contiguous(), compared, value, weight, columns, kind, ctx.needs_input_grad
+            )
+        return d_value, d_weight, None, None, None
+
+
+class Spread(torch.autograd.Function):
+    """`Spread.apply(table, ids, by_id)` -> `table[ids]` [E, H], of table [classes, H], float32 or float64.
+
+    Unlike torch's, its backward pass adds up in a fixed order, over the edges `by_id`, asked for then.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor, by_id: Callable[[], Sorted]) -> Tensor:
+        ctx.by_id = by_id
+        return table.index_select(0, ids)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        by_id = ctx.by_id()
+        with on_device(d_out):
+            return fold(stepped(d_out)[None, :, None], None, by_id, by_id.numbered, "sum")[0][0, :, 0], None, None
+
+
+def fold(
+    value: Tensor,
+    weight: Tensor | None,
+    rows: Sorted,
+    edges: Edges,
+    kind: str,
+    own: Tensor | None = None,
+    counted: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The rows' results [B, rows, H, D], and how many messages equal each extreme if those are `counted`."""
+    (batch, _, heads, width), (kept, language) = value.shape, real(value.dtype)
+    counts, slots = counted and kind in ("max", "min"), rows.divided.slots
+
+    def fresh(places: int, is_needed: bool = True) -> Tensor | None:
+        return value.new_empty(batch, places, heads, width, dtype=kept) if is_needed else None
+
+    out, equal = fresh(rows.num_rows), fresh(rows.num_rows, counts)
+    part, part_equal = fresh(slots, slots > 0), fresh(slots, slots > 0 and counts)
+    if not out.numel():
+        return out, equal
+    views = [view(x) for x in (out, equal, part, part_equal)]
+    options = {"KIND": _KINDS[kind], "MEAN": kind in ("mean", "var"), "REAL": language}
+    for b in rows.bins:
+        shape = tile(heads, width, b.long, tensors=2)
+        blocks = triton.cdiv(heads, shape.heads)
+        reduce.fold[(triton.cdiv(b.units.count, shape.rows) * blocks * batch,)](
+            b.units, edges, rows.ptr, blocks, heads, view(value), view(weight, False), view(own), *views, **options,
+            R=shape.rows, E=shape.edges, BH=shape.heads, WIDTH=shape.width,
+        )  # fmt: skip
+    if slots:
+        shape = tile(heads, width, long=False)
+        blocks = triton.cdiv(heads, shape.heads)
+        reduce.join[(rows.divided.count * blocks * batch,)](
+            rows.divided, rows.ptr, blocks, heads, views[2], views[3], *views[:2], **options, BH=shape.heads,
+            WIDTH=shape.width,
+        )  # fmt: skip
+    return out, equal
+
+
+def _spread(
+    d_out: Tensor,
+    compared: Tensor | None,
+    value: Tensor,
+    weight: Tensor | None,
+    columns: Sorted,
+    kind: str,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the value and of the weight, as far as they are needed."""
+    batch, _, heads, width = value.shape
+    d_value = torch.empty_like(value, memory_format=torch.contiguous_format) if needed[0] else None
+    d_weight = weight.new_empty(weight.shape) if needed[1] and weight is not None else None
+    if not value.numel():
+        return d_value, None if d_weight is None else d_weight.zero_()
+    slots, (kept, language) = columns.divided.slots, real(value.dtype)
+    part = value.new_empty(batch, slots, heads, width, dtype=kept) if slots and d_value is not None else None
+    for b in columns.bins:
+        shape = tile(heads, width, b.long, tensors=2)
+        blocks = triton.cdiv(heads, shape.heads)
+        reduce.spread[(triton.cdiv(b.units.count, shape.rows) * blocks * batch,)](
+            b.units, columns.edges, blocks, heads, view(value), view(weight, False), view(d_out), view(compared),
+            view(d_value), view(d_weight, False), view(part), KIND=_KINDS[kind], R=shape.rows, E=shape.edges,
+            BH=shape.heads, WIDTH=shape.width, REAL=language,
+        )  # fmt: skip
+    join_parts(columns, part, d_value)
+    return d_value, d_weight
+
+
+def join_parts(rows: Sorted, part: Tensor | None, out: Tensor | None) -> None:
+    """Adds up the parts [B, slots, heads, width] of divided rows into out [B, rows, heads, width]."""
+    if part is None or out is None:
+        return
+    (batch, _, heads, width), divided = out.shape, rows.divided
+    shape = tile(heads, width, long=False)
+    blocks = triton.cdiv(heads, shape.heads)
+    reduce.join[(divided.count * blocks * batch,)](
+        divided, rows.ptr, blocks, heads, view(part), None, view(out), None, KIND=_KINDS["sum"], MEAN=False,
+        BH=shape.heads, WIDTH=shape.width, REAL=real(part.dtype)[1],
+    )  # fmt: skip

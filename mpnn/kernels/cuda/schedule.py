@@ -1,0 +1,122 @@
+"""Rows of a graph shared out to programs: long ones cut into pieces, all of them sorted by length.
+
+Programs take several rows of about the same length side by side, so that none waits for another, and begin with the
+longest, so that no long one is left at the end. Everything is made on the graph's device, once for each graph.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mpnn.kernels.cuda.shapes import SHORT, power_of_two
+
+_PIECE = 256  # edges, at least
+_PIECES = 1 << 14  # of the whole graph that are enough to fill any GPU evenly
+
+
+class Units(NamedTuple):
+    """Pieces of rows that one launch takes: `row` [count], and their edges `first` to `last` [count]; `slot` [count] is
+    where a piece of a divided row leaves its part, -1 for whole rows."""
+
+    row: Tensor
+    first: Tensor
+    last: Tensor
+    slot: Tensor
+    count: int
+
+
+class Bin(NamedTuple):
+    """Units of long rows, or of short ones."""
+
+    units: Units
+    long: bool
+
+
+class Divided(NamedTuple):
+    """Rows that were cut: row `row[k]` has the slots `ptr[k]` to `ptr[k + 1]`, in the order of its edges."""
+
+    row: Tensor
+    ptr: Tensor
+    count: int
+    slots: int
+
+
+class Edges(NamedTuple):
+    """The other end of each edge, [E], and its number in the caller's order, None where that is the same."""
+
+    col: Tensor
+    edge: Tensor | None
+
+
+class Sorted:
+    """Edges by row, and how their rows are shared out. Numbers are 32 bits wide where they fit, which halves what
+    kernels read of them.
+
+    Args:
+        ptr: [rows + 1] int64: row r has the edges `ptr[r]` to `ptr[r + 1]`.
+        col: [E] int64, below `num_cols`.
+        edge: [E] int64, or None.
+        piece: edges of a row that one program takes at most; by default as many as leave any GPU evenly filled.
+    """
+
+    def __init__(self, ptr: Tensor, col: Tensor, edge: Tensor | None, num_cols: int, piece: int | None = None) -> None:
+        self.ptr, self.num_rows, self.num_edges = ptr, len(ptr) - 1, len(col)
+        self.edges = Edges(_narrow(col, num_cols), None if edge is None else _narrow(edge, len(col)))
+        self.piece = piece or max(_PIECE, power_of_two(len(col) // _PIECES))
+
+    @property
+    def bins(self) -> list[Bin]:
+        return self._shared_out[0]
+
+    @property
+    def divided(self) -> Divided:
+        return self._shared_out[1]
+
+    @cached_property
+    def numbered(self) -> Edges:
+        """The edges as if each came from a node of its own, that has its number."""
+        edge = self.edges.edge
+        return Edges(torch.arange(self.num_edges, device=self.ptr.device) if edge is None else edge, None)
+
+    def inverse_degree(self, dtype: torch.dtype) -> Tensor:
+        """[rows, 1, 1]; 1 for rows without edges."""
+        return (1 / self.ptr.diff().clamp(min=1).to(dtype))[:, None, None]
+
+    @cached_property
+    def row_of_number(self) -> Tensor:
+        """The row of each edge in the caller's order, [E]."""
+        rows = torch.arange(self.num_rows, device=self.ptr.device)
+        row = rows.repeat_interleave(self.ptr.diff(), output_size=self.num_edges)
+        return row if self.edges.edge is None else torch.empty_like(row).index_copy_(0, self.edges.edge.long(), row)
+
+    @cached_property
+    def _shared_out(self) -> tuple[list[Bin], Divided]:
+        degree = self.ptr.diff()
+        pieces = (degree + self.piece - 1).div(self.piece, rounding_mode="floor").clamp(min=1)
+        rows = torch.arange(self.num_rows, device=self.ptr.device)
+        row = rows.repeat_interleave(pieces)
+        number = torch.arange(len(row), device=row.device) - (pieces.cumsum(0) - pieces)[row]
+        first, last = (self.ptr[row] + degree[row] * k // pieces[row] for k in (number, number + 1))
+        is_part = pieces[row] > 1
+        slot = torch.where(is_part, is_part.cumsum(0) - 1, -1)
+        length = last - first
+        size = torch.frexp((length - 1).clamp(min=0).double()).exponent  # lengths of one size differ by a factor of 2
+        order = size.argsort(descending=True, stable=True)
+        units = [_narrow(x[order], max(self.num_edges, self.num_rows) + 1) for x in (row, first, last, slot)]
+        longer = int((length > SHORT).sum())
+        bins = [
+            Bin(Units(*(x[begin:end] for x in units), end - begin), long)
+            for begin, end, long in ((0, longer, True), (longer, len(row), False))
+            if begin < end
+        ]
+        cut = pieces > 1
+        ptr = torch.cat([pieces.new_zeros(1), pieces[cut].cumsum(0)])
+        return bins, Divided(rows[cut], ptr, len(ptr) - 1, int(ptr[-1]))
+
+
+def _narrow(x: Tensor, most: int) -> Tensor:
+    return x.int() if most < 2**31 else x

@@ -1,0 +1,76 @@
+"""Crossing: one batch of sentences hears another, each sentence only the one that it belongs to.
+
+A translation hears its source: a rectangular complete graph for each pair of sentences, and no edge between pairs. As
+in `models.packing`, sentences of different lengths follow one another and nothing is computed for padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpnn.decoding import Cache
+from mpnn.graph import Graph
+from mpnn.graphs import batch, complete
+from mpnn.message_passing import MessagePassing
+from mpnn.models.packing import Packing
+
+COMPLETE = complete()
+
+
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """Sentence b of `target`, as many as `source` has, hears all of sentence b of `source`."""
+
+    target: Packing
+    source: Packing
+
+    def hear(
+        self, layer: MessagePassing, x: Tensor, source: Tensor, return_weights: bool = False, cache: Cache | None = None
+    ) -> Any:
+        """The layer's round: packed features of the targets, like x; and the weights [B, H, M, N] if asked for.
+
+        Where all sources have one length and all targets too (packed features [B, n, ...]), one graph serves all pairs.
+        """
+        together = x.dim() == source.dim() == 3
+        if not together:
+            x, source, shape = x.flatten(0, -2), source.flatten(0, -2), x.shape[:-1]
+        graph = self._graph(together).to(x.device)
+        y, weights = _pair(layer(x, graph, source=source, return_weights=return_weights, cache=cache))
+        y = y if together else y.unflatten(0, shape)
+        return (y, self._unpack(weights, graph)) if return_weights else y
+
+    def _graph(self, together: bool) -> Graph:
+        if together:
+            return COMPLETE.bind(max(self.target.lengths, default=0), max(self.source.lengths, default=0))
+        return _union(self.target.lengths, self.source.lengths)
+
+    def _unpack(self, weights: Tensor, graph: Graph) -> Tensor:
+        """[..., E, H] as matrices [B, H, M, N], zeros where there is no token."""
+        (sentences, rows), columns = self.target.keep.shape, self.source.keep.shape[1]
+        src, dst = graph.edge_index
+        flat = weights.dim() == 2
+        at, of = _places(self.target, flat)[..., dst], _places(self.source, flat)[..., src]
+        matrix = weights.new_zeros(sentences * rows, columns, weights.shape[-1])
+        return matrix.index_put((at, of % columns), weights).unflatten(0, (sentences, rows)).movedim(-1, 1)
+
+
+def _pair(found: Any) -> tuple[Tensor, Any]:
+    return found if isinstance(found, tuple) else (found, None)
+
+
+def _places(packing: Packing, flat: bool) -> Tensor:
+    """Where each packed token stands in the batch, counted row by row."""
+    place = packing.pack(torch.arange(packing.keep.numel(), device=packing.index.device).view(packing.keep.shape))
+    return place.flatten() if flat else place
+
+
+@lru_cache(maxsize=64)
+def _union(targets: Sequence[int], sources: Sequence[int]) -> Graph:
+    """Kept for the layers of a model, which all ask for the same."""
+    return batch([COMPLETE.bind(n, m) for n, m in zip(targets, sources, strict=True)])

@@ -1,0 +1,153 @@
+"""A decoder that is called as those of transformers are, and that transformers can generate with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.models.blocks import looked_up
+from mpnn.models.decoder import Decoded, Decoder
+from mpnn.models.hf.given import kept, one_of, per_token, refuse, wanted
+from mpnn.models.hf.past import Past, Text, counts_up, read
+from mpnn.models.packing import Packing
+
+
+class CausalDecoder(nn.Module):
+    """`model` behind the call of transformers' bare decoders.
+
+    Args:
+        output: the class of `transformers.modeling_outputs` that it answers with.
+        types: whether token types are tokens, whose vectors are added. remembers: whether it takes past_key_values.
+    """
+
+    def __init__(self, model: Decoder, config: Any, output: str, *, types: bool, remembers: bool) -> None:
+        super().__init__()
+        self.model, self.config = model, config
+        self._output, self._types, self._remembers = output, types, remembers
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        use_cache: bool | None = None,
+        *,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """One pass over B texts of at most N tokens, or over the n that come after those in `past_key_values`.
+
+        Args:
+            input_ids: int64 [B, n]; or inputs_embeds: [B, n, dim], vectors in place of token embeddings. Where each
+                text has several choices, [B, choices, n], as what goes with them.
+            attention_mask: [B, N], 1 where there is a token and 0 where there is none, those in the past included.
+            position_ids: int64 [B, n] or [1, n], default: counted on from the past, padding included.
+            past_key_values: what an earlier call gave, or an empty cache of transformers.
+            token_type_ids: int64 [B, n], where the model has them.
+            use_cache: whether to give past_key_values; default: the configuration's.
+            output_hidden_states, output_attentions, return_dict: as in transformers; default: the configuration's.
+
+        Returns:
+            The output object of transformers, or its tuple: last_hidden_state [B, n, dim], past_key_values,
+            hidden_states, attentions [B, H, N, N]. All are zeros where there is no token.
+
+        Raises:
+            ValueError, TypeError, IndexError: an argument that does not fit; the sentence names it.
+        """
+        from transformers import modeling_outputs
+
+        if not self._remembers:
+            refuse(past_key_values=past_key_values, use_cache=use_cache)
+        others.pop("num_items_in_batch", None)  # the heads' losses take it, and hand everything on
+        refuse(**others)
+        choices = None if input_ids is None or input_ids.dim() != 3 else input_ids.shape[:2]
+        if choices:
+            given = (input_ids, attention_mask, position_ids, token_type_ids)
+            input_ids, attention_mask, position_ids, token_type_ids = map(_in_a_row, given)
+        past = self._past(past_key_values)
+        start = 0 if past is None else past.get_seq_length()
+        text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, token_type_ids, start)
+        states = wanted(self.config, "output_hidden_states", output_hidden_states)
+        weights = wanted(self.config, "output_attentions", output_attentions)
+        kept_on = self._remembers and wanted(self.config, "use_cache", use_cache)
+        attentions = None
+        found: Decoded
+        packing: Packing | None
+        if past is None and (use_cache is None or weights or not kept_on):
+            found, packing, bind = read(self.model, text, states, weights)
+            if kept_on:
+                past = Past(self.model)
+                past.note(text)
+            if found.weights is not None:
+                graphs = [bind(layer.graph) for layer in self.model.layers]  # type: ignore[arg-type]
+                attentions = tuple(map(packing.unpack_weights, found.weights, graphs))
+        elif weights:
+            raise ValueError("output_attentions are those of whole texts; call without past_key_values")
+        else:
+            past = Past(self.model) if past is None else past
+            found, packing = past.go_on(text, states)
+        last = _unpacked(found.last, packing)
+        answer = {
+            "last_hidden_state": last.unflatten(0, choices) if choices else last,
+            "hidden_states": None if found.states is None else tuple(_unpacked(x, packing) for x in found.states),
+            "attentions": attentions,
+        }
+        if self._remembers:
+            answer["past_key_values"] = past if kept_on else None
+        output = getattr(modeling_outputs, self._output)(**answer)
+        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+
+    def _past(self, given: Any) -> Past | None:
+        if isinstance(given, Past):
+            return given
+        if given is not None and given.get_seq_length():
+            raise ValueError(
+                f"past_key_values must come from this model; got a {type(given).__name__} that is not empty"
+            )
+        return None
+
+    def _text(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        start: int,
+    ) -> Text:
+        tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
+        size, new = tokens.shape[:2]
+        keep = torch.ones(size, new, dtype=torch.bool, device=tokens.device)
+        if attention_mask is not None:
+            keep = kept(attention_mask, (size, start + new))[:, start:]
+        positions = torch.arange(start, start + new, device=tokens.device).expand(size, new)
+        if position_ids is not None:
+            positions = per_token("position_ids", position_ids, (size, new))
+            if attention_mask is None and start == 0 and self._remembers and not counts_up(keep, positions):
+                raise ValueError(
+                    "position_ids that do not count up need an attention_mask beside them: without one, transformers "
+                    "takes them for documents that follow one another; here these are rows of a batch of their own"
+                )
+        if token_type_ids is not None:
+            if not self._types:
+                refuse(token_type_ids=token_type_ids)
+            vectors = tokens if tokens.is_floating_point() else looked_up(self.model.token, tokens, "token")
+            types = per_token("token_type_ids", token_type_ids, (size, new))
+            tokens = vectors + looked_up(self.model.token, types, "token type")
+        return tokens, keep, positions
+
+
+def _in_a_row(x: Tensor | None) -> Tensor | None:
+    """[B, choices, n] as [B * choices, n]."""
+    return None if x is None else x.flatten(0, -2)
+
+
+def _unpacked(x: Tensor, packing: Packing | None) -> Tensor:
+    return x if packing is None else packing.unpack(x)

@@ -1,0 +1,249 @@
+"""XLNet of transformers as message passing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.graph import Graph
+from mpnn.graphs import from_edges
+from mpnn.models.hf.given import described, kept, one_of, per_token, refuse, wanted
+from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
+from mpnn.models.relative import Placed
+from mpnn.models.xlnet import XLNet, XLNetConfig
+from mpnn.topology import Topology
+
+
+def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Reader:
+    """An `XLNetModel` as message passing."""
+    config = hf_model.config
+    check_class(hf_model, "XLNetModel")
+    check_config(config, quantization_config=None)
+    if config.attn_type not in ("bi", "uni"):
+        raise ValueError(f"from_hf does not support config.attn_type = {config.attn_type!r}, only 'bi' and 'uni'")
+    ours = XLNetConfig(
+        vocabulary=config.vocab_size,
+        dim=config.d_model,
+        layers=config.n_layer,
+        heads=config.n_head,
+        hidden=config.d_inner,
+        activation=activation(config, "ff_activation"),
+        eps=config.layer_norm_eps,
+        dropout=config.dropout,
+        furthest=config.clamp_len if config.clamp_len > 0 else None,
+    )
+    return Reader(with_weights(lambda: XLNet(ours, head=False), hf_model, _NAMES, copies, _as_maps), config, graph)
+
+
+_NAMES = (
+    ("word_embedding.", "token."),
+    ("mask_emb", "unknown"),
+    ("layer.", "layers."),
+    (".ff.layer_norm.", ".update.ffn_norm."),
+    (".ff.layer_1.", ".update.ffn.0."),
+    (".ff.layer_2.", ".update.ffn.3."),
+    (".rel_attn.layer_norm.", ".update.norm."),
+    (".rel_attn.r_w_bias", ".attention.by_content"),
+    (".rel_attn.r_r_bias", ".attention.by_position"),
+    (".rel_attn.r_s_bias", ".attention.by_segment"),
+    (".rel_attn.seg_embed", ".attention.segment"),
+    (".rel_attn.q", ".attention.to_query.weight"),
+    (".rel_attn.k", ".attention.to_key.weight"),
+    (".rel_attn.v", ".attention.to_value.weight"),
+    (".rel_attn.r", ".attention.to_position.weight"),
+    (".rel_attn.o", ".attention.to_out.weight"),
+)
+
+
+def _as_maps(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """Their maps are [dim, H, D], from the features and, of the output, to them."""
+    if name == "unknown":
+        return {name: weight.flatten()}
+    if weight.dim() == 3 and name.endswith(".weight"):
+        flat = weight.flatten(1)
+        return {name: flat if name.endswith("to_out.weight") else flat.T.contiguous()}
+    return {name: weight}
+
+
+class Reader(nn.Module):
+    """An XLNet that is called as that of transformers is."""
+
+    def __init__(self, model: XLNet, config: Any, graph: Topology | None) -> None:
+        super().__init__()
+        self.model, self.config, self.graph = model, config, graph
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        mems: Sequence[Tensor] | None = None,
+        perm_mask: Tensor | None = None,
+        target_mapping: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        input_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_mems: bool | None = None,
+        *,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """One pass over B sentences of at most N tokens; as in transformers, but for what is said here.
+
+        Args:
+            input_ids: int64 [B, N]; or inputs_embeds: [B, N, dim], vectors in place of token embeddings.
+            attention_mask: [B, N], 1 where there is a token; or input_mask, 1 where there is none.
+            mems: for each layer [M, B, dim], remembered states that everybody hears too.
+            perm_mask: [B, N, N], 1 where token i does not hear token j; it hears itself in any case.
+            target_mapping: [B, P, N], a single 1 for each prediction, at its token: adds the query stream, which hears
+                what perm_mask leaves it. A prediction that hears nobody hears zeros; theirs then hears everybody.
+            token_type_ids: int64 [B, N], the segments; default: segments are not told apart.
+
+        Returns:
+            `XLNetModelOutput`, or its tuple: last_hidden_state [B, N or P, dim], mems, hidden_states, attentions. With
+            a query stream attentions are pairs of [B, H, N, M + N], the second with zeros where nothing is predicted.
+
+        Raises:
+            ValueError, TypeError, IndexError: an argument that does not fit; the sentence names it.
+        """
+        from transformers.models.xlnet.modeling_xlnet import XLNetModelOutput
+
+        others.pop("next_sequence_length", None)  # generate() keeps its accounts with it
+        refuse(**others)
+        tokens = one_of(input_ids, inputs_embeds, self.config.d_model)
+        shape = (tokens.shape[0], tokens.shape[1])
+        keep = _keep(attention_mask, input_mask, shape, tokens.device)
+        types = None if token_type_ids is None else per_token("token_type_ids", token_type_ids, shape)
+        h = self.model.embedded(tokens)
+        memory = None if mems is None or mems[0] is None else [m.transpose(0, 1) for m in mems]
+        before = _checked_memory(memory, h, len(self.model.layers))
+
+        hears = self._hears(keep, before, perm_mask)
+        itself = torch.eye(shape[1], dtype=torch.bool, device=h.device)
+        heard = torch.cat([hears[..., :before], hears[..., before:] | itself], -1)
+        places = self._places(shape, before, types, h.device)
+        content = _graph(heard, places[:, :, before:], places)
+        g = query = where = None
+        if target_mapping is not None:
+            where = _targets(target_mapping, shape)
+            listening = places[:, :, before:].gather(2, where.expand(len(places), -1, -1))
+            rows = hears.gather(1, where[..., None].expand(-1, -1, hears.shape[2]))
+            query = _graph(rows, listening, places)
+            g = self.model.queries(*where.shape)
+        return_weights = wanted(self.config, "output_attentions", output_attentions)
+        found = self.model.streams(h, content, g, query, memory, return_weights=return_weights)
+
+        states = [found.content] if g is None else [found.content, found.query]
+        with_states = wanted(self.config, "output_hidden_states", output_hidden_states)
+        with_mems = wanted(self.config, "use_mems_train" if self.training else "use_mems_eval", use_mems)
+        output = XLNetModelOutput(
+            last_hidden_state=self.model.dropout(found.last),
+            mems=self._remembered(found.content[:-1], memory) if with_mems else None,
+            hidden_states=tuple(x for layer in zip(*states, strict=True) for x in layer) if with_states else None,
+            attentions=tuple(_attentions(pair, where) for pair in found.weights) if return_weights else None,
+        )
+        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+
+    def _hears(self, keep: Tensor, before: int, perm_mask: Tensor | None) -> Tensor:
+        """Whom each place hears, itself only if nothing speaks against it: bool [B, N, M + N]."""
+        batch, length = keep.shape
+        if self.graph is None:
+            own = keep[:, None, :].expand(-1, length, -1)
+        else:
+            own = keep.new_zeros(batch, length, length)
+            for b in range(batch):
+                there = keep[b].nonzero().squeeze(1)
+                own[b, there[:, None], there] = self.graph.bind(len(there)).dense().to(keep.device)
+        if perm_mask is not None:
+            if perm_mask.shape != own.shape:
+                raise ValueError(
+                    f"perm_mask must be [batch, length, length] = {[*own.shape]}; got {described(perm_mask)}"
+                )
+            own = own & (perm_mask == 0)
+        hears = torch.cat([keep.new_ones(batch, length, before), own], -1)
+        if self.config.attn_type == "uni":
+            hears = hears.tril(before)
+            if self.config.same_length:
+                hears = hears.triu()
+        return hears
+
+    def _places(self, shape: tuple[int, int], before: int, types: Tensor | None, device: torch.device) -> Tensor:
+        """Where each source of each sentence stands, int64 [1, B, M + N], and in which segment, [2, B, M + N]."""
+        place = torch.arange(-before, shape[1], device=device).expand(shape[0], -1)
+        if self.config.bi_data:  # the second half of a batch is read backwards
+            if shape[0] % 2:
+                raise ValueError(f"config.bi_data takes batches of two halves, the second reversed; got {shape[0]}")
+            place = torch.cat([place[: shape[0] // 2], -place[shape[0] // 2 :]])
+        if types is None:
+            return place[None]
+        remembered = types.new_zeros(shape[0], before)  # they count as the first segment
+        return torch.stack([place, torch.cat([remembered, types], 1)])
+
+    def _remembered(self, states: Sequence[Tensor], memory: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+        """What each layer remembers for the next segment, [M', B, dim]."""
+        reuse, most = self.config.reuse_len or None, self.config.mem_len or None
+        new = [h[:, :reuse] for h in states]
+        joined = new if memory is None else [torch.cat(pair, 1) for pair in zip(memory, new, strict=True)]
+        return tuple(m[:, -most if most else 0 :].transpose(0, 1).detach() for m in joined)
+
+
+def _graph(hears: Tensor, dst: Tensor, src: Tensor) -> Graph:
+    """All sentences as one graph, from who hears whom in each, bool [B, P, S], and where they stand, [..., B, P] and
+    [..., B, S]."""
+    sentence, i, j = hears.nonzero().unbind(1)
+    _, rows, columns = hears.shape
+    edges = torch.stack([sentence * columns + j, sentence * rows + i])
+    graph = from_edges(edges, num_src=src[0].numel(), num_dst=dst[0].numel())
+    return graph.related(Placed(max(0, columns - 1), dst.flatten(1), src.flatten(1)))
+
+
+def _keep(attention_mask: Tensor | None, input_mask: Tensor | None, shape: tuple[int, int], device: Any) -> Tensor:
+    """Which places hold tokens, bool [B, N]."""
+    if attention_mask is not None and input_mask is not None:
+        raise ValueError("attention_mask and input_mask say the same, one the reverse of the other; give one of them")
+    if input_mask is not None:
+        return ~kept(input_mask, shape, "input_mask")
+    if attention_mask is not None:
+        return kept(attention_mask, shape)
+    return torch.ones(shape, dtype=torch.bool, device=device)
+
+
+def _checked_memory(memory: list[Tensor] | None, h: Tensor, layers: int) -> int:
+    """How many states are remembered."""
+    if memory is None:
+        return 0
+    before = memory[0].shape[1]
+    shapes = {tuple(m.shape) for m in memory}
+    if len(memory) != layers or shapes != {(h.shape[0], before, h.shape[2])}:
+        raise ValueError(
+            f"mems must hold a tensor [M, {h.shape[0]}, {h.shape[2]}] for each of {layers} layers; got {len(memory)}, "
+            f"of shapes {sorted((m, b, d) for b, m, d in shapes)}"
+        )
+    return before
+
+
+def _targets(mapping: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The token that each prediction is of, int64 [B, P]."""
+    batch, length = shape
+    if mapping.dim() != 3 or mapping.shape[0] != batch or mapping.shape[2] != length:
+        raise ValueError(f"target_mapping must be [{batch}, predictions, {length}]; got {described(mapping)}")
+    single = (mapping.sum(2) == 1) & (mapping.amax(2) == 1)
+    if not bool(single.all()) or bool((mapping.sum(1) > 1).any()):
+        raise ValueError("target_mapping must hold a single 1 for each prediction, each at another token")
+    return mapping.argmax(2)
+
+
+def _attentions(pair: tuple[Tensor, ...], where: Tensor | None) -> Any:
+    """A layer's weights as transformers gives them: those of predictions in the rows of their tokens."""
+    content = pair[0]
+    if where is None:
+        return content
+    batch, predictions = where.shape
+    rows = torch.zeros_like(content)
+    sentence = torch.arange(batch, device=where.device)[:, None].expand(batch, predictions)
+    rows[sentence, :, where] = pair[1].movedim(1, 2)
+    return content, rows

@@ -1,0 +1,46 @@
+"""SAGEConv and GraphConv as message passing: a map of what was heard, and one of the node's own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.nn import functional as F
+
+from mpnn.message_passing import MessagePassing
+from mpnn.messages import EdgeWeight, Mapped
+from mpnn.models.pyg.weights import aggregate_of, check_options, linear, widths, with_weights
+from mpnn.update import Activate, SelfConnection
+
+UNIT = partial(F.normalize, dim=-1)
+
+
+def sage(conv: Any) -> MessagePassing:
+    check_options(conv)
+    (source_dim, dim), out_dim, reduce = widths(conv), conv.out_channels, aggregate_of(conv)
+
+    def build() -> MessagePassing:
+        then = UNIT if conv.normalize else None
+        own = SelfConnection(dim, out_dim, then, bias=False) if conv.root_weight else Activate(then) if then else None
+        value = nn.Sequential(nn.Linear(source_dim, source_dim), nn.ReLU()) if conv.project else None
+        out = nn.Linear(source_dim, out_dim, conv.lin_l.bias is not None)
+        return MessagePassing(None, reduce, own, Mapped(value, out))
+
+    weights = linear("attention.out", conv.lin_l)
+    if conv.root_weight:
+        weights |= linear("update.linear", conv.lin_r)
+    if conv.project:
+        weights |= linear("attention.value.0", conv.lin)
+    return with_weights(build, weights)
+
+
+def graph(conv: Any) -> MessagePassing:
+    check_options(conv)
+    (source_dim, dim), out_dim, reduce = widths(conv), conv.out_channels, aggregate_of(conv)
+
+    def build() -> MessagePassing:
+        out = nn.Linear(source_dim, out_dim, conv.lin_rel.bias is not None)
+        return MessagePassing(None, reduce, SelfConnection(dim, out_dim, bias=False), EdgeWeight(out=out))
+
+    return with_weights(build, {**linear("attention.out", conv.lin_rel), **linear("update.linear", conv.lin_root)})

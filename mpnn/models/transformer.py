@@ -1,0 +1,347 @@
+"""The Transformer, encoder and decoder (Vaswani et al. 2017): a translation hears its source, and itself so far.
+
+encoder    complete()                     MessagePassing(complete(), "sum", PostNorm(dim, ffn), DotProduct(dim, heads))
+decoder    causal(), then across to the source:
+                                          MessagePassing(causal(), "sum", PostNorm(dim), DotProduct(dim, heads))
+                                          MessagePassing(complete(), "sum", PostNorm(dim, ffn), DotProduct(dim, heads))
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn.attention import DotProduct
+from mpnn.decoding import Cache
+from mpnn.dropout import Dropout
+from mpnn.graphs import causal, complete
+from mpnn.message_passing import MessagePassing
+from mpnn.models.beams import beam_search
+from mpnn.models.blocks import ACTIVATIONS, looked_up
+from mpnn.models.crossing import Crossing
+from mpnn.models.generation import generate, refuse_the_future
+from mpnn.models.packing import Packing
+from mpnn.models.positions import sinusoidal
+from mpnn.models.saving import Model
+from mpnn.models.translation import all_kept, next_word_loss
+from mpnn.topology import Topology
+from mpnn.update import FeedForward, PostNorm, PreNorm
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes of a Transformer; the defaults are those of the paper's base model (its table 3).
+
+    vocabulary: number of tokens, with one table for both languages unless target_vocabulary is given. pad: the token
+    whose embedding is not trained, or None; start, eos: what a translation begins and ends with. dim, hidden: widths of
+    the model and of its feed-forward networks. context: the longest sentence. learned_positions: a table of them, in
+    place of sinusoids. scale: token embeddings are multiplied by sqrt(dim) (section 3.4). embedding_norm: LayerNorm on
+    embeddings (BART). pre_norm: PreNorm in place of PostNorm. final_norm: LayerNorm behind the last layer of each half.
+    activation: a name in `blocks.ACTIVATIONS`. smoothing: of labels (section 5.4).
+    """
+
+    vocabulary: int = 37000
+    target_vocabulary: int | None = None
+    pad: int | None = 0
+    start: int = 1
+    eos: int = 2
+    dim: int = 512
+    heads: int = 8
+    hidden: int = 2048
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    context: int = 1024
+    learned_positions: bool = False
+    scale: bool = True
+    embedding_norm: bool = False
+    pre_norm: bool = False
+    final_norm: bool = False
+    activation: str = "relu"
+    eps: float = 1e-5
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    smoothing: float = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """What the encoder or the decoder makes of a batch of sentences.
+
+    packed: the last layer's output, as `packing` has it. states: the embeddings and each layer's output, and weights,
+    crossed: each layer's attention weights among the sentences themselves and to the source; all [B, N, dim] and
+    [B, H, N, N], zeros wherever there is no token, where they were asked for. heard: keys and values that cached
+    decoding makes of it.
+    """
+
+    packed: Tensor
+    packing: Packing
+    states: tuple[Tensor, ...] = ()
+    weights: tuple[Tensor, ...] = ()
+    crossed: tuple[Tensor, ...] = ()
+    heard: Cache = field(default_factory=lambda: Cache(sys.maxsize))
+
+    @property
+    def last(self) -> Tensor:
+        """[B, N, dim], zeros wherever there is no token."""
+        return self.packing.unpack(self.packed)
+
+    def select(self, index: Tensor) -> Half:
+        """These sentences, int64 [B'], in this order; one may be taken more than once. What is cached moves along."""
+        apart = self.packed.dim() == 2
+        packing = Packing.of(self.packing.keep[index], apart=apart)
+        if apart:
+            first = torch.tensor([0, *self.packing.lengths]).cumsum(0).tolist()
+            tokens = [torch.arange(first[b], first[b + 1]) for b in index.tolist()]
+            index = torch.cat(tokens).to(index.device)
+        self.heard.select(index)
+        return Half(self.packed[index], packing, heard=self.heard)
+
+
+class DecoderLayer(nn.Module):
+    """A round in which each word hears those before it, and one in which it hears the whole source."""
+
+    def __init__(self, config: TransformerConfig, graph: Topology) -> None:
+        super().__init__()
+        self.within = MessagePassing(graph, "sum", _update(config, None), _attention(config))
+        self.across = MessagePassing(complete(), "sum", _update(config, _ffn(config)), _attention(config))
+
+
+class Words(nn.Module):
+    """What a word knows before it hears anybody: `x_i = dropout(norm(s token_i + P(i)))` (sections 3.4 and 3.5)."""
+
+    def __init__(self, config: TransformerConfig, token: nn.Embedding) -> None:
+        super().__init__()
+        self.token, self.scale, self.context = token, config.dim**0.5 if config.scale else 1.0, config.context
+        self.position = nn.Embedding(config.context, config.dim) if config.learned_positions else None
+        self.norm = nn.LayerNorm(config.dim, config.eps) if config.embedding_norm else None
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, tokens: Tensor, packing: Packing, start: int = 0) -> Tensor:
+        """Packed [..., dim] of tokens [B, N], the first of which is at position `start`; tokens may also be vectors
+        [B, N, dim] that stand in the place of scaled token embeddings."""
+        stop = start + tokens.shape[1]
+        if stop > self.context:
+            raise ValueError(f"got {stop} tokens, but this model was made with context={self.context}")
+        x = packing.pack(tokens)
+        x = x if x.is_floating_point() else self.scale * looked_up(self.token, x, "token")
+        if self.position is None:
+            positions = sinusoidal(stop, x.shape[-1], dtype=x.dtype).to(x.device)
+        else:
+            positions = self.position.weight
+        x = x + packing.pack(positions[start:stop].expand(len(tokens), -1, -1))
+        return self.dropout(x if self.norm is None else self.norm(x))
+
+
+class Transformer(Model):
+    """An encoder over `graph` and a decoder over `target_graph`, whose words also hear the whole source.
+
+    Args:
+        graph: who hears whom in a source; default: complete(). target_graph: in a target; default: causal().
+
+    Raises:
+        ValueError: over `config.context` words, a word of the target hears a later one.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, graph: Topology | None = None, target_graph: Topology | None = None
+    ) -> None:
+        super().__init__()
+        graph, target_graph = graph or complete(), target_graph or causal()
+        refuse_the_future(target_graph, config.context)
+        self.config = config
+        token = _table(config.vocabulary, config)
+        other = token if config.target_vocabulary is None else _table(config.target_vocabulary, config)
+        self.source, self.target = Words(config, token), Words(config, other)
+        self.encoder = nn.ModuleList(
+            MessagePassing(graph, "sum", _update(config, _ffn(config)), _attention(config))
+            for _ in range(config.encoder_layers)
+        )
+        self.decoder = nn.ModuleList(DecoderLayer(config, target_graph) for _ in range(config.decoder_layers))
+        self.encoder_norm, self.decoder_norm = (
+            nn.LayerNorm(config.dim, config.eps) if config.final_norm else nn.Identity() for _ in range(2)
+        )
+
+    def forward(
+        self, source: Tensor, target: Tensor, source_keep: Tensor | None = None, target_keep: Tensor | None = None
+    ) -> Tensor:
+        """Logits of the word that follows each word of the target.
+
+        Args:
+            source: int64 [B, N]. target: int64 [B, M], from `config.start` on.
+            source_keep, target_keep: bool [B, N] and [B, M], which places hold words; default: all. The others are
+                neither computed nor heard.
+
+        Returns:
+            [B, M, vocabulary of the target]; zeros where there is no word.
+        """
+        return self.logits(self.decode(target, self.encode(source, source_keep), target_keep).last)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of a decoder's states [..., dim], by the token embeddings."""
+        return F.linear(states, self.target.token.weight)
+
+    def encode(
+        self,
+        source: Tensor,
+        keep: Tensor | None = None,
+        *,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Half:
+        """What the decoder hears of sources [B, N] (or vectors [B, N, dim]) and their places kept, bool [B, N]."""
+        packing = Packing.of(all_kept(source) if keep is None else keep)
+        x = self.source(source, packing)
+        states, weights = [x], []
+        for layer in self.encoder:
+            assert isinstance(layer, MessagePassing)
+            graph = packing.bind(layer.graph)
+            if return_weights:
+                x, heard = layer(x, graph, return_weights=True)
+                weights.append(packing.unpack_weights(heard, graph))
+            else:
+                x = layer(x, graph)
+            states.append(x)
+        kept = tuple(packing.unpack(x) for x in states) if return_states else ()
+        return Half(self.encoder_norm(x), packing, kept, tuple(weights))
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Half,
+        keep: Tensor | None = None,
+        *,
+        cache: Cache | None = None,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Half:
+        """The decoder's pass over targets [B, M] (or vectors [B, M, dim]) that hear what `encode` gave.
+
+        With a cache, the targets are those that come after the ones it has seen, all places are kept, and there are no
+        weights to return.
+        """
+        packing = Packing.of(all_kept(target) if keep is None else keep)
+        if cache is not None and (return_weights or not bool(packing.keep.all())):
+            raise ValueError("with a cache every place holds a word, and no weights are returned")
+        across = Crossing(packing, memory.packing)
+        x = self.target(target, packing, 0 if cache is None else cache.count)
+        states, weights, crossed = [x], [], []
+        for layer in self.decoder:
+            assert isinstance(layer, DecoderLayer)
+            graph = packing.bind(layer.within.graph) if cache is None else None
+            x = layer.within(x, graph, cache=cache, return_weights=return_weights)
+            if return_weights:
+                x, heard = x
+                weights.append(packing.unpack_weights(heard, packing.bind(layer.within.graph)))
+            x = across.hear(layer.across, x, memory.packed, return_weights, None if cache is None else memory.heard)
+            if return_weights:
+                x, of_source = x
+                crossed.append(of_source)
+            states.append(x)
+        outputs = tuple(packing.unpack(x) for x in states) if return_states else ()
+        return Half(self.decoder_norm(x), packing, outputs, tuple(weights), tuple(crossed))
+
+    def loss(
+        self, source: Tensor, target: Tensor, source_keep: Tensor | None = None, target_keep: Tensor | None = None
+    ) -> Tensor:
+        """Mean cross-entropy in nats, labels smoothed by `config.smoothing`, of each word of the target but the first,
+        which is `config.start`, given those before it; arguments as those of `forward`."""
+        keep = None if target_keep is None else target_keep[:, :-1]
+        logits = self(source, target[:, :-1], source_keep, keep)
+        return next_word_loss(logits, target, target_keep, self.config.smoothing)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        source: Tensor,
+        steps: int,
+        source_keep: Tensor | None = None,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Translations of sources [B, N] from `config.start` on to `config.eos`, of up to `steps` words more: int64
+        [B, 1 + steps] or fewer. Greedy by default, else drawn as `generation.generate` says. The source is encoded
+        once, and each word computed once."""
+        with self._translating(source, steps, source_keep) as (start, memory):
+
+            def forward(tokens: Tensor, cache: Cache) -> Tensor:
+                return self.logits(self.decode(tokens, memory, cache=cache).last)
+
+            return generate(
+                forward,
+                start,
+                steps,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                eos=self.config.eos,
+                generator=generator,
+            )
+
+    @torch.no_grad()
+    def search(
+        self,
+        source: Tensor,
+        steps: int,
+        source_keep: Tensor | None = None,
+        *,
+        beams: int = 4,
+        penalty: float = 0.6,
+    ) -> Tensor:
+        """Translations as `generate` gives them, but the likeliest that `beams.beam_search` finds; the defaults are the
+        paper's (section 6.1)."""
+        with self._translating(source, steps, source_keep) as (start, memory):
+            cache = Cache(steps + 1)
+
+            def step(tokens: Tensor) -> Tensor:
+                return self.logits(self.decode(tokens, memory, cache=cache).last[:, -1])
+
+            def select(index: Tensor) -> None:
+                nonlocal memory
+                cache.select(index)
+                memory = memory.select(index)
+
+            return beam_search(step, select, start, steps, beams=beams, eos=self.config.eos, penalty=penalty)
+
+    @contextmanager
+    def _translating(self, source: Tensor, steps: int, keep: Tensor | None) -> Iterator[tuple[Tensor, Half]]:
+        """The first words [B, 1] of translations, and what they hear, with the model in evaluation mode."""
+        if steps >= self.config.context:
+            raise ValueError(f"steps must be less than the context of {self.config.context}; got {steps}")
+        was_training = self.training
+        self.eval()
+        try:
+            yield torch.full((len(source), 1), self.config.start, device=source.device), self.encode(source, keep)
+        finally:
+            self.train(was_training)
+
+
+def _table(tokens: int, config: TransformerConfig) -> nn.Embedding:
+    """Token embeddings, short enough for logits to start out undecided."""
+    table = nn.Embedding(tokens, config.dim, padding_idx=config.pad)
+    nn.init.normal_(table.weight, std=config.dim**-0.5)
+    return table
+
+
+def _attention(config: TransformerConfig) -> DotProduct:
+    return DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
+
+
+def _ffn(config: TransformerConfig) -> FeedForward:
+    return FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation], config.activation_dropout)
+
+
+def _update(config: TransformerConfig, ffn: FeedForward | None) -> PreNorm | PostNorm:
+    """What a word makes of its message: the second half of a layer, or a part of it without `ffn`."""
+    norm = partial(nn.LayerNorm, eps=config.eps)
+    return (PreNorm if config.pre_norm else PostNorm)(config.dim, ffn, dropout=config.dropout, norm=norm)

@@ -1,0 +1,206 @@
+"""BigBird as message passing against Hugging Face's own: complete, and block-sparse in evaluation and in training."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from mpnn import graphs
+from mpnn.models import Bert, BertConfig, BigBird, MaskedLM, from_hf
+from mpnn.models.hf.big_bird import drawn_blocks
+
+transformers = pytest.importorskip("transformers")
+
+from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention  # noqa: E402
+
+SYSTEM = "BigBird"
+FULL, SPARSE = "Hugging Face BigBird, full", "Hugging Face BigBird, block-sparse"
+BATCH, WORDS = 2, 99
+EXACT = 1e-11  # float64: some hundred roundings of 2^-53 each, on numbers up to about 10
+
+
+def config(**changes):
+    settings = {
+        "vocab_size": WORDS,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 100,
+        "attention_type": "block_sparse",
+        "block_size": 4,
+        "num_random_blocks": 2,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.3,  # large enough for attention to choose
+    }
+    return transformers.BigBirdConfig(**(settings | changes))
+
+
+def sentences(length, padding=False):
+    lengths = torch.tensor([length, length - 17 if padding else length])
+    mask = torch.arange(length) < lengths[:, None]
+    return {"input_ids": torch.randint(3, WORDS, (BATCH, length)), "attention_mask": mask.long()}
+
+
+def largest(a, b):
+    return (a - b).abs().max().item()
+
+
+def compare(theirs, batch, measured, peer):
+    """Both in float32, for the record, and in float64."""
+    mask = batch["attention_mask"].bool()
+    for bound, model in ((5e-5, theirs), (EXACT, copy.deepcopy(theirs).double())):
+        ours = from_hf(model)
+        expected, found = model(**batch), ours(**batch)
+        assert type(found) is type(expected)
+        error = largest(expected.last_hidden_state[mask], found.last_hidden_state[mask])
+        assert error < bound
+        if model is theirs:
+            measured(SYSTEM, peer, error)
+        assert largest(expected.pooler_output, found.pooler_output) < bound
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ the same numbers
+
+
+@pytest.mark.parametrize("padding", [False, True], ids=["no padding", "padding"])
+def test_complete_equals_hugging_face(padding, measured):
+    theirs = transformers.BigBirdModel(config(attention_type="original_full")).eval()
+    compare(theirs, sentences(21, padding), measured, FULL)
+
+
+@pytest.mark.parametrize("length", [64, 53, 40, 37])
+@pytest.mark.parametrize("padding", [False, True], ids=["no padding", "padding"])
+def test_block_sparse_equals_hugging_face(length, padding, measured):
+    theirs = transformers.BigBirdModel(config()).eval()
+    compare(theirs, sentences(length, padding), measured, SPARSE)
+    assert theirs.attention_type == "block_sparse"
+
+
+def test_in_evaluation_the_first_block_counts_as_often_as_blocks_would_be_drawn():
+    ours = from_hf(transformers.BigBirdModel(config()).eval()).model
+    (first, _) = ours.graphs(ours.packing(torch.ones(1, 40, dtype=torch.bool)))
+    heard = torch.bincount(first.edge_index[0][first.edge_index[1] == 22], minlength=40)
+    assert heard.view(10, 4)[:, 0].tolist() == [3, 0, 0, 0, 1, 1, 1, 0, 0, 1]
+    assert heard.view(10, 4).eq(heard.view(10, 4)[:, :1]).all()
+
+
+@pytest.mark.parametrize("padding", [False, True], ids=["no padding", "padding"])
+def test_random_blocks_of_training_equal_hugging_face(padding, measured):
+    theirs = transformers.BigBirdModel(config()).train()
+    sparse = compare(theirs, sentences(59, padding), measured, f"{SPARSE}, training")
+    assert largest(sparse.last_hidden_state, from_hf(theirs.double()).eval()(**sentences(59)).last_hidden_state) > 0.01
+
+
+@pytest.mark.parametrize("context", [1024, 2048])
+def test_the_lengths_of_the_paper_draw_in_their_own_way(context, measured):
+    sizes = {"block_size": 64, "max_position_embeddings": context, "num_random_blocks": 3, "num_hidden_layers": 1}
+    theirs = transformers.BigBirdModel(config(**sizes, hidden_size=8, num_attention_heads=2)).train()
+    batch = {"input_ids": torch.randint(3, WORDS, (1, 1024)), "attention_mask": torch.ones(1, 1024)}
+    with torch.no_grad():
+        expected, found = theirs(**batch), from_hf(theirs)(**batch)
+    measured(SYSTEM, f"{SPARSE}, training", largest(expected.last_hidden_state, found.last_hidden_state))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "size", "random", "context"), [(64, 64, 3, 4096), (48, 64, 3, 4096), (8, 512, 1, 4096), (40, 16, 5, 640)]
+)
+def test_draws_equal_hugging_face(blocks, size, random, context):
+    attention = BigBirdBlockSparseAttention(config()).train()
+    length, heads, seed = blocks * size, 3, 5
+    np.random.seed(seed)
+    if length in (3072, 4096):
+        reach = {"last_idx": 1024}
+        draw = attention._bigbird_block_rand_mask
+        expected = [draw(context, context, size, size, random, **reach)[: blocks - 2] for _ in range(heads)]
+    else:
+        plan = attention._get_rand_attn_plan(length, size, random)
+        expected = attention._bigbird_block_rand_mask_with_head(length, length, size, size, heads, *plan)
+    assert np.array_equal(np.stack(expected), drawn_blocks(blocks, size, random, heads, context, seed))
+
+
+def test_short_batches_hear_everybody_and_the_next_long_one_is_sparse_again(measured):
+    theirs = transformers.BigBirdModel(config()).eval()
+    ours, short, long = from_hf(theirs), sentences(36, padding=True), sentences(64)
+    mask, sparse = short["attention_mask"].bool(), theirs(**long).last_hidden_state
+    found = ours(**short).last_hidden_state
+    measured(SYSTEM, FULL, largest(theirs(**short).last_hidden_state[mask], found[mask]))
+    assert largest(ours(**long).last_hidden_state, sparse) < 5e-5
+    assert theirs.attention_type == "original_full"  # transformers stays so once it has seen a short batch
+    assert largest(theirs(**long).last_hidden_state, sparse) > 0.01
+
+
+def test_gradients_equal_hugging_face():
+    theirs = transformers.BigBirdModel(config()).double().train()
+    ours, batch = from_hf(theirs), sentences(53, padding=True)
+    mask = batch["attention_mask"].bool()
+    for model in (theirs, ours):
+        (model(**batch).last_hidden_state.square() * mask[..., None]).sum().backward()
+    attention = theirs.encoder.layer[0].attention
+    for name, expected in (
+        ("embeddings.token.weight", theirs.embeddings.word_embeddings.weight),
+        ("layers.0.attention.to_query.weight", attention.self.query.weight),
+        ("layers.0.attention.to_key.weight", attention.self.key.weight),
+        ("layers.0.attention.to_value.weight", attention.self.value.weight),
+        ("layers.0.attention.to_out.weight", attention.output.dense.weight),
+    ):
+        found = ours.model.get_parameter(name)
+        assert largest(found.grad, expected.grad) < EXACT * (1 + expected.grad.abs().max().item()), name
+
+
+HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "PreTraining")
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_heads_stay_what_they_are(head, measured):
+    theirs = getattr(transformers, f"BigBirdFor{head}")(config()).eval()
+    batch, ours = sentences(45), from_hf(theirs)
+    expected, found = theirs(**batch), ours(**batch)
+    assert type(found) is type(expected)
+    for name in (name for name in expected if "logits" in name):
+        where = expected[name].abs() < 1e5  # question answering pushes the question away by 1e6
+        measured(SYSTEM, SPARSE, largest(expected[name][where], found[name][where]))
+
+
+def test_a_decoder_hears_what_came_before(measured):
+    theirs = transformers.BigBirdForCausalLM(config(attention_type="original_full", is_decoder=True)).eval()
+    batch = sentences(21)
+    expected, found = (model(**batch, use_cache=False).logits for model in (theirs, from_hf(theirs)))
+    measured(SYSTEM, FULL, largest(expected, found))
+
+
+def test_a_swapped_graph_takes_the_place_of_the_blocks():
+    theirs = transformers.BigBirdModel(config(attention_type="original_full")).double().eval()
+    sparse = transformers.BigBirdModel(config()).double().eval()
+    sparse.load_state_dict(theirs.state_dict())
+    batch = sentences(40)
+    found = from_hf(sparse, graph=graphs.complete())(**batch).last_hidden_state
+    assert largest(theirs(**batch).last_hidden_state, found) < EXACT
+
+
+@pytest.mark.parametrize(("field", "value"), [("use_bias", False), ("rescale_embeddings", True), ("is_decoder", True)])
+def test_refuses_a_configuration_and_names_the_field(field, value):
+    theirs = transformers.BigBirdModel(config())
+    setattr(theirs.config, field, value)
+    with pytest.raises(ValueError, match=f"config.{field} = {value}"):
+        from_hf(theirs)
+
+
+# ------------------------------------------------------------------------------------------------ the model itself
+
+
+def test_is_a_bert_over_graphs_of_its_own_and_is_kept(tmp_path):
+    sizes = BertConfig(vocabulary=WORDS, dim=16, layers=2, heads=2, hidden=32, context=30)
+    model = BigBird(sizes, block=2, random=1, globals=1).eval()
+    assert [layer.graph for layer in model.layers] == [graphs.bigbird(2, 3, 1, 1, seed) for seed in (0, 1)]
+    tokens, keep = torch.randint(3, WORDS, (2, 19)), torch.arange(19) < torch.tensor([[19], [8]])
+    found = model(tokens, keep).last
+    bert = Bert(sizes, [graphs.bigbird(2, 3, 1, 1, seed) for seed in (0, 1)]).eval()
+    bert.load_state_dict(model.state_dict())
+    assert torch.equal(found, bert(tokens, keep).last)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(BigBird.from_pretrained(tmp_path)(tokens, keep).last, found)
+    assert MaskedLM(model).loss(tokens, tokens, keep).isfinite()

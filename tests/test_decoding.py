@@ -1,0 +1,314 @@
+"""Cached decoding: node by node it is the full pass, and a node costs what it hears."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpnn.attention import Additive, DotProduct
+from mpnn.decoding import Cache
+from mpnn.graph import Graph
+from mpnn.graphs import bigbird, causal, complete, from_edges, identity, memory, permutation, random, strided, window
+from mpnn.message_passing import MessagePassing
+from mpnn.position import T5, ALiBi, Rotary, Shaw, Table
+from mpnn.relation import GridOffset
+from mpnn.update import FeedForward, PostNorm, PreNorm
+
+N, DIM, HEADS = 23, 16, 4
+EXACT = 1e-10
+
+TOPOLOGIES = (
+    causal(),
+    causal() & window(4),
+    strided(4),
+    causal() & (window(1) | random(3, seed=1)),
+    causal() & bigbird(block=4, window=1, random=1, globals=1),
+    causal() & window(2, dilation=3),
+    causal() - identity(),  # the first hears nobody
+)
+POSITIONS = {
+    "none": lambda: None,
+    "rotary": lambda: Rotary(DIM // HEADS),
+    "ALiBi": lambda: ALiBi(HEADS),
+    "T5": lambda: T5(HEADS, 8, 16, bidirectional=False),
+    "Shaw": lambda: Shaw(DIM // HEADS, 5),
+    "grid": lambda: Table(HEADS, GridOffset(6, 3, 3)),  # an image read pixel by pixel: it needs absolute places
+    "rotary and T5": lambda: (Rotary(DIM // HEADS), T5(HEADS, 8, 16)),
+}
+PIECES = {"one by one": [1] * N, "a prompt first": [9] + [1] * (N - 9), "in pieces": [4, 1, 8, 3, 1, 6]}
+
+
+def layer(graph, position=None, update=None, **options) -> MessagePassing:
+    update = PreNorm(DIM, FeedForward(DIM)) if update is None else update
+    made = MessagePassing(graph, "sum", update, DotProduct(DIM, HEADS, position=position, **options))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))  # tables that start at zero too
+    return made.double().eval()
+
+
+@torch.no_grad()
+def decoded(layers, x, pieces, **call):
+    cache = Cache(x.shape[-2])
+    done = []
+    for new in x.split(pieces, -2):
+        for one in layers:
+            new = one(new, cache=cache, **call)
+        done.append(new)
+    assert cache.count == x.shape[-2]
+    return torch.cat(done, -2)
+
+
+@torch.no_grad()
+def in_one_pass(layers, x, **call):
+    for one in layers:
+        x = one(x, **call)
+    return x
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+# ------------------------------------------------------------------------------------------------ the same numbers
+
+
+@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
+@pytest.mark.parametrize("graph", TOPOLOGIES, ids=str)
+def test_node_by_node_equals_the_full_pass(graph, position):
+    layers = [layer(graph, position()) for _ in range(2)]
+    x = torch.randn(2, N, DIM, dtype=torch.float64)
+    expected = in_one_pass(layers, x)
+    for pieces in PIECES.values():
+        assert largest(decoded(layers, x, pieces) - expected) < EXACT
+
+
+UPDATES = {"pre": PreNorm(DIM, FeedForward(DIM)), "post": PostNorm(DIM, FeedForward(DIM)), "sum": lambda x, m: x + m}
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_grouped_heads_and_any_update(kv_heads, update):
+    layers = [layer(causal() & window(5), Rotary(DIM // HEADS), update, kv_heads=kv_heads)]
+    x = torch.randn(N, DIM, dtype=torch.float64)  # without a batch
+    assert largest(decoded(layers, x, [7] + [1] * 16) - in_one_pass(layers, x)) < EXACT
+
+
+def test_layers_over_different_graphs_share_one_cache():
+    layers = [layer(causal() & window(2)), layer(causal()), layer(strided(3))]
+    x = torch.randn(2, N, DIM, dtype=torch.float64)
+    assert largest(decoded(layers, x, [5] + [1] * 18) - in_one_pass(layers, x)) < EXACT
+
+
+@pytest.mark.parametrize("graph", [complete(), window(3)], ids=str)
+def test_a_source_is_mapped_once_and_heard_at_every_step(graph):
+    """Cross-attention: a decoder's layer that hears its own nodes and then those of an encoder."""
+    own, other = layer(causal(), Rotary(DIM // HEADS)), layer(graph, (Rotary(DIM // HEADS), ALiBi(HEADS)))
+    x, source = (torch.randn(2, n, DIM, dtype=torch.float64) for n in (N, 11))
+    expected = in_one_pass([other], in_one_pass([own], x), source=source)
+    mapped = []
+    other.attention.to_key.register_forward_hook(lambda module, given, out: mapped.append(out.shape[1]))
+    cache, done = Cache(N), []
+    with torch.no_grad():
+        for new in x.split([4] + [1] * 19, 1):
+            done.append(other(own(new, cache=cache), source=source, cache=cache))
+    assert largest(torch.cat(done, 1) - expected) < EXACT
+    assert mapped == [11] + [0] * 19
+
+
+def test_the_rows_of_the_new_nodes_may_be_given_as_graphs():
+    """A tree that grows: each node hears its parent and itself, whatever nodes there will be."""
+    parent = [0, 0, 0, 1, 1, 2, 5, 3]
+    grows = layer(None, ALiBi(HEADS))
+    x = torch.randn(8, DIM, dtype=torch.float64)
+    edges = torch.tensor([[*parent, *range(1, 8)], [*range(8), *range(1, 8)]])
+    expected = in_one_pass([grows], x, graph=from_edges(edges, 8))
+    cache = Cache(8)
+    with torch.no_grad():
+        for i in range(8):
+            heard = sorted({parent[i], i})
+            rows = from_edges(torch.tensor([heard, [0] * len(heard)]), num_dst=1, num_src=i + 1)
+            rows = rows.placed(torch.tensor([i]), torch.arange(i + 1))
+            assert largest(grows(x[i : i + 1], rows, cache=cache) - expected[i]) < EXACT
+
+
+def test_explicit_edges_keep_their_attributes():
+    edges = torch.tensor([[0, 1, 0, 2, 1, 3, 0], [0, 1, 2, 2, 3, 3, 3]])
+    graph = from_edges(edges, 4, edge_attr=torch.randn(7, 3, dtype=torch.float64))
+    layers = [layer(graph, edge_dim=3)]
+    x = torch.randn(4, DIM, dtype=torch.float64)
+    assert largest(decoded(layers, x, [1] * 4) - in_one_pass(layers, x)) < EXACT
+
+
+def test_weights_are_those_of_the_full_pass():
+    banded, x = layer(causal() & window(3), ALiBi(HEADS)), torch.randn(2, N, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        _, expected = banded(x, return_weights=True)
+        cache = Cache(N)
+        found = [banded(new, cache=cache, return_weights=True)[1] for new in x.split([6] + [1] * 17, 1)]
+    assert largest(torch.cat(found, 1) - expected) < EXACT
+
+
+def test_members_of_a_batch_may_be_dropped_and_doubled():
+    layers, chosen = [layer(causal()), layer(causal())], torch.tensor([2, 0, 2])
+    x = torch.randn(3, N, DIM, dtype=torch.float64)
+    expected = in_one_pass(layers, x)[chosen]
+    cache = Cache(N)
+    with torch.no_grad():
+        for one, new in zip(layers, (x[:, :20], in_one_pass(layers[:1], x[:, :20])), strict=True):
+            one(new, cache=cache)
+        cache.select(chosen)
+        last = x[chosen][:, 20:]
+        for one in layers:
+            last = one(last, cache=cache)
+    assert largest(last - expected[:, 20:]) < EXACT
+
+
+# ------------------------------------------------------------------------------------------------ what a step costs
+
+
+class Written(TorchDispatchMode):
+    """Counts the numbers that operations give, views aside: what a step moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        inputs = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in inputs:
+                self.numbers += tensor.numel()
+        return out
+
+
+def written_by_a_step(graph, position, length) -> int:
+    """At the last node of so many, after room for all has been made."""
+    one = MessagePassing(graph, "sum", PreNorm(DIM, FeedForward(DIM)), DotProduct(DIM, HEADS, position=position))
+    cache = Cache(length)
+    with torch.no_grad():
+        one(torch.randn(1, length - 3, DIM), cache=cache)
+        one(torch.randn(1, 1, DIM), cache=cache)
+        one(torch.randn(1, 1, DIM), cache=cache)
+        with Written() as written:
+            one(torch.randn(1, 1, DIM), cache=cache)
+    return written.numbers
+
+
+@pytest.mark.parametrize("position", [p for k, p in POSITIONS.items() if k != "grid"])
+def test_a_step_over_a_window_moves_as_much_at_any_length(position):
+    graph = causal() & window(4)
+    near, far = (written_by_a_step(graph, position(), length) for length in (64, 1024))
+    assert near == far
+
+
+def test_a_step_gathers_only_what_it_hears():
+    """strided(32): 32 near nodes and every 32nd before, 63 of 1024."""
+    asked = []
+    one = layer(strided(32), ALiBi(HEADS))
+    merge = one.attention.terms
+    one.attention.terms = lambda query, key, value, *rest: asked.append(len(key[0])) or merge(query, key, value, *rest)
+    cache = Cache(1024)
+    with torch.no_grad():
+        one(torch.randn(1, 1023, DIM, dtype=torch.float64), cache=cache)
+        one(torch.randn(1, 1, DIM, dtype=torch.float64), cache=cache)
+    assert asked == [1023, int(strided(32).bind(1024).degree()[-1])] == [1023, 63]
+
+
+# ------------------------------------------------------------------------------------------------ rows and places
+
+
+def test_rows_are_those_of_the_graph_and_stand_where_they_stood():
+    graph = (causal() & window(2)).bind(6)
+    rows = graph.rows(3, 5)
+    assert rows.dense().tolist() == [[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]]
+    assert rows.where()[0].tolist() == [3, 4]
+    heard, alone = rows.heard()
+    assert heard.tolist() == [1, 2, 3, 4]
+    assert alone.dense().tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
+    assert [at.tolist() for at in alone.where()] == [[3, 4], [1, 2, 3, 4]]
+
+
+def test_rows_and_heard_of_explicit_edges():
+    graph = from_edges(torch.tensor([[5, 0, 2, 2], [1, 2, 1, 0]]), 6, edge_attr=torch.arange(4))
+    rows = graph.rows(1, 3)
+    assert rows.edge_index.tolist() == [[5, 0, 2], [0, 1, 0]]
+    assert rows.edge_attr.tolist() == [0, 1, 2]
+    heard, alone = rows.heard()
+    assert heard.tolist() == [0, 2, 5]
+    assert alone.edge_index.tolist() == [[2, 0, 1], [0, 1, 0]]
+    assert [at.tolist() for at in alone.where()] == [[1, 2], [0, 2, 5]]
+
+
+def test_runs_that_touch_once_their_gap_is_gone_are_one():
+    heard, alone = strided(3).bind(9).rows(8, 9).heard()
+    assert heard.tolist() == [2, 5, 6, 7, 8]
+    assert alone.runs.start.tolist() == [0]
+    assert alone.runs.stop.tolist() == [5]
+
+
+@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
+def test_nodes_may_stand_elsewhere_than_at_their_numbers(position):
+    """The same nodes in another order, each placed where it stood: the same numbers."""
+    order = torch.randperm(9)
+    one = layer(None, position())
+    x = torch.randn(2, 9, DIM, dtype=torch.float64)
+    shuffled = (causal() & window(3)).bind(9)
+    edges = order.argsort()[shuffled.edge_index]
+    expected = one(x, shuffled)
+    found = one(x[:, order], from_edges(edges, 9).placed(order, order))
+    assert largest(found - expected[:, order]) < EXACT
+
+
+def test_places_follow_the_graph():
+    graph = causal().bind(3).placed(torch.tensor([7, 8, 9]), torch.tensor([4, 5, 6]))
+    assert [at.tolist() for at in graph.reverse().where()] == [[4, 5, 6], [7, 8, 9]]
+    assert (graph & window(1)).where()[0].tolist() == [7, 8, 9]
+    with pytest.raises(ValueError, match=r"dst must hold 3 integers; got torch.int64 of shape \[2\]"):
+        graph.placed(torch.tensor([0, 1]), torch.arange(3))
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (complete(), "nobody hears what comes later"),
+        (permutation([2, 0, 1, 3]), "node 2 is heard when there are 1"),
+        (memory(2), "num_src must be 6; got 4"),
+    ],
+    ids=str,
+)
+def test_graphs_that_cannot_be_decoded(graph, message):
+    with pytest.raises(ValueError, match=message), torch.no_grad():
+        layer(graph)(torch.randn(1, DIM, dtype=torch.float64), cache=Cache(4))
+
+
+def test_what_cannot_be_kept_is_refused():
+    x, cache = torch.randn(1, 3, DIM), Cache(4)
+    with pytest.raises(ValueError, match="only DotProduct attention keeps keys and values; got Additive"):
+        MessagePassing(causal(), attention=Additive(DIM, 4, 4))(x, cache=cache)
+    dot = MessagePassing(causal(), attention=DotProduct(DIM, HEADS))
+    with pytest.raises(ValueError, match=r"keeps no gradients; decode under torch.no_grad\(\)"):
+        dot(x, cache=Cache(4))
+    with torch.no_grad():
+        dot(x, cache=cache)
+        with pytest.raises(ValueError, match="made for 4 nodes; with the new ones there would be 6"):
+            dot(x, cache=cache)
+        with pytest.raises(ValueError, match="holds batches of \\[1\\]; got one of \\[2\\]"):
+            dot(torch.randn(2, 1, DIM), cache=cache)
+        with pytest.raises(ValueError, match="its own nodes or a source"):
+            dot(torch.randn(1, 1, DIM), source=x, cache=cache)
+        with pytest.raises(ValueError, match="no edge_attr of the call"):
+            dot(torch.randn(1, 1, DIM), edge_attr=torch.randn(1), cache=cache)
+    with pytest.raises(ValueError, match="length must be at least 1"):
+        Cache(0)
+
+
+def test_a_graph_of_another_size_is_refused():
+    banded = MessagePassing(None, attention=DotProduct(DIM, HEADS))
+    with pytest.raises(ValueError, match="nodes 0 to 1 of 8 need a graph of all"), torch.no_grad():
+        banded(torch.randn(1, 2, DIM), Graph.from_edges(torch.zeros(2, 1, dtype=torch.int64), 5, 5), cache=Cache(8))

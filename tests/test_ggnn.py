@@ -1,0 +1,107 @@
+"""GGNN: its rounds are PyTorch Geometric's where edges have one class, and the paper's equations where they have more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn import graphs
+from mpnn.models import GGNN
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+SYSTEM = "GNN (sum, max), GraphSAGE, GCN, GIN, PNA, gated (GGNN), R-GCN, MPNN with edge activations"
+N, IN, DIM, CLASSES, RELATIONS = 11, 4, 6, 3, 3
+
+
+def edges() -> Tensor:
+    """Repeated ones and loops too; nodes 0 and 1 hear nobody."""
+    found = torch.randint(0, N, (2, 30))
+    found[1] = found[1].clamp(min=2)
+    return found
+
+
+def readout(model: GGNN, h: Tensor, x: Tensor) -> Tensor:
+    """Equation 7, before the sum."""
+    both = torch.cat([h, x], 1)
+    gate, vote = model.readout.gate, model.readout.vote
+    return F.linear(both, gate.weight, gate.bias).sigmoid() * F.linear(both, vote.weight, vote.bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounds_are_those_of_pyg(dtype: torch.dtype, measured: Callable[..., None]) -> None:
+    model = GGNN(IN, CLASSES, DIM, rounds=4).to(dtype)
+    conv = pyg.GatedGraphConv(DIM, num_layers=4).to(dtype)
+    torch.nn.init.normal_(model.layer.attention.weight)
+    with torch.no_grad():
+        conv.weight.copy_(model.layer.attention.weight.expand(4, -1, -1))
+    conv.rnn.load_state_dict(model.layer.update.cell.state_dict())
+    x, edge_index = torch.randn(N, IN, dtype=dtype), edges()
+    expected = readout(model, conv(x, edge_index), x)
+    error = (model(x, graphs.from_edges(edge_index, N)) - expected).abs().max().item()
+    measured(SYSTEM, "PyTorch Geometric GatedGraphConv", error, 5e-5 if dtype == torch.float32 else 1e-12)
+
+
+def formula(model: GGNN, x: Tensor, edge_index: Tensor, kind: Tensor) -> Tensor:
+    """Equations 1 to 6, with the gates of a GRU written out as torch arranges them."""
+    cell, maps, bias = model.layer.update.cell, model.layer.attention.weight, model.layer.attention.bias
+    h = torch.cat([x, x.new_zeros(N, DIM - IN)], 1)
+    for _ in range(model.rounds):
+        a = bias.repeat(N, 1)
+        for j, i, r in zip(*edge_index.tolist(), kind.tolist(), strict=True):
+            a[i] = a[i] + h[j] @ maps[r]
+        of_a, of_h = (
+            F.linear(v, w, b).chunk(3, 1)
+            for v, w, b in ((a, cell.weight_ih, cell.bias_ih), (h, cell.weight_hh, cell.bias_hh))
+        )
+        reset, keep = (of_a[0] + of_h[0]).sigmoid(), (of_a[1] + of_h[1]).sigmoid()
+        h = (1 - keep) * (of_a[2] + reset * of_h[2]).tanh() + keep * h
+    return readout(model, h, x)
+
+
+def test_edges_of_several_classes_follow_the_formula(measured: Callable[..., None]) -> None:
+    model = GGNN(IN, CLASSES, DIM, rounds=3, relations=RELATIONS).double()
+    torch.nn.init.normal_(model.layer.attention.bias)
+    x, edge_index = torch.randn(N, IN, dtype=torch.float64, requires_grad=True), edges()
+    kind = torch.randint(0, RELATIONS, (30,))
+    graph = graphs.from_edges(edge_index, N, edge_type=kind)
+    found, expected = model(x, graph), formula(model, x, edge_index, kind)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected)))
+    rough = model.float()(x.detach().float(), graph)
+    measured(SYSTEM, "formula", (rough - expected).abs().max().item())
+
+
+def test_whole_graphs_are_sums_over_their_nodes() -> None:
+    model = GGNN(IN, CLASSES, DIM).double()
+    x, graph = torch.randn(N, IN, dtype=torch.float64), graphs.from_edges(edges(), N)
+    pool = graphs.from_edges(torch.stack([torch.arange(N), (torch.arange(N) > 3).long()]), num_src=N, num_dst=2)
+    nodes = model(x, graph)
+    torch.testing.assert_close(model(x, graph, pool), torch.stack([nodes[:4].sum(0), nodes[4:].sum(0)]))
+
+
+def test_one_graph_serves_a_batch_of_features() -> None:
+    model, graph = GGNN(IN, CLASSES, DIM).double(), graphs.from_edges(edges(), N)
+    x = torch.randn(2, 3, N, IN, dtype=torch.float64)
+    alone = torch.stack([model(one, graph) for one in x.flatten(0, 1)])
+    torch.testing.assert_close(model(x, graph).flatten(0, 1), alone)
+
+
+def test_it_can_be_kept_and_take_another_graph(tmp_path: Path) -> None:
+    model = GGNN(IN, CLASSES, DIM, graph=graphs.window(1))
+    model.save_pretrained(tmp_path)
+    x = torch.randn(N, IN)
+    assert torch.equal(GGNN.from_pretrained(tmp_path)(x), model(x))
+    torch.testing.assert_close(GGNN.from_pretrained(tmp_path, graph=graphs.causal())(x), model(x, graphs.causal()))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="cells of width 2 cannot begin with 4 features"):
+        GGNN(4, CLASSES, dim=2)
+    with pytest.raises(ValueError, match="Typed needs a graph whose edges have classes"):
+        GGNN(IN, CLASSES, relations=2)(torch.randn(N, IN), graphs.window(1))

@@ -1,0 +1,151 @@
+"""GraphGPS: on the same weights a layer says what PyTorch Geometric's GPSConv says."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mpnn import Graph, MessagePassing, graphs
+from mpnn.attention import Additive
+from mpnn.models.gps import GPS, GPSLayer
+from mpnn.update import MLP, Add
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+SYSTEM = "GraphGPS"
+DIM, HEADS, SIZES = 12, 3, [7, 1, 5]
+N = sum(SIZES)
+
+
+@pytest.fixture
+def edge_index() -> Tensor:
+    """Three graphs of different sizes, the second without edges; some nodes hear nobody."""
+    first, third = torch.randint(0, 7, (2, 15)), torch.randint(8, N, (2, 9))
+    return torch.cat([first, third], 1).unique(dim=1)
+
+
+def scrambled(module: nn.Module) -> nn.Module:
+    """With weights large enough to choose by, and running statistics that matter."""
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm1d):
+            part.running_mean.normal_(), part.running_var.uniform_(0.5, 2)
+    return module
+
+
+def gin_of(conv: nn.Module) -> MessagePassing:
+    return MessagePassing(None, "sum", Add(conv.nn))
+
+
+def gat_of(conv: nn.Module) -> MessagePassing:
+    attention = Additive(DIM, DIM // HEADS, HEADS)
+    ours = (attention.to_value.weight, attention.by_src, attention.by_dst, attention.bias)
+    for to, values in zip(ours, (conv.lin.weight, conv.att_src, conv.att_dst, conv.bias), strict=True):
+        to.data.copy_(values.reshape(to.shape))
+    return MessagePassing(None, "sum", None, attention)
+
+
+def ours_of(theirs: nn.Module, local: MessagePassing | None) -> GPSLayer:
+    """Our layer with their weights."""
+    activation, norm = type(theirs.mlp[1]), nn.Identity if theirs.norm3 is None else nn.BatchNorm1d
+    layer = GPSLayer(local, DIM, HEADS, activation=activation, norm=norm)
+    attention = layer.everybody.attention
+    maps = (attention.to_query, attention.to_key, attention.to_value)
+    for to, weight, bias in zip(
+        maps, theirs.attn.in_proj_weight.chunk(3), theirs.attn.in_proj_bias.chunk(3), strict=True
+    ):
+        to.load_state_dict({"weight": weight, "bias": bias})
+    attention.to_out.load_state_dict(theirs.attn.out_proj.state_dict())
+    layer.mlp[0][0].load_state_dict(theirs.mlp[0].state_dict())
+    layer.mlp[0][3].load_state_dict(theirs.mlp[3].state_dict())
+    if theirs.norm3 is not None:
+        layer.everybody.update.norm.load_state_dict(theirs.norm2.module.state_dict())
+        layer.keep_both.norm.load_state_dict(theirs.norm3.module.state_dict())
+        if local is not None:
+            layer.keep_local.norm.load_state_dict(theirs.norm1.module.state_dict())
+    return layer
+
+
+def gin() -> nn.Module:
+    return pyg.GINConv(MLP(DIM, DIM))
+
+
+def gat() -> nn.Module:
+    return pyg.GATConv(DIM, DIM // HEADS, HEADS, add_self_loops=False)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("conv", "convert", "act", "norm"),
+    [
+        (gin, gin_of, "relu", "batch_norm"),
+        (gat, gat_of, "gelu", "batch_norm"),
+        (gin, gin_of, "relu", None),
+        (lambda: None, lambda conv: None, "relu", "batch_norm"),
+    ],
+    ids=["gin", "gat", "no norm", "no local round"],
+)
+def test_a_layer_equals_pyg(conv, convert, act, norm, training: bool, edge_index: Tensor, measured) -> None:
+    theirs = scrambled(pyg.GPSConv(DIM, conv(), HEADS, act=act, norm=norm))
+    layer = ours_of(theirs, convert(theirs.conv))
+    layer.train(training), theirs.train(training)
+    batch = torch.repeat_interleave(torch.arange(3), torch.tensor(SIZES))
+    x = torch.randn(N, DIM)
+    for dtype, check in (
+        (torch.float32, partial(measured, SYSTEM, "PyTorch Geometric GPSConv")),
+        (torch.float64, lambda error: torch.testing.assert_close(error, 0.0, rtol=0, atol=1e-12)),
+    ):
+        layer.to(dtype), theirs.to(dtype)
+        leaves = [x.to(dtype).requires_grad_() for _ in range(2)]
+        graph = graphs.from_edges(edge_index, N)
+        outs = layer(leaves[0], graph, graphs.documents(SIZES)), theirs(leaves[1], edge_index, batch)
+        check((outs[0] - outs[1]).abs().max().item())
+        probe = torch.randn_like(outs[0])
+        grads = [torch.autograd.grad((out * probe).sum(), leaf)[0] for out, leaf in zip(outs, leaves, strict=True)]
+        bound = 1e-4 if dtype is torch.float32 else 1e-11
+        torch.testing.assert_close(grads[0], grads[1], rtol=bound, atol=bound)
+
+
+def test_everybody_is_heard_but_nobody_of_another_graph(edge_index: Tensor) -> None:
+    net = GPS(4, 2, DIM, HEADS, layers=1, walk=3).eval()
+    x = torch.randn(N, 4, requires_grad=True)
+    net(x, graphs.from_edges(edge_index, N), SIZES)[0].sum().backward()
+    heard = x.grad.abs().sum(1) > 0
+    assert heard.tolist() == [True] * 7 + [False] * 6
+
+
+def test_a_batch_is_each_graph_by_itself(edge_index: Tensor) -> None:
+    net = scrambled(GPS(4, 2, DIM, HEADS, layers=2, walk=3)).eval()
+    x = torch.randn(N, 4)
+    whole = net(x, graphs.from_edges(edge_index, N), SIZES)
+    first = 0
+    for k, size in enumerate(SIZES):
+        inside = edge_index[:, (edge_index[1] >= first) & (edge_index[1] < first + size)] - first
+        alone = net(x[first : first + size], graphs.from_edges(inside, size), [size])
+        torch.testing.assert_close(whole[k : k + 1], alone)
+        first += size
+
+
+def ring(n: int) -> Graph:
+    return graphs.from_edges(torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])).undirected()
+
+
+def test_learns_what_only_the_encoding_tells_and_is_saved(tmp_path) -> None:
+    """Rings of three and of four: every node hears two that look like itself, but walks return at different times."""
+    batch = graphs.batch([ring(3), ring(4), ring(3), ring(4)])
+    x, target, sizes = torch.ones(14, 1), torch.tensor([0, 1, 0, 1]), [3, 4, 3, 4]
+    net = GPS(1, 2, DIM, HEADS, layers=1, walk=4, dropout=0.0)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(40):
+        optimizer.zero_grad()
+        net.loss(x, batch, target, sizes).backward()
+        optimizer.step()
+    assert net.loss(x, batch, target, sizes).item() < 0.1
+    net.save_pretrained(tmp_path)
+    torch.testing.assert_close(GPS.from_pretrained(tmp_path)(x, batch, sizes), net.eval()(x, batch, sizes))
+    assert net(x, batch).shape == (14, 2), "without sizes, of nodes"

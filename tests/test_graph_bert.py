@@ -1,0 +1,136 @@
+"""Graph-BERT: subgraphs by intimacy, and the paper's formulas written out for one target at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn import Graph, graphs
+from mpnn.models.graph_bert import GraphBert, Subgraphs, intimate_subgraphs
+
+SYSTEM = "Graph-BERT, encodings"
+N, IN, DIM, HEADS, K = 12, 5, 8, 2, 4
+
+
+@pytest.fixture
+def graph() -> Graph:
+    """Two rings with a bridge, and a node apart."""
+    edges = [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0], [1, 2, 3, 4, 0, 6, 7, 8, 9, 10, 5, 5]]
+    return graphs.from_edges(edges, N).undirected()
+
+
+def scrambled(model: GraphBert) -> GraphBert:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model.eval()
+
+
+def intimacy(graph: Graph, alpha: float) -> Tensor:
+    a = graph.dense().double()
+    walk = a / a.sum(0).clamp(min=1)
+    return alpha * torch.linalg.inv(torch.eye(N, dtype=torch.float64) - (1 - alpha) * walk)
+
+
+def test_subgraphs_hold_the_target_and_the_most_intimate(graph: Graph) -> None:
+    found = intimate_subgraphs(graph, K)
+    s = intimacy(graph, 0.15)
+    for i in range(N):
+        target, *context = found.nodes[i].tolist()
+        assert target == i
+        assert i not in context
+        assert len(set(context)) == K
+        left = [j for j in range(N) if j not in (i, *context)]
+        scores = s[i, context]
+        assert (scores.diff() <= 1e-7).all(), "the most intimate first, as far as float32 tells"
+        assert scores[-1] >= s[i, left].max() - 1e-7
+    assert found.hops[:, 0].tolist() == [0] * N
+    assert found.hops[11, 1:].tolist() == [100] * K, "nothing leads to the node apart"
+    assert found.roles[1, 0] == found.roles[4, 0], "both next to the node with the bridge"
+
+
+def position(number: float) -> Tensor:
+    """Sines and cosines of one integer, [DIM]."""
+    pairs = [(number / 10000 ** (2 * pair / DIM)) for pair in range(DIM // 2)]
+    return torch.tensor([wave(angle) for angle in pairs for wave in (math.sin, math.cos)], dtype=torch.float64)
+
+
+def alone(net: GraphBert, x: Tensor, subgraphs: Subgraphs, target: int) -> Tensor:
+    """Logits of one target in float64."""
+    rows = []
+    for rank, (j, role, hops) in enumerate(
+        zip(subgraphs.nodes[target], subgraphs.roles[target], subgraphs.hops[target], strict=True)
+    ):
+        rows.append(net.embed(x[j]) + position(int(role)) + position(rank) + position(int(hops)))
+    h = torch.stack(rows)
+    for layer in net.layers:
+        attention, update = layer.attention, layer.update
+        query, key, value = (
+            to(h).view(K + 1, HEADS, -1).transpose(0, 1)
+            for to in (attention.to_query, attention.to_key, attention.to_value)
+        )
+        weights = (query @ key.transpose(1, 2) / (DIM // HEADS) ** 0.5).softmax(-1)
+        message = attention.to_out((weights @ value).transpose(0, 1).reshape(K + 1, DIM))
+        h = F.layer_norm(h + message, (DIM,), update.norm.weight, update.norm.bias)
+        first, last = update.ffn[0], update.ffn[3]
+        h = F.layer_norm(h + last(F.gelu(first(h))), (DIM,), update.ffn_norm.weight, update.ffn_norm.bias)
+        h = h + net.residual(x[subgraphs.nodes[target]])
+    return net.head(h.mean(0))
+
+
+def test_equals_the_formula(graph: Graph, measured) -> None:
+    net, x = scrambled(GraphBert(IN, 3, DIM, HEADS)), torch.randn(N, IN)
+    subgraphs = intimate_subgraphs(graph, K)
+    found = net(x, subgraphs)
+    found.square().sum().backward()
+    single = [p.grad.clone() for p in net.parameters()]
+
+    net.double().zero_grad()
+    expected = torch.stack([alone(net, x.double(), subgraphs, i) for i in range(N)])
+    expected.square().sum().backward()
+    measured(SYSTEM, "formula", (found - expected).abs().max().item())
+    largest = max(p.grad.abs().max().item() for p in net.parameters())
+    for p, grad in zip(net.parameters(), single, strict=True):
+        torch.testing.assert_close(grad.double(), p.grad, rtol=1e-3, atol=1e-6 * largest)
+    torch.testing.assert_close(net(x.double(), subgraphs), expected, rtol=0, atol=1e-12)
+
+
+def test_a_batch_of_targets_is_those_targets(graph: Graph) -> None:
+    net, x = scrambled(GraphBert(IN, 3, DIM, HEADS)), torch.randn(N, IN)
+    subgraphs, some = intimate_subgraphs(graph, K), torch.tensor([7, 2, 2])
+    torch.testing.assert_close(net(x, subgraphs.of(some)), net(x, subgraphs)[some])
+
+
+def test_a_target_hears_its_subgraph_and_nobody_else(graph: Graph) -> None:
+    net, subgraphs = scrambled(GraphBert(IN, 3, DIM, HEADS, layers=3)), intimate_subgraphs(graph, K)
+    x = torch.randn(N, IN, requires_grad=True)
+    net(x, subgraphs)[3].sum().backward()
+    assert set((x.grad.abs().sum(1) > 0).nonzero().flatten().tolist()) == set(subgraphs.nodes[3].tolist())
+
+
+def test_learns_and_is_saved(graph: Graph, tmp_path) -> None:
+    """Which ring a node is of, learned from some."""
+    net = GraphBert(IN, 2, DIM, HEADS, dropout=0.0, attention_dropout=0.0)
+    x, subgraphs = torch.randn(N, IN), intimate_subgraphs(graph, K)
+    side = torch.tensor([0] * 5 + [1] * 7)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        net.loss(x, subgraphs, side).backward()
+        optimizer.step()
+    assert net.loss(x, subgraphs, side).item() < 0.1
+    net.save_pretrained(tmp_path)
+    torch.testing.assert_close(GraphBert.from_pretrained(tmp_path)(x, subgraphs), net.eval()(x, subgraphs))
+    only_target = GraphBert.from_pretrained(tmp_path, graph=graphs.identity())
+    assert not torch.allclose(only_target(x, subgraphs), net(x, subgraphs))
+
+
+def test_refusals_name_what_does_not_fit(graph: Graph) -> None:
+    with pytest.raises(ValueError, match="less than the number of nodes, 12; got 12"):
+        intimate_subgraphs(graph, N)
+    with pytest.raises(ValueError, match="dim must be even, as sines and cosines come in pairs; got 9"):
+        GraphBert(IN, 2, 9, 3)

@@ -1,0 +1,140 @@
+"""Graph Transformer: its layers are those of PyTorch Geometric, and edges that weigh scores follow the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn import Graph, MessagePassing, graphs
+from mpnn.models.graph_transformer import EdgeScaled, GraphTransformer
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+SYSTEM = "Graph Transformer (1 hop, edge features)"
+N, IN, EDGE, HIDDEN, HEADS, CLASSES = 11, 5, 3, 4, 2, 3
+
+
+@pytest.fixture
+def graph() -> Graph:
+    """Thirty edges with attributes, repeated ones and loops too; nodes 0 and 1 hear nobody."""
+    edges = torch.randint(0, N, (2, 30))
+    edges[1] = edges[1].clamp(min=2)
+    return graphs.from_edges(edges, N, edge_attr=torch.randn(30, EDGE))
+
+
+def drawn(module: nn.Module) -> nn.Module:
+    """With weights as large as make attention choose."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.5)
+    return module.eval()
+
+
+def theirs(model: GraphTransformer) -> list[nn.Module]:
+    """The layers of PyTorch Geometric with the weights of ours."""
+    convs = []
+    for k, layer in enumerate(model.layers):
+        last, ours = k == len(model.layers) - 1, layer.attention
+        conv = pyg.TransformerConv(
+            ours.to_query.in_features,
+            CLASSES if last else HIDDEN,
+            HEADS,
+            concat=not last,
+            beta=True,
+            edge_dim=EDGE,
+        ).to(ours.to_query.weight.dtype)
+        for name, linear in (
+            *(("query", ours.to_query), ("key", ours.to_key), ("value", ours.to_value), ("edge", ours.to_edge)),
+            *(("skip", layer.update.own), ("beta", layer.update.gate)),
+        ):
+            getattr(conv, f"lin_{name}").load_state_dict(linear.state_dict())
+        convs.append(conv)
+    return convs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_layers_are_those_of_pyg(graph: Graph, measured: Callable[..., None], dtype: torch.dtype) -> None:
+    model = drawn(GraphTransformer(IN, CLASSES, HIDDEN, HEADS, edge_dim=EDGE)).to(dtype)
+    x, attr = torch.randn(N, IN, dtype=dtype), graph.edge_attr.to(dtype)
+    h = x
+    for layer, conv in zip(model.layers, theirs(model), strict=True):
+        h = conv(h, graph.edge_index, attr)
+        h = h if layer.update.f is None else layer.update.f(h)
+    error = (model(x, graph, attr) - h).abs().max().item()
+    measured(SYSTEM, "PyTorch Geometric TransformerConv", error, 5e-5 if dtype == torch.float32 else 1e-12)
+
+
+def formula(op: MessagePassing, x: Tensor, graph: Graph, attr: Tensor) -> Tensor:
+    """Equations 9 and 10, edge by edge."""
+    spec, (src, dst) = op.attention, graph.edge_index
+    query, key, value = (
+        F.linear(x, to.weight, to.bias).view(N, HEADS, -1) for to in (spec.to_query, spec.to_key, spec.to_value)
+    )
+    edge = F.linear(attr, spec.to_edge.weight).view(-1, HEADS, HIDDEN)
+    out = torch.zeros(N, HEADS, HIDDEN, dtype=x.dtype)
+    for i in range(N):
+        for h in range(HEADS):
+            heard = (dst == i).nonzero().squeeze(1).tolist()
+            if heard:
+                scores = torch.stack([(query[i, h] * key[src[e], h] * edge[e, h]).sum() / HIDDEN**0.5 for e in heard])
+                out[i, h] = sum(w * value[src[e], h] for w, e in zip(scores.softmax(0), heard, strict=True))
+    return out.flatten(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_edges_that_weigh_scores_follow_the_formula(
+    graph: Graph, measured: Callable[..., None], dtype: torch.dtype
+) -> None:
+    op = drawn(MessagePassing(None, "sum", None, EdgeScaled(IN, HIDDEN, HEADS, edge_dim=EDGE))).to(dtype)
+    x, attr = torch.randn(N, IN, dtype=dtype, requires_grad=True), graph.edge_attr.to(dtype).requires_grad_()
+    found, expected = op(x, graph, edge_attr=attr), formula(op.double(), x.double(), graph, attr.double())
+    error = (found - expected).abs().max().item()
+    measured(SYSTEM, "formula", error, 5e-5 if dtype == torch.float32 else 1e-12)
+    if dtype == torch.float64:
+        for a, b in zip(
+            torch.autograd.grad(found.square().sum(), [x, attr]),
+            torch.autograd.grad(expected.square().sum(), [x, attr]),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("edges", ["add", "weigh"])
+def test_one_graph_serves_a_batch_of_features(graph: Graph, edges: str) -> None:
+    model = drawn(GraphTransformer(IN, CLASSES, HIDDEN, HEADS, edge_dim=EDGE, edges=edges)).double()
+    x, attr = torch.randn(3, N, IN, dtype=torch.float64), graph.edge_attr.double()
+    torch.testing.assert_close(model(x, graph, attr), torch.stack([model(one, graph, attr) for one in x]))
+
+
+def test_any_topology_will_do_where_edges_bring_nothing() -> None:
+    model = drawn(GraphTransformer(IN, CLASSES, graph=graphs.window(2)))
+    x = torch.randn(N, IN)
+    torch.testing.assert_close(model(x), model(x, graphs.from_edges(graphs.window(2).bind(N).edge_index, N)))
+
+
+def test_loss_is_cross_entropy_of_the_chosen_nodes(graph: Graph) -> None:
+    model = drawn(GraphTransformer(IN, CLASSES, edge_dim=EDGE))
+    x, target, mask = torch.randn(N, IN), torch.randint(0, CLASSES, (N,)), torch.arange(N) < 4
+    torch.testing.assert_close(model.loss(x, target, mask, graph), F.cross_entropy(model(x, graph)[:4], target[:4]))
+    torch.testing.assert_close(model.loss(x, target, graph=graph), F.cross_entropy(model(x, graph), target))
+
+
+def test_it_can_be_kept(tmp_path: Path, graph: Graph) -> None:
+    model = drawn(GraphTransformer(IN, CLASSES, edge_dim=EDGE, edges="weigh"))
+    model.save_pretrained(tmp_path)
+    x = torch.randn(N, IN)
+    assert torch.equal(GraphTransformer.from_pretrained(tmp_path)(x, graph), model(x, graph))
+
+
+def test_what_does_not_fit_is_refused(graph: Graph) -> None:
+    with pytest.raises(ValueError, match="edges must be 'add' or 'weigh'; got 'multiply'"):
+        GraphTransformer(IN, CLASSES, edges="multiply")
+    with pytest.raises(ValueError, match="edges that weigh scores need edge_dim"):
+        GraphTransformer(IN, CLASSES, edges="weigh")(torch.randn(N, IN), graph)
+    with pytest.raises(ValueError, match="made with edge_dim"):
+        GraphTransformer(IN, CLASSES, edge_dim=EDGE)(torch.randn(N, IN), graphs.window(1))

@@ -1,0 +1,142 @@
+"""Graphormer: the paper's equations, written out pair by pair for each molecule alone."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn import Graph, graphs
+from mpnn.models.graphormer import Graphormer
+
+SYSTEM = "Graphormer"
+IN, EDGE, DIM, HEADS, STEPS, FAR = 5, 3, 12, 3, 2, 3
+
+
+def molecule(bonds: list[tuple[int, int]], atoms: int) -> Graph:
+    """Bonds go both ways with the same features."""
+    one_way = torch.tensor(bonds, dtype=torch.int64).reshape(-1, 2).T
+    features = torch.randn(len(bonds), EDGE)
+    return graphs.from_edges(torch.cat([one_way, one_way.flip(0)], 1), atoms, edge_attr=torch.cat([features, features]))
+
+
+@pytest.fixture
+def molecules() -> list[Graph]:
+    """A tree with paths longer than STEPS and FAR, two pieces that do not hang together, and a lonely atom."""
+    return [molecule([(0, 1), (1, 2), (2, 3), (3, 4), (1, 5)], 6), molecule([(0, 1), (2, 3)], 4), molecule([], 1)]
+
+
+@pytest.fixture
+def model() -> Graphormer:
+    net = Graphormer(
+        IN, 2, EDGE, DIM, HEADS, layers=2, most_degree=2, max_distance=FAR, steps=STEPS, dropout=0.3
+    ).eval()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return net
+
+
+def path(graph: Graph, i: int, j: int) -> list[int] | None:
+    """The edges from i on, one after the other, until j; breadth first. Trees have one path only."""
+    found: dict[int, list[int]] = {i: []}
+    queue = deque([i])
+    while queue:
+        at = queue.popleft()
+        for e, (src, dst) in enumerate(graph.edge_index.T.tolist()):
+            if dst == at and src not in found:
+                found[src] = [*found[at], e]
+                queue.append(src)
+    return found.get(j)
+
+
+def alone(net: Graphormer, x: Tensor, graph: Graph) -> Tensor:
+    """Equations 5 to 9 for one molecule in its features' dtype, [outputs]."""
+    n = graph.num_dst
+    spatial, along = net.layers[0].attention.positions
+    w = along.to_bias.weight.view(HEADS, STEPS, EDGE)
+    bias = torch.zeros(HEADS, n + 1, n + 1, dtype=x.dtype)
+    for i in range(n + 1):
+        for j in range(n + 1):
+            if 0 in (i, j):
+                bias[:, i, j] = spatial.table[FAR + 2]
+                continue
+            edges = path(graph, i - 1, j - 1)
+            bias[:, i, j] = spatial.table[FAR + 1 if edges is None else min(len(edges), FAR)]
+            near = (edges or [])[:STEPS]
+            for step, e in enumerate(near):
+                bias[:, i, j] = bias[:, i, j] + w[:, step] @ graph.edge_attr[e].to(x.dtype) / len(near)
+    heard = [min(sum(d == i for d in graph.edge_index[1].tolist()), 2) for i in range(n)]
+    nodes = net.embed(x) + net.of_indegree.weight[heard] + net.of_outdegree.weight[heard]
+    h = torch.cat([net.virtual, nodes])
+    for layer in net.layers:
+        attention, update = layer.attention, layer.update
+        inner = F.layer_norm(h, (DIM,), update.norm.weight, update.norm.bias)
+        query, key, value = (
+            F.linear(inner, to.weight, to.bias).view(n + 1, HEADS, -1).transpose(0, 1)
+            for to in (attention.to_query, attention.to_key, attention.to_value)
+        )
+        weights = (query @ key.transpose(1, 2) / (DIM // HEADS) ** 0.5 + bias).softmax(-1)
+        heads = (weights @ value).transpose(0, 1).reshape(n + 1, DIM)
+        h = h + F.linear(heads, attention.to_out.weight, attention.to_out.bias)
+        inner = F.layer_norm(h, (DIM,), update.ffn_norm.weight, update.ffn_norm.bias)
+        first, last = update.ffn[0], update.ffn[3]
+        h = h + F.linear(F.gelu(F.linear(inner, first.weight, first.bias)), last.weight, last.bias)
+    return net.head(F.layer_norm(h[0], (DIM,), net.norm.weight, net.norm.bias))
+
+
+def test_equals_the_formula_on_a_batch(model: Graphormer, molecules: list[Graph], measured) -> None:
+    sizes = [m.num_dst for m in molecules]
+    x = torch.randn(sum(sizes), IN)
+    found = model(x, molecules)
+    found.square().sum().backward()
+    single = [p.grad.clone() for p in model.parameters()]
+
+    model.double().zero_grad()
+    expected = torch.stack([alone(model, part, m) for part, m in zip(x.double().split(sizes), molecules, strict=True)])
+    expected.square().sum().backward()
+    measured(SYSTEM, "formula", (found - expected).abs().max().item())
+    largest = max(p.grad.abs().max().item() for p in model.parameters())
+    for p, grad in zip(model.parameters(), single, strict=True):
+        torch.testing.assert_close(grad.double(), p.grad, rtol=1e-3, atol=1e-6 * largest)
+    for m in molecules:
+        m.edge_attr = m.edge_attr.double()
+    fresh = [graphs.from_edges(m.edge_index, m.num_dst, edge_attr=m.edge_attr) for m in molecules]
+    torch.testing.assert_close(model(x.double(), fresh), expected, rtol=0, atol=1e-12)
+
+
+def test_renumbering_atoms_changes_nothing(model: Graphormer, molecules: list[Graph]) -> None:
+    tree, x = molecules[0], torch.randn(6, IN)
+    new = torch.randperm(6)
+    same = graphs.from_edges(new[tree.edge_index], 6, edge_attr=tree.edge_attr)
+    torch.testing.assert_close(model(x[new.argsort()], [same]), model(x, [tree]))
+
+
+def test_molecules_without_edge_features(molecules: list[Graph]) -> None:
+    net = Graphormer(IN, 1, dim=DIM, heads=HEADS, layers=1)
+    assert net(torch.randn(11, IN), molecules).shape == (3, 1)
+
+
+def test_loss_falls_and_the_model_is_saved(molecules: list[Graph], tmp_path) -> None:
+    net = Graphormer(IN, 1, EDGE, DIM, HEADS, layers=1, dropout=0.0)
+    x, target = torch.randn(11, IN), torch.tensor([[1.0], [-1.0], [3.0]])
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    first = net.loss(x, molecules, target).item()
+    for _ in range(30):
+        optimizer.zero_grad()
+        net.loss(x, molecules, target).backward()
+        optimizer.step()
+    assert net.loss(x, molecules, target).item() < 0.5 * first
+    net.save_pretrained(tmp_path)
+    torch.testing.assert_close(Graphormer.from_pretrained(tmp_path)(x, molecules), net.eval()(x, molecules))
+
+
+def test_refusals_name_what_does_not_fit(model: Graphormer, molecules: list[Graph]) -> None:
+    with pytest.raises(ValueError, match="the 3 molecules have 11 nodes, but there are features of 10"):
+        model(torch.randn(10, IN), molecules)
+    bare = graphs.from_edges([[0, 1], [1, 0]])
+    with pytest.raises(ValueError, match=r"edge_attr must have shape \[2, 3\], as edge_dim says; got none"):
+        model(torch.randn(2, IN), [bare])

@@ -1,0 +1,123 @@
+"""Images as nodes: patches, positions on a grid, and a class token that everybody hears."""
+
+import pytest
+import torch
+
+from mpnn import graphs
+from mpnn.models.images import (
+    GridPositions,
+    as_image,
+    patchify,
+    sinusoidal_2d,
+    stretched,
+    unpatchify,
+    with_class_token,
+)
+from mpnn.models.positions import sinusoid
+
+# ------------------------------------------------------------------------------------------------ patches
+
+
+def test_patches_in_reading_order_and_pixels_within_them():
+    images = torch.arange(2 * 4 * 6).view(1, 2, 4, 6).float()
+    patches = patchify(images, [2, 3])
+    assert patches.shape == (1, 4, 2 * 3 * 2)
+    second = images[0, :, 0:2, 3:6]  # rows 0 and 1, columns 3 to 5
+    assert torch.equal(patches[0, 1].view(2, 3, 2), second.permute(1, 2, 0))
+
+
+def test_pixels_are_patches_of_one():
+    images = torch.randn(2, 3, 4, 5)
+    assert torch.equal(patchify(images), images.flatten(2).mT)
+    assert torch.equal(as_image(patchify(images), 4, 5), images)
+
+
+def test_patches_make_the_image_again_without_what_is_beyond_the_last():
+    images = torch.randn(2, 3, 7, 9)
+    assert torch.equal(unpatchify(patchify(images, [2, 4]), [2, 4], 3, 2), images[:, :, :6, :8])
+
+
+# ------------------------------------------------------------------------------------------------ positions
+
+
+def test_waves_across_and_then_down():
+    waves = sinusoidal_2d(3, 5, 8)
+    place = 2 * 5 + 4
+    expected = torch.cat([sinusoid(torch.tensor(at), 4, halves=True) for at in (4, 2)])
+    assert torch.equal(waves[place], expected)
+
+
+def test_waves_equal_those_of_hugging_face():
+    modeling = pytest.importorskip("transformers.models.vit_mae.modeling_vit_mae")
+    theirs = modeling.build_2d_sinusoidal_position_embedding(4, 6, 16)  # down and then across
+    assert torch.allclose(sinusoidal_2d(4, 6, 16), theirs.roll(8, 1), atol=1e-6)
+
+
+def test_waves_turn_by_the_same_angle_for_the_same_step():
+    """One step down is one linear map, whatever the place it starts from."""
+    waves = sinusoidal_2d(6, 6, 16).double().view(36, 2, 2, 4)  # place, direction, sine or cosine, frequency
+    down = waves[:, 1]
+    turn = 1.0 / 10000 ** (torch.arange(4).double() / 4)
+    stepped = torch.stack(
+        [down[:, 0] * turn.cos() + down[:, 1] * turn.sin(), down[:, 1] * turn.cos() - down[:, 0] * turn.sin()], 1
+    )
+    assert torch.allclose(stepped[:30], down[6:], atol=1e-6)
+
+
+def test_learned_positions_of_extra_nodes_come_first():
+    positions = GridPositions((2, 3), 4, extra=1)
+    assert positions((2, 3)).shape == (7, 4)
+    assert positions.weight.requires_grad
+
+
+def test_fixed_positions_are_not_trained():
+    positions = GridPositions((2, 3), 8, extra=1, sinusoidal=True)
+    assert not positions.weight.requires_grad
+    assert torch.equal(positions((2, 3)), torch.cat([torch.zeros(1, 8), sinusoidal_2d(2, 3, 8)]))
+
+
+def test_positions_are_stretched_on_request_only():
+    positions = GridPositions((2, 2), 4, extra=1)
+    with pytest.raises(ValueError, match="for 2 x 2 patches, and the image has 2 x 3"):
+        positions((2, 3))
+    assert positions((2, 3), stretch=True).shape == (7, 4)
+    assert torch.equal(positions((2, 3), stretch=True)[0], positions.weight[0])
+
+
+def test_stretching_keeps_a_slope():
+    """What grows evenly from left to right does so on the finer grid too, away from the edges."""
+    slope = torch.arange(8.0).repeat(4)[:, None]
+    fine = stretched(slope, (4, 8), (4, 16)).view(4, 16)
+    line = (torch.arange(16) + 0.5) / 2 - 0.5
+    assert torch.allclose(fine[:, 4:12], line[4:12].expand(4, 8), atol=0.05)  # bicubic bends a line by 3/64 at most
+
+
+def test_waves_need_a_width_of_four():
+    with pytest.raises(ValueError, match="a multiple of 4; got 6"):
+        sinusoidal_2d(2, 2, 6)
+
+
+# ------------------------------------------------------------------------------------------------ the class token
+
+
+def test_a_class_token_hears_and_is_heard_by_all():
+    graph = with_class_token(graphs.grid(2, 2)).bind(5)
+    assert graph.dense().int().tolist() == [
+        [1, 1, 1, 1, 1],
+        [1, 0, 1, 1, 0],
+        [1, 1, 0, 0, 1],
+        [1, 1, 0, 0, 1],
+        [1, 0, 1, 1, 0],
+    ]
+
+
+def test_over_a_complete_graph_it_is_one_node_more():
+    assert with_class_token(graphs.complete()).bind(7).runs.is_complete
+
+
+def test_over_longformer_rows_of_many_runs():
+    inner = graphs.longformer(4, globals=[0, 9]) | graphs.random(2, seed=1)
+    graph, patches = with_class_token(inner).bind(16), inner.bind(15)
+    assert torch.equal(graph.dense()[1:, 1:], patches.dense())
+    assert graph.dense()[0].all()
+    assert graph.dense()[:, 0].all()

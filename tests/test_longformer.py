@@ -1,0 +1,210 @@
+"""Longformer as message passing against Hugging Face's own, and with dilation against its formula."""
+
+import math
+
+import pytest
+import torch
+
+from mpnn import graphs
+from mpnn.models import Bert, BertConfig, Longformer, MaskedLM, from_hf
+
+transformers = pytest.importorskip("transformers")
+
+SYSTEM, PEER = "Longformer", "Hugging Face Longformer"
+BATCH, WORDS, PAD, SEP = 3, 99, 1, 2
+SOFTMAX = 2e-6  # theirs takes softmax in float32 whatever the model's type, so float64 agrees to some 2^-24 only
+
+LENGTH = 29
+LENGTHS = torch.tensor([29, 12, 20])
+RIGHT = torch.arange(LENGTH) < LENGTHS[:, None]
+MASKS = {
+    "no padding": torch.ones(BATCH, LENGTH, dtype=torch.bool),
+    "right padding": RIGHT,
+    "left padding": RIGHT.flip(1),
+    "holes": torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.7,
+}
+
+
+def config(**changes):
+    settings = {
+        "vocab_size": WORDS,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 80,
+        "attention_window": [4, 8],
+        "pad_token_id": PAD,
+        "sep_token_id": SEP,
+        "initializer_range": 0.3,  # large enough for attention to choose
+    }
+    return transformers.LongformerConfig(**(settings | changes))
+
+
+def sentences(mask, hubs=True):
+    shape = mask.shape
+    given = {"input_ids": torch.randint(3, WORDS, shape), "attention_mask": mask.long()}
+    if hubs:  # of every sentence its own, padding among them
+        given["global_attention_mask"] = (torch.rand(shape) < torch.tensor([[0.0], [0.2], [0.5]])).long()
+    return given
+
+
+def largest(a, b):
+    return (a - b).abs().max().item()
+
+
+# ------------------------------------------------------------------------------------------------ the same numbers
+
+
+@pytest.mark.parametrize("hubs", [True, False], ids=["global tokens", "none"])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_equals_hugging_face_on_every_token(mask, hubs, measured):
+    theirs = transformers.LongformerModel(config()).eval()
+    batch = sentences(mask, hubs) | {"output_hidden_states": True}
+    expected, found = theirs(**batch), from_hf(theirs)(**batch)
+    assert type(found) is type(expected)
+    measured(SYSTEM, PEER, largest(expected.last_hidden_state[mask], found.last_hidden_state[mask]))
+    theirs = theirs.double()
+    expected, found = theirs(**batch), from_hf(theirs)(**batch)
+    for a, b in zip(expected.hidden_states, found.hidden_states, strict=True):
+        assert largest(a[mask], b[mask]) < SOFTMAX
+    first = mask[:, 0]
+    assert largest(expected.pooler_output[first], found.pooler_output[first]) < SOFTMAX
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 9, 16, 31])
+def test_any_length_without_padding(length, measured):
+    theirs = transformers.LongformerModel(config()).eval()
+    ids = torch.randint(3, WORDS, (2, length))
+    first = (torch.arange(length) == 0).long().expand(2, -1)
+    expected, found = (m(ids, global_attention_mask=first).last_hidden_state for m in (theirs, from_hf(theirs)))
+    measured(SYSTEM, PEER, largest(expected, found))
+
+
+def test_positions_types_and_vectors_may_be_given():
+    theirs = transformers.LongformerModel(config(type_vocab_size=2)).double().eval()
+    ours, ids = from_hf(theirs), torch.tensor([[5, 7, PAD, 9, PAD]])
+    types, given = torch.randint(2, (1, 5)), torch.randint(2, 80, (1, 5))
+    for call in ({}, {"token_type_ids": types}, {"position_ids": given}):
+        assert largest(*(m(ids, **call).last_hidden_state for m in (theirs, ours))) < SOFTMAX
+    vectors = theirs.embeddings.word_embeddings(ids)
+    assert largest(*(m(inputs_embeds=vectors).last_hidden_state for m in (theirs, ours))) < SOFTMAX
+
+
+def test_gradients_equal_hugging_face():
+    theirs = transformers.LongformerModel(config()).eval()  # in float64 its own gradients at padding are NaN
+    ours, batch = from_hf(theirs), sentences(RIGHT)
+    for model in (theirs, ours):
+        (model(**batch).last_hidden_state.square() * RIGHT[..., None]).sum().backward()
+    attention = theirs.encoder.layer[0].attention
+    for name, expected in (
+        ("embeddings.token.weight", theirs.embeddings.word_embeddings.weight),
+        ("layers.0.near.attention.to_query.weight", attention.self.query.weight),
+        ("layers.0.near.attention.to_value.weight", attention.self.value.weight),
+        ("layers.0.wide.attention.to_key.weight", attention.self.key_global.weight),
+        ("layers.0.wide.attention.to_query.weight", attention.self.query_global.weight),
+        ("layers.0.near.attention.to_out.weight", attention.output.dense.weight),
+    ):
+        found = ours.model.get_parameter(name)
+        assert largest(found.grad, expected.grad) < 5e-5 * (1 + expected.grad.abs().max().item()), name
+
+
+@pytest.mark.parametrize("head", ["MaskedLM", "SequenceClassification", "QuestionAnswering", "TokenClassification"])
+def test_heads_stay_what_they_are(head, measured):
+    theirs = getattr(transformers, f"LongformerFor{head}")(config()).eval()
+    ids = torch.randint(3, WORDS, (2, 21))
+    ids[:, [4, 5, 20]] = SEP  # question answering makes the question global: all that comes before the separators
+    ours = from_hf(theirs)
+    expected, found = theirs(ids), ours(ids)
+    assert type(found) is type(expected)
+    for name in (name for name in expected if "logits" in name):
+        measured(SYSTEM, PEER, largest(expected[name], found[name]))
+
+
+def test_a_swapped_graph_takes_the_place_of_the_windows():
+    theirs = transformers.LongformerModel(config(attention_window=8)).double().eval()
+    wider = transformers.LongformerModel(config(attention_window=16)).double().eval()
+    wider.load_state_dict(theirs.state_dict())
+    batch = sentences(RIGHT)
+    expected = wider(**batch).last_hidden_state
+    found = from_hf(theirs, graph=graphs.window(8))(**batch).last_hidden_state
+    assert largest(expected[RIGHT], found[RIGHT]) < SOFTMAX
+
+
+# ------------------------------------------------------------------------------------------------ dilation
+
+
+def written_out(model, tokens, radius, dilation, hubs):
+    """Section 3.1 for one sentence and one layer, in loops over destinations and heads."""
+    x = model.embeddings(tokens, model.positions(tokens), torch.zeros_like(tokens))[0]
+    layer, n = model.layers[0], tokens.shape[1]
+    near, wide, dim = layer.near.attention, layer.wide.attention, x.shape[1] // layer.near.attention.heads
+    rows = []
+    for i in range(n):
+        maps = wide if hubs[i] else near
+        window = [j for j in range(n) if (i - j) % dilation == 0 and abs(i - j) <= radius * dilation]
+        hears = range(n) if hubs[i] else sorted({*window, *(j for j in range(n) if hubs[j])})
+        query, keys = maps.to_query(x[i]), maps.to_key(x[list(hears)])
+        values, row = maps.to_value(x[list(hears)]), []
+        for h in range(maps.heads):
+            part = slice(h * dim, (h + 1) * dim)
+            score = torch.stack([query[part] @ key[part] / math.sqrt(dim) for key in keys]).exp()
+            row.append((score[:, None] * values[:, part]).sum(0) / score.sum())
+        rows.append(near.to_out(torch.cat(row)))
+    z = layer.update.norm(x + torch.stack(rows))
+    return layer.update.ffn_norm(z + layer.update.ffn(z))
+
+
+@pytest.mark.parametrize(("radius", "dilation"), [(2, 1), (2, 3), (1, 4)])
+def test_dilated_windows_equal_the_formula(radius, dilation, measured):
+    sizes = BertConfig(vocabulary=WORDS, dim=16, layers=1, heads=2, hidden=32, context=30)
+    model = Longformer(sizes, graphs.window(radius, dilation=dilation)).double().eval()
+    tokens, hubs = torch.randint(3, WORDS, (1, 17)), torch.rand(1, 17) < 0.2
+    expected = written_out(model, tokens, radius, dilation, hubs[0].tolist())
+    assert largest(expected, model(tokens, hubs=hubs).last[0]) < 1e-12
+    single = model.float()(tokens, hubs=hubs).last[0]
+    measured(SYSTEM, "formula, dilated windows", largest(expected, single))
+
+
+# ------------------------------------------------------------------------------------------------ the model itself
+
+
+def test_stands_by_itself_and_is_kept(tmp_path):
+    sizes = BertConfig(vocabulary=WORDS, dim=16, layers=2, heads=2, hidden=32, context=30)
+    model = Longformer(sizes, [graphs.window(1), graphs.window(2)]).eval()
+    tokens, keep = torch.randint(3, WORDS, (2, 9)), torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
+    found = model(tokens, keep).last
+    first = torch.zeros(2, 9, dtype=torch.bool)
+    first[:, 0] = True
+    assert torch.equal(found, model(tokens, keep, hubs=first).last)  # by default the first token is global
+    assert not found[1, 4:].any()
+    assert largest(found[1, :4], model(tokens[1:, :4]).last[0]) < 1e-6
+    model.save_pretrained(tmp_path)
+    assert torch.equal(Longformer.from_pretrained(tmp_path)(tokens, keep).last, found)
+    assert MaskedLM(model).loss(tokens, tokens, keep).isfinite()
+
+
+def test_is_a_bert_where_everybody_is_a_hub_of_the_same_maps():
+    sizes = BertConfig(vocabulary=WORDS, dim=16, layers=1, heads=2, hidden=32, context=30)
+    model, bert = Longformer(sizes, graphs.window(1)).eval(), Bert(sizes).eval()
+    weights = {name.replace(".attention.", ".wide.attention."): w for name, w in bert.state_dict().items()}
+    weights |= {name.replace(".attention.", ".near.attention."): w for name, w in bert.state_dict().items()}
+    model.load_state_dict(weights)
+    tokens = torch.randint(3, WORDS, (2, 9))
+    assert largest(model(tokens, hubs=torch.ones(2, 9, dtype=torch.bool)).last, bert(tokens).last) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ({"output_attentions": True}, "does not take output_attentions"),
+        ({"global_attention_mask": torch.ones(2, 6)}, r"global_attention_mask must have shape .* = \[2, 7\]"),
+        ({"global_attention_mask": torch.full((2, 7), 2)}, "global_attention_mask must hold 0 and 1 only; got 2"),
+    ],
+)
+def test_refuses_arguments_that_do_not_fit(call, sentence):
+    ours = from_hf(transformers.LongformerModel(config()))
+    with pytest.raises(ValueError, match=sentence):
+        ours(torch.zeros(2, 7).long(), **call)
+    with pytest.raises(ValueError, match=r"hubs must be bool \[2, 7\]; got torch.int64"):
+        ours.model(torch.zeros(2, 7).long(), hubs=torch.zeros(2, 7).long())

@@ -1,0 +1,136 @@
+"""MAGNA: the diffusion of attention equals a sum over powers of its matrix, written out densely."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn import Graph, MessagePassing, graphs
+from mpnn.aggregate import Diffusion
+from mpnn.models.magna import MAGNA, MagnaAttention
+
+SYSTEM = "multi-hop attention (MAGNA)"
+N, IN, DIM, HEADS, CLASSES = 17, 5, 12, 3, 4
+
+
+@pytest.fixture
+def graph() -> Graph:
+    """Sixty edges of three classes, repeated ones too; some nodes hear nobody."""
+    edges = torch.randint(0, N, (2, 60))
+    edges[1] = edges[1].clamp(min=2)
+    return graphs.from_edges(edges, N, edge_type=torch.randint(0, 3, (60,)))
+
+
+def dense_attention(attention: MagnaAttention, h: Tensor, graph: Graph) -> Tensor:
+    """A of equations 1 to 3, [H, N, N], edge by edge and row by row."""
+    src, dst = graph.edge_index
+    weights = []
+    for head in range(HEADS):
+        of = slice(head * DIM // HEADS, (head + 1) * DIM // HEADS)
+        vectors = [attention.by_dst[head], attention.by_src[head]]
+        ends = [h[dst] @ attention.to_dst.weight[of].T, h[src] @ attention.to_src.weight[of].T]
+        if attention.relation is not None:
+            ends.append(attention.relation.weight[graph.edge_type][:, of])
+            vectors.append(attention.by_relation[head])
+        score = F.leaky_relu(torch.cat(ends, 1).tanh() @ torch.cat(vectors), 0.2)
+        a = torch.zeros(N, N, dtype=h.dtype)
+        for i in range(N):
+            share = score[dst == i].softmax(0)
+            for j, w in zip(src[dst == i], share, strict=True):
+                a[i, j] = a[i, j] + w
+        weights.append(a)
+    return torch.stack(weights)
+
+
+def dense_model(model: MAGNA, x: Tensor, graph: Graph, hops: int, alpha: float) -> Tensor:
+    """The model in plain algebra: after `hops` rounds of the iteration, sum over k of a power's weight times A^k V."""
+    h = F.linear(x, model.embed.weight, model.embed.bias)
+    for layer in model.layers:
+        attention, update = layer.attention, layer.update
+        inner = F.layer_norm(h, (DIM,), update.norm.weight, update.norm.bias)
+        a = dense_attention(attention, inner, graph)
+        share = [alpha * (1 - alpha) ** k for k in range(hops)] + [(1 - alpha) ** hops]
+        diffused = sum(share[k] * torch.matrix_power(a, k) for k in range(hops + 1))
+        value = (inner @ attention.to_value.weight.T).view(N, HEADS, -1).transpose(0, 1)
+        h = h + (diffused @ value).transpose(0, 1).reshape(N, DIM) @ attention.to_out.weight.T
+        first, last = update.ffn[0], update.ffn[3]
+        inner = F.layer_norm(h, (DIM,), update.ffn_norm.weight, update.ffn_norm.bias)
+        h = h + F.linear(F.linear(inner, first.weight, first.bias).relu(), last.weight, last.bias)
+    h = F.layer_norm(h, (DIM,), model.norm.weight, model.norm.bias)
+    return F.linear(h, model.head.weight, model.head.bias)
+
+
+def made(**options) -> MAGNA:
+    model = MAGNA(IN, CLASSES, DIM, HEADS, 2, **options).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
+@pytest.mark.parametrize("relations", [0, 3])
+@pytest.mark.parametrize(("hops", "alpha"), [(1, 0.5), (4, 0.1)])
+def test_equals_the_formula(graph: Graph, hops: int, alpha: float, relations: int, measured) -> None:
+    model, x = made(hops=hops, alpha=alpha, relations=relations), torch.randn(N, IN)
+    found = model(x, graph)
+    found.square().sum().backward()
+    single = [p.grad.clone() for p in model.parameters()]
+
+    model.double().zero_grad()
+    expected = dense_model(model, x.double(), graph, hops, alpha)
+    expected.square().sum().backward()
+    measured(SYSTEM, "formula", (found - expected).abs().max().item())
+    largest = max(p.grad.abs().max().item() for p in model.parameters())
+    for p, grad in zip(model.parameters(), single, strict=True):
+        torch.testing.assert_close(grad.double(), p.grad, rtol=1e-3, atol=1e-6 * largest)
+    torch.testing.assert_close(model(x.double(), graph), expected, rtol=0, atol=1e-12)
+
+
+def test_many_hops_are_personalised_pagerank_of_attention(graph: Graph) -> None:
+    """Equation 4's sum without end is alpha (I - (1 - alpha) A)^-1 V."""
+    attention = MagnaAttention(DIM, HEADS).double()
+    layer = MessagePassing(graph, Diffusion(400, 0.1), attention=attention)
+    h = torch.randn(N, DIM, dtype=torch.float64)
+    value = attention.to_value(h).view(N, HEADS, -1).transpose(0, 1)
+    spread = 0.1 * torch.linalg.inv(torch.eye(N) - 0.9 * dense_attention(attention, h, graph)) @ value
+    expected = attention.to_out(spread.transpose(0, 1).reshape(N, DIM))
+    torch.testing.assert_close(layer(h), expected)
+
+
+def test_one_layer_hears_as_many_hops_as_it_diffuses() -> None:
+    path = graphs.from_edges([[0, 1, 2, 3], [1, 2, 3, 4]])
+    x = torch.randn(5, IN, requires_grad=True)
+    for hops in (1, 3):
+        model = MAGNA(IN, CLASSES, DIM, HEADS, 1, hops=hops, graph=path).eval()
+        heard = torch.autograd.grad(model(x)[4].sum(), x)[0].abs().sum(1) > 0
+        assert heard.tolist() == [j >= 4 - hops for j in range(5)]
+
+
+def test_learns_and_is_saved(tmp_path) -> None:
+    labels = torch.arange(N) % CLASSES
+    x = F.one_hot(labels, CLASSES + 1).float()
+    model = MAGNA(IN, CLASSES, DIM, HEADS, 2, graph=graphs.window(2), dropout=0.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    mask = torch.arange(N) % 3 > 0
+    first = model.loss(x, labels, mask).item()
+    for _ in range(30):
+        optimizer.zero_grad()
+        model.loss(x, labels, mask).backward()
+        optimizer.step()
+    assert model.loss(x, labels).item() < 0.5 * first
+
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(MAGNA.from_pretrained(tmp_path)(x), model.eval()(x))
+    wider = MAGNA.from_pretrained(tmp_path, graph=graphs.complete())
+    assert not torch.allclose(wider(x), model(x))
+
+
+def test_refusals_name_what_does_not_fit(graph: Graph) -> None:
+    with pytest.raises(ValueError, match="5 heads do not divide a width of 12"):
+        MAGNA(IN, CLASSES, DIM, 5)
+    with pytest.raises(ValueError, match=r"made for 2 relations; the edges of .* have 3"):
+        MAGNA(IN, CLASSES, DIM, HEADS, relations=2)(torch.randn(N, IN), graph)
+    with pytest.raises(ValueError, match=r"made for 2 relations; the edges of .* have none"):
+        MAGNA(IN, CLASSES, DIM, HEADS, relations=2)(torch.randn(4, IN), graphs.complete())

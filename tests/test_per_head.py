@@ -1,0 +1,32 @@
+"""Heads that hear over graphs of their own."""
+
+import pytest
+import torch
+
+from mpnn import MessagePassing, graphs
+from mpnn.models.per_head import PerHead
+from mpnn.position import ALiBi
+
+
+def test_heads_hear_over_graphs_of_their_own():
+    op, x = PerHead(8, 2), torch.randn(3, 5, 8)
+    one, two = graphs.causal().bind(5), graphs.window(1).bind(5)
+    edges = torch.cat([one.edge_index, two.edge_index], 1)
+    heads = torch.tensor([0] * one.num_edges + [1] * two.num_edges)
+    layer = MessagePassing(graphs.from_edges(edges, 5, edge_type=heads), "sum", None, op)
+    found = layer(x)
+    alone = [MessagePassing(graph, "sum", None, op)(x) for graph in (one, two)]
+    with torch.no_grad():  # each head's part of the message, by the columns of W_O that it owns
+        inverse = torch.linalg.inv(op.to_out.weight)
+        parts = [(y - op.to_out.bias) @ inverse.T for y in (found, *alone)]
+    assert torch.allclose(parts[0][..., :4], parts[1][..., :4], atol=1e-5)
+    assert torch.allclose(parts[0][..., 4:], parts[2][..., 4:], atol=1e-5)
+    with pytest.raises(ValueError, match="the heads that hear along them: 3, not 2"):
+        layer(x, graphs.from_edges(edges, 5, edge_type=heads + 1))
+
+
+def test_heads_that_share_keys_or_know_positions_hear_over_one_graph():
+    edges = graphs.from_edges([[0, 1], [1, 0]], edge_type=torch.tensor([0, 1]))
+    for options in ({"kv_heads": 1}, {"position": ALiBi(2)}):
+        with pytest.raises(ValueError, match="graphs of their own"):
+            MessagePassing(edges, "sum", None, PerHead(8, 2, **options))(torch.randn(2, 8))

@@ -1,0 +1,147 @@
+"""Performers: the formula, and how their error against softmax falls with the number of features."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mpnn import graphs
+from mpnn.attention import Kernel
+from mpnn.models import BertConfig, Performer, PerformerConfig, PerformerEncoder, PerformerEncoderConfig
+from mpnn.models.bert import Bert
+from mpnn.models.gpt import GPT2, GPTConfig
+
+DIM, HEADS, VOCABULARY, CONTEXT, FEATURES = 16, 2, 11, 12, 9
+EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
+SIZES = {"vocabulary": VOCABULARY, "dim": DIM, "layers": 2, "heads": HEADS, "hidden": 32, "context": CONTEXT}
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+def rough(model, dtype):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model.to(dtype).eval()
+
+
+def heard(attention, h, mask):
+    """Equation 4 of Choromanski et al. with their positive features, for one text [N, dim]."""
+    heads = []
+    for k in range(HEADS):
+        mine = slice(k * DIM // HEADS, (k + 1) * DIM // HEADS)
+        query, key, value = (
+            h @ to.weight[mine].T + to.bias[mine] for to in (attention.to_query, attention.to_key, attention.to_value)
+        )
+
+        def phi(x):
+            x = x / (DIM // HEADS) ** 0.25
+            return (x @ attention.directions.T - (x * x).sum(-1, keepdim=True) / 2).exp() / FEATURES**0.5
+
+        weights = phi(query) @ phi(key).T * mask
+        heads.append(weights @ value / weights.sum(-1, keepdim=True))
+    return torch.cat(heads, -1) @ attention.to_out.weight.T + attention.to_out.bias
+
+
+def normed(x, norm):
+    return F.layer_norm(x, (DIM,), norm.weight, norm.bias, norm.eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_language_model_is_the_formula(dtype, measured):
+    model = rough(Performer(PerformerConfig(**SIZES, features=FEATURES)), dtype)
+    tokens = torch.randint(VOCABULARY, (CONTEXT,))
+    x = model.token.weight[tokens] + model.position.weight
+    for op in model.layers:
+        mask = torch.ones(CONTEXT, CONTEXT, dtype=dtype).tril()
+        z = x + heard(op.attention, normed(x, op.update.norm), mask)
+        x = z + op.update.ffn(normed(z, op.update.ffn_norm))
+    error = largest(model(tokens[None])[0] - normed(x, model.norm) @ model.token.weight.T)
+    if dtype == torch.float64:
+        assert error < EXACT
+    else:
+        measured("Linformer, Performer", "formula (Performer)", error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_encoder_is_the_formula(dtype, measured):
+    model = rough(PerformerEncoder(PerformerEncoderConfig(**SIZES, features=FEATURES)), dtype)
+    tokens, keep = torch.randint(VOCABULARY, (2, CONTEXT)), torch.arange(CONTEXT) < torch.tensor([[CONTEXT], [7]])
+    found = model(tokens, keep).last
+    for b, n in enumerate((CONTEXT, 7)):
+        x = model.embeddings(tokens[b, :n], torch.arange(n), torch.zeros(n, dtype=torch.int64))
+        for op in model.layers:
+            z = normed(x + heard(op.attention, x, torch.ones(n, n, dtype=dtype)), op.update.norm)
+            x = normed(z + op.update.ffn(z), op.update.ffn_norm)
+        if dtype == torch.float64:
+            assert largest(found[b, :n] - x) < EXACT
+        else:
+            measured("Linformer, Performer", "formula (Performer)", largest(found[b, :n] - x))
+
+
+def drawn_again(model, seed):
+    """The same model with other random features, those of each layer its own."""
+    for k, op in enumerate(model.layers):
+        features = len(op.attention.directions)
+        op.attention.directions = Kernel(DIM, HEADS, features=features, seed=100 * seed + k).directions.double()
+
+
+@pytest.mark.parametrize("kind", ["language model", "encoder"])
+def test_its_error_against_softmax_falls_with_the_root_of_the_number_of_features(kind):
+    """On one and the same weights: each weight is a mean over features, so the mean squared difference of a model's
+    outputs from those with softmax attention is about c / features. Queries and keys are small: exp(omega x) of large
+    ones has so heavy a tail that a mean of a thousand is far from its limit.
+    """
+    exact = GPT2(GPTConfig(**SIZES)) if kind == "language model" else Bert(BertConfig(**SIZES))
+    exact = exact.double().eval()
+    for op in exact.layers:
+        for to in (op.attention.to_query, op.attention.to_key):
+            to.weight.data.mul_(0.5)
+    tokens, counts, seeds = torch.randint(VOCABULARY, (2, CONTEXT)), (64, 1024), 40
+
+    def output(model):
+        return model(tokens) if kind == "language model" else model(tokens).last
+
+    mean, uncertain = [], []
+    for features in counts:
+        if kind == "language model":
+            model = Performer(PerformerConfig(**SIZES, features=features))
+        else:
+            model = PerformerEncoder(PerformerEncoderConfig(**SIZES, features=features))
+        model.double().eval().load_state_dict(exact.state_dict(), strict=False)
+        found = []
+        for seed in range(seeds):
+            drawn_again(model, seed)
+            with torch.no_grad():
+                found.append((output(model) - output(exact)).square().mean())
+        found = torch.stack(found)
+        mean.append(found.mean())
+        uncertain.append(found.std() / found.mean() / seeds**0.5)
+    span = math.log(counts[1] / counts[0])
+    slope, deviation = (mean[1] / mean[0]).log() / span, torch.stack(uncertain).norm() / span
+    assert deviation < 0.1
+    assert abs(slope + 1) < 4 * deviation
+
+
+def test_hears_along_its_graph():
+    model = rough(Performer(PerformerConfig(**SIZES), graphs.causal() & graphs.window(2)), torch.float64)
+    before = torch.randint(VOCABULARY, (1, CONTEXT))
+    after = before.clone()
+    after[:, 3] = (after[:, 3] + 1) % VOCABULARY
+    changed = (model(before) - model(after)).abs().amax(-1)[0] > 1e-9
+    assert changed.nonzero().flatten().tolist() == [3, 4, 5, 6, 7]  # two layers of two
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Performer(PerformerConfig(**SIZES)), PerformerEncoder(PerformerEncoderConfig(**SIZES), pooler=False)],
+    ids=lambda model: type(model).__name__,
+)
+def test_comes_back_as_it_was_saved(model, tmp_path):
+    model.eval().save_pretrained(tmp_path)
+    again, tokens = type(model).from_pretrained(tmp_path), torch.randint(VOCABULARY, (2, CONTEXT))
+    a, b = (m(tokens) if isinstance(m, Performer) else m(tokens).last for m in (model, again))
+    assert torch.equal(a, b)

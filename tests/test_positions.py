@@ -1,0 +1,159 @@
+"""Positions: what sinusoids can do, what binary and normalised numbers cannot; and relative ones as published."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mpnn import MessagePassing, graphs
+from mpnn.attention import DotProduct
+from mpnn.models.positions import binary, normalised, sinusoid, sinusoidal
+from mpnn.position import T5, ALiBi, Rotary, Shaw
+
+EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
+DOUBLE = torch.float64
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+# ------------------------------------------------------------------------------------------------ sinusoids
+
+
+@pytest.mark.parametrize("dim", [6, 7])
+def test_sinusoids_are_the_papers(dim):
+    """Section 3.5: sin at even components, cos at odd ones, written out one by one."""
+    found = sinusoidal(50, dim, dtype=DOUBLE)
+    for p in range(50):
+        for k in range(dim):
+            angle = p / 10000 ** (2 * (k // 2) / dim)
+            assert abs(found[p, k].item() - (math.cos(angle) if k % 2 else math.sin(angle))) < EXACT
+
+
+@pytest.mark.parametrize("shift", [1, 5, -3, 40])
+def test_a_step_is_one_linear_map_wherever_it_is_taken(shift):
+    """P(p + t) = A_t P(p): a block for each frequency, which turns its sine and cosine; A_t does not know p."""
+    dim = 8
+    turn = torch.zeros(dim, dim, dtype=DOUBLE)
+    for k in range(dim // 2):
+        angle = torch.tensor(shift * 10000 ** (-2 * k / dim), dtype=DOUBLE)
+        block = slice(2 * k, 2 * k + 2)
+        turn[block, block] = torch.stack([angle.cos(), angle.sin(), -angle.sin(), angle.cos()]).view(2, 2)
+    at = torch.arange(-20, 100)
+    assert largest(sinusoid(at + shift, dim, dtype=DOUBLE) - sinusoid(at, dim, dtype=DOUBLE) @ turn.T) < EXACT
+
+
+def test_products_of_sinusoids_tell_the_offset_alone():
+    waves = sinusoidal(40, 32, dtype=DOUBLE)
+    products = waves @ waves.T
+    for offset in range(40):
+        assert largest(products.diagonal(offset) - products[0, offset]) < EXACT
+    assert (products[0, 1:] < products[0, 0]).all()
+
+
+@pytest.mark.parametrize("dim", [16, 17])
+def test_halves_are_those_of_marian(dim, measured):
+    marian = pytest.importorskip("transformers.models.marian.modeling_marian")
+    theirs = marian.MarianSinusoidalPositionalEmbedding(100, dim).create_weight()
+    measured("Positional encodings", "Hugging Face Marian", largest(theirs - sinusoidal(100, dim, halves=True)))
+
+
+# ------------------------------------------------------------------------------------------------ counter-examples
+
+
+def best_step(positions):
+    """How far the best affine map from each position to the next is from doing it."""
+    before = np.c_[positions[:-1], np.ones(len(positions) - 1)]
+    step, *_ = np.linalg.lstsq(before, positions[1:], rcond=None)
+    return np.abs(before @ step - positions[1:]).max()
+
+
+def test_no_linear_map_counts_in_binary():
+    assert binary(8, 3).int().tolist()[:4] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]]
+    assert best_step(sinusoidal(64, 6, dtype=DOUBLE).numpy()) < 1e-9
+    assert best_step(binary(64, 6).double().numpy()) > 0.4
+
+
+def test_binary_neighbours_are_not_near():
+    bits = binary(16, 4)
+    distance = torch.cdist(bits, bits, p=1)
+    assert distance[7, 8] == 4
+    assert distance[8, 10] == 1
+    waves = sinusoidal(16, 4)
+    assert torch.cdist(waves, waves).diagonal(1).max() < torch.cdist(waves, waves).diagonal(2).min()
+    with pytest.raises(ValueError, match="3 bits number 8 positions; got a length of 9"):
+        binary(9, 3)
+
+
+def test_a_normalised_step_depends_on_the_length():
+    short, long = normalised(5), normalised(101)
+    assert (short[1] - short[0]).item() == pytest.approx(0.25)
+    assert (long[1] - long[0]).item() == pytest.approx(0.01)
+    assert torch.equal(sinusoidal(5, 8), sinusoidal(101, 8)[:5])
+
+
+# ------------------------------------------------------------------------------------------------ relative ones
+
+
+def dense(position, graph):
+    """The bias of each pair, [H, N, N]."""
+    bias = position.bias(graph)
+    matrix = torch.zeros(bias.table.shape[1], graph.num_dst, graph.num_src)
+    src, dst = graph.edge_index
+    matrix[:, dst, src] = bias.table[bias.ids(graph)].float().T
+    return matrix
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_t5_biases_are_those_of_t5(decoder, measured):
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    config = t5.T5Config(d_model=16, num_heads=4, d_kv=4, is_decoder=decoder)
+    theirs = t5.T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    ours = T5(4, bidirectional=not decoder)
+    with torch.no_grad():
+        ours.table.copy_(theirs.relative_attention_bias.weight.normal_())
+        found, expected = dense(ours, graphs.complete().bind(200)), theirs.compute_bias(200, 200)[0]
+    measured("Positional encodings", "Hugging Face T5", largest(found - expected))
+
+
+@pytest.mark.parametrize("heads", [4, 6, 12])
+def test_alibi_biases_are_those_of_mpt(heads, measured):
+    mpt = pytest.importorskip("transformers.models.mpt.modeling_mpt")
+    theirs = mpt.build_mpt_alibi_tensor(heads, 60).flatten(1)  # of the last node, which hears all
+    found = dense(ALiBi(heads), graphs.causal().bind(60))[:, -1]
+    measured("Positional encodings", "Hugging Face MPT (ALiBi)", largest(found - theirs))
+
+
+def test_rotary_turns_are_those_of_llama(measured):
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = llama.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64)
+    query, key = torch.randn(2, 60, 4, 8), torch.randn(2, 60, 2, 8)
+    cos, sin = llama.LlamaRotaryEmbedding(config)(query, torch.arange(60)[None])
+    theirs = llama.apply_rotary_pos_emb(query, key, cos, sin, unsqueeze_dim=2)
+    ours = Rotary(8).turn(query, key, graphs.causal().bind(60))
+    measured("Positional encodings", "Hugging Face Llama (rotary)", max(map(largest, map(torch.sub, ours, theirs))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shaw_is_the_formula(dtype, measured):
+    """Equations 3 and 4 of Shaw et al. 2018, pair by pair, with offsets beyond 2 counted as 2."""
+    shaw = Shaw(4, max_distance=2)
+    attention = DotProduct(8, 2, position=shaw).to(dtype)
+    x = torch.randn(6, 8, dtype=dtype)
+    query, key, value = (
+        to(x).unflatten(-1, (2, 4)) for to in (attention.to_query, attention.to_key, attention.to_value)
+    )
+    heard = torch.empty(6, 2, 4, dtype=dtype)
+    for i in range(6):
+        for h in range(2):
+            at = [min(max(j - i, -2), 2) + 2 for j in range(6)]
+            scores = torch.stack([query[i, h] @ (key[j, h] + shaw.keys[at[j], 0]) / 2 for j in range(6)])
+            weights = scores.softmax(0)
+            heard[i, h] = sum(weights[j] * (value[j, h] + shaw.values[at[j], 0]) for j in range(6))
+    error = largest(MessagePassing(graphs.complete(), "sum", None, attention)(x) - attention.to_out(heard.flatten(1)))
+    if dtype == torch.float64:
+        assert error < EXACT
+    else:
+        measured("Positional encodings", "formula", error)

@@ -1,0 +1,301 @@
+"""Reformer as message passing against Hugging Face's own on the same hashes, and its definition written out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mpnn import graphs
+from mpnn.models import Reformer, ReformerConfig, ReformerLM, from_hf
+from mpnn.models.hashing import Chunks, Heard, hashes
+from mpnn.models.packing import Packing
+
+transformers = pytest.importorskip("transformers")
+
+SYSTEM, PEER = "Reformer", "Hugging Face Reformer"
+BATCH, WORDS = 2, 99
+SMALL = ReformerConfig(
+    vocabulary=WORDS,
+    dim=16,
+    layers=["local", "lsh"],
+    heads=2,
+    head_dim=8,
+    hidden=32,
+    local=Chunks(4),
+    lsh=Chunks(4),
+    axial=[4, 8],
+    axial_dims=[8, 8],
+)
+EXACT = 1e-10  # float64: some hundred roundings of 2^-53 each, on numbers up to about 100
+
+
+def config(**changes):
+    settings = {
+        "vocab_size": WORDS,
+        "hidden_size": 32,
+        "attn_layers": ["local", "lsh", "local", "lsh"],
+        "num_attention_heads": 4,
+        "attention_head_size": 6,
+        "feed_forward_size": 64,
+        "axial_pos_shape": [8, 8],
+        "axial_pos_embds_dim": [8, 24],
+        "max_position_embeddings": 64,
+        "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 8,
+        "num_buckets": 4,
+        "num_hashes": 3,
+        "hash_seed": 5,
+        "hidden_dropout_prob": 0.0,
+        "local_attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.3,  # large enough for attention to choose
+    }
+    return transformers.ReformerConfig(**(settings | changes))
+
+
+def sentences(length, padding=False):
+    lengths = torch.tensor([length, length - 9 if padding else length])
+    mask = torch.arange(length) < lengths[:, None]
+    return {"input_ids": torch.randint(3, WORDS, (BATCH, length)), "attention_mask": mask.long()}
+
+
+def largest(a, b):
+    return (a - b).abs().max().item()
+
+
+@pytest.fixture(autouse=True)
+def directions_of_one_type(monkeypatch):
+    """Directions are drawn in float32 whatever the model's type, so that models of both types hash alike."""
+    drawn = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *size, dtype=None, **options: drawn(*size, **options).to(dtype))
+
+
+def compare(theirs, batch, measured):
+    """Theirs in float64 with ours in both types: who hears itself alone is scored -1e5 there, which over several rounds
+    leaves float32 with an error of 2^-8 of its own."""
+    mask = batch["attention_mask"].bool()
+    single, theirs = from_hf(theirs), theirs.double()
+    options = {"output_hidden_states": True, "use_cache": False}
+    expected = theirs(**batch, **options)
+    for bound, ours in ((5e-5, single), (EXACT, from_hf(theirs))):
+        found = ours(**batch, **options)
+        assert type(found) is type(expected)
+        error = largest(expected.last_hidden_state[mask], found.last_hidden_state[mask])
+        assert error < bound
+        if ours is single:
+            measured(SYSTEM, PEER, error)
+        for a, b in zip(expected.hidden_states, found.hidden_states, strict=True):
+            assert largest(a[:, : mask.shape[1]][mask], b[mask]) < bound * 10
+
+
+# ------------------------------------------------------------------------------------------------ the same numbers
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["both directions", "causal"])
+@pytest.mark.parametrize("padding", [False, True], ids=["no padding", "padding"])
+@pytest.mark.parametrize("length", [64, 40, 37])
+def test_equals_hugging_face(length, padding, causal, measured):
+    theirs = transformers.ReformerModel(config(is_decoder=causal)).eval()
+    compare(theirs, sentences(length, padding), measured)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 7, 8, 9])
+@pytest.mark.parametrize("causal", [False, True], ids=["both directions", "causal"])
+def test_short_sentences(length, causal, measured):
+    compare(transformers.ReformerModel(config(is_decoder=causal)).eval(), sentences(length), measured)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_buckets": [2, 4]},
+        {"num_buckets": None},
+        {"num_buckets": None, "lsh_attn_chunk_length": 2, "max_position_embeddings": 64},
+        {"num_hashes": 1},
+        {"attn_layers": ["lsh", "lsh"], "lsh_num_chunks_after": 1},
+        {"attn_layers": ["local"], "local_num_chunks_before": 2, "local_num_chunks_after": 1},
+        {"axial_pos_embds": False},
+        {"hidden_act": "gelu", "layer_norm_eps": 1e-6},
+    ],
+    ids=str,
+)
+def test_other_configurations(changes, measured):
+    compare(transformers.ReformerModel(config(**changes)).eval(), sentences(41, padding=True), measured)
+
+
+def test_another_number_of_rounds():
+    theirs = transformers.ReformerModel(config()).double().eval()
+    ours, batch = from_hf(theirs), sentences(40) | {"num_hashes": 2, "use_cache": False}
+    assert largest(*(model(**batch).last_hidden_state for model in (theirs, ours))) < EXACT
+    assert largest(ours(**batch).last_hidden_state, ours(batch["input_ids"]).last_hidden_state) > 0.01
+
+
+def test_gradients_equal_hugging_face():
+    theirs = transformers.ReformerModel(config()).double().train()
+    ours, ids = from_hf(theirs), torch.randint(3, WORDS, (BATCH, 64))
+    weight = torch.randn(BATCH, 64, 64, dtype=torch.float64)
+    for model in (theirs, ours):
+        (model(ids).last_hidden_state * weight).sum().backward()
+    local, lsh = (theirs.encoder.layers[k].attention for k in (0, 1))
+    for name, expected in (
+        ("token.weight", theirs.embeddings.word_embeddings.weight),
+        ("position.column.weight", theirs.embeddings.position_embeddings.weights[1]),
+        ("layers.0.attention.to_key.weight", local.self_attention.key.weight),
+        ("layers.1.attention.to_query.weight", lsh.self_attention.query_key.weight),
+        ("layers.1.attention.to_value.weight", lsh.self_attention.value.weight),
+        ("layers.1.attention.to_out.weight", lsh.output.dense.weight),
+        ("layers.1.update.ffn.0.weight", theirs.encoder.layers[1].feed_forward.dense.dense.weight),
+    ):
+        found, grad = ours.model.get_parameter(name), expected.grad
+        assert largest(found.grad, grad.view_as(found)) < EXACT * (1 + grad.abs().max().item()), name
+
+
+@pytest.mark.parametrize(
+    ("head", "causal"),
+    [
+        ("ModelWithLMHead", True),
+        ("ForMaskedLM", False),
+        ("ForSequenceClassification", False),
+        ("ForQuestionAnswering", False),
+    ],
+)
+def test_heads_stay_what_they_are(head, causal, measured):
+    theirs = getattr(transformers, f"Reformer{head}")(config(is_decoder=causal)).eval()
+    ids, ours = torch.randint(3, WORDS, (BATCH, 40)), from_hf(theirs)
+    expected, found = theirs.double()(ids), ours(ids)
+    assert type(found) is type(expected)
+    for name in (name for name in expected if "logits" in name):
+        measured(SYSTEM, PEER, largest(expected[name], found[name]))
+
+
+def test_our_head_equals_hugging_face(measured):
+    theirs = transformers.ReformerModelWithLMHead(config(is_decoder=True)).eval()
+    bare = from_hf(theirs.reformer).model
+    ours = ReformerLM(bare.config).eval()
+    ours.encoder.load_state_dict(bare.state_dict())
+    ours.to_logits.load_state_dict(theirs.lm_head.decoder.state_dict() | {"bias": torch.zeros(WORDS)})
+    ids = torch.randint(3, WORDS, (BATCH, 40))
+    measured(SYSTEM, PEER, largest(theirs.double()(ids).logits, ours(ids)))
+
+
+# ------------------------------------------------------------------------------------------------ as published
+
+
+def written_out(model, layer, x1, x2, sizes):
+    """Equations 3 to 5 and 9 for one sentence, in loops: rounds of hashing summed up by their normalisers."""
+    attention, n = layer.attention, len(x2)
+    h = layer.update.norm(x2)
+    queries = attention.to_query(h).view(n, sizes.heads, sizes.head_dim)
+    values = attention.to_value(h).view(n, sizes.heads, sizes.head_dim)
+    found = hashes(queries, sizes.hashes(n), sizes.rounds, sizes.seed)
+    size, rows = sizes.lsh.size, []
+    for i in range(n):
+        row = []
+        for head in range(sizes.heads):
+            outs, logs = [], []
+            lists = [sorted(range(n), key=lambda j, r=r: (found[j, head, r].item(), j)) for r in range(sizes.rounds)]
+            line = [j for one in lists for j in one]
+            cut = [line[k : k + size] for k in range(0, len(line), size)]
+            for r in range(sizes.rounds):
+                chunk = (r * n + lists[r].index(i)) // size
+                heard = [j for j in cut[chunk - 1] + cut[chunk] if j <= i and j != i] or [i]
+                q = queries[i, head]
+                keys = queries[heard, head] / (queries[heard, head].square().mean(-1, keepdim=True) + 1e-6).sqrt()
+                score = keys @ q / sizes.head_dim**0.5 if heard != [i] else torch.full((1,), -1e5).to(q)
+                logs.append(score.logsumexp(0))
+                outs.append((score - logs[-1]).exp() @ values[heard, head])
+            share = (torch.stack(logs) - torch.stack(logs).logsumexp(0)).exp()
+            row.append((share[:, None] * torch.stack(outs)).sum(0))
+        rows.append(attention.to_out(torch.cat(row)))
+    y1 = x1 + torch.stack(rows)
+    return y1, x2 + layer.update.ffn(layer.update.ffn_norm(y1))
+
+
+def test_one_softmax_over_all_rounds_is_their_sum_by_normalisers(measured):
+    sizes = ReformerConfig(
+        vocabulary=WORDS, dim=16, layers=["lsh"], heads=2, head_dim=8, hidden=32, lsh=Chunks(4), buckets=4, rounds=3,
+        seed=1, causal=True, axial=None, context=20,
+    )  # fmt: skip
+    model = Reformer(sizes).double().eval()
+    tokens = torch.randint(WORDS, (1, 20))
+    x = model.token(tokens[0]) + model.position.weight
+    expected = model.norm(torch.cat(written_out(model, model.layers[0], x, x, sizes), -1))
+    assert largest(expected, model(tokens).last[0]) < EXACT
+    measured(SYSTEM, "formula", largest(expected, model.float()(tokens).last[0]))
+
+
+def test_layers_follow_from_their_results():
+    model = Reformer(ReformerConfig(dim=16, hidden=32, axial=None, context=9, layers=["local"], local=Chunks(4))).eval()
+    layer, update = model.layers[0], model.layers[0].update
+    x = torch.randn(9, 32)
+    graph = graphs.causal().bind(9)
+    y1, y2 = layer(x, graph).chunk(2, -1)
+    x2 = y2 - update.ffn(update.ffn_norm(y1))
+    again = layer(torch.cat([torch.zeros_like(x2), x2], -1), graph).chunk(2, -1)[0]  # its x1 is zero, so it is m
+    assert largest(torch.cat([y1 - again, x2], -1), x) < 1e-5
+
+
+# ------------------------------------------------------------------------------------------------ the model itself
+
+
+def test_nobody_hears_itself_but_who_is_alone():
+    sizes = replace(SMALL, layers=["lsh"], lsh=Chunks(2), buckets=2, causal=True)
+    model = Reformer(sizes)
+    packing = Packing.of(torch.ones(1, 6, dtype=torch.bool), apart=True)
+    graph = Heard(sizes, packing).by(model.layers[0], torch.randn(6, 32))
+    src, dst = graph.edge_index
+    for head in range(2):
+        mine = graph.edge_type == head
+        loops = dst[mine & (src == dst)].tolist()
+        others = set(dst[mine & (src != dst)].tolist())
+        assert sorted([*loops, *others]) == list(range(6))
+        assert 0 in loops
+
+
+def test_a_swapped_graph_takes_the_place_of_chunks_and_hashes():
+    theirs = transformers.ReformerModel(config(local_attn_chunk_length=40, lsh_attn_chunk_length=40)).double().eval()
+    short = transformers.ReformerModel(config()).double().eval()
+    short.load_state_dict(theirs.state_dict())
+    batch = sentences(40, padding=True)
+    mask = batch["attention_mask"].bool()
+    expected = theirs(**batch).last_hidden_state
+    ours = from_hf(short, graph=graphs.complete())
+    assert largest(expected[mask], ours(**batch).last_hidden_state[mask]) < EXACT
+    assert from_hf(short, graph=graphs.window(2))(**batch).last_hidden_state.isfinite().all()
+
+
+def test_is_kept_and_a_causal_one_hears_nothing_later(tmp_path):
+    model, tokens = ReformerLM(replace(SMALL, causal=True, seed=1)).eval(), torch.randint(WORDS, (1, 30))
+    model.save_pretrained(tmp_path)
+    found = model(tokens)
+    assert torch.equal(ReformerLM.from_pretrained(tmp_path)(tokens), found)
+    with pytest.raises(ValueError, match="node 0 hears node 1"):
+        ReformerLM.from_pretrained(tmp_path, graph=graphs.window(1))
+    over = ReformerLM.from_pretrained(tmp_path, graph=graphs.causal() & graphs.window(3))
+    later = torch.cat([tokens[:, :20], tokens[:, 20:].flip(1)], 1)
+    assert largest(over(tokens)[:, :20], over(later)[:, :20]) < 1e-6
+    assert largest(over(tokens)[:, :20], found[:, :20]) > 0.01
+    assert model.loss(tokens[:, :-1], tokens[:, 1:]).isfinite()
+
+
+def test_trains_over_hashes_that_are_drawn_anew():
+    model, tokens = Reformer(SMALL), torch.randint(WORDS, (2, 30))
+    model(tokens).last.square().mean().backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
+    model.eval()
+    assert not torch.equal(model(tokens).last, model(tokens).last)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [({"use_cache": True}, "use_cache"), ({"output_attentions": True}, "output_attentions")],
+)
+def test_refuses_arguments_that_mean_nothing_here(call, sentence):
+    with pytest.raises(ValueError, match=f"does not take {sentence}"):
+        from_hf(transformers.ReformerModel(config()))(torch.zeros(1, 4).long(), **call)
+
+
+def test_refuses_other_layers_and_lengths_beyond_the_positions():
+    with pytest.raises(ValueError, match='layers are "local" or "lsh"; got \'full\''):
+        Reformer(ReformerConfig(layers=["full"]))
+    with pytest.raises(IndexError, match="row of positions 8 is not among"):
+        from_hf(transformers.ReformerModel(config()).eval())(torch.zeros(1, 65).long())

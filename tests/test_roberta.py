@@ -1,0 +1,220 @@
+"""RoBERTa and causal BERT as message passing against Hugging Face's own; a RoBERTa stretched into a Longformer."""
+
+import pytest
+import torch
+
+from mpnn import graphs
+from mpnn.models import Bert, BertConfig, from_hf
+
+transformers = pytest.importorskip("transformers")
+
+SYSTEM = "BERT, RoBERTa; masked LM, both directions"
+BATCH, LENGTH, WORDS, PAD = 4, 13, 99, 1
+LENGTHS = torch.tensor([13, 5, 9, 1])
+RIGHT = torch.arange(LENGTH) < LENGTHS[:, None]
+EVERY = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+EXACT = 1e-11  # float64: some hundred roundings of 2^-53 each, on numbers up to about 10
+
+
+def config(family="Roberta", **changes):
+    settings = {
+        "vocab_size": WORDS,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 32 if family == "Roberta" else 30,
+        "type_vocab_size": 1 if family == "Roberta" else 2,
+        "initializer_range": 0.3,  # large enough for attention to choose
+        "attn_implementation": "eager",
+    }
+    return getattr(transformers, f"{family}Config")(**(settings | changes))
+
+
+def sentences(mask):
+    ids = torch.where(mask, torch.randint(3, WORDS, mask.shape), PAD)
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def largest(a, b):
+    return (a - b).abs().max().item()
+
+
+# ------------------------------------------------------------------------------------------------ the same numbers
+
+
+@pytest.mark.parametrize("mask", [EVERY, RIGHT, RIGHT.flip(1)], ids=["no padding", "right padding", "left padding"])
+def test_equals_hugging_face_on_every_token(mask, measured):
+    theirs = transformers.RobertaModel(config()).eval()
+    batch = sentences(mask)
+    expected, found = theirs(**batch), from_hf(theirs)(**batch)
+    assert type(found) is type(expected)
+    error = largest(expected.last_hidden_state[mask], found.last_hidden_state[mask])
+    measured(SYSTEM, "Hugging Face RoBERTa", error)
+    theirs = theirs.double()
+    expected, found = theirs(**batch), from_hf(theirs)(**batch)
+    assert largest(expected.last_hidden_state[mask], found.last_hidden_state[mask]) < EXACT
+    first = mask[:, 0]
+    assert largest(expected.pooler_output[first], found.pooler_output[first]) < EXACT
+
+
+def test_positions_count_what_is_no_pad_and_may_be_given():
+    theirs = transformers.RobertaModel(config()).double().eval()
+    ours = from_hf(theirs)
+    ids = torch.tensor([[0, PAD, 5, 7, PAD, 9]])  # pads that are heard, as nothing masks them
+    assert largest(theirs(ids).last_hidden_state, ours(ids).last_hidden_state) < EXACT
+    vectors = theirs.embeddings.word_embeddings(ids)
+    assert largest(*(m(inputs_embeds=vectors).last_hidden_state for m in (theirs, ours))) < EXACT
+    given = torch.randint(2, 32, (1, 6))
+    assert largest(*(m(ids, position_ids=given).last_hidden_state for m in (theirs, ours))) < EXACT
+
+
+def test_gradients_equal_hugging_face():
+    theirs = transformers.RobertaModel(config()).double().eval()
+    ours = from_hf(theirs)
+    batch = sentences(RIGHT)
+    for model in (theirs, ours):
+        (model(**batch).last_hidden_state.square() * RIGHT[..., None]).sum().backward()
+    for name, expected in (
+        ("embeddings.token.weight", theirs.embeddings.word_embeddings.weight),
+        ("embeddings.position.weight", theirs.embeddings.position_embeddings.weight),
+        ("layers.0.attention.to_key.weight", theirs.encoder.layer[0].attention.self.key.weight),
+        ("layers.1.update.ffn.0.weight", theirs.encoder.layer[1].intermediate.dense.weight),
+    ):
+        found = ours.model.get_parameter(name)
+        assert largest(found.grad, expected.grad) < EXACT * (1 + expected.grad.abs().max().item()), name
+
+
+HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_heads_stay_what_they_are(head, measured):
+    theirs = getattr(transformers, f"RobertaFor{head}")(config()).eval()
+    batch = sentences(EVERY)
+    if head == "MultipleChoice":
+        batch = {name: x.view(2, 2, LENGTH) for name, x in batch.items()}
+    expected, found = theirs(**batch), from_hf(theirs)(**batch)
+    assert type(found) is type(expected)
+    for name in (name for name in expected if "logits" in name):
+        measured(SYSTEM, "Hugging Face RoBERTa", largest(expected[name], found[name]))
+
+
+# ------------------------------------------------------------------------------------------------ one direction
+
+
+@pytest.mark.parametrize(("family", "head"), [("Roberta", "RobertaForCausalLM"), ("Bert", "BertLMHeadModel")])
+@pytest.mark.parametrize("mask", [EVERY, RIGHT], ids=["no padding", "right padding"])
+def test_a_decoder_hears_what_came_before(family, head, mask, measured):
+    theirs = getattr(transformers, head)(config(family, is_decoder=True)).eval()
+    batch = sentences(mask) | {"use_cache": False}
+    ours = from_hf(theirs)
+    expected, found = theirs(**batch), ours(**batch)
+    assert type(found) is type(expected)
+    measured(SYSTEM, f"Hugging Face {head}", largest(expected.logits[mask], found.logits[mask]))
+    batch["input_ids"][:, 8:] = 7
+    assert torch.equal(found.logits[0, :8], ours(**batch).logits[0, :8])
+
+
+def test_a_decoder_hears_over_other_graphs_of_the_past():
+    theirs = transformers.RobertaForCausalLM(config(is_decoder=True)).double().eval()
+    ids = torch.randint(3, WORDS, (1, 9))
+    past = graphs.causal() & graphs.window(3)
+    mask = torch.where(past.bind(9).dense(), 0.0, -torch.inf).double()[None, None]
+    found = from_hf(theirs, graph=past)(ids).logits
+    assert largest(found, theirs(ids, attention_mask=mask, position_ids=torch.arange(2, 11)[None]).logits) < EXACT
+    with pytest.raises(ValueError, match="node 0 hears node 3"):
+        from_hf(theirs, graph=graphs.window(3))
+
+
+def test_a_decoder_generates_the_same():
+    theirs = transformers.RobertaForCausalLM(config(is_decoder=True, bos_token_id=None)).eval()
+    options = {"max_new_tokens": 5, "do_sample": False, "use_cache": False, "pad_token_id": PAD, "eos_token_id": None}
+    ids = torch.randint(3, WORDS, (2, 6))
+    expected, found = (model.generate(ids, **options) for model in (theirs, from_hf(theirs)))
+    assert expected.tolist() == found.tolist()
+
+
+# ------------------------------------------------------------------------------------------------ into a Longformer
+
+
+def as_longformer(roberta, window, positions):
+    """Hugging Face's Longformer with the weights of a RoBERTa, its global maps copies of the local ones."""
+    settings = {
+        name: getattr(roberta.config, name)
+        for name in (
+            *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+            *("type_vocab_size", "layer_norm_eps", "hidden_act", "pad_token_id"),
+        )
+    }
+    longer = transformers.LongformerConfig(
+        **settings, attention_window=window, max_position_embeddings=positions, attn_implementation="eager"
+    )
+    model = transformers.LongformerModel(longer).eval()
+    weights = dict(roberta.state_dict())
+    for name, weight in list(weights.items()):
+        for which in ("query", "key", "value"):
+            if f".self.{which}." in name:
+                weights[name.replace(which, f"{which}_global")] = weight
+    table = weights["embeddings.position_embeddings.weight"]
+    rows = [table[:2]] + [table[2:]] * (positions // len(table) + 1)
+    weights["embeddings.position_embeddings.weight"] = torch.cat(rows)[:positions]
+    model.load_state_dict(weights)
+    return model
+
+
+def test_a_roberta_becomes_a_longformer_in_one_line(measured):
+    roberta = transformers.RobertaModel(config()).eval()
+    ours = from_hf(roberta, graph=graphs.longformer(8, globals=1), context=120)
+    theirs = as_longformer(roberta, window=8, positions=122)
+    ids = torch.randint(3, WORDS, (2, 101))  # RoBERTa itself ends at 30
+    first = (torch.arange(101) == 0).long().expand(2, -1)
+    expected = theirs(ids, global_attention_mask=first).last_hidden_state
+    measured("Longformer", "Hugging Face Longformer, made of a RoBERTa", largest(expected, ours(ids).last_hidden_state))
+    assert ours(torch.randint(3, WORDS, (1, 120))).last_hidden_state.isfinite().all()
+    with pytest.raises(IndexError, match="position 122 is not among"):
+        ours(torch.randint(3, WORDS, (1, 121)))
+
+
+@pytest.mark.parametrize(("family", "before"), [("Roberta", 2), ("Bert", 0)])
+def test_stretched_positions_are_the_original_ones_repeated(family, before):
+    theirs = getattr(transformers, f"{family}ForMaskedLM")(config(family))
+    bare = theirs.base_model
+    ours = from_hf(theirs, context=95)
+    table = bare.embeddings.position_embeddings.weight
+    found = ours.base_model.model.embeddings.position.weight
+    assert len(found) == before + 95
+    assert torch.equal(found[: before + 30], table)
+    assert torch.equal(found[before + 30 : before + 60], table[before:])
+    assert torch.equal(found[before + 90 :], table[before : before + 5])
+    assert ours.config.max_position_embeddings == before + 95
+    assert theirs.config.max_position_embeddings == before + 30
+    assert ours.config is ours.base_model.config
+    assert ours.lm_head.decoder.weight is ours.base_model.model.embeddings.token.weight if family == "Roberta" else True
+
+
+def test_refuses_what_cannot_be_stretched():
+    roberta = transformers.RobertaModel(config())
+    with pytest.raises(ValueError, match="stretches the 30 positions that this model has; got 20"):
+        from_hf(roberta, context=20)
+
+
+# ------------------------------------------------------------------------------------------------ the model itself
+
+
+def test_stands_by_itself(tmp_path):
+    sizes = BertConfig(vocabulary=50, dim=16, layers=2, heads=2, hidden=32, context=10, types=1, pad=1, after_pad=True)
+    model = Bert(sizes, [graphs.window(1), graphs.window(2)], pooler=False).eval()
+    tokens = torch.tensor([[4, 5, 6, 7], [8, 9, 1, 1]])
+    keep = tokens != 1
+    found = model(tokens, keep).last
+    assert largest(found[1, :2], model(tokens[1:, :2]).last[0]) < 1e-6
+    model.save_pretrained(tmp_path)
+    assert torch.equal(Bert.from_pretrained(tmp_path)(tokens, keep).last, found)
+
+
+def test_refuses_graphs_that_do_not_match_the_layers_and_positions_after_no_pad():
+    with pytest.raises(ValueError, match="one for each of 12 layers; got 2"):
+        Bert(BertConfig(), [graphs.window(1)] * 2)
+    with pytest.raises(ValueError, match="needs a pad"):
+        Bert(BertConfig(pad=None, after_pad=True))

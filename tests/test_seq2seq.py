@@ -1,0 +1,142 @@
+"""Translation by aligning, against the paper's equations written out word by word."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mpnn.models.seq2seq import Seq2Seq
+
+EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
+KEEP = torch.arange(6) < torch.tensor([4, 6, 1])[:, None]
+
+
+def small(dtype=torch.float64):
+    """Weights large enough for attention to choose."""
+    model = Seq2Seq(20, 24, embedding=10, dim=12).to(dtype).eval()
+    for p in model.parameters():
+        p.data += 0.3 * torch.randn_like(p)
+    return model
+
+
+def sentences():
+    return torch.randint(3, 20, (3, 6)), torch.randint(3, 24, (3, 5))
+
+
+def gru(x, h, weights):
+    """One step of torch's GRU; weights of input and state and their biases, of the gates r, z, n."""
+    of_x, of_h, bias_x, bias_h = weights
+    xs, hs = (of_x @ x + bias_x).chunk(3), (of_h @ h + bias_h).chunk(3)
+    r, z = torch.sigmoid(xs[0] + hs[0]), torch.sigmoid(xs[1] + hs[1])
+    return (1 - z) * torch.tanh(xs[2] + r * hs[2]) + z * h
+
+
+def formula(model, source, target):
+    """Logits [M, vocabulary] and alignments [M, N] of one pair of sentences: appendix A.2, word by word."""
+    read = dict(model.reader.named_parameters())
+    passes = []
+    for suffix, words in (("", source.tolist()), ("_reverse", source.tolist()[::-1])):
+        weights = [read[f"{name}_l0{suffix}"] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        state, states = torch.zeros(12, dtype=torch.float64), []
+        for word in words:
+            state = gru(model.source.weight[word], state, weights)
+            states.append(state)
+        passes.append(states)
+    annotations = [torch.cat(both) for both in zip(passes[0], passes[1][::-1], strict=True)]
+    state = torch.tanh(model.to_state.weight @ passes[1][-1] + model.to_state.bias)
+    a, w = model.align.attention, model.writer
+    logits, alignments = [], []
+    for word in target.tolist():
+        energy = [
+            a.vector[0] @ torch.tanh(a.to_query.weight @ state + a.to_value.weight @ h) for h in annotations
+        ]  # e_ij
+        alpha = torch.stack(energy).exp() / torch.stack(energy).exp().sum()
+        context = sum(share * h for share, h in zip(alpha, annotations, strict=True))
+        known = torch.cat([model.target.weight[word], context])
+        t = model.readout.weight @ torch.cat([state, known]) + model.readout.bias
+        logits.append(model.to_logits.weight @ torch.maximum(t[0::2], t[1::2]) + model.to_logits.bias)
+        state = gru(known, state, (w.weight_ih, w.weight_hh, w.bias_ih, w.bias_hh))
+        alignments.append(alpha)
+    return torch.stack(logits), torch.stack(alignments)
+
+
+@pytest.mark.parametrize("keep", [KEEP, None], ids=["lengths differ", "one length"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equals_the_formula(keep, dtype, measured):
+    model, (source, target) = small(dtype), sentences()
+    found, weights = model(source, target, keep, return_weights=True)
+    assert found.dtype == dtype
+    model.double()
+    errors = []
+    for b, n in enumerate([6] * 3 if keep is None else keep.sum(1).tolist()):
+        logits, alignments = formula(model, source[b, :n], target[b])
+        errors += [(found[b] - logits).abs().max().item(), (weights[b, :, :n] - alignments).abs().max().item()]
+        assert not weights[b, :, n:].any()
+    if dtype == torch.float32:
+        measured("seq2seq with attention (Bahdanau)", "formula", max(errors))
+    else:
+        assert max(errors) < EXACT
+
+
+def test_gradients_equal_the_formulas():
+    model, (source, target) = small(), sentences()
+    parameters = dict(model.named_parameters())
+    weight = torch.randn(3, 5, 24, dtype=torch.float64)
+    found = torch.autograd.grad((model(source, target, KEEP) * weight).sum(), parameters.values())
+    total = sum(
+        (formula(model, source[b, :n], target[b])[0] * weight[b]).sum() for b, n in enumerate(KEEP.sum(1).tolist())
+    )
+    expected = torch.autograd.grad(total, parameters.values())
+    for name, a, b in zip(parameters, found, expected, strict=True):
+        assert (a - b).abs().max() < EXACT * (1 + b.abs().max()), name
+
+
+def test_loss_is_the_cross_entropy_of_each_next_word():
+    model, (source, target) = small(), sentences()
+    keep = torch.arange(5) < torch.tensor([5, 2, 3])[:, None]
+    log_p = model(source, target).log_softmax(-1)
+    terms = [log_p[b, i - 1, target[b, i]] for b in range(3) for i in range(1, 5) if keep[b, i]]
+    torch.testing.assert_close(model.loss(source, target, target_keep=keep), -torch.stack(terms).mean())
+
+
+def test_generation_is_the_greedy_choice_of_the_full_pass_and_stops_at_the_end():
+    model, (source, _) = small(), sentences()
+    model.to_logits.bias.data[model.eos] += 1  # so that some sentences end
+    found = model.generate(source, 15, KEEP)
+    assert (found[:, 0] == model.start).all()
+    choice = model(source, found, KEEP).argmax(-1)
+    for row, chosen in zip(found.tolist(), choice.tolist(), strict=True):
+        end = row.index(model.eos) + 1 if model.eos in row else len(row)
+        assert row[1:end] == chosen[: end - 1]
+        assert set(row[end:]) <= {model.eos}
+
+
+def test_learns_whom_to_hear():
+    """To turn sentences around, the last word must be heard first."""
+    model = Seq2Seq(12, 12, embedding=16, dim=32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    source = torch.randint(3, 12, (16, 4))
+    target = F.pad(F.pad(source.flip(1), (1, 0), value=model.start), (0, 1), value=model.eos)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model.loss(source, target).backward()
+        optimizer.step()
+    assert torch.equal(model.generate(source, 5), target)
+    assert model.training  # as it was
+
+
+def test_is_saved_and_loaded(tmp_path):
+    pytest.importorskip("safetensors")
+    model, (source, target) = small(torch.float32), sentences()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(Seq2Seq.from_pretrained(tmp_path)(source, target), model(source, target))
+
+
+def test_bad_input_gets_a_sentence():
+    model, (source, target) = small(), sentences()
+    for keep in (KEEP.flip(1), torch.zeros_like(KEEP)):
+        with pytest.raises(ValueError, match="source_keep must keep the first places of each sentence, at least one"):
+            model(source, target, keep)
+    with pytest.raises(IndexError, match="token 24 is not among those that the model has, 0 to 23"):
+        model(source, torch.full((3, 2), 24))
+    with pytest.raises(ValueError, match="dim must be even"):
+        Seq2Seq(9, 9, 4, 7)

@@ -1,0 +1,133 @@
+"""Sparse Transformer: its patterns and its three ways to share them out, against dense attention with masks."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mpnn import graphs
+from mpnn.models import SparseTransformer
+from mpnn.models.gpt import GPT2, GPTConfig
+from mpnn.models.sparse_transformer import fixed_patterns, strided_patterns
+
+DIM, HEADS, LAYERS, CONTEXT, VOCABULARY = 16, 4, 3, 13, 11
+EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
+CONFIG = GPTConfig(VOCABULARY, DIM, LAYERS, HEADS, context=CONTEXT)
+
+# Section 4.3: what i hears in each of the two steps, as a predicate on pairs; oneself in both.
+STRIDED = (lambda i, j: i - j < 4, lambda i, j: (i - j) % 4 == 0)
+FIXED = (lambda i, j: i // 4 == j // 4, lambda i, j: i == j or (i // 4 > j // 4 and j % 4 >= 2))
+KINDS = {"strided": (strided_patterns(4), STRIDED), "fixed": (fixed_patterns(4, 2), FIXED)}
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+def model_of(patterns, by, dtype=torch.float64):
+    model = SparseTransformer(CONFIG, patterns, by=by).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
+def masks(rules, by):
+    """Whether head h of layer l lets i hear j: bool [layers, heads, N, N], pair by pair."""
+    allowed = torch.zeros(LAYERS, HEADS, CONTEXT, CONTEXT, dtype=torch.bool)
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            taken = {"layers": [rules[layer % 2]], "heads": [rules[head % 2]], "none": rules}[by]
+            for i in range(CONTEXT):
+                for j in range(i + 1):
+                    allowed[layer, head, i, j] = any(rule(i, j) for rule in taken)
+    return allowed
+
+
+def logits(model, tokens, allowed):
+    """GPT-2 for one text, dense, with a mask for each layer and head."""
+    x = model.token.weight[tokens] + model.position.weight[: len(tokens)]
+    for op, mask in zip(model.layers, allowed, strict=True):
+        attention, update = op.attention, op.update
+        h = F.layer_norm(x, (DIM,), update.norm.weight, update.norm.bias)
+        query, key, value = (
+            (h @ to.weight.T + to.bias).unflatten(-1, (HEADS, -1)).transpose(0, 1)
+            for to in (attention.to_query, attention.to_key, attention.to_value)
+        )
+        scores = (query @ key.mT / (DIM // HEADS) ** 0.5).masked_fill(~mask, -math.inf)
+        heard = (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
+        z = x + heard @ attention.to_out.weight.T + attention.to_out.bias
+        h = F.layer_norm(z, (DIM,), update.ffn_norm.weight, update.ffn_norm.bias)
+        hidden = F.gelu(h @ update.ffn[0].weight.T + update.ffn[0].bias, approximate="tanh")
+        x = z + hidden @ update.ffn[3].weight.T + update.ffn[3].bias
+    return F.layer_norm(x, (DIM,), model.norm.weight, model.norm.bias) @ model.token.weight.T
+
+
+@pytest.mark.parametrize("by", ["none", "layers", "heads"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_dense_attention_with_masks(kind, by, measured):
+    patterns, rules = KINDS[kind]
+    tokens = torch.randint(VOCABULARY, (2, CONTEXT))
+    model, allowed = model_of(patterns, by), masks(rules, by)
+    expected = torch.stack([logits(model, text, allowed) for text in tokens])
+    assert largest(model(tokens) - expected) < EXACT * expected.abs().max()
+    single = copy.deepcopy(model).float()
+    expected = torch.stack([logits(single, text, allowed) for text in tokens])
+    measured("Sparse Transformer", "formula", largest(single(tokens) - expected))
+
+
+@pytest.mark.parametrize("by", ["none", "heads"])
+def test_gradients_equal_those_of_dense_attention(by):
+    patterns, rules = KINDS["strided"]
+    tokens, weight = torch.randint(VOCABULARY, (1, CONTEXT)), torch.randn(CONTEXT, VOCABULARY, dtype=torch.float64)
+    model = model_of(patterns, by)
+    parameters = dict(model.named_parameters())
+    expected = torch.autograd.grad((logits(model, tokens[0], masks(rules, by)) * weight).sum(), parameters.values())
+    found = torch.autograd.grad((model(tokens)[0] * weight).sum(), parameters.values())
+    for name, a, b in zip(parameters, expected, found, strict=True):
+        assert largest(a - b) < EXACT * (1 + largest(a)), name
+
+
+@pytest.mark.parametrize(
+    ("patterns", "whole"),
+    [(strided_patterns(4), graphs.strided(4)), (fixed_patterns(4, 2), graphs.fixed(4, 2))],
+    ids=["strided", "fixed"],
+)
+def test_patterns_add_up_and_two_steps_reach_everybody_before(patterns, whole):
+    first, second = (pattern.bind(CONTEXT) for pattern in patterns)
+    assert torch.equal((first | second).dense(), whole.bind(CONTEXT).dense())
+    assert torch.equal(((first | second).power(2)).dense(), graphs.causal().bind(CONTEXT).dense())
+
+
+def test_without_heads_of_their_own_it_is_gpt2_over_the_union():
+    """A configuration, not another model: the same weights in GPT-2 give the same logits."""
+    model, same = model_of(strided_patterns(4), "none"), GPT2(CONFIG, graphs.strided(4)).double().eval()
+    same.load_state_dict(model.state_dict())
+    tokens = torch.randint(VOCABULARY, (2, CONTEXT))
+    assert largest(model(tokens) - same(tokens)) < EXACT
+    layers = [strided_patterns(4)[k % 2] for k in range(LAYERS)]
+    same = GPT2(CONFIG, layers).double().eval()
+    same.load_state_dict(model.state_dict())
+    assert largest(model_like(model, "layers")(tokens) - same(tokens)) < EXACT
+
+
+def model_like(model, by):
+    other = model_of(strided_patterns(4), by)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("by", ["none", "layers", "heads"])
+def test_comes_back_as_it_was_saved(by, tmp_path):
+    model, tokens = model_of(fixed_patterns(4), by, torch.float32), torch.randint(VOCABULARY, (2, CONTEXT))
+    model.save_pretrained(tmp_path)
+    assert torch.equal(SparseTransformer.from_pretrained(tmp_path)(tokens), model(tokens))
+
+
+def test_refuses_what_it_cannot():
+    with pytest.raises(ValueError, match='by "layers", "heads" or "none"; got \'tokens\''):
+        SparseTransformer(CONFIG, strided_patterns(4), by="tokens")
+    with pytest.raises(ValueError, match="node 0 hears node 2"):
+        SparseTransformer(CONFIG, [graphs.causal(), graphs.window(2)], by="layers")

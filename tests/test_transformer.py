@@ -1,0 +1,309 @@
+"""The Transformer against `torch.nn.Transformer` on the same weights, and what is ours: packing, caching, saving."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mpnn import graphs
+from mpnn.decoding import Cache
+from mpnn.models.transformer import Transformer, TransformerConfig
+
+CONFIG = TransformerConfig(
+    vocabulary=50, dim=32, heads=4, hidden=48, encoder_layers=2, decoder_layers=3, context=30, final_norm=True
+)
+SOURCE = torch.arange(11) < torch.tensor([7, 11, 1])[:, None]
+TARGET = torch.arange(8) < torch.tensor([8, 3, 5])[:, None]
+EXACT = 1e-11  # float64: some hundred roundings of 2^-53 each, on numbers up to some hundred
+
+
+def small(dtype=torch.float64, graph=None, target_graph=None, **changes):
+    """Weights large enough for attention to choose; biases and norms that are not trivial."""
+    model = Transformer(replace(CONFIG, **changes), graph, target_graph).to(dtype).eval()
+    for p in model.parameters():
+        p.data += 0.2 * torch.randn_like(p)
+    return model
+
+
+def sentences():
+    return torch.randint(3, 50, SOURCE.shape), torch.randint(3, 50, TARGET.shape)
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+def theirs(ours):
+    """A `torch.nn.Transformer` with the same weights."""
+    c, like = ours.config, ours.source.token.weight
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that its own fast path does not take norm_first
+        model = nn.Transformer(
+            *(c.dim, c.heads, c.encoder_layers, c.decoder_layers, c.hidden, 0.0, c.activation),
+            batch_first=True,
+            norm_first=c.pre_norm,
+            dtype=like.dtype,
+        )
+    pairs = [(model.encoder.norm, ours.encoder_norm), (model.decoder.norm, ours.decoder_norm)]
+    for layer, own in zip(model.encoder.layers, ours.encoder, strict=True):
+        take(layer.self_attn, own.attention)
+        pairs += [(layer.norm1, own.update.norm), (layer.norm2, own.update.ffn_norm)]
+        pairs += [(layer.linear1, own.update.ffn[0]), (layer.linear2, own.update.ffn[-1])]
+    for layer, own in zip(model.decoder.layers, ours.decoder, strict=True):
+        within, across = own.within, own.across
+        take(layer.self_attn, within.attention)
+        take(layer.multihead_attn, across.attention)
+        pairs += [(layer.norm1, within.update.norm), (layer.norm2, across.update.norm)]
+        pairs += [(layer.norm3, across.update.ffn_norm)]
+        pairs += [(layer.linear1, across.update.ffn[0]), (layer.linear2, across.update.ffn[-1])]
+    for to, given in pairs:
+        to.load_state_dict(given.state_dict())
+    return model.eval()
+
+
+def take(attention, own):
+    maps = own.to_query, own.to_key, own.to_value
+    with torch.no_grad():
+        attention.in_proj_weight.copy_(torch.cat([m.weight for m in maps]))
+        attention.in_proj_bias.copy_(torch.cat([m.bias for m in maps]))
+    attention.out_proj.load_state_dict(own.to_out.state_dict())
+
+
+def padded(ours, model, source, target):
+    """Logits by their model, with masks where ours has packing; embedded by hand (sections 3.4 and 3.5)."""
+
+    def embedded(tokens):
+        at = torch.arange(tokens.shape[1], dtype=torch.float64)[:, None]
+        angle = at / 10000 ** (torch.arange(0, 32, 2, dtype=torch.float64) / 32)
+        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+        return ours.source.token(tokens) * 32**0.5 + waves.to(ours.source.token.weight)
+
+    states = model(
+        embedded(source),
+        embedded(target),
+        tgt_mask=torch.ones(8, 8, dtype=torch.bool).triu(1),
+        src_key_padding_mask=~SOURCE,
+        tgt_key_padding_mask=~TARGET,
+        memory_key_padding_mask=~SOURCE,
+    )
+    return states @ ours.source.token.weight.T
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equals_torch_on_every_kept_word(pre_norm, dtype, measured):
+    ours, (source, target) = small(dtype, pre_norm=pre_norm), sentences()
+    # logits are sums of 32 products with embeddings of about 0.3: their errors are of the states' size
+    expected = padded(ours, theirs(ours), source, target)
+    found = ours(source, target, SOURCE, TARGET)
+    error = largest((expected - found)[TARGET])
+    if dtype == torch.float32:
+        measured("Transformer, encoder–decoder", "torch.nn.Transformer", error)
+    else:
+        assert error < EXACT
+    assert not found[~TARGET].any()
+
+
+def test_gradients_equal_torch():
+    ours, (source, target) = small(), sentences()
+    model = theirs(ours)
+    weight = torch.randn(3, 8, 50, dtype=torch.float64) * TARGET[..., None]
+    (padded(ours, model, source, target) * weight).sum().backward()
+    of_tokens = ours.source.token.weight.grad.clone()
+    ours.zero_grad()
+    (ours(source, target, SOURCE, TARGET) * weight).sum().backward()
+    assert largest(ours.source.token.weight.grad - of_tokens) < EXACT * of_tokens.abs().max()
+    with torch.no_grad():
+        for own in ours.parameters():
+            own.copy_(own.grad)
+    for (name, a), b in zip(model.named_parameters(), theirs(ours).parameters(), strict=True):
+        assert largest(a.grad - b) < EXACT * (1 + a.grad.abs().max()), name
+
+
+def test_a_batch_of_sentences_is_each_sentence_by_itself():
+    ours, (source, target) = small(), sentences()
+    together = ours(source, target, SOURCE, TARGET)
+    for b in range(3):
+        n, m = int(SOURCE[b].sum()), int(TARGET[b].sum())
+        alone = ours(source[b : b + 1, :n], target[b : b + 1, :m])
+        assert largest(alone - together[b : b + 1, :m]) < EXACT
+
+
+def test_weights_of_each_round_are_matrices_whose_rows_add_up_to_one():
+    ours, (source, target) = small(), sentences()
+    memory = ours.encode(source, SOURCE, return_states=True, return_weights=True)
+    found = ours.decode(target, memory, TARGET, return_weights=True)
+    assert [w.shape for w in memory.weights] == [(3, 4, 11, 11)] * 2
+    assert [s.shape for s in memory.states] == [(3, 11, 32)] * 3
+    assert [w.shape for w in found.crossed] == [(3, 4, 8, 11)] * 3
+    for weights, keep in [(memory.weights[0], SOURCE), (found.weights[0], TARGET), (found.crossed[0], TARGET)]:
+        torch.testing.assert_close(weights.sum(-1), keep[:, None, :].expand(-1, 4, -1).double())
+    assert not found.crossed[0].movedim(-1, 1)[~SOURCE].any()
+    assert not found.weights[0].triu(1).any()
+
+
+# ------------------------------------------------------------------------------------------------ word by word
+
+
+@pytest.mark.parametrize("keep", [SOURCE, torch.ones_like(SOURCE)], ids=["lengths differ", "one length"])
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_word_by_word_equals_one_pass(keep, pre_norm):
+    ours, (source, target) = small(pre_norm=pre_norm), sentences()
+    with torch.no_grad():
+        memory, cache = ours.encode(source, keep), Cache(8)
+        steps = [ours.decode(part, memory, cache=cache).last for part in target.split([2, 1, 1, 3, 1], 1)]
+        assert largest(ours.decode(target, memory).last - torch.cat(steps, 1)) < EXACT
+
+
+@pytest.mark.parametrize("keep", [SOURCE, torch.ones_like(SOURCE)], ids=["lengths differ", "one length"])
+def test_sentences_that_are_selected_go_on_with_their_own_source(keep):
+    ours, (source, target) = small(), sentences()
+    order = torch.tensor([2, 0, 0, 1])
+    with torch.no_grad():
+        memory, cache = ours.encode(source, keep), Cache(8)
+        ours.decode(target[:, :5], memory, cache=cache)
+        cache.select(order)
+        found = ours.decode(target[order][:, 5:], memory.select(order), cache=cache).last
+        expected = ours.decode(target[order], ours.encode(source[order], keep[order])).last
+    assert largest(found - expected[:, 5:]) < EXACT
+
+
+def test_generation_is_the_greedy_choice_of_the_full_pass_and_stops_at_the_end():
+    ours, (source, _) = small(), sentences()
+    ours.target.token.weight.data[2] *= 3  # so that some sentences end
+    found = ours.generate(source, 20, SOURCE)
+    assert found.shape[1] <= 21
+    assert (found[:, 0] == CONFIG.start).all()
+    choice = ours(source, found, SOURCE).argmax(-1)
+    for row, chosen in zip(found.tolist(), choice.tolist(), strict=True):
+        end = row.index(CONFIG.eos) + 1 if CONFIG.eos in row else len(row)
+        assert row[1:end] == chosen[: end - 1]
+        assert set(row[end:]) <= {CONFIG.eos}
+
+
+def best_of_all(ours, source, steps, penalty):
+    """The best translation by looking at every one there is: words 1 to 4, where 2 ends it."""
+    texts = [[]]
+    for _ in range(steps):
+        texts = [t + [w] if 2 not in t else t for t in texts for w in (range(5) if 2 not in t else [2])]
+
+    def score(text):
+        log_p = ours(source, torch.tensor([[ours.config.start, *text]])).log_softmax(-1)[0]
+        total = sum(log_p[i, w] for i, w in enumerate(text))
+        return (total / ((5 + len(text)) / 6) ** penalty).item()
+
+    best = max(map(tuple, texts), key=score)
+    return [ours.config.start, *best, *[2] * (steps - len(best))]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 3.0])
+def test_a_search_that_is_wide_enough_finds_the_best_of_all(penalty):
+    ours = small(vocabulary=5, encoder_layers=1, decoder_layers=1)
+    ours.source.token.weight.data *= 0.3  # so that the best is not clear from the beginning
+    source, keep = torch.randint(0, 5, (3, 4)), torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+    with torch.no_grad():
+        expected = [best_of_all(ours, source[b : b + 1, : int(keep[b].sum())], 3, penalty) for b in range(3)]
+    found = F.pad(wide := ours.search(source, 3, keep, beams=125, penalty=penalty), (0, 4 - wide.shape[1]), value=2)
+    assert found.tolist() == expected
+
+
+def test_a_search_with_one_beam_is_greedy_and_a_wider_one_is_no_worse():
+    ours, (source, _) = small(vocabulary=12), sentences()
+    source = source % 12
+    ours.source.token.weight.data *= 0.5
+    greedy = ours.generate(source, 6, SOURCE)
+    assert torch.equal(ours.search(source, 6, SOURCE, beams=1, penalty=0.0), greedy)
+
+    def likely(texts):
+        log_p = ours(source, texts[:, :-1], SOURCE).log_softmax(-1)
+        after = (texts[:, :-1] == CONFIG.eos).cummax(1).values
+        each = log_p.gather(2, texts[:, 1:, None]).squeeze(2)
+        return each.masked_fill(after, 0).sum(1)
+
+    wide = ours.search(source, 6, SOURCE, beams=8, penalty=0.0)
+    assert (likely(wide) >= likely(greedy) - 1e-9).all()
+
+
+def test_draws_repeat_with_their_generator():
+    ours, (source, _) = small(), sentences()
+    draws = [
+        ours.generate(source, 8, temperature=1.0, generator=torch.Generator().manual_seed(s)).tolist()
+        for s in (1, 1, 2)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+
+
+# ------------------------------------------------------------------------------------------------ the model itself
+
+
+def test_loss_is_the_smoothed_cross_entropy_of_each_next_word():
+    ours, (source, target) = small(), sentences()
+    found = ours.loss(source, target, SOURCE, TARGET)
+    log_p = ours(source, target, SOURCE, TARGET).log_softmax(-1)
+    terms = [
+        0.9 * log_p[b, i - 1, target[b, i]] + 0.1 * log_p[b, i - 1].mean()
+        for b in range(3)
+        for i in range(1, 8)
+        if TARGET[b, i]
+    ]
+    torch.testing.assert_close(found, -torch.stack(terms).mean())
+
+
+def test_learns_to_turn_sentences_around():
+    config = TransformerConfig(14, dim=32, heads=4, hidden=64, encoder_layers=1, decoder_layers=1, dropout=0.0)
+    model = Transformer(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    source = torch.randint(3, 14, (8, 5))
+    target = F.pad(F.pad(source.flip(1), (1, 0), value=config.start), (0, 1), value=config.eos)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model.loss(source, target).backward()
+        optimizer.step()
+    assert torch.equal(model.generate(source, 6), target)
+    assert model.training  # as it was
+
+
+def test_starts_out_undecided():
+    source, target = sentences()
+    loss = Transformer(CONFIG).eval().loss(source, target)
+    assert abs(loss.item() - torch.tensor(50.0).log().item()) < 1.0
+
+
+def test_graphs_are_arguments_and_no_weights():
+    ours, (source, target) = small(), sentences()
+    other = Transformer(ours.config, graphs.window(1), graphs.causal() & graphs.window(1)).double().eval()
+    other.load_state_dict(ours.state_dict())
+    assert largest(ours(source, target) - other(source, target)) > 0.1
+    with pytest.raises(ValueError, match="node 0 hears node 29; use causal"):
+        Transformer(CONFIG, target_graph=graphs.complete())
+
+
+def test_two_languages_may_have_two_tables():
+    ours, (source, target) = small(target_vocabulary=60, learned_positions=True, embedding_norm=True), sentences()
+    assert ours(source, target).shape == (3, 8, 60)
+    assert ours.source.token is not ours.target.token
+
+
+@pytest.mark.parametrize("changes", [{}, {"target_vocabulary": 60, "learned_positions": True}], ids=str)
+def test_is_saved_and_loaded(changes, tmp_path):
+    pytest.importorskip("safetensors")
+    ours, (source, target) = small(torch.float32, graphs.window(2), **changes), sentences()
+    ours.save_pretrained(tmp_path)
+    assert torch.equal(Transformer.from_pretrained(tmp_path)(source, target), ours(source, target))
+
+
+def test_bad_input_gets_a_sentence():
+    ours, (source, target) = small(), sentences()
+    with pytest.raises(ValueError, match="got 33 tokens, but this model was made with context=30"):
+        ours(source.repeat(1, 3), target)
+    with pytest.raises(IndexError, match="token 50 is not among those that the model has, 0 to 49"):
+        ours(source, torch.full((3, 2), 50))
+    with pytest.raises(ValueError, match="steps must be less than the context of 30; got 30"):
+        ours.generate(source, 30)
+    with pytest.raises(ValueError, match="beams and steps must be at least 1; got 0 and 5"):
+        ours.search(source, 5, beams=0)
+    with torch.no_grad(), pytest.raises(ValueError, match="with a cache every place holds a word"):
+        ours.decode(target, ours.encode(source), TARGET, cache=Cache(8))

@@ -1,0 +1,214 @@
+"""Transformer-XL against the formula of its paper, written out; and a long text, read in segments."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mpnn import MessagePassing, graphs
+from mpnn.decoding import Cache
+from mpnn.models import TransformerXL
+from mpnn.models.relative import RelativeDotProduct
+
+VOCABULARY, DIM, HEADS, LAYERS, REMEMBER = 11, 16, 2, 3, 4
+EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
+
+
+def rough(model, dtype):
+    """Weights large enough for attention to choose."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model.to(dtype).eval()
+
+
+def small(dtype=torch.float32, **options):
+    return rough(TransformerXL(VOCABULARY, DIM, HEADS, LAYERS, **{"remember": REMEMBER, **options}), dtype)
+
+
+def tokens(length, batch=2):
+    return torch.randint(VOCABULARY, (batch, length))
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+# ------------------------------------------------------------------------------------------------ the formula
+
+
+def waves(offset, dtype):
+    """Sines of all frequencies, then cosines."""
+    frequency = 10000.0 ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
+    return torch.cat([(offset * frequency).sin(), (offset * frequency).cos()]).to(dtype)
+
+
+def heard(attention, x, source):
+    """Section 3.3 for one sentence, pair by pair: x [N, dim] hears source [m + N, dim] up to itself."""
+    n, before, width = len(x), len(source) - len(x), DIM // HEADS
+    rows = []
+    for i in range(n):
+        heads = []
+        for h in range(HEADS):
+            mine = slice(h * width, (h + 1) * width)
+            query = attention.to_query.weight[mine] @ x[i]
+            scores = []
+            for j in range(i + before + 1):
+                key = attention.to_key.weight[mine] @ source[j]
+                place = attention.to_position.weight[mine] @ waves(i + before - j, x.dtype)
+                by_content, by_position = attention.by_content[h], attention.by_position[h]
+                scores.append(((query + by_content) @ key + (query + by_position) @ place) / math.sqrt(width))
+            values = source[: i + before + 1] @ attention.to_value.weight[mine].T
+            heads.append(torch.stack(scores).softmax(0) @ values)
+        rows.append(attention.to_out.weight @ torch.cat(heads))
+    return torch.stack(rows)
+
+
+def logits(model, text, segments):
+    """The whole model on one text, segment by segment, with the states that are remembered."""
+    memory = [torch.zeros(0, DIM, dtype=model.bias.dtype) for _ in range(LAYERS)]
+    found, at = [], 0
+    for length in segments:
+        h, at = model.token.weight[text[at : at + length]], at + length
+        for k, layer in enumerate(model.layers):
+            source = torch.cat([memory[k], h])
+            memory[k] = source[-REMEMBER:].detach()
+            update = layer.update
+            z = F.layer_norm(h + heard(layer.attention, h, source), (DIM,), update.norm.weight, update.norm.bias)
+            ffn = F.linear(F.relu(F.linear(z, update.ffn[0].weight, update.ffn[0].bias)), update.ffn[3].weight)
+            h = F.layer_norm(z + ffn + update.ffn[3].bias, (DIM,), update.ffn_norm.weight, update.ffn_norm.bias)
+        found.append(h @ model.token.weight.T + model.bias)
+    return torch.cat(found)
+
+
+def read(model, text, segments):
+    memory, found = None, []
+    for segment in text.split(segments, 1):
+        out, memory = model(segment, memory)
+        found.append(out)
+    return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equals_the_formula_segment_by_segment(dtype, measured):
+    model, text, segments = small(dtype), tokens(10), [5, 2, 3]
+    expected = torch.stack([logits(model, sentence, segments) for sentence in text])
+    error = largest(read(model, text, segments) - expected)
+    if dtype == torch.float64:
+        assert error < EXACT
+    else:
+        measured("Transformer-XL", "formula", error)
+
+
+def test_gradients_equal_those_of_the_formula():
+    model, text, segments = small(torch.float64), tokens(7, batch=1), [4, 3]
+    weight = torch.randn(7, VOCABULARY, dtype=torch.float64)
+    parameters = dict(model.named_parameters())
+    expected = torch.autograd.grad((logits(model, text[0], segments) * weight).sum(), list(parameters.values()))
+    found = torch.autograd.grad((read(model, text, segments)[0] * weight).sum(), list(parameters.values()))
+    for name, a, b in zip(parameters, expected, found, strict=True):
+        assert largest(a - b) < EXACT * (1 + largest(a)), name
+
+
+def test_far_offsets_can_be_counted_alike():
+    near = rough(RelativeDotProduct(DIM, HEADS, furthest=2), torch.float64)
+    far = rough(RelativeDotProduct(DIM, HEADS), torch.float64)
+    far.load_state_dict(near.state_dict())
+    x = torch.randn(6, DIM, dtype=torch.float64)
+    banded, causal = graphs.causal() & graphs.window(2), graphs.causal()
+
+    def run(attention, graph):
+        return MessagePassing(graph, "sum", None, attention)(x)
+
+    assert largest(run(near, banded) - run(far, banded)) < EXACT
+    assert largest(run(near, causal) - run(far, causal)) > 0.01
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def test_a_long_text_hears_just_what_its_memories_carry():
+    """Reach by counting: over a segment's rows a layer hears the 4 states before the segment, and the segment up to
+    itself; what l layers hear is the l-th power of that."""
+    segment, length = 3, 24
+    hears = torch.zeros(length, length)
+    for i in range(length):
+        hears[i, max(0, i // segment * segment - REMEMBER) : i + 1] = 1
+    reached = torch.linalg.matrix_power(hears, LAYERS) > 0
+    model, text = small(torch.float64), tokens(length, batch=1)
+    before = read(model, text, segment)
+    for j in (0, 5, 11):
+        changed = text.clone()
+        changed[0, j] = (changed[0, j] + 1) % VOCABULARY
+        after = read(model, changed, segment)
+        assert torch.equal((before != after).any(-1)[0], reached[:, j])
+    assert reached[:, 0].sum() > segment + REMEMBER  # further than one layer remembers
+
+
+def test_memory_that_holds_everything_makes_segments_one_pass():
+    model, text = small(torch.float64, remember=20), tokens(20)
+    whole, _ = model(text)
+    assert largest(read(model, text, 7) - whole) < EXACT
+    assert largest(read(model, text, 1) - whole) < EXACT
+    assert largest(read(small(torch.float64, remember=0), text, 7) - whole) > 0.01
+
+
+def test_memory_is_as_long_as_asked_and_carries_no_gradient():
+    model = small()
+    _, memory = model(tokens(3))
+    assert [tuple(m.shape) for m in memory] == [(2, 3, DIM)] * LAYERS
+    _, memory = model(tokens(3), memory)
+    assert [tuple(m.shape) for m in memory] == [(2, REMEMBER, DIM)] * LAYERS
+    assert not any(m.requires_grad for m in memory)
+
+
+def test_generation_goes_on_from_the_memory():
+    model = small(torch.float64, remember=30)
+    prompt = tokens(5)
+    out = model.generate(prompt, 10, temperature=0)
+    assert torch.equal(out[:, :5], prompt)
+    assert torch.equal(model(out[:, :-1])[0].argmax(-1)[:, 4:], out[:, 5:])
+    _, memory = model(prompt[:, :3])
+    assert torch.equal(model.generate(prompt[:, 3:], 10, memory, temperature=0)[:, 2:], out[:, 5:])
+
+
+def test_its_attention_can_be_decoded_node_by_node():
+    op = MessagePassing(graphs.causal() & graphs.window(3), "sum", None, RelativeDotProduct(DIM, HEADS).eval())
+    rough(op, torch.float64)
+    x, cache = torch.randn(2, 9, DIM, dtype=torch.float64), Cache(9)
+    with torch.no_grad():
+        steps = torch.cat([op(part, cache=cache) for part in x.split([4, 1, 1, 3], 1)], 1)
+    assert largest(steps - op(x)) < EXACT
+
+
+def test_learns_what_only_its_memory_can_tell():
+    """A text that repeats after four tokens, in segments of four: what comes next stands in the segment before."""
+    model = TransformerXL(VOCABULARY, 32, 2, 1, remember=8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(100):
+        text = tokens(4, batch=32).repeat(1, 3)[:, :9]
+        _, memory = model(text[:, :4])
+        loss, _ = model.loss(text[:, 4:8], text[:, 5:9], memory)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.5 < model.loss(text[:, 4:8], text[:, 5:9])[0]
+
+
+def test_comes_back_as_it_was_saved(tmp_path):
+    model = small()
+    model.save_pretrained(tmp_path)
+    again, text = TransformerXL.from_pretrained(tmp_path), tokens(9)
+    assert torch.equal(read(again, text, 4), read(model, text, 4))
+
+
+def test_bad_memory_gets_a_sentence():
+    model = small()
+    _, memory = model(tokens(3))
+    with pytest.raises(ValueError, match=r"\[3, m, 16\] for each of 3 layers; got"):
+        model(tokens(3, batch=3), memory)
+    with pytest.raises(ValueError, match="for each of 3 layers"):
+        model(tokens(3), memory[:2])
+    with pytest.raises(ValueError, match="remember must be at least 0; got -1"):
+        TransformerXL(VOCABULARY, DIM, HEADS, LAYERS, remember=-1)

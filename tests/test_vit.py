@@ -1,0 +1,213 @@
+"""ViT as message passing against Hugging Face's own, on the same weights."""
+
+import pytest
+import torch
+
+from mpnn import graphs
+from mpnn.models import ImageClassifier, ViT, ViTConfig, from_hf
+from mpnn.models.images import with_class_token
+
+transformers = pytest.importorskip("transformers")
+
+EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers up to some tens
+PEER = "Hugging Face ViT"
+SIZES = {
+    "square": {"image_size": 20, "patch_size": 4},
+    "wide": {"image_size": [12, 20], "patch_size": 4},
+    "patches that are wide": {"image_size": [8, 18], "patch_size": [2, 6]},
+    "pixels left over": {"image_size": 22, "patch_size": 4},
+}
+TINY = ViTConfig(image=12, patch=4, dim=16, layers=2, heads=2, hidden=32)
+
+
+def hugging_face(kind="ViTModel", attention="sdpa", dtype=torch.float64, **changes):
+    """Eager attention gives weights but takes its softmax in float32; "sdpa" is as precise as its numbers."""
+    settings = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "image_size": 20,
+        "patch_size": 4,
+        "encoder_stride": 4,
+        "num_labels": 5,
+        "initializer_range": 0.3,  # large enough for attention to choose
+        "attn_implementation": attention,
+    }
+    return getattr(transformers, kind)(transformers.ViTConfig(**(settings | changes))).to(dtype).eval()
+
+
+def images(height=20, width=20, dtype=torch.float64):
+    return torch.randn(3, 3, height, width, dtype=dtype)
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+# ------------------------------------------------------------------------------------------------ the same numbers
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_equals_hugging_face(sizes, measured):
+    height, width = [sizes["image_size"]] * 2 if isinstance(sizes["image_size"], int) else sizes["image_size"]
+    theirs, x = hugging_face(**sizes), images(height, width)
+    expected, found = theirs(x), from_hf(theirs)(x)
+    assert largest(expected.last_hidden_state - found.last_hidden_state) < EXACT
+    assert largest(expected.pooler_output - found.pooler_output) < EXACT
+    theirs, x = theirs.float(), x.float()
+    expected, found = theirs(x), from_hf(theirs)(x)
+    measured("ViT", PEER, largest(expected.last_hidden_state - found.last_hidden_state))
+
+
+def test_states_and_weights_equal_hugging_face(measured):
+    theirs, x = hugging_face(attention="eager", dtype=torch.float32), images(dtype=torch.float32)
+    options = {"output_hidden_states": True, "output_attentions": True}
+    expected, found = theirs(x, **options), from_hf(theirs)(x, **options)
+    for a, b in zip(expected.hidden_states, found.hidden_states, strict=True):
+        measured("ViT", PEER, largest(a - b))
+    for a, b in zip(expected.attentions, found.attentions, strict=True):
+        assert b.shape == (3, 4, 26, 26)
+        measured("ViT", PEER, largest(a - b))
+    as_tuple = from_hf(theirs)(x, return_dict=False)
+    assert largest(as_tuple[0] - found.last_hidden_state) < 5e-5
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 28), (20, 20), (24, 20)])
+def test_positions_stretched_to_other_images(height, width):
+    theirs, x = hugging_face(), images(height, width)
+    found = from_hf(theirs)(x, interpolate_pos_encoding=True)
+    assert largest(theirs(x, interpolate_pos_encoding=True).last_hidden_state - found.last_hidden_state) < EXACT
+
+
+def test_nodes_that_take_no_part():
+    theirs, x = hugging_face(), images()
+    mask = torch.rand(3, 26) < 0.6
+    expected, found = theirs(x, attention_mask=mask.long()), from_hf(theirs)(x, attention_mask=mask.long())
+    assert largest((expected.last_hidden_state - found.last_hidden_state)[mask]) < EXACT
+    assert not found.last_hidden_state[~mask].any()
+
+
+def test_classification(measured):
+    theirs, labels = hugging_face("ViTForImageClassification", dtype=torch.float32), torch.tensor([0, 4, 2])
+    x = images(dtype=torch.float32)
+    expected, found = theirs(x, labels=labels), from_hf(theirs)(x, labels=labels)
+    assert type(expected) is type(found)
+    measured("ViT", "Hugging Face ViTForImageClassification", largest(expected.logits - found.logits))
+    assert largest(expected.loss - found.loss) < 1e-5
+
+
+def test_masked_image_modelling(measured):
+    theirs, hidden = hugging_face("ViTForMaskedImageModeling", dtype=torch.float32), torch.rand(3, 25) < 0.5
+    theirs.vit.embeddings.mask_token.data.normal_()
+    x = images(dtype=torch.float32)
+    expected, found = theirs(x, bool_masked_pos=hidden), from_hf(theirs)(x, bool_masked_pos=hidden)
+    measured("ViT", "Hugging Face ViTForMaskedImageModeling", largest(expected.reconstruction - found.reconstruction))
+    assert largest(expected.loss - found.loss) < 1e-5
+
+
+def test_gradients_equal_hugging_face():
+    theirs, x, labels = hugging_face("ViTForImageClassification"), images(), torch.tensor([0, 4, 2])
+    ours = from_hf(theirs)
+    theirs(x, labels=labels).loss.backward()
+    ours(x, labels=labels).loss.backward()
+    model = ours.vit.model
+    for a, b in (
+        (theirs.vit.layers[0].attention.q_proj.weight, model.layers[0].attention.to_query.weight),
+        (theirs.vit.embeddings.position_embeddings[0], model.positions.weight),
+        (theirs.vit.embeddings.cls_token[0, 0], model.class_token),
+        (theirs.classifier.weight, ours.classifier.weight),
+    ):
+        expected = a.grad if a.is_leaf else theirs.get_parameter(_named(theirs, a)).grad.view_as(b)
+        assert largest(expected - b.grad) < EXACT
+
+
+def _named(model, view):
+    """The name of the parameter that this is a view of."""
+    return next(name for name, weight in model.named_parameters() if weight.data_ptr() == view.data_ptr())
+
+
+# ------------------------------------------------------------------------------------------------ another topology
+
+
+def test_patches_that_hear_their_neighbours_equal_hugging_face_under_a_mask():
+    theirs, x = hugging_face(attention="eager", dtype=torch.float32), images(dtype=torch.float32)
+    near = graphs.neighborhood(5, 5, 1)
+    allowed = with_class_token(near).bind(26).dense()
+    mask = torch.zeros(3, 1, 26, 26).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    expected = theirs(x, attention_mask=mask).last_hidden_state
+    assert largest(expected - theirs(x).last_hidden_state) > 0.1
+    assert largest(expected - from_hf(theirs, near)(x).last_hidden_state) < 5e-5
+
+
+def test_some_nodes_over_another_topology_keep_their_own_edges():
+    ours = from_hf(hugging_face(), graphs.grid(5, 5))
+    x, mask = images(), torch.ones(3, 26)
+    mask[:, 5:] = 0  # the class token and four patches of the first row
+    alone = ours(x, attention_mask=mask).last_hidden_state
+    shown = x.clone()
+    shown[..., 4:, :] += 1
+    assert largest(alone - ours(shown, attention_mask=mask).last_hidden_state) < EXACT
+
+
+# ------------------------------------------------------------------------------------------------ by itself
+
+
+def test_a_classifier_learns_and_is_saved(tmp_path):
+    model = ImageClassifier(ViT(TINY, graphs.neighborhood(3, 3, 1), pooler=8), classes=2)
+    x, targets = torch.randn(8, 3, 12, 12), torch.tensor([0, 1] * 4)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    first = model.loss(x, targets).item()
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = model.loss(x, targets)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < first / 2
+    model.eval().save_pretrained(tmp_path)
+    assert torch.equal(ImageClassifier.from_pretrained(tmp_path)(x), model(x))
+
+
+def test_the_answer_of_a_vit_by_itself():
+    seen = ViT(TINY, hides=True)(torch.randn(2, 3, 12, 12), torch.rand(2, 9) < 0.5, return_weights=True)
+    assert seen.last.shape == (2, 10, 16)
+    assert seen.pooled.shape == (2, 16)
+    assert seen.states is None
+    assert seen.weights[0].shape == (2, 2, 10, 10)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"qkv_bias": False}, "config.qkv_bias = False"),
+        ({"hidden_act": "quick_gelu"}, "config.hidden_act = 'quick_gelu'"),
+        ({"pooler_act": "mish"}, "config.pooler_act = 'mish'"),
+    ],
+)
+def test_an_unsupported_configuration_is_named(changes, why):
+    with pytest.raises(ValueError, match=why):
+        from_hf(hugging_face(**changes))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({}, "give pixel_values"),
+        (
+            {"pixel_values": torch.zeros(3, 20, 20)},
+            r"pixel_values must be \[batch, channels, height, width\]; got \[3, ",
+        ),
+        ({"pixel_values": torch.zeros(1, 1, 20, 20)}, r"images must be floating point \[batch, 3, height, width\]"),
+        ({"pixel_values": torch.zeros(1, 3, 16, 20)}, "for 5 x 5 patches, and the image has 4 x 5"),
+        ({"pixel_values": torch.zeros(1, 3, 20, 20), "bool_masked_pos": torch.ones(1, 25)}, "make it with hides=True"),
+        ({"pixel_values": torch.zeros(1, 3, 20, 20), "bool_masked_pos": torch.ones(1, 9)}, "bool_masked_pos must have"),
+        ({"pixel_values": torch.zeros(1, 3, 20, 20), "attention_mask": torch.ones(1, 25)}, "attention_mask must have"),
+        ({"pixel_values": torch.zeros(1, 3, 20, 20), "head_mask": torch.ones(2, 4)}, "does not take head_mask"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(arguments, why):
+    with pytest.raises(ValueError, match=why):
+        from_hf(hugging_face())(**arguments)

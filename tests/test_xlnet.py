@@ -1,0 +1,322 @@
+"""XLNet as message passing against Hugging Face's own, on the same weights; and its permutation language model."""
+
+import copy
+import re
+
+import pytest
+import torch
+
+from mpnn import graphs
+from mpnn.models import XLNet, XLNetConfig, from_hf
+
+transformers = pytest.importorskip("transformers")
+
+BATCH, LENGTH, VOCABULARY = 3, 9, 31
+SINGLE = 1e-5  # float32: some hundred roundings of 2^-24 each, on numbers near 1
+
+KEEP = torch.arange(LENGTH) >= torch.tensor([0, 3, 5])[:, None]  # padding comes first
+HIDDEN = torch.rand(BATCH, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.4
+PREDICTED = torch.tensor([[3, 7], [5, 8], [6, 7]])
+MAPPING = torch.nn.functional.one_hot(PREDICTED, LENGTH).float()
+ORDER = [4, 1, 7, 0, 8, 3, 2, 6, 5]
+
+
+def config(**changes):
+    settings = {
+        "vocab_size": VOCABULARY,
+        "d_model": 16,
+        "n_layer": 3,
+        "n_head": 2,
+        "d_inner": 32,
+        "initializer_range": 0.3,  # large enough for attention to choose
+    }
+    return transformers.XLNetConfig(**(settings | changes))
+
+
+def hugging_face(**changes):
+    return transformers.XLNetModel(config(**changes)).eval()
+
+
+def sentences(*names):
+    """Random sentences, with those of all optional inputs that are named."""
+    given = {
+        "attention_mask": KEEP.long(),
+        "input_mask": (~KEEP).float(),
+        "token_type_ids": torch.randint(2, (BATCH, LENGTH)),
+        "perm_mask": HIDDEN.float(),
+        "target_mapping": MAPPING,
+    }
+    return {"input_ids": torch.randint(VOCABULARY, (BATCH, LENGTH))} | {name: given[name] for name in names}
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+def furthest_apart(a, b):
+    return max(largest(x - y) for x, y in zip(a, b, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------ the same numbers
+
+INPUTS = [
+    (),
+    ("attention_mask",),
+    ("input_mask", "token_type_ids"),
+    ("perm_mask",),
+    ("perm_mask", "target_mapping"),
+    ("attention_mask", "perm_mask", "target_mapping", "token_type_ids"),
+]
+
+
+@pytest.mark.parametrize("names", INPUTS, ids="+".join)
+def test_equals_hugging_face_everywhere(names, measured):
+    theirs, batch = hugging_face(), sentences(*names)
+    ours = from_hf(theirs)
+    everything = {"output_hidden_states": True, "output_attentions": True}
+    expected, found = theirs(**batch, **everything), ours(**batch, **everything)
+    assert type(found) is type(expected)
+    measured("XLNet", "Hugging Face XLNet", largest(expected.last_hidden_state - found.last_hidden_state), SINGLE)
+    assert furthest_apart(expected.hidden_states, found.hidden_states) < SINGLE
+    assert furthest_apart(expected.mems, found.mems) < SINGLE
+    if "target_mapping" in names:
+        rows = torch.arange(BATCH)[:, None], slice(None), PREDICTED
+        for (content, query), (our_content, our_query) in zip(expected.attentions, found.attentions, strict=True):
+            assert largest(content - our_content) < SINGLE
+            assert our_query.shape == query.shape
+            assert largest(query[rows] - our_query[rows]) < SINGLE
+    else:
+        assert furthest_apart(expected.attentions, found.attentions) < SINGLE
+
+
+@pytest.mark.parametrize("options", [{}, {"mem_len": 5}, {"mem_len": None}, {"reuse_len": 4}], ids=str)
+def test_remembers_as_hugging_face_does(options, measured):
+    theirs = hugging_face(**options)
+    ours = from_hf(theirs)
+    first, second = sentences("token_type_ids"), sentences(*INPUTS[-1])
+    expected, found = theirs(**first), ours(**first)
+    for _ in range(2):
+        expected, found = theirs(**second, mems=expected.mems), ours(**second, mems=found.mems)
+        measured("XLNet", "Hugging Face XLNet", largest(expected[0] - found[0]), SINGLE)
+        assert [m.shape for m in expected.mems] == [m.shape for m in found.mems]
+        assert furthest_apart(expected.mems, found.mems) < SINGLE
+    assert ours(**second, use_mems=False).mems is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attn_type": "uni"},
+        {"attn_type": "uni", "same_length": True},
+        {"clamp_len": 3},
+        {"bi_data": True, "clamp_len": 4},
+    ],
+    ids=str,
+)
+def test_configurations_of_its_pretraining(options, measured):
+    theirs = hugging_face(**options)
+    ours = from_hf(theirs)
+    ids, more = torch.randint(VOCABULARY, (2, 2, LENGTH))
+    expected, found = theirs(ids), ours(ids)
+    again, ours_again = theirs(more, mems=expected.mems), ours(more, mems=found.mems)
+    for a, b in ((expected, found), (again, ours_again)):
+        measured("XLNet", "Hugging Face XLNet", largest(a[0] - b[0]), SINGLE)
+
+
+def test_gradients_equal_hugging_face():
+    theirs = hugging_face()
+    ours = from_hf(theirs)
+    batch, weight = sentences(*INPUTS[-1]), torch.randn(BATCH, 2, 16)
+    for model in (theirs, ours):
+        (model(**batch).last_hidden_state * weight).sum().backward()
+    expected = copy.deepcopy(theirs)
+    with torch.no_grad():
+        for p, original in zip(expected.parameters(), theirs.parameters(), strict=True):
+            p.copy_(torch.zeros_like(p) if original.grad is None else original.grad)
+    expected = dict(from_hf(expected).named_parameters())
+    for name, p in ours.named_parameters():
+        scale = 1 + expected[name].abs().max()
+        grad = torch.zeros_like(p) if p.grad is None else p.grad
+        assert largest(grad - expected[name]) < 5 * SINGLE * scale, name
+
+
+def test_vectors_in_place_of_tokens():
+    ours, ids = from_hf(hugging_face()), sentences()["input_ids"]
+    assert torch.equal(ours(inputs_embeds=ours.model.token(ids))[0], ours(ids)[0])
+
+
+@pytest.mark.parametrize("topology", [graphs.window(2), graphs.causal(), graphs.longformer(2, globals=1)], ids=str)
+def test_a_swapped_graph_equals_hugging_face_with_that_graph_as_its_mask(topology):
+    theirs, batch = hugging_face(), sentences("target_mapping", "token_type_ids")
+    mask = (~topology.bind(LENGTH).dense()).float().expand(BATCH, -1, -1)
+    found = from_hf(theirs, graph=topology)(**batch)
+    assert largest(theirs(**batch, perm_mask=mask)[0] - found[0]) < SINGLE
+    assert largest(theirs(**batch)[0] - found[0]) > 0.01
+
+
+def test_a_swapped_graph_lies_over_the_tokens_that_are_kept():
+    ours, batch = from_hf(hugging_face(), graph=graphs.window(2)), sentences("attention_mask")
+    padded = ours(**batch).last_hidden_state
+    alone = ours(batch["input_ids"][1:2, 3:]).last_hidden_state
+    assert largest(padded[1, 3:] - alone[0]) < SINGLE
+
+
+@pytest.mark.parametrize(
+    "head", ["LMHeadModel", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnsweringSimple"]
+)
+def test_heads_stay_what_they_are(head, measured):
+    theirs = getattr(transformers, f"XLNet{head}")(config()).eval()
+    ours = from_hf(theirs)
+    batch = sentences("attention_mask", "token_type_ids")
+    expected, found = theirs(**batch), ours(**batch)
+    assert type(found) is type(expected)
+    assert isinstance(ours.transformer.model, XLNet)
+    for name in [name for name in expected if "logits" in name]:
+        measured("XLNet", "Hugging Face XLNet", largest(expected[name] - found[name]), SINGLE)
+
+
+def test_multiple_choice_and_beam_search_heads():
+    config_ = config()
+    choice = transformers.XLNetForMultipleChoice(config_).eval()
+    ids = torch.randint(VOCABULARY, (2, 3, LENGTH))
+    assert largest(choice(ids).logits - from_hf(choice)(ids).logits) < SINGLE
+    answer = transformers.XLNetForQuestionAnswering(config_).eval()
+    batch = sentences("attention_mask")
+    expected, found = answer(**batch), from_hf(answer)(**batch)
+    assert torch.equal(expected.end_top_index, found.end_top_index)
+    assert largest(expected.end_top_log_probs - found.end_top_log_probs) < SINGLE
+
+
+def test_generates_what_hugging_face_does():
+    theirs = transformers.XLNetLMHeadModel(config(bos_token_id=1, eos_token_id=None, pad_token_id=None)).eval()
+    prompt = torch.randint(VOCABULARY, (2, 4))
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+    assert torch.equal(theirs.generate(prompt, **options), from_hf(theirs).generate(prompt, **options))
+
+
+def test_tied_weights_stay_tied():
+    ours = from_hf(transformers.XLNetLMHeadModel(config()))
+    assert ours.lm_loss.weight is ours.transformer.model.token.weight
+
+
+# ------------------------------------------------------------------------------------------------ its own model
+
+
+def same_weights(theirs):
+    """Our XLNet with the weights of an `XLNetLMHeadModel`."""
+    sizes = XLNetConfig(VOCABULARY, 16, layers=3, heads=2, hidden=32, dropout=0.0)
+    model = XLNet(sizes).eval()
+    body = from_hf(theirs).transformer.model
+    missing, _ = model.load_state_dict(body.state_dict(), strict=False)
+    assert missing == ["bias"]
+    model.bias.data.copy_(theirs.lm_loss.bias)
+    return model
+
+
+@pytest.mark.parametrize("names", [(), ("token_type_ids",)], ids=["one segment", "segments"])
+def test_predictions_in_an_order_are_those_of_hugging_face_with_its_masks(names, measured):
+    """perm_mask hides what stands at or after a token in the order: its own content too, from the query stream."""
+    theirs = transformers.XLNetLMHeadModel(config()).eval()
+    theirs.lm_loss.bias.data.normal_()
+    model, batch = same_weights(theirs), sentences(*names)
+    rank = torch.tensor(ORDER).argsort()
+    mask = (rank >= rank[:, None]).float().expand(BATCH, -1, -1)
+    every = torch.eye(LENGTH).expand(BATCH, -1, -1)
+    expected = theirs(**batch, perm_mask=mask, target_mapping=every).logits
+    found = model.predict(batch["input_ids"], ORDER, batch.get("token_type_ids"))
+    heard = ORDER[1:]  # the first hears nobody: theirs then hears everybody, since all of its scores are equally low
+    measured("XLNet", "Hugging Face XLNet", largest((expected - found)[:, heard]), SINGLE)
+    last = model.loss(batch["input_ids"], ORDER, batch.get("token_type_ids"), last=4)
+    targets = torch.full((BATCH, LENGTH), -100)
+    targets[:, ORDER[-4:]] = batch["input_ids"][:, ORDER[-4:]]
+    expected = theirs(**batch, perm_mask=mask, target_mapping=every, labels=targets).loss
+    assert largest(expected - last) < SINGLE
+
+
+def test_reads_both_ways_once_it_is_trained():
+    theirs = transformers.XLNetLMHeadModel(config()).eval()
+    model, batch = same_weights(theirs), sentences("token_type_ids")
+    found = model(batch["input_ids"], batch["token_type_ids"])
+    assert largest(theirs.transformer(**batch)[0] - found) < SINGLE
+    banded = from_hf(theirs, graph=graphs.window(1)).transformer(**batch)[0]
+    assert largest(banded - model(batch["input_ids"], batch["token_type_ids"], graphs.window(1))) < SINGLE
+
+
+def own(**changes):
+    torch.manual_seed(1)
+    model = XLNet(XLNetConfig(VOCABULARY, 16, layers=3, heads=2, hidden=32, dropout=0.0), **changes).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
+def test_a_token_is_predicted_from_those_before_it_in_the_order_alone():
+    model, before = own(), torch.randint(VOCABULARY, (2, LENGTH))
+    after = before.clone()
+    after[:, 0] = (after[:, 0] + 1) % VOCABULARY
+    changed = (model.predict(before, ORDER) != model.predict(after, ORDER)).any(-1)
+    at = ORDER.index(0)
+    assert not changed[:, ORDER[: at + 1]].any()  # nor by itself
+    assert changed[:, ORDER[at + 1 :]].all()
+
+
+def test_learns_from_whatever_comes_first():
+    """Sentences of one token, repeated: after the first in the order, all the others are certain."""
+    model = XLNet(XLNetConfig(5, 16, layers=1, heads=2, hidden=32, dropout=0.0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = model.loss(torch.randint(5, (16, 1)).expand(-1, 6), last=5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
+
+
+def test_comes_back_as_it_was_saved(tmp_path):
+    model, tokens = own(), torch.randint(VOCABULARY, (2, LENGTH))
+    model.save_pretrained(tmp_path)
+    assert torch.equal(XLNet.from_pretrained(tmp_path).predict(tokens, ORDER), model.predict(tokens, ORDER))
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def test_predictions_need_the_head_and_a_whole_order():
+    tokens = torch.randint(VOCABULARY, (2, LENGTH))
+    with pytest.raises(ValueError, match="make the model with head=True"):
+        own(head=False).predict(tokens, ORDER)
+    with pytest.raises(ValueError, match=re.escape("order must hold each of 0..8 once")):
+        own().predict(tokens, [0] * LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("ff_activation", "quick_gelu"), ("attn_type", "tri"), ("quantization_config", {"bits": 4})]
+)
+def test_refuses_a_configuration_and_names_the_field(field, value):
+    theirs = hugging_face()
+    object.__setattr__(theirs.config, field, value)
+    with pytest.raises(ValueError, match=re.escape(f"config.{field} = {value!r}")):
+        from_hf(theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"perm_mask": HIDDEN[:, :4].float()}, "perm_mask must be"),
+        ({"target_mapping": torch.ones(BATCH, 2, LENGTH)}, "a single 1 for each prediction"),
+        ({"target_mapping": MAPPING[:, :, :4]}, "target_mapping must be"),
+        ({"attention_mask": KEEP.long(), "input_mask": (~KEEP).long()}, "give one of them"),
+        ({"mems": [torch.zeros(4, BATCH, 16)] * 2}, "for each of 3 layers; got 2"),
+        ({"mems": [torch.zeros(4, 2, 16)] * 3}, r"mems must hold a tensor \[M, 3, 16\]"),
+        ({"head_mask": torch.ones(2)}, "head_mask"),
+    ],
+)
+def test_refuses_a_call_and_names_the_argument(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        from_hf(hugging_face())(**sentences(), **changes)
+
+
+def test_reading_backwards_takes_two_halves():
+    with pytest.raises(ValueError, match=r"config.bi_data takes batches of two halves, the second reversed; got 3"):
+        from_hf(hugging_face(bi_data=True))(**sentences())
