@@ -1,9 +1,9 @@
 """When will I arrive? Streets that hear their neighbours know what a driver will meet, and each alone does not.
 
-In a made-up city (`mpnn.data.city`) queues grow backwards, from each street into those that lead into it. Trips on three
-days are predicted from twelve others, by the sum of times at free speed, the sum at the speeds measured at departure, a
-linear model of each segment, and a graph network over the segments of a route and the streets that leave it
-(`mpnn.models.ArrivalTimes`).
+In a made-up city (`mpnn.data.city`) queues grow backwards, from each street into those that lead into it. Trips on
+three days are predicted from twelve others: by the sum of times at free speed, by that at the speeds measured at
+departure, by a linear model of each segment, and by a graph network over the segments of a route and the streets that
+leave it (`mpnn.models.ArrivalTimes`).
 
     python examples/arrival_times.py                             half a minute
     python examples/arrival_times.py --trips 50 --epochs 1       to see it run
@@ -33,6 +33,7 @@ Errors = dict[str, tuple[float, float]]
 
 def main() -> None:
     options = arguments()
+    torch.set_num_threads(1)  # the products are small: a second thread would wait more than work
     table = Table("predicted by", "segment", "whole route", title="mean absolute error in minutes, on three new days")
     for name, (segment, route) in compare(options.trips, options.epochs, options.seed).items():
         table.add_row(name, f"{segment:.3f}", f"{route:.2f}")

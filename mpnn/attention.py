@@ -54,7 +54,24 @@ class Attention(nn.Module, ABC):
         return out.flatten(-2)
 
 
-class DotProduct(Attention):
+class KeyValue(Attention):
+    """Attention by queries, keys and values that follow from each node alone, so that those of nodes that were there
+    before can be kept (`mpnn.decoding`)."""
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        return self.terms(*self.mapped(dst, src, graph), graph, edge_attr)
+
+    @abstractmethod
+    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D], turned to where their nodes stand: what
+        follows from each node alone, edges aside."""
+
+    @abstractmethod
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        """The terms of what `mapped` gave."""
+
+
+class DotProduct(KeyValue):
     """Multi-head dot-product attention (Vaswani et al. 2017, section 3.2).
 
         w_ij = softmax_j( <W_Q h_i, W_K h_j> / sqrt(D) ),   m_i = W_O || _h sum_j w_ij W_V h_j
@@ -109,12 +126,7 @@ class DotProduct(Attention):
         given = () if position is None else (position,) if isinstance(position, Position) else tuple(position)
         self.positions = nn.ModuleList(given)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        return self.terms(*self.mapped(dst, src, graph), graph, edge_attr)
-
     def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D], turned to where their nodes stand: what
-        follows from each node alone, edges aside."""
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))
         key = self.to_key(src).unflatten(-1, (self.kv_heads, -1))
         value = self.to_value(src).unflatten(-1, (self.kv_heads, -1))
@@ -124,7 +136,6 @@ class DotProduct(Attention):
         return query, key, value
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        """The terms of what `mapped` gave."""
         on_key: PerEdge | None = None if self.to_edge is None else _mapped(self.to_edge, edge_attr, self.heads)
         on_value = on_key
         bias: list[PerEdge] = []
@@ -219,7 +230,7 @@ def _by_head(x: Tensor, vector: Tensor) -> Tensor:
     return F.linear(x.flatten(-2), apart.flatten(1))
 
 
-class AdditiveV2(Attention):
+class AdditiveV2(KeyValue):
     """Additive attention whose ranking of sources depends on the listener: GATv2 (Brody et al. 2022, eq. 7) and, with
     `activation=torch.tanh`, Bahdanau et al. 2015.
 
@@ -255,11 +266,12 @@ class AdditiveV2(Attention):
         self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias and map_value else None
         nn.init.xavier_uniform_(self.vector)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        key = self.to_value(src).unflatten(-1, (self.heads, -1))
-        query = self.to_query(dst).unflatten(-1, (self.heads, -1))
+    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+        query, key = self.to_query(dst), self.to_value(src).unflatten(-1, (self.heads, -1))
+        return query.unflatten(-1, (self.heads, -1)), key, key if self.map_value else src.unsqueeze(-2)
+
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         edge = None if self.to_edge is None else _mapped(self.to_edge, edge_attr, self.heads)
-        value = key if self.map_value else src.unsqueeze(-2)
         return Terms(value, AdditiveV2Score(query, key, self.vector, self.activation, edge))
 
     def merge(self, out: Tensor) -> Tensor:
@@ -305,7 +317,7 @@ def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtyp
     return inverse[dst] * weight * inverse[src]
 
 
-class Kernel(Attention):
+class Kernel(KeyValue):
     """Linear attention: weights are products of positive features, so that sums over sources can be taken before any
     destination is known; over complete and causal graphs the cost is linear in the nodes.
 
@@ -339,11 +351,14 @@ class Kernel(Attention):
         self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(dim, dim, bias) for _ in range(4))
         self.register_buffer("directions", None if features == "elu" else _orthogonal(features, self.head_dim, seed))
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = (
             to(x).unflatten(-1, (self.heads, -1))
             for to, x in ((self.to_query, dst), (self.to_key, src), (self.to_value, src))
         )
+        return query, key, value
+
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
         # A factor for each query, and one for all keys of a head, cancel; they keep exponentials from overflowing.
         score = Dot(self._features(query, (-1,)), self._features(key, (-3, -1)), 1.0)

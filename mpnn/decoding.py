@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import Attention, DotProduct, Terms
+from mpnn.attention import Attention, KeyValue, Terms
 from mpnn.graph import Graph
 from mpnn.runs import Runs
 from mpnn.topology import Topology
@@ -59,13 +59,16 @@ class Cache:
             given: the topology or the graph of all `length` nodes; or the rows of the new nodes alone, a graph with a
                 source for each node that is there by then.
             x: features of the new nodes, prepared, [..., n, dim]; their keys and values are kept.
-            source: features of other nodes that are heard instead, [..., N_src, dim], which are kept at the first call.
+            source: features of other nodes that are heard instead, [..., N_src, dim], which are kept at the first call,
+                with their gradients.
 
         Raises:
             ValueError: an attention or a graph that cannot be decoded node by node; the sentence says why.
         """
-        if not isinstance(attention, DotProduct) or type(attention).forward is not DotProduct.forward:
-            raise ValueError(f"only DotProduct attention keeps keys and values; got {type(attention).__name__}")
+        if not isinstance(attention, KeyValue) or type(attention).forward is not KeyValue.forward:
+            raise ValueError(
+                f"only DotProduct, Kernel and AdditiveV2 attention keep keys and values; got {type(attention).__name__}"
+            )
         if torch.compiler.is_compiling():
             raise ValueError("torch.compile does not trace cached decoding; call what is not compiled with a cache")
         kept = self._kept.setdefault(layer, _Kept(fixed=source is not None))
@@ -108,6 +111,11 @@ class _Kept:
     value: Tensor = None  # type: ignore[assignment]
 
     def append(self, key: Tensor, value: Tensor, most: int) -> None:
+        if self.fixed and key.shape[-3] == 0:
+            return
+        if self.fixed and self.count == 0:  # nothing will be written into them, so that gradients may pass
+            self.key, self.value, self.count = key, value, key.shape[-3]
+            return
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError("a cache keeps no gradients; decode under torch.no_grad()")
         stop = self.count + key.shape[-3]

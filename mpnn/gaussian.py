@@ -52,24 +52,31 @@ class Gaussian(Attention):
 
 
 class Near(Attention):
-    """Weights by how near two nodes' own vectors are (VAIN, Hoshen 2017, section 3.2):
+    """Weights by how near two nodes' own vectors are (VAIN, Hoshen 2017, section 3):
 
-        w_ij = softmax_j( -|a_i - a_j|^2 ),   a_i = A h_i,   m_i = sum_j w_ij V h_j
+        w_ij = exp( -|a_i - a_j|^2 ), divided by their sum over j when normalized,   m_i = sum_j w_ij v_j
 
-    |a_i|^2 is the same for every j and cancels, so the score is the inner product of (2 a_i, -1) and (a_j, |a_j|^2):
-    what runs dot-product attention runs this.
+    When normalized, |a_i|^2 cancels, so the score is the inner product of (2 a_i, -1) and (a_j, |a_j|^2): what runs
+    dot-product attention runs this, and nothing is written out edge by edge.
 
     Args:
-        to_place: A, a module that gives the vectors a [..., N, D]. to_value: V, that of what is heard.
-        dropout: of attention weights, in training.
+        encode: a module that makes of features [..., N, d] what a node says, v, and where it stands, a, side by side.
+        places: width of a. normalized: whether weights add up to 1. dropout: of attention weights, in training.
     """
 
-    def __init__(self, to_place: nn.Module, to_value: nn.Module, *, dropout: float = 0.0) -> None:
+    def __init__(self, encode: nn.Module, places: int, *, normalized: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
-        self.to_place, self.to_value, self.dropout = to_place, to_value, dropout
+        self.encode, self.places, self.dropout = encode, places, dropout
+        self.normalize = "softmax" if normalized else "none"
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        here, there = self.to_place(dst), self.to_place(src)
+        encoded = self.encode(src)
+        value, there = encoded[..., : -self.places].unsqueeze(-2), encoded[..., -self.places :]
+        here = there if dst is src else self.encode(dst)[..., -self.places :]
+        if self.normalize == "none":
+            from_src, to_dst = graph.edge_index
+            apart = here.index_select(-2, to_dst) - there.index_select(-2, from_src)
+            return Terms(value, bias=((-apart.square().sum(-1, keepdim=True)).exp(),))
         query = torch.cat([2 * here, -torch.ones_like(here[..., :1])], -1)
         key = torch.cat([there, there.square().sum(-1, keepdim=True)], -1)
-        return Terms(self.to_value(src).unsqueeze(-2), Dot(query.unsqueeze(-2), key.unsqueeze(-2), 1.0))
+        return Terms(value, Dot(query.unsqueeze(-2), key.unsqueeze(-2), 1.0))

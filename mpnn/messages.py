@@ -45,7 +45,7 @@ class EdgeWeight(Mapped):
         m_i = out( reduce_j a_ij value(h_j) )
 
     `normalized` divides weights, which must not be negative then, by their sum over the sources of each destination:
-    PinSage's importance pooling (Ying et al. 2018, section 3.1).
+    PinSage's importance pooling (Ying et al. 2018, section 3.2).
     """
 
     def __init__(

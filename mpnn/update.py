@@ -160,7 +160,7 @@ class PostNorm(Update):
 
 
 class DeepNorm(PostNorm):
-    """A post-norm layer that keeps more of what was there, so that hundreds of them train (Wang et al. 2022, eq. 1):
+    """A post-norm layer that keeps more of what was there, so that hundreds of them train (Wang et al. 2022, figure 2):
 
         z = norm(alpha x + dropout(m)),   y = norm'(alpha z + dropout(ffn(z)))
 

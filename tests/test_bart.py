@@ -231,6 +231,20 @@ def test_a_swapped_graph_is_the_encoders():
         assert largest((from_hf(theirs)(**call).last_hidden_state - found)[WORDS]) > 0.01
 
 
+def test_a_bart_with_more_positions_and_a_window_reads_longer_texts():
+    theirs = bart("ForConditionalGeneration")
+    ours = from_hf(theirs, graph=graphs.window(4), context=60)
+    assert ours.config.max_position_embeddings == 60
+    assert theirs.config.max_position_embeddings == 24
+    table = theirs.model.encoder.embed_positions.weight[2:]
+    assert torch.equal(ours.model.model.source.position.weight, torch.cat([table, table, table[:12]]))
+    assert ours.generate(torch.randint(3, 59, (2, 50)), max_length=40).shape[0] == 2
+    with pytest.raises(ValueError, match="stretches the 24 positions that this model has; got 10"):
+        from_hf(theirs, context=10)
+    with pytest.raises(ValueError, match=r"to a context; config\.model_type is 'marian'"):
+        from_hf(marian(), context=60)
+
+
 def test_nothing_leaks_from_one_sentence_to_another():
     ours, call = from_hf(bart(dtype=torch.float32)), batch()
     before = ours(**call).last_hidden_state

@@ -23,6 +23,7 @@ from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, 
 from mpnn.compiled.operator import _TICKETS
 from mpnn.handles import held
 from mpnn.models import GPT
+from mpnn.models.relative import RelativeDotProduct
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
 from mpnn.relation import GridOffset
 from mpnn.update import Activate, FeedForward, PreNorm
@@ -98,6 +99,7 @@ ON_SEQUENCES: dict[str, Callable[[], MessagePassing]] = {
     "alibi": lambda: layer(graphs.window(4), position=ALiBi(2)),
     "t5": lambda: layer(graphs.complete(), position=initialised(T5(2, buckets=8, max_distance=8))),
     "shaw": lambda: layer(graphs.window(3), position=Shaw(8, 2)),
+    "transformer-xl": lambda: MessagePassing(graphs.causal(), "sum", None, RelativeDotProduct(WIDTH, 2, dropout=0.25)),
     "kernel": lambda: MessagePassing(graphs.causal(), "sum", None, Kernel(WIDTH, 2, features=8)),
     "aggregation": lambda: MessagePassing(graphs.window(2), "mean", None, None),
 }

@@ -46,7 +46,7 @@ def deep(kind, layers):
 
 
 def layer(x, op, alpha):
-    """Equation 1 around softmax attention to whoever comes before, for one sentence [N, dim]."""
+    """DeepNorm (figure 2) around softmax attention to whoever comes before, for one sentence [N, dim]."""
     attention, update = op.attention, op.update
     heads = []
     for h in range(HEADS):

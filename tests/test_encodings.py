@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from itertools import product
 
 import pytest
 import torch
+from scipy.sparse.linalg import eigsh
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -77,6 +79,13 @@ def test_laplacian_repeats_bit_by_bit_where_eigenvalues_coincide(n: int) -> None
     assert_close(first[:, 0].double(), twice, atol=1e-6, rtol=0)  # node 0 lies closest, and tells the basis
 
 
+@pytest.mark.skipif("rng" not in signature(eigsh).parameters, reason="scipy before 1.17 begins again at random")
+def test_laplacian_of_a_large_star_repeats_bit_by_bit() -> None:
+    """All its leaves are alike: one eigenvalue has 698 eigenvectors, of which the solver finds a few."""
+    star = graphs.from_edges(torch.stack([torch.zeros(699, dtype=torch.int64), torch.arange(1, 700)])).undirected()
+    assert torch.equal(encodings.laplacian(star, 4), encodings.laplacian(star, 4))
+
+
 def test_laplacian_of_large_graphs_agrees_with_all_eigenvectors() -> None:
     side = 25  # times 26, so that no two of the first eigenvalues coincide
     graph = graphs.grid(side, side + 1).bind(side * (side + 1))
@@ -136,14 +145,15 @@ def test_random_walk_without_edges_or_nodes() -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 4])
-def test_roles_part_the_nodes_as_pyg_does(graph: Graph, rounds: int) -> None:
+def test_roles_part_the_nodes_as_pyg_does(graph: Graph, rounds: int, measured) -> None:
     pyg = pytest.importorskip("torch_geometric.nn")
     both = graphs.batch([graph, graphs.from_edges(graphs.grid(4, 5).bind(20).edge_index)])
     theirs = labels = torch.arange(2 * N) % 2
     for _ in range(rounds):
         theirs = pyg.WLConv()(theirs, both.edge_index)
     ours = encodings.weisfeiler_lehman(both, rounds, labels)
-    assert torch.equal(ours[:, None] == ours, theirs[:, None] == theirs)
+    pairs_apart = ((ours[:, None] == ours) != (theirs[:, None] == theirs)).sum().item()
+    measured(SYSTEM, "PyTorch Geometric WLConv", pairs_apart, bound=0)
     assert set(ours.tolist()) == set(range(int(ours.max()) + 1))
 
 

@@ -25,6 +25,12 @@ RUNS = [
         ["1 layers of 16", "causal() & window(16)", "408", "val loss"],
         ["rich"],
     ),
+    (
+        "arrival_times.py",
+        ["--trips", "40", "--epochs", "1"],
+        ["three new days", "times at free speed", "a linear model of each segment", "ArrivalTimes"],
+        ["rich", "sklearn"],
+    ),
     ("custom_aggregator.py", ["--epochs", "20"], ["one in five broken", "trimmed mean (a function)"], ["rich"]),
     ("custom_topology.py", ["--steps", "2"], ["#.......#....########...", "2,080", "51%"], ["rich"]),
     (

@@ -211,6 +211,20 @@ def test_the_graph_with_loops_is_made_once() -> None:
     assert op.request(x, graph).graph is op.request(x, graph).graph
 
 
+def test_it_can_be_compiled_whole() -> None:
+    """Once for each graph, as which edges are loops cannot be traced."""
+    torch._dynamo.reset()
+    conv, x, attr = (
+        drawn(pyg.GATConv(IN, OUT, edge_dim=EDGE)),
+        torch.randn(N, IN, dtype=torch.float64),
+        attributes("vector"),
+    )
+    compiled = torch.compile(from_pyg(conv), fullgraph=True, backend="aot_eager")
+    for edge_index in (EDGES, EDGES.flip(0)):
+        found = compiled(x, graph=graphs.from_edges(edge_index, N), edge_attr=attr)
+        torch.testing.assert_close(found, conv(x, edge_index, attr))
+
+
 def test_the_weights_are_copies_that_can_be_trained() -> None:
     conv = pyg.GATConv(IN, OUT).train()
     conv.att_src.requires_grad_(False)

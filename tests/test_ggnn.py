@@ -1,4 +1,4 @@
-"""GGNN: its rounds are PyTorch Geometric's where edges have one class, and the paper's equations where they have more."""
+"""GGNN: its rounds are PyTorch Geometric's where edges have one class, the paper's equations where they have more."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, graphs
 from mpnn.attention import Additive
+from mpnn.models import from_pyg
 from mpnn.models.gps import GPS, GPSLayer
 from mpnn.update import MLP, Add
 
@@ -77,6 +78,37 @@ def gin() -> nn.Module:
 
 def gat() -> nn.Module:
     return pyg.GATConv(DIM, DIM // HEADS, HEADS, add_self_loops=False)
+
+
+@pytest.mark.parametrize(
+    ("conv", "edge_dim"),
+    [(gin, 0), (lambda: pyg.GATConv(DIM, DIM, edge_dim=3), 3), (lambda: pyg.TransformerConv(DIM, DIM, edge_dim=3), 3)],
+)
+def test_from_pyg_takes_the_layer_with_any_convolution(conv, edge_dim: int, edge_index: Tensor) -> None:
+    theirs = scrambled(pyg.GPSConv(DIM, conv(), HEADS, dropout=0.1, act="elu")).eval()
+    attr = torch.randn(edge_index.shape[1], edge_dim) if edge_dim else None
+    graph = graphs.from_edges(edge_index, N, edge_attr=attr)
+    options = {"edge_attr": attr} if edge_dim else {}
+    x, batch = torch.randn(N, DIM), torch.repeat_interleave(torch.arange(3), torch.tensor(SIZES))
+    ours = from_pyg(theirs)
+    torch.testing.assert_close(ours(x, graph, graphs.documents(SIZES)), theirs(x, edge_index, batch, **options))
+    assert not ours.training
+    assert ours.mlp[1].p == 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"attn_type": "performer"}, "attn_type = 'performer', only 'multihead'"),
+        ({"norm": "layer_norm"}, r"norm = LayerNorm\(12.*\), only 'batch_norm' and None"),
+        ({"attn_kwargs": {"bias": False}}, "attention has another bias"),
+        ({"attn_kwargs": {"add_bias_kv": True}}, "attention has another add_bias_kv"),
+        ({"attn_kwargs": {"add_zero_attn": True}}, "attention has add_zero_attn"),
+    ],
+)
+def test_from_pyg_refuses_what_it_cannot_say(options: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        from_pyg(pyg.GPSConv(DIM, gin(), HEADS, **options))
 
 
 @pytest.mark.parametrize("training", [False, True])

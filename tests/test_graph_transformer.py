@@ -70,7 +70,7 @@ def test_layers_are_those_of_pyg(graph: Graph, measured: Callable[..., None], dt
 
 
 def formula(op: MessagePassing, x: Tensor, graph: Graph, attr: Tensor) -> Tensor:
-    """Equations 9 and 10, edge by edge."""
+    """What the docstring of `EdgeScaled` says, edge by edge."""
     spec, (src, dst) = op.attention, graph.edge_index
     query, key, value = (
         F.linear(x, to.weight, to.bias).view(N, HEADS, -1) for to in (spec.to_query, spec.to_key, spec.to_value)

@@ -115,9 +115,11 @@ def test_renumbering_atoms_changes_nothing(model: Graphormer, molecules: list[Gr
     torch.testing.assert_close(model(x[new.argsort()], [same]), model(x, [tree]))
 
 
-def test_molecules_without_edge_features(molecules: list[Graph]) -> None:
+def test_molecules_without_edge_features_or_with_one_number_each(molecules: list[Graph]) -> None:
     net = Graphormer(IN, 1, dim=DIM, heads=HEADS, layers=1)
     assert net(torch.randn(11, IN), molecules).shape == (3, 1)
+    one_number = graphs.from_edges([[0, 1], [1, 0]], edge_attr=torch.ones(2))
+    assert Graphormer(IN, 1, 1, DIM, HEADS, layers=1)(torch.randn(2, IN), [one_number]).shape == (1, 1)
 
 
 def test_loss_falls_and_the_model_is_saved(molecules: list[Graph], tmp_path) -> None:
@@ -140,3 +142,5 @@ def test_refusals_name_what_does_not_fit(model: Graphormer, molecules: list[Grap
     bare = graphs.from_edges([[0, 1], [1, 0]])
     with pytest.raises(ValueError, match=r"edge_attr must have shape \[2, 3\], as edge_dim says; got none"):
         model(torch.randn(2, IN), [bare])
+    with pytest.raises(ValueError, match=r"as edge_dim says; got \[2\]"):
+        model(torch.randn(2, IN), [graphs.from_edges([[0, 1], [1, 0]], edge_attr=torch.ones(2))])

@@ -24,7 +24,7 @@ def graph() -> Graph:
 
 
 def dense_attention(attention: MagnaAttention, h: Tensor, graph: Graph) -> Tensor:
-    """A of equations 1 to 3, [H, N, N], edge by edge and row by row."""
+    """One-hop attention, [H, N, N], edge by edge and row by row."""
     src, dst = graph.edge_index
     weights = []
     for head in range(HEADS):
@@ -89,7 +89,7 @@ def test_equals_the_formula(graph: Graph, hops: int, alpha: float, relations: in
 
 
 def test_many_hops_are_personalised_pagerank_of_attention(graph: Graph) -> None:
-    """Equation 4's sum without end is alpha (I - (1 - alpha) A)^-1 V."""
+    """The sum without end is alpha (I - (1 - alpha) A)^-1 V."""
     attention = MagnaAttention(DIM, HEADS).double()
     layer = MessagePassing(graph, Diffusion(400, 0.1), attention=attention)
     h = torch.randn(N, DIM, dtype=torch.float64)

@@ -29,7 +29,7 @@ def rough(model, dtype):
 
 
 def heard(attention, h, mask):
-    """Equation 4 of Choromanski et al. with their positive features, for one text [N, dim]."""
+    """Attention with the positive features of Choromanski et al. (lemma 1), for one text [N, dim]."""
     heads = []
     for k in range(HEADS):
         mine = slice(k * DIM // HEADS, (k + 1) * DIM // HEADS)
@@ -124,6 +124,12 @@ def test_its_error_against_softmax_falls_with_the_root_of_the_number_of_features
     slope, deviation = (mean[1] / mean[0]).log() / span, torch.stack(uncertain).norm() / span
     assert deviation < 0.1
     assert abs(slope + 1) < 4 * deviation
+
+
+def test_generates_token_by_token_what_the_full_pass_says():
+    model = rough(Performer(PerformerConfig(**SIZES, features=FEATURES)), torch.float64)
+    out = model.generate(torch.randint(VOCABULARY, (2, 3)), 9, temperature=0)
+    assert torch.equal(model(out[:, :-1]).argmax(-1)[:, 2:], out[:, 3:])
 
 
 def test_hears_along_its_graph():

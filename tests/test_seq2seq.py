@@ -4,6 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from mpnn import MessagePassing
+from mpnn.attention import AdditiveV2
+from mpnn.graphs import complete
 from mpnn.models.seq2seq import Seq2Seq
 
 EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
@@ -88,6 +91,25 @@ def test_gradients_equal_the_formulas():
     expected = torch.autograd.grad(total, parameters.values())
     for name, a, b in zip(parameters, found, expected, strict=True):
         assert (a - b).abs().max() < EXACT * (1 + b.abs().max()), name
+
+
+def test_what_follows_from_the_source_alone_is_computed_once():
+    model, (source, target) = small(), sentences()
+    shapes = []
+    model.align.attention.to_value.register_forward_hook(lambda module, given, out: shapes.append(out.shape))
+    model(source, target, KEEP)
+    assert [shape.numel() for shape in shapes] == [int(KEEP.sum()) * 12, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("concat", [True, False])
+def test_several_heads_may_hear_sources_as_they_are(concat):
+    attention = AdditiveV2(4, 3, heads=2, concat=concat, activation=torch.tanh, source_dim=5, map_value=False).double()
+    x, h = torch.randn(2, 4).double(), torch.randn(6, 5).double()
+    found = MessagePassing(complete(), "sum", None, attention)(x, source=h)
+    energy = (attention.to_query(x)[:, None] + attention.to_value(h)).tanh().unflatten(-1, (2, 3)) * attention.vector
+    alpha = energy.sum(-1).softmax(1)  # [2, 6, heads]
+    expected = torch.einsum("ijh,jd->ihd", alpha, h)
+    torch.testing.assert_close(found, expected.flatten(1) if concat else expected.mean(1))
 
 
 def test_loss_is_the_cross_entropy_of_each_next_word():

@@ -126,6 +126,13 @@ def test_comes_back_as_it_was_saved(by, tmp_path):
     assert torch.equal(SparseTransformer.from_pretrained(tmp_path)(tokens), model(tokens))
 
 
+@pytest.mark.parametrize("by", ["none", "layers", "heads"])
+def test_generates_token_by_token_what_the_full_pass_says(by):
+    model = model_of(strided_patterns(4), by)
+    out = model.generate(torch.randint(VOCABULARY, (2, 3)), 10, temperature=0)
+    assert torch.equal(model(out[:, :-1]).argmax(-1)[:, 2:], out[:, 3:])
+
+
 def test_refuses_what_it_cannot():
     with pytest.raises(ValueError, match='by "layers", "heads" or "none"; got \'tokens\''):
         SparseTransformer(CONFIG, strided_patterns(4), by="tokens")

@@ -188,7 +188,7 @@ def best_of_all(ours, source, steps, penalty):
     """The best translation by looking at every one there is: words 1 to 4, where 2 ends it."""
     texts = [[]]
     for _ in range(steps):
-        texts = [t + [w] if 2 not in t else t for t in texts for w in (range(5) if 2 not in t else [2])]
+        texts = [[*t, w] if 2 not in t else t for t in texts for w in (range(5) if 2 not in t else [2])]
 
     def score(text):
         log_p = ours(source, torch.tensor([[ours.config.start, *text]])).log_softmax(-1)[0]

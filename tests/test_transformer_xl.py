@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
 from mpnn.decoding import Cache
-from mpnn.models import TransformerXL
+from mpnn.models import TransformerXL, from_hf
 from mpnn.models.relative import RelativeDotProduct
 
 VOCABULARY, DIM, HEADS, LAYERS, REMEMBER = 11, 16, 2, 3, 4
@@ -101,6 +101,23 @@ def test_equals_the_formula_segment_by_segment(dtype, measured):
         measured("Transformer-XL", "formula", error)
 
 
+def test_equals_hugging_faces_xlnet_that_hears_one_way(measured):
+    """With attn_type="uni", theirs is Transformer-XL's: relative positions, and memory from segment to segment."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": VOCABULARY, "d_model": DIM, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 4 * DIM}
+    one_way = {"attn_type": "uni", "mem_len": REMEMBER, "ff_activation": "relu", "layer_norm_eps": 1e-5}
+    theirs = transformers.XLNetModel(transformers.XLNetConfig(**sizes, **one_way, initializer_range=0.3)).eval()
+    ours, weights = small(), from_hf(theirs).model.state_dict()
+    ours.load_state_dict({name: weights.get(name, ours.bias) for name in ours.state_dict()})
+    mems = memory = None
+    for segment in tokens(14).split([5, 2, 6, 1], 1):
+        expected = theirs(segment, mems=mems)
+        logits, memory = ours(segment, memory)
+        mems = expected.mems
+        expected = expected.last_hidden_state @ theirs.word_embedding.weight.T + ours.bias
+        measured("Transformer-XL", "Hugging Face XLNet (one way)", largest(logits - expected))
+
+
 def test_gradients_equal_those_of_the_formula():
     model, text, segments = small(torch.float64), tokens(7, batch=1), [4, 3]
     weight = torch.randn(7, VOCABULARY, dtype=torch.float64)
@@ -109,6 +126,19 @@ def test_gradients_equal_those_of_the_formula():
     found = torch.autograd.grad((read(model, text, segments)[0] * weight).sum(), list(parameters.values()))
     for name, a, b in zip(parameters, expected, found, strict=True):
         assert largest(a - b) < EXACT * (1 + largest(a)), name
+
+
+def test_runs_on_fused_kernels():
+    """It is one product over keys, a vector for each offset added to them, and a number for each offset."""
+    attention, x = rough(RelativeDotProduct(DIM, HEADS), torch.float32), torch.randn(2, 30, DIM)
+    parameters = list(attention.parameters())
+    outcomes = []
+    for backend in ("edge_list", "csr"):
+        op = MessagePassing(graphs.causal() & graphs.window(5), "sum", None, attention, backend=backend)
+        y = op(x)
+        outcomes.append([y, *torch.autograd.grad(y.square().sum(), parameters)])
+    for a, b in zip(*outcomes, strict=True):
+        assert largest(a - b) < 1e-5 * (1 + largest(a))
 
 
 def test_far_offsets_can_be_counted_alike():

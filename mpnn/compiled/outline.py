@@ -34,6 +34,11 @@ class Outline:
     class_rule: Relation | None = None  # looked up in the graph itself, when sizes are known
 
     @property
+    def relation(self) -> Relation | None:
+        """The rule of classes that the graph or the topology was given with."""
+        return None if self.recipe else getattr(self.given, "relation", None)
+
+    @property
     def is_explicit(self) -> bool:
         return isinstance(self.given, Graph) and self.given._edges is not None
 

@@ -6,7 +6,8 @@ errors or at random. Here both follow from the eigenspace alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,8 +29,8 @@ _SAME_LENGTH = 1e-6  # squared lengths of projections that differ by no more, re
 
 
 def laplacian(graph: Graph, k: int) -> Tensor:
-    """The k eigenvectors after the first of `I - D^(-1/2) A D^(-1/2)`, smallest eigenvalues first (Dwivedi et al. 2023,
-    "Benchmarking graph neural networks", section 4; Belkin & Niyogi 2003).
+    """The k eigenvectors after the first of `I - D^(-1/2) A D^(-1/2)`, smallest eigenvalues first (Belkin & Niyogi
+    2003; as encodings, Dwivedi et al. 2023, "Benchmarking graph neural networks").
 
     Each connected component is encoded by itself, without its first eigenvector, which only tells degrees; so a batch
     of graphs gets what each graph would get alone. Columns that a small component does not have are zeros, and so is
@@ -39,7 +40,7 @@ def laplacian(graph: Graph, k: int) -> Tensor:
     length 1, then the same in what is left of the eigenspace. So the largest entry of each vector is positive. Of nodes
     that lie equally close, as in symmetric graphs, the first counts: only there does the result depend on how nodes are
     numbered. In components of more than 512 nodes, an eigenspace of which more than 8 vectors remain beyond the k-th
-    is known in part only; its basis is then the same at each call, but the solver's.
+    is known in part only; its basis is then the solver's, and the same at each call from scipy 1.17 on.
 
     Returns:
         [N, k] in torch's default dtype, on the graph's device.
@@ -95,12 +96,13 @@ def _sparse(similarity: csr_array, count: int) -> tuple[Floats, Floats]:
     meshes, and a factorisation is cheap."""
     from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
-    n = similarity.shape[0]
-    start = np.random.default_rng(0).standard_normal(n)
+    chance: dict[str, Any] = {"v0": np.random.default_rng(0).standard_normal(similarity.shape[0])}
+    if "rng" in signature(eigsh).parameters:  # since 1.17: for vectors that begin again when an eigenspace is exhausted
+        chance["rng"] = 0
     try:
-        values, vectors = eigsh(similarity, count, which="LA", v0=start, maxiter=300)
+        values, vectors = eigsh(similarity, count, which="LA", maxiter=300, **chance)
     except ArpackNoConvergence:
-        values, vectors = eigsh(similarity.tocsc(), count, sigma=1 + 1e-4, v0=start)
+        values, vectors = eigsh(similarity.tocsc(), count, sigma=1 + 1e-4, **chance)
     order = np.argsort(-values, kind="stable")
     return values[order], vectors[:, order]
 

@@ -14,7 +14,7 @@ _NUMBERS = 1 << 22  # of the rows of a power held at a time
 
 def random_walk(graph: Graph, steps: int) -> Tensor:
     """`diag((A D^-1)^k)` for k = 1 to `steps`: the probability of being back after k steps (Dwivedi et al. 2022,
-    "Graph neural networks with learnable structural and positional representations", eq. 12).
+    "Graph neural networks with learnable structural and positional representations").
 
     A walk leaves a node along one of its edges, each as likely as the others; one that cannot leave is lost. No power
     is held as a whole, nor computed beyond half of the steps:

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.edges import CSR
 from mpnn.graph import Graph
 from mpnn.graphs.check import at_least
+
+_MOST = 1 << 22  # pairs that are drawn at once
 
 
 def random_walk_neighbors(graph: Graph, k: int, walks: int = 100, length: int = 3, seed: int = 0) -> Graph:
     """i hears the k nodes that walks from i visit most, with the number of visits as `edge_attr` (PinSage, Ying et al.
-    2018, section 3.1). Ties go to the lower index; i itself is not heard, nor a node that no walk visits.
+    2018, section 3.2). Ties go to the lower index; i itself is not heard, nor a node that no walk visits.
 
     A step leads from a node to one that it hears, each alike likely. Where destinations and sources are two sets, as
     items that hear their users, a step leads from a destination to a source and on to a destination that hears it, so
@@ -35,12 +36,13 @@ def random_walk_neighbors(graph: Graph, k: int, walks: int = 100, length: int = 
     for name, n in (("k", k), ("walks", walks), ("length", length)):
         at_least(name, n, 1)
     generator = torch.Generator().manual_seed(seed)
-    steps = [graph.csr] if graph.num_dst == graph.num_src else [graph.csr, graph.csc]
+    turns = [graph.csr] if graph.num_dst == graph.num_src else [graph.csr, graph.csc]
+    steps = [(turn.ptr.cpu(), turn.col.cpu()) for turn in turns]
     begun = torch.arange(graph.num_dst).repeat_interleave(walks)
     here, visits = begun, []
     for _ in range(length):
-        for step in steps:
-            begun, here = _walked(begun, here, step, generator)
+        for ptr, col in steps:
+            begun, here = _walked(begun, here, ptr, col, generator)
         visits.append(torch.stack([begun, here])[:, begun != here])
     (dst, src), count = torch.unique(torch.cat(visits, 1), dim=1, return_counts=True)
     order = torch.from_numpy(np.lexsort((src, -count, dst)))
@@ -103,13 +105,15 @@ def absent_edges(graph: Graph, count: int, generator: torch.Generator | None = N
     at_least("count", count, 0)
     square = graph.num_dst == graph.num_src
     own = int(graph.runs.holds(*2 * (np.arange(graph.num_dst),)).sum()) if square else 0
-    left = graph.num_dst * graph.num_src - graph.runs.num_edges - (graph.num_dst - own if square else 0)
+    pairs = graph.num_dst * graph.num_src
+    left = pairs - graph.runs.num_edges - (graph.num_dst - own if square else 0)
     if count and not left:
         raise ValueError(f"every pair of {graph} is an edge already")
     found: list[Tensor] = []
     missing = count
     while missing:
-        pair = torch.randint(graph.num_src * graph.num_dst, (2 * missing + 16,), generator=generator)
+        draws = min(missing * pairs // left + 16, _MOST)
+        pair = torch.randint(pairs, (draws,), generator=generator)
         src, dst = pair % graph.num_src, pair // graph.num_src
         free = ~torch.from_numpy(graph.runs.holds(dst.numpy(), src.numpy()))
         if square:
@@ -119,9 +123,9 @@ def absent_edges(graph: Graph, count: int, generator: torch.Generator | None = N
     return torch.cat(found, 1).to(graph.device) if found else torch.zeros(2, 0, dtype=torch.int64, device=graph.device)
 
 
-def _walked(begun: Tensor, here: Tensor, csr: CSR, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One step of the walks that can go on: where they began, and where they are now."""
-    ptr, col = csr.ptr.cpu(), csr.col.cpu()
+def _walked(begun: Tensor, here: Tensor, ptr: Tensor, col: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """One step, to `col[ptr[i]:ptr[i + 1]]` from i, of the walks that can go on: where they began, and where they are
+    now."""
     choices = ptr[here + 1] - ptr[here]
     going = choices > 0
     begun, here, choices = begun[going], here[going], choices[going]

@@ -23,12 +23,14 @@ from mpnn.models.heads import MaskedLM, SentenceClassifier, TokenClassifier
 from mpnn.models.hf import from_hf
 from mpnn.models.image_heads import ImageClassifier
 from mpnn.models.linformer import Linformer, LinformerConfig, LinformerEncoder
+from mpnn.models.link_prediction import DistMult, Inner, LinkPredictor, PairMLP
 from mpnn.models.llama import Llama, LlamaConfig
 from mpnn.models.longformer import Longformer
 from mpnn.models.mae import MAE, MAEConfig
 from mpnn.models.magna import MAGNA
 from mpnn.models.monet import MoNet
 from mpnn.models.performer import Performer, PerformerConfig, PerformerEncoder, PerformerEncoderConfig
+from mpnn.models.pinsage import PinSage
 from mpnn.models.pna import PNA
 from mpnn.models.pyg import from_pyg
 from mpnn.models.reformer import Reformer, ReformerLM
@@ -68,6 +70,7 @@ __all__ = [
     "BigBird",
     "Convolution",
     "DeepNet",
+    "DistMult",
     "GATv2",
     "GPSLayer",
     "GPTConfig",
@@ -77,9 +80,11 @@ __all__ = [
     "GraphTransformer",
     "Graphormer",
     "ImageClassifier",
+    "Inner",
     "Linformer",
     "LinformerConfig",
     "LinformerEncoder",
+    "LinkPredictor",
     "Llama",
     "LlamaConfig",
     "Longformer",
@@ -87,10 +92,12 @@ __all__ = [
     "MaskedLM",
     "MoNet",
     "Model",
+    "PairMLP",
     "Performer",
     "PerformerConfig",
     "PerformerEncoder",
     "PerformerEncoderConfig",
+    "PinSage",
     "Reformer",
     "ReformerConfig",
     "ReformerLM",

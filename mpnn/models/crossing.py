@@ -6,8 +6,9 @@ in `models.packing`, sentences of different lengths follow one another and nothi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +22,40 @@ from mpnn.message_passing import MessagePassing
 from mpnn.models.packing import Packing
 
 COMPLETE = complete()
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """What the encoder or the decoder makes of a batch of sentences.
+
+    packed: the last layer's output, as `packing` has it. states: the embeddings and each layer's output, and weights,
+    crossed: each layer's attention weights among the sentences themselves and to the source; all [B, N, dim] and
+    [B, H, N, N], zeros wherever there is no token, where they were asked for. heard: keys and values that cached
+    decoding makes of it.
+    """
+
+    packed: Tensor
+    packing: Packing
+    states: tuple[Tensor, ...] = ()
+    weights: tuple[Tensor, ...] = ()
+    crossed: tuple[Tensor, ...] = ()
+    heard: Cache = field(default_factory=lambda: Cache(sys.maxsize))
+
+    @property
+    def last(self) -> Tensor:
+        """[B, N, dim], zeros wherever there is no token."""
+        return self.packing.unpack(self.packed)
+
+    def select(self, index: Tensor) -> Half:
+        """These sentences, int64 [B'], in this order; one may be taken more than once. What is cached moves along."""
+        apart = self.packed.dim() == 2
+        packing = Packing.of(self.packing.keep[index], apart=apart)
+        if apart:
+            first = torch.tensor([0, *self.packing.lengths]).cumsum(0).tolist()
+            tokens = [torch.arange(first[b], first[b + 1]) for b in index.tolist()]
+            index = torch.cat(tokens).to(index.device)
+        self.heard.select(index)
+        return Half(self.packed[index], packing, heard=self.heard)
 
 
 @dataclass(frozen=True, eq=False)

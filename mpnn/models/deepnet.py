@@ -77,4 +77,5 @@ class DeepNet(GPT2):
     def _initialize(self) -> None:
         super()._initialize()
         for layer in self.layers:
+            assert isinstance(layer, MessagePassing)
             initialize(layer, scales(len(self.layers)).beta)

@@ -12,7 +12,7 @@ from mpnn.update import Concat
 
 
 class GNN(Stack):
-    """A graph network for classifying nodes (Scarselli et al. 2009 unrolled; Morris et al. 2019, eq. 3).
+    """A graph network for classifying nodes (Scarselli et al. 2009, a few rounds of it; Morris et al. 2019).
 
         h_i <- relu( W [h_i || reduce_j h_j] ),   last layer: without relu
 

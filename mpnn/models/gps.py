@@ -21,15 +21,15 @@ COMPLETE = graphs.complete()
 
 
 class GPSLayer(nn.Module):
-    """One layer of GraphGPS (Rampasek et al. 2022, "Recipe for a general, powerful, scalable graph transformer",
-    eq. 2-5): two rounds of message passing over two graphs on the same nodes, side by side.
+    """One layer of GraphGPS (Rampasek et al. 2022, "Recipe for a general, powerful, scalable graph
+    transformer"): two rounds of message passing over two graphs on the same nodes, side by side.
 
         l = norm_l( x + local(x) )                        over the given edges: any MessagePassing
         g = norm_g( x + attention(x) )                    over complete graphs, one for each graph of a batch
         y = norm( l + g + mlp(l + g) )
 
     Args:
-        local: a round over the edges, from `dim` to `dim`; None leaves l out.
+        local: a `MessagePassing` over the edges, from `dim` to `dim`, or a module called like one; None leaves l out.
         dim, heads: width, a multiple of heads. dropout: of what each part adds, in training.
         attention_dropout: of attention weights, in training.
         norm: `nn.BatchNorm1d` (the paper's), `nn.LayerNorm`, `nn.Identity`. activation: of the MLP.
@@ -37,7 +37,7 @@ class GPSLayer(nn.Module):
 
     def __init__(
         self,
-        local: MessagePassing | None,
+        local: nn.Module | None,
         dim: int,
         heads: int,
         *,

@@ -59,7 +59,8 @@ class GraphNetworkLayer(nn.Module):
     def forward(self, x: Tensor, edge: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         """x [..., N, dim] and edge [..., E, dim], both as they are after the round."""
         edge = edge + self.edges(edge, graph.derived(ends_of_edges, num_dst=graph.num_edges), source=x)
-        return x + self.nodes(x, graph.derived(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges), source=edge), edge
+        into = graph.derived(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
+        return x + self.nodes(x, into, source=edge), edge
 
 
 class ConcatMLP(Concat):

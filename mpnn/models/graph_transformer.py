@@ -17,13 +17,13 @@ from mpnn.update import Update
 
 
 class GraphTransformer(Model):
-    """Graph transformer over one hop (UniMP, Shi et al. 2021, eq. 1-6).
+    """Graph transformer over one hop (UniMP, Shi et al. 2021, section 3.1).
 
         w_ij = softmax_j( <q_i, k_j + E e_ij> / sqrt(D) ),   m_i = || _h sum_j w_ij (v_j + E e_ij)
         b_i  = sigmoid( w_b . [m_i || r_i || m_i - r_i] ),   r_i = W_r h_i
         h_i <- relu( norm( b_i r_i + (1 - b_i) m_i ) ),      last layer: the mean of its heads, no norm, no relu
 
-    With `edges="weigh"`, edges weigh the scores instead (Dwivedi & Bresson 2021, eq. 9-10), see `EdgeScaled`.
+    With `edges="weigh"`, edges weigh the scores instead (Dwivedi & Bresson 2021, section 2), see `EdgeScaled`.
 
     Args:
         in_dim: width of the features. classes: width of the logits. hidden: of each head. heads, layers: their numbers.
@@ -111,7 +111,7 @@ class HeadsOf(DotProduct):
 
 
 class EdgeScaled(HeadsOf):
-    """Scores in which edges weigh the parts of the product of query and key (Dwivedi & Bresson 2021, eq. 9-10):
+    """Scores in which edges weigh the parts of the product of query and key (Dwivedi & Bresson 2021, section 2):
 
         w_ij = softmax_j( sum_d q_id k_jd (E e_ij)_d / sqrt(D) )
 
@@ -132,7 +132,7 @@ KINDS = {"add": HeadsOf, "weigh": EdgeScaled}
 
 class GatedResidual(Update):
     """`y = f( b r + (1 - b) m )`, r = W x, and b a number for each node that a linear map of m, r and m - r gives
-    (UniMP, eq. 5-6); `f` None is the identity."""
+    (UniMP, section 3.1); `f` None is the identity."""
 
     def __init__(self, dim: int, out_dim: int, f: nn.Module | None = None, bias: bool = True) -> None:
         super().__init__()

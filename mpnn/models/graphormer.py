@@ -120,12 +120,13 @@ def _pairs(molecule: Graph, max_distance: int, steps: int, edge_dim: int) -> Gra
 
 def _along_paths(molecule: Graph, steps: int, edge_dim: int) -> Tensor:
     """[N, N, steps * edge_dim]: the features of the edges on a shortest path, over how many there are."""
-    features = molecule.edge_attr
-    if features is None or features[0:].flatten(1).shape[1:] != (edge_dim,):
-        got = "none" if features is None else list(features.shape)
+    given = molecule.edge_attr
+    features = given[:, None] if given is not None and given.dim() == 1 else given
+    if features is None or features.shape[1:] != (edge_dim,):
+        got = "none" if given is None else list(given.shape)
         raise ValueError(f"edge_attr must have shape [{molecule.num_edges}, {edge_dim}], as edge_dim says; got {got}")
     paths = encodings.path_edges(molecule, steps)
     none = features.new_zeros(1, edge_dim)
-    on_path = torch.cat([features.flatten(1), none])[paths]  # -1 finds the last row
+    on_path = torch.cat([features, none])[paths]  # -1 finds the last row
     length = (paths >= 0).sum(-1).clamp(min=1)
     return (on_path / length[..., None, None]).flatten(-2)

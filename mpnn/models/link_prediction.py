@@ -13,7 +13,7 @@ from mpnn.topology import Topology
 
 
 class LinkPredictor(Model):
-    """An encoder and a decoder of pairs (Kipf & Welling 2016, "Variational graph auto-encoders", section 3).
+    """An encoder and a decoder of pairs (Kipf & Welling 2016, "Variational graph auto-encoders").
 
         z = encoder(x, graph),   p(j -> i) = sigmoid( decoder(z_j, z_i) )
 
@@ -104,8 +104,8 @@ class PairMLP(Model):
 
 
 def hits_at(k: int, positive: Tensor, negative: Tensor) -> float:
-    """The share of positive scores [P] that lie above all but k - 1 of the negative ones [Q] (Hu et al. 2020, "Open
-    graph benchmark", section 5); 1 where there are fewer than k negative ones."""
+    """Hits@k: the share of positive scores [P] that lie above the k-th best of the negative ones [Q] (Hu et al. 2020,
+    "Open graph benchmark"); 1 where there are fewer than k negative ones."""
     if k < 1:
         raise ValueError(f"k must be at least 1; got {k}")
     if len(negative) < k:

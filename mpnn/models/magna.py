@@ -21,9 +21,9 @@ class MAGNA(Model):
     """Multi-hop attention graph network for classifying nodes (Wang et al. 2021, "Multi-hop attention graph neural
     networks").
 
-        A     = softmax of one-hop scores, see `MagnaAttention`                                  (eq. 1-3)
-        m     = W_O || _h Z_hops,   Z_0 = V,   Z_{k+1} = (1 - alpha) A Z_k + alpha V             (eq. 4-6)
-        z     = x + m(norm(x)),     y = z + W_2 relu(W_1 norm'(z))                               (eq. 7-8)
+        A  = softmax of one-hop scores, see `MagnaAttention`
+        m  = W_O || _h Z_hops,   Z_0 = V,   Z_{k+1} = (1 - alpha) A Z_k + alpha V
+        z  = x + m(norm(x)),     y = z + W_2 relu(W_1 norm'(z))
 
     Z_hops nears `alpha sum_k (1 - alpha)^k A^k V`, and no power of A is ever taken: a layer costs O(hops * edges). In
     the paper nodes hear themselves: give `graph.with_self_loops()`.
@@ -80,7 +80,7 @@ class MAGNA(Model):
 
 
 class MagnaAttention(Attention):
-    """MAGNA's one-hop attention (eq. 1-3), with the values that it spreads.
+    """MAGNA's one-hop attention, with the values that it spreads.
 
         w_ij = softmax_j( LeakyReLU( v . tanh( W_dst h_i || W_src h_j || W_r r_ij ) ) )
         m_i  = W_O || _h sum_j w_ij W_V h_j

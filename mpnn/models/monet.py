@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn.dropout import Dropout
 from mpnn.gaussian import Gaussian
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
@@ -49,7 +50,7 @@ class MoNet(Model):
                 MessagePassing(None, "mean", None, Gaussian(hidden, classes, kernels, width)),
             ]
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes]; edge_attr: the edges' coordinates [E, coordinates] where the

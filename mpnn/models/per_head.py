@@ -19,8 +19,8 @@ from mpnn.scores import Dot
 class PerHead(DotProduct):
     """`DotProduct` in which head h hears along the edges of class h alone, where the graph's edges have classes."""
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        terms = super().forward(dst, src, graph, edge_attr)
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        terms = super().terms(query, key, value, graph, edge_attr)
         return heads_apart(terms, graph, self.heads) if graph.has_classes else terms
 
     def merge(self, out: Tensor) -> Tensor:

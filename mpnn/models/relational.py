@@ -18,7 +18,7 @@ COMPLETE = complete()
 
 
 class RelationalMLP(Model):
-    """An MLP whose wiring is a graph (You et al. 2020, "Graph structure of neural networks", eq. 1-2).
+    """An MLP whose wiring is a graph (You et al. 2020, "Graph structure of neural networks", eq. 1-3).
 
         x_i <- relu( norm( sum_j W_ij x_j + b_i ) )   over the j that group i hears
         logits = W_out (x_1 || ... || x_nodes)
@@ -79,7 +79,7 @@ class NormReLU(nn.Module):
 
 
 class OwnMaps(Attention):
-    """A linear map for every edge of one graph (You et al. 2020, eq. 2): `m_i = sum_j W_ij h_j + b_i`.
+    """A linear map for every edge of one graph (You et al. 2020, eq. 3): `m_i = sum_j W_ij h_j + b_i`.
 
     What a node hears is laid side by side and mapped at once, so that over a complete graph this is one matrix product,
     and in general costs edges times `in_dim` times `out_dim`.

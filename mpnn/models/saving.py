@@ -144,7 +144,7 @@ def _written(value: Any, name: str) -> Any:
     if isinstance(value, Graph):
         return {"graph": repr(value)}
     if isinstance(value, Model):
-        return {"model": type(value).__name__, "arguments": _written_all(value._arguments)}
+        return {"model": type(value).__name__, "arguments": _written_all(getattr(value, "_arguments", {}))}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _written(getattr(value, field.name), name) for field in fields(value)}
     raise ValueError(f"{name}={value!r} cannot be written as JSON; save the weights with safetensors instead")

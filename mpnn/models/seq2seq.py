@@ -7,7 +7,8 @@ decoder    a recurrent network whose state s hears the annotations before each w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +29,13 @@ from mpnn.models.translation import all_kept, next_word_loss
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
-    """What the decoder hears of sources, `packed` as `packing` has it, and the state [B, dim] that it begins in."""
+    """What the decoder hears of sources, `packed` as `packing` has it, and the state [B, dim] that it begins in;
+    `heard` keeps U h_j, which is the same for each word."""
 
     packed: Tensor
     packing: Packing
     state: Tensor
+    heard: Cache = field(default_factory=lambda: Cache(sys.maxsize))
 
 
 class Seq2Seq(Model):
@@ -119,7 +122,7 @@ class Seq2Seq(Model):
         """The last word int64 [B] and the state before it [B, dim] -> logits of the next word [B, target_vocabulary],
         the state after it, and who was heard, [B, N]."""
         crossing = Crossing(Packing.of(all_kept(word[:, None])), heard.packing)
-        message, weights = crossing.hear(self.align, state[:, None], heard.packed, return_weights=True)
+        message, weights = crossing.hear(self.align, state[:, None], heard.packed, True, heard.heard)
         known = torch.cat([self.dropout(looked_up(self.target, word, "token")), message[:, 0]], -1)
         pairs = self.readout(torch.cat([state, known], -1)).unflatten(-1, (-1, 2))
         return self.to_logits(self.dropout(pairs.amax(-1))), self.writer(known, state), weights[:, 0, 0]

@@ -8,10 +8,9 @@ decoder    causal(), then across to the source:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,17 +19,16 @@ from torch.nn import functional as F
 
 from mpnn.attention import DotProduct
 from mpnn.decoding import Cache
-from mpnn.dropout import Dropout
 from mpnn.graphs import causal, complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.beams import beam_search
-from mpnn.models.blocks import ACTIVATIONS, looked_up
-from mpnn.models.crossing import Crossing
+from mpnn.models.blocks import ACTIVATIONS
+from mpnn.models.crossing import Crossing, Half
 from mpnn.models.generation import generate, refuse_the_future
 from mpnn.models.packing import Packing
-from mpnn.models.positions import sinusoidal
 from mpnn.models.saving import Model
 from mpnn.models.translation import all_kept, next_word_loss
+from mpnn.models.words import Words, token_table
 from mpnn.topology import Topology
 from mpnn.update import FeedForward, PostNorm, PreNorm
 
@@ -71,40 +69,6 @@ class TransformerConfig:
     smoothing: float = 0.1
 
 
-@dataclass(frozen=True, eq=False)
-class Half:
-    """What the encoder or the decoder makes of a batch of sentences.
-
-    packed: the last layer's output, as `packing` has it. states: the embeddings and each layer's output, and weights,
-    crossed: each layer's attention weights among the sentences themselves and to the source; all [B, N, dim] and
-    [B, H, N, N], zeros wherever there is no token, where they were asked for. heard: keys and values that cached
-    decoding makes of it.
-    """
-
-    packed: Tensor
-    packing: Packing
-    states: tuple[Tensor, ...] = ()
-    weights: tuple[Tensor, ...] = ()
-    crossed: tuple[Tensor, ...] = ()
-    heard: Cache = field(default_factory=lambda: Cache(sys.maxsize))
-
-    @property
-    def last(self) -> Tensor:
-        """[B, N, dim], zeros wherever there is no token."""
-        return self.packing.unpack(self.packed)
-
-    def select(self, index: Tensor) -> Half:
-        """These sentences, int64 [B'], in this order; one may be taken more than once. What is cached moves along."""
-        apart = self.packed.dim() == 2
-        packing = Packing.of(self.packing.keep[index], apart=apart)
-        if apart:
-            first = torch.tensor([0, *self.packing.lengths]).cumsum(0).tolist()
-            tokens = [torch.arange(first[b], first[b + 1]) for b in index.tolist()]
-            index = torch.cat(tokens).to(index.device)
-        self.heard.select(index)
-        return Half(self.packed[index], packing, heard=self.heard)
-
-
 class DecoderLayer(nn.Module):
     """A round in which each word hears those before it, and one in which it hears the whole source."""
 
@@ -112,32 +76,6 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.within = MessagePassing(graph, "sum", _update(config, None), _attention(config))
         self.across = MessagePassing(complete(), "sum", _update(config, _ffn(config)), _attention(config))
-
-
-class Words(nn.Module):
-    """What a word knows before it hears anybody: `x_i = dropout(norm(s token_i + P(i)))` (sections 3.4 and 3.5)."""
-
-    def __init__(self, config: TransformerConfig, token: nn.Embedding) -> None:
-        super().__init__()
-        self.token, self.scale, self.context = token, config.dim**0.5 if config.scale else 1.0, config.context
-        self.position = nn.Embedding(config.context, config.dim) if config.learned_positions else None
-        self.norm = nn.LayerNorm(config.dim, config.eps) if config.embedding_norm else None
-        self.dropout = Dropout(config.dropout)
-
-    def forward(self, tokens: Tensor, packing: Packing, start: int = 0) -> Tensor:
-        """Packed [..., dim] of tokens [B, N], the first of which is at position `start`; tokens may also be vectors
-        [B, N, dim] that stand in the place of scaled token embeddings."""
-        stop = start + tokens.shape[1]
-        if stop > self.context:
-            raise ValueError(f"got {stop} tokens, but this model was made with context={self.context}")
-        x = packing.pack(tokens)
-        x = x if x.is_floating_point() else self.scale * looked_up(self.token, x, "token")
-        if self.position is None:
-            positions = sinusoidal(stop, x.shape[-1], dtype=x.dtype).to(x.device)
-        else:
-            positions = self.position.weight
-        x = x + packing.pack(positions[start:stop].expand(len(tokens), -1, -1))
-        return self.dropout(x if self.norm is None else self.norm(x))
 
 
 class Transformer(Model):
@@ -157,9 +95,10 @@ class Transformer(Model):
         graph, target_graph = graph or complete(), target_graph or causal()
         refuse_the_future(target_graph, config.context)
         self.config = config
-        token = _table(config.vocabulary, config)
-        other = token if config.target_vocabulary is None else _table(config.target_vocabulary, config)
-        self.source, self.target = Words(config, token), Words(config, other)
+        token = other = token_table(config.vocabulary, config.dim, config.pad)
+        if config.target_vocabulary is not None:
+            other = token_table(config.target_vocabulary, config.dim, config.pad)
+        self.source, self.target = _words(config, token), _words(config, other)
         self.encoder = nn.ModuleList(
             MessagePassing(graph, "sum", _update(config, _ffn(config)), _attention(config))
             for _ in range(config.encoder_layers)
@@ -326,11 +265,15 @@ class Transformer(Model):
             self.train(was_training)
 
 
-def _table(tokens: int, config: TransformerConfig) -> nn.Embedding:
-    """Token embeddings, short enough for logits to start out undecided."""
-    table = nn.Embedding(tokens, config.dim, padding_idx=config.pad)
-    nn.init.normal_(table.weight, std=config.dim**-0.5)
-    return table
+def _words(config: TransformerConfig, token: nn.Embedding) -> Words:
+    return Words(
+        token,
+        config.context,
+        learned=config.learned_positions,
+        scale=config.scale,
+        norm=partial(nn.LayerNorm, eps=config.eps) if config.embedding_norm else None,
+        dropout=config.dropout,
+    )
 
 
 def _attention(config: TransformerConfig) -> DotProduct:

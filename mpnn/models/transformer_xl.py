@@ -81,8 +81,8 @@ class TransformerXL(Model):
 
     def loss(self, tokens: Tensor, targets: Tensor, memory: Memory | None = None) -> tuple[Tensor, list[Tensor]]:
         """Mean cross-entropy of a segment in nats, targets [B, N] (-100: nothing to predict), and the new memory."""
-        logits, memory = self(tokens, memory)
-        return F.cross_entropy(logits.flatten(0, -2), targets.flatten()), memory
+        logits, new = self(tokens, memory)
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten()), new
 
     def generate(self, tokens: Tensor, steps: int, memory: Memory | None = None, **options: Any) -> Tensor:
         """`tokens` int64 [B, N] and up to `steps` more that the model draws, [B, N + steps], each of which hears the

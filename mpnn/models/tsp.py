@@ -77,12 +77,12 @@ class TSP(Model):
     @torch.no_grad()
     def solve(self, cities: Tensor) -> Tensor:
         """The greedy tours, int64 [B, N], through points [B, N, 2]: at each step the likeliest city."""
-        return self._tours(self.encode(cities), None)
+        return self._tours(self.encode(cities))
 
     @torch.no_grad()
     def sample(self, cities: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Tours that are drawn from the policy, int64 [B, N]; repeat the cities for several of each."""
-        return self._tours(self.encode(cities), generator or torch.default_generator)
+        return self._tours(self.encode(cities), drawn=True, generator=generator)
 
     def loss(self, cities: Tensor, baseline: TSP, generator: torch.Generator | None = None) -> Tensor:
         """REINFORCE with a greedy rollout baseline (eq. 9 and algorithm 1): its gradient is that of the mean length.
@@ -94,7 +94,7 @@ class TSP(Model):
         """
         h = self.encode(cities)
         with torch.no_grad():
-            tours = self._tours(h, generator or torch.default_generator)
+            tours = self._tours(h, drawn=True, generator=generator)
             advantage = tour_length(cities, tours) - tour_length(cities, baseline.solve(cities))
         return (advantage * self._log_probability(h, tours)).mean()
 
@@ -133,8 +133,8 @@ class TSP(Model):
         glimpse = self.glimpse(context, graph, source=h, cache=cache)
         return self.pointer(glimpse, graph, source=keys, return_weights=True)[1].squeeze(-1)
 
-    def _tours(self, h: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Greedy without a generator, else drawn; step by step, over a graph of what each tour has left."""
+    def _tours(self, h: Tensor, *, drawn: bool = False, generator: torch.Generator | None = None) -> Tensor:
+        """Greedy, or drawn; step by step, over a graph of what each tour has left."""
         batch, count, dim = h.shape
         mean, nodes, keys = h.mean(1), h.flatten(0, 1), self.to_key(h.flatten(0, 1))
         left = torch.ones(batch, count, dtype=torch.bool, device=h.device)
@@ -144,10 +144,10 @@ class TSP(Model):
             graph = from_edges(torch.stack([tour * count + city, tour]), num_dst=batch, num_src=batch * count)
             context = torch.cat([mean, before], -1)
             probability = self._probability(context, graph, nodes, keys, cache).view(batch, count - step)
-            if generator is None:
-                chosen = probability.argmax(1, keepdim=True)
-            else:
+            if drawn:
                 chosen = torch.multinomial(probability, 1, generator=generator)
+            else:
+                chosen = probability.argmax(1, keepdim=True)
             last = city.view(batch, count - step).gather(1, chosen)
             left.scatter_(1, last, False)
             tours.append(last)

@@ -18,16 +18,20 @@ OTHERS = complete() - identity()
 
 
 class VAIN(Model):
-    """Vertex attention interaction network (Hoshen 2017, eq. 3-6): everybody hears all others, and not itself.
+    """Vertex attention interaction network (Hoshen 2017, section 3 and figure 1): everybody hears all others, and not
+    itself.
 
-        P_i = sum_j softmax_j( -|a(x_i) - a(x_j)|^2 ) e(x_j),     out_i = d( P_i || s(x_i) )
+        e_i || a_i = E_c(x_i),   w_ij = softmax_j( -|a_i - a_j|^2 ),   P_i = sum_j w_ij e_j
+        out_i = D( P_i || E_s(x_i) )
 
-    The functions e, a, s and d are MLPs of single agents, so N agents cost N encodings, and not N^2 as those of
-    interaction networks, which encode pairs.
+    The MLPs E_c, E_s and D look at single agents, so N agents cost N encodings, and not N^2 as those of interaction
+    networks, which encode pairs.
 
     Args:
         in_dim: width of the features. out_dim: of what is predicted of each agent. dim: of what an agent says.
-        place_dim: of the vectors a that attention goes by. graph: who hears whom.
+        places: width of the vectors a that attention goes by. normalized: softmax as above; else w_ij is
+            exp(-|a_i - a_j|^2), for interactions that add up as forces do.
+        graph: who hears whom.
     """
 
     def __init__(
@@ -35,13 +39,14 @@ class VAIN(Model):
         in_dim: int,
         out_dim: int,
         dim: int = 64,
-        place_dim: int = 10,
+        places: int = 10,
         *,
+        normalized: bool = True,
         graph: Topology | Graph = OTHERS,
     ) -> None:
         super().__init__()
-        listen = Near(MLP(in_dim, place_dim, dim), MLP(in_dim, dim, dim))
-        self.layer = MessagePassing(graph, "sum", Decode(MLP(in_dim, dim, dim), MLP(2 * dim, out_dim, dim)), listen)
+        near = Near(MLP(in_dim, dim + places, dim), places, normalized=normalized)
+        self.layer = MessagePassing(graph, "sum", Decode(MLP(in_dim, dim, dim), MLP(2 * dim, out_dim, dim)), near)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
         """x [..., N, in_dim] -> [..., N, out_dim]."""
@@ -53,7 +58,7 @@ class VAIN(Model):
 
 
 class Decode(Update):
-    """`y = d(m || s(x))`."""
+    """`y = decode(m || own(x))`."""
 
     def __init__(self, own: nn.Module, decode: nn.Module) -> None:
         super().__init__()

@@ -161,6 +161,7 @@ class XLNet(Model):
         """
         contents, queries, weights = [h], [] if g is None else [g], []
         for k, layer in enumerate(self.layers):
+            assert isinstance(layer, MessagePassing)
             source = h if memory is None else torch.cat([memory[k], h], 1)
             found = []
             if g is not None:

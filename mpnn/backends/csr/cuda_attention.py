@@ -16,13 +16,10 @@ from mpnn.aggregate import Mean
 from mpnn.backends.csr import attention, on_device
 from mpnn.backends.estimate import Counts, Estimate, on_gpu
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, Lookup, Request
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, PerEdge, Request
 
 
 def supports(request: Request) -> str | None:
-    vectors = [request.edge_value, getattr(request.score, "edge_key", None), getattr(request.score, "edge", None)]
-    if any(isinstance(x, Lookup) for x in vectors):
-        return "on CUDA vectors by class would be written out for every edge"
     return attention.supports(request) or on_device.unavailable(request)
 
 
@@ -61,8 +58,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     bias = on_device.biases(request)
     if bias is not None:
         features["bias"] = on_device.per_edge(bias, heads, request)
-    if isinstance(request.edge_value, Tensor):
-        features["edge_value"] = on_device.per_edge(request.edge_value, heads, request, trailing=2)
+    if request.edge_value is not None:
+        features["edge_value"], options["value_classes"] = _vectors(request.edge_value, request)
     spec = row_attention.Spec(
         on_device.rows(graph),
         on_device.columns(graph),
@@ -83,14 +80,16 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 def _scored(request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors of nodes, and of what scores know of edges, as `Given` names them; and the score as `Spec` does."""
     score, heads, value = request.score, request.heads, _entries(request.value, request)
+    options: dict[str, Any]
     if isinstance(score, Dot):
         query, key = _entries(score.query, request), _entries(score.key, request)
         if key.shape[2] != value.shape[2]:
             key, value = _repeated(key, heads), _repeated(value, heads)
-        found = {"value": value, "dst": query, "src": key}
-        if isinstance(score.edge_key, Tensor):
-            found["edge"] = on_device.per_edge(score.edge_key, heads, request, trailing=2)
-        return found, {"kind": DOT, "scale": score.scale, "cap": score.softcap or 0.0}
+        found, options = {"value": value, "dst": query, "src": key}, {"kind": DOT, "scale": score.scale}
+        options["cap"] = score.softcap or 0.0
+        if score.edge_key is not None:
+            found["edge"], options["edge_classes"] = _vectors(score.edge_key, request)
+        return found, options
     if score is None:
         return {"value": value}, {"kind": CONSTANT, "scale": 0.0 if request.weighted else 1.0}
     slope = attention.slope_of(score.activation)
@@ -105,6 +104,18 @@ def _scored(request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
     if score.edge is not None:
         found["edge"] = on_device.per_edge(score.edge, heads, request, trailing=2)
     return found, {"kind": ACTIVATED, **options}
+
+
+def _vectors(given: PerEdge, request: Request) -> tuple[Tensor, Any]:
+    """Vectors for each edge, or for each class, [B, E or classes, H, D]; and the classes, None for each edge's own."""
+    from mpnn.kernels.cuda.row_attention import Classes, Ends
+
+    if isinstance(given, Tensor):
+        return on_device.per_edge(given, request.heads, request, trailing=2), None
+    graph = request.graph
+    src, dst = graph.edge_index
+    classes = Classes(on_device.ids(given, graph), on_device.by_class(given, graph), Ends(dst, src))
+    return on_device.per_edge(given.table, request.heads, request, trailing=2), classes
 
 
 def _entries(x: Tensor, request: Request) -> Tensor:

@@ -12,6 +12,8 @@ from mpnn.backends.csr.reduce import KINDS, leaves_of, taken_apart
 from mpnn.backends.estimate import Counts, Estimate, on_gpu
 from mpnn.scores import Request
 
+_TOGETHER = 1024  # numbers of all heads that are taken as one head where heads make no difference
+
 
 def supports(request: Request) -> str | None:
     own = [type(leaf).__name__ for leaf in leaves_of(request.reduce) if type(leaf) not in KINDS]
@@ -43,7 +45,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         heads = max(heads, weight.shape[-1])
         value = value if value.shape[-2] == heads else value.repeat_interleave(heads // value.shape[-2], -2)
         weight = on_device.per_edge(weight, heads, request)
-    shape = (heads, value.shape[-1]) if weight is not None else (1, value.shape[-2:].numel())
+    numbers = value.shape[-2:].numel()
+    shape = (1, numbers) if weight is None and numbers <= _TOGETHER else (heads, value.shape[-1])
     features = value.reshape(batch, graph.num_src, *shape)
 
     def fold(aggregator: Any) -> Tensor:

@@ -65,13 +65,23 @@ def _spread(table: Lookup, graph: Graph, dtype: torch.dtype) -> Tensor:
     """Each edge's entry of the table, [E, H], in the caller's order."""
     from mpnn.kernels.cuda.row_reduce import Spread
 
-    ids = graph.memo(("device classes", table.relation), lambda: graph.csr.to_caller(table.ids(graph)))
+    out: Tensor = Spread.apply(table.table.to(dtype), ids(table, graph), by_class(table, graph))
+    return out
+
+
+def ids(table: Lookup, graph: Graph) -> Tensor:
+    """The class of each edge, [E], in the caller's order."""
+    return graph.memo(("device classes", table.relation), lambda: graph.csr.to_caller(table.ids(graph)))
+
+
+def by_class(table: Lookup, graph: Graph) -> Callable[[], Sorted]:
+    """Edges, numbered in the caller's order, by class; sorted when asked for."""
     count = len(table.table)
 
-    def by_class() -> Sorted:
-        edges = torch.arange(len(ids), device=ids.device)
-        key = ("device edges by class", table.relation, count)
-        return graph.memo(key, lambda: _sorted(sorted_by(ids, edges, count), len(ids)))
+    def build() -> Sorted:
+        classes = ids(table, graph)
+        sources = torch.arange(len(classes), device=classes.device)
+        edges = sorted_by(classes, sources, count)
+        return Sorted(edges.ptr, edges.col, None, len(classes))
 
-    out: Tensor = Spread.apply(table.table.to(dtype), ids, by_class)
-    return out
+    return lambda: graph.memo(("device edges by class", table.relation, count), build)

@@ -1,8 +1,8 @@
 """The backward pass of attention along the rows of a sparse graph.
 
 Weights are computed again, from the scores and `norm`; nothing of E x H is kept but what the caller asked for. One
-kernel goes by destination, and gives gradients of what destinations and edges have; the other goes by source, over the
-transposed graph.
+kernel goes by destination, and gives gradients of what destinations and edges have; one goes by source, over the
+transposed graph; and one by class, for vectors that edges of a class share.
 """
 
 import triton
@@ -203,3 +203,76 @@ def by_source(
         put_vectors(d_src, b, row, h, here, row_sums, WIDTH)
         if part_src is not None:
             put_vectors(part_src, b, slot, h, elsewhere, row_sums, WIDTH)
+
+
+@triton.jit
+def by_class(
+    units, edges, ends_of, blocks, heads, dst, src, value, vector, given, keys, threshold, grow: tl.float64,
+    scale: tl.float64, cap: tl.float64, slope: tl.float64, norm, delta, d_out, d_weights, d_edge, d_value, part_edge,
+    part_value, GROUP: tl.constexpr, KIND: tl.constexpr, NORMALIZE: tl.constexpr, TANH: tl.constexpr,
+    CAPPED: tl.constexpr, DROPS: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr,
+):  # fmt: skip
+    """d_edge [B, classes, H, D] and d_value [B, classes, H, DV] of vectors beside keys and beside values, of whole
+    rows, parts of others into part_edge and part_value. The columns of `edges` are numbers of edges, which have their
+    destinations and sources in `ends_of`."""
+    row, first, last, slot, h, there, b = assigned(units, blocks, heads, R, BH)
+    weighed = tl.zeros([1, 1, 1, 1], REAL)
+    if KIND == ACTIVATED:
+        d = tl.arange(0, WIDTH)
+        mask = (h < heads)[:, None] & (d < dst.width)
+        weighed = tl.load(vector + h[:, None] * dst.width + d, mask=mask, other=0.0).to(REAL)
+    if DROPS:
+        key = tl.load(keys + b * heads + h, mask=h < heads, other=0)
+        grow = tl.full([], grow, REAL)
+    scale, cap, slope = tl.full([], scale, REAL), tl.full([], cap, REAL), tl.full([], slope, REAL)
+    sums = tl.zeros([R, E, BH, WIDTH], REAL)
+    value_sums = tl.zeros([R, E, BH, VALUE_WIDTH], REAL)
+    longest = tl.max(tl.max(last - first, 1), 0)
+    for t in range(0, longest, E):
+        e = first + t + tl.arange(0, E)[None, :]
+        is_edge = e < last
+        number, _ = ends(edges, e, is_edge)
+        on = is_edge[:, :, None] & there
+        i, j = tl.load(ends_of.dst + number).to(tl.int64), tl.load(ends_of.src + number).to(tl.int64)
+        of_dst = weighed if KIND == CONSTANT else vectors(dst, b, i, h, on, WIDTH, REAL)
+        of_src = weighed if KIND == CONSTANT else vectors(src, b, j, h // GROUP, on, WIDTH, REAL)
+        s, inner, queried = scores(
+            of_dst, of_src, weighed, given, number, b, h, on, scale, cap, slope, KIND, TANH, CAPPED, WIDTH, REAL
+        )
+        if NORMALIZE == SOFTMAX:
+            w = weights(s, numbers(norm, b, i, h, on, REAL), on, NORMALIZE)
+            of_delta = numbers(delta, b, i, h, on, REAL)
+        else:
+            w = weights(s, s, on, NORMALIZE)
+            of_delta = w
+        pull = vectors(d_out, b, i, h, on, VALUE_WIDTH, REAL)
+        dropped = w
+        if DROPS:
+            keep = kept(key, i, j, threshold)
+            dropped = tl.where(keep, w * grow, 0.0)
+        if d_value is not None:
+            value_sums += dropped[:, :, :, None] * pull
+        if KIND != CONSTANT and d_edge is not None:
+            messages = vectors(value, b, j, h // GROUP, on, VALUE_WIDTH, REAL)
+            if given.edge_value is not None:
+                messages += vectors(given.edge_value, b, number, h, on, VALUE_WIDTH, REAL)
+            d_w = tl.sum(pull * messages, 3)
+            if DROPS:
+                d_w = tl.where(keep, d_w * grow, 0.0)
+            if d_weights is not None:
+                d_w += numbers(d_weights, b, number, h, on, REAL)
+            d_s = tl.where(on, score_gradients(w, d_w, of_delta, NORMALIZE), 0.0)
+            _, to_edge = pulled(d_s, inner, of_dst, queried, weighed, scale, slope, KIND, TANH, CAPPED)
+            sums += to_edge
+    here, elsewhere = (slot < 0)[:, :, None] & there, (slot >= 0)[:, :, None] & there
+    if d_value is not None:
+        value_row = tl.sum(value_sums, 1)[:, None, :, :]
+        put_vectors(d_value, b, row, h, here, value_row, VALUE_WIDTH)
+        if part_value is not None:
+            put_vectors(part_value, b, slot, h, elsewhere, value_row, VALUE_WIDTH)
+    if d_edge is not None:
+        row_sums = tl.sum(sums, 1)[:, None, :, :]
+        put_vectors(d_edge, b, row, h, here, row_sums, WIDTH)
+        if part_edge is not None:
+            put_vectors(part_edge, b, slot, h, elsewhere, row_sums, WIDTH)

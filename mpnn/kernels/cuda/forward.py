@@ -105,7 +105,7 @@ def join(
 ):  # fmt: skip
     """Puts the parts of divided rows together, always in the same order."""
     k, rest = tl.program_id(0) % divided.count, tl.program_id(0) // divided.count
-    h, b = (rest % blocks) * BH + tl.arange(0, BH), (rest // blocks).to(tl.int64)
+    h, b = ((rest % blocks) * BH + tl.arange(0, BH)).to(tl.int64), (rest // blocks).to(tl.int64)
     there = (h < heads)[None, None, :]
     top = tl.full([1, BH], float("-inf"), REAL)
     total = tl.zeros([1, BH], REAL)

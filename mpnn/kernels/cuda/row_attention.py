@@ -29,7 +29,7 @@ class Given(NamedTuple):
     value [B, N_src, H_kv, DV]. Unless scores are constant, dst [B, N_dst, H, D] and src [B, N_src, H_kv, D]: queries
     and keys, or the two terms of an additive score, there with H_kv = H, and D = 1 unless it is `ACTIVATED` by a vector
     [H, D]. For each edge in the caller's order edge [B, E, H, D] and edge_value [B, E, H, DV], before and bias
-    [B, E, H], whose dimensions may have strides of 0.
+    [B, E, H], whose dimensions may have strides of 0. Of edge and edge_value there may be one for each class instead.
     """
 
     value: Tensor
@@ -42,9 +42,26 @@ class Given(NamedTuple):
     bias: Tensor | None = None
 
 
+class Ends(NamedTuple):
+    """The nodes that edges connect, [E] each in the caller's order."""
+
+    dst: Tensor
+    src: Tensor
+
+
+class Classes(NamedTuple):
+    """Classes of edges whose vectors stand in a table: of each edge, [E] in the caller's order; and, when asked for,
+    the edges by class, whose columns are their numbers, and their ends."""
+
+    ids: Tensor
+    rows: Callable[[], Sorted]
+    ends: Ends
+
+
 class Spec(NamedTuple):
     """Everything else: the edges by destination and, when asked for, by source; the score's kind and numbers, as in
-    `mpnn.kernels.row_spec`; dropout's keys [B * H] int32, None without."""
+    `mpnn.kernels.row_spec`; dropout's keys [B * H] int32, None without; the classes of edge and edge_value, None where
+    each edge has its own."""
 
     rows: Sorted
     columns: Callable[[], Sorted]
@@ -58,6 +75,8 @@ class Spec(NamedTuple):
     keys: Tensor | None = None
     dropout: float = 0.0
     return_weights: bool = False
+    edge_classes: Classes | None = None
+    value_classes: Classes | None = None
 
     @property
     def softmax(self) -> bool:
@@ -164,8 +183,16 @@ def _backward(spec: Spec, given: Given, passed: _Passed, needed: Sequence[bool])
     found = Given(*(None if x is None else (torch.zeros_like if empty else _fresh)(x) for x in wanted))
     if empty:
         return list(found)
-    if any(x is not None for x in (found.dst, *found[3:])):
-        found = found._replace(vector=_by_destination(spec, given, passed, found))
+    tables = [
+        (name, classes)
+        for name, classes in (("edge", spec.edge_classes), ("edge_value", spec.value_classes))
+        if classes is not None and getattr(found, name) is not None
+    ]
+    for name, classes in tables:
+        _by_class(spec, given, passed, getattr(found, name), name, classes)
+    by_row = found._replace(**dict.fromkeys((name for name, _ in tables), None))
+    if any(x is not None for x in (by_row.dst, *by_row[3:])):
+        found = found._replace(vector=_by_destination(spec, given, passed, by_row))
     if found.value is not None or found.src is not None:
         _by_source(spec, given, passed, found)
     return list(found)
@@ -189,7 +216,7 @@ def _by_destination(spec: Spec, given: Given, passed: _Passed, found: Given) -> 
             vectors.append(d_vector.view(batch, blocks, -1, shape.heads, width))
         backward.by_destination[(programs,)](
             b.units, rows.edges, blocks, heads, *_shared(spec, given), *_views(passed), view(found.dst), d_vector,
-            _per_edge(found), view(part), **_options(spec, given, shape),
+            _views_of_edges(found), view(part), **_options(spec, given, shape),
         )  # fmt: skip
     row_reduce.join_parts(rows, part, found.dst)
     if found.vector is None:
@@ -212,6 +239,20 @@ def _by_source(spec: Spec, given: Given, passed: _Passed, found: Given) -> None:
     row_reduce.join_parts(columns, part_value, found.value)
 
 
+def _by_class(spec: Spec, given: Given, passed: _Passed, out: Tensor, name: str, classes: Classes) -> None:
+    """Writes the gradient of a table of vectors, which is `name` in `Given`."""
+    rows, heads, batch = classes.rows(), spec.heads, len(passed.d_out)
+    part = _parts(rows.divided, out, passed)
+    outs = [view(x) if name == which else None for x in (out, part) for which in ("edge", "edge_value")]
+    for b in rows.bins:
+        shape = _tile(spec, given, heads, b.long, 4)
+        backward.by_class[_programs(b, shape, heads, batch)](
+            b.units, rows.edges, classes.ends, _blocks(heads, shape), heads, *_shared(spec, given), *_views(passed),
+            *outs, **_options(spec, given, shape),
+        )  # fmt: skip
+    row_reduce.join_parts(rows, part, out)
+
+
 def _parts(divided: Divided, out: Tensor | None, passed: _Passed) -> Tensor | None:
     """Room for the parts of divided rows of `out` [B, rows, heads, width]; None if there are none."""
     if out is None or not divided.slots:
@@ -225,13 +266,17 @@ def _parts(divided: Divided, out: Tensor | None, passed: _Passed) -> Tensor | No
 def _shared(spec: Spec, given: Given) -> tuple[Any, ...]:
     """What all kernels read, from `dst` to `slope`."""
     grow, threshold = 1 / (1 - spec.dropout), round(spec.dropout * (1 << _BITS))
-    features = view(given.dst), view(given.src), view(given.value), given.vector, _per_edge(given)
+    features = view(given.dst), view(given.src), view(given.value), given.vector, _views_of_edges(given, spec)
     return (*features, spec.keys, threshold, grow, spec.scale, spec.cap, spec.slope)
 
 
-def _per_edge(given: Given) -> PerEdge:
-    on_edges = view(given.edge), view(given.edge_value), view(given.before, False), view(given.bias, False)
-    return PerEdge(*on_edges)
+def _views_of_edges(x: Given, spec: Spec | None = None) -> PerEdge:
+    """What edges have; with the spec, as far as it stands in tables, by class."""
+    classes = (spec.edge_classes, spec.value_classes) if spec else (None, None)
+    edge, edge_value = (None if c is None else c.ids for c in classes)
+    return PerEdge(
+        view(x.edge, ids=edge), view(x.edge_value, ids=edge_value), view(x.before, False), view(x.bias, False)
+    )
 
 
 def _views(passed: _Passed) -> tuple[Any, ...]:

@@ -69,7 +69,8 @@ class RowReduce(torch.autograd.Function):
 class Spread(torch.autograd.Function):
     """`Spread.apply(table, ids, by_id)` -> `table[ids]` [E, H], of table [classes, H], float32 or float64.
 
-    Unlike torch's, its backward pass adds up in a fixed order, over the edges `by_id`, asked for then.
+    Unlike torch's, its backward pass adds up in a fixed order, over the edges by id, asked for then; their columns are
+    their numbers.
     """
 
     @staticmethod
@@ -82,7 +83,7 @@ class Spread(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> Any:
         by_id = ctx.by_id()
         with on_device(d_out):
-            return fold(stepped(d_out)[None, :, None], None, by_id, by_id.numbered, "sum")[0][0, :, 0], None, None
+            return fold(stepped(d_out)[None, :, None], None, by_id, by_id.edges, "sum")[0][0, :, 0], None, None
 
 
 def fold(

@@ -60,7 +60,8 @@ class Sorted:
         ptr: [rows + 1] int64: row r has the edges `ptr[r]` to `ptr[r + 1]`.
         col: [E] int64, below `num_cols`.
         edge: [E] int64, or None.
-        piece: edges of a row that one program takes at most; by default as many as leave any GPU evenly filled.
+        piece: edges of a row that one program takes at most, over twice as many as make a row long; by default as many
+            as leave any GPU evenly filled.
     """
 
     def __init__(self, ptr: Tensor, col: Tensor, edge: Tensor | None, num_cols: int, piece: int | None = None) -> None:
@@ -97,25 +98,27 @@ class Sorted:
     def _shared_out(self) -> tuple[list[Bin], Divided]:
         degree = self.ptr.diff()
         pieces = (degree + self.piece - 1).div(self.piece, rounding_mode="floor").clamp(min=1)
-        rows = torch.arange(self.num_rows, device=self.ptr.device)
-        row = rows.repeat_interleave(pieces)
-        number = torch.arange(len(row), device=row.device) - (pieces.cumsum(0) - pieces)[row]
+        is_cut = pieces > 1
+        slots = torch.where(is_cut, pieces, 0)
+        longer = torch.where(is_cut, pieces, (degree > SHORT).long())  # parts of cut rows are all long
+        # all that the host needs to know, and waits for, at once
+        count, rows_cut, num_slots, num_long = torch.stack([x.sum() for x in (pieces, is_cut, slots, longer)]).tolist()
+
+        row = torch.arange(self.num_rows, device=self.ptr.device).repeat_interleave(pieces, output_size=count)
+        number = torch.arange(count, device=row.device) - (pieces.cumsum(0) - pieces)[row]
         first, last = (self.ptr[row] + degree[row] * k // pieces[row] for k in (number, number + 1))
-        is_part = pieces[row] > 1
-        slot = torch.where(is_part, is_part.cumsum(0) - 1, -1)
-        length = last - first
-        size = torch.frexp((length - 1).clamp(min=0).double()).exponent  # lengths of one size differ by a factor of 2
+        slot = torch.where(is_cut[row], (slots.cumsum(0) - slots)[row] + number, -1)
+        size = torch.frexp((last - first - 1).clamp(min=0).double()).exponent  # a size is lengths of a factor of 2
         order = size.argsort(descending=True, stable=True)
         units = [_narrow(x[order], max(self.num_edges, self.num_rows) + 1) for x in (row, first, last, slot)]
-        longer = int((length > SHORT).sum())
         bins = [
             Bin(Units(*(x[begin:end] for x in units), end - begin), long)
-            for begin, end, long in ((0, longer, True), (longer, len(row), False))
+            for begin, end, long in ((0, num_long, True), (num_long, count, False))
             if begin < end
         ]
-        cut = pieces > 1
+        cut = is_cut.int().argsort(descending=True, stable=True)[:rows_cut]
         ptr = torch.cat([pieces.new_zeros(1), pieces[cut].cumsum(0)])
-        return bins, Divided(rows[cut], ptr, len(ptr) - 1, int(ptr[-1]))
+        return bins, Divided(cut, ptr, rows_cut, num_slots)
 
 
 def _narrow(x: Tensor, most: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Tensors as kernels take them, and how tiles of them are read and written.
 
-Places are nodes or edges, [R, E] int64, so that no product of theirs overflows; heads are [BH]; what is masked out is
-read as zero. Anything is computed in the type `REAL`: float32, or float64 for float64.
+Places are nodes or edges, [R, E], and heads are [BH]; both int64, so that no product of theirs overflows. What is
+masked out is read as zero. Anything is computed in the type `REAL`: float32, or float64 for float64.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 class View(NamedTuple):
     """x [B, places, heads, width] with a contiguous last dimension, or [B, places, heads]: its strides and its width.
 
-    Strides may be 0 where entries repeat. What follows from the shape of a model is a constant of the compiled kernel,
-    which then knows how many numbers it can load at once.
+    With `ids` [E], edges find their places there. Strides may be 0 where entries repeat. What follows from the shape of
+    a model is a constant of the compiled kernel, which then knows how many numbers it can load at once.
     """
 
     data: Any
@@ -27,14 +27,15 @@ class View(NamedTuple):
     place: int
     head: tl.constexpr
     width: tl.constexpr
+    ids: Any
 
 
-def view(x: Tensor | None, vectors: bool = True) -> View | None:
+def view(x: Tensor | None, vectors: bool = True, ids: Tensor | None = None) -> View | None:
     """x [B, places, heads, width], or with `vectors=False` [B, places, heads], as kernels take it."""
     if x is None:
         return None
     batch, place, head = x.stride()[:3]
-    return View(x, batch, place, tl.constexpr(head), tl.constexpr(x.shape[3] if vectors else 1))
+    return View(x, batch, place, tl.constexpr(head), tl.constexpr(x.shape[3] if vectors else 1), ids)
 
 
 def stepped(x: Tensor) -> Tensor:
@@ -63,6 +64,8 @@ def numbers(x, b, place, h, on, REAL: tl.constexpr):
 def vectors(x, b, place, h, on, WIDTH: tl.constexpr, REAL: tl.constexpr):
     """x[b, place, h, :]: [R, E, BH, WIDTH]."""
     d = tl.arange(0, WIDTH)
+    if x.ids is not None:
+        place = tl.load(x.ids + place).to(tl.int64)
     at = b * x.batch + place[:, :, None] * x.place + h * x.head
     mask = on[:, :, :, None] & (d < x.width)
     return tl.load(x.data + at[:, :, :, None] + d, mask=mask, other=0.0).to(REAL)
@@ -96,13 +99,14 @@ def assigned(units, blocks, heads, R: tl.constexpr, BH: tl.constexpr):
     first = tl.load(units.first + unit, mask=there, other=0).to(tl.int64)[:, None]
     last = tl.load(units.last + unit, mask=there, other=0).to(tl.int64)[:, None]
     slot = tl.load(units.slot + unit, mask=there, other=-1).to(tl.int64)[:, None]
-    h = block * BH + tl.arange(0, BH)
+    h = (block * BH + tl.arange(0, BH)).to(tl.int64)
     return row, first, last, slot, h, there[:, None, None] & (h < heads), b
 
 
 @triton.jit
 def ends(edges, e, on):
-    """The other ends of edges e [R, E], and their numbers in the caller's order."""
-    other = tl.load(edges.col + e, mask=on, other=0).to(tl.int64)
-    number = e if edges.edge is None else tl.load(edges.edge + e, mask=on, other=0).to(tl.int64)
+    """The other ends of edges e [R, E], and their numbers in the caller's order; what is off becomes the first edge."""
+    e = tl.where(on, e, 0)
+    other = tl.load(edges.col + e).to(tl.int64)
+    number = e if edges.edge is None else tl.load(edges.edge + e).to(tl.int64)
     return other, number

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mpnn.decoding import Cache
+from mpnn.models.crossing import Half
 from mpnn.models.hf.given import kept, one_of, refuse, wanted
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.packing import Packing
-from mpnn.models.transformer import Half, Transformer, TransformerConfig
+from mpnn.models.transformer import Transformer, TransformerConfig
 from mpnn.topology import Topology
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Seq2Seq:
-    """A `BartModel` or `MarianModel` as message passing; `graph` is the encoder's topology, such as
-    `longformer(512, globals=1)`; the decoder stays causal and hears the whole source."""
+def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> EncoderDecoder:
+    """A `BartModel` or `MarianModel` as message passing; `graph` is the encoder's topology, and the decoder stays
+    causal and hears the whole source. `longformer(512, globals=1)` and a BART's positions stretched to `context` make
+    it a Longformer with a decoder (Beltagy et al. 2020, section 7)."""
     check_class(hf_model, "BartModel", "MarianModel")
     config = hf_model.config
+    if context is not None:
+        if context < config.max_position_embeddings:
+            raise ValueError(
+                f"context stretches the {config.max_position_embeddings} positions that this model has; got {context}"
+            )
+        config = copies.setdefault(id(config), copy.deepcopy(config))
+        config.max_position_embeddings = context
     marian = config.model_type == "marian"
     check_config(
         config,
@@ -58,9 +68,12 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Seq2Seq:
             return {}
         if name.startswith("encoder."):
             name = name.replace(".within.", ".").replace(".across.", ".")
-        return {name: weight[unused:] if unused and name.endswith(".position.weight") else weight}
+        if not marian and name.endswith(".position.weight"):
+            weight = weight[unused:]
+            weight = weight.repeat(-(-ours.context // len(weight)), 1)[: ours.context]
+        return {name: weight}
 
-    return Seq2Seq(with_weights(lambda: Transformer(ours, graph), hf_model, NAMES, copies, change), config)
+    return EncoderDecoder(with_weights(lambda: Transformer(ours, graph), hf_model, NAMES, copies, change), config)
 
 
 NAMES = (
@@ -104,7 +117,7 @@ class Encoder(nn.Module):
         return_dict: bool | None = None,
         **others: Any,
     ) -> Any:
-        """`BaseModelOutput`, or its tuple; arguments as those of `Seq2Seq`."""
+        """`BaseModelOutput`, or its tuple; arguments as those of `EncoderDecoder`."""
         refuse(**others)
         output = _output(self.encode(input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions))
         return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
@@ -126,7 +139,7 @@ class Encoder(nn.Module):
         )
 
 
-class Seq2Seq(nn.Module):
+class EncoderDecoder(nn.Module):
     """An encoder and a decoder that are called as those of transformers are."""
 
     def __init__(self, model: Transformer, config: Any) -> None:

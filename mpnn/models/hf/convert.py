@@ -40,7 +40,7 @@ FAMILIES: dict[str, Callable[..., nn.Module]] = {
 PARTS: dict[str, Callable[..., nn.Module]] = {"ViTMAEDecoder": vit_mae.convert_decoder}
 """By class, the parts of heads that pass messages too."""
 
-STRETCHABLE = ("bert", "roberta", "longformer", "big_bird")
+STRETCHABLE = ("bert", "roberta", "longformer", "big_bird", "bart")
 """Families that also take a context, because their positions are rows of a table."""
 
 

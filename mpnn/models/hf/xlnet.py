@@ -13,7 +13,7 @@ from mpnn.graphs import from_edges
 from mpnn.models.hf.given import described, kept, one_of, per_token, refuse, wanted
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.relative import Placed
-from mpnn.models.xlnet import XLNet, XLNetConfig
+from mpnn.models.xlnet import Streams, XLNet, XLNetConfig
 from mpnn.topology import Topology
 
 
@@ -118,35 +118,47 @@ class Reader(nn.Module):
         shape = (tokens.shape[0], tokens.shape[1])
         keep = _keep(attention_mask, input_mask, shape, tokens.device)
         types = None if token_type_ids is None else per_token("token_type_ids", token_type_ids, shape)
-        h = self.model.embedded(tokens)
         memory = None if mems is None or mems[0] is None else [m.transpose(0, 1) for m in mems]
-        before = _checked_memory(memory, h, len(self.model.layers))
-
-        hears = self._hears(keep, before, perm_mask)
-        itself = torch.eye(shape[1], dtype=torch.bool, device=h.device)
-        heard = torch.cat([hears[..., :before], hears[..., before:] | itself], -1)
-        places = self._places(shape, before, types, h.device)
-        content = _graph(heard, places[:, :, before:], places)
-        g = query = where = None
-        if target_mapping is not None:
-            where = _targets(target_mapping, shape)
-            listening = places[:, :, before:].gather(2, where.expand(len(places), -1, -1))
-            rows = hears.gather(1, where[..., None].expand(-1, -1, hears.shape[2]))
-            query = _graph(rows, listening, places)
-            g = self.model.queries(*where.shape)
+        where = None if target_mapping is None else _targets(target_mapping, shape)
         return_weights = wanted(self.config, "output_attentions", output_attentions)
-        found = self.model.streams(h, content, g, query, memory, return_weights=return_weights)
+        found = self._streams(tokens, keep, types, perm_mask, where, memory, return_weights)
 
-        states = [found.content] if g is None else [found.content, found.query]
+        states = [found.content, found.query] if found.query else [found.content]
         with_states = wanted(self.config, "output_hidden_states", output_hidden_states)
         with_mems = wanted(self.config, "use_mems_train" if self.training else "use_mems_eval", use_mems)
+        new_mems: Any = self._kept(found.content[:-1], memory) if with_mems else None
         output = XLNetModelOutput(
             last_hidden_state=self.model.dropout(found.last),
-            mems=self._remembered(found.content[:-1], memory) if with_mems else None,
+            mems=new_mems,
             hidden_states=tuple(x for layer in zip(*states, strict=True) for x in layer) if with_states else None,
             attentions=tuple(_attentions(pair, where) for pair in found.weights) if return_weights else None,
         )
         return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+
+    def _streams(
+        self,
+        tokens: Tensor,
+        keep: Tensor,
+        types: Tensor | None,
+        perm_mask: Tensor | None,
+        where: Tensor | None,
+        memory: list[Tensor] | None,
+        return_weights: bool,
+    ) -> Streams:
+        """Both streams; `where` int64 [B, P]: the tokens that are predicted."""
+        h = self.model.embedded(tokens)
+        before = _remembered(memory, h, len(self.model.layers))
+        hears = self._hears(keep, before, perm_mask)
+        itself = torch.eye(keep.shape[1], dtype=torch.bool, device=h.device)
+        places = self._places(keep.shape, before, types, h.device)
+        own = places[..., before:]
+        content = _graph(torch.cat([hears[..., :before], hears[..., before:] | itself], -1), own, places)
+        if where is None:
+            return self.model.streams(h, content, memory=memory, return_weights=return_weights)
+        rows = hears.gather(1, where[..., None].expand(-1, -1, hears.shape[2]))
+        query = _graph(rows, own.gather(2, where.expand(len(own), -1, -1)), places)
+        g = self.model.queries(*where.shape)
+        return self.model.streams(h, content, g, query, memory, return_weights=return_weights)
 
     def _hears(self, keep: Tensor, before: int, perm_mask: Tensor | None) -> Tensor:
         """Whom each place hears, itself only if nothing speaks against it: bool [B, N, M + N]."""
@@ -171,7 +183,7 @@ class Reader(nn.Module):
                 hears = hears.triu()
         return hears
 
-    def _places(self, shape: tuple[int, int], before: int, types: Tensor | None, device: torch.device) -> Tensor:
+    def _places(self, shape: Sequence[int], before: int, types: Tensor | None, device: torch.device) -> Tensor:
         """Where each source of each sentence stands, int64 [1, B, M + N], and in which segment, [2, B, M + N]."""
         place = torch.arange(-before, shape[1], device=device).expand(shape[0], -1)
         if self.config.bi_data:  # the second half of a batch is read backwards
@@ -183,7 +195,7 @@ class Reader(nn.Module):
         remembered = types.new_zeros(shape[0], before)  # they count as the first segment
         return torch.stack([place, torch.cat([remembered, types], 1)])
 
-    def _remembered(self, states: Sequence[Tensor], memory: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+    def _kept(self, states: Sequence[Tensor], memory: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
         """What each layer remembers for the next segment, [M', B, dim]."""
         reuse, most = self.config.reuse_len or None, self.config.mem_len or None
         new = [h[:, :reuse] for h in states]
@@ -212,7 +224,7 @@ def _keep(attention_mask: Tensor | None, input_mask: Tensor | None, shape: tuple
     return torch.ones(shape, dtype=torch.bool, device=device)
 
 
-def _checked_memory(memory: list[Tensor] | None, h: Tensor, layers: int) -> int:
+def _remembered(memory: list[Tensor] | None, h: Tensor, layers: int) -> int:
     """How many states are remembered."""
     if memory is None:
         return 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from mpnn.models.pyg import attentive, gated, gcn, gin, pna, rgcn, sage, transformer
+from mpnn.models.pyg import attentive, gated, gcn, gin, gps, pna, rgcn, sage, transformer
 
 CONVOLUTIONS: dict[str, Callable[[Any], nn.Module]] = {
     "GATConv": attentive.gat,
@@ -20,6 +20,7 @@ CONVOLUTIONS: dict[str, Callable[[Any], nn.Module]] = {
     "GCNConv": gcn.gcn,
     "GINConv": gin.gin,
     "GINEConv": gin.gine,
+    "GPSConv": gps.gps,
     "GatedGraphConv": gated.gated,
     "GraphConv": sage.graph,
     "PNAConv": pna.pna,

@@ -31,7 +31,8 @@ def gine(conv: Any) -> MessagePassing:
 
 
 class EdgeReLU(nn.Module):
-    """`relu(h_j + W e_ij)` (Hu et al. 2020, section 5.1); W None for edges as wide as nodes."""
+    """`relu(h_j + W e_ij)` (Hu et al. 2020, "Strategies for pre-training graph neural networks"); W is None where edges
+    are as wide as nodes."""
 
     def __init__(self, edge: nn.Module | None) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Operators in which every node hears itself exactly once more, whatever loops a graph has: what convolutions do that
-add self-loops."""
+"""Operators in which every node hears itself exactly once, whatever loops a graph has: what convolutions do that add
+self-loops."""
 
 from __future__ import annotations
 
@@ -43,51 +43,87 @@ class WithLoops(MessagePassing):
         return_weights: bool = False,
         cache: Cache | None = None,
     ) -> Request:
-        bound = self._bound(graph, x, x if source is None else source)
-        edge_attr = bound.edge_attr if edge_attr is None else edge_attr
-        looped = bound.derived(_looped, edge_attr is not None, num_dst=bound.num_dst)
-        if edge_attr is not None:
-            edge_attr = self._attributes(bound, edge_attr)
-        return super().request(x, looped, source, edge_attr, return_weights, cache)
+        given = self._given(graph)
+        bound = given, x.shape[-2], (x if source is None else source).shape[-2], x.device
+        if edge_attr is None and isinstance(given, Graph):
+            edge_attr = given.edge_attr
+        if edge_attr is None:
+            return super().request(x, ops.built(_looped, False, *bound), source, None, return_weights, cache)
+        edge_attr = self._attributes(edge_attr, *bound)
+        return super().request(x, ops.built(_looped, True, *bound), source, edge_attr, return_weights, cache)
 
-    def _attributes(self, graph: Graph, edge_attr: Tensor) -> Tensor:
+    def _attributes(self, edge_attr: Tensor, *bound: Any) -> Tensor:
         """[E', ...] for the edges that are no loops, and then for the loops, of edge_attr [E, ...]."""
-        if len(edge_attr) != graph.num_edges:
-            raise ValueError(f"edge_attr must have one row for each of {graph.num_edges} edges; got {len(edge_attr)}")
-        edges, loops = graph.memo("which edges are loops", lambda: _parted(graph))
-        others, count = edge_attr[edges], min(graph.num_dst, graph.num_src)
+        if len(edge_attr) != (num_edges := ops.built(_num_edges, *bound)):
+            raise ValueError(f"edge_attr must have one row for each of {num_edges} edges; got {len(edge_attr)}")
+        others, last = edge_attr[ops.built(_no_loops, *bound)], ops.built(_last_loops, *bound)
+        shape = len(last), *edge_attr.shape[1:]
         if isinstance(self.fill, str):
-            into = graph.derived(_without, num_dst=graph.num_dst, num_src=len(others))
-            new = ops.aggregate(into, others.flatten(1) if others.dim() > 1 else others[:, None], self.fill)
-            new = new[:count].reshape(count, *edge_attr.shape[1:])
+            rows = others.flatten(1) if others.dim() > 1 else others[:, None]
+            new = ops.aggregate(ops.built(_without_loops, *bound), rows, self.fill)[: len(last)].reshape(shape)
         else:
-            fill = torch.as_tensor(self.fill, dtype=edge_attr.dtype, device=edge_attr.device)
-            new = fill.expand(count, *edge_attr.shape[1:])
-        if self.keep and len(loops):
-            node = graph.edge_index[0, loops]
-            last = node.new_zeros(count).scatter_reduce(0, node, loops + 1, "amax", include_self=True)
-            had = (last > 0).view(-1, *[1] * (edge_attr.dim() - 1))
-            new = torch.where(had, edge_attr[(last - 1).clamp(min=0)], new)
+            new = torch.as_tensor(self.fill, dtype=edge_attr.dtype, device=edge_attr.device).expand(shape)
+        if self.keep:
+            had = (last >= 0).view(-1, *[1] * (edge_attr.dim() - 1))
+            new = torch.where(had, edge_attr[last.clamp(min=0)], new)
         return torch.cat([others, new])
 
 
-def _parted(graph: Graph) -> tuple[Tensor, Tensor]:
-    """Which edges lead from one node to another, and which are loops, int64 each."""
-    src, dst = graph.edge_index
-    return (src != dst).nonzero().squeeze(1), (src == dst).nonzero().squeeze(1)
+# What follows from a graph alone. A program that `torch.compile` traces takes it for constant, so it is compiled for a
+# graph: which edges are loops cannot be traced. All take what `_bound` does.
 
 
-def _without(graph: Graph) -> Graph:
-    """Nodes hear the edges that lead to them, loops aside."""
-    edges, _ = graph.memo("which edges are loops", lambda: _parted(graph))
-    return edges_into(Graph.from_edges(graph.edge_index[:, edges], graph.num_dst, graph.num_src))
+def _bound(given: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
+    return given.bind(num_dst, num_src).to(device) if isinstance(given, Topology) else given
 
 
-def _looped(graph: Graph, ordered: bool) -> Graph:
+def _looped(ordered: bool, *bound: Any) -> Graph:
     """The graph with one loop for each node; `ordered`: after all other edges, as attributes stand."""
+    graph = _bound(*bound)
+    return graph.derived(_with_one_loop_each, ordered, num_dst=graph.num_dst)
+
+
+def _without_loops(*bound: Any) -> Graph:
+    """Nodes hear the edges that lead to them, loops aside."""
+    graph = _bound(*bound)
+    return graph.derived(_edges_but_loops, num_dst=graph.num_dst)
+
+
+def _num_edges(*bound: Any) -> int:
+    return _bound(*bound).num_edges
+
+
+def _no_loops(*bound: Any) -> Tensor:
+    """Which edges lead from one node to another, int64 ascending."""
+    graph = _bound(*bound)
+    return graph.memo("edges that are no loops", lambda: graph.edge_index.diff(dim=0)[0].nonzero().squeeze(1))
+
+
+def _last_loops(*bound: Any) -> Tensor:
+    """The last loop of each node, int64 [N], -1 where it has none."""
+    graph = _bound(*bound)
+    return graph.memo("last loop of each node", lambda: _last_loop_of_each(graph))
+
+
+def _last_loop_of_each(graph: Graph) -> Tensor:
+    src, dst = graph.edge_index
+    loops = (src == dst).nonzero().squeeze(1)
+    none = src.new_full((min(graph.num_dst, graph.num_src),), -1)
+    return none.scatter_reduce(0, src[loops], loops, "amax")
+
+
+def _edges_but_loops(graph: Graph) -> Graph:
+    return edges_into(Graph.from_edges(_but_loops(graph), graph.num_dst, graph.num_src))
+
+
+def _with_one_loop_each(graph: Graph, ordered: bool) -> Graph:
     if not (ordered or graph.is_explicit) and graph.num_dst == graph.num_src:
         return graph.with_self_loops()
-    edges, _ = graph.memo("which edges are loops", lambda: _parted(graph))
     nodes = torch.arange(min(graph.num_dst, graph.num_src), device=graph.device)
-    joined = torch.cat([graph.edge_index[:, edges], nodes.expand(2, -1)], 1)
+    joined = torch.cat([_but_loops(graph), nodes.expand(2, -1)], 1)
     return Graph.from_edges(joined, graph.num_dst, graph.num_src)
+
+
+def _but_loops(graph: Graph) -> Tensor:
+    src, dst = graph.edge_index
+    return graph.edge_index[:, src != dst]

@@ -1,0 +1,123 @@
+"""Link prediction: scores and losses are PyTorch Geometric's, negatives are reproducible, and links are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn import Graph, graphs
+from mpnn.models import GCN, RGCN, DistMult, Inner, LinkPredictor, Model, PairMLP
+from mpnn.models.link_prediction import hits_at
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+SYSTEM = "link prediction, PinSage-style recommendation"
+N, IN, DIM, RELATIONS = 15, 6, 4, 3
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return graphs.from_edges(torch.randint(0, N, (2, 40)), N, edge_type=torch.arange(40) % RELATIONS)
+
+
+def gcn() -> GCN:
+    return GCN(IN, DIM, dropout=0.0)
+
+
+def test_the_loss_is_that_of_a_graph_autoencoder(graph: Graph, measured: Callable[..., None]) -> None:
+    model = LinkPredictor(gcn(), Inner())
+    x, pairs = torch.randn(N, IN), torch.randint(0, N, (2, 20))
+    theirs = pyg.GAE(torch.nn.Identity())
+    z = model.encoder(x, graph)
+    expected = theirs.recon_loss(z, graph.edge_index, pairs)
+    measured(SYSTEM, "PyTorch Geometric GAE", (model.loss(x, graph, negative=pairs) - expected).abs().item())
+    scores = model(x, pairs, graph).sigmoid()
+    measured(SYSTEM, "PyTorch Geometric GAE", (scores - theirs.decode(z, pairs)).abs().max().item())
+
+
+def test_distmult_scores_are_those_of_pyg(graph: Graph, measured: Callable[..., None]) -> None:
+    model = LinkPredictor(RGCN(IN, DIM, RELATIONS), DistMult(DIM, RELATIONS))
+    theirs = pyg.DistMult(N, RELATIONS, DIM)
+    x, pairs, kind = torch.randn(N, IN), torch.randint(0, N, (2, 20)), torch.randint(0, RELATIONS, (20,))
+    with torch.no_grad():
+        theirs.node_emb.weight.copy_(model.encoder(x, graph))
+        theirs.rel_emb.weight.copy_(model.decoder.relation)
+    expected = theirs(pairs[0], kind, pairs[1])
+    measured(SYSTEM, "PyTorch Geometric DistMult", (model(x, pairs, graph, kind) - expected).abs().max().item())
+
+
+def test_a_pair_and_its_reverse_may_differ_to_an_mlp(graph: Graph) -> None:
+    model, x = LinkPredictor(gcn(), PairMLP(DIM)), torch.randn(N, IN)
+    first, last = model.decoder.layers[0], model.decoder.layers[2]
+    z, pairs = model.encoder(x, graph), torch.tensor([[0, 3], [3, 0]])
+    inner = torch.cat([z[pairs[0]], z[pairs[1]]], 1) @ first.weight.T + first.bias
+    scores = model(x, pairs, graph)
+    torch.testing.assert_close(scores, inner.relu() @ last.weight[0] + last.bias)
+    assert scores[0] != scores[1]
+
+
+def test_the_negatives_of_a_loss_follow_the_generator(graph: Graph) -> None:
+    model, x = LinkPredictor(gcn(), Inner()), torch.randn(N, IN)
+    one, same, other = (model.loss(x, graph, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_kinds_of_links_are_part_of_the_loss(graph: Graph) -> None:
+    model, x = LinkPredictor(RGCN(IN, DIM, RELATIONS), DistMult(DIM, RELATIONS)), torch.randn(N, IN)
+    kind, drawn = graph.edge_type, torch.randint(0, N, (2, 40))
+    there, absent = (model(x, pairs, graph, kind).sigmoid() for pairs in (graph.edge_index, drawn))
+    expected = -there.log().mean() - (1 - absent).log().mean()
+    torch.testing.assert_close(model.loss(x, graph, negative=drawn, relation=kind), expected)
+
+
+def test_links_that_were_held_back_are_found() -> None:
+    """Two circles of friends: pairs within a circle score above pairs across, links that were not seen included."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    circle = torch.arange(24) % 2
+    pairs = torch.tensor([[i, j] for i in range(24) for j in range(24) if i != j and circle[i] == circle[j]]).T
+    order = torch.randperm(pairs.shape[1])
+    seen, held = pairs[:, order[:120]], pairs[:, order[120:]]
+    graph = graphs.from_edges(seen, 24).undirected().with_self_loops()
+    x, model = torch.eye(24), LinkPredictor(GCN(24, 8, dropout=0.0), Inner())
+    optimizer, generator = torch.optim.Adam(model.parameters(), lr=0.05), torch.Generator().manual_seed(0)
+    for _ in range(25):
+        optimizer.zero_grad()
+        model.loss(x, graph, seen, generator=generator).backward()
+        optimizer.step()
+    across = torch.tensor([[i, j] for i in range(24) for j in range(24) if circle[i] != circle[j]]).T
+    with torch.no_grad():
+        good, bad = model(x, held, graph), model(x, across, graph)
+    truth = torch.cat([torch.ones_like(good), torch.zeros_like(bad)])
+    assert metrics.roc_auc_score(truth, torch.cat([good, bad])) > 0.95
+    assert hits_at(20, good, bad) > 0.8
+
+
+def test_hits_count_what_stands_above_the_kth_best_negative() -> None:
+    good, bad = torch.tensor([0.9, 0.6, 0.5, 0.1]), torch.tensor([0.8, 0.5, 0.2])
+    assert hits_at(1, good, bad) == 0.25
+    assert hits_at(2, good, bad) == 0.5  # ties are no hits
+    assert hits_at(3, good, bad) == 0.75
+    assert hits_at(4, good, bad) == 1.0
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        hits_at(0, good, bad)
+
+
+@pytest.mark.parametrize("decoder", [Inner(), PairMLP(DIM, 8)])
+def test_it_can_be_kept(tmp_path: Path, graph: Graph, decoder: Model) -> None:
+    model, x = LinkPredictor(gcn(), decoder), torch.randn(N, IN)
+    model.save_pretrained(tmp_path)
+    pairs: Tensor = torch.randint(0, N, (2, 9))
+    assert torch.equal(LinkPredictor.from_pretrained(tmp_path)(x, pairs, graph), model(x, pairs, graph))
+
+
+def test_what_does_not_fit_is_refused(graph: Graph) -> None:
+    x, pairs = torch.randn(N, IN), torch.randint(0, N, (2, 9))
+    with pytest.raises(ValueError, match=r"pairs must be int64 \[2, P\], sources above destinations; got \[9, 2\]"):
+        LinkPredictor(gcn(), Inner())(x, pairs.T, graph)
+    with pytest.raises(ValueError, match="DistMult scores 3 kinds of links: say which"):
+        LinkPredictor(gcn(), DistMult(DIM, RELATIONS))(x, pairs, graph)
