@@ -34,8 +34,8 @@ def graph(
     (without) and [bold]~[/bold] (all others):
     \b
       causal  complete  identity  window(radius, dilation=1)
-      strided(stride)  fixed(block, summary=1)  prefix(k)  global_nodes(count)  memory(length)
-      documents([3, 5])  permutation([2, 0, 1])
+      strided(stride)  prefix(k)  global_nodes(count)  memory(length)
+      fixed(block, summary=1)  documents([3, 5])  permutation([2, 0, 1])
       random(degree, block=1, seed=0)  longformer(window, globals=0)
       bigbird(block=64, window=3, random=3, globals=2)
       grid(height, width)  neighborhood(height, width, radius)
