@@ -76,6 +76,23 @@ def one_way(edges: Tensor, num_nodes: int) -> Tensor:
     return (~torch.isin(src * num_nodes + dst, dst * num_nodes + src)).nonzero().squeeze(1)
 
 
+def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tensor | None]) -> None:
+    """Raises unless these are edges among so many nodes, and `edge_attr` and `edge_type` fit them."""
+    for name, n in (("num_dst", num_dst), ("num_src", num_src)):
+        if n < 0:
+            raise ValueError(f"{name} must not be negative; got {n}")
+    if edges is None:
+        return
+    check_form(edges)
+    check_ends(edges, num_dst, num_src)
+    for name, given in data.items():
+        if given is not None:
+            check_data(name, given, edges)
+    classes = data["edge_type"]
+    if classes is not None:
+        check_classes(classes)
+
+
 def check_form(edges: Tensor) -> None:
     """Raises unless these are integers [2, E]."""
     if edges.dim() != 2 or edges.shape[0] != 2:

@@ -99,6 +99,7 @@ class Table(Relation):
         if classes.numel() and int(classes.min()) < 0:
             raise ValueError("a relation table holds classes from 0 upward; it holds a negative one")
         self.classes = classes.long()
+        self._moved = {self.classes.device: self.classes}
         self.count = int(classes.max()) + 1 if classes.numel() else 0
 
     def check_fits(self, num_dst: int, num_src: int, shift: int = 0) -> None:
@@ -109,7 +110,9 @@ class Table(Relation):
             raise ValueError(f"{self} does not fit a graph of {num_dst} x {num_src} (destinations x sources)")
 
     def ids(self, dst: Tensor, src: Tensor) -> Tensor:
-        return self.classes.to(dst.device)[dst, src]
+        if dst.device not in self._moved:
+            self._moved[dst.device] = self.classes.to(dst.device)
+        return self._moved[dst.device][dst, src]
 
     def __repr__(self) -> str:
         return f"Table({self.classes.shape[0]} x {self.classes.shape[1]}, {self.count} classes)"

@@ -226,6 +226,14 @@ def expand(start: Ints, stop: Ints) -> Ints:
     return np.repeat(start - before, length) + np.arange(int(length.sum()))
 
 
+def cliques_of(labels: Ints) -> list[Ints]:
+    """The nodes of each label, [number of cliques, size] for each size that there is, the smallest first."""
+    order = np.argsort(labels, kind="stable")
+    size = np.bincount(np.unique(labels, return_inverse=True)[1])
+    first = np.cumsum(size) - size
+    return [order[expand(first[size == s], first[size == s] + s)].reshape(-1, s) for s in np.unique(size)]
+
+
 def _sort(x: Ints) -> Ints:
     """In place."""
     x.sort(kind="stable")  # numpy's stable sort is adaptive: sorted pieces are merged in linear time

@@ -162,11 +162,11 @@ class Request:
     @property
     def signature(self) -> tuple[Hashable, ...]:
         """All that checks and plans depend on besides the graph: shapes, types, devices and options; no numbers."""
-        fields = () if self.score is None else self.score.__dataclass_fields__
-        score = (getattr(self.score, name) for name in fields)
+        score = () if self.score is None else vars(self.score).values()
         numbers = (self.value, self.edge_value, *self.bias, *score)
         options = (self.normalize, self.dropout, self.return_weights, self.needs_grad, len(self.bias))
-        return (*map(_form, numbers), *options, type(self.score).__name__, _aggregator_form(self.reduce))
+        reduce = "sum" if self.reduce is SUM else _aggregator_form(self.reduce)
+        return (*map(_form, numbers), *options, type(self.score).__name__, reduce)
 
     def told(self) -> Request:
         """The same request, with tables written out edge by edge where the graph's nodes have places of their own:
@@ -196,7 +196,7 @@ def _form(x: object) -> Hashable:
         return x.shape, x.dtype, x.device
     if isinstance(x, Lookup):
         return x.table.shape, x.table.dtype, x.table.device, x.relation
-    return x if isinstance(x, Hashable) else id(x)
+    return id(x) if type(x).__hash__ is None else x
 
 
 def _aggregator_form(x: object) -> Hashable:

@@ -135,6 +135,12 @@ def test_random_walk_by_hand() -> None:
     assert encodings.random_walk(path, 1).tolist() == [[0.0]] * 3
 
 
+def test_each_graph_of_a_large_batch_walks_as_it_does_alone(graph: Graph) -> None:
+    """2,200 nodes, more than are taken at a time."""
+    many = encodings.random_walk(graphs.batch([graph] * 110), 5)
+    assert_close(many, encodings.random_walk(graph, 5).repeat(110, 1))
+
+
 def test_random_walk_without_edges_or_nodes() -> None:
     assert not encodings.random_walk(graphs.from_edges(torch.zeros(2, 0, dtype=torch.int64), 3), 4).any()
     assert encodings.random_walk(graphs.complete().bind(0), 4).shape == (0, 4)

@@ -125,6 +125,11 @@ def test_reversed_classes_stay_with_their_edges() -> None:
     assert torch.equal(turned.edge_type, (j - (i + 2)).clamp(-3, 3) + 3)
 
 
+def test_classes_by_rule_stay_with_their_edges_where_explicit_rows_are_reversed() -> None:
+    rows = graphs.from_edges([[0, 1, 2, 3], [1, 2, 3, 3]]).related(Offset(3)).rows(1, 4)
+    assert torch.equal(rows.reverse().edge_type, rows.edge_type)
+
+
 def test_reversed_cliques_are_the_same_cliques() -> None:
     graph = graphs.documents([2, 3]).bind(5).reverse()
     assert graph.labels is not None

@@ -1,161 +1,96 @@
-"""Every model that transformers offers for the families of `from_hf`: the same answer, or a refusal that says why."""
-
-import importlib
-import inspect
+"""Every model that transformers offers for the families of `from_hf`: the same answer and the same gradients, or a
+refusal that names it."""
 
 import pytest
 import torch
+from hf_models import BATCH, LENGTH, OFFERED, call_of, made, tensors
 
-from mpnn.models import from_hf
-from mpnn.models.hf import FAMILIES
+from mpnn.models import from_hf, to_hf
 
 transformers = pytest.importorskip("transformers")
 
-BATCH, LENGTH, WORDS, PAD, EOS, LABELS = 3, 9, 50, 1, 2, 3
+PEER, SINGLE = "Hugging Face, every head", 5e-5
+
 KEEP = torch.arange(LENGTH) < torch.tensor([9, 4, 6])[:, None]
-SINGLE = 5e-5  # float32, as everywhere for models of transformers
-
-BERT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 32,
+EVERY = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+REFUSED = {
+    *("BartEncoder", "BartDecoder", "BartDecoderWrapper", "MarianEncoder", "MarianDecoder", "MarianDecoderWrapper"),
+    *("BartForCausalLM", "MarianForCausalLM"),  # named after what they stand on, the DecoderWrapper
+    "SwinBackbone",
 }
-GPT = {"n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "summary_first_dropout": 0.0}
-LLAMA = {**BERT, "num_key_value_heads": 1}
-IMAGE = {**BERT, "image_size": 8, "patch_size": 2, "encoder_stride": 2}
-BART = {
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 32,
-    "init_std": 0.3,
+WITHOUT_ATTENTIONS = ("longformer", "reformer")
+"""Families that refuse `output_attentions`, as transformers gives these by window and by chunk."""
+
+CACHES = {"past_key_values", "past_buckets_states"}
+"""What plain calls of ours do not answer with everywhere: what was read, to go on from."""
+
+ROWS = {
+    **dict.fromkeys(["bert", "roberta"], "BERT, RoBERTa; masked LM, both directions"),
+    **dict.fromkeys(["gpt2", "openai-gpt"], "GPT, GPT-2"),
+    **dict.fromkeys(
+        ["llama", "mistral"], "Llama family (rotary, grouped heads, RMSNorm, SwiGLU), Mistral's sliding window"
+    ),
+    **dict.fromkeys(["bart", "marian"], "Transformer, encoder–decoder"),
+    "longformer": "Longformer",
+    "big_bird": "BigBird",
+    "reformer": "Reformer",
+    "xlnet": "XLNet",
+    "vit": "ViT",
+    "vit_mae": "MAE",
+    "swin": "Swin",
 }
-REFORMER = {
-    "attn_layers": ["local", "lsh"],
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "attention_head_size": 8,
-    "feed_forward_size": 24,
-    "axial_pos_shape": [4, 8],
-    "axial_pos_embds_dim": [8, 8],
-    "max_position_embeddings": 32,
-    "local_attn_chunk_length": 3,
-    "lsh_attn_chunk_length": 3,
-    "num_buckets": 2,
-    "hash_seed": 0,
-    "local_num_chunks_after": 0,
-    "lsh_num_chunks_after": 0,
-}
-SIZES = {
-    "bert": BERT,
-    "roberta": BERT,
-    "longformer": {**BERT, "attention_window": [4, 4]},
-    "big_bird": {**BERT, "attention_type": "original_full"},
-    "reformer": REFORMER,
-    "xlnet": {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24, "summary_last_dropout": 0.0},
-    "gpt2": GPT,
-    "openai-gpt": GPT,
-    "llama": LLAMA,
-    "mistral": {**LLAMA, "sliding_window": 4},
-    "vit": IMAGE,
-    "vit_mae": {
-        **IMAGE,
-        "decoder_hidden_size": 16,
-        "decoder_num_hidden_layers": 2,
-        "decoder_num_attention_heads": 2,
-        "decoder_intermediate_size": 24,
-    },
-    "swin": {"image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2,
-             "encoder_stride": 4},
-    "bart": BART,
-    "marian": {**BART, "decoder_start_token_id": PAD, "forced_eos_token_id": EOS},
-}
-"""The smallest of each family."""
-
-DECODERS = ("BertLMHeadModel", "RobertaForCausalLM", "BigBirdForCausalLM", "ReformerModelWithLMHead")
 
 
-def offered():
-    """Every model of every family that can be made and called."""
-    for family in FAMILIES:
-        kind = transformers.CONFIG_MAPPING[family]
-        module = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
-        for model in vars(module).values():
-            if not inspect.isclass(model) or not issubclass(model, transformers.PreTrainedModel):
-                continue
-            abstract = model.forward is transformers.PreTrainedModel.forward or model.__module__ != module.__name__
-            if not abstract:
-                yield family, model
+def at_tokens(x, mask):
+    """The part of `x` that belongs to tokens, whether it goes by sentences, by choices or by heads."""
+    if mask is None:
+        return x
+    if x.shape[: mask.dim()] == mask.shape:
+        return x[mask.bool()]
+    flat = mask.flatten(0, -2).bool()
+    if x.shape[:2] == flat.shape:
+        return x[flat]
+    return x.movedim(1, -1)[flat] if x.dim() == 4 and x.shape[::2] == flat.shape else x
 
 
-OFFERED = list(offered())
+@pytest.mark.parametrize(("family", "kind"), OFFERED, ids=lambda x: getattr(x, "__name__", None))
+def test_every_head_answers_as_the_original_or_is_refused(family, kind, measured):
+    theirs = made(family, kind, attn_implementation="eager")
+    if kind.__name__ in REFUSED:
+        with pytest.raises(ValueError, match=kind.__name__.replace("ForCausalLM", "DecoderWrapper")):
+            from_hf(theirs)
+        return
+    # the loss of question answering is over padding too, where ours are zeros
+    call = call_of(theirs, EVERY if "QuestionAnswering" in kind.__name__ else KEEP)
+    call["num_items_in_batch"] = torch.tensor(7)  # as trainers have it
+    call |= {"output_hidden_states": True, "output_attentions": family not in WITHOUT_ATTENTIONS}
+    ours = from_hf(theirs)
+    expected, found = theirs(**call), ours(**call)
+    assert type(found) is type(expected)
+    assert list(found) == [name for name in expected if name in found or name not in CACHES]
+    for name in found.keys() - CACHES:
+        parts = tensors(found[name])
+        for which, x in tensors(expected[name]).items():
+            assert (parts[which].shape, parts[which].dtype) == (x.shape, x.dtype)
+            difference = at_tokens((x - parts[which]).abs(), call.get("attention_mask"))
+            measured(ROWS[family], PEER, difference.max().item() if x.numel() else 0.0)
+    if "loss" in expected and family != "reformer":  # of which transformers has gradients in training mode only
+        expected.loss.backward()
+        found.loss.backward()
+        gradients = dict(to_hf(of_gradients(ours)).named_parameters())
+        for name, weight in of_gradients(theirs).named_parameters():
+            assert (weight - gradients[name]).abs().max() < SINGLE * (1 + weight.abs().max()), name
 
 
-def made(family, kind, **changes):
-    special = {"vocab_size": WORDS, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 0, "num_labels": LABELS}
-    special |= {"initializer_range": 0.3, "is_decoder": kind.__name__ in DECODERS, "sep_token_id": EOS}
-    if "QuestionAnswering" in kind.__name__:
-        special["num_labels"] = 2
-    config = transformers.CONFIG_MAPPING[family](**special | SIZES[family] | changes)
-    return kind(config).eval()
+def of_gradients(model):
+    """The model with the gradient of each weight in the place of the weight."""
+    model.requires_grad_(False)
+    for weight in model.parameters():
+        weight.copy_(torch.zeros_like(weight) if weight.grad is None else weight.grad)
+    return model
 
 
-def call_of(theirs, keep):
-    """What the model is called with, labels included, from the names that its `forward` has."""
-    name, config = type(theirs).__name__, theirs.config
-    ids = torch.where(keep, torch.randint(3, WORDS, keep.shape), PAD)
-    ids[torch.arange(BATCH), keep.sum(1) - 1] = EOS
-    words = torch.where(keep, ids, -100)
-    call = {
-        "input_ids": ids,
-        "attention_mask": keep.long(),
-        "token_type_ids": torch.randint(getattr(config, "type_vocab_size", 2), keep.shape),
-        "global_attention_mask": torch.arange(LENGTH).lt(2).long().expand(keep.shape),
-        "decoder_input_ids": ids.roll(1, 1),
-        "decoder_attention_mask": keep.long(),
-        "labels": words,
-        "start_positions": torch.tensor([0, 2, 1]),
-        "end_positions": torch.tensor([1, 3, 3]),
-        "next_sentence_label": torch.tensor([0, 1, 0]),
-        "question_lengths": torch.tensor([[2], [1], [3]]),
-        "mc_token_ids": torch.tensor([[1, 3], [0, 2], [3, 1]]),
-        "mc_labels": torch.tensor([1, 0, 1]),
-        "pixel_values": torch.randn(BATCH, 3, 8, 8),
-        "noise": torch.rand(BATCH, 16),
-        "bool_masked_pos": torch.rand(BATCH, 16) < 0.5,
-    }
-    if "TokenClassification" in name:
-        call["labels"] = torch.where(keep, torch.randint(LABELS, keep.shape), -100)
-    elif any(part in name for part in ("Classification", "MultipleChoice", "NextSentence")):
-        call["labels"] = torch.tensor([1, 0, 1])
-    if "MultipleChoice" in name or "DoubleHeads" in name:
-        for which in ("input_ids", "attention_mask", "global_attention_mask", "token_type_ids"):
-            call[which] = torch.stack([call[which], call[which].roll(1, 0)], 1)
-    if "DoubleHeads" in name:
-        call["labels"] = torch.stack([words, words.roll(1, 0)], 1)
-    if "Masked" not in name:
-        del call["bool_masked_pos"]
-    if name == "OpenAIGPTDoubleHeadsModel":
-        del call["attention_mask"]  # its own attention does not take one of choices
-    taken = inspect.signature(theirs.forward).parameters
-    call = {which: value for which, value in call.items() if which in taken}
-    if "pixel_values" in call:
-        call.pop("attention_mask", None)
-    return call
-
-
-def tensors(answer, at=""):
-    """The tensors of an output object, by where they are in it."""
-    if torch.is_tensor(answer):
-        return {at: answer}
-    if isinstance(answer, dict):
-        return {k: v for name, part in answer.items() for k, v in tensors(part, f"{at}.{name}").items()}
-    if isinstance(answer, (list, tuple)):
-        return {k: v for number, part in enumerate(answer) for k, v in tensors(part, f"{at}.{number}").items()}
-    return {}
+def test_weights_that_are_not_tied_are_refused_where_ours_are():
+    theirs = made("bart", transformers.BartForConditionalGeneration, tie_word_embeddings=False)
+    with pytest.raises(ValueError, match="tie_word_embeddings"):
+        from_hf(theirs)

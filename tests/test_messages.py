@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs
-from mpnn.messages import EdgeMessage, EdgeWeight, Mapped
+from mpnn.attention import EdgeMessage, EdgeWeight, Mapped
 
 N, IN, OUT = 7, 4, 3
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs
-from mpnn.gaussian import Gaussian
+from mpnn.attention import Gaussian
 from mpnn.models import MoNet
 
 pyg = pytest.importorskip("torch_geometric.nn")

@@ -30,3 +30,23 @@ def test_heads_that_share_keys_or_know_positions_hear_over_one_graph():
     for options in ({"kv_heads": 1}, {"position": ALiBi(2)}):
         with pytest.raises(ValueError, match="graphs of their own"):
             MessagePassing(edges, "sum", None, PerHead(8, 2, **options))(torch.randn(2, 8))
+
+
+@pytest.mark.parametrize("sources", [4, 6])
+def test_heads_hear_over_graphs_of_their_own_in_compiled_programs(sources):
+    heard = torch.tensor([[0, 1, 2, 3, 3, 2], [0, 0, 1, 2, 3, 3]])
+    graph = graphs.from_edges(heard, num_src=sources, num_dst=4, edge_type=torch.tensor([0, 1, 0, 1, 0, 1]))
+    layer, x, source = MessagePassing(graph, "sum", None, PerHead(8, 2)), torch.randn(4, 8), torch.randn(sources, 8)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    layer(x, source=source).square().sum().backward()
+    expected = layer.attention.to_query.weight.grad.clone()
+    layer.zero_grad()
+    out = compiled(x, source=source)
+    out.square().sum().backward()
+    assert torch.allclose(out, layer(x, source=source), atol=1e-6)
+    assert torch.allclose(layer.attention.to_query.weight.grad, expected, atol=1e-5)
+
+
+def test_heads_hear_over_one_topology_in_compiled_programs():
+    layer, x = MessagePassing(graphs.causal(), "sum", None, PerHead(8, 2)), torch.randn(5, 8)
+    assert torch.allclose(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x), atol=1e-6)

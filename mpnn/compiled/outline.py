@@ -59,6 +59,14 @@ class Outline:
             return self.given._edges.shape[1]
         return _number_of_edges(self.given, operator.index(self.num_dst), operator.index(self.num_src))
 
+    @property
+    def has_classes(self) -> bool:
+        if self.recipe:
+            return self.__getattr__("has_classes")
+        if isinstance(self.given, Graph):
+            return self.given.has_classes
+        return _has_classes(self.given, operator.index(self.num_dst), operator.index(self.num_src))
+
     def derived(
         self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
     ) -> Outline:
@@ -74,7 +82,7 @@ class Outline:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"{name!r} of a graph is not known while torch.compile traces; known are num_dst, num_src, shift, places, "
-            "device, edge_attr, edge_index and num_edges. Compute it outside, or leave this layer uncompiled"
+            "device, edge_attr, edge_index, num_edges, has_classes. Compute it outside, or leave this layer uncompiled"
         )
 
 
@@ -97,6 +105,11 @@ def built(build: Callable[..., Any], *arguments: Any) -> Any:
 @torch.compiler.assume_constant_result
 def _number_of_edges(given: Topology | Graph, num_dst: int, num_src: int) -> int:
     return bound(given, num_dst, num_src).num_edges
+
+
+@torch.compiler.assume_constant_result
+def _has_classes(given: Topology, num_dst: int, num_src: int) -> bool:
+    return given.bind(num_dst, num_src).has_classes
 
 
 @torch.compiler.assume_constant_result

@@ -19,6 +19,7 @@ Arrays = tuple[NDArray[Any], ...]
 
 ROWS, COLUMNS = 32, 96  # of a tile; those of mpnn.kernels.cpu.tiles
 _LEAST = 1 << 23  # products that are worth a part: some 0.2 ms
+_MOST_KEPT = 1 << 25  # bytes of tiles that a part keeps
 _SEGMENTS = 6  # work items that a backward pass is cut into at least, whatever the number of threads
 
 
@@ -76,18 +77,17 @@ class TileAttention(torch.autograd.Function):
         from mpnn.kernels.cpu import threads, tiles
 
         batch, num_dst, heads, _ = query.shape
-        key, value = _by_head(key), _by_head(value)
         shape = _shape(query, value, bias)
         out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(query, batch, heads, num_dst)
         ctx.save_for_backward(query, key, value, table, bias, out, lse)
         ctx.scale, ctx.dropout, ctx.layout, ctx.shape = scale, dropout, layout, shape
         if not out.numel() or not value.numel():
             return out.zero_()
-        q, strides = _strided(query)
-        k, v, o, z = (_flat(x) for x in (key, value, out, lse))
-        real = q.dtype.type
-        shared = (q, strides, k, v, real(scale), _optional(table, q), _optional(bias, q), dropout.of(real))
-        shared = (*shared, layout.by_query, layout.runs, o, z, shape)
+        features, strides = zip(*map(_strided, (query, key, value)), strict=True)
+        q, real = features[0], features[0].dtype.type
+        shared = (features, strides, real(scale), _optional(table, q), _optional(bias, q), dropout.of(real))
+        room = _room(layout.by_query, COLUMNS * (shape[-3] + shape[-2]) * q.itemsize)
+        shared = (*shared, layout.by_query, layout.runs, room, _flat(out), _flat(lse), shape)
         parts = _parts(batch * heads * -(-num_dst // ROWS), _products(shape, layout))
         threads.each(parts, lambda part: tiles.forward(*part, *shared))
         return out
@@ -100,43 +100,36 @@ class TileAttention(torch.autograd.Function):
         query, key, value, table, bias, out, lse = ctx.saved_tensors
         batch, _, key_heads, *_ = ctx.shape
         if not d_out.numel() or not value.numel():
-            inputs = (query, key.transpose(1, 2), value.transpose(1, 2), table, bias)
+            inputs = (query, key, value, table, bias)
             return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 3
         inner = batch if bias is not None and len(bias) < batch else 1
         segments = ctx.layout.segments(-(-_SEGMENTS // (batch // inner * key_heads)))
         items = batch // inner * key_heads * (len(segments) - 1)
         d_query = zeros(query, len(segments) - 1, *query.shape)
-        d_key, d_value = (zeros(x, *x.transpose(1, 2).shape) for x in (key, value))
+        d_key, d_value = (zeros(x, *x.shape) for x in (key, value))
         d_table = query.new_zeros(0) if table is None else table.new_zeros(items // key_heads, *table.shape)
         d_bias = query.new_zeros(0) if bias is None else torch.zeros_like(bias)
 
-        k, v = _flat(key), _flat(value)
-        real = k.dtype.type
-        q, q_panels, _ = _packed(query, ctx.scale, None)
-        d, d_panels, delta = _packed(d_out, 1.0, out)
+        features, strides = zip(*map(_strided, (query, key, value, d_out)), strict=True)
+        q, real = features[0], features[0].dtype.type
         shared = (
-            *((q, k, v, d), (q_panels, d_panels), (_flat(lse), delta), _optional(table, k), _optional(bias, k)),
+            *(features, strides, real(ctx.scale), (_flat(out), _flat(lse)), _optional(table, q), _optional(bias, q)),
             *(ctx.dropout.of(real), ctx.layout.by_key, ctx.layout.runs),
+            _room(ctx.layout.by_key, 2 * ROWS * (ctx.shape[-3] + ctx.shape[-2] + 1) * q.itemsize),
             *(tuple(_flat(x) for x in (d_query, d_key, d_value, d_table, d_bias)), ctx.shape, segments, inner),
         )
         threads.each(_parts(items, _products(ctx.shape, ctx.layout)), lambda part: tiles.backward(*part, *shared))
         d_query = d_query[0] if len(d_query) == 1 else d_query.sum(0)
         return (
-            *(d_query.mul_(ctx.scale), d_key, d_value),
+            *(d_query, d_key, d_value),
             *(None if table is None else d_table.sum(0), None if bias is None else d_bias),
             *[None] * 3,
         )
 
 
-def _by_head(x: Tensor) -> Tensor:
-    """A copy [B, H, N, D] of x [B, N, H, D], unless that is how it lies already."""
-    turned = x.detach().transpose(1, 2)
-    return turned if turned.is_contiguous() else empty(x, *turned.shape).copy_(turned)
-
-
 def _shape(query: Tensor, value: Tensor, bias: Tensor | None) -> tuple[int, ...]:
     batch, num_dst, heads, width = query.shape
-    _, key_heads, num_src, wide = value.shape
+    _, num_src, key_heads, wide = value.shape
     return batch, heads, key_heads, num_dst, num_src, width, wide, 0 if bias is None else bias.shape[-1]
 
 
@@ -154,21 +147,12 @@ def _strided(x: Tensor) -> tuple[NDArray[Any], tuple[int, int, int]]:
     return x.detach().as_strided((span,), (1,)).numpy(), (by_batch, by_head, by_node)
 
 
-def _packed(x: Tensor, scale: float, out: Tensor | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """scale * x [B, N, H, D] as rows [B, H, N, D] and as turned tiles, and <x, out> [B, H, N]."""
-    from mpnn.kernels.cpu import threads, tiles
-
-    if out is not None and x.stride() != out.stride():
-        x = x.contiguous()
-    flat, strides = _strided(x)
-    batch, nodes, heads, width = x.shape
-    items = batch * heads * -(-nodes // ROWS)
-    rows, turned = np.empty(x.numel(), flat.dtype), np.empty(items * width * ROWS, flat.dtype)
-    delta = np.empty(0 if out is None else batch * heads * nodes, flat.dtype)
-    other = np.empty(0, flat.dtype) if out is None else _flat(out)
-    shared = (flat, strides, flat.dtype.type(scale), other, rows, turned, delta, (batch, heads, nodes, width))
-    threads.each(_parts(items, x.numel() * 64), lambda part: tiles.pack(*part, *shared))
-    return rows, turned, delta
+def _room(tiles: Arrays, size: int) -> int:
+    """How many tiles of the other side, of so many bytes each, are worth keeping: all that one tile reaches over."""
+    ptr, other, *_ = tiles
+    some = ptr[:-1] < ptr[1:]
+    reach = other[ptr[1:][some] - 1] - other[ptr[:-1][some]]
+    return int(min(reach.max(initial=0) + 1, max(_MOST_KEPT // size, 1)))
 
 
 def _optional(x: Tensor | None, like: NDArray[Any]) -> NDArray[Any]:

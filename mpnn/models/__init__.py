@@ -20,7 +20,7 @@ from mpnn.models.graph_transformer import GraphTransformer
 from mpnn.models.graphormer import Graphormer
 from mpnn.models.hashing import ReformerConfig
 from mpnn.models.heads import MaskedLM, SentenceClassifier, TokenClassifier
-from mpnn.models.hf import from_hf
+from mpnn.models.hf import from_hf, to_hf
 from mpnn.models.image_heads import ImageClassifier
 from mpnn.models.linformer import Linformer, LinformerConfig, LinformerEncoder
 from mpnn.models.link_prediction import DistMult, Inner, LinkPredictor, PairMLP
@@ -120,4 +120,5 @@ __all__ = [
     "from_hf",
     "from_pyg",
     "intimate_subgraphs",
+    "to_hf",
 ]

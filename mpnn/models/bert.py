@@ -21,7 +21,8 @@ from mpnn.graph import Graph
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.blocks import ACTIVATIONS, Embeddings, one_each
-from mpnn.models.packing import Packing
+from mpnn.models.packing import Packing, all_kept
+from mpnn.models.rounds import through
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import FeedForward, PostNorm
@@ -129,7 +130,7 @@ class Bert(Model):
                 first on.
             return_states, return_weights: whether to give more than the last layer's output.
         """
-        packing = self.packing(all_places(tokens) if keep is None else keep)
+        packing = self.packing(all_kept(tokens) if keep is None else keep)
         graphs = self.graphs(packing)
         return self.encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
 
@@ -147,21 +148,13 @@ class Bert(Model):
         types = torch.zeros_like(packing.keep, dtype=torch.int64) if types is None else types
         positions = self.positions(tokens) if positions is None else positions
         x = self.embeddings(packing.pack(tokens), packing.pack(positions), packing.pack(types))
-        states, weights = [x], []
-        for layer, graph in zip(self.layers, graphs, strict=True):
-            if return_weights:
-                x, heard = layer(x, graph, return_weights=True)
-                weights.append(packing.unpack_weights(heard, graph))
-            else:
-                x = layer(x, graph)
-            if return_states:
-                states.append(x)
+        x, states, heard = through(self.layers, graphs, x, return_states=return_states, return_weights=return_weights)
         last = packing.unpack(x)
         return Encoded(
             last,
             None if self.pooler is None else self.pooler(packing.first(last)),
-            tuple(packing.unpack(x) for x in states) if return_states else None,
-            tuple(weights) if return_weights else None,
+            tuple(map(packing.unpack, states)) if return_states else None,
+            tuple(map(packing.unpack_weights, heard, graphs)) if return_weights else None,
         )
 
     def positions(self, tokens: Tensor) -> Tensor:
@@ -179,8 +172,3 @@ def update(config: BertConfig) -> PostNorm:
     norm = partial(nn.LayerNorm, eps=config.eps)
     ffn = FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation])
     return PostNorm(config.dim, ffn, dropout=config.dropout, norm=norm)
-
-
-def all_places(tokens: Tensor) -> Tensor:
-    """bool [B, N]: every place holds a token."""
-    return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)

@@ -57,7 +57,7 @@ class Embeddings(nn.Module):
         Raises:
             IndexError: an integer that its table does not have.
         """
-        vectors = tokens if tokens.is_floating_point() else looked_up(self.token, tokens, "token")
+        vectors = embedded(self.token, tokens)
         vectors = (
             vectors + looked_up(self.token_type, types, "token type") + looked_up(self.position, positions, "position")
         )
@@ -90,6 +90,11 @@ def looked_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
             bad = low if low < 0 else high
             raise IndexError(f"{what} {bad} is not among those that the model has, 0 to {table.num_embeddings - 1}")
     return table(ids)
+
+
+def embedded(table: nn.Embedding, tokens: Tensor) -> Tensor:
+    """Vectors [..., dim] of tokens [...]; tokens may also be vectors [..., dim] that stand in their place."""
+    return tokens if tokens.is_floating_point() else looked_up(table, tokens, "token")
 
 
 def one_each(graph: Topology | Sequence[Topology], layers: int) -> Sequence[Topology]:

@@ -19,7 +19,7 @@ from mpnn.decoding import Cache
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.packing import Packing
+from mpnn.models.packing import Packing, as_matrices
 
 COMPLETE = complete()
 
@@ -78,31 +78,16 @@ class Crossing:
         graph = self._graph(together).to(x.device)
         y, weights = _pair(layer(x, graph, source=source, return_weights=return_weights, cache=cache))
         y = y if together else y.unflatten(0, shape)
-        return (y, self._unpack(weights, graph)) if return_weights else y
+        return (y, as_matrices(weights, graph, self.target, self.source)) if return_weights else y
 
     def _graph(self, together: bool) -> Graph:
         if together:
             return COMPLETE.bind(max(self.target.lengths, default=0), max(self.source.lengths, default=0))
         return _union(self.target.lengths, self.source.lengths)
 
-    def _unpack(self, weights: Tensor, graph: Graph) -> Tensor:
-        """[..., E, H] as matrices [B, H, M, N], zeros where there is no token."""
-        (sentences, rows), columns = self.target.keep.shape, self.source.keep.shape[1]
-        src, dst = graph.edge_index
-        flat = weights.dim() == 2
-        at, of = _places(self.target, flat)[..., dst], _places(self.source, flat)[..., src]
-        matrix = weights.new_zeros(sentences * rows, columns, weights.shape[-1])
-        return matrix.index_put((at, of % columns), weights).unflatten(0, (sentences, rows)).movedim(-1, 1)
-
 
 def _pair(found: Any) -> tuple[Tensor, Any]:
     return found if isinstance(found, tuple) else (found, None)
-
-
-def _places(packing: Packing, flat: bool) -> Tensor:
-    """Where each packed token stands in the batch, counted row by row."""
-    place = packing.pack(torch.arange(packing.keep.numel(), device=packing.index.device).view(packing.keep.shape))
-    return place.flatten() if flat else place
 
 
 @lru_cache(maxsize=64)

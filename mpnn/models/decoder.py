@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,10 @@ from torch.nn import functional as F
 from mpnn.decoding import Cache
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
-from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import looked_up
-from mpnn.models.generation import generate
+from mpnn.models.blocks import embedded, looked_up
+from mpnn.models.generation import evaluating, generate
+from mpnn.models.losses import token_loss
+from mpnn.models.rounds import through
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 
@@ -82,22 +84,19 @@ class Decoder(Model):
             return_states, return_weights: whether to give more than the last layer's output.
         """
         x = self._embedded(tokens, positions, 0 if cache is None else cache.count)
-        states, weights = [x], []
-        for layer in self.layers:
-            assert isinstance(layer, MessagePassing)
-            assert isinstance(layer.graph, Topology)
-            graph = layer.graph if bind is None else bind(layer.graph)
-            x = layer(x, graph, return_weights=return_weights, cache=cache)
-            if return_weights:
-                x, heard = x
-                weights.append(heard)
-            states.append(x)
-        states[-1] = last = self.norm(x)
-        return Decoded(last, tuple(states) if return_states else None, tuple(weights) if return_weights else None)
+        own: list[Any] = [layer.graph for layer in self.layers]
+        graphs = own if bind is None else [bind(graph) for graph in own]
+        x, states, weights = through(
+            self.layers, graphs, x, return_states=return_states, return_weights=return_weights, cache=cache
+        )
+        last = self.norm(x)
+        return Decoded(
+            last, (*states[:-1], last) if return_states else None, tuple(weights) if return_weights else None
+        )
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats; targets [B, N], -100 where there is nothing to predict."""
-        return F.cross_entropy(self(tokens).flatten(0, -2), targets.flatten())
+        return token_loss(self(tokens), targets)
 
     @torch.no_grad()
     def generate(
@@ -113,9 +112,7 @@ class Decoder(Model):
     ) -> Tensor:
         """`tokens` [B, N] and up to `steps` more that the model draws, [B, N + steps]: `generation.generate`, with its
         options. Beyond `context`, the oldest are forgotten."""
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             return generate(
                 self,
                 tokens,
@@ -127,11 +124,9 @@ class Decoder(Model):
                 generator=generator,
                 context=self.context,
             )
-        finally:
-            self.train(was_training)
 
     def _embedded(self, tokens: Tensor, positions: Tensor | None, start: int) -> Tensor:
-        vectors = tokens if tokens.is_floating_point() else looked_up(self.token, tokens, "token")
+        vectors = embedded(self.token, tokens)
         stop = start + vectors.shape[-2]
         if positions is None and stop > self.context:
             raise ValueError(f"got {stop} tokens, but this model was made with context={self.context}")

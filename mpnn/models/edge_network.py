@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from mpnn.attention import EdgeMessage
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
-from mpnn.messages import EdgeMessage
 from mpnn.models.readout import GatedReadout
 from mpnn.models.saving import Model
 from mpnn.topology import Topology

@@ -22,8 +22,7 @@ class ArrivalTimes(Model):
         e, v, u <- SupersegmentLayer(e, v, u), `rounds` times                                 process
         t_i = first_i exp( mlp(v_i) ),   T_r = (sum of t_i over route r) exp( mlp(u_r) )      decode
 
-    Training begins at first estimates of the segments' times, such as those at present speed, and at their sums; the
-    paper's decoders do without.
+    Training begins at first estimates of the segments' times, such as those at present speed, and at their sums.
 
     Args:
         in_dim: width of the segments' features. edge_dim: of the features of links between segments. dim: width of

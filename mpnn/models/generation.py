@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpnn.decoding import Cache
 from mpnn.graph import Graph
@@ -98,6 +99,17 @@ def refuse_the_future(graph: Topology | Graph, length: int) -> None:
             f"a language model must not hear the tokens that it is to predict, but in {graph} node {i} hears "
             f"node {j}; use causal() & ({graph})"
         )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and afterwards in the mode in which it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def _check(tokens: Tensor, steps: int, temperature: float, top_k: int | None, top_p: float | None) -> None:

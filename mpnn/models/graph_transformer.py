@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn.attention import DotProduct, Terms
 from mpnn.graph import Graph
 from mpnn.graphs import edges_into
 from mpnn.message_passing import MessagePassing
+from mpnn.models.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.scores import Dot
 from mpnn.topology import Topology
@@ -77,7 +77,7 @@ class GraphTransformer(Model):
     ) -> Tensor:
         """Mean cross-entropy in nats: x [N, in_dim], target int64 [N], over the nodes of `mask` bool [N], or all."""
         logits = self(x, graph, edge_attr)
-        return F.cross_entropy(logits, target) if mask is None else F.cross_entropy(logits[mask], target[mask])
+        return node_loss(logits, target, mask)
 
 
 class HeadsOf(DotProduct):
@@ -115,7 +115,7 @@ class EdgeScaled(HeadsOf):
 
         w_ij = softmax_j( sum_d q_id k_jd (E e_ij)_d / sqrt(D) )
 
-    A key belongs to an edge then, not to a node, so edges become the sources, as in `mpnn.messages.EdgeMessage`.
+    A key belongs to an edge then, not to a node, so edges become the sources, as in `mpnn.attention.EdgeMessage`.
     """
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:

@@ -13,10 +13,8 @@ from torch.nn import functional as F
 from mpnn.dropout import Dropout
 from mpnn.models.bert import Bert
 from mpnn.models.blocks import ACTIVATIONS
+from mpnn.models.losses import IGNORED, token_loss
 from mpnn.models.saving import Model
-
-IGNORED = -100
-"""The target of what is not to be predicted."""
 
 
 class MaskedLM(Model):
@@ -46,7 +44,7 @@ class MaskedLM(Model):
 
     def loss(self, tokens: Tensor, targets: Tensor, keep: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats; targets int64 [B, N], -100 where there is nothing to predict."""
-        return _cross_entropy(self(tokens, keep, types), targets)
+        return token_loss(self(tokens, keep, types), targets)
 
 
 def hidden(
@@ -94,7 +92,7 @@ class SentenceClassifier(Model):
 
     def loss(self, tokens: Tensor, targets: Tensor, keep: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats; targets int64 [B]."""
-        return _cross_entropy(self(tokens, keep, types), targets)
+        return token_loss(self(tokens, keep, types), targets)
 
 
 class TokenClassifier(Model):
@@ -111,8 +109,4 @@ class TokenClassifier(Model):
 
     def loss(self, tokens: Tensor, targets: Tensor, keep: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats; targets int64 [B, N], -100 where a token has no class."""
-        return _cross_entropy(self(tokens, keep, types), targets)
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+        return token_loss(self(tokens, keep, types), targets)

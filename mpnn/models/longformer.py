@@ -20,8 +20,8 @@ from mpnn.attention import DotProduct
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete, global_nodes, window
 from mpnn.message_passing import MessagePassing
-from mpnn.models.bert import Bert, BertConfig, Encoded, all_places, update
-from mpnn.models.packing import Packing
+from mpnn.models.bert import Bert, BertConfig, Encoded, update
+from mpnn.models.packing import Packing, all_kept
 from mpnn.topology import Topology
 
 
@@ -94,7 +94,7 @@ class Longformer(Bert):
             tokens, keep, types, positions, return_states: as `Bert.forward`. Windows go by places: they reach no
                 further where places are left out.
         """
-        keep = all_places(tokens) if keep is None else keep
+        keep = all_kept(tokens) if keep is None else keep
         packing = Packing.of(keep, apart=True)
         if hubs is None:
             hubs = keep & (keep.cumsum(1) == 1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn.aggregate import Diffusion
 from mpnn.attention import Attention, Terms
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
+from mpnn.models.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.scores import AdditiveScore, LeakyReLU
 from mpnn.topology import Topology
@@ -76,7 +76,7 @@ class MAGNA(Model):
     ) -> Tensor:
         """Mean cross-entropy in nats: x [N, in_dim], target int64 [N], over the nodes of `mask` bool [N], or all."""
         logits = self(x, graph)
-        return F.cross_entropy(logits, target) if mask is None else F.cross_entropy(logits[mask], target[mask])
+        return node_loss(logits, target, mask)
 
 
 class MagnaAttention(Attention):

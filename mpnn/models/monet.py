@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn.attention import Gaussian
 from mpnn.dropout import Dropout
-from mpnn.gaussian import Gaussian
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model

@@ -85,18 +85,35 @@ class Packing:
 
     def unpack_weights(self, weights: Tensor, graph: Graph) -> Tensor:
         """Attention weights [..., E, H] of a bound graph as matrices [B, H, N, N], zeros where there is no edge."""
-        length = self.keep.shape[1]
-        place = self.pack(torch.arange(self.keep.numel(), device=self.index.device).view(self.keep.shape))
-        src, dst = graph.edge_index
-        matrix = weights.new_zeros(self.keep.numel(), length, weights.shape[-1])
-        matrix = matrix.index_put((place[..., dst], place[..., src] % length), weights)
-        return matrix.unflatten(0, self.keep.shape).movedim(-1, 1)
+        return as_matrices(weights, graph, self, self)
+
+    def places(self) -> Tensor:
+        """Where each packed token stands among all places, counted row by row; int64 as packed features are."""
+        return self.pack(torch.arange(self.keep.numel(), device=self.index.device).view(self.keep.shape))
 
     @property
     def _length(self) -> int | None:
         """The length that all sentences share, if they do."""
         lengths = set(self.lengths)
         return max(lengths, default=0) if len(lengths) < 2 and not self.apart else None
+
+
+def as_matrices(weights: Tensor, graph: Graph, target: Packing, source: Packing) -> Tensor:
+    """Attention weights [..., E, H] of a graph from packed sources to packed targets as matrices [B, H, M, N], zeros
+    where there is no edge."""
+    (sentences, rows), columns = target.keep.shape, source.keep.shape[1]
+    src, dst = graph.edge_index
+    at, of = (packing.places() for packing in (target, source))
+    if weights.dim() == 2:  # one graph over the nodes of all sentences
+        at, of = at.flatten(), of.flatten()
+    matrix = weights.new_zeros(sentences * rows, columns, weights.shape[-1])
+    matrix = matrix.index_put((at[..., dst], of[..., src] % columns), weights)
+    return matrix.unflatten(0, (sentences, rows)).movedim(-1, 1)
+
+
+def all_kept(tokens: Tensor) -> Tensor:
+    """bool [B, N]: every place of tokens [B, N, ...] holds one."""
+    return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
 
 
 @lru_cache(maxsize=16)

@@ -35,7 +35,7 @@ def heads_apart(terms: Terms, graph: Graph, heads: int) -> Terms:
     if {x.shape[-2] for x in (score.query, score.key, terms.value)} != {heads}:
         raise ValueError(f"heads that hear over graphs of their own share no keys; expected {heads} heads of keys, too")
     score = replace(score, query=_as_nodes(score.query), key=_as_nodes(score.key))
-    apart = graph.derived(_apart, heads, num_dst=graph.num_dst * heads)
+    apart = graph.derived(_apart, heads, num_dst=graph.num_dst * heads, num_src=graph.num_src * heads)
     return Terms(_as_nodes(terms.value), score, graph=apart)
 
 

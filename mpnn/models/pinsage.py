@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn.attention import EdgeWeight
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
-from mpnn.messages import EdgeWeight
 from mpnn.models.sage import Embed
 from mpnn.models.stack import Stack
 

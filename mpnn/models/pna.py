@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import aggregate, ops
+from mpnn.attention import EdgeMessage
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
-from mpnn.messages import EdgeMessage
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import Update

@@ -12,16 +12,16 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.message_passing import MessagePassing
-from mpnn.models.bert import Encoded, all_places
-from mpnn.models.blocks import ACTIVATIONS, AxialPositions, looked_up
+from mpnn.models.bert import Encoded
+from mpnn.models.blocks import ACTIVATIONS, AxialPositions, embedded, looked_up
 from mpnn.models.generation import refuse_the_future
 from mpnn.models.hashing import Heard, ReformerConfig, SharedKey
-from mpnn.models.packing import Packing
+from mpnn.models.losses import token_loss
+from mpnn.models.packing import Packing, all_kept
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import FeedForward, Reversible
@@ -84,10 +84,10 @@ class Reformer(Model):
         Returns:
             last [B, N, 2 * dim]; there is no pooler.
         """
-        packing = Packing.of(all_places(tokens) if keep is None else keep, apart=True)
+        packing = Packing.of(all_kept(tokens) if keep is None else keep, apart=True)
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
-        vectors = tokens if tokens.is_floating_point() else looked_up(self.token, tokens, "token")
+        vectors = embedded(self.token, tokens)
         x = self.dropout(packing.pack(vectors)) + self.dropout(self._position(packing.pack(positions)))
         x = torch.cat([x, x], -1)
         heard, states = Heard(self.config, packing, rounds), [x]
@@ -120,4 +120,4 @@ class ReformerLM(Model):
 
     def loss(self, tokens: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats; targets int64 [B, N], -100 where there is nothing to predict."""
-        return F.cross_entropy(self(tokens, keep).flatten(0, -2), targets.flatten())
+        return token_loss(self(tokens, keep), targets)

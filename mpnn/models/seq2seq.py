@@ -21,10 +21,10 @@ from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.blocks import looked_up
 from mpnn.models.crossing import Crossing
-from mpnn.models.generation import generate
-from mpnn.models.packing import Packing
+from mpnn.models.generation import evaluating, generate
+from mpnn.models.losses import next_word_loss
+from mpnn.models.packing import Packing, all_kept
 from mpnn.models.saving import Model
-from mpnn.models.translation import all_kept, next_word_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,9 +147,7 @@ class Seq2Seq(Model):
     ) -> Tensor:
         """Translations of sources [B, N] from `start` on to `eos`, of up to `steps` words more: int64 [B, 1 + steps] or
         fewer. Greedy by default, else drawn at this temperature."""
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             heard = self.encode(source, source_keep)
             state = heard.state
 
@@ -160,5 +158,3 @@ class Seq2Seq(Model):
 
             begin = torch.full((len(source), 1), self.start, device=source.device)
             return generate(forward, begin, steps, temperature=temperature, eos=self.eos, generator=generator)
-        finally:
-            self.train(was_training)

@@ -24,10 +24,11 @@ from mpnn.message_passing import MessagePassing
 from mpnn.models.beams import beam_search
 from mpnn.models.blocks import ACTIVATIONS
 from mpnn.models.crossing import Crossing, Half
-from mpnn.models.generation import generate, refuse_the_future
-from mpnn.models.packing import Packing
+from mpnn.models.generation import evaluating, generate, refuse_the_future
+from mpnn.models.losses import next_word_loss
+from mpnn.models.packing import Packing, all_kept
+from mpnn.models.rounds import through
 from mpnn.models.saving import Model
-from mpnn.models.translation import all_kept, next_word_loss
 from mpnn.models.words import Words, token_table
 from mpnn.topology import Topology
 from mpnn.update import FeedForward, PostNorm, PreNorm
@@ -137,19 +138,16 @@ class Transformer(Model):
     ) -> Half:
         """What the decoder hears of sources [B, N] (or vectors [B, N, dim]) and their places kept, bool [B, N]."""
         packing = Packing.of(all_kept(source) if keep is None else keep)
-        x = self.source(source, packing)
-        states, weights = [x], []
-        for layer in self.encoder:
-            assert isinstance(layer, MessagePassing)
-            graph = packing.bind(layer.graph)
-            if return_weights:
-                x, heard = layer(x, graph, return_weights=True)
-                weights.append(packing.unpack_weights(heard, graph))
-            else:
-                x = layer(x, graph)
-            states.append(x)
-        kept = tuple(packing.unpack(x) for x in states) if return_states else ()
-        return Half(self.encoder_norm(x), packing, kept, tuple(weights))
+        graphs = [packing.bind(layer.graph) for layer in self.encoder if isinstance(layer, MessagePassing)]
+        x, states, heard = through(
+            self.encoder,
+            graphs,
+            self.source(source, packing),
+            return_states=return_states,
+            return_weights=return_weights,
+        )
+        weights = map(packing.unpack_weights, heard, graphs)
+        return Half(self.encoder_norm(x), packing, tuple(map(packing.unpack, states)), tuple(weights))
 
     def decode(
         self,
@@ -257,12 +255,8 @@ class Transformer(Model):
         """The first words [B, 1] of translations, and what they hear, with the model in evaluation mode."""
         if steps >= self.config.context:
             raise ValueError(f"steps must be less than the context of {self.config.context}; got {steps}")
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             yield torch.full((len(source), 1), self.config.start, device=source.device), self.encode(source, keep)
-        finally:
-            self.train(was_training)
 
 
 def _words(config: TransformerConfig, token: nn.Embedding) -> Words:

@@ -19,7 +19,8 @@ from mpnn import graphs
 from mpnn.dropout import Dropout
 from mpnn.message_passing import MessagePassing
 from mpnn.models.blocks import looked_up
-from mpnn.models.generation import generate
+from mpnn.models.generation import evaluating, generate
+from mpnn.models.losses import token_loss
 from mpnn.models.relative import RelativeDotProduct
 from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm
@@ -82,7 +83,7 @@ class TransformerXL(Model):
     def loss(self, tokens: Tensor, targets: Tensor, memory: Memory | None = None) -> tuple[Tensor, list[Tensor]]:
         """Mean cross-entropy of a segment in nats, targets [B, N] (-100: nothing to predict), and the new memory."""
         logits, new = self(tokens, memory)
-        return F.cross_entropy(logits.flatten(0, -2), targets.flatten()), new
+        return token_loss(logits, targets), new
 
     def generate(self, tokens: Tensor, steps: int, memory: Memory | None = None, **options: Any) -> Tensor:
         """`tokens` int64 [B, N] and up to `steps` more that the model draws, [B, N + steps], each of which hears the
@@ -93,12 +94,8 @@ class TransformerXL(Model):
             logits, memory = self(fresh, memory)
             return logits
 
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             return generate(forward, tokens, steps, **options)
-        finally:
-            self.train(was_training)
 
     def _checked(self, memory: Memory | None, h: Tensor) -> Memory:
         if memory is None:

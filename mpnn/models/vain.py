@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.gaussian import Near
+from mpnn.attention import Near
 from mpnn.graph import Graph
 from mpnn.graphs import complete, identity
 from mpnn.message_passing import MessagePassing

@@ -22,6 +22,7 @@ from mpnn.message_passing import MessagePassing
 from mpnn.models.blocks import ACTIVATIONS
 from mpnn.models.images import GridPositions, Patches, Seen, Size, as_matrix, hide, pair, with_class_token
 from mpnn.models.packing import Packing
+from mpnn.models.rounds import through
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import FeedForward, PreNorm
@@ -139,28 +140,16 @@ class PatchLayers(nn.ModuleList):
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """x [B, 1 + N, dim] -> the same, the states before and after each round, and their weights
         [B, H, 1 + N, 1 + N]; zeros at nodes that are not kept (`keep` bool [B, 1 + N], default: all)."""
-        if keep is not None:
-            packing, graph = self._among(keep)
-            x, states, weights = self._heard(packing.pack(x), graph, return_weights)
-            x, states = packing.unpack(x), [packing.unpack(y) for y in states if return_states]
-            weights = [packing.unpack_weights(w, graph) for w in weights]
+        asked = {"return_states": return_states, "return_weights": return_weights}
+        if keep is None:
+            x, states, heard = through(self, [self.graph] * len(self), x, **asked)
+            weights = [as_matrix(w, self.graph.bind(x.shape[1]).to(x.device)) for w in heard]
         else:
-            x, states, weights = self._heard(x, self.graph, return_weights)
-            weights = [as_matrix(w, self.graph.bind(x.shape[1]).to(x.device)) for w in weights]
+            packing, graph = self._among(keep)
+            x, states, heard = through(self, [graph] * len(self), packing.pack(x), **asked)
+            x, states = packing.unpack(x), [packing.unpack(y) for y in states]
+            weights = [packing.unpack_weights(w, graph) for w in heard]
         return x, tuple(states) if return_states else None, tuple(weights) if return_weights else None
-
-    def _heard(
-        self, x: Tensor, graph: Topology | Graph, return_weights: bool
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """x after all rounds, before and after each of them, and their weights [..., E, H]."""
-        states, weights = [x], []
-        for layer in self:
-            x = layer(x, graph, return_weights=return_weights)
-            if return_weights:
-                x, heard = x
-                weights.append(heard)
-            states.append(x)
-        return x, states, weights
 
     def _layer(self, config: ViTConfig) -> MessagePassing:
         ffn = FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation])

@@ -22,7 +22,8 @@ from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete, identity, permutation
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import ACTIVATIONS, looked_up
+from mpnn.models.blocks import ACTIVATIONS, embedded
+from mpnn.models.losses import token_loss
 from mpnn.models.relative import Placed, RelativeDotProduct
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
@@ -132,11 +133,11 @@ class XLNet(Model):
         order = torch.randperm(tokens.shape[1]) if order is None else torch.as_tensor(order)
         which = order[max(0, len(order) - (len(order) if last is None else last)) :].to(tokens.device)
         logits = self.predict(tokens, order, types)
-        return F.cross_entropy(logits[:, which].flatten(0, -2), tokens[:, which].flatten())
+        return token_loss(logits[:, which], tokens[:, which])
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """Where the content stream begins, [B, N, dim], from tokens int64 [B, N] or vectors in their place."""
-        return self.dropout(tokens if tokens.is_floating_point() else looked_up(self.token, tokens, "token"))
+        return self.dropout(embedded(self.token, tokens))
 
     def queries(self, sentences: int, each: int) -> Tensor:
         """Where the query stream begins, [sentences, each, dim]."""

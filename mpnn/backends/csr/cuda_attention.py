@@ -72,7 +72,9 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     )
     out, weights = row_attention.attend(spec, row_attention.Given(**features))
     if type(request.reduce) is Mean:
-        out = out * graph.memo(("inverse degree", out.dtype), lambda: spec.rows.inverse_degree(out.dtype))
+        wide = request.wide
+        inverse = graph.memo(("device inverse degree", wide), lambda: spec.rows.inverse_degree(wide))
+        out = (out * inverse).to(out.dtype)
     out = out.view(*batch, *out.shape[1:])
     return out, None if weights is None else weights.view(*batch, *weights.shape[1:]).to(out.dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -15,16 +15,27 @@ from mpnn.kernels.cuda.shapes import WIDEST
 from mpnn.scores import Lookup, PerEdge, Request
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_OLDEST = 3, 7  # of Triton: before, tuples that kernels take could not hold None
 
 
 def unavailable(request: Request) -> str | None:
     """Why no kernel on a GPU can take these features, if none can."""
-    if find_spec("triton") is None:
-        return 'triton is not installed: pip install "mpnn[triton]"'
+    if (why := _unusable()) is not None:
+        return why
     if request.value.dtype not in _TYPES:
         return f"it has no kernels for {request.value.dtype}"
     width = max((x.shape[-1] for x in request.tensors if x.dim()), default=0)
     return f"on CUDA its features are at most {WIDEST:,} wide, and these {width:,}" if width > WIDEST else None
+
+
+def _unusable() -> str | None:
+    try:
+        version: str = import_module("triton").__version__
+    except ImportError:
+        return 'triton is not installed: pip install "mpnn[triton]"'
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+        return f"its kernels need triton 3.7, as PyTorch 2.12 and newer bring it, and triton {version} is installed"
+    return None
 
 
 def rows(graph: Graph) -> Sorted:

@@ -6,7 +6,7 @@ exponentials and their gradients are sums down columns, and keys and values are 
 sum make the softmax exact (Milakov & Gimelshein 2018); where a tile is partial, the runs of its queries say which
 scores are minus infinity. One microkernel does all seven matrix products.
 
-Arrays are flat, keys and values contiguous as [batch, heads, nodes, width], widths multiples of 8. A work item is a
+Arrays are flat, with strides for (batch, head, node), and widths are multiples of 8. A work item is a
 query tile of one head, or, backward, a segment of the key tiles of one head of keys, with all heads of queries that
 share it, so that nothing is added atomically and results do not depend on the number of threads.
 """
@@ -20,7 +20,7 @@ from llvmlite import binding
 from numba import njit
 
 from mpnn.kernels.cpu.hashing import mix
-from mpnn.kernels.cpu.vector import MATH, add_to, drop, exps, outer, softmax_gradient, tops
+from mpnn.kernels.cpu.vector import MATH, add_to, drop, exps, outer, scaled, softmax_gradient, tops, turned
 
 ROWS, COLUMNS = 32, 96
 _WIDE = binding.get_host_cpu_features().get("avx512f", False)
@@ -72,34 +72,33 @@ def _product(a, a_at, a_row, a_k, b, b_at, b_k, c, c_at, c_row, rows, depth, wid
 @njit(inline="always")
 def _turn(x, x_at, x_row, rows, width, scale, out, to):  # type: ignore[no-untyped-def]
     """out [width, ROWS] = scale * x [rows, width] turned, zeros behind the last row."""
-    for d in range(width):
-        for r in range(rows):
-            out[to + d * ROWS + r] = x[x_at + r * x_row + d] * scale
-        for r in range(rows, ROWS):
-            out[to + d * ROWS + r] = 0
+    squares = rows // len(_EIGHT) * len(_EIGHT)
+    for r in range(0, squares, len(_EIGHT)):
+        for d in range(0, width, len(_EIGHT)):
+            turned(x, x_at + r * x_row + d, x_row, scale, out, to + d * ROWS + r, ROWS, _EIGHT)
+    for r in range(squares, ROWS):
+        for d in range(width):
+            out[to + d * ROWS + r] = x[x_at + r * x_row + d] * scale if r < rows else 0
 
 
-@njit(fastmath=MATH, cache=True, nogil=True)
-def pack(first, last, x, strides, scale, out, rows_, turned, delta, shape):  # type: ignore[no-untyped-def]
-    """Each query tile of scale * x, whose strides are given for (batch, head, node): as it lies, into rows_
-    [B, H, N, width], and turned, into turned [B, H, tiles, width, ROWS]. If out, of the same strides, is not empty,
-    delta [B, H, N] = <x, out>."""
-    _, H, nodes, width = shape
-    by_batch, by_head, by_node = strides
-    tiles = (nodes + ROWS - 1) // ROWS
-    for item in range(first, last):
-        bh, i0 = item // tiles, item % tiles * ROWS
-        n = min(ROWS, nodes - i0)
-        at, to = bh // H * by_batch + bh % H * by_head + i0 * by_node, bh * nodes + i0
-        _turn(x, at, by_node, n, width, scale, turned, item * width * ROWS)
-        for r in range(n):
-            for d in range(width):
-                rows_[(to + r) * width + d] = x[at + r * by_node + d] * scale
-            if len(out):
-                total = x.dtype.type(0)
-                for d in range(width):
-                    total += x[at + r * by_node + d] * out[at + r * by_node + d]
-                delta[to + r] = total
+@njit(inline="always")
+def _copy(x, x_at, x_row, rows, width, scale, out, to):  # type: ignore[no-untyped-def]
+    """out [rows, width] = scale * x [rows, width]."""
+    for r in range(rows):
+        scaled(x, x_at + r * x_row, scale, out, to + r * width, width // 8, _EIGHT)
+
+
+@njit(inline="always")
+def _inner(x, x_at, x_row, y, y_at, y_row, rows, width, out, to):  # type: ignore[no-untyped-def]
+    """out [ROWS] = <x_r, y_r>, zeros behind the last row."""
+    for r in range(rows):
+        left, right = x[x_at + r * x_row :][:width], y[y_at + r * y_row :][:width]
+        total = x.dtype.type(0)
+        for d in range(width):
+            total += left[d] * right[d]
+        out[to + r] = total
+    for r in range(rows, ROWS):
+        out[to + r] = 0
 
 
 @njit(inline="always")
@@ -168,21 +167,33 @@ def _row_keys(row_keys, key, i0):  # type: ignore[no-untyped-def]
         row_keys[r] = mix(np.uint32(key ^ np.uint32(i0 + r)))
 
 
+@njit(inline="always")
+def _at(strides, b, h, node):  # type: ignore[no-untyped-def]
+    return b * strides[0] + h * strides[1] + node * strides[2]
+
+
 @njit(fastmath=MATH, cache=True, nogil=True)
 def forward(  # type: ignore[no-untyped-def]
-    first, last, q, strides, k, v, scale, table, bias, dropout, tiles, runs, out, lse, shape
+    first, last, features, strides, scale, table, bias, dropout, tiles, runs, room, out, lse, shape
 ):
     """out [B, num_dst, H, DV] and lse [B, H, num_dst] of the work items `first` to `last`, each (b, h, query tile).
 
-    `strides` are those of q for (batch, head, node). `table` [H, num_dst + num_src - 1 + ROWS], if not empty, is added
-    to scores by i - j + num_src - 1; `bias` [B or 1, H, E], if not empty, edge by edge. `dropout` is (keys [B * H], or
-    none; threshold; growth). `tiles` are listed by query tile.
+    `features` are q, k and v, and `strides` those of each for (batch, head, node). `table` [H, num_dst + num_src - 1 +
+    ROWS], if not empty, is added to scores by i - j + num_src - 1; `bias` [B or 1, H, E], if not empty, edge by edge.
+    `dropout` is (keys [B * H], or none; threshold; growth). `tiles` are listed by query tile. So many key tiles as
+    there is `room` for are kept as contiguous copies, since rows that lie a power of two apart push one another out of
+    the cache.
     """
+    q, k, v = features
+    of_q, of_k, of_v = strides
     _, H, KV, num_dst, num_src, D, DV, E = shape
     tile_ptr, tile_key, tile_full, tile_low, tile_high = tiles
     keys, threshold, grow = dropout
-    query_tiles = (num_dst + ROWS - 1) // ROWS
+    query_tiles, key_tiles = (num_dst + ROWS - 1) // ROWS, (num_src + COLUMNS - 1) // COLUMNS
+    one = q.dtype.type(1)
     qt = np.empty(D * ROWS, q.dtype)
+    kept_k, kept_v = np.empty(room * COLUMNS * D, q.dtype), np.empty(room * COLUMNS * DV, q.dtype)
+    kept = np.full(room, -1, np.int64)
     s = np.empty(ROWS * COLUMNS, q.dtype)
     o = np.empty(ROWS * DV, q.dtype)
     top, new, z = np.empty(ROWS, q.dtype), np.empty(ROWS, q.dtype), np.empty(ROWS, q.dtype)
@@ -190,19 +201,26 @@ def forward(  # type: ignore[no-untyped-def]
     for item in range(first, last):
         bh, i0 = item // query_tiles, item % query_tiles * ROWS
         b, h = bh // H, bh % H
+        kv = h * KV // H
         rows = min(ROWS, num_dst - i0)
-        _turn(q, b * strides[0] + h * strides[1] + i0 * strides[2], strides[2], rows, D, scale, qt, 0)
+        _turn(q, _at(of_q, b, h, i0), of_q[2], rows, D, scale, qt, 0)
         top[:] = _LOW
         z[:] = 0
         o[:] = 0
         if len(keys):
             _row_keys(row_keys, keys[bh], i0)
         for e in range(tile_ptr[item % query_tiles], tile_ptr[item % query_tiles + 1]):
-            tile = tile_key[e] * COLUMNS
+            key, place = tile_key[e], tile_key[e] % room
+            tile = key * COLUMNS
             low, high = _columns(tile_low[e], tile_high[e], tile, num_src)
             j0, j1 = tile + low, tile + high
-            row = (b * KV + h * KV // H) * num_src + j0
-            _product(k, row * D, D, 1, qt, 0, ROWS, s, 0, ROWS, j1 - j0, D, ROWS, _NARROW, False)
+            if kept[place] != (b * KV + kv) * key_tiles + key:
+                kept[place] = (b * KV + kv) * key_tiles + key
+                n = min(COLUMNS, num_src - tile)
+                _copy(k, _at(of_k, b, kv, tile), of_k[2], n, D, one, kept_k, place * COLUMNS * D)
+                _copy(v, _at(of_v, b, kv, tile), of_v[2], n, DV, one, kept_v, place * COLUMNS * DV)
+            row = place * COLUMNS + low
+            _product(kept_k, row * D, D, 1, qt, 0, ROWS, s, 0, ROWS, j1 - j0, D, ROWS, _NARROW, False)
             if len(table):
                 _with_table(s, i0, j0, j1, table, (h + 1) * (len(table) // H) - num_dst - ROWS, False)
             if len(bias):
@@ -216,40 +234,60 @@ def forward(  # type: ignore[no-untyped-def]
                     factor = math.exp(top[r] - new[r])
                     top[r] = new[r]
                     z[r] *= factor
-                    for c in range(DV):
-                        o[r * DV + c] *= factor
+                    scaled(o, r * DV, factor, o, r * DV, DV // 8, _EIGHT)
             exps(s, 0, j1 - j0, new, z, _ACROSS, _LANES)
             if len(keys):
                 drop(s, 0, j1 - j0, row_keys, j0, threshold, grow, _ACROSS, _LANES)
-            _product(s, 0, 1, ROWS, v, row * DV, DV, o, 0, DV, ROWS, j1 - j0, DV, _BLOCK, True)
+            _product(s, 0, 1, ROWS, kept_v, row * DV, DV, o, 0, DV, ROWS, j1 - j0, DV, _BLOCK, True)
         for r in range(rows):
             heard = top[r] > _LOW or z[r] != z[r]
-            factor = 1 / z[r] if heard else 0
             at = ((b * num_dst + i0 + r) * H + h) * DV
-            for c in range(DV):
-                out[at + c] = o[r * DV + c] * factor if heard else 0
+            if heard:
+                scaled(o, r * DV, 1 / z[r], out, at, DV // 8, _EIGHT)
+            else:
+                out[at : at + DV] = 0
             lse[bh * num_dst + i0 + r] = top[r] + math.log(z[r]) if heard else -_LOW
 
 
 @njit(fastmath=MATH, cache=True, nogil=True)
 def backward(  # type: ignore[no-untyped-def]
-    first, last, features, turned, saved, table, bias, dropout, tiles, runs, gradients, shape, segments, inner
+    first,
+    last,
+    features,
+    strides,
+    scale,
+    saved,
+    table,
+    bias,
+    dropout,
+    tiles,
+    runs,
+    room,
+    gradients,
+    shape,
+    segments,
+    inner,
 ):
     """Gradients of the work items `first` to `last`, each (`inner` batch entries, head of keys, segment of key tiles).
 
-    `features` are q (scaled), k, v and d_out; `turned` are the panels of q and of d_out; `saved` are lse and delta =
-    <d_out, out>, [B, H, num_dst]. `gradients` come as zeros, nodes before heads: d_q [segments, B, num_dst, H, D], yet
-    to be scaled, d_k [B, num_src, KV, D], d_v, d_table [B / inner * segments, H, ...] and d_bias. `tiles` are listed
-    by key tile; `segments` says where each segment begins and the last one ends.
+    `features` are q, k, v and d_out, and `strides` those of each for (batch, head, node); `saved` are out and lse.
+    `gradients` come as zeros, nodes before heads: d_q [segments, B, num_dst, H, D], d_k [B, num_src, KV, D], d_v,
+    d_table [B / inner * segments, H, ...] and d_bias. `tiles` are listed by key tile; `segments` says where each
+    segment begins and the last one ends. So many query tiles as there is `room` for are kept, as they lie and turned.
     """
     q, k, v, d_out = features
-    q_panels, d_panels = turned
-    lse, delta = saved
+    of_q, of_k, of_v, of_d = strides
+    out, lse = saved
     d_q, d_k, d_v, d_table, d_bias = gradients
     B, H, KV, num_dst, num_src, D, DV, E = shape
+    of_out = num_dst * H * DV, DV, H * DV
     tile_ptr, tile_query, tile_full, tile_low, tile_high = tiles
     keys, threshold, grow = dropout
     count, query_tiles, group = len(segments) - 1, (num_dst + ROWS - 1) // ROWS, H // KV
+    one = q.dtype.type(1)
+    k_tile, v_tile = np.empty(COLUMNS * D, q.dtype), np.empty(COLUMNS * DV, q.dtype)
+    packed, length = np.empty(room * 2 * ROWS * (D + DV + 1), q.dtype), 2 * ROWS * (D + DV + 1)
+    kept = np.full(room, -1, np.int64)
     s = np.empty(ROWS * COLUMNS, q.dtype)
     g = np.empty(ROWS * COLUMNS, q.dtype)
     log_sum, product = np.empty(ROWS, q.dtype), np.zeros(ROWS, q.dtype)
@@ -260,16 +298,29 @@ def backward(  # type: ignore[no-untyped-def]
         b, h = item // (count * KV) * inner + b, kv * group + h
         bh = b * H + h
         for key in range(segments[segment], segments[segment + 1]):
+            tile = key * COLUMNS
+            n = min(COLUMNS, num_src - tile)
+            _copy(k, _at(of_k, b, kv, tile), of_k[2], n, D, scale, k_tile, 0)
+            _copy(v, _at(of_v, b, kv, tile), of_v[2], n, DV, one, v_tile, 0)
             for e in range(tile_ptr[key], tile_ptr[key + 1]):
-                t, tile = tile_query[e], key * COLUMNS
-                i0 = t * ROWS
+                t = tile_query[e]
+                i0, place = t * ROWS, t % room
                 rows = min(ROWS, num_dst - i0)
+                q_rows = place * length
+                q_turned, d_rows = q_rows + ROWS * D, q_rows + 2 * ROWS * D
+                d_turned, delta = d_rows + ROWS * DV, d_rows + 2 * ROWS * DV
+                if kept[place] != bh * query_tiles + t:
+                    kept[place] = bh * query_tiles + t
+                    _copy(q, _at(of_q, b, h, i0), of_q[2], rows, D, scale, packed, q_rows)
+                    _turn(q, _at(of_q, b, h, i0), of_q[2], rows, D, one, packed, q_turned)
+                    _copy(d_out, _at(of_d, b, h, i0), of_d[2], rows, DV, one, packed, d_rows)
+                    _turn(d_out, _at(of_d, b, h, i0), of_d[2], rows, DV, one, packed, d_turned)
+                    _inner(packed, d_rows, DV, out, _at(of_out, b, h, i0), of_out[2], rows, DV, packed, delta)
                 low, high = _columns(tile_low[e], tile_high[e], tile, num_src)
                 j0, j1 = tile + low, tile + high
                 n = j1 - j0
-                query, panel, row = bh * num_dst + i0, (bh * query_tiles + t) * ROWS, (b * KV + kv) * num_src + j0
-                _product(k, row * D, D, 1, q_panels, panel * D, ROWS, s, 0, ROWS, n, D, ROWS, _NARROW, False)
-                _product(v, row * DV, DV, 1, d_panels, panel * DV, ROWS, g, 0, ROWS, n, DV, ROWS, _NARROW, False)
+                _product(k_tile, low * D, D, 1, packed, q_turned, ROWS, s, 0, ROWS, n, D, ROWS, _NARROW, False)
+                _product(v_tile, low * DV, DV, 1, packed, d_turned, ROWS, g, 0, ROWS, n, DV, ROWS, _NARROW, False)
                 if len(table):
                     _with_table(s, i0, j0, j1, table, (h + 1) * (len(table) // H) - num_dst - ROWS, False)
                 if len(bias):
@@ -277,9 +328,11 @@ def backward(  # type: ignore[no-untyped-def]
                 if not tile_full[e]:
                     _mask(s, i0, rows, j0, j1, runs)
                 for r in range(rows):
-                    log_sum[r], product[r] = lse[query + r], delta[query + r]
+                    log_sum[r] = lse[bh * num_dst + i0 + r]
                 for r in range(rows, ROWS):
-                    log_sum[r], product[r] = -_LOW, 0
+                    log_sum[r] = -_LOW
+                for r in range(ROWS):
+                    product[r] = packed[delta + r]
                 if len(keys):
                     _row_keys(row_keys, keys[bh], i0)
                     drop(g, 0, n, row_keys, j0, threshold, grow, _ACROSS, _LANES)
@@ -293,6 +346,6 @@ def backward(  # type: ignore[no-untyped-def]
                     _with_bias(g, i0, rows, j0, j1, runs, d_bias, bh * E % len(bias), True)
                 to_q = ((segment * B + b) * num_dst + i0) * H + h
                 to_k = (b * num_src + j0) * KV + kv
-                _product(s, 0, ROWS, 1, d_out, query * DV, DV, d_v, to_k * DV, KV * DV, n, rows, DV, _BLOCK, True)
-                _product(g, 0, ROWS, 1, q, query * D, D, d_k, to_k * D, KV * D, n, rows, D, _BLOCK, True)
-                _product(g, 0, 1, ROWS, k, row * D, D, d_q, to_q * D, H * D, rows, n, D, _BLOCK, True)
+                _product(s, 0, ROWS, 1, packed, d_rows, DV, d_v, to_k * DV, KV * DV, n, rows, DV, _BLOCK, True)
+                _product(g, 0, ROWS, 1, packed, q_rows, D, d_k, to_k * D, KV * D, n, rows, D, _BLOCK, True)
+                _product(g, 0, 1, ROWS, k_tile, low * D, D, d_q, to_q * D, H * D, rows, n, D, _BLOCK, True)

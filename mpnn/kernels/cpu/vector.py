@@ -247,6 +247,45 @@ def drop_row(typing, x, out, at, count, row_key, threshold, grow, lanes):  # typ
 
 
 @intrinsic
+def scaled(typing, x, at, factor, out, to, count, lanes):  # type: ignore[no-untyped-def]
+    """`out[to + c] = factor * x[at + c]` for `count` vectors of numbers."""
+    signature = types.void(x, types.int64, x.dtype, out, types.int64, types.int64, lanes)
+
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        of = _Operands(context, b, x.dtype, lanes, lanes, lanes)
+        source, into, by = of.data(x, args[0]), of.data(out, args[3]), of.splat(args[2])
+        with cgutils.for_range(b, args[5], intp=_I64) as loop:
+            step = b.mul(loop.index, ir.Constant(_I64, of.lanes))
+            value = b.fmul(b.load(of.at(source, b.add(args[1], step), 0), align=4), by)
+            b.store(value, of.at(into, b.add(args[4], step), 0), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def turned(typing, x, at, row, factor, out, to, out_row, lanes):  # type: ignore[no-untyped-def]
+    """`out[to + d * out_row + r] = factor * x[at + r * row + d]` for a square of r and d below `lanes`."""
+    i64 = types.int64
+    signature = types.void(x, i64, i64, x.dtype, out, i64, i64, lanes)
+
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        of = _Operands(context, b, x.dtype, lanes, lanes, lanes)
+        source, into, by, n = of.data(x, args[0]), of.data(out, args[4]), of.splat(args[3]), of.lanes
+        numbers = [ir.Constant(_I64, r) for r in range(n)]
+        rows = [b.load(of.at(source, b.add(args[1], b.mul(args[2], r)), 0), align=4) for r in numbers]
+        # Lanes of vectors half the square apart are shuffled together: each round moves one bit of r to d.
+        halves = [ir.Constant(ir.VectorType(_I32, n), [h + k // 2 + k % 2 * n for k in range(n)]) for h in (0, n // 2)]
+        for _round in range(n.bit_length() - 1):
+            rows = [b.shuffle_vector(rows[r], rows[r + n // 2], half) for r in range(n // 2) for half in halves]
+        for d, vector in zip(numbers, rows, strict=True):
+            b.store(b.fmul(vector, by), of.at(into, b.add(args[5], b.mul(args[6], d)), 0), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
 def add_to(typing, x, x_at, y, y_at, vectors, lanes):  # type: ignore[no-untyped-def]
     """`x[x_at + r] += y[y_at + r]` for vectors x lanes numbers."""
     signature = types.void(x, types.int64, y, types.int64, vectors, lanes)

@@ -135,7 +135,7 @@ def _forward(spec: Spec, given: Given) -> tuple[Tensor, Tensor, Tensor | None]:
     out = value.new_empty(batch, rows.num_rows, heads, width)
     norm = value.new_empty(*out.shape[:-1], dtype=kind) if spec.softmax else value.new_empty(0, 0, 0, dtype=kind)
     weights = value.new_empty(batch, rows.num_edges, heads, dtype=kind) if spec.return_weights else None
-    if not out.numel():
+    if not batch * rows.num_rows * heads:
         return out, norm, weights
     slots = rows.divided.slots
     part, top, total = (
@@ -156,7 +156,7 @@ def _forward(spec: Spec, given: Given) -> tuple[Tensor, Tensor, Tensor | None]:
             view(norm, False), NORMALIZE=spec.normalize, BH=shape.heads, WIDTH=shape.width, REAL=language,
         )  # fmt: skip
     if weights is not None and spec.softmax:
-        weights = (weights - norm.index_select(1, rows.row_of_number)).exp_()
+        weights.sub_(norm.index_select(1, rows.row_of_number)).exp_()
     return out, norm, weights
 
 
@@ -179,7 +179,7 @@ def _deltas(spec: Spec, out: Tensor, d_out: Tensor, weights: Tensor | None, d_we
 def _backward(spec: Spec, given: Given, passed: _Passed, needed: Sequence[bool]) -> list[Tensor | None]:
     """The gradient of each tensor of `given`, None where it is not needed."""
     wanted = Given(*(x if need else None for x, need in zip(given, needed, strict=True)))
-    empty = not spec.rows.num_edges or not passed.d_out.numel()
+    empty = not spec.rows.num_edges * passed.d_out.shape[:-1].numel()
     found = Given(*(None if x is None else (torch.zeros_like if empty else _fresh)(x) for x in wanted))
     if empty:
         return list(found)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpnn.decoding import Cache
 from mpnn.models.crossing import Half
-from mpnn.models.hf.given import kept, one_of, refuse, wanted
+from mpnn.models.hf.bert import longer_config, repeated
+from mpnn.models.hf.called import Called, mask_of
+from mpnn.models.hf.given import one_of, refuse, wanted
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.packing import Packing
+from mpnn.models.packing import Packing, all_kept
 from mpnn.models.transformer import Transformer, TransformerConfig
 from mpnn.topology import Topology
 
@@ -24,12 +24,7 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int 
     check_class(hf_model, "BartModel", "MarianModel")
     config = hf_model.config
     if context is not None:
-        if context < config.max_position_embeddings:
-            raise ValueError(
-                f"context stretches the {config.max_position_embeddings} positions that this model has; got {context}"
-            )
-        config = copies.setdefault(id(config), copy.deepcopy(config))
-        config.max_position_embeddings = context
+        config = longer_config(config, 0, context, copies)
     marian = config.model_type == "marian"
     check_config(
         config,
@@ -69,8 +64,7 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int 
         if name.startswith("encoder."):
             name = name.replace(".within.", ".").replace(".across.", ".")
         if not marian and name.endswith(".position.weight"):
-            weight = weight[unused:]
-            weight = weight.repeat(-(-ours.context // len(weight)), 1)[: ours.context]
+            weight = repeated(weight[unused:], ours.context)
         return {name: weight}
 
     return EncoderDecoder(with_weights(lambda: Transformer(ours, graph), hf_model, NAMES, copies, change), config)
@@ -99,12 +93,10 @@ NAMES = (
 )
 
 
-class Encoder(nn.Module):
+class Encoder(Called):
     """The first half, called as those of transformers are: their `generate` asks for it."""
 
-    def __init__(self, model: Transformer, config: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, config
+    model: Transformer
 
     def forward(
         self,
@@ -120,7 +112,7 @@ class Encoder(nn.Module):
         """`BaseModelOutput`, or its tuple; arguments as those of `EncoderDecoder`."""
         refuse(**others)
         output = _output(self.encode(input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions))
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        return self.answer(output, return_dict)
 
     def encode(
         self,
@@ -133,18 +125,15 @@ class Encoder(nn.Module):
         tokens = one_of(input_ids, inputs_embeds, self.config.d_model)
         return self.model.encode(
             tokens,
-            _kept(attention_mask, tokens),
-            return_states=wanted(self.config, "output_hidden_states", output_hidden_states),
-            return_weights=wanted(self.config, "output_attentions", output_attentions),
+            mask_of(tokens, attention_mask),
+            **self.shown(output_hidden_states, output_attentions),
         )
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Called):
     """An encoder and a decoder that are called as those of transformers are."""
 
-    def __init__(self, model: Transformer, config: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, config
+    model: Transformer
 
     def get_encoder(self, modality: str | None = None) -> Encoder:
         return Encoder(self.model, self.config)
@@ -207,7 +196,7 @@ class EncoderDecoder(nn.Module):
         source = _output(memory) if source is None else source
         if past is None and use_cache:
             past = Translation(Cache(self.model.config.context), memory)
-        keep = _kept(decoder_attention_mask, target, "decoder_attention_mask") if past is None else None
+        keep = mask_of(target, decoder_attention_mask, "decoder_attention_mask") if past is None else None
         if past is not None and decoder_attention_mask is not None and not bool(decoder_attention_mask.all()):
             raise ValueError("with a cache, decoder_attention_mask must be 1 throughout; call with use_cache=False")
         if past is not None and weights:
@@ -230,7 +219,7 @@ class EncoderDecoder(nn.Module):
             encoder_hidden_states=_field(source, "hidden_states", 1),
             encoder_attentions=_field(source, "attentions", 2),
         )
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        return self.answer(output, return_dict)
 
     def _target(self, input_ids: Tensor | None, ids: Tensor | None, embeds: Tensor | None) -> Tensor:
         """Tokens [B, M] of the targets, or vectors [B, M, dim]."""
@@ -267,8 +256,8 @@ class Translation:
 def _heard(encoder_outputs: Any, attention_mask: Tensor | None) -> Half:
     """What the decoder hears of an encoder's output."""
     last = encoder_outputs[0]
-    keep = _kept(attention_mask, last)
-    packing = Packing.of(torch.ones(last.shape[:2], dtype=torch.bool, device=last.device) if keep is None else keep)
+    keep = mask_of(last, attention_mask)
+    packing = Packing.of(all_kept(last) if keep is None else keep)
     return Half(packing.pack(last), packing)
 
 
@@ -285,7 +274,3 @@ def _field(encoder_outputs: Any, name: str, place: int) -> Any:
     if hasattr(encoder_outputs, name):
         return getattr(encoder_outputs, name)
     return encoder_outputs[place] if len(encoder_outputs) > place else None
-
-
-def _kept(mask: Tensor | None, tokens: Tensor, name: str = "attention_mask") -> Tensor | None:
-    return None if mask is None else kept(mask, (tokens.shape[0], tokens.shape[1]), name)

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpnn.graphs import causal
 from mpnn.models.bert import Bert, BertConfig
 from mpnn.models.generation import refuse_the_future
-from mpnn.models.hf.given import kept, one_of, per_token, refuse, wanted
+from mpnn.models.hf.called import Called, ids_of, mask_of
+from mpnn.models.hf.given import one_of, refuse
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.topology import Topology
 
@@ -79,18 +80,30 @@ def stretched(config: Any, ours: BertConfig, context: int | None, copies: Copies
     for pads, stand once. None changes nothing."""
     if context is None:
         return config, ours, lambda name, weight: {name: weight}
-    if context < ours.context:
-        raise ValueError(f"context stretches the {ours.context} positions that this model has; got {context}")
 
     def repeat(name: str, weight: Tensor) -> dict[str, Tensor]:
         if name != "embeddings.position.weight":
             return {name: weight}
         before, positions = weight.split([ours.first_position, ours.context])
-        return {name: torch.cat([before, positions.repeat(-(-context // ours.context), 1)[:context]])}
+        return {name: torch.cat([before, repeated(positions, context)])}
 
-    longer = copies.setdefault(id(config), copy.deepcopy(config))
-    longer.max_position_embeddings = ours.first_position + context
+    longer = longer_config(config, ours.first_position, context, copies)
     return longer, replace(ours, context=context), repeat
+
+
+def longer_config(config: Any, first: int, context: int, copies: Copies) -> Any:
+    """A copy of a configuration of transformers whose table of positions has `context` rows behind the `first`."""
+    have = config.max_position_embeddings - first
+    if context < have:
+        raise ValueError(f"context stretches the {have} positions that this model has; got {context}")
+    longer = copies.setdefault(id(config), copy.deepcopy(config))
+    longer.max_position_embeddings = first + context
+    return longer
+
+
+def repeated(positions: Tensor, context: int) -> Tensor:
+    """Vectors of positions [n, dim], repeated as often as need be for `context` of them."""
+    return positions.repeat(-(-context // len(positions)), 1)[:context]
 
 
 NAMES = (
@@ -111,12 +124,10 @@ NAMES = (
 )
 
 
-class Encoder(nn.Module):
+class Encoder(Called):
     """An encoder that is called as those of transformers are."""
 
-    def __init__(self, model: Bert, config: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, config
+    model: Bert
 
     def forward(
         self,
@@ -151,19 +162,18 @@ class Encoder(nn.Module):
 
         refuse(**others)
         tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
-        shape = (tokens.shape[0], tokens.shape[1])
         found = self.model(
             tokens,
-            None if attention_mask is None else kept(attention_mask, shape),
-            None if token_type_ids is None else per_token("token_type_ids", token_type_ids, shape),
-            None if position_ids is None else per_token("position_ids", position_ids, shape),
-            return_states=wanted(self.config, "output_hidden_states", output_hidden_states),
-            return_weights=wanted(self.config, "output_attentions", output_attentions),
+            mask_of(tokens, attention_mask),
+            ids_of(tokens, token_type_ids, "token_type_ids"),
+            ids_of(tokens, position_ids, "position_ids"),
+            **self.shown(output_hidden_states, output_attentions),
         )
         output = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=found.last,
             pooler_output=found.pooled,
             hidden_states=found.states,
             attentions=found.weights,
+            cross_attentions=None if found.weights is None else (),
         )
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        return self.answer(output, return_dict)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from mpnn.models.hf import bart, bert, big_bird, gpt, llama, longformer, reformer, swin, vit, vit_mae, xlnet
+from mpnn.models.hf.back import Converted, converted, remember
 from mpnn.models.hf.weights import Copies
 from mpnn.topology import Topology
 
@@ -40,15 +42,22 @@ FAMILIES: dict[str, Callable[..., nn.Module]] = {
 PARTS: dict[str, Callable[..., nn.Module]] = {"ViTMAEDecoder": vit_mae.convert_decoder}
 """By class, the parts of heads that pass messages too."""
 
+REFUSED = ("SwinBackbone",)
+"""Classes that ask their bare model for what ours does not give, here the states before patches are merged."""
+
 STRETCHABLE = ("bert", "roberta", "longformer", "big_bird", "bart")
 """Families that also take a context, because their positions are rows of a table."""
 
 
-def from_hf(hf_model: Any, graph: Topology | None = None, *, context: int | None = None) -> nn.Module:
+def from_hf(hf_model: Any, graph: Topology | None = None, *, context: int | None = None) -> Converted:
     """A Hugging Face model as message passing: `from_hf(model, graph=window(16))` swaps who hears whom.
 
     The result has a copy of the weights, on the same device, in the same precision and in the same mode (training or
-    evaluation), is called as the original is, and answers with the same output object.
+    evaluation), is called as the original is, and answers with the same output object. `save_pretrained` and `to_hf`
+    lead back.
+
+    What it answers is zeros where there is no token, and heads go on from there. So the loss of heads for question
+    answering, which transformers takes over padding too, is another one where there is padding.
 
     Args:
         hf_model: a model of transformers, bare (`BertModel`) or with a head (`BertForMaskedLM`).
@@ -72,21 +81,32 @@ def from_hf(hf_model: Any, graph: Topology | None = None, *, context: int | None
     family = hf_model.config.model_type
     if family not in FAMILIES:
         raise ValueError(f"from_hf has no config.model_type {family!r}; it has {', '.join(FAMILIES)}")
+    if (name := type(hf_model).__name__) in REFUSED:
+        raise ValueError(f"from_hf does not take {name}; it takes the bare model and the other heads of {family!r}")
     if context is not None and family not in STRETCHABLE:
         raise ValueError(f"from_hf stretches {', '.join(STRETCHABLE)} to a context; config.model_type is {family!r}")
     copies: Copies = {}
     bare = hf_model.base_model
     options = {} if context is None else {"context": context}
-    ours = FAMILIES[family](bare, graph, copies, **options).train(bare.training)
+    ours = _converted_part(bare, FAMILIES[family], graph, copies, **options)
     if bare is hf_model:
-        return ours
+        return converted(ours)
     for part in hf_model.modules():
         if (name := type(part).__name__) in PARTS:
-            copies[id(part)] = PARTS[name](part, graph, copies).train(part.training)
-    copies[id(bare)] = (
-        ours  # deepcopy then finds our model wherever the head refers to theirs, and shared weights shared
-    )
-    return copy.deepcopy(hf_model, copies)
+            copies[id(part)] = _converted_part(part, PARTS[name], graph, copies)
+    copies[id(bare)] = ours
+    return converted(copy.deepcopy(hf_model, copies))  # which finds ours where heads refer to theirs, weights included
+
+
+def _converted_part(
+    part: Any, convert: Callable[..., nn.Module], graph: Topology | None, copies: Copies, **options: Any
+) -> nn.Module:
+    """Ours, with a configuration of its own, and knowing the way back."""
+    copies[id(part.config)] = copy.deepcopy(part.config)
+    ours = convert(part, graph, copies, **options).train(part.training)
+    if hasattr(ours, "config"):
+        ours.config = copies[id(part.config)]
+    return remember(ours, part, partial(convert, graph=graph))
 
 
 def _transformers() -> ModuleType:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mpnn.models.blocks import looked_up
+from mpnn.models.blocks import embedded, looked_up
 from mpnn.models.decoder import Decoded, Decoder
+from mpnn.models.hf.called import Called
 from mpnn.models.hf.given import kept, one_of, per_token, refuse, wanted
 from mpnn.models.hf.past import Past, Text, counts_up, read
-from mpnn.models.packing import Packing
+from mpnn.models.packing import Packing, all_kept
 
 
-class CausalDecoder(nn.Module):
+class CausalDecoder(Called):
     """`model` behind the call of transformers' bare decoders.
 
     Args:
@@ -22,9 +23,10 @@ class CausalDecoder(nn.Module):
         types: whether token types are tokens, whose vectors are added. remembers: whether it takes past_key_values.
     """
 
+    model: Decoder
+
     def __init__(self, model: Decoder, config: Any, output: str, *, types: bool, remembers: bool) -> None:
-        super().__init__()
-        self.model, self.config = model, config
+        super().__init__(model, config)
         self._output, self._types, self._remembers = output, types, remembers
 
     def forward(
@@ -65,7 +67,6 @@ class CausalDecoder(nn.Module):
 
         if not self._remembers:
             refuse(past_key_values=past_key_values, use_cache=use_cache)
-        others.pop("num_items_in_batch", None)  # the heads' losses take it, and hand everything on
         refuse(**others)
         choices = None if input_ids is None or input_ids.dim() != 3 else input_ids.shape[:2]
         if choices:
@@ -94,15 +95,17 @@ class CausalDecoder(nn.Module):
             past = Past(self.model) if past is None else past
             found, packing = past.go_on(text, states)
         last = _unpacked(found.last, packing)
-        answer = {
-            "last_hidden_state": last.unflatten(0, choices) if choices else last,
-            "hidden_states": None if found.states is None else tuple(_unpacked(x, packing) for x in found.states),
-            "attentions": attentions,
-        }
+        last = last.unflatten(0, choices) if choices else last
+        answer: dict[str, Any] = {"last_hidden_state": last, "attentions": attentions}
+        if found.states is not None:
+            answer["hidden_states"] = (*(_unpacked(x, packing) for x in found.states[:-1]), last)
         if self._remembers:
             answer["past_key_values"] = past if kept_on else None
-        output = getattr(modeling_outputs, self._output)(**answer)
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        kind = getattr(modeling_outputs, self._output)
+        if attentions is not None and "cross_attentions" in kind.__dataclass_fields__:
+            answer["cross_attentions"] = ()
+        output = kind(**answer)
+        return self.answer(output, return_dict)
 
     def _past(self, given: Any) -> Past | None:
         if isinstance(given, Past):
@@ -124,7 +127,7 @@ class CausalDecoder(nn.Module):
     ) -> Text:
         tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
         size, new = tokens.shape[:2]
-        keep = torch.ones(size, new, dtype=torch.bool, device=tokens.device)
+        keep = all_kept(tokens)
         if attention_mask is not None:
             keep = kept(attention_mask, (size, start + new))[:, start:]
         positions = torch.arange(start, start + new, device=tokens.device).expand(size, new)
@@ -138,9 +141,8 @@ class CausalDecoder(nn.Module):
         if token_type_ids is not None:
             if not self._types:
                 refuse(token_type_ids=token_type_ids)
-            vectors = tokens if tokens.is_floating_point() else looked_up(self.model.token, tokens, "token")
             types = per_token("token_type_ids", token_type_ids, (size, new))
-            tokens = vectors + looked_up(self.model.token, types, "token type")
+            tokens = embedded(self.model.token, tokens) + looked_up(self.model.token, types, "token type")
         return tokens, keep, positions
 
 

@@ -54,7 +54,10 @@ def wanted(config: Any, name: str, given: bool | None) -> bool:
 
 
 def refuse(**arguments: Any) -> None:
-    """Raises for an argument of transformers that is given and means nothing here."""
+    """Raises for an argument of transformers that is given and means nothing here; `num_items_in_batch`, which trainers
+    give, means something to heads only, and they hand it on."""
     for name, value in arguments.items():
+        if name == "num_items_in_batch":
+            continue
         if value is not None and value is not False:
             raise ValueError(f"this model does not take {name}; got {type(value).__name__}")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpnn.graphs import window
 from mpnn.models.hf import bert
-from mpnn.models.hf.given import kept, one_of, per_token, refuse, wanted
+from mpnn.models.hf.called import Called, ids_of, mask_of
+from mpnn.models.hf.given import one_of, refuse, wanted
 from mpnn.models.hf.weights import Copies, check_class, with_weights
 from mpnn.models.longformer import Longformer
+from mpnn.models.packing import all_kept
 from mpnn.topology import Topology
 
 
@@ -42,12 +43,10 @@ NAMES = (
 )
 
 
-class Encoder(nn.Module):
+class Encoder(Called):
     """A Longformer that is called as that of transformers is."""
 
-    def __init__(self, model: Longformer, config: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, config
+    model: Longformer
 
     def forward(
         self,
@@ -84,17 +83,16 @@ class Encoder(nn.Module):
 
         refuse(output_attentions=wanted(self.config, "output_attentions", output_attentions), **others)
         tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
-        shape = (tokens.shape[0], tokens.shape[1])
-        none = torch.zeros(shape, dtype=torch.bool, device=tokens.device)
+        hubs = mask_of(tokens, global_attention_mask, "global_attention_mask")
         found = self.model(
             tokens,
-            None if attention_mask is None else kept(attention_mask, shape),
-            None if token_type_ids is None else per_token("token_type_ids", token_type_ids, shape),
-            None if position_ids is None else per_token("position_ids", position_ids, shape),
-            hubs=none if global_attention_mask is None else kept(global_attention_mask, shape, "global_attention_mask"),
+            mask_of(tokens, attention_mask),
+            ids_of(tokens, token_type_ids, "token_type_ids"),
+            ids_of(tokens, position_ids, "position_ids"),
+            hubs=~all_kept(tokens) if hubs is None else hubs,
             return_states=wanted(self.config, "output_hidden_states", output_hidden_states),
         )
         output = LongformerBaseModelOutputWithPooling(
             last_hidden_state=found.last, pooler_output=found.pooled, hidden_states=found.states
         )
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        return self.answer(output, return_dict)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpnn.models.hashing import Chunks, ReformerConfig
-from mpnn.models.hf.given import kept, one_of, per_token, refuse, wanted
+from mpnn.models.hf.called import Called, ids_of, mask_of
+from mpnn.models.hf.given import one_of, refuse, wanted
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.reformer import Reformer
 from mpnn.topology import Topology
@@ -23,7 +24,7 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
     """A `ReformerModel` as message passing; `graph` takes the place of chunks and hashes in all layers."""
     config = hf_model.config
     check_class(hf_model, "ReformerModel")
-    check_config(config, quantization_config=None)
+    check_config(config, num_hidden_layers=len(config.attn_layers), quantization_config=None)
     ours = ReformerConfig(
         vocabulary=config.vocab_size,
         dim=config.hidden_size,
@@ -81,12 +82,10 @@ def _as_table(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {name: weight.flatten(0, 1) if axial else weight}
 
 
-class Encoder(nn.Module):
+class Encoder(Called):
     """A Reformer that is called as that of transformers is."""
 
-    def __init__(self, model: Reformer, config: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, config
+    model: Reformer
 
     def forward(
         self,
@@ -124,14 +123,13 @@ class Encoder(nn.Module):
         attentions = wanted(self.config, "output_attentions", output_attentions)
         refuse(past_buckets_states=past_buckets_states, use_cache=use_cache, output_attentions=attentions, **others)
         tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
-        shape = (tokens.shape[0], tokens.shape[1])
         found = self.model(
             tokens,
-            None if attention_mask is None else kept(attention_mask, shape),
-            None if position_ids is None else per_token("position_ids", position_ids, shape),
+            mask_of(tokens, attention_mask),
+            ids_of(tokens, position_ids, "position_ids"),
             rounds=num_hashes,
             return_states=wanted(self.config, "output_hidden_states", output_hidden_states),
         )
         states: Any = None if found.states is None else list(found.states)
         output = ReformerModelOutput(last_hidden_state=found.last, hidden_states=states)
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        return self.answer(output, return_dict)

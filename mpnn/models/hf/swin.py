@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from mpnn.models.hf.given import kept, refuse, wanted
+from mpnn.models.hf.called import Called
+from mpnn.models.hf.given import kept, refuse
 from mpnn.models.hf.vit import LAYER_NAMES, pixels, size
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.images import as_image, linear_of
@@ -80,12 +81,14 @@ def _change(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {name: weight}
 
 
-class Encoder(nn.Module):
+class Encoder(Called):
     """A Swin that is called as that of transformers is."""
 
+    model: Swin
+
     def __init__(self, model: Swin, config: Any, pools: bool) -> None:
-        super().__init__()
-        self.model, self.config, self.pools = model, config, pools
+        super().__init__(model, config)
+        self.pools = pools
 
     def forward(
         self,
@@ -124,8 +127,7 @@ class Encoder(nn.Module):
             images,
             None if masked is None else kept(masked, (len(images), grid[0] * grid[1]), "bool_masked_pos"),
             stretch=bool(interpolate_pos_encoding),
-            return_states=wanted(self.config, "output_hidden_states", output_hidden_states),
-            return_weights=wanted(self.config, "output_attentions", output_attentions),
+            **self.shown(output_hidden_states, output_attentions),
         )
         output = SwinModelOutput(
             last_hidden_state=found.last,
@@ -134,7 +136,7 @@ class Encoder(nn.Module):
             attentions=found.weights and tuple(w.flatten(0, 1) for w in found.weights),
             reshaped_hidden_states=found.states and self._as_images(found.states, grid),
         )
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        return self.answer(output, return_dict)
 
     def _as_images(self, states: tuple[Tensor, ...], grid: tuple[int, int]) -> tuple[Tensor, ...]:
         grids, last = [grid], len(states) - 2

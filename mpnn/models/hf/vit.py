@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from mpnn.models.hf.given import kept, refuse, wanted
+from mpnn.models.hf.called import Called
+from mpnn.models.hf.given import kept, refuse
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.images import linear_of
 from mpnn.models.vit import ViT, ViTConfig
@@ -88,12 +89,10 @@ NAMES = (
 )
 
 
-class Encoder(nn.Module):
+class Encoder(Called):
     """A ViT that is called as that of transformers is."""
 
-    def __init__(self, model: ViT, config: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, config
+    model: ViT
 
     def forward(
         self,
@@ -134,8 +133,7 @@ class Encoder(nn.Module):
             None if bool_masked_pos is None else kept(bool_masked_pos, shape, "bool_masked_pos"),
             None if attention_mask is None else kept(attention_mask, (shape[0], 1 + shape[1])),
             stretch=bool(interpolate_pos_encoding),
-            return_states=wanted(self.config, "output_hidden_states", output_hidden_states),
-            return_weights=wanted(self.config, "output_attentions", output_attentions),
+            **self.shown(output_hidden_states, output_attentions),
         )
         output = BaseModelOutputWithPooling(
             last_hidden_state=found.last,
@@ -143,7 +141,7 @@ class Encoder(nn.Module):
             hidden_states=found.states,
             attentions=found.weights,
         )
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        return self.answer(output, return_dict)
 
 
 def pixels(pixel_values: Tensor | None, weight: Tensor) -> Tensor:

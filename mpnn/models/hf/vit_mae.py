@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.models.hf import vit
-from mpnn.models.hf.given import refuse, wanted
+from mpnn.models.hf.called import Called
+from mpnn.models.hf.given import refuse
 from mpnn.models.hf.weights import Copies, check_class, check_config, with_weights
 from mpnn.models.mae import MAEConfig, PixelDecoder, least, with_class
 from mpnn.models.vit import ViT
@@ -47,12 +48,10 @@ _NAMES = (
 )
 
 
-class Encoder(nn.Module):
+class Encoder(Called):
     """An encoder of an MAE that is called as that of transformers is."""
 
-    def __init__(self, model: ViT, config: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, config
+    model: ViT
 
     def forward(
         self,
@@ -94,8 +93,7 @@ class Encoder(nn.Module):
             images,
             keep=with_class(seen),
             stretch=bool(interpolate_pos_encoding),
-            return_states=wanted(self.config, "output_hidden_states", output_hidden_states),
-            return_weights=wanted(self.config, "output_attentions", output_attentions),
+            **self.shown(output_hidden_states, output_attentions),
         )
         shuffled = noise.argsort(1)
         order = _before(shuffled[:, : int(seen[0].sum())] + 1)
@@ -107,7 +105,7 @@ class Encoder(nn.Module):
             "attentions": found.weights and tuple(_taken(_taken(w.mT, order).mT, order) for w in found.weights),
         }
         output = ViTMAEModelOutput(**fields)
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        return self.answer(output, return_dict)
 
 
 class Decoder(nn.Module):

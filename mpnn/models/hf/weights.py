@@ -57,6 +57,9 @@ def with_weights(
         names: pairs (theirs, ours), replaced in this order in every name.
         change: for weights that differ in more than their name: (our name, weight) -> weights by name, any number. A
             weight that it returns as it is stays shared with whatever else refers to it.
+
+    Raises:
+        ValueError: two weights of theirs for one that our model shares, such as embeddings that are not tied.
     """
     weights: dict[str, Tensor] = {}
     for name, weight in hf_model.named_parameters(remove_duplicate=False):
@@ -64,9 +67,14 @@ def with_weights(
             name = name.replace(theirs, ours)
         weights |= {name: weight} if change is None else change(name, weight)
     with torch.device("meta"):
-        model = build()
-    model.load_state_dict({name: _copied(weight, copies) for name, weight in weights.items()}, assign=True)
-    for name, weight in model.named_parameters():
+        model = build().requires_grad_(False)  # so that weights may be integers, which `to_hf` follows
+    found = {name: _copied(weight, copies) for name, weight in weights.items()}
+    model.load_state_dict(found, assign=True)
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if weight is not found[name]:
+            raise ValueError(
+                f"from_hf does not support weights untied (config.tie_word_embeddings) that ours ties: {name}"
+            )
         weight.requires_grad_(weights[name].requires_grad)
     return model
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graphs import from_edges
-from mpnn.models.hf.given import described, kept, one_of, per_token, refuse, wanted
+from mpnn.models.hf.called import Called, ids_of, mask_of
+from mpnn.models.hf.given import described, one_of, refuse, wanted
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
+from mpnn.models.packing import all_kept
 from mpnn.models.relative import Placed
 from mpnn.models.xlnet import Streams, XLNet, XLNetConfig
 from mpnn.topology import Topology
@@ -68,12 +70,14 @@ def _as_maps(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {name: weight}
 
 
-class Reader(nn.Module):
+class Reader(Called):
     """An XLNet that is called as that of transformers is."""
 
+    model: XLNet
+
     def __init__(self, model: XLNet, config: Any, graph: Topology | None) -> None:
-        super().__init__()
-        self.model, self.config, self.graph = model, config, graph
+        super().__init__(model, config)
+        self.graph = graph
 
     def forward(
         self,
@@ -115,11 +119,10 @@ class Reader(nn.Module):
         others.pop("next_sequence_length", None)  # generate() keeps its accounts with it
         refuse(**others)
         tokens = one_of(input_ids, inputs_embeds, self.config.d_model)
-        shape = (tokens.shape[0], tokens.shape[1])
-        keep = _keep(attention_mask, input_mask, shape, tokens.device)
-        types = None if token_type_ids is None else per_token("token_type_ids", token_type_ids, shape)
+        keep = _keep(tokens, attention_mask, input_mask)
+        types = ids_of(tokens, token_type_ids, "token_type_ids")
         memory = None if mems is None or mems[0] is None else [m.transpose(0, 1) for m in mems]
-        where = None if target_mapping is None else _targets(target_mapping, shape)
+        where = None if target_mapping is None else _targets(target_mapping, keep.shape)
         return_weights = wanted(self.config, "output_attentions", output_attentions)
         found = self._streams(tokens, keep, types, perm_mask, where, memory, return_weights)
 
@@ -133,7 +136,7 @@ class Reader(nn.Module):
             hidden_states=tuple(x for layer in zip(*states, strict=True) for x in layer) if with_states else None,
             attentions=tuple(_attentions(pair, where) for pair in found.weights) if return_weights else None,
         )
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        return self.answer(output, return_dict)
 
     def _streams(
         self,
@@ -213,15 +216,14 @@ def _graph(hears: Tensor, dst: Tensor, src: Tensor) -> Graph:
     return graph.related(Placed(max(0, columns - 1), dst.flatten(1), src.flatten(1)))
 
 
-def _keep(attention_mask: Tensor | None, input_mask: Tensor | None, shape: tuple[int, int], device: Any) -> Tensor:
+def _keep(tokens: Tensor, attention_mask: Tensor | None, input_mask: Tensor | None) -> Tensor:
     """Which places hold tokens, bool [B, N]."""
     if attention_mask is not None and input_mask is not None:
         raise ValueError("attention_mask and input_mask say the same, one the reverse of the other; give one of them")
-    if input_mask is not None:
-        return ~kept(input_mask, shape, "input_mask")
-    if attention_mask is not None:
-        return kept(attention_mask, shape)
-    return torch.ones(shape, dtype=torch.bool, device=device)
+    keep, padding = mask_of(tokens, attention_mask), mask_of(tokens, input_mask, "input_mask")
+    if padding is not None:
+        return ~padding
+    return all_kept(tokens) if keep is None else keep
 
 
 def _remembered(memory: list[Tensor] | None, h: Tensor, layers: int) -> int:
@@ -238,7 +240,7 @@ def _remembered(memory: list[Tensor] | None, h: Tensor, layers: int) -> int:
     return before
 
 
-def _targets(mapping: Tensor, shape: tuple[int, int]) -> Tensor:
+def _targets(mapping: Tensor, shape: Sequence[int]) -> Tensor:
     """The token that each prediction is of, int64 [B, P]."""
     batch, length = shape
     if mapping.dim() != 3 or mapping.shape[0] != batch or mapping.shape[2] != length:

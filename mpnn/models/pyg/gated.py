@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn.attention import EdgeWeight
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
-from mpnn.messages import EdgeWeight
 from mpnn.models.pyg.weights import aggregate_of, check_options, with_weights
 from mpnn.topology import Topology
 from mpnn.update import GRU

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import Degree
+from mpnn.attention import Degree, EdgeWeight
 from mpnn.message_passing import MessagePassing
-from mpnn.messages import EdgeWeight
 from mpnn.models.pyg.loops import WithLoops
 from mpnn.models.pyg.weights import aggregate_of, check_options, widths, with_weights
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mpnn.attention import EdgeMessage
 from mpnn.message_passing import MessagePassing
-from mpnn.messages import EdgeMessage
 from mpnn.models.pyg.weights import aggregate_of, check_options, linear, with_weights
 from mpnn.update import Add
 

@@ -56,17 +56,15 @@ class WithLoops(MessagePassing):
         """[E', ...] for the edges that are no loops, and then for the loops, of edge_attr [E, ...]."""
         if len(edge_attr) != (num_edges := ops.built(_num_edges, *bound)):
             raise ValueError(f"edge_attr must have one row for each of {num_edges} edges; got {len(edge_attr)}")
-        others, last = edge_attr[ops.built(_no_loops, *bound)], ops.built(_last_loops, *bound)
-        shape = len(last), *edge_attr.shape[1:]
+        taken, count = ops.built(_taken, self.keep, *bound), min(bound[1], bound[2])
+        shape = count, *edge_attr.shape[1:]
         if isinstance(self.fill, str):
+            others = edge_attr[taken[: len(taken) - count]]
             rows = others.flatten(1) if others.dim() > 1 else others[:, None]
-            new = ops.aggregate(ops.built(_without_loops, *bound), rows, self.fill)[: len(last)].reshape(shape)
+            new = ops.aggregate(ops.built(_without_loops, *bound), rows, self.fill)[:count].reshape(shape)
         else:
             new = torch.as_tensor(self.fill, dtype=edge_attr.dtype, device=edge_attr.device).expand(shape)
-        if self.keep:
-            had = (last >= 0).view(-1, *[1] * (edge_attr.dim() - 1))
-            new = torch.where(had, edge_attr[last.clamp(min=0)], new)
-        return torch.cat([others, new])
+        return torch.cat([edge_attr, new])[taken]
 
 
 # What follows from a graph alone. A program that `torch.compile` traces takes it for constant, so it is compiled for a
@@ -93,23 +91,20 @@ def _num_edges(*bound: Any) -> int:
     return _bound(*bound).num_edges
 
 
-def _no_loops(*bound: Any) -> Tensor:
-    """Which edges lead from one node to another, int64 ascending."""
+def _taken(keep: bool, *bound: Any) -> Tensor:
+    """Which attributes each edge takes, int64 [E'], of those of all edges and, after them, of new loops."""
     graph = _bound(*bound)
-    return graph.memo("edges that are no loops", lambda: graph.edge_index.diff(dim=0)[0].nonzero().squeeze(1))
+    return graph.memo(("attributes with loops", keep), lambda: _taken_by(graph, keep))
 
 
-def _last_loops(*bound: Any) -> Tensor:
-    """The last loop of each node, int64 [N], -1 where it has none."""
-    graph = _bound(*bound)
-    return graph.memo("last loop of each node", lambda: _last_loop_of_each(graph))
-
-
-def _last_loop_of_each(graph: Graph) -> Tensor:
+def _taken_by(graph: Graph, keep: bool) -> Tensor:
     src, dst = graph.edge_index
     loops = (src == dst).nonzero().squeeze(1)
-    none = src.new_full((min(graph.num_dst, graph.num_src),), -1)
-    return none.scatter_reduce(0, src[loops], loops, "amax")
+    last = src.new_full((min(graph.num_dst, graph.num_src),), -1)
+    if keep:
+        last = last.scatter_reduce(0, src[loops], loops, "amax")
+    new = graph.num_edges + torch.arange(len(last), device=graph.device)
+    return torch.cat([(src != dst).nonzero().squeeze(1), torch.where(last < 0, new, last)])
 
 
 def _edges_but_loops(graph: Graph) -> Graph:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mpnn import aggregate
 from mpnn.aggregate import Aggregator, Composed, Var
+from mpnn.attention import EdgeMessage
 from mpnn.message_passing import MessagePassing
-from mpnn.messages import EdgeMessage
 from mpnn.models.pna import TowerMessage, TowerUpdate
 from mpnn.models.pyg.weights import AGGREGATES, check_options, linear, with_weights
 

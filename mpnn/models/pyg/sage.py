@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from torch.nn import functional as F
 
+from mpnn.attention import EdgeWeight, Mapped
 from mpnn.message_passing import MessagePassing
-from mpnn.messages import EdgeWeight, Mapped
 from mpnn.models.pyg.weights import aggregate_of, check_options, linear, widths, with_weights
 from mpnn.update import Activate, SelfConnection
 

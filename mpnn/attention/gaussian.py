@@ -1,11 +1,11 @@
-"""Attention specs that listen to what is near: Gaussians of pseudo-coordinates (MoNet), and of distances (VAIN)."""
+"""Listening to what is near: Gaussians of pseudo-coordinates (MoNet), and of distances (VAIN)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import Attention, Terms
+from mpnn.attention.spec import Attention, Terms
 from mpnn.graph import Graph
 from mpnn.scores import Dot
 

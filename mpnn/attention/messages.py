@@ -1,4 +1,4 @@
-"""Specs of messages without a choice among sources: weights that edges bring, and messages made edge by edge."""
+"""No choice among sources: weights that edges bring, and messages made edge by edge."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from mpnn.attention import Attention, Terms
+from mpnn.attention.spec import Attention, Terms
 from mpnn.graph import Graph
 from mpnn.graphs.incidence import edges_into
 

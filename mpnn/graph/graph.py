@@ -17,9 +17,11 @@ from torch import Tensor
 from mpnn import edges as edge_lists
 from mpnn import reach, reorder
 from mpnn.edges import CSR, built_once, sorted_by
+from mpnn.graph import algebra, parts, rewired
+from mpnn.graph.made import edge_data, structured
 from mpnn.handles import Handled
-from mpnn.relation import Flipped, Relation, Table, as_relation
-from mpnn.runs import Ints, Runs, expand
+from mpnn.relation import Relation, Table, as_relation
+from mpnn.runs import Ints, Runs, cliques_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,13 +147,7 @@ class Graph(Handled):
         """The members of the disjoint cliques, one int64 tensor [number of cliques, size] for each size there is."""
         if self.labels is None:
             raise ValueError(f"{self} is not a graph of disjoint cliques")
-        order = np.argsort(self.labels, kind="stable")
-        size = np.bincount(np.unique(self.labels, return_inverse=True)[1])
-        first = np.cumsum(size) - size
-        return [
-            torch.from_numpy(order[expand(first[size == s], first[size == s] + s)].reshape(-1, s)).to(self.device)
-            for s in np.unique(size)
-        ]
+        return [torch.from_numpy(members).to(self.device) for members in cliques_of(self.labels)]
 
     # ------------------------------------------------------------------------------------------------ what it holds
 
@@ -231,37 +227,19 @@ class Graph(Handled):
 
     def __or__(self, other: Graph) -> Graph:
         """The edges of both, as a set in rows of runs; so neither may carry attributes or classes as data."""
-        if not isinstance(other, Graph):
-            return NotImplemented
-        for graph in (self, other):
-            if graph.edge_attr is not None or graph._edge_type is not None:
-                raise ValueError(f"a union would lose the edge data of {graph}; join edges with graphs.from_edges")
-        return self._structured(self._runs_with(other, Runs.__or__), other)
+        return algebra.union(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __and__(self, other: Graph) -> Graph:
         """The edges that both have; those of an explicit graph keep their order, repeats and attributes."""
-        if not isinstance(other, Graph):
-            return NotImplemented
-        if other.is_explicit and not self.is_explicit:
-            return other & self
-        runs = self._runs_with(other, Runs.__and__)
-        if self.is_explicit:
-            return self._found_in(runs, other)
-        graph = self._structured(runs, other)
-        if self.labels is not None and other.labels is not None:
-            graph._labels = np.unique(np.stack([self.labels, other.labels]), axis=1, return_inverse=True)[1].reshape(-1)
-        return graph
+        return algebra.intersection(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __sub__(self, other: Graph) -> Graph:
         """The edges that only this graph has; those of an explicit graph keep their order, repeats and attributes."""
-        if not isinstance(other, Graph):
-            return NotImplemented
-        runs = self._runs_with(other, Runs.__sub__)
-        return self._found_in(runs, other) if self.is_explicit else self._structured(runs, other)
+        return algebra.difference(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __invert__(self) -> Graph:
         """Every edge that is not there."""
-        return self._structured(self.runs.complement())
+        return structured(self, self.runs.complement())
 
     def related(self, relation: Relation | Tensor) -> Graph:
         """The same edges, each with the class that the relation (or an integer matrix [num_dst, num_src]) gives it."""
@@ -287,103 +265,38 @@ class Graph(Handled):
 
         Takes time in what these rows hear, not in the size of the graph.
         """
-        if not 0 <= start <= stop <= self.num_dst:
-            raise ValueError(f"rows {start} to {stop} are not among the {self.num_dst} destinations of {self}")
-        if self._edges is not None:
-            first, last = (int(self.csr.ptr[i]) for i in (start, stop))
-            which = self.csr.edge_id
-            assert which is not None
-            graph = self._selected(which[first:last].sort().values)
-            assert graph._edges is not None
-            graph._edges = graph._edges - graph._edges.new_tensor([[0], [start]])
-        else:
-            graph = self._structured(self.runs.take(np.arange(start, stop)))
-        graph.num_dst = stop - start
-        graph.shift = self.shift + start
-        graph.places = None if self.places is None else (self.places[0][start:stop], self.places[1])
-        return graph
+        return parts.rows(self, start, stop)
 
     def heard(self) -> tuple[Tensor, Graph]:
         """The sources that somebody hears, int64 ascending, and the graph over them alone; all stand where they
         stood."""
-        if self._edges is not None:
-            index, src = torch.unique(self._edges[0], return_inverse=True)
-            graph = self._selected(torch.arange(self.num_edges, device=self.device))
-            graph._edges = torch.stack([src, self._edges[1]])
-        else:
-            heard = self.runs.heard()
-            index = torch.from_numpy(heard.edges()[1]).to(self.device)
-            graph = self._structured(self.runs.narrowed(heard))
-        graph.num_src = len(index)
-        of_dst = torch.arange(self.num_dst, device=self.device) + self.shift
-        graph.places = (of_dst, index) if self.places is None else (self.places[0], self.places[1][index])
-        return index, graph
+        return parts.heard(self)
 
     def induced(self, keep: Tensor) -> Graph:
         """The nodes that are True in `keep`, bool [num_nodes], numbered anew, and the edges between them; all stand
         where they stood."""
         self._need_square("a part of the nodes")
-        if keep.shape != (self.num_dst,) or keep.dtype != torch.bool:
-            raise ValueError(f"keep must be bool [{self.num_dst}]; got {keep.dtype} of shape {list(keep.shape)}")
-        if keep.all():
-            return self
-        dst, src = self.where()
-        if self._edges is None:
-            graph = self._structured(self.runs.induced(keep.cpu().numpy()))
-        else:
-            graph = self._selected((keep[self._edges[0]] & keep[self._edges[1]]).nonzero().squeeze(1))
-            assert graph._edges is not None
-            graph._edges = (keep.cumsum(0) - 1)[graph._edges]
-            graph.num_dst = graph.num_src = int(keep.sum())
-        graph.shift, graph.places = 0, (dst[keep], src[keep])
-        return graph
+        return parts.induced(self, keep)
 
     def reverse(self) -> Graph:
         """Every edge turned round; attributes and classes stay with their edges."""
-        if self._edges is None:
-            runs = self.runs if self._labels is not None else self.runs.transpose()
-            graph = Graph(self.num_src, self.num_dst, runs=runs, labels=self._labels, device=self.device)
-            graph.shift = -self.shift
-        else:
-            graph = Graph(self.num_src, self.num_dst, edges=self._edges.flip(0), device=self.device)
-        graph.edge_attr, graph._edge_type = self.edge_attr, self._edge_type
-        graph.relation = self.relation and Flipped(self.relation)
-        graph.places = self.places and self.places[::-1]
-        return graph
+        return rewired.reverse(self)
 
     def power(self, k: int) -> Graph:
         """i hears j when some walk of exactly `k` edges leads from j to i (with self-loops: of at most k)."""
         self._need_square("power")
-        if k < 1:
-            raise ValueError(f"power needs k >= 1; got {k}")
-        if self.labels is not None:
-            return self
-        return self._structured(reach.power(self.runs, k))
+        return rewired.power(self, k)
 
     def with_self_loops(self, fill: float = 0.0) -> Graph:
         """Each node hears itself too; loops that are there already stay as they are. The new loops come last, with
         edge attributes of `fill`."""
         self._need_square("self-loops")
-        if self.labels is not None:
-            return self
-        if self._edges is None:
-            i = np.arange(self.num_dst)
-            return self._structured(self.runs | Runs.from_edges(self.num_dst, self.num_src, i, i))
-        loops = edge_lists.nodes_without_loop(self._edges, self.num_dst)
-        attr = self.edge_attr
-        new = None if attr is None else attr.new_full((len(loops), *attr.shape[1:]), fill)
-        return self._extended(torch.stack([loops, loops]), edge_attr=new)
+        return rewired.with_self_loops(self, fill)
 
     def undirected(self) -> Graph:
         """Each edge goes both ways; an edge whose reverse was missing lends it its attributes. New edges come last."""
         self._need_square("undirected")
-        if self.labels is not None:
-            return self
-        if self._edges is None:
-            return self._structured(self.runs | self.runs.transpose())
-        which = edge_lists.one_way(self._edges, self.num_dst)
-        lent = self._selected(which)
-        return self._extended(lent.edge_index.flip(0), edge_attr=lent.edge_attr, edge_type=lent._edge_type)
+        return rewired.undirected(self)
 
     def drop_edges(self, p: float, generator: torch.Generator | None = None) -> Graph:
         """Each edge kept with probability 1 - p (DropEdge, Rong et al. 2020); the rest keep order and attributes.
@@ -391,12 +304,7 @@ class Graph(Handled):
         `kept` of the result, int64, says which edges they are. Drawn on the CPU from `generator`, or from torch's
         default one.
         """
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"p must lie between 0 and 1; got {p}")
-        kept = (torch.rand(self.num_edges, generator=generator) >= p).nonzero().squeeze(1).to(self.device)
-        graph = self._selected(kept)
-        graph.kept = kept
-        return graph
+        return rewired.drop_edges(self, p, generator)
 
     def reordered(self, method: str = "rcm") -> Graph:
         """The same graph, with an order in which kernels take its rows: those that hear the same follow each other.
@@ -438,17 +346,7 @@ class Graph(Handled):
             ValueError: wrong shapes, or attributes that do not match the edges.
             IndexError: an end that is no node.
         """
-        for name, n in (("num_dst", self.num_dst), ("num_src", self.num_src)):
-            if n < 0:
-                raise ValueError(f"{name} must not be negative; got {n}")
-        if self._edges is not None:
-            edge_lists.check_form(self._edges)
-            edge_lists.check_ends(self._edges, self.num_dst, self.num_src)
-        for name, data in self._edge_data().items():
-            if data is not None:
-                edge_lists.check_data(name, data, self.edge_index)
-        if self._edge_type is not None:
-            edge_lists.check_classes(self._edge_type)
+        edge_lists.check(self._edges, self.num_dst, self.num_src, edge_data(self))
         return self
 
     def reach(self, layers: int) -> float:
@@ -485,7 +383,7 @@ class Graph(Handled):
             raise ValueError(f"{what} needs as many sources as destinations; got {self.num_dst} x {self.num_src}")
 
     def _copy(self, moved: Callable[[Tensor], Tensor] = lambda x: x, device: torch.device | None = None) -> Graph:
-        data: Any = {name: None if old is None else moved(old) for name, old in self._edge_data().items()}
+        data: Any = {name: None if old is None else moved(old) for name, old in edge_data(self).items()}
         graph = Graph(
             self.num_dst,
             self.num_src,
@@ -494,53 +392,13 @@ class Graph(Handled):
             edges=None if self._edges is None else moved(self._edges),
             **data,
             name=self.name,
-            **{**self._inherited(), "device": device or self.device},
+            relation=self.relation,
+            shift=self.shift,
+            device=device or self.device,
         )
         graph.places = self.places and (moved(self.places[0]), moved(self.places[1]))
         graph.order = self.order
         return graph
-
-    def _structured(self, runs: Runs, other: Graph | None = None) -> Graph:
-        return Graph(runs.num_dst, runs.num_src, runs=runs, **self._inherited(other))
-
-    def _inherited(self, other: Graph | None = None) -> dict[str, Any]:
-        """What a graph made from this one, or from this and another, has of them."""
-        relation, shift, places = self.relation, self.shift, self.places
-        if other is not None:
-            relation, shift, places = relation or other.relation, shift or other.shift, places or other.places
-        return {"relation": relation, "shift": shift, "places": places, "device": self.device}
-
-    def _edge_data(self) -> dict[str, Tensor | None]:
-        return {"edge_attr": self.edge_attr, "edge_type": self._edge_type}
-
-    def _selected(self, which: Tensor, other: Graph | None = None) -> Graph:
-        data: Any = {name: None if old is None else old[which] for name, old in self._edge_data().items()}
-        edges = self.edge_index[:, which]
-        return Graph(self.num_dst, self.num_src, edges=edges, **data, **self._inherited(other))
-
-    def _extended(self, new_edges: Tensor, **new_data: Any) -> Graph:
-        if new_edges.shape[1] == 0:
-            return self
-        if self._edge_type is not None and new_data.get("edge_type") is None:
-            raise ValueError(
-                f"the {new_edges.shape[1]} new edges would have no edge_type; add them with their classes through "
-                "graphs.from_edges"
-            )
-        data: Any = {
-            name: None if old is None else torch.cat([old, new_data[name]]) for name, old in self._edge_data().items()
-        }
-        edges = torch.cat([self.edge_index, new_edges], 1)
-        return Graph(self.num_dst, self.num_src, edges=edges, **data, **self._inherited())
-
-    def _runs_with(self, other: Graph, merge: Callable[[Runs, Runs], Runs]) -> Runs:
-        if self.device != other.device:
-            raise ValueError(f"the graphs are on {self.device} and {other.device}; move one with .to(device)")
-        return merge(self.runs, other.runs)
-
-    def _found_in(self, runs: Runs, other: Graph) -> Graph:
-        """Those of the explicit edges that are in the runs too."""
-        src, dst = self.edge_index.cpu().numpy()
-        return self._selected(torch.from_numpy(runs.holds(dst, src)).to(self.device), other)
 
 
 def _resolved(device: torch.device | str) -> torch.device:

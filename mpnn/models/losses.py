@@ -1,13 +1,17 @@
-"""What translators share: how far off they are."""
+"""How far off models are that say which token, word or class it is."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 IGNORED = -100
-"""The label of what is not to be predicted."""
+"""The target of what is not to be predicted."""
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats: logits [..., classes], targets int64 [...], `IGNORED` where there is none."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
 def next_word_loss(logits: Tensor, target: Tensor, keep: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
@@ -22,6 +26,6 @@ def next_word_loss(logits: Tensor, target: Tensor, keep: Tensor | None = None, s
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
 
 
-def all_kept(tokens: Tensor) -> Tensor:
-    """bool [B, N]: every place holds a word."""
-    return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+def node_loss(logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy in nats: logits [N, classes], target int64 [N], over the nodes of `mask`, bool [N], or all."""
+    return F.cross_entropy(logits, target) if mask is None else F.cross_entropy(logits[mask], target[mask])

@@ -1,0 +1,29 @@
+"""Attention specs: how much a destination listens to each source, and what it hears."""
+
+from mpnn.attention.additive import Additive, AdditiveV2
+from mpnn.attention.degree import Degree, degree_weights
+from mpnn.attention.dot_product import DotProduct
+from mpnn.attention.gaussian import Gaussian, Near
+from mpnn.attention.kernel import Kernel
+from mpnn.attention.messages import EdgeMessage, EdgeWeight, Mapped, Message
+from mpnn.attention.spec import Attention, KeyValue, Terms
+from mpnn.attention.typed import Typed
+
+__all__ = [
+    "Additive",
+    "AdditiveV2",
+    "Attention",
+    "Degree",
+    "DotProduct",
+    "EdgeMessage",
+    "EdgeWeight",
+    "Gaussian",
+    "Kernel",
+    "KeyValue",
+    "Mapped",
+    "Message",
+    "Near",
+    "Terms",
+    "Typed",
+    "degree_weights",
+]

@@ -1,0 +1,126 @@
+"""Additive attention: GAT's, whose ranking of sources is the same for all listeners, and GATv2's and Bahdanau's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn.attention.heads import edges_by_head, joined
+from mpnn.attention.spec import Attention, KeyValue, Terms
+from mpnn.graph import Graph
+from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
+
+
+class Additive(Attention):
+    """Additive attention as in GAT (Velickovic et al. 2018, eq. 1-6).
+
+        w_ij = softmax_j( LeakyReLU( a_dst . W h_i + a_src . W h_j [+ a_edge . W_e e_ij] ) )
+        m_i  = || _h sum_j w_ij W h_j
+
+    Args:
+        in_dim: width of the features. out_dim: width of each head. heads: their number.
+        concat: heads side by side (`heads * out_dim`), else their mean (`out_dim`).
+        negative_slope: of the LeakyReLU. dropout: of attention weights, in training.
+        edge_dim: width of edge attributes that take part in the score.
+        bias: whether a learned bias is added to the message.
+    """
+
+    one_map = True  # listeners and sources go through the same one
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        heads: int = 1,
+        *,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads, self.concat, self.dropout = heads, concat, dropout
+        self.activation = LeakyReLU(negative_slope)
+        self.to_value = nn.Linear(in_dim, heads * out_dim, bias=False)
+        self.by_src = nn.Parameter(torch.empty(heads, out_dim))
+        self.by_dst = nn.Parameter(torch.empty(heads, out_dim))
+        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, heads * out_dim, bias=False)
+        self.by_edge = None if edge_dim is None else nn.Parameter(torch.empty(heads, out_dim))
+        self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias else None
+        for weight in (self.to_value.weight, self.by_src, self.by_dst, self.by_edge):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        value = self.to_value(src).unflatten(-1, (self.heads, -1))
+        listener = value if dst is src and self.one_map else self.query(dst)
+        edge = None
+        if self.to_edge is not None and self.by_edge is not None:
+            edge = _by_head(edges_by_head(self.to_edge, edge_attr, self.heads), self.by_edge)
+        by_dst, by_src = _by_head(listener, self.by_dst), _by_head(value, self.by_src)
+        return Terms(value, AdditiveScore(by_dst, by_src, self.activation, edge))
+
+    def query(self, dst: Tensor) -> Tensor:
+        """W h_i, [..., N_dst, H, D]."""
+        return self.to_value(dst).unflatten(-1, (self.heads, -1))
+
+    def merge(self, out: Tensor) -> Tensor:
+        return joined(out, self.concat, self.bias)
+
+
+class AdditiveV2(KeyValue):
+    """Additive attention whose ranking of sources depends on the listener: GATv2 (Brody et al. 2022, eq. 7) and, with
+    `activation=torch.tanh`, Bahdanau et al. 2015.
+
+        w_ij = softmax_j( a . act( W_dst h_i + W_src h_j [+ W_e e_ij] ) ),   m_i = || _h sum_j w_ij W_src h_j
+
+    Args as `Additive`; `source_dim` is the width of the sources' features where it differs from `in_dim`, `share` makes
+    W_dst and W_src one map, `bias` gives the maps and the message biases. Without `map_value` the sources are heard as
+    they are (Bahdanau), `m_i = || _h sum_j w_ij h_j`, and the message has no bias.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        heads: int = 1,
+        *,
+        activation: Activation | None = None,
+        concat: bool = True,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        source_dim: int | None = None,
+        share: bool = False,
+        bias: bool = True,
+        map_value: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads, self.concat, self.dropout, self.map_value = heads, concat, dropout, map_value
+        self.activation = LeakyReLU() if activation is None else activation
+        self.to_value = nn.Linear(in_dim if source_dim is None else source_dim, heads * out_dim, bias)
+        self.to_query = self.to_value if share else nn.Linear(in_dim, heads * out_dim, bias)
+        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, heads * out_dim, bias=False)
+        self.vector = nn.Parameter(torch.empty(heads, out_dim))
+        self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias and map_value else None
+        nn.init.xavier_uniform_(self.vector)
+
+    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+        query, key = self.to_query(dst), self.to_value(src).unflatten(-1, (self.heads, -1))
+        return query.unflatten(-1, (self.heads, -1)), key, key if self.map_value else src.unsqueeze(-2)
+
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        edge = None if self.to_edge is None else edges_by_head(self.to_edge, edge_attr, self.heads)
+        return Terms(value, AdditiveV2Score(query, key, self.vector, self.activation, edge))
+
+    def merge(self, out: Tensor) -> Tensor:
+        return joined(out, self.concat, self.bias)
+
+
+def _by_head(x: Tensor, vector: Tensor) -> Tensor:
+    """`<x_h, vector_h>` for each head, [..., H] of x [..., H, D] and vector [H, D]: one product with a matrix that is
+    zero between heads, which takes no room for x times vector."""
+    heads = len(vector)
+    apart = torch.eye(heads, dtype=vector.dtype, device=vector.device)[:, :, None] * vector
+    return F.linear(x.flatten(-2), apart.flatten(1))

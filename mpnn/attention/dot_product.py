@@ -1,0 +1,99 @@
+"""Dot-product attention: the transformer's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from mpnn.attention.heads import edges_by_head
+from mpnn.attention.spec import KeyValue, Terms
+from mpnn.graph import Graph
+from mpnn.position import Position
+from mpnn.scores import Dot, Lookup, PerEdge
+
+
+class DotProduct(KeyValue):
+    """Multi-head dot-product attention (Vaswani et al. 2017, section 3.2).
+
+        w_ij = softmax_j( <W_Q h_i, W_K h_j> / sqrt(D) ),   m_i = W_O || _h sum_j w_ij W_V h_j
+
+    Args:
+        dim: width of the features, a multiple of `heads`.
+        bias: whether the four maps have biases.
+        dropout: of attention weights, in training.
+        edge_dim: width of edge attributes, which a linear map adds to keys and values (Shi et al. 2021, UniMP).
+        position: a relative position from `mpnn.position`, or several.
+        kv_heads: heads of keys and values, which divide `heads` (grouped queries, Ainslie et al. 2023).
+        source_dim, query_dim: widths of the sources' and the destinations' features where they differ from `dim`.
+        normalize: "softmax", "sigmoid" or "none".
+        softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2).
+        head_dim: width D of a head where it differs from `dim / heads`.
+        scale: of the scores where it differs from 1 / sqrt(D).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        position: Position | Sequence[Position] | None = None,
+        kv_heads: int | None = None,
+        source_dim: int | None = None,
+        query_dim: int | None = None,
+        normalize: str = "softmax",
+        softcap: float | None = None,
+        head_dim: int | None = None,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        source_dim = dim if source_dim is None else source_dim
+        if heads < 1 or (head_dim is None and dim % heads):
+            raise ValueError(f"{heads} heads do not divide a width of {dim}")
+        if kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"{kv_heads} key/value heads do not divide {heads} heads")
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads if head_dim is None else head_dim
+        self.normalize, self.dropout, self.softcap = normalize, dropout, softcap
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        wide = heads * self.head_dim
+        self.to_query = nn.Linear(dim if query_dim is None else query_dim, wide, bias)
+        self.to_key = nn.Linear(source_dim, kv_heads * self.head_dim, bias)
+        self.to_value = nn.Linear(source_dim, kv_heads * self.head_dim, bias)
+        self.to_out = nn.Linear(wide, dim, bias)
+        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, wide, bias=False)
+        given = () if position is None else (position,) if isinstance(position, Position) else tuple(position)
+        self.positions = nn.ModuleList(given)
+
+    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+        query = self.to_query(dst).unflatten(-1, (self.heads, -1))
+        key = self.to_key(src).unflatten(-1, (self.kv_heads, -1))
+        value = self.to_value(src).unflatten(-1, (self.kv_heads, -1))
+        for position in self.positions:
+            assert isinstance(position, Position)
+            query, key = position.turn(query, key, graph)
+        return query, key, value
+
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        on_key: PerEdge | None = None if self.to_edge is None else edges_by_head(self.to_edge, edge_attr, self.heads)
+        on_value = on_key
+        bias: list[PerEdge] = []
+        for position in self.positions:
+            assert isinstance(position, Position)
+            bias += [b for b in (position.bias(graph, edge_attr),) if b is not None]
+            on_key = _one("key", on_key, position.key())
+            on_value = _one("value", on_value, position.value())
+        score = Dot(query, key, self.scale, on_key, self.softcap)
+        return Terms(value, score, tuple(bias), on_value)
+
+    def merge(self, out: Tensor) -> Tensor:
+        return self.to_out(out.flatten(-2))
+
+
+def _one(what: str, a: PerEdge | None, b: Lookup | None) -> PerEdge | None:
+    if a is not None and b is not None:
+        raise ValueError(f"only one source of vectors can be added to each edge's {what}; two were given")
+    return b if a is None else a

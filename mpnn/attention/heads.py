@@ -1,0 +1,18 @@
+"""What specs with several heads share: edge attributes apart by head, and heads joined in one message."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+def edges_by_head(to_edge: nn.Linear, edge_attr: Tensor | None, heads: int) -> Tensor:
+    """A vector for each edge and head, [E, H, D], from attributes [E, edge_dim], or [E] when there is one an edge."""
+    if edge_attr is None:
+        raise ValueError("this attention was made with edge_dim, so the graph or the call must give edge_attr")
+    return to_edge(edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr).unflatten(-1, (heads, -1))
+
+
+def joined(out: Tensor, concat: bool, bias: Tensor | None) -> Tensor:
+    """The message [..., N, F] of what each head heard, [..., N, H, D]: side by side or their mean, and a bias."""
+    out = out.flatten(-2) if concat else out.mean(-2)
+    return out if bias is None else out + bias

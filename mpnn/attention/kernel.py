@@ -1,0 +1,90 @@
+"""Linear attention: weights that are products of features, Performer's among them."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn.attention.spec import KeyValue, Terms
+from mpnn.graph import Graph
+from mpnn.scores import Dot
+
+
+class Kernel(KeyValue):
+    """Linear attention: weights are products of positive features, so that sums over sources can be taken before any
+    destination is known; over complete and causal graphs the cost is linear in the nodes.
+
+        w_ij = <phi(W_Q h_i), phi(W_K h_j)>,   m_i = W_O || _h ( sum_j w_ij W_V h_j / sum_j w_ij )
+
+    With a number of `features`, Performer's (Choromanski et al. 2021), softmax's weights in expectation (lemma 1):
+
+        phi(x) = exp(omega x - |x|^2 / 2) / sqrt(features) of x / D^(1/4),   omega random and orthogonal in blocks
+
+    With "elu", those of Katharopoulos et al. 2020 (eq. 7): phi(x) = elu(x) + 1, as many features as a head is wide.
+    The sum of weights travels as one more value; weights that are asked for come without it, each row up to a factor.
+
+    Args:
+        dim: width of the features, a multiple of `heads`. features: how many random directions, more being closer to
+            softmax; or "elu". bias: whether the four maps have biases. seed: of the directions, which are saved with
+            the module.
+    """
+
+    normalize = "none"
+    directions: Tensor | None
+
+    def __init__(
+        self, dim: int, heads: int, *, features: int | Literal["elu"] = 256, bias: bool = True, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if heads < 1 or dim % heads:
+            raise ValueError(f"{heads} heads do not divide a width of {dim}")
+        if features != "elu" and (not isinstance(features, int) or features < 1):
+            raise ValueError(f'features must be at least 1, or "elu"; got {features!r}')
+        self.heads, self.head_dim = heads, dim // heads
+        self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(dim, dim, bias) for _ in range(4))
+        self.register_buffer("directions", None if features == "elu" else _orthogonal(features, self.head_dim, seed))
+
+    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (
+            to(x).unflatten(-1, (self.heads, -1))
+            for to, x in ((self.to_query, dst), (self.to_key, src), (self.to_value, src))
+        )
+        return query, key, value
+
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+        # A factor for each query, and one for all keys of a head, cancel; they keep exponentials from overflowing.
+        score = Dot(self._features(query, (-1,)), self._features(key, (-3, -1)), 1.0)
+        return Terms(value, score)
+
+    def merge(self, out: Tensor) -> Tensor:
+        total = out[..., -1:]
+        return self.to_out((out[..., :-1] / torch.where(total == 0, torch.ones_like(total), total)).flatten(-2))
+
+    def _features(self, x: Tensor, common: tuple[int, ...]) -> Tensor:
+        """phi(x) [..., N, H, features] of x [..., N, H, D], up to a factor that is common to these dimensions."""
+        if self.directions is None:
+            return F.elu(x) + 1
+        x = x * self.head_dim**-0.25
+        half = x.square().sum(-1, keepdim=True) / 2
+        exponent = x @ self.directions.to(x.dtype).T
+        if not exponent.numel():
+            return exponent
+        top = (exponent.detach().amax(-1, keepdim=True) - half.detach()).amax(common, keepdim=True)
+        # In place: the features are the largest tensor of a layer, and its room is taken once.
+        return exponent.sub_(half + top + log(len(self.directions)) / 2).exp_()
+
+
+def _orthogonal(count: int, dim: int, seed: int) -> Tensor:
+    """[count, dim]: normal vectors, orthogonal to one another in blocks of `dim` (the paper's section 2.4)."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = []
+    for _ in range(-(-count // dim)):
+        q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator))
+        blocks.append((q * r.diagonal().sign()).T)  # without the signs, directions would lean to one side
+    lengths = torch.randn(count, dim, generator=generator).norm(dim=1, keepdim=True)
+    return torch.cat(blocks)[:count] * lengths

@@ -1,0 +1,62 @@
+"""Graphs made from a graph: other edges, and of everything else what its relation, places and device were."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mpnn.runs import Runs
+
+if TYPE_CHECKING:
+    from mpnn.graph.graph import Graph
+
+
+def structured(graph: Graph, runs: Runs, other: Graph | None = None, **changes: Any) -> Graph:
+    """One with these rows of runs; `other`: the second graph that it was made from. `changes`: to the arguments of
+    `Graph`."""
+    given = {"num_dst": runs.num_dst, "num_src": runs.num_src, "runs": runs, **_inherited(graph, other)}
+    return type(graph)(**{**given, **changes})
+
+
+def selected(graph: Graph, which: Tensor, other: Graph | None = None, **changes: Any) -> Graph:
+    """One with the edges that stand at `which`, int64, in the order of `edge_index`, and their data."""
+    data = {name: None if old is None else old[which] for name, old in edge_data(graph).items()}
+    edges = graph.edge_index[:, which]
+    given = {"num_dst": graph.num_dst, "num_src": graph.num_src, "edges": edges, **data, **_inherited(graph, other)}
+    return type(graph)(**{**given, **changes})
+
+
+def renumbered(graph: Graph, edges: Tensor, **changes: Any) -> Graph:
+    """One with the same edges and their data, the ends numbered anew, int64 [2, E]."""
+    given = {"num_dst": graph.num_dst, "num_src": graph.num_src, **edge_data(graph), **_inherited(graph)}
+    return type(graph)(**{**given, "edges": edges, **changes})
+
+
+def extended(graph: Graph, new_edges: Tensor, **new_data: Any) -> Graph:
+    """One with new edges, int64 [2, E'], behind those that it has, and their data."""
+    if new_edges.shape[1] == 0:
+        return graph
+    old_data = edge_data(graph)
+    if old_data["edge_type"] is not None and new_data.get("edge_type") is None:
+        raise ValueError(
+            f"the {new_edges.shape[1]} new edges would have no edge_type; add them with their classes through "
+            "graphs.from_edges"
+        )
+    data: Any = {name: None if old is None else torch.cat([old, new_data[name]]) for name, old in old_data.items()}
+    edges = torch.cat([graph.edge_index, new_edges], 1)
+    return type(graph)(graph.num_dst, graph.num_src, edges=edges, **data, **_inherited(graph))
+
+
+def edge_data(graph: Graph) -> dict[str, Tensor | None]:
+    """What each edge brings, by the argument of `Graph` that it is given as; classes that follow from a rule do not
+    count."""
+    return {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type if graph.class_rule is None else None}
+
+
+def _inherited(graph: Graph, other: Graph | None = None) -> dict[str, Any]:
+    relation, shift, places = graph.relation, graph.shift, graph.places
+    if other is not None:
+        relation, shift, places = relation or other.relation, shift or other.shift, places or other.places
+    return {"relation": relation, "shift": shift, "places": places, "device": graph.device}

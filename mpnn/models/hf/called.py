@@ -1,0 +1,38 @@
+"""What modules that are called as those of transformers have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from mpnn.models.hf.given import kept, per_token, wanted
+
+
+class Called(nn.Module):
+    """`model` behind the call of a model of transformers, whose configuration says what a call leaves out."""
+
+    def __init__(self, model: nn.Module, config: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, config
+
+    def shown(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, bool]:
+        """What a call wants to see besides the result, as our models are asked for it."""
+        return {
+            "return_states": wanted(self.config, "output_hidden_states", output_hidden_states),
+            "return_weights": wanted(self.config, "output_attentions", output_attentions),
+        }
+
+    def answer(self, output: Any, return_dict: bool | None) -> Any:
+        """The output object of transformers, or its tuple."""
+        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+
+
+def mask_of(tokens: Tensor, mask: Tensor | None, name: str = "attention_mask") -> Tensor | None:
+    """A mask of tokens [B, N, ...] as bool [B, N], where it is given."""
+    return None if mask is None else kept(mask, (tokens.shape[0], tokens.shape[1]), name)
+
+
+def ids_of(tokens: Tensor, ids: Tensor | None, name: str) -> Tensor | None:
+    """An integer for each of tokens [B, N, ...], int64 [B, N], where they are given."""
+    return None if ids is None else per_token(name, ids, (tokens.shape[0], tokens.shape[1]))

@@ -1,0 +1,148 @@
+"""What `csr` says of GPUs: what it refuses, what `auto` chooses, and that its kernels compile; all without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from on_triton import INTERPRETED, MARKS, additive, dot, leaf, scattered
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+from mpnn import graphs
+from mpnn.aggregate import Max
+from mpnn.backends import csr
+from mpnn.backends.csr import cuda_attention
+from mpnn.graph import Graph
+from mpnn.plan import plan
+from mpnn.scores import AdditiveScore, Dot, LeakyReLU, Request
+
+pytestmark = MARKS
+
+
+def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
+    graph = scattered()
+    given = dot(graph)
+    refused = {
+        "cannot compile elu": replace(given, score=replace(additive(graph, F.elu).score)),
+        "sums messages or takes their mean": replace(given, reduce=Max()),
+        "at most 4,096 wide, and these 5,000": replace(given, value=leaf(10, 3, 5000)),
+    }
+    for sentence, request in refused.items():
+        assert sentence in cuda_attention.supports(request)
+
+
+def on_cuda(graph: Graph, kind: str) -> Request:
+    """A request with features that are nowhere, but claim to be on a GPU."""
+    with FakeTensorMode():
+        query, key, value, listening, heard = (
+            torch.empty(n, *shape, dtype=torch.bfloat16, device="cuda:0", requires_grad=True)
+            for n, *shape in (
+                (graph.num_dst, 8, 64), (graph.num_src, 8, 64), (graph.num_src, 8, 64), (graph.num_dst, 8),
+                (graph.num_src, 8),
+            )
+        )  # fmt: skip
+    if kind == "aggregation":
+        return Request(graph, value, normalize="none")
+    score = Dot(query, key, 0.1) if kind == "dot" else AdditiveScore(listening, heard, LeakyReLU())
+    return Request(graph, value, score)
+
+
+def citations() -> Graph:
+    return graphs.from_edges(torch.randint(0, 20_000, (2, 200_000)), 20_000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "graph", "backend"),
+    [
+        ("dot", graphs.complete().bind(4096), "dense"),
+        ("dot", graphs.causal().bind(4096), "dense"),
+        ("dot", citations(), "csr"),
+        ("GAT", citations(), "csr"),
+        ("aggregation", citations(), "csr"),
+        ("GAT", graphs.complete().bind(64), "csr"),
+    ],
+)
+def test_the_plan_for_a_gpu_is_sensible_where_it_is_clear(kind: str, graph: Graph, backend: str) -> None:
+    found = plan(on_cuda(graph, kind))
+    assert found.backend == backend
+    assert all(0 < c.seconds < 1 for c in found.candidates if c.reason is None)
+
+
+def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, sentence in (
+        (None, 'triton is not installed: pip install "mpnn[triton]"'),
+        (SimpleNamespace(__version__="3.6.0"), "need triton 3.7, as PyTorch 2.12 and newer bring it"),
+    ):
+        monkeypatch.setitem(sys.modules, "triton", module)
+        for kind in ("dot", "aggregation"):
+            assert sentence in csr.supports(on_cuda(graphs.causal().bind(3), kind))
+
+
+# ---------------------------------------------------------------------------------------- for a GPU, without one
+
+COMPILING = """
+import json, sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+class NoDevice:
+    get_current_target = lambda self: GPUTarget("cuda", int(sys.argv[1]), 32)
+    get_current_device = lambda self: 0
+    get_current_stream = lambda self, device=None: 0
+
+triton.runtime.driver.set_active(NoDevice())
+launch, compiled = JITFunction.run, []
+
+def compile_only(self, *args, grid, warmup, **options):
+    kernel = launch(self, *args, grid=grid, warmup=True, **options)
+    name = f"{self.fn.__module__}.{self.fn.__name__}".removeprefix("mpnn.kernels.cuda.")
+    compiled.append((name, len(kernel.asm["cubin"])))
+
+JITFunction.run = compile_only
+sys.path.insert(0, sys.argv[2])
+import on_triton as given
+from mpnn.kernels.cuda import schedule
+schedule._PIECE = 20
+in_double = given.leaf, given.halves  # which takes long to compile
+given.leaf, given.halves = (
+    lambda *shape, make=make: make(*shape).detach().float().requires_grad_() for make in in_double
+)
+attending = given.REQUESTS["everything"](given.hubs())
+from mpnn.aggregate import Max
+plain = given.Request(
+    attending.graph, given.halves(9, 2, 8), bias=(given.halves(100, 2),), normalize="none", reduce=Max()
+)
+for request in (attending, plain):
+    backend = given.cuda_reduce if given.csr.reduce.is_plain(request) else given.cuda_attention
+    out, _ = backend.run(request)
+    out.sum().backward()
+print(json.dumps(sorted(set(compiled))))
+"""
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="there is a GPU to compile for")
+def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """What the interpreter takes, the compiler might not: here it compiles what calls would launch, for an H100."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILING, "90", str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    kernels = dict(json.loads(done.stdout))
+    assert set(kernels) == {
+        "forward.attend", "forward.join", "backward.deltas", "backward.by_destination", "backward.by_source",
+        "backward.by_class", "reduce.fold", "reduce.join", "reduce.spread",
+    }  # fmt: skip
+    assert all(size > 0 for size in kernels.values())
