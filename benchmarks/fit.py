@@ -38,6 +38,13 @@ def biased(given: Request) -> Request:
     return replace(given, bias=(Lookup(torch.randn(65, given.heads), Offset(32)),))
 
 
+def placed(given: Request) -> Request:
+    """With a vector for each offset on keys, as Transformer-XL has them."""
+    relation = Offset(given.graph.num_src - 1)
+    vectors = Lookup(torch.randn(relation.count, given.heads, given.score.query.shape[-1]), relation)
+    return replace(given, score=replace(given.score, edge_key=vectors))
+
+
 def softcapped(given: Request) -> Request:
     return replace(given, score=replace(given.score, softcap=20.0))
 
@@ -100,6 +107,8 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield "biased windows 28 x 28 by 7", biased(dot(graphs.windows(28, 28, size=7, shift=3).bind(784), heads=3))
     yield "biased complete 512", biased(dot(graphs.complete().bind(512)))
     yield "biased window(8) 1024", biased(dot(graphs.window(8).bind(1024)))
+    yield "offsets complete 512", placed(dot(graphs.complete().bind(512)))
+    yield "offsets window(8) 1024", placed(dot(graphs.window(8).bind(1024)))
     yield "softcap complete 512", softcapped(dot(graphs.complete().bind(512)))
     yield "softcap window(8) 1024", softcapped(dot(graphs.window(8).bind(1024)))
     yield "dropout complete 512", dropped(dot(graphs.complete().bind(512)))

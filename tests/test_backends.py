@@ -1,7 +1,7 @@
 """Every backend against the specification: the same numbers, gradients and dropped edges, or a sentence why not."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import pytest
@@ -12,10 +12,22 @@ from mpnn import graphs, ops, plan
 from mpnn.aggregate import Max
 from mpnn.backends import BACKENDS, csr, dense, edge_list, tiles
 from mpnn.graph import Graph
-from mpnn.relation import Offset
+from mpnn.relation import Offset, Relation
 from mpnn.scores import AdditiveScore, Dot, LeakyReLU, Lookup, Request
 
 HEADS, WIDTH = 4, 3
+
+
+@dataclass(frozen=True)
+class Classes(Relation):
+    """Classes that no offset tells."""
+
+    count: int
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        return (dst * 5 + src * src) % self.count
+
+
 SEED = torch.tensor(2**60 + 7)
 # Sums of at most 60 float64 terms of size about 10, twice over (softmax, then values): 60 * 10 * 2 * 1.1e-16 < 2e-13.
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -68,6 +80,28 @@ def request(graph: Graph, batch: tuple[int, ...] = (), key_heads: int = HEADS, v
     return Request(graph, leaf(*batch, graph.num_src, value_heads, WIDTH + 2), Dot(query, key, 0.7))
 
 
+def vectors(relation: Relation, heads: int, width: int) -> Lookup:
+    return Lookup(leaf(relation.count, heads, width), relation)
+
+
+def on_keys(given: Request, relation: Relation, heads: int = HEADS) -> Request:
+    """The same with a vector for each class on the keys (Shaw, Transformer-XL)."""
+    return replace(given, score=replace(given.score, edge_key=vectors(relation, heads, WIDTH)))
+
+
+def on_both(given: Request, relation: Relation, heads: int = HEADS) -> Request:
+    """The same with vectors on keys and on values."""
+    return replace(on_keys(given, relation, heads), edge_value=vectors(relation, heads, WIDTH + 2))
+
+
+def numbered(given: Request) -> Request:
+    """The same with numbers by the same classes as the vectors on keys, beside others."""
+    rule = given.score.edge_key.relation
+    return replace(
+        given, bias=(Lookup(leaf(rule.count, HEADS), rule), Lookup(leaf(rule.count, 1), rule), table(given.graph))
+    )
+
+
 def table(graph: Graph, heads: int = HEADS) -> Lookup:
     """A number for each class of the graph's own relation (Swin's table), or for each clipped offset."""
     relation = graph.relation or Offset(2)
@@ -89,6 +123,18 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
         request(g), score=Dot(leaf(g.num_dst, HEADS, WIDTH), leaf(g.num_src, HEADS, WIDTH), 2.0, softcap=1.5)
     ),
     "sigmoid": lambda g: replace(request(g, (2,)), normalize="sigmoid", bias=(table(g),)),
+    "vectors on keys": lambda g: on_keys(request(g, (2,), 2, 1), Offset(2)),
+    "vectors on keys for all heads alike": lambda g: on_keys(request(g), Offset(3), 1),
+    "a vector for each offset": lambda g: numbered(on_keys(request(g, (2, 1)), Offset(40))),
+    "one vector": lambda g: on_keys(request(g), Offset(0)),
+    "vectors by a matrix of classes": lambda g: numbered(on_both(request(g, (2,)), Classes(3))),
+    "vectors on keys and values": lambda g: on_both(request(g, (2,), 2, 1), Offset(2), 1),
+    "vectors on keys and values, dropout": lambda g: numbered(
+        on_both(replace(request(g, (2,)), dropout=0.4, seed=SEED), Offset(4))
+    ),
+    "vectors on values, sigmoid": lambda g: replace(
+        request(g, (2,)), normalize="sigmoid", edge_value=vectors(Offset(2), HEADS, WIDTH + 2)
+    ),
     "unnormalised": lambda g: replace(request(g, (2,)), normalize="none"),
     "dropout": lambda g: replace(request(g, (2,)), dropout=0.4, seed=SEED),
     "dropout, grouped heads and biases": lambda g: replace(

@@ -9,7 +9,7 @@ import torch
 
 from mpnn import data, graphs
 from mpnn.models import Bert, BertConfig, from_hf
-from mpnn.models.packing import Packing
+from mpnn.models.parts.packing import Packing
 
 transformers = pytest.importorskip("transformers")
 

@@ -23,7 +23,7 @@ from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, 
 from mpnn.compiled.operator import _TICKETS
 from mpnn.handles import held
 from mpnn.models import GPT
-from mpnn.models.relative import RelativeDotProduct
+from mpnn.models.parts.relative import RelativeDotProduct
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
 from mpnn.relation import GridOffset
 from mpnn.update import Activate, FeedForward, PreNorm

@@ -7,7 +7,7 @@ from torch import nn
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Typed
 from mpnn.models import Convolution, from_conv
-from mpnn.models.images import Patches, linear_of, patchify
+from mpnn.models.parts.images import Patches, linear_of, patchify
 from mpnn.relation import Taps
 
 EXACT = 1e-13  # float64: sums of at most some hundred products near 1, each rounded to 2^-53

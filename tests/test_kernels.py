@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mpnn import graphs, ops
+from mpnn.kernels import tile_attention
 from mpnn.position import ALiBi
 from mpnn.topology import Topology
 
@@ -59,6 +60,17 @@ def test_tiles_give_the_same_bits_on_any_number_of_threads(topology: Topology, h
         assert all(a.equal(b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize("topology", [graphs.causal(), graphs.longformer(40, globals=3)], ids=str)
+def test_tiles_that_find_no_room_are_read_again(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, found = [torch.randn(2, 500, 4, 24, requires_grad=True) for _ in range(3)], []
+    for room in (tile_attention.MOST_KEPT, 1 << 15, 1):
+        monkeypatch.setattr(tile_attention, "MOST_KEPT", room)
+        out = ops.attend(topology.bind(500), *features, backend="tiles")
+        found.append([out, *torch.autograd.grad(out.square().sum(), features)])
+    for other in found[1:]:
+        assert all(a.equal(b) for a, b in zip(found[0], other, strict=True))
+
+
 PEAK = """
 import resource, torch
 from mpnn import graphs, ops
@@ -83,7 +95,7 @@ def test_tiles_need_memory_for_nodes_and_not_for_edges() -> None:
         [sys.executable, "-c", PEAK], capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert all(float(x) <= 14 for x in done.stdout.split()), done.stdout
+    assert all(float(x) <= 10 for x in done.stdout.split()), done.stdout
 
 
 def test_parts_run_side_by_side_and_what_one_raises_is_raised() -> None:
@@ -102,7 +114,7 @@ def test_parts_run_side_by_side_and_what_one_raises_is_raised() -> None:
 
 
 def test_what_must_be_known_before_numba_is_imported_is_what_kernels_go_by() -> None:
-    from mpnn.kernels import row_spec, tile_attention
+    from mpnn.kernels import row_spec
     from mpnn.kernels.cpu import emit, scores, tiles
 
     assert (tile_attention.ROWS, tile_attention.COLUMNS) == (tiles.ROWS, tiles.COLUMNS)

@@ -6,8 +6,8 @@ import torch
 from mpnn import graphs
 from mpnn.models import MAE, MAEConfig, from_hf
 from mpnn.models.hf.vit_mae import Decoder
-from mpnn.models.images import patchify
 from mpnn.models.mae import least
+from mpnn.models.parts.images import patchify
 
 transformers = pytest.importorskip("transformers")
 

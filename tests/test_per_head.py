@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpnn import MessagePassing, graphs
-from mpnn.models.per_head import PerHead
+from mpnn.models.parts.per_head import PerHead
 from mpnn.position import ALiBi
 
 

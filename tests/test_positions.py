@@ -8,7 +8,7 @@ import torch
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
-from mpnn.models.positions import binary, normalised, sinusoid, sinusoidal
+from mpnn.models.parts.positions import binary, normalised, sinusoid, sinusoidal
 from mpnn.position import T5, ALiBi, Rotary, Shaw
 
 EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1

@@ -8,7 +8,7 @@ import torch
 from mpnn import graphs
 from mpnn.models import Reformer, ReformerConfig, ReformerLM, from_hf
 from mpnn.models.hashing import Chunks, Heard, hashes
-from mpnn.models.packing import Packing
+from mpnn.models.parts.packing import Packing
 
 transformers = pytest.importorskip("transformers")
 

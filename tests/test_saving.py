@@ -105,7 +105,11 @@ def test_the_configuration_reads_as_the_call(folder):
     assert json.loads((folder / CONFIG).read_text()) == {
         "model": "GPT",
         "arguments": {
-            "vocabulary": 17, "dim": 16, "heads": 2, "layers": 2,
-            "graph": {"topology": "causal() & window(3)"}, "context": 12,
+            "vocabulary": 17,
+            "dim": 16,
+            "heads": 2,
+            "layers": 2,
+            "graph": {"topology": "causal() & window(3)"},
+            "context": 12,
         },
     }

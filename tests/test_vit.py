@@ -5,7 +5,7 @@ import torch
 
 from mpnn import graphs
 from mpnn.models import ImageClassifier, ViT, ViTConfig, from_hf
-from mpnn.models.images import with_class_token
+from mpnn.models.parts.images import with_class_token
 
 transformers = pytest.importorskip("transformers")
 

@@ -61,6 +61,7 @@ def furthest_apart(a, b):
 
 INPUTS = [
     (),
+    ("token_type_ids",),
     ("attention_mask",),
     ("input_mask", "token_type_ids"),
     ("perm_mask",),
@@ -123,10 +124,11 @@ def test_configurations_of_its_pretraining(options, measured):
         measured("XLNet", "Hugging Face XLNet", largest(a[0] - b[0]), SINGLE)
 
 
-def test_gradients_equal_hugging_face():
+@pytest.mark.parametrize("names", INPUTS, ids="+".join)
+def test_gradients_equal_hugging_face(names):
     theirs = hugging_face()
     ours = from_hf(theirs)
-    batch, weight = sentences(*INPUTS[-1]), torch.randn(BATCH, 2, 16)
+    batch, weight = sentences(*names), torch.randn(BATCH, 2 if "target_mapping" in names else LENGTH, 16)
     for model in (theirs, ours):
         (model(**batch).last_hidden_state * weight).sum().backward()
     expected = copy.deepcopy(theirs)
@@ -138,6 +140,11 @@ def test_gradients_equal_hugging_face():
         scale = 1 + expected[name].abs().max()
         grad = torch.zeros_like(p) if p.grad is None else p.grad
         assert largest(grad - expected[name]) < 5 * SINGLE * scale, name
+
+
+def test_a_mask_that_keeps_everything_changes_nothing():
+    ours, batch = from_hf(hugging_face()), sentences()
+    assert torch.equal(ours(**batch, attention_mask=torch.ones(BATCH, LENGTH))[0], ours(**batch)[0])
 
 
 def test_vectors_in_place_of_tokens():

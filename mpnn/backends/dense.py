@@ -20,7 +20,8 @@ from mpnn import random
 from mpnn.aggregate import Sum
 from mpnn.backends.estimate import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
-from mpnn.kernels import varlen
+from mpnn.kernels import by_class, varlen
+from mpnn.relation import Offset, Relation
 from mpnn.scores import Dot, Lookup, PerEdge, Request
 
 NAME = "dense"
@@ -35,8 +36,10 @@ def supports(request: Request) -> str | None:
         return "it runs dot-product attention only"
     if type(request.reduce) is not Sum:
         return "it sums messages, and cannot aggregate them otherwise"
-    if score.edge_key is not None or request.edge_value is not None:
-        return "vectors on edges would have to be written out for all pairs"
+    if not all(isinstance(vectors, Lookup) and vectors.relation is not None for vectors in _vectors(request)):
+        return "vectors on edges would have to be written out for all pairs, unless they go by a rule of classes"
+    if score.edge_key is not None and score.softcap is not None:
+        return "it does not cap scores that vectors on edges take part in"
     if _by_cliques(request):
         pairs = graph.num_edges
     else:
@@ -45,8 +48,8 @@ def supports(request: Request) -> str | None:
             return f"a mask of {graph.num_dst:,} x {graph.num_src:,} pairs is too large"
     if graph.is_explicit and graph.num_edges != graph.runs.num_edges:
         return "the graph has repeated edges, which a matrix of pairs cannot tell apart"
-    written = pairs * request.batch.numel() * request.heads
-    if (_written_out(request) or request.bias) and written > _MOST_SCORES:
+    written = max(pairs, graph.num_dst * _classes(request)) * request.batch.numel() * request.heads
+    if (_written_out(request) or _is_biased(request)) and written > _MOST_SCORES:
         return f"it would write out {written:,} scores"
     return None
 
@@ -58,7 +61,7 @@ def counts(request: Request) -> dict[str, float]:
     by_cliques, written = _by_cliques(request), _written_out(request)
     pairs = float(heads * (graph.num_edges if by_cliques else graph.num_dst * graph.num_src))
     found = {"call": 1.0}
-    if request.bias:
+    if _is_biased(request):
         found["biased pair"] = pairs
     if not by_cliques and not _is_plain_shape(graph):
         found["masked pair"] = pairs
@@ -72,6 +75,8 @@ def counts(request: Request) -> dict[str, float]:
         if not by_cliques and not request.bias and _is_plain_shape(graph) and not _is_complete(graph):
             pairs *= 0.5 + min(0.5, 256 / max(graph.num_src, 1))  # blocks of sources on the diagonal are computed whole
         found |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
+    if _vectors(request):
+        found["written number"] = found.get("written number", 0.0) + heads * graph.num_dst * _classes(request) * width
     if by_cliques:
         found |= {"clique size": float(len(graph.cliques)), "clique": float(heads * sum(map(len, graph.cliques)))}
         found["clique number"] = float(graph.num_dst * heads * width)
@@ -82,8 +87,8 @@ def estimate(request: Request) -> Estimate:
     graph, heads = request.graph, request.batch.numel() * request.heads
     by_cliques, written = _by_cliques(request), _written_out(request)
     pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
-    copies = (3 + 2 * bool(request.dropout) + 1.5 * request.needs_grad) * written + 1.7 * bool(request.bias)
-    gathered = 4 * graph.num_dst * heads * request.value.shape[-1] * by_cliques
+    copies = (3 + 2 * bool(request.dropout) + 1.5 * request.needs_grad) * written + 1.7 * _is_biased(request)
+    gathered = graph.num_dst * heads * (4 * request.value.shape[-1] * by_cliques + _classes(request))
     masked = not by_cliques and not _is_plain_shape(graph)
     size = (pairs * heads * copies + gathered) * torch.finfo(request.wide).bits / 8 + 5 * pairs * masked
     if request.value.device.type == "cuda":
@@ -107,7 +112,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     score, graph = request.score, request.graph
     assert isinstance(score, Dot)
     features = score.query, score.key, request.value
-    if _is_plain_shape(graph) and not request.bias and not _written_out(request):
+    if _is_plain_shape(graph) and not _is_biased(request) and not _written_out(request):
         q, k, v = (x.transpose(-3, -2) for x in features)
         return _sdpa(q, k, v, score.scale, None, not _is_complete(graph)).transpose(-3, -2), None
     if not _by_cliques(request):
@@ -140,7 +145,7 @@ def _at_once(request: Request) -> bool:
     """Whether cliques of all sizes run in one kernel."""
     score = request.score
     assert isinstance(score, Dot)
-    plain = not request.bias and not _written_out(request)
+    plain = not _is_biased(request) and not _written_out(request)
     same_heads = score.key.shape[-2] == request.value.shape[-2]
     return plain and same_heads and len(request.graph.cliques) > 1 and varlen.runs_here(score.query, request.value)
 
@@ -156,7 +161,7 @@ class _Block:
     """Pairs to attend over: node numbers dst [C, S] and src [C, T], C blocks of one shape.
 
     `allowed` [S, T] is the mask, None when every pair is an edge (or every earlier one, when `causal`); `silent` [S]
-    marks rows that hear nobody.
+    marks rows that hear nobody; `whole`: the nodes are all there are, in line.
     """
 
     dst: Tensor
@@ -164,6 +169,7 @@ class _Block:
     allowed: Tensor | None = None
     silent: Tensor | None = None
     causal: bool = False
+    whole: bool = False
 
     @property
     def pairs(self) -> Tensor | None:
@@ -174,11 +180,13 @@ class _Block:
 def _whole(graph: Graph) -> _Block:
     dst, src = (torch.arange(n, device=graph.device)[None] for n in (graph.num_dst, graph.num_src))
     if _is_plain_shape(graph):
-        return _Block(dst, src, causal=not _is_complete(graph))
+        return _Block(dst, src, causal=not _is_complete(graph), whole=True)
 
     allowed = graph.dense()
     silent = ~allowed.any(1)
-    return _Block(dst, src, allowed | silent[:, None], silent) if bool(silent.any()) else _Block(dst, src, allowed)
+    if bool(silent.any()):
+        return _Block(dst, src, allowed | silent[:, None], silent, whole=True)
+    return _Block(dst, src, allowed, whole=True)
 
 
 def _run_block(request: Request, block: _Block, *features: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -187,7 +195,7 @@ def _run_block(request: Request, block: _Block, *features: Tensor) -> tuple[Tens
     score = request.score
     assert isinstance(score, Dot)
     q, k, v = (x.transpose(-3, -2) for x in features)  # [..., C, H, S or T, D]
-    bias, weights = _bias(request, block), None
+    bias, weights = _bias(request, block, q), None
     if _written_out(request):
         out, weights = _write_out(request, block, q, k, v, bias)
     else:
@@ -233,7 +241,14 @@ def _write_out(
             request.seed, streams, block.dst[:, None, :, None], block.src[:, None, None, :], request.dropout
         )
         kept = torch.where(keep, weights / (1 - request.dropout), torch.zeros_like(weights))
-    return (kept @ v.to(kept.dtype)).to(v.dtype), weights.to(v.dtype)
+    out = kept @ v.to(kept.dtype)
+    if request.edge_value is not None:
+        assert isinstance(request.edge_value, Lookup)
+        table, relation = request.edge_value.table, request.edge_value.relation
+        assert relation is not None
+        sums = by_class.summed(kept, _ids(relation, request.graph, block), relation.count)
+        out = out + by_class.mixed(sums, table.to(request.wide))
+    return out.to(v.dtype), weights.to(v.dtype)
 
 
 def _softmax(s: Tensor, may_be_silent: bool) -> Tensor:
@@ -244,17 +259,41 @@ def _softmax(s: Tensor, may_be_silent: bool) -> Tensor:
     return s.masked_fill(silent, 0.0).softmax(-1).masked_fill(silent, 0.0)
 
 
-def _bias(request: Request, block: _Block) -> Tensor | None:
-    """All biases of a block as one [..., C, H, S, T]."""
-    parts = [_pairs(b, request, block).to(request.wide) for b in request.bias]
+def _bias(request: Request, block: _Block, q: Tensor) -> Tensor | None:
+    """All biases of a block as one [..., C, H, S, T], the scores of vectors on edges among them."""
+    score, parts, alike = request.score, [], []
+    assert isinstance(score, Dot)
+    vectors = score.edge_key
+    for bias in request.bias:
+        if isinstance(bias, Lookup) and isinstance(vectors, Lookup) and bias.relation == vectors.relation:
+            alike.append(bias.table.to(request.wide))
+        else:
+            parts.append(_pairs(bias, request, block).to(request.wide))
+    if isinstance(vectors, Lookup):
+        numbers = sum(alike[1:], alike[0]) if alike else None
+        products = by_class.products(score.scale * q.to(request.wide), vectors.table.to(request.wide), numbers)
+        parts.append(_picked(products, vectors, request.graph, block))
     return sum(parts[1:], parts[0]) if parts else None
+
+
+def _picked(products: Tensor, vectors: Lookup, graph: Graph, block: _Block) -> Tensor:
+    """The number of each pair [..., C, H, S, T] among those of its destination for all classes, [..., C, H, S, R]."""
+    relation = vectors.relation
+    assert relation is not None
+    if block.whole and isinstance(relation, Offset) and graph.num_dst and graph.num_src:
+        return by_class.picked_by_offset(products, relation.clip, graph.shift, graph.num_src)
+    return by_class.picked(products, _ids(relation, graph, block))
+
+
+def _ids(relation: Relation, graph: Graph, block: _Block) -> Tensor:
+    """The class of each pair, int64 [C, S, T]."""
+    return relation.ids(block.dst[:, :, None] + graph.shift, block.src[:, None, :])
 
 
 def _pairs(bias: PerEdge, request: Request, block: _Block) -> Tensor:
     graph = request.graph
     if isinstance(bias, Lookup) and bias.relation is not None:
-        ids = bias.relation.ids(block.dst[:, :, None] + graph.shift, block.src[:, None, :])
-        return bias.table[ids].movedim(-1, -3)
+        return bias.table[_ids(bias.relation, graph, block)].movedim(-1, -3)
     csr = graph.csr
     per_edge = bias.table[bias.ids(graph)] if isinstance(bias, Lookup) else csr.from_caller(bias, -2)  # [..., E, H]
     pairs = per_edge.new_zeros(*per_edge.shape[:-2], per_edge.shape[-1], graph.num_dst * graph.num_src)
@@ -298,10 +337,27 @@ def _by_cliques(request: Request) -> bool:
     return all(isinstance(b, Lookup) and b.relation is not None for b in request.bias)
 
 
+def _vectors(request: Request) -> list[PerEdge]:
+    """The vectors on edges."""
+    assert isinstance(request.score, Dot)
+    return [vectors for vectors in (request.score.edge_key, request.edge_value) if vectors is not None]
+
+
+def _classes(request: Request) -> int:
+    """How many classes all vectors on edges have."""
+    return sum(len(vectors.table) for vectors in _vectors(request) if isinstance(vectors, Lookup))
+
+
+def _is_biased(request: Request) -> bool:
+    """Whether a number of its own is added to the score of each pair."""
+    assert isinstance(request.score, Dot)
+    return bool(request.bias) or request.score.edge_key is not None
+
+
 def _written_out(request: Request) -> bool:
     score = request.score
     assert isinstance(score, Dot)
     plain = request.normalize == "softmax" and score.softcap is None and not request.dropout
     # Beside 16-bit features torch's kernels take a bias of 32 bits on CPUs only.
-    narrow_bias = bool(request.bias) and request.value.dtype != request.wide and request.value.device.type != "cpu"
-    return not plain or request.return_weights or narrow_bias
+    narrow_bias = _is_biased(request) and request.value.dtype != request.wide and request.value.device.type != "cpu"
+    return not plain or request.return_weights or request.edge_value is not None or narrow_bias

@@ -30,6 +30,8 @@ def counts(request: Request) -> dict[str, float]:
     else:
         kind = "dot" if isinstance(request.score, Dot) else "weighted"
         found = {"call": 1.0, "edge": edges, f"{kind} number": numbers}
+        if request.normalize == "softmax":
+            found["softmax"] = 1.0
         if request.dropout:
             found["dropped edge"] = edges
     if numbers * torch.finfo(request.wide).bits / 8 > 1 << 24:

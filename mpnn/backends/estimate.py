@@ -16,7 +16,10 @@ import torch
 
 Counts = Mapping[str, float]
 # kinds of work that one thread does, once a call or a step
-ONCE = {"call", "sum", "reduce", "attention", "clique size", "step", "running step", "compiled", "own compiled"}
+ONCE = {
+    *("call", "softmax", "sum", "reduce", "attention"),
+    *("clique size", "step", "running step", "compiled", "own compiled"),
+}
 _BACK = ", back"
 
 

@@ -19,7 +19,7 @@ Arrays = tuple[NDArray[Any], ...]
 
 ROWS, COLUMNS = 32, 96  # of a tile; those of mpnn.kernels.cpu.tiles
 _LEAST = 1 << 23  # products that are worth a part: some 0.2 ms
-_MOST_KEPT = 1 << 25  # bytes of tiles that a part keeps
+MOST_KEPT = 1 << 25  # bytes of tiles that a part keeps
 _SEGMENTS = 6  # work items that a backward pass is cut into at least, whatever the number of threads
 
 
@@ -55,11 +55,11 @@ class Dropout:
 
 
 class TileAttention(torch.autograd.Function):
-    """`TileAttention.apply(query, key, value, table, bias, scale, dropout, layout)` -> out [B, N_dst, H, DV].
+    """`TileAttention.apply(query, key, value, table, bias, scale, softcap, dropout, layout)` -> out [B, N_dst, H, DV].
 
     query [B, N_dst, H, D], key [B, N_src, KV, D], value [B, N_src, KV, DV]; float32 or float64, widths multiples of 8.
-    table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to the scores; both may
-    be None.
+    table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to the scores, which
+    were capped at `softcap` before; each may be None.
     """
 
     @staticmethod
@@ -71,6 +71,7 @@ class TileAttention(torch.autograd.Function):
         table: Tensor | None,
         bias: Tensor | None,
         scale: float,
+        softcap: float | None,
         dropout: Dropout,
         layout: Layout,
     ) -> Tensor:
@@ -80,14 +81,16 @@ class TileAttention(torch.autograd.Function):
         shape = _shape(query, value, bias)
         out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(query, batch, heads, num_dst)
         ctx.save_for_backward(query, key, value, table, bias, out, lse)
-        ctx.scale, ctx.dropout, ctx.layout, ctx.shape = scale, dropout, layout, shape
+        ctx.scale, ctx.softcap, ctx.dropout, ctx.layout, ctx.shape = scale, softcap, dropout, layout, shape
         if not out.numel() or not value.numel():
             return out.zero_()
         features, strides = zip(*map(_strided, (query, key, value)), strict=True)
         q, real = features[0], features[0].dtype.type
-        shared = (features, strides, real(scale), _optional(table, q), _optional(bias, q), dropout.of(real))
         room = _room(layout.by_query, COLUMNS * (shape[-3] + shape[-2]) * q.itemsize)
-        shared = (*shared, layout.by_query, layout.runs, room, _flat(out), _flat(lse), shape)
+        shared = (
+            *(features, strides, real(scale), real(softcap or 0), _optional(table, q), _optional(bias, q)),
+            *(dropout.of(real), layout.by_query, layout.runs, room, _flat(out), _flat(lse), shape),
+        )
         parts = _parts(batch * heads * -(-num_dst // ROWS), _products(shape, layout))
         threads.each(parts, lambda part: tiles.forward(*part, *shared))
         return out
@@ -101,7 +104,7 @@ class TileAttention(torch.autograd.Function):
         batch, _, key_heads, *_ = ctx.shape
         if not d_out.numel() or not value.numel():
             inputs = (query, key, value, table, bias)
-            return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 3
+            return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 4
         inner = batch if bias is not None and len(bias) < batch else 1
         segments = ctx.layout.segments(-(-_SEGMENTS // (batch // inner * key_heads)))
         items = batch // inner * key_heads * (len(segments) - 1)
@@ -113,7 +116,8 @@ class TileAttention(torch.autograd.Function):
         features, strides = zip(*map(_strided, (query, key, value, d_out)), strict=True)
         q, real = features[0], features[0].dtype.type
         shared = (
-            *(features, strides, real(ctx.scale), (_flat(out), _flat(lse)), _optional(table, q), _optional(bias, q)),
+            *(features, strides, real(ctx.scale), real(ctx.softcap or 0), (_flat(out), _flat(lse))),
+            *(_optional(table, q), _optional(bias, q)),
             *(ctx.dropout.of(real), ctx.layout.by_key, ctx.layout.runs),
             _room(ctx.layout.by_key, 2 * ROWS * (ctx.shape[-3] + ctx.shape[-2] + 1) * q.itemsize),
             *(tuple(_flat(x) for x in (d_query, d_key, d_value, d_table, d_bias)), ctx.shape, segments, inner),
@@ -123,7 +127,7 @@ class TileAttention(torch.autograd.Function):
         return (
             *(d_query, d_key, d_value),
             *(None if table is None else d_table.sum(0), None if bias is None else d_bias),
-            *[None] * 3,
+            *[None] * 4,
         )
 
 
@@ -152,7 +156,7 @@ def _room(tiles: Arrays, size: int) -> int:
     ptr, other, *_ = tiles
     some = ptr[:-1] < ptr[1:]
     reach = other[ptr[1:][some] - 1] - other[ptr[:-1][some]]
-    return int(min(reach.max(initial=0) + 1, max(_MOST_KEPT // size, 1)))
+    return int(min(reach.max(initial=0) + 1, max(MOST_KEPT // size, 1)))
 
 
 def _optional(x: Tensor | None, like: NDArray[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Models, each read as its definition: topology + attention + aggregate + update."""
+"""Models, each read as its definition: topology + attention + aggregate + update; `parts` holds what they share."""
 
 from mpnn.models.bert import Bert, BertConfig
 from mpnn.models.big_bird import BigBird

@@ -20,12 +20,12 @@ from mpnn.attention import DotProduct
 from mpnn.graph import Graph
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import ACTIVATIONS, Embeddings, one_each
-from mpnn.models.packing import Packing, all_kept
-from mpnn.models.rounds import through
+from mpnn.models.parts.blocks import Embeddings, one_each, updated_by
+from mpnn.models.parts.packing import Packing, all_kept
+from mpnn.models.parts.rounds import through
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
-from mpnn.update import FeedForward, PostNorm
+from mpnn.update import PostNorm
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,4 @@ class Bert(Model):
 
 def update(config: BertConfig) -> PostNorm:
     """What a token makes of its message: the second half of a BERT layer."""
-    norm = partial(nn.LayerNorm, eps=config.eps)
-    ffn = FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation])
-    return PostNorm(config.dim, ffn, dropout=config.dropout, norm=norm)
+    return updated_by(PostNorm, config)

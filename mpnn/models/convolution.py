@@ -16,7 +16,7 @@ from mpnn.attention import Typed
 from mpnn.graphs import convolution
 from mpnn.graphs.image import convolved
 from mpnn.message_passing import MessagePassing
-from mpnn.models.images import as_image, pair, patchify, size_of
+from mpnn.models.parts.images import as_image, pair, patchify, size_of
 from mpnn.models.saving import Model
 from mpnn.ops import built
 

@@ -9,17 +9,16 @@ update     DeepNorm(dim, FeedForward(dim), alpha=alpha)    z = norm(alpha x + m)
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from torch import nn
 
 from mpnn.attention import DotProduct
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import ACTIVATIONS
 from mpnn.models.gpt import CAUSAL, GPT2, GPTConfig
+from mpnn.models.parts.blocks import updated_by
 from mpnn.topology import Topology
-from mpnn.update import MLP, DeepNorm, FeedForward
+from mpnn.update import MLP, DeepNorm
 
 
 class Scales(NamedTuple):
@@ -68,9 +67,7 @@ class DeepNet(GPT2):
 
     @staticmethod
     def layer(config: GPTConfig, graph: Topology) -> MessagePassing:
-        norm = partial(nn.LayerNorm, eps=config.eps)
-        ffn = FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation])
-        update = DeepNorm(config.dim, ffn, alpha=scales(config.layers).alpha, dropout=config.dropout, norm=norm)
+        update = updated_by(DeepNorm, config, alpha=scales(config.layers).alpha)
         attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(graph, "sum", update, attention)
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from mpnn.attention import EdgeMessage
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
-from mpnn.models.readout import GatedReadout
+from mpnn.models.parts.readout import GatedReadout
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import GRU, MLP

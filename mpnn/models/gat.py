@@ -8,7 +8,7 @@ from torch.optim import Adam
 from mpnn.attention import Additive, AdditiveV2
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
-from mpnn.models.stack import Stack
+from mpnn.models.parts.stack import Stack
 from mpnn.topology import Topology
 from mpnn.update import Activate
 

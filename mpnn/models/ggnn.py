@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from mpnn.attention import Typed
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
-from mpnn.models.readout import GatedReadout
+from mpnn.models.parts.readout import GatedReadout
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import GRU

@@ -9,7 +9,7 @@ from mpnn import ops
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
-from mpnn.models.stack import Stack
+from mpnn.models.parts.stack import Stack
 from mpnn.topology import Topology
 from mpnn.update import Add
 

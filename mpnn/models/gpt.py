@@ -19,11 +19,11 @@ from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graphs import causal
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import ACTIVATIONS, one_each
-from mpnn.models.decoder import Decoder
-from mpnn.models.generation import refuse_the_future
+from mpnn.models.parts.blocks import one_each, updated_by
+from mpnn.models.parts.decoder import Decoder
+from mpnn.models.parts.generation import refuse_the_future
 from mpnn.topology import Topology
-from mpnn.update import FeedForward, PostNorm, PreNorm
+from mpnn.update import PostNorm, PreNorm, Update
 
 CAUSAL = causal()
 
@@ -141,8 +141,6 @@ class GPT(GPT2):
         super().__init__(config, graph)
 
 
-def update(config: GPTConfig) -> PreNorm | PostNorm:
+def update(config: GPTConfig) -> Update:
     """What a token makes of its message: the second half of a layer."""
-    Layer = PreNorm if config.norm_first else PostNorm
-    ffn = FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation])
-    return Layer(config.dim, ffn, dropout=config.dropout, norm=partial(nn.LayerNorm, eps=config.eps))
+    return updated_by(PreNorm if config.norm_first else PostNorm, config)

@@ -13,7 +13,7 @@ from mpnn.attention import DotProduct
 from mpnn.graph import Graph
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.positions import sinusoid
+from mpnn.models.parts.positions import sinusoid
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import FeedForward, PostNorm

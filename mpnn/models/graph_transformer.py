@@ -9,7 +9,7 @@ from mpnn.attention import DotProduct, Terms
 from mpnn.graph import Graph
 from mpnn.graphs import edges_into
 from mpnn.message_passing import MessagePassing
-from mpnn.models.losses import node_loss
+from mpnn.models.parts.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.scores import Dot
 from mpnn.topology import Topology

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from mpnn.graph import Graph
 from mpnn.graphs import chunks
 from mpnn.message_passing import MessagePassing
-from mpnn.models.packing import Packing
-from mpnn.models.per_head import PerHead
+from mpnn.models.parts.packing import Packing
+from mpnn.models.parts.per_head import PerHead
 from mpnn.topology import Topology
 
 

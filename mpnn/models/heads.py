@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from mpnn.dropout import Dropout
 from mpnn.models.bert import Bert
-from mpnn.models.blocks import ACTIVATIONS
-from mpnn.models.losses import IGNORED, token_loss
+from mpnn.models.parts.blocks import ACTIVATIONS
+from mpnn.models.parts.losses import IGNORED, token_loss
 from mpnn.models.saving import Model
 
 

@@ -18,9 +18,9 @@ from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graphs import causal
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import ACTIVATIONS
-from mpnn.models.decoder import Decoder
-from mpnn.models.generation import refuse_the_future
+from mpnn.models.parts.blocks import ACTIVATIONS
+from mpnn.models.parts.decoder import Decoder
+from mpnn.models.parts.generation import refuse_the_future
 from mpnn.position import Llama3Rotary, Rotary
 from mpnn.topology import Topology
 from mpnn.update import GatedFeedForward, PreNorm

@@ -21,7 +21,7 @@ from mpnn.graph import Graph
 from mpnn.graphs import batch, complete, global_nodes, window
 from mpnn.message_passing import MessagePassing
 from mpnn.models.bert import Bert, BertConfig, Encoded, update
-from mpnn.models.packing import Packing, all_kept
+from mpnn.models.parts.packing import Packing, all_kept
 from mpnn.topology import Topology
 
 

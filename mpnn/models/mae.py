@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.models.images import GridPositions, Size, patchify
+from mpnn.models.parts.images import GridPositions, Size, patchify
 from mpnn.models.saving import Model
 from mpnn.models.vit import PatchLayers, ViT, ViTConfig
 from mpnn.topology import Topology

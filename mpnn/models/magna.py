@@ -10,7 +10,7 @@ from mpnn.attention import Attention, Terms
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
-from mpnn.models.losses import node_loss
+from mpnn.models.parts.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.scores import AdditiveScore, LeakyReLU
 from mpnn.topology import Topology

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from mpnn.attention import EdgeWeight
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
+from mpnn.models.parts.stack import Stack
 from mpnn.models.sage import Embed
-from mpnn.models.stack import Stack
 
 
 class PinSage(Stack):

@@ -8,8 +8,6 @@ update     Reversible(dim, FeedForward(dim))                two streams
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
@@ -17,14 +15,14 @@ from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.message_passing import MessagePassing
 from mpnn.models.bert import Encoded
-from mpnn.models.blocks import ACTIVATIONS, AxialPositions, embedded, looked_up
-from mpnn.models.generation import refuse_the_future
 from mpnn.models.hashing import Heard, ReformerConfig, SharedKey
-from mpnn.models.losses import token_loss
-from mpnn.models.packing import Packing, all_kept
+from mpnn.models.parts.blocks import AxialPositions, embedded, looked_up, updated_by
+from mpnn.models.parts.generation import refuse_the_future
+from mpnn.models.parts.losses import token_loss
+from mpnn.models.parts.packing import Packing, all_kept
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
-from mpnn.update import FeedForward, Reversible
+from mpnn.update import Reversible
 
 
 class Reformer(Model):
@@ -43,15 +41,14 @@ class Reformer(Model):
         super().__init__()
         if config.causal and graph is not None:
             refuse_the_future(graph, config.context)
-        dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
+        dim = config.dim
         self.config, self.graph = config, graph
         self.token = nn.Embedding(config.vocabulary, dim)
         axial = None if config.axial is None else AxialPositions(config.axial, config.axial_dims)
         self.position = nn.Embedding(config.context, dim) if axial is None else axial
 
         def layer(kind: str) -> MessagePassing:
-            ffn = FeedForward(dim, config.hidden, ACTIVATIONS[config.activation], dropout=config.dropout)
-            update = Reversible(dim, ffn, dropout=config.dropout, norm=norm)
+            update = updated_by(Reversible, config, ffn_dropout=config.dropout)
             dropout = config.chunks(kind).dropout
             attention = (
                 SharedKey(dim, config.heads, head_dim=config.head_dim, dropout=dropout)
@@ -61,7 +58,7 @@ class Reformer(Model):
             return MessagePassing(None, "sum", update, attention)
 
         self.layers = nn.ModuleList(layer(kind) for kind in config.layers)
-        self.norm, self.dropout = norm(2 * dim), Dropout(config.dropout)
+        self.norm, self.dropout = nn.LayerNorm(2 * dim, eps=config.eps), Dropout(config.dropout)
 
     def forward(
         self,

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mpnn.attention import Typed
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
-from mpnn.models.stack import Stack
+from mpnn.models.parts.stack import Stack
 from mpnn.topology import Topology
 from mpnn.update import SelfConnection
 

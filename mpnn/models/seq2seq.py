@@ -19,11 +19,11 @@ from mpnn.decoding import Cache
 from mpnn.dropout import Dropout
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import looked_up
-from mpnn.models.crossing import Crossing
-from mpnn.models.generation import evaluating, generate
-from mpnn.models.losses import next_word_loss
-from mpnn.models.packing import Packing, all_kept
+from mpnn.models.parts.blocks import looked_up
+from mpnn.models.parts.crossing import Crossing
+from mpnn.models.parts.generation import evaluating, generate
+from mpnn.models.parts.losses import next_word_loss
+from mpnn.models.parts.packing import Packing, all_kept
 from mpnn.models.saving import Model
 
 

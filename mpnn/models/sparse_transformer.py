@@ -20,7 +20,7 @@ from mpnn.graph import Graph
 from mpnn.graphs import causal, fixed, from_edges, identity, strided, window
 from mpnn.message_passing import MessagePassing
 from mpnn.models.gpt import GPT2, GPTConfig, update
-from mpnn.models.per_head import PerHead
+from mpnn.models.parts.per_head import PerHead
 from mpnn.topology import Topology
 
 

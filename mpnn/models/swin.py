@@ -23,8 +23,8 @@ from mpnn.attention import DotProduct, Typed
 from mpnn.dropout import Dropout
 from mpnn.graphs import pooling
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import ACTIVATIONS
-from mpnn.models.images import GridPositions, Patches, Seen, Size, hide, pair
+from mpnn.models.parts.blocks import ACTIVATIONS
+from mpnn.models.parts.images import GridPositions, Patches, Seen, Size, hide, pair
 from mpnn.models.saving import Model
 from mpnn.models.swin_windows import by_window, filled_up, hears
 from mpnn.ops import built

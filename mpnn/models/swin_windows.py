@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from mpnn.graph import Graph
 from mpnn.graphs import windows
-from mpnn.models.images import Size, as_image
+from mpnn.models.parts.images import Size, as_image
 from mpnn.relation import GridOffset, Taps
 from mpnn.topology import Topology
 

@@ -21,15 +21,15 @@ from mpnn.attention import DotProduct
 from mpnn.decoding import Cache
 from mpnn.graphs import causal, complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.beams import beam_search
-from mpnn.models.blocks import ACTIVATIONS
-from mpnn.models.crossing import Crossing, Half
-from mpnn.models.generation import evaluating, generate, refuse_the_future
-from mpnn.models.losses import next_word_loss
-from mpnn.models.packing import Packing, all_kept
-from mpnn.models.rounds import through
+from mpnn.models.parts.beams import beam_search
+from mpnn.models.parts.blocks import ACTIVATIONS
+from mpnn.models.parts.crossing import Crossing, Half
+from mpnn.models.parts.generation import evaluating, generate, refuse_the_future
+from mpnn.models.parts.losses import next_word_loss
+from mpnn.models.parts.packing import Packing, all_kept
+from mpnn.models.parts.rounds import through
+from mpnn.models.parts.words import Words, token_table
 from mpnn.models.saving import Model
-from mpnn.models.words import Words, token_table
 from mpnn.topology import Topology
 from mpnn.update import FeedForward, PostNorm, PreNorm
 

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from mpnn import graphs
 from mpnn.dropout import Dropout
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import looked_up
-from mpnn.models.generation import evaluating, generate
-from mpnn.models.losses import token_loss
-from mpnn.models.relative import RelativeDotProduct
+from mpnn.models.parts.blocks import looked_up
+from mpnn.models.parts.generation import evaluating, generate
+from mpnn.models.parts.losses import token_loss
+from mpnn.models.parts.relative import RelativeDotProduct
 from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm
 

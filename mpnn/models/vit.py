@@ -9,7 +9,6 @@ update     PreNorm(dim, FeedForward(dim))          z    = x + m,  y = z + ffn(no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +18,13 @@ from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import ACTIVATIONS
-from mpnn.models.images import GridPositions, Patches, Seen, Size, as_matrix, hide, pair, with_class_token
-from mpnn.models.packing import Packing
-from mpnn.models.rounds import through
+from mpnn.models.parts.blocks import ACTIVATIONS, updated_by
+from mpnn.models.parts.images import GridPositions, Patches, Seen, Size, as_matrix, hide, pair, with_class_token
+from mpnn.models.parts.packing import Packing
+from mpnn.models.parts.rounds import through
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
-from mpnn.update import FeedForward, PreNorm
+from mpnn.update import PreNorm
 
 
 @dataclass(frozen=True)
@@ -152,11 +151,9 @@ class PatchLayers(nn.ModuleList):
         return x, tuple(states) if return_states else None, tuple(weights) if return_weights else None
 
     def _layer(self, config: ViTConfig) -> MessagePassing:
-        ffn = FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation])
-        update = PreNorm(config.dim, ffn, dropout=config.dropout, norm=partial(nn.LayerNorm, eps=config.eps))
-        return MessagePassing(
-            self.graph, "sum", update, DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
-        )
+        update = updated_by(PreNorm, config)
+        attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
+        return MessagePassing(self.graph, "sum", update, attention)
 
     def _among(self, keep: Tensor) -> tuple[Packing, Graph]:
         """The nodes that take part, and the graph over them: one for all images where everybody hears everybody, and

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +21,12 @@ from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete, identity, permutation
 from mpnn.message_passing import MessagePassing
-from mpnn.models.blocks import ACTIVATIONS, embedded
-from mpnn.models.losses import token_loss
-from mpnn.models.relative import Placed, RelativeDotProduct
+from mpnn.models.parts.blocks import embedded, updated_by
+from mpnn.models.parts.losses import token_loss
+from mpnn.models.parts.relative import Placed, RelativeDotProduct
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
-from mpnn.update import FeedForward, PostNorm
+from mpnn.update import PostNorm
 
 
 @dataclass(frozen=True)
@@ -83,14 +82,13 @@ class XLNet(Model):
     def __init__(self, config: XLNetConfig, *, head: bool = True) -> None:
         super().__init__()
         self.config = config
-        dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
+        dim = config.dim
         self.token = nn.Embedding(config.vocabulary, dim)
         self.unknown = nn.Parameter(torch.empty(dim))
         self.dropout = Dropout(config.dropout)
 
         def layer() -> MessagePassing:
-            ffn = FeedForward(dim, config.hidden, ACTIVATIONS[config.activation], config.dropout)
-            update = PostNorm(dim, ffn, dropout=config.dropout, norm=norm)
+            update = updated_by(PostNorm, config, ffn_dropout=config.dropout)
             attention = RelativeDotProduct(
                 dim, config.heads, dropout=config.dropout, segments=True, furthest=config.furthest
             )

@@ -64,6 +64,9 @@ def counts(request: Request) -> dict[str, float]:
     }
     if isinstance(score, AdditiveV2Score):
         found["activated number"] = edges * width
+    added = (request.edge_value, score.edge_key if isinstance(score, Dot) else None)
+    if vectors := sum(vector is not None for vector in added):
+        found["vector number"] = edges * width * vectors
     if request.dropout:
         found["dropped head"] = edges * request.heads
     return {**both_ways(found, request.needs_grad), "compiled": 1.0}

@@ -14,7 +14,7 @@ from mpnn import random
 from mpnn.backends.estimate import Estimate, both_ways, priced
 from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
-from mpnn.kernels.tile_attention import COLUMNS, ROWS, Dropout, Layout, TileAttention
+from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
 from mpnn.scores import Dot, Lookup, PerEdge, Request
 from mpnn.tiling import Tiles
 
@@ -24,8 +24,6 @@ def supports(request: Request) -> str | None:
     assert isinstance(score, Dot)
     if graph.labels is not None and bool((np.diff(graph.labels) < 0).any()):
         return "the graph's cliques are scattered over its nodes, and run better as a batch"
-    if score.softcap is not None:
-        return "it has no soft capping on CPU"
     return None
 
 
@@ -50,10 +48,10 @@ def counts(request: Request) -> dict[str, float]:
 def estimate(request: Request) -> Estimate:
     graph, score = request.graph, request.score
     assert isinstance(score, Dot)
-    widths = score.query.shape[-1] + request.value.shape[-1]
-    copied = request.batch.numel() * graph.num_src * widths * request.value.shape[-2] * (5 if request.needs_grad else 1)
-    biases = 0 if all(map(by_offset, request.bias)) else graph.num_edges * request.heads
-    return priced("tiles", counts(request), (copied + biases) * torch.finfo(request.wide).bits / 8)
+    widths, size = score.query.shape[-1] + request.value.shape[-1], torch.finfo(request.wide).bits // 8
+    one_head = (2 * graph.num_dst if request.needs_grad else graph.num_src) * widths * size
+    biases = 0 if all(map(by_offset, request.bias)) else graph.num_edges * request.heads * size
+    return priced("tiles", counts(request), torch.get_num_threads() * min(one_head, MOST_KEPT) + biases)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
@@ -69,6 +67,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         table(request, ROWS),
         _per_edge([b for b in request.bias if not by_offset(b)], request),
         score.scale,
+        score.softcap,
         _dropout(request),
         graph.memo("tiles: layout", lambda: _layout(graph)),
     )

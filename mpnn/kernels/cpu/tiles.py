@@ -6,9 +6,11 @@ exponentials and their gradients are sums down columns, and keys and values are 
 sum make the softmax exact (Milakov & Gimelshein 2018); where a tile is partial, the runs of its queries say which
 scores are minus infinity. One microkernel does all seven matrix products.
 
-Arrays are flat, with strides for (batch, head, node), and widths are multiples of 8. A work item is a
-query tile of one head, or, backward, a segment of the key tiles of one head of keys, with all heads of queries that
-share it, so that nothing is added atomically and results do not depend on the number of threads.
+Arrays are flat, with strides for (batch, head, node), and widths are multiples of 8. Each part keeps contiguous copies
+of the tiles it is likely to meet again, each in the place of its number modulo the places there are, so that working
+memory does not grow with the number of heads, nor, where edges are local, with that of nodes. A work item is a query
+tile of one head, or, backward, a segment of the key tiles of one head of keys, with all heads of queries that share it,
+so that nothing is added atomically and results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -20,7 +22,18 @@ from llvmlite import binding
 from numba import njit
 
 from mpnn.kernels.cpu.hashing import mix
-from mpnn.kernels.cpu.vector import MATH, add_to, drop, exps, outer, scaled, softmax_gradient, tops, turned
+from mpnn.kernels.cpu.vector import (
+    MATH,
+    add_to,
+    capped,
+    drop,
+    exps,
+    outer,
+    scaled,
+    softmax_gradient,
+    tops,
+    turned,
+)
 
 ROWS, COLUMNS = 32, 96
 _WIDE = binding.get_host_cpu_features().get("avx512f", False)
@@ -174,11 +187,12 @@ def _at(strides, b, h, node):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=MATH, cache=True, nogil=True)
 def forward(  # type: ignore[no-untyped-def]
-    first, last, features, strides, scale, table, bias, dropout, tiles, runs, room, out, lse, shape
+    first, last, features, strides, scale, cap, table, bias, dropout, tiles, runs, room, out, lse, shape
 ):
     """out [B, num_dst, H, DV] and lse [B, H, num_dst] of the work items `first` to `last`, each (b, h, query tile).
 
-    `features` are q, k and v, and `strides` those of each for (batch, head, node). `table` [H, num_dst + num_src - 1 +
+    `features` are q, k and v, and `strides` those of each for (batch, head, node). Scores are soft-capped at
+    `cap`, if that is not 0. `table` [H, num_dst + num_src - 1 +
     ROWS], if not empty, is added to scores by i - j + num_src - 1; `bias` [B or 1, H, E], if not empty, edge by edge.
     `dropout` is (keys [B * H], or none; threshold; growth). `tiles` are listed by query tile. So many key tiles as
     there is `room` for are kept as contiguous copies, since rows that lie a power of two apart push one another out of
@@ -194,7 +208,7 @@ def forward(  # type: ignore[no-untyped-def]
     qt = np.empty(D * ROWS, q.dtype)
     kept_k, kept_v = np.empty(room * COLUMNS * D, q.dtype), np.empty(room * COLUMNS * DV, q.dtype)
     kept = np.full(room, -1, np.int64)
-    s = np.empty(ROWS * COLUMNS, q.dtype)
+    s, slope = np.empty(ROWS * COLUMNS, q.dtype), np.empty(ROWS * COLUMNS, q.dtype)
     o = np.empty(ROWS * DV, q.dtype)
     top, new, z = np.empty(ROWS, q.dtype), np.empty(ROWS, q.dtype), np.empty(ROWS, q.dtype)
     row_keys = np.empty(ROWS, np.uint32)
@@ -221,6 +235,8 @@ def forward(  # type: ignore[no-untyped-def]
                 _copy(v, _at(of_v, b, kv, tile), of_v[2], n, DV, one, kept_v, place * COLUMNS * DV)
             row = place * COLUMNS + low
             _product(kept_k, row * D, D, 1, qt, 0, ROWS, s, 0, ROWS, j1 - j0, D, ROWS, _NARROW, False)
+            if cap:
+                capped(s, 0, j1 - j0, cap, slope, _ACROSS, _LANES)
             if len(table):
                 _with_table(s, i0, j0, j1, table, (h + 1) * (len(table) // H) - num_dst - ROWS, False)
             if len(bias):
@@ -256,6 +272,7 @@ def backward(  # type: ignore[no-untyped-def]
     features,
     strides,
     scale,
+    cap,
     saved,
     table,
     bias,
@@ -288,8 +305,11 @@ def backward(  # type: ignore[no-untyped-def]
     k_tile, v_tile = np.empty(COLUMNS * D, q.dtype), np.empty(COLUMNS * DV, q.dtype)
     packed, length = np.empty(room * 2 * ROWS * (D + DV + 1), q.dtype), 2 * ROWS * (D + DV + 1)
     kept = np.full(room, -1, np.int64)
-    s = np.empty(ROWS * COLUMNS, q.dtype)
-    g = np.empty(ROWS * COLUMNS, q.dtype)
+    s, slope, g = (
+        np.empty(ROWS * COLUMNS, q.dtype),
+        np.empty(ROWS * COLUMNS, q.dtype),
+        np.empty(ROWS * COLUMNS, q.dtype),
+    )
     log_sum, product = np.empty(ROWS, q.dtype), np.zeros(ROWS, q.dtype)
     row_keys = np.empty(ROWS, np.uint32)
     for task in range(first * inner * group, last * inner * group):
@@ -320,6 +340,8 @@ def backward(  # type: ignore[no-untyped-def]
                 j0, j1 = tile + low, tile + high
                 n = j1 - j0
                 _product(k_tile, low * D, D, 1, packed, q_turned, ROWS, s, 0, ROWS, n, D, ROWS, _NARROW, False)
+                if cap:
+                    capped(s, 0, n, cap, slope, _ACROSS, _LANES)
                 _product(v_tile, low * DV, DV, 1, packed, d_turned, ROWS, g, 0, ROWS, n, DV, ROWS, _NARROW, False)
                 if len(table):
                     _with_table(s, i0, j0, j1, table, (h + 1) * (len(table) // H) - num_dst - ROWS, False)
@@ -344,6 +366,9 @@ def backward(  # type: ignore[no-untyped-def]
                     _with_table(g, i0, j0, j1, d_table, part + (h + 1) * (len(table) // H) - num_dst - ROWS, True)
                 if len(d_bias):
                     _with_bias(g, i0, rows, j0, j1, runs, d_bias, bh * E % len(bias), True)
+                if cap:
+                    for c in range(n * ROWS):
+                        g[c] *= slope[c]
                 to_q = ((segment * B + b) * num_dst + i0) * H + h
                 to_k = (b * num_src + j0) * KV + kv
                 _product(s, 0, ROWS, 1, packed, d_rows, DV, d_v, to_k * DV, KV * DV, n, rows, DV, _BLOCK, True)

@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 from mpnn.kernels.cpu.hashing import reaches
 
 MATH = {"contract", "reassoc", "nsz", "arcp", "afn"}  # fast, but with NaN and infinities
+_TANH_IS_ONE = 40.0  # of half of this, in float64 too
 _MATH = ("contract", "reassoc", "nsz", "arcp")
 _I64, _I32, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
 
@@ -193,6 +194,30 @@ def softmax_gradient(typing, s, g, at, count, lse, delta, vectors, lanes):  # ty
                 b.store(value, p, align=4)
                 change = b.fsub(b.load(d, align=4), of.column(inner, r), flags=_MATH)
                 b.store(b.fmul(value, change, flags=_MATH), d, align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def capped(typing, s, at, count, cap, slope, vectors, lanes):  # type: ignore[no-untyped-def]
+    """`s[c, r] <- cap * tanh(s[c, r] / cap)` for c < count from s[at] on, and the derivative into `slope[c, r]`."""
+    signature = types.void(s, types.int64, types.int64, s.dtype, slope, vectors, lanes)
+
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        of = _Columns(context, b, s.dtype, vectors, lanes)
+        scores, slopes, cap = of.data(s, args[0]), of.data(slope, args[4]), of.splat(args[3])
+        one, most = (ir.Constant(of.vector, [x] * of.lanes) for x in (1.0, _TANH_IS_ONE))
+        twice = b.fdiv(ir.Constant(of.vector, [2.0] * of.lanes), cap)
+        with of.rows(scores, args[1], args[2], slopes) as row:
+            for r in range(of.vectors):
+                y = b.fmul(b.load(row[r], align=4), twice)
+                for op, bound in ((">", most), ("<", b.fneg(most))):  # which let NaN pass
+                    y = b.select(b.fcmp_ordered(op, y, bound), bound, y)
+                e = of.exp(y)
+                tanh = b.fdiv(b.fsub(e, one), b.fadd(e, one))
+                b.store(b.fmul(cap, tanh), row[r], align=4)
+                b.store(b.fsub(one, b.fmul(tanh, tanh)), row[of.vectors + r], align=4)
         return context.get_dummy_value()
 
     return signature, generate

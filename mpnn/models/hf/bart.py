@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from mpnn.decoding import Cache
-from mpnn.models.crossing import Half
 from mpnn.models.hf.bert import longer_config, repeated
 from mpnn.models.hf.called import Called, mask_of
 from mpnn.models.hf.given import one_of, refuse, wanted
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.packing import Packing, all_kept
+from mpnn.models.parts.crossing import Half
+from mpnn.models.parts.packing import Packing, all_kept
 from mpnn.models.transformer import Transformer, TransformerConfig
 from mpnn.topology import Topology
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mpnn.graphs import causal
 from mpnn.models.bert import Bert, BertConfig
-from mpnn.models.generation import refuse_the_future
 from mpnn.models.hf.called import Called, ids_of, mask_of
 from mpnn.models.hf.given import one_of, refuse
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
+from mpnn.models.parts.generation import refuse_the_future
 from mpnn.topology import Topology
 
 Change = Callable[[str, Tensor], dict[str, Tensor]]

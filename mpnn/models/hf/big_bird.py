@@ -22,8 +22,8 @@ from mpnn.message_passing import MessagePassing
 from mpnn.models.bert import Bert, BertConfig, update
 from mpnn.models.hf import bert
 from mpnn.models.hf.weights import Copies, check_class, check_config, with_weights
-from mpnn.models.packing import Packing
-from mpnn.models.per_head import PerHead
+from mpnn.models.parts.packing import Packing
+from mpnn.models.parts.per_head import PerHead
 from mpnn.topology import Topology
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn.models.blocks import embedded, looked_up
-from mpnn.models.decoder import Decoded, Decoder
 from mpnn.models.hf.called import Called
 from mpnn.models.hf.given import kept, one_of, per_token, refuse, wanted
 from mpnn.models.hf.past import Past, Text, counts_up, read
-from mpnn.models.packing import Packing, all_kept
+from mpnn.models.parts.blocks import embedded, looked_up
+from mpnn.models.parts.decoder import Decoded, Decoder
+from mpnn.models.parts.packing import Packing, all_kept
 
 
 class CausalDecoder(Called):

@@ -12,7 +12,7 @@ from mpnn.models.hf.called import Called, ids_of, mask_of
 from mpnn.models.hf.given import one_of, refuse, wanted
 from mpnn.models.hf.weights import Copies, check_class, with_weights
 from mpnn.models.longformer import Longformer
-from mpnn.models.packing import all_kept
+from mpnn.models.parts.packing import all_kept
 from mpnn.topology import Topology
 
 

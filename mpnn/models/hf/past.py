@@ -13,8 +13,8 @@ from torch import Tensor
 from mpnn.decoding import Cache
 from mpnn.graph import Graph
 from mpnn.graphs import from_edges
-from mpnn.models.decoder import Decoded, Decoder
-from mpnn.models.packing import Packing
+from mpnn.models.parts.decoder import Decoded, Decoder
+from mpnn.models.parts.packing import Packing
 from mpnn.topology import Topology
 
 Text = tuple[Tensor, Tensor, Tensor]

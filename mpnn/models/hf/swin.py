@@ -14,7 +14,7 @@ from mpnn.models.hf.called import Called
 from mpnn.models.hf.given import kept, refuse
 from mpnn.models.hf.vit import LAYER_NAMES, pixels, size
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.images import as_image, linear_of
+from mpnn.models.parts.images import as_image, linear_of
 from mpnn.models.swin import Swin, SwinConfig
 from mpnn.topology import Topology
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from mpnn.models.hf.called import Called
 from mpnn.models.hf.given import kept, refuse
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.images import linear_of
+from mpnn.models.parts.images import linear_of
 from mpnn.models.vit import ViT, ViTConfig
 from mpnn.topology import Topology
 

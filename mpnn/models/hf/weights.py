@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mpnn.models.blocks import ACTIVATIONS
+from mpnn.models.parts.blocks import ACTIVATIONS
 
 M = TypeVar("M", bound=nn.Module)
 

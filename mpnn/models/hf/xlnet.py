@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graphs import from_edges
+from mpnn.graphs import complete, documents, from_edges
+from mpnn.graphs import memory as remembered
 from mpnn.models.hf.called import Called, ids_of, mask_of
 from mpnn.models.hf.given import described, one_of, refuse, wanted
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.packing import all_kept
-from mpnn.models.relative import Placed
+from mpnn.models.parts.packing import all_kept
+from mpnn.models.parts.relative import Placed
 from mpnn.models.xlnet import Streams, XLNet, XLNetConfig
 from mpnn.topology import Topology
 
@@ -151,6 +153,9 @@ class Reader(Called):
         """Both streams; `where` int64 [B, P]: the tokens that are predicted."""
         h = self.model.embedded(tokens)
         before = _remembered(memory, h, len(self.model.layers))
+        if perm_mask is None and where is None and self._is_regular(types, before) and bool(keep.all()):
+            shared = self._shared(h.shape[0], h.shape[1], before, types).to(h.device)
+            return self.model.streams(h, shared, memory=memory, return_weights=return_weights)
         hears = self._hears(keep, before, perm_mask)
         itself = torch.eye(keep.shape[1], dtype=torch.bool, device=h.device)
         places = self._places(keep.shape, before, types, h.device)
@@ -162,6 +167,19 @@ class Reader(Called):
         query = _graph(rows, own.gather(2, where.expand(len(own), -1, -1)), places)
         g = self.model.queries(*where.shape)
         return self.model.streams(h, content, g, query, memory, return_weights=return_weights)
+
+    def _is_regular(self, types: Tensor | None, before: int) -> bool:
+        """Whether whole sentences hear one another by a rule that needs no edges written out."""
+        config = self.config
+        plain = self.graph is None and not config.bi_data and not (config.attn_type == "uni" and config.same_length)
+        return plain and (types is None or (before == 0 and config.attn_type == "bi"))
+
+    def _shared(self, batch: int, length: int, before: int, types: Tensor | None) -> Graph:
+        """One graph for all sentences or, where tokens have segments, a clique for each."""
+        if types is None:
+            return _one_way(length, before) if self.config.attn_type == "uni" else _all(length, before)
+        at = self._places((batch, length), 0, types, types.device).flatten(1)
+        return documents([length] * batch).bind(batch * length).related(Placed(max(0, length - 1), at, at))
 
     def _hears(self, keep: Tensor, before: int, perm_mask: Tensor | None) -> Tensor:
         """Whom each place hears, itself only if nothing speaks against it: bool [B, N, M + N]."""
@@ -204,6 +222,18 @@ class Reader(Called):
         new = [h[:, :reuse] for h in states]
         joined = new if memory is None else [torch.cat(pair, 1) for pair in zip(memory, new, strict=True)]
         return tuple(m[:, -most if most else 0 :].transpose(0, 1).detach() for m in joined)
+
+
+@lru_cache(maxsize=16)
+def _all(length: int, before: int) -> Graph:
+    """Everybody hears everybody, and all that is remembered."""
+    return Graph.from_runs(complete().bind(length, before + length).runs, shift=before)
+
+
+@lru_cache(maxsize=16)
+def _one_way(length: int, before: int) -> Graph:
+    """Everybody hears what is remembered and then all up to itself."""
+    return remembered(before).bind(length)
 
 
 def _graph(hears: Tensor, dst: Tensor, src: Tensor) -> Graph:

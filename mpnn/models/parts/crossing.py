@@ -1,7 +1,7 @@
 """Crossing: one batch of sentences hears another, each sentence only the one that it belongs to.
 
 A translation hears its source: a rectangular complete graph for each pair of sentences, and no edge between pairs. As
-in `models.packing`, sentences of different lengths follow one another and nothing is computed for padding.
+in `models.parts.packing`, sentences of different lengths follow one another and nothing is computed for padding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpnn.decoding import Cache
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.packing import Packing, as_matrices
+from mpnn.models.parts.packing import Packing, as_matrices
 
 COMPLETE = complete()
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn.graph import Graph
-from mpnn.models.positions import sinusoid
+from mpnn.models.parts.positions import sinusoid
 from mpnn.topology import Topology
 
 Size = tuple[int, int]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mpnn.attention import DotProduct, Terms
 from mpnn.graph import Graph
-from mpnn.models.positions import sinusoid
+from mpnn.models.parts.positions import sinusoid
 from mpnn.relation import Offset, Relation
 from mpnn.scores import Dot, Lookup
 

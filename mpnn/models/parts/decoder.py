@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from mpnn.decoding import Cache
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
-from mpnn.models.blocks import embedded, looked_up
-from mpnn.models.generation import evaluating, generate
-from mpnn.models.losses import token_loss
-from mpnn.models.rounds import through
+from mpnn.models.parts.blocks import embedded, looked_up
+from mpnn.models.parts.generation import evaluating, generate
+from mpnn.models.parts.losses import token_loss
+from mpnn.models.parts.rounds import through
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 

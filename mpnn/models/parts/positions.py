@@ -1,7 +1,7 @@
 """Absolute positions: where a node stands in a sequence, as a vector to add to its features.
 
 Sinusoidal positions are Vaswani's; `binary` and `normalised` are the simpler ones that do not do, kept to show why (see
-their docstrings and tests/test_positions.py). Learned ones are a plain `nn.Embedding` (`models.blocks.Embeddings`), and
+their docstrings and tests/test_positions.py). Learned ones are a plain `nn.Embedding` (`parts.blocks.Embeddings`), and
 those that speak of the offset between two nodes are in `mpnn.position`.
 """
 

@@ -1,15 +1,19 @@
-"""What models share besides the operator: embeddings, and activations by their usual names."""
+"""What models share besides the operator: embeddings, updates by a configuration, activations by their usual names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mpnn.dropout import Dropout
 from mpnn.topology import Topology
+from mpnn.update import FeedForward, Update
+
+U = TypeVar("U", bound=Update)
 
 Norm = Callable[[int], nn.Module]
 
@@ -22,6 +26,28 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
 }
 """Activations by the names that published configurations give them."""
+
+
+class Sizes(Protocol):
+    """What configurations of transformers have in common."""
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def hidden(self) -> int | None: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def dropout(self) -> float: ...
+
+
+def updated_by(kind: Callable[..., U], config: Sizes, *, ffn_dropout: float = 0.0, **options: Any) -> U:
+    """What a token makes of its message, the second half of a transformer layer: `kind`, such as `PostNorm`, around a
+    feed-forward network of these sizes, with dropout of what is added and, where it has one, within the network."""
+    ffn = FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation], ffn_dropout)
+    return kind(config.dim, ffn, dropout=config.dropout, norm=partial(nn.LayerNorm, eps=config.eps), **options)
 
 
 class Embeddings(nn.Module):

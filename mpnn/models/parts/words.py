@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mpnn.dropout import Dropout
-from mpnn.models.blocks import Norm, looked_up
-from mpnn.models.packing import Packing
-from mpnn.models.positions import sinusoidal
+from mpnn.models.parts.blocks import Norm, looked_up
+from mpnn.models.parts.packing import Packing
+from mpnn.models.parts.positions import sinusoidal
 
 
 class Words(nn.Module):
