@@ -8,7 +8,17 @@ A section is `## system`, some sentences, a picture with its topology as caption
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+
+from mpnn import Graph, graphs
+from mpnn.models.parts import positions
 
 HERE = Path(__file__).parent
 PAGE, CHECKS, PICTURES = HERE / "models.md", HERE / "checks.json", HERE / "img" / "models"
@@ -18,6 +28,7 @@ PICTURE = re.compile(
     r"!\[[^\]]*\]\(img/models/(?P<name>[\w-]+)\.png\)\n\*`(?P<topology>[^`]+)`, (?P<nodes>\d+) nodes\*"
 )
 ERRORS = re.compile(r"^Checked against:.*$", re.M)
+CITATION = re.compile(r" \([^()]*\d{4}[^()]*\)")
 TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.S)
 
 Checks = dict[str, dict[str, float]]
@@ -46,18 +57,20 @@ def _table(found: dict[str, str], checks: Checks) -> str:
     for system, body in found.items():
         peers = checks.get(system, {})
         lines.append(
-            f"| [{system}](#{_anchor(system)}) | {_first_sentence(body)} | {', '.join(peers) or '-'} | "
-            f"{f'{max(peers.values()):.0e}' if peers else '-'} |"
+            f"| [{system}](#{_anchor(system)}) | {_first_sentence(body)} | {'; '.join(peers) or '-'} | "
+            f"{f'{max(peers.values()):.1e}' if peers else '-'} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def _errors(peers: dict[str, float]) -> str:
-    return ", ".join(f"{peer} ({error:.0e})" for peer, error in peers.items()) or "-"
+    return "; ".join(f"{peer} ({error:.1e})" for peer, error in peers.items()) or "-"
 
 
 def _first_sentence(body: str) -> str:
-    return " ".join(body.strip().split("\n\n")[0].split()).split(". ")[0].rstrip(".")
+    """The first sentence of a section, without the papers that it names."""
+    paragraph = " ".join(body.strip().split("\n\n")[0].split())
+    return CITATION.sub("", paragraph).split(". ")[0].rstrip(".")
 
 
 def _anchor(title: str) -> str:
@@ -65,16 +78,41 @@ def _anchor(title: str) -> str:
 
 
 def draw(text: str) -> None:
-    import matplotlib.pyplot as plt
-
-    from mpnn import graphs
-
     PICTURES.mkdir(parents=True, exist_ok=True)
     for picture in PICTURE.finditer(text):
-        figure, ax = plt.subplots(figsize=(3, 3), layout="constrained")
-        graphs.parse(picture["topology"]).bind(int(picture["nodes"])).plot(ax, title="")
-        figure.savefig(PICTURES / f"{picture['name']}.png", dpi=80)
-        plt.close(figure)
+        graph = graphs.parse(picture["topology"]).bind(int(picture["nodes"]))
+        with _saved(picture["name"], plt.subplots(figsize=(3, 3), layout="constrained")) as ax:
+            graph.plot(ax, title="")
+    with _saved("reformer", plt.subplots(figsize=(3, 3), layout="constrained")) as ax:
+        _hashed().plot(ax, title="")
+    with _saved("positional-encodings", plt.subplots(1, 3, figsize=(8, 3), layout="constrained")) as axes:
+        _positions(axes)
+
+
+@contextmanager
+def _saved(name: str, drawn: tuple[Figure, Any]) -> Iterator[Any]:
+    figure, axes = drawn
+    yield axes
+    figure.savefig(PICTURES / f"{name}.png", dpi=80)
+    plt.close(figure)
+
+
+def _hashed() -> Graph:
+    """24 nodes in an order that a hash gives, in chunks of 4."""
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    return graphs.chunks(order[None], size=4, num_nodes=24)
+
+
+def _positions(axes: Any) -> None:
+    """48 positions down, the numbers that each is given across."""
+    encodings = {
+        "sinusoidal": positions.sinusoidal(48, 32),
+        "binary": positions.binary(48, 6),
+        "normalised": positions.normalised(48),
+    }
+    for ax, (name, numbers) in zip(axes, encodings.items(), strict=True):
+        ax.imshow(numbers.reshape(48, -1), aspect="auto", cmap="cividis", interpolation="nearest")
+        ax.set(title=name, xlabel="number", ylabel="position")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -26,3 +29,23 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def models_page() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("models_page", ROOT / "docs" / "models.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_models_says_what_was_measured() -> None:
+    page, text = models_page(), (ROOT / "docs" / "models.md").read_text()
+    checks = json.loads((ROOT / "docs" / "checks.json").read_text())
+    assert set(page.sections(text)) == set(checks), "a system without a check, or a check without a section"
+    assert page.updated(text, checks) == text, "run python docs/models.py"
+    assert all(max(peers.values()) <= 5e-5 for peers in checks.values())
+    for picture in page.PICTURE.finditer(text):
+        assert (page.PICTURES / f"{picture['name']}.png").is_file()
+    assert text.count("![who hears whom]") == len(list(page.PICTURE.finditer(text)))
