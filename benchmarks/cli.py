@@ -98,7 +98,7 @@ def gpu(
     ] = "cuda",
     out: Annotated[Path, typer.Option(help="The file of results.")] = GPU_RESULTS,
 ) -> None:
-    """Checks every kernel on a GPU against the specification in float64, and then times it; in under nine minutes.
+    """Checks every kernel on a GPU against the specification in float64, and then times it.
 
     bfloat16 and float32, forward and backward; against torch's attention by each of its kernels, FlexAttention, PyTorch
     Geometric, torch.sparse and the edge list. Exit code 1: a result of ours was wrong or failed.
