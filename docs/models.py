@@ -111,8 +111,11 @@ def _positions(axes: Any) -> None:
         "normalised": positions.normalised(48),
     }
     for ax, (name, numbers) in zip(axes, encodings.items(), strict=True):
-        ax.imshow(numbers.reshape(48, -1), aspect="auto", cmap="cividis", interpolation="nearest")
+        rows = numbers.reshape(48, -1)
+        ax.imshow(rows, aspect="auto", cmap="cividis", interpolation="nearest")
         ax.set(title=name, xlabel="number", ylabel="position")
+        if rows.shape[1] == 1:
+            ax.set_xticks([0])
 
 
 if __name__ == "__main__":

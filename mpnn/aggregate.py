@@ -27,23 +27,20 @@ class Index(Tensor):
     """The destination of each message, ascending, int64 [E]: an ordinary tensor that also knows the rows it marks."""
 
     ptr: Tensor
+    plain: Tensor
     num_dst: int
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def of(dst: Tensor, ptr: Tensor) -> Index:
         index = dst.as_subclass(Index)
-        index.ptr, index.num_dst = ptr, len(ptr) - 1
+        index.ptr, index.plain, index.num_dst = ptr, dst, len(ptr) - 1
         return index
 
     @property
     def degree(self) -> Tensor:
         """How many messages each destination has, int64 [N]."""
         return self.ptr.diff()
-
-    @property
-    def plain(self) -> Tensor:
-        return self.as_subclass(Tensor)
 
 
 @runtime_checkable
@@ -55,7 +52,8 @@ def total(messages: Tensor, index: Index) -> Tensor:
     """Sums of the messages at each destination, in float32 at least: [E, ...] -> [N, ...]."""
     wide = messages.float() if messages.dtype in (torch.float16, torch.bfloat16) else messages
     out = wide.new_zeros(index.num_dst, *messages.shape[1:])
-    return out.index_add(0, index.plain, wide).to(messages.dtype)
+    out.index_add_(0, index.plain, wide)
+    return out if wide is messages else out.to(messages.dtype)
 
 
 def _per_row(numbers: Tensor, like: Tensor) -> Tensor:
@@ -93,12 +91,16 @@ class Min:
 
 
 def _extreme(messages: Tensor, index: Index, how: str) -> Tensor:
-    ones = [1] * (messages.dim() - 1)
-    rows = index.plain.view(-1, *ones).expand_as(messages)
     # Even without include_self, torch gives a start that equals the extreme a share of its gradient; NaN never does.
     start = messages.new_full((index.num_dst, *messages.shape[1:]), torch.nan)
-    out = start.scatter_reduce(0, rows, messages, how, include_self=False)
-    return torch.where((index.degree > 0).view(-1, *ones), out, torch.zeros_like(out))
+    out = start.scatter_reduce(0, _rows(index, messages), messages, how, include_self=False)
+    some = (index.degree > 0).view(-1, *[1] * (out.dim() - 1))
+    return torch.where(some, out, torch.zeros_like(out))
+
+
+def _rows(index: Index, messages: Tensor) -> Tensor:
+    """The destination of every number of the messages, [E, ...]."""
+    return index.plain.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
 
 
 class Var:
@@ -106,7 +108,7 @@ class Var:
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         mean = Mean().reduce(messages, index)
-        return Mean().reduce((messages - mean[index.plain]).square(), index)
+        return Mean().reduce((messages - mean.index_select(0, index.plain)).square(), index)
 
 
 class Composed:
@@ -277,6 +279,8 @@ def aggregator(given: str | Aggregator | Callable[[Tensor, Index], Tensor]) -> A
         if given not in NAMED:
             raise ValueError(f"there is no aggregator {given!r}; there are {', '.join(NAMED)}, or pass your own")
         return NAMED[given]()
+    if isinstance(given, type):
+        raise TypeError(f"an aggregator is an object, and {given.__name__} is a class; give {given.__name__}()")
     if hasattr(given, "reduce") and not isinstance(given, Tensor):
         return given
     if callable(given):
@@ -290,9 +294,10 @@ def aggregator(given: str | Aggregator | Callable[[Tensor, Index], Tensor]) -> A
 def segment_softmax(scores: Tensor, index: Index) -> Tensor:
     """`exp(s_e) / sum of exp(s) over the edges of the same destination`, over dim 0; float32 inside at least."""
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    highest = _extreme(wide.detach(), index, "amax")
-    highest = torch.where(highest.isinf(), torch.zeros_like(highest), highest)  # a row of -inf alone weighs nothing
-    exp = (wide - highest[index.plain]).exp()
-    sums = exp.new_zeros(index.num_dst, *exp.shape[1:]).index_add(0, index.plain, exp)
-    sums = torch.where(sums == 0, torch.ones_like(sums), sums)
-    return (exp / sums[index.plain]).to(scores.dtype)
+    highest = wide.new_zeros(index.num_dst, *wide.shape[1:])
+    highest.scatter_reduce_(0, _rows(index, wide), wide.detach(), "amax", include_self=False)
+    highest.masked_fill_(highest.isinf(), 0.0)  # a row of -inf alone weighs nothing
+    exp = (wide - highest.index_select(0, index.plain)).exp()
+    sums = total(exp, index)
+    sums = sums.masked_fill(sums == 0, 1.0)
+    return (exp / sums.index_select(0, index.plain)).to(scores.dtype)

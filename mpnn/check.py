@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.scores import NORMALIZERS, AdditiveScore, AdditiveV2Score, Dot, Lookup, PerEdge, Request
+from mpnn.topology import Topology
 
 
 def request(given: Request) -> None:
@@ -38,6 +42,40 @@ def request(given: Request) -> None:
         _per_edge(name, data, trailing, given)
 
 
+def types(over: Any, query: Any, key: Any, value: Any) -> None:
+    """Raises TypeError unless these are a graph and three tensors; asked at every call, so first of all together."""
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor) and isinstance(over, Graph):
+        return
+    graph(over)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        tensor(name, x)
+
+
+def graph(given: Any) -> None:
+    """Raises TypeError if this is of another type than a graph, saying what would make it one."""
+    if isinstance(given, Topology):
+        raise TypeError(f"graph must be of a size, and {given} is a rule without one; bind it first: .bind(num_nodes)")
+    if not isinstance(given, Graph) and not torch.compiler.is_compiling():  # when what stands for a graph will do
+        advice = "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)"
+        raise TypeError(f"graph must be a Graph; got {type(given).__name__}{advice}")
+
+
+def tensor(name: str, x: Any) -> None:
+    """Raises TypeError if this is none."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: torch.as_tensor makes one")
+
+
+def floating(name: str, x: Tensor, advice: str = "") -> None:
+    """Raises TypeError unless these are numbers that kernels compute with, lying row by row."""
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating point; got {x.dtype}{advice}")
+    if x.dtype.itemsize < 2:
+        raise TypeError(f"{name} must have 16 bits or more; got {x.dtype}: call .to(torch.bfloat16)")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor; got {x.layout}: call .to_dense()")
+
+
 def device(graph: Graph, x: Tensor) -> None:
     if x.device != graph.device:
         raise ValueError(
@@ -47,13 +85,15 @@ def device(graph: Graph, x: Tensor) -> None:
 
 def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> None:
     """Features of the graph's "sources" or "destinations", with so many dimensions behind the nodes."""
+    tensor(name, x)
+    shape = f"[..., N, {'H, D' if trailing == 2 else 'D'}]"
     if x.dim() < trailing + 1:
-        raise ValueError(f"{name} must have shape [..., N, {'H, D' if trailing == 2 else 'D'}]; got {list(x.shape)}")
-    if not x.is_floating_point():
-        raise TypeError(f"{name} must be floating point; got {x.dtype}")
+        raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}")
+    floating(name, x)
     found, wanted = x.shape[-1 - trailing], graph.num_src if role == "sources" else graph.num_dst
     if found != wanted:
-        raise ValueError(f"{name} has {found} nodes (shape {list(x.shape)}), but {graph} has {wanted} {role}")
+        hint = f"; {name} is read as {shape}" if wanted in x.shape else ""
+        raise ValueError(f"{name} has {found} nodes (shape {list(x.shape)}), but {graph} has {wanted} {role}{hint}")
 
 
 def _on_nodes(given: Request) -> list[tuple[str, Tensor, str, int]]:
@@ -91,14 +131,27 @@ def _grouped(given: Request) -> list[tuple[str, int]]:
 
 def _dot(score: Dot, value: Tensor) -> None:
     query, key = score.query, score.key
+    scale(score.scale)
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(f"query and key must be equally wide; got {query.shape[-1]} and {key.shape[-1]}")
     if not query.dtype == key.dtype == value.dtype:
         raise TypeError(f"query, key and value must have one dtype; got {query.dtype}, {key.dtype} and {value.dtype}")
 
 
+def scale(given: Any) -> None:
+    """Raises TypeError unless scores can be multiplied by it, all alike."""
+    if isinstance(given, Tensor) and given.requires_grad:
+        raise TypeError("scale is a number, to which no gradient flows; multiply a learned one into the query")
+    if not isinstance(given, (float, int)) and not hasattr(given, "__float__"):
+        raise TypeError(f"scale must be a number; got {given!r}")
+
+
 def _per_edge(name: str, data: PerEdge, trailing: int, given: Request) -> None:
     numbers = data.table if isinstance(data, Lookup) else data
+    tensor(name, numbers)
+    mask = name == "bias" and numbers.dtype == torch.bool
+    advice = "a bias is added to scores; for a mask choose the graph, or give -inf"
+    floating(name, numbers, f": {advice if mask else f'call .to({given.value.dtype})'}")
     rows = _classes(data, given.graph) if isinstance(data, Lookup) else given.graph.num_edges
     if numbers.device != given.value.device:
         raise ValueError(f"{name} is on {numbers.device} and value on {given.value.device}; move one")

@@ -11,7 +11,8 @@ nobody hears the future. So it is kept, and a new node costs what it hears: O(de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,28 @@ class Cache:
         """Keeps these members of the batch, int64 [B'], in this order; one may be taken more than once."""
         for kept in self._kept.values():
             kept.key, kept.value = (x.index_select(0, index) for x in (kept.key, kept.value))
+
+    def crop(self, count: int) -> None:
+        """Keeps the first `count` nodes; others may come in place of those that were there after them.
+
+        Raises:
+            ValueError: there are not so many nodes.
+        """
+        there = max((kept.seen for kept in self._kept.values()), default=0)
+        if not 0 <= count <= there:
+            raise ValueError(f"count must be from 0 to {there}, the number of nodes that are there; got {count}")
+        for kept in self._kept.values():
+            kept.seen = min(kept.seen, count)
+            if not kept.fixed:
+                kept.count = kept.seen
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Cache:
+        """Another cache of the same layers: a text that goes on in two ways is read once."""
+        other = Cache(self.length)
+        for layer, kept in self._kept.items():
+            if kept.key is not None:
+                other._kept[layer] = replace(kept, key=kept.key.clone(), value=kept.value.clone())
+        return other
 
     def hear(
         self, layer: nn.Module, attention: Attention | None, given: Topology | Graph, x: Tensor, source: Tensor | None

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mpnn import check, random
-from mpnn.plan import choose
+from mpnn.plan import Direct, choose, direct
 from mpnn.scores import Request
+
+
+class Choice(NamedTuple):
+    """What runs all requests of one form over a graph: a backend, on this type of device (whose name takes as long to
+    write as a small tensor takes to make), and perhaps the kernel itself, as `plan.direct` gives it."""
+
+    backend: ModuleType
+    device: str
+    direct: Direct | None
 
 
 def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """Out [..., N_dst, H, D], and the weights if the request asks for them; autocast ends here."""
-    chosen = request.graph.memo(("backend", backend, request.signature), lambda: _checked_choice(request, backend))
-    request, device = seeded(request), request.value.device.type
-    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-        return chosen.run(request)
+    key = "backend", backend, request.signature
+    return run_by(request.graph.memo(key, lambda: choice(request, backend)), request)
+
+
+def choice(request: Request, backend: str) -> Choice:
+    """Raises ValueError or TypeError naming what does not fit."""
+    check.request(request)
+    if request.value.is_meta:
+        raise ValueError(
+            "tensors on the device meta hold no numbers to compute with; move graph and features to another"
+        )
+    chosen = choose(request, backend)
+    return Choice(chosen, request.value.device.type, direct(chosen, request))
+
+
+def run_by(choice: Choice, request: Request) -> tuple[Tensor, Tensor | None]:
+    """As `run`, for a request of a form that was chosen for."""
+    request = seeded(request)
+    if not torch.is_autocast_enabled(choice.device):
+        return choice.backend.run(request)
+    with torch.autocast(choice.device, enabled=False):
+        return choice.backend.run(request)
 
 
 def checked(request: Request) -> Request:
@@ -38,9 +65,3 @@ def seeded(request: Request) -> Request:
     if request.dropout and request.seed is None:
         return replace(request, seed=random.new_seed(request.value.device))
     return request
-
-
-def _checked_choice(request: Request, backend: str) -> ModuleType:
-    """The backend to run it, chosen once for all requests of the same form over a graph."""
-    check.request(request)
-    return choose(request, backend)

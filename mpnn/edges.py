@@ -5,6 +5,7 @@ Apart from `Graph` because none of it knows of topologies, runs or attributes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -15,12 +16,21 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+def trainable(build: Callable[[], T]) -> T:
+    """`build()`, whose tensors can be trained with even when `torch.inference_mode` is on."""
+    if not torch.is_inference_mode_enabled():
+        return build()
+    recording = torch.is_grad_enabled()  # plans depend on it, and leaving inference mode turns it on
+    with torch.inference_mode(False), torch.set_grad_enabled(recording):
+        return build()
+
+
 class built_once(cached_property[T]):
-    """A cached property whose tensors can be trained with even when `torch.inference_mode` was on at the first use."""
+    """A cached property that is `trainable`."""
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        with torch.inference_mode(False):
-            return super().__get__(instance, owner)
+        get = super().__get__
+        return trainable(lambda: get(instance, owner))
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +47,7 @@ class CSR:
     @built_once
     def row(self) -> Tensor:
         """The row of each edge, [E]."""
-        rows = torch.arange(len(self.ptr) - 1, device=self.ptr.device)
-        return torch.repeat_interleave(rows, self.ptr.diff(), output_size=len(self.col))
+        return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.col))
 
     @built_once
     def position(self) -> Tensor | None:
@@ -57,9 +66,8 @@ class CSR:
 def sorted_by(row: Tensor, col: Tensor, num_rows: int) -> CSR:
     """Edges row[e], col[e] sorted by row; those of one row keep their order."""
     edge_id = torch.sort(row, stable=True).indices
-    ptr = torch.zeros(num_rows + 1, dtype=torch.int64, device=row.device)
-    ptr[1:] = torch.bincount(row, minlength=num_rows).cumsum(0)
-    return CSR(ptr, col[edge_id], edge_id)
+    ptr = torch.bincount(row + 1, minlength=num_rows + 1).cumsum(0)
+    return CSR(ptr, col.index_select(0, edge_id), edge_id)
 
 
 def nodes_without_loop(edges: Tensor, num_nodes: int) -> Tensor:
@@ -96,13 +104,21 @@ def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tens
 def check_form(edges: Tensor) -> None:
     """Raises unless these are integers [2, E]."""
     if edges.dim() != 2 or edges.shape[0] != 2:
-        raise ValueError(f"edge_index must have shape [2, E], sources above destinations; got {list(edges.shape)}")
+        turned = "; give edge_index.T" if edges.dim() == 2 and edges.shape[1] == 2 else ""
+        raise ValueError(
+            f"edge_index must have shape [2, E], sources above destinations; got {list(edges.shape)}{turned}"
+        )
     if edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool:
         raise TypeError(f"edge_index must hold integers; got {edges.dtype}")
 
 
 def check_ends(edges: Tensor, num_dst: int, num_src: int) -> None:
     """Raises IndexError, naming the first edge that has an end which is no node."""
+    if edges.shape[1] == 0:
+        return
+    least, most = (ends.tolist() for ends in edges.aminmax(dim=1))
+    if min(least) >= 0 and most[0] < num_src and most[1] < num_dst:
+        return
     for role, ends, n in (("source", edges[0], num_src), ("destination", edges[1], num_dst)):
         bad = ((ends < 0) | (ends >= n)).nonzero()
         if len(bad):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mpnn import check, eager, ops
 from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, Sum, aggregator
-from mpnn.attention import Attention, Degree, Terms
+from mpnn.attention import Attention, Terms
 from mpnn.decoding import Cache
 from mpnn.graph import Graph
 from mpnn.scores import Request
@@ -50,10 +50,15 @@ class MessagePassing(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        if graph is not None and not isinstance(graph, (Topology, Graph)):
-            raise TypeError(f"graph must be a Topology, a Graph or None; got {type(graph).__name__}")
+        if graph is not None:
+            _check_graph(graph)
+        for name, given, no in (("aggregate", aggregate, (Attention, Update)), ("update", update, Attention)):
+            if isinstance(given, no):
+                raise TypeError(
+                    f"{name} is {_named(given)}; the order is MessagePassing(graph, aggregate, update, attention)"
+                )
         if attention is not None and not isinstance(attention, Attention):
-            raise TypeError(f"attention must be an Attention or None; got {type(attention).__name__}")
+            raise TypeError(f"attention must be an Attention or None; got {_named(attention)}")
         if not 0.0 <= edge_dropout < 1.0:
             raise ValueError(f"edge_dropout must lie in [0, 1); got {edge_dropout}")
         self.graph, self.backend, self.edge_dropout = graph, backend, edge_dropout
@@ -90,7 +95,8 @@ class MessagePassing(nn.Module):
             out, weights = ops.run(request, self.backend)
         if self.training and self.edge_dropout and self._sums_up(request):
             out = out / (1 - self.edge_dropout)
-        message = out.flatten(-2) if self.attention is None else self.attention.merge(out)
+        attention = self.attention
+        message = out.flatten(-2) if attention is None else attention.merge(out)
         y = self.update(x, message)
         return (y, weights) if return_weights else y
 
@@ -113,17 +119,18 @@ class MessagePassing(nn.Module):
         else:
             _check_features("source", source)
         bound = self._bound(graph, x, source)
-        edge_attr = bound.edge_attr if edge_attr is None else edge_attr
+        edge_attr = bound.edge_attr if edge_attr is None else _checked_edges(edge_attr, bound)
         if self.training and self.edge_dropout:
             if return_weights:
                 raise ValueError("edges that edge_dropout leaves out have no weights to return; call eval() before")
             bound = bound.drop_edges(self.edge_dropout)
             if edge_attr is not None:
                 edge_attr = edge_attr[bound.kept]
-        reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
-        if self.attention is None:
+        attention = self.attention
+        if attention is None:
+            reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
             return Request(bound, source.unsqueeze(-2), normalize="none", reduce=reduce, return_weights=return_weights)
-        return self._asked(bound, self.attention(prepared, source, bound, edge_attr), return_weights)
+        return self._asked(bound, attention, attention(prepared, source, bound, edge_attr), return_weights)
 
     def _next(
         self,
@@ -139,11 +146,14 @@ class MessagePassing(nn.Module):
             raise ValueError("with a cache there is no edge_attr of the call, no Diffusion and no edge_dropout")
         if source is not None:
             _check_features("source", source)
-        bound, terms = cache.hear(self, self.attention, self._given(graph), prepared, source)
-        return self._asked(bound, terms, return_weights)
+        attention = self.attention
+        bound, terms = cache.hear(self, attention, self._given(graph), prepared, source)
+        assert attention is not None
+        return self._asked(bound, attention, terms, return_weights)
 
-    def _asked(self, bound: Graph, terms: Terms, return_weights: bool) -> Request:
-        assert self.attention is not None
+    def _asked(self, bound: Graph, attention: Attention, terms: Terms, return_weights: bool) -> Request:
+        if not isinstance(terms, Terms):
+            raise TypeError(f"forward of an attention gives Terms; {_named(attention)} gave {_named(terms)}")
         reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
         return Request(
             bound if terms.graph is None else terms.graph,
@@ -151,26 +161,28 @@ class MessagePassing(nn.Module):
             terms.score,
             terms.bias,
             terms.edge_value,
-            normalize=self.attention.normalize,
-            dropout=self.attention.dropout if self.training else 0.0,
+            normalize=attention.normalize,
+            dropout=attention.dropout if self.training else 0.0,
             reduce=reduce,
             return_weights=return_weights,
         ).told()
 
     def _sums_up(self, request: Request) -> bool:
         """Whether a message grows with the number of edges, nothing being normalised over them."""
-        normalised = request.normalize == "softmax" or isinstance(self.attention, Degree)
-        return isinstance(self.aggregate, Sum) and not normalised
+        softmax = request.weighted and request.normalize == "softmax"
+        balanced = softmax or (self.attention is not None and self.attention.balanced)
+        return isinstance(self.aggregate, Sum) and not balanced
 
     def extra_repr(self) -> str:
         graph = "given at call" if self.graph is None else repr(self.graph)
         return f"graph={graph}, aggregate={type(self.aggregate).__name__}"
 
     def _given(self, graph: Topology | Graph | None) -> Topology | Graph:
-        given = self.graph if graph is None else graph
-        if given is None:
+        if graph is not None:
+            return _check_graph(graph)
+        if self.graph is None:
             raise ValueError("this operator was made without a graph; give one with the call: op(x, graph=...)")
-        return given
+        return self.graph
 
     def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor) -> Graph:
         given = self._given(graph)
@@ -193,7 +205,7 @@ def _diffuse(request: Request, diffusion: Diffusion, backend: str) -> tuple[Tens
     request = eager.checked(request)
     graph, alpha = request.graph, diffusion.alpha
     if not request.weighted:
-        raise ValueError("Diffusion spreads attention weights; give the operator an attention")
+        raise ValueError("Diffusion spreads attention weights; give the operator an attention that has them")
     if graph.num_dst != graph.num_src:
         raise ValueError(f"Diffusion needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
     first, weights = ops.run(replace(request, return_weights=True), backend)
@@ -204,6 +216,29 @@ def _diffuse(request: Request, diffusion: Diffusion, backend: str) -> tuple[Tens
     for _ in range(diffusion.hops - 1):
         z = (1 - alpha) * ops.run(replace(hop, value=z), backend)[0] + alpha * value
     return z, weights
+
+
+def _check_graph(graph: Any) -> Topology | Graph:
+    if isinstance(graph, (Topology, Graph)):
+        return graph
+    advice = "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)"
+    raise TypeError(
+        f"graph must be a Topology, a Graph or None; got {_named(graph)}{advice if isinstance(graph, Tensor) else ''}"
+    )
+
+
+def _checked_edges(edge_attr: Tensor, graph: Graph) -> Tensor:
+    """Attributes that came with the call; while a program is traced, nobody knows the number of edges yet."""
+    if not torch.compiler.is_compiling() and graph.num_edges not in edge_attr.shape:
+        raise ValueError(
+            f"edge_attr must have a row for each of the {graph.num_edges} edges; got {list(edge_attr.shape)}"
+        )
+    return edge_attr
+
+
+def _named(given: Any) -> str:
+    """What was given instead of what was expected, in an error."""
+    return f"the class {given.__name__}, not one of it" if isinstance(given, type) else type(given).__name__
 
 
 def _check_features(name: str, x: Tensor) -> None:

@@ -6,6 +6,7 @@ asked for by name runs or refuses with its sentence; nothing ever falls back sil
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from mpnn.backends import BACKENDS
 from mpnn.scores import Request
+
+Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""Out [..., N_dst, H, D] of query, key, value and scale."""
 
 
 class Refused(ValueError):
@@ -70,6 +74,12 @@ def choose(request: Request, backend: str = "auto") -> ModuleType:
     if reason is not None:
         raise Refused(f"backend {backend!r} cannot run this: {reason}")
     return named[backend]
+
+
+def direct(chosen: ModuleType, request: Request) -> Direct | None:
+    """What computes every request of this form, if the chosen backend says that a kernel does so by itself."""
+    found: Direct | None = chosen.direct(request) if hasattr(chosen, "direct") else None
+    return found
 
 
 def plan(request: Request, backend: str = "auto") -> Plan:

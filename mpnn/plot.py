@@ -8,6 +8,7 @@ whose density comes from the rows of runs, so that no N x N matrix is ever made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from mpnn.runs import Ints, Runs
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap, Normalize
+    from matplotlib.ticker import Locator
 
 INK, MUTED, FRAME, EMPTY = "#1f2933", "#5f6b7a", "#c3cad3", "#f2f4f7"
 # Okabe & Ito 2008, "Color universal design", without its black and yellow, which ink and white paper hide.
@@ -36,6 +38,8 @@ _TILES = 256
 _SEPARATE_CELLS = 32
 _MOST_ARROWS = 400
 _LONGEST_SHAPE = 8
+_LONGEST_NAME = 26
+_TITLE, _NAME = 11, 9  # sizes in points
 
 
 def adjacency(graph: Graph, ax: Axes | None = None, *, title: str | None = None, tiles: int = _TILES) -> Axes:
@@ -94,7 +98,8 @@ def attention(
     """
     if weights.dim() not in (1, 2) or len(weights) != graph.num_edges:
         raise ValueError(f"weights must be [E] or [E, H] with E = {graph.num_edges}; got {list(weights.shape)}")
-    per_edge = weights.detach().float().cpu().reshape(len(weights), -1).mean(1).numpy()
+    of_heads = weights.detach().float().cpu()
+    per_edge = (of_heads if weights.dim() == 1 else of_heads.mean(1)).numpy()
     rows, columns = min(graph.num_dst, tiles), min(graph.num_src, tiles)
     src, dst = graph.edge_index.cpu().numpy()
     cell = dst * rows // max(graph.num_dst, 1) * columns + src * columns // max(graph.num_src, 1)
@@ -133,6 +138,8 @@ def curves(
         if len(values):
             ends.append((float(at[-1]), float(values[-1]), name, colour))
     _plain_axes(ax, title)
+    if all(float(x).is_integer() for at, _ in history.values() for x in at):
+        ax.xaxis.set_major_locator(_whole_ticks())
     ax.set_xlabel(xlabel, color=MUTED, fontsize=9)
     ax.set_ylabel(ylabel, color=MUTED, fontsize=9)
     _label_ends(ax, ends)
@@ -171,7 +178,7 @@ def network(
     size = float(np.clip(2400 / max(graph.num_dst, 1), 7, 120))
     _links(ax, graph, at, size)
     _dots(ax, at, size, None if classes is None else classes.cpu().numpy())
-    ax.set_title(graph.name if title is None else title, loc="left", color=INK, fontsize=11, fontweight="bold")
+    _title(ax, graph.name if title is None else title, 6, 1.0)
     ax.set_aspect("equal")
     ax.margins(0.04)
     ax.axis("off")
@@ -264,18 +271,18 @@ def _extent(graph: Graph) -> tuple[float, float, float, float]:
 
 
 def _matrix_axes(ax: Axes, graph: Graph, title: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    longest = max(graph.num_src, graph.num_dst)
-    if longest > _LONGEST_SHAPE * max(min(graph.num_src, graph.num_dst), 1):
+    longest, shortest = max(graph.num_src, graph.num_dst), max(min(graph.num_src, graph.num_dst), 1)
+    shape = graph.num_src / graph.num_dst if graph.num_dst else None
+    if longest > _LONGEST_SHAPE * shortest:
         ax.set_aspect("auto")
+        shape = None
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
     ax.set_xlabel("source (is heard)", color=MUTED, fontsize=9)
     ax.set_ylabel("destination (hears)", color=MUTED, fontsize=9)
-    ax.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
+    _title(ax, title, 8, shape)
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 4, 5, 8, 10]))
+        axis.set_major_locator(_whole_ticks())
     ax.tick_params(colors=MUTED, labelsize=8, length=2.5, width=0.6)
     if longest <= _SEPARATE_CELLS:
         ax.set_xticks(np.arange(0.5, graph.num_src), minor=True)
@@ -287,12 +294,43 @@ def _matrix_axes(ax: Axes, graph: Graph, title: str) -> None:
 
 
 def _plain_axes(ax: Axes, title: str) -> None:
-    ax.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=10)
+    _title(ax, title, 10)
     ax.tick_params(colors=MUTED, labelsize=8.5, length=3, width=0.6)
     ax.grid(axis="y", color="#e4e8ed", linewidth=0.8)
     ax.set_axisbelow(True)
     for side, spine in ax.spines.items():
         spine.set(color=FRAME, linewidth=0.8, visible=side in ("left", "bottom"))
+
+
+def _title(ax: Axes, text: str, pad: float, shape: float | None = None) -> None:
+    """At the left, in as many lines as the width takes: a bold letter is some 0.62 of its size wide.
+
+    `shape`: width by height of what is drawn in the middle of the axes, where that is fixed.
+    """
+    width, height = _inches(ax)
+    if shape is not None:
+        width = (width + min(width, height * shape)) / 2
+    letters = max(int(72 * width / (0.62 * _TITLE)), 12)
+    ax.set_title(_wrapped(text, letters), loc="left", color=INK, fontsize=_TITLE, fontweight="bold", pad=pad)
+
+
+def _wrapped(text: str, letters: int) -> str:
+    return "\n".join(line for given in text.splitlines() for line in wrap(given, letters) or [""])
+
+
+def _inches(ax: Axes) -> tuple[float, float]:
+    """Width and height of the axes."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    width, height = figure.get_size_inches()
+    place = ax.get_position(original=True)
+    return width * place.width, height * place.height
+
+
+def _whole_ticks() -> Locator:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(8, integer=True, steps=[1, 2, 4, 5, 8, 10])
 
 
 def _bar(axes: Sequence[Axes], image: Any, label: str) -> Any:
@@ -318,11 +356,29 @@ def _label_nodes(ax: Axes, graph: Graph, labels: Sequence[str]) -> None:
 def _label_ends(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     """Names to the right of their lines, moved apart where lines end together."""
     low, high = ax.get_ylim()
-    apart = 0.055 * (high - low)
-    lowest = -np.inf
-    for x, y, name, colour in sorted(ends, key=lambda end: end[1]):
-        lowest = max(y, lowest + apart)
-        ax.annotate(name, (x, lowest), (7, 0), textcoords="offset points", color=colour, fontsize=9, va="center")
+    ends = [
+        (x, y, _wrapped(name, _LONGEST_NAME), colour) for x, y, name, colour in sorted(ends, key=lambda end: end[1])
+    ]
+    points = [1.3 * _NAME * (1 + name.count("\n")) + 2 for _, _, name, _ in ends]
+    room = np.array(points) * (high - low) / (72 * _inches(ax)[1])
+    at = _apart(np.array([y for _, y, *_ in ends]), room)
+    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": _NAME, "va": "center"}
+    for (x, _, name, colour), y in zip(ends, at, strict=True):  # which may lie below the axes, and must still be seen
+        ax.annotate(name, (x, y), (7, 0), color=colour, annotation_clip=False, **style)
+
+
+def _apart(wanted: NDArray[np.float64], room: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The middles closest to ascending wanted ones, by least squares, between which there is room for each: those that
+    would overlap stand together around their mean (isotonic regression)."""
+    stacked = np.cumsum(room) - room / 2
+    groups: list[tuple[float, int]] = []
+    for lowest in wanted - stacked:
+        mean, count = float(lowest), 1
+        while groups and groups[-1][0] > mean:
+            below, many = groups.pop()
+            mean, count = (below * many + mean * count) / (many + count), many + count
+        groups.append((mean, count))
+    return stacked + np.repeat([mean for mean, _ in groups], [count for _, count in groups])
 
 
 # ---------------------------------------------------------------------------------------------------- nodes and links

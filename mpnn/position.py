@@ -56,8 +56,9 @@ class Rotary(Position):
         self.frequencies = tuple(base ** (-2 * k / dim) / factor for k in range(dim // 2))
 
     def turn(self, query: Tensor, key: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        if query.shape[-1] != self.dim:
-            raise ValueError(f"these rotary positions are for heads of width {self.dim}; got {query.shape[-1]}")
+        for x in (query, key):
+            if x.shape[-1] != self.dim:
+                raise ValueError(f"these rotary positions are for heads of width {self.dim}; got {x.shape[-1]}")
         of_dst, of_src = graph.memo(("rotary", self.frequencies), lambda: self._angles(graph))
         return _turned(query, of_dst), _turned(key, of_src)
 
@@ -122,6 +123,8 @@ class Shaw(Position):
 
     def __init__(self, dim: int, max_distance: int, values: bool = True) -> None:
         super().__init__()
+        if max_distance < 0:
+            raise ValueError(f"max_distance must not be negative; got {max_distance}")
         self.relation = Offset(max_distance)
         self.keys = nn.Parameter(torch.randn(self.relation.count, 1, dim) * dim**-0.5)
         self.values = nn.Parameter(torch.randn(self.relation.count, 1, dim) * dim**-0.5) if values else None
@@ -160,11 +163,18 @@ class T5(Position):
 
     def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> None:
         super().__init__()
+        exact = buckets // 2 // (2 if bidirectional else 1)
+        if not 0 < exact < max_distance:
+            raise ValueError(
+                f"of {buckets} buckets {exact} hold one offset each; there must be at least one such, and fewer than "
+                f"max_distance, {max_distance}"
+            )
         self.table = nn.Parameter(torch.zeros(buckets, heads))
         self.max_distance, self.bidirectional = max_distance, bidirectional
 
     def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> PerEdge:
-        return _by_offset(graph, lambda offset: self.table[self.bucket(offset)])
+        wide = torch.promote_types(self.table.dtype, torch.float32)  # in which the gradients of a bucket are summed
+        return _by_offset(graph, lambda offset: self.table.to(wide).index_select(0, self.bucket(offset)))
 
     def bucket(self, offset: Tensor) -> Tensor:
         """The bucket of each offset j - i, int64."""
@@ -181,7 +191,8 @@ class T5(Position):
 
 
 class EdgeBias(Position):
-    """A number for each edge and head, linear in the edge's attributes [E, edge_dim] (Ying et al. 2021, 3.1)."""
+    """A number for each edge and head, linear in the edge's attributes (Ying et al. 2021, 3.1): [E, edge_dim], or [E]
+    when there is one an edge."""
 
     def __init__(self, edge_dim: int, heads: int) -> None:
         super().__init__()
@@ -190,6 +201,10 @@ class EdgeBias(Position):
     def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> Tensor:
         if edge_attr is None:
             raise ValueError("EdgeBias needs edge attributes; the graph or the call must give edge_attr")
+        given = list(edge_attr.shape)
+        edge_attr = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
+        if edge_attr.shape[-1] != self.to_bias.in_features:
+            raise ValueError(f"EdgeBias was made with edge_dim={self.to_bias.in_features}; got {given}")
         return self.to_bias(edge_attr)
 
 

@@ -132,6 +132,11 @@ class Flipped(Relation):
         return self.inner.ids(src, dst)
 
 
+def flipped(relation: Relation) -> Relation:
+    """The same classes for the edges turned round."""
+    return relation.inner if isinstance(relation, Flipped) else Flipped(relation)
+
+
 def as_relation(given: Relation | Tensor) -> Relation:
     """A relation as it is, or the table that a matrix of classes stands for."""
     return given if isinstance(given, Relation) else Table(torch.as_tensor(given))

@@ -39,6 +39,7 @@ class Runs:
     def of(num_dst: int, num_src: int, intervals: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> Runs:
         """The union of any intervals `(row, start, stop)`, each integers that broadcast: in any order, overlapping,
         empty or reaching outside; clipped, sorted and merged."""
+        check_line(num_dst, num_src)
         starts, stops = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for interval in intervals:
             row, start, stop = np.broadcast_arrays(*(np.asarray(part, np.int64) for part in interval))
@@ -217,6 +218,15 @@ class Runs:
             )
         (s1, t1), (s2, t2) = self._flat(), other._flat()
         return _merge(s1, s2), _merge(t1, t2)
+
+
+def check_line(num_dst: int, num_src: int) -> None:
+    """Raises unless places on the line that rows make end to end are int64."""
+    if num_dst * (num_src + 1) >= 2**63:
+        raise ValueError(
+            f"a graph of {num_dst} x {num_src} (destinations x sources) is too large: its pairs must number less than "
+            "2**63"
+        )
 
 
 def expand(start: Ints, stop: Ints) -> Ints:

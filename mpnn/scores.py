@@ -2,7 +2,8 @@
 
     w_ij = normalise_j( score(i, j) + sum of biases )        out_i = reduce_j( w_ij * (value_j + edge_value_ij) )
 
-Layers build these from their weights; backends run them; neither knows the other.
+Layers build these from their weights; backends run them; neither knows the other. Nobody changes one that was made;
+those made at each call are not frozen for all that, because on a molecule this would take longer than a sum.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PerEdge = Tensor | Lookup
 """Numbers for every edge: a tensor in the caller's edge order, or a table by class."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Dot:
     """`scale * <query_i, key_j + edge_key_ij>`, optionally `softcap * tanh(. / softcap)`.
 
@@ -78,7 +79,7 @@ class LeakyReLU:
 Activation = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class AdditiveScore:
     """`activation(dst_i + src_j + edge_ij)` (GAT); dst [..., N_dst, H], src [..., N_src, H], edge per edge [E, H]."""
 
@@ -88,7 +89,7 @@ class AdditiveScore:
     edge: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class AdditiveV2Score:
     """`<vector, activation(dst_i + src_j + edge_ij)>` (GATv2, Bahdanau).
 
@@ -105,7 +106,7 @@ class AdditiveV2Score:
 Score = Dot | AdditiveScore | AdditiveV2Score
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Request:
     """One round of message passing, ready to run.
 
@@ -161,10 +162,11 @@ class Request:
 
     @property
     def signature(self) -> tuple[Hashable, ...]:
-        """All that checks and plans depend on besides the graph: shapes, types, devices and options; no numbers."""
+        """All that checks and plans depend on besides the graph: shapes, types, devices and options; no numbers, and
+        nothing of the caller's that would live as long as the graph."""
         score = () if self.score is None else vars(self.score).values()
         numbers = (self.value, self.edge_value, *self.bias, *score)
-        options = (self.normalize, self.dropout, self.return_weights, self.needs_grad, len(self.bias))
+        options = (self.normalize, self.dropout, self.return_weights, torch.is_grad_enabled(), len(self.bias))
         reduce = "sum" if self.reduce is SUM else _aggregator_form(self.reduce)
         return (*map(_form, numbers), *options, type(self.score).__name__, reduce)
 
@@ -175,28 +177,30 @@ class Request:
             return self
         score = self.score
         if isinstance(score, Dot) and score.edge_key is not None:
-            score = replace(score, edge_key=_told(score.edge_key, self.graph))
-        edge_value = None if self.edge_value is None else _told(self.edge_value, self.graph)
-        bias = tuple(_told(bias, self.graph) for bias in self.bias)
+            score = replace(score, edge_key=self._told(score.edge_key))
+        edge_value = None if self.edge_value is None else self._told(self.edge_value)
+        bias = tuple(map(self._told, self.bias))
         return replace(self, score=score, bias=bias, edge_value=edge_value)
+
+    def _told(self, data: PerEdge) -> PerEdge:
+        # a table of too few classes is left for the checks to name
+        if isinstance(data, Lookup) and data.relation is not None and len(data.table) >= data.relation.count:
+            return data.table.to(self.wide).index_select(0, data.relation.ids(*self.graph.ends()))
+        return data
 
     @property
     def needs_grad(self) -> bool:
-        return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
-
-
-def _told(data: PerEdge, graph: Graph) -> PerEdge:
-    if isinstance(data, Lookup) and data.relation is not None:
-        return data.table[data.relation.ids(*graph.ends())]
-    return data
+        return torch.is_grad_enabled() and (self.value.requires_grad or any(t.requires_grad for t in self.tensors))
 
 
 def _form(x: object) -> Hashable:
     if isinstance(x, Tensor):
-        return x.shape, x.dtype, x.device
+        return x.shape, x.dtype, x.device, x.requires_grad
     if isinstance(x, Lookup):
-        return x.table.shape, x.table.dtype, x.table.device, x.relation
-    return id(x) if type(x).__hash__ is None else x
+        return _form(x.table), x.relation
+    if callable(x):  # an activation, which may be a new one at each call
+        return type(x), getattr(x, "__module__", None), getattr(x, "__qualname__", None)
+    return x > 0 if isinstance(x, float) else x
 
 
 def _aggregator_form(x: object) -> Hashable:

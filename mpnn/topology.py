@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,7 @@ from torch import Tensor
 from mpnn.graph import Graph
 from mpnn.handles import Handled
 from mpnn.relation import Relation, as_relation
-from mpnn.runs import Runs
+from mpnn.runs import Runs, check_line
 
 RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]]]
 LabelRule = Callable[..., NDArray[np.int64]]
@@ -32,6 +32,8 @@ _ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
     "&": operator.and_,
     "-": operator.sub,
 }
+
+_OF_GRAPHS = {name for name in dir(Graph) if not name.startswith("_")} | {"num_dst", "num_src", "edge_attr", "device"}
 
 
 class Topology(Handled, ABC):
@@ -64,14 +66,16 @@ class Topology(Handled, ABC):
 
     def bind(self, num_dst: int, num_src: int | None = None) -> Graph:
         """The graph of this topology over `num_dst` destinations and `num_src` sources (default: as many, plus the
-        remembered ones of `memory(m)`).
+        remembered ones of `memory(m)`). The 256 that were asked for last are kept, with all that was derived from them.
 
         Raises:
-            ValueError: a size is negative, or the topology does not exist at this size.
+            TypeError: a size is not an integer.
+            ValueError: a size is negative or too large, or the topology does not exist at this size.
         """
         _check_size("num_dst", num_dst)
         num_src = num_dst + self.memory if num_src is None else num_src
         _check_size("num_src", num_src)
+        check_line(int(num_dst), int(num_src))
         return _bind(self, int(num_dst), int(num_src))
 
     @property
@@ -96,16 +100,25 @@ class Topology(Handled, ABC):
         return _combine("-", self, other)
 
     def __ror__(self, other: Graph) -> Graph:
-        return other | _like(self, other)
+        return other | _like(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __rand__(self, other: Graph) -> Graph:
-        return other & _like(self, other)
+        return other & _like(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __rsub__(self, other: Graph) -> Graph:
-        return other - _like(self, other)
+        return other - _like(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __invert__(self) -> Topology:
         return _Complement(self)
+
+    if not TYPE_CHECKING:  # which would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _OF_GRAPHS:
+                raise AttributeError(
+                    f"{self} is a rule without a size and has no {name}; bind it first: .bind(num_nodes)"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 @lru_cache(maxsize=256)
@@ -159,10 +172,28 @@ class _Rule(Topology):
             )
         i = np.arange(0, num_dst, self.alike)
         row = np.arange(len(i))
-        pairs = self.rule(i, num_src, *self.args)
-        runs = Runs.of(len(i), num_src, ((row, start, stop) for start, stop in pairs))
+        runs = Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._pairs(i, num_src)))
         runs = runs if self.alike == 1 else runs.take(np.arange(num_dst) // self.alike)
         return Graph.from_runs(runs, relation=self.relation, shift=self.remembered)
+
+    def _pairs(self, i: NDArray[np.int64], num_src: int) -> Iterable[tuple[ArrayLike, ArrayLike]]:
+        """What the rule returns, as soon as it is known to be pairs of integers."""
+        pairs = self.rule(i, num_src, *self.args)
+        if not isinstance(pairs, Iterable):
+            raise TypeError(f"the rule of {self} must return a list of pairs [(start, stop), ...]; got {pairs!r}")
+        for pair in pairs:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TypeError(
+                    f"the rule of {self} must return a list of pairs [(start, stop), ...], also where there is one; "
+                    f"got {type(pair).__name__} for a pair"
+                )
+            for end in map(np.asarray, pair):
+                if end.size and end.dtype.kind not in "iu":
+                    raise TypeError(
+                        f"starts and stops of the rule of {self} must be integers; got {end.dtype}: divide by // "
+                        "instead of /"
+                    )
+            yield pair[0], pair[1]
 
     def __repr__(self) -> str:
         return _call(self.rule, self.args, skip=2)

@@ -101,6 +101,11 @@ def fit_language_model(
         The history, with losses in nats per token.
     """
     assert isinstance(model, nn.Module)
+    if min(steps, batch, validate_every) < 1:
+        raise ValueError(
+            f"steps, batch and validate_every must be at least 1; got {steps}, {batch} and {validate_every}"
+        )
+    _refuse_short(val, model)  # now, rather than after the first hundred steps
     optimizer = _adamw(model, lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _warm_cosine(step, steps))
     device = next(model.parameters()).device
@@ -128,8 +133,7 @@ def fit_language_model(
 def language_model_loss(model: LanguageModel, tokens: Tensor, batch: int = 12) -> float:
     """The loss in nats per token over up to 256 crops, spread evenly over `tokens` int64 [length]: always the same."""
     assert isinstance(model, nn.Module)
-    if len(tokens) <= model.context:
-        raise ValueError(f"validation needs more than {model.context} tokens, the model's context; got {len(tokens)}")
+    _refuse_short(tokens, model)
     model.eval()
     device = next(model.parameters()).device
     most = min(_VALIDATION_CROPS, len(tokens) // model.context)
@@ -137,6 +141,11 @@ def language_model_loss(model: LanguageModel, tokens: Tensor, batch: int = 12) -
     crops = tokens[starts[:, None] + torch.arange(model.context + 1)].to(device)
     parts = [(model.loss(part[:, :-1], part[:, 1:]), len(part)) for part in crops.split(batch)]
     return sum(loss.item() * count for loss, count in parts) / most
+
+
+def _refuse_short(tokens: Tensor, model: LanguageModel) -> None:
+    if len(tokens) <= model.context:
+        raise ValueError(f"validation needs more than {model.context} tokens, the model's context; got {len(tokens)}")
 
 
 def fit_node_classifier(
@@ -160,6 +169,8 @@ def fit_node_classifier(
         data: features, classes and masks, on one device with the model and the graph.
         optimizer: of the model's parameters; the models in `mpnn.models` have their papers' as `model.optimizer()`.
     """
+    if patience is not None and patience < 1:
+        raise ValueError(f"patience must be at least 1 epoch, or None for all of them; got {patience}")
     history = History()
     best = deepcopy(model.state_dict())
     idle = 0

@@ -22,7 +22,7 @@ class Update(nn.Module):
         return x
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say what it makes of them: forward(x, message)")
 
 
 class Replace(Update):
@@ -55,6 +55,7 @@ class Add(Update):
         self.eps = nn.Parameter(torch.tensor(float(eps)), requires_grad=learn_eps)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        _refuse_unequal(self, x, message)
         y = (1 + self.eps).to(x.dtype) * x + message
         return y if self.f is None else self.f(y)
 
@@ -83,6 +84,11 @@ class Concat(Update):
         self.linear = nn.Linear(dim + (dim if message_dim is None else message_dim), out_dim, bias)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        if x.shape[-1] + message.shape[-1] != self.linear.in_features:
+            raise ValueError(
+                f"Concat was made for features and messages that are {self.linear.in_features} wide together; got "
+                f"{x.shape[-1]} and {message.shape[-1]}: give message_dim={message.shape[-1]}"
+            )
         return self.linear(torch.cat([x, message], -1))
 
 
@@ -123,6 +129,7 @@ class PreNorm(Update):
         return self.norm(x)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        _refuse_unequal(self, x, message)
         z = x + self.drop_path(self.dropout(message))
         if self.ffn is None or self.ffn_norm is None:
             return z
@@ -153,6 +160,7 @@ class PostNorm(Update):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        _refuse_unequal(self, x, message)
         z = self.norm(torch.add(self.dropout(message), x, alpha=self.alpha))
         if self.ffn is None or self.ffn_norm is None:
             return z
@@ -260,12 +268,21 @@ class _Function(Update):
         return self.function(x, message)
 
 
+def _refuse_unequal(update: Update, x: Tensor, message: Tensor) -> None:
+    """Numbers of one feature would otherwise be added to all."""
+    if x.shape[-1] != message.shape[-1]:
+        raise ValueError(
+            f"{type(update).__name__} adds the message to the features, which must be equally wide; got "
+            f"{message.shape[-1]} and {x.shape[-1]}"
+        )
+
+
 def as_update(given: Update | Callable[[Tensor, Tensor], Tensor] | None) -> Update:
     """The update that was given: None replaces, functions of (x, message) are taken as they are."""
     if given is None:
         return Replace()
     if isinstance(given, Update):
         return given
-    if callable(given):
+    if callable(given) and not isinstance(given, type):
         return _Function(given)
     raise TypeError(f"an update is None, a function of (x, message) or an Update; got {given!r}")

@@ -20,6 +20,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from real_data import locate_module, no_network
 
 # No deadline, because the first call of a compiled kernel takes seconds; the same examples in every run, so that
 # a failure can be repeated.
@@ -58,6 +59,12 @@ def seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test downloads a dataset; one that is about downloads puts an opener of its own in this one's place."""
+    monkeypatch.setattr(locate_module, "_open", no_network)
 
 
 @pytest.fixture

@@ -241,6 +241,11 @@ def test_what_is_no_aggregator_is_refused(wrong: object) -> None:
         aggregator(wrong)
 
 
+def test_a_class_in_place_of_its_object_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Softmax is a class; give Softmax\(\)"):
+        aggregator(Softmax)
+
+
 @pytest.mark.parametrize(
     "wrong", [lambda messages, index: messages, lambda messages, index: None], ids=["rows", "None"]
 )

@@ -221,6 +221,14 @@ def test_edge_bias() -> None:
     torch.testing.assert_close(MessagePassing(graph, "sum", None, spec)(x), expected)
 
 
+def test_edge_bias_takes_one_number_an_edge_without_an_axis_for_it() -> None:
+    graph, attr = graphs.from_edges([[3, 0, 1], [0, 1, 0]], 4), rand(3)
+    bias = EdgeBias(1, HEADS).double()
+    assert torch.equal(bias.bias(graph, attr), bias.bias(graph, attr[:, None]))
+    with pytest.raises(ValueError, match=r"EdgeBias was made with edge_dim=2; got \[3\]"):
+        EdgeBias(2, HEADS).bias(graph, attr)
+
+
 @pytest.mark.parametrize("position", [Rotary(HEAD), ALiBi(HEADS), Shaw(HEAD, 2), T5(HEADS, 8, 6)], ids=type)
 def test_a_remembered_segment_stands_before_the_present_one(position: nn.Module) -> None:
     spec = DotProduct(DIM, HEADS, position=position).double()
@@ -255,6 +263,20 @@ def test_heads_side_by_side_or_averaged() -> None:
         torch.testing.assert_close(together, apart.unflatten(-1, (HEADS, 3)).mean(-2))
 
 
+def test_gradients_of_degree_weights_are_the_same_bits_on_any_number_of_threads() -> None:
+    graph, given, up = graphs.from_edges(torch.randint(50, (2, 100_000)), 50), torch.rand(100_000), torch.randn(100_000)
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            weight = given.clone().requires_grad_()
+            found += torch.autograd.grad(degree_weights(graph, weight), weight, up)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_degree_weights_by_hand() -> None:
     # 1 and 2 hear 0; 0 hears 1 twice over; nobody hears 3, and 3 hears nobody.
     graph = graphs.from_edges(torch.tensor([[0, 0, 1, 1], [1, 2, 0, 0]]), 4)
@@ -262,6 +284,24 @@ def test_degree_weights_by_hand() -> None:
     torch.testing.assert_close(degree_weights(graph), torch.tensor([half, half, half, half]))
     weighted = degree_weights(graph, torch.tensor([4.0, 1.0, 0.5, 0.5]))
     torch.testing.assert_close(weighted, torch.tensor([2.0, 1.0, 0.25, 0.25]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_degrees_are_counted_past_what_short_numbers_count_to(dtype: torch.dtype) -> None:
+    """In bfloat16 256 + 1 is 256, so that a hub of 1,000 neighbours would count as one of 256."""
+    rim = torch.arange(1, 1001)
+    star = torch.stack([rim, torch.zeros_like(rim)])
+    graph = graphs.from_edges(torch.cat([star, star.flip(0)], 1), 1001)
+    op = MessagePassing(graph, "sum", None, Degree(1, 1, bias=False)).to(dtype)
+    nn.init.ones_(op.attention.to_value.weight)
+    heard = op(torch.ones(1001, 1, dtype=dtype))[1]  # one edge, of weight 1 / sqrt(1000)
+    torch.testing.assert_close(heard.double(), torch.tensor([1000**-0.5]).double(), rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_degree_takes_one_weight_an_edge() -> None:
+    graph = graphs.from_edges(torch.tensor([[0, 1], [1, 0]]), 2, edge_attr=torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"one weight an edge as edge_attr, \[2\]; got \[2, 3\]"):
+        MessagePassing(graph, "sum", None, Degree(4, 4))(torch.ones(2, 4))
 
 
 def test_convolution_is_a_neighborhood_with_one_map_for_each_offset() -> None:

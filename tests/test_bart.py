@@ -287,5 +287,8 @@ def test_refuses_arguments_that_do_not_fit(call, sentence):
 def test_refuses_a_cache_that_is_not_its_own():
     theirs, call = bart(), batch()
     del call["decoder_attention_mask"]
-    with torch.no_grad(), pytest.raises(ValueError, match="what this model answered with, or empty; got a EncoderDeco"):
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match="must come from this model; got a EncoderDecoderCache that is not empty"),
+    ):
         from_hf(theirs)(**call, past_key_values=theirs(**call).past_key_values)

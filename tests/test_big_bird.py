@@ -83,9 +83,29 @@ def test_block_sparse_equals_hugging_face(length, padding, measured):
 def test_in_evaluation_the_first_block_counts_as_often_as_blocks_would_be_drawn():
     ours = from_hf(transformers.BigBirdModel(config()).eval()).model
     (first, _) = ours.graphs(ours.packing(torch.ones(1, 40, dtype=torch.bool)))
-    heard = torch.bincount(first.edge_index[0][first.edge_index[1] == 22], minlength=40)
+    graph, nodes = first
+    heard = torch.bincount(nodes[graph.edge_index[0][graph.edge_index[1] == 22]], minlength=40)
     assert heard.view(10, 4)[:, 0].tolist() == [3, 0, 0, 0, 1, 1, 1, 0, 0, 1]
     assert heard.view(10, 4).eq(heard.view(10, 4)[:, :1]).all()
+    assert not graph.is_explicit
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("random", [0, 1, 3])
+@pytest.mark.parametrize("length", [56, 59])
+@pytest.mark.parametrize("kept", ["all", "holes", "a sentence of no tokens"])
+def test_copies_of_the_first_block_and_repeated_edges_say_the_same(random, length, kept):
+    """Weights are those of edges, so that they are asked for over edges."""
+    theirs = transformers.BigBirdModel(config(num_random_blocks=random, num_hidden_layers=3)).double().eval()
+    ours, ids = from_hf(theirs), torch.randint(3, WORDS, (3, length))
+    mask = torch.ones(3, length, dtype=torch.int64)
+    if kept != "all":
+        mask[1] = torch.rand(length) < 0.6
+    if kept == "a sentence of no tokens":
+        mask[2] = 0
+    copied = ours(ids, attention_mask=mask).last_hidden_state
+    repeated = ours(ids, attention_mask=mask, output_attentions=True).last_hidden_state
+    assert largest(copied, repeated) < 1e-12
 
 
 @pytest.mark.parametrize("padding", [False, True], ids=["no padding", "padding"])

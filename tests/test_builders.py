@@ -319,6 +319,32 @@ def test_graphs_of_a_given_size_follow_their_predicate(n: int) -> None:
     assert (graphs.memory(4).bind(n).dense().numpy() == (j <= i + 4)).all()
 
 
+# ------------------------------------------------------------------------------------------------ what they cost
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_runs"),
+    [
+        (graphs.strided(1), 100_000),
+        (graphs.fixed(3, 3), 100_000),
+        (graphs.fixed(2, 0), 100_000),
+        (graphs.permutation(range(100_000)), 100_000),
+        (graphs.permutation(range(99_999, -1, -1)), 100_000),
+    ],
+    ids=["strided", "fixed", "fixed without summary", "in order", "backwards"],
+)
+def test_what_has_one_run_a_row_is_bound_in_no_more(topology: Topology, num_runs: int) -> None:
+    assert len(topology.bind(100_000).runs.start) == num_runs
+
+
+def test_kernels_far_beyond_the_image_cost_what_lies_on_it() -> None:
+    far = 10**12
+    assert graphs.pooling(3, 4, far).bind(1, 12).runs.is_complete
+    assert graphs.convolution(3, 4, [2 * far + 3, 2 * far + 4], padding=far).bind(1, 12).runs.is_complete
+    holes = graphs.convolution(1, 7, [1, 2 * far + 3], padding=[0, 3 * far], dilation=[1, 3]).bind(1, 7)
+    assert draw(holes).split() == ["#..#..#"]
+
+
 # ------------------------------------------------------------------------------------------------ bad input
 
 BAD = {
@@ -335,14 +361,20 @@ BAD = {
     "global_nodes([1, -3])": "indices must not hold negative nodes; got -3",
     "global_nodes([0.5])": r"indices\[0\] must be an integer; got 0.5",
     "global_nodes('ab')": "indices must be an integer or a list of integers; got 'ab'",
-    "global_nodes([5]).bind(5)": "global node 5 does not exist among 5 nodes",
+    "global_nodes(torch.tensor(2))": r"indices must be an integer or a list of integers; got tensor\(2\)",
+    "global_nodes([5]).bind(5)": "global node 5 does not exist among 5 nodes; bind at least 6",
     "prefix(-1)": "k must be at least 0; got -1",
     "documents(3)": "lengths must be a list of integers; got 3",
+    "documents(torch.tensor(3))": r"lengths must be a list of integers; got tensor\(3\)",
+    "documents(None)": "lengths must be a list of integers; got None",
+    "documents(b'ab')": "lengths must be a list of integers; got b'ab'",
     "documents([3, -1])": r"lengths\[1\] must be at least 0; got -1",
     "documents([3, 2.0])": r"lengths\[1\] must be an integer; got 2.0",
+    "permutation(3)": "order must be a list of integers; got 3",
     "permutation([0, 2])": r"order must hold each of 0..1 once; got \[0, 2\]",
     "permutation([0, 0])": r"order must hold each of 0..1 once; got \[0, 0\]",
-    "permutation([1, 0]).bind(3)": "the order has 2 nodes, but the graph is 3 x 3",
+    "permutation([1, 0]).bind(3)": r"the order has 2 nodes, but the graph is 3 x 3; bind\(2\), or give an order of",
+    "documents([3, 4]).bind(8)": r"add up to 7, but the graph has 8 nodes; bind\(7\), or give lengths that add up to 8",
     "memory(-1)": "length must be at least 0; got -1",
     "random(-1)": "degree must be at least 0; got -1",
     "random(2, seed=-1)": "seed must be at least 0; got -1",
@@ -354,12 +386,13 @@ BAD = {
     "bigbird(seed=-1)": "seed must be at least 0; got -1",
     "grid(2, 0)": "width must be at least 1; got 0",
     "grid(2, 2, connectivity=6)": r"connectivity must be 4 \(sides\) or 8 \(sides and corners\); got 6",
-    "grid(2, 2).bind(5)": "grid of 2 x 2 pixels needs 4 nodes; the graph is 5 x 5",
+    "grid(2, 2, connectivity=8.0)": "connectivity must be an integer; got 8.0",
+    "grid(2, 2).bind(5)": r"grid of 2 x 2 pixels needs 4 nodes, but the graph is 5 x 5; bind\(4\), or give",
     "neighborhood(2, 2, -1)": "radius must be at least 0; got -1",
-    "neighborhood(2, 2, 1).bind(4, 5)": "neighborhood of 2 x 2 pixels needs 4 nodes; the graph is 4 x 5",
+    "neighborhood(2, 2, 1).bind(4, 5)": "neighborhood of 2 x 2 pixels needs 4 nodes, but the graph is 4 x 5",
     "windows(2, 2, size=0)": "size must be at least 1; got 0",
     "windows(2, 2, size=2, shift=-1)": "shift must be at least 0; got -1",
-    "windows(2, 2, size=2).bind(3)": "windows of 2 x 2 pixels needs 4 nodes; the graph is 3 x 3",
+    "windows(2, 2, size=2).bind(3)": "windows of 2 x 2 pixels needs 4 nodes, but the graph is 3 x 3",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import subprocess
 import sys
@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
+from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
 from mpnn import graphs, models
 from mpnn.cli import data, demo, drawing, pictures, tasks
 from mpnn.cli.app import app
+from mpnn.cli.console import console
 from mpnn.cli.measure import attention_weights, backends, kept_for_backward
-from mpnn.data import SOURCES
+from mpnn.data import SOURCES, Characters
 
 COMMANDS = [["demo"], ["graph"], ["explain"], ["train"], ["data"], ["data", "get"], ["data", "list"]]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -77,7 +78,7 @@ def test_graph_counts_and_draws() -> None:
     assert "edges 7\n" in re.sub(r" +\n", "\n", facts)
     assert "density 43.75% of 16 pairs" in facts
     assert "degree 1 least, 1.8 mean, 2 most" in facts
-    assert "reach after 1 layer 43.8%" in facts
+    assert "reach after 1 layer 43.8% of all pairs, as each knows itself" in facts
     assert "reach after 2 layers 56.2%" in facts
     assert "reach after 4 layers 62.5%" in facts
     assert "never: no more than 62.5%" in facts
@@ -104,6 +105,41 @@ def test_graph_of_hardly_any_nodes(n: str) -> None:
 def test_graph_writes_the_picture(tmp_path: Path) -> None:
     assert run("graph", "longformer(8, globals=1)", "-o", tmp_path / "band.png").exit_code == 0
     assert (tmp_path / "band.png").read_bytes().startswith(PNG)
+
+
+def test_a_picture_is_as_wide_as_its_graph_and_its_title_is_not_cut(tmp_path: Path) -> None:
+    """Nothing but white at the margins, where a title that goes on would be."""
+    long = " | ".join(f"global_nodes([{k}, {k + 1}])" for k in range(6))
+    shapes = []
+    for name, arguments in (("wide.png", ["complete", "--num-src", "77"]), ("long.png", [long])):
+        run("graph", *arguments, "--n", "10", "-o", tmp_path / name)
+        picture = imread(tmp_path / name)[..., :3]
+        assert all((edge == 1).all() for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]))
+        shapes.append(picture.shape[0] / picture.shape[1])
+    assert shapes[0] < 0.5
+    assert 1 < shapes[1] < 1.5
+
+
+def test_a_picture_without_an_ending_is_a_png_and_says_so(tmp_path: Path) -> None:
+    assert f"drawn into {tmp_path / 'band.png'}" in run("graph", "causal", "--n", "4", "-o", tmp_path / "band").output
+    assert (tmp_path / "band.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("width", [30, 200])
+def test_a_drawing_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("graph", "longformer(64, globals=4)", "--n", "4096").output.splitlines()
+    widths = {len(line) for line in lines if line.startswith(("┌", "│", "└"))}
+    assert widths == {min(width, 66)}
+
+
+def test_without_colours_cells_are_told_apart_by_their_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR on a terminal that has colours."""
+    monkeypatch.setattr(console, "no_color", True)
+    monkeypatch.setattr(type(console), "color_system", "truecolor")
+    output = run("graph", "causal", "--n", "64").output
+    assert "│█▄ " in output
+    assert "a filled cell: the row hears the column" in output
 
 
 def test_a_drawing_has_the_edges_of_the_graph() -> None:
@@ -201,12 +237,13 @@ def test_train_on_text_of_one_s_own(tmp_path: Path) -> None:
     result = run("train", "--graph", "strided(4)", "--file", text, "--steps", "2", "--out", tmp_path / "out", *shape)
     assert result.exit_code == 0, result.output
     assert "verses.txt" in result.output
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"curves.png", "graph.png", "model.safetensors"}
-    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
-        made, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    settings = json.loads(made["settings"])
-    model = models.GPT(len(made["characters"]), 8, 2, 1, graphs.parse(made["graph"]), context=settings["context"])
-    model.load_state_dict(weights)
+    written = {"curves.png", "graph.png", "config.json", "model.safetensors", "characters.txt"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == written
+    assert f"mpnn.models.GPT.from_pretrained('{tmp_path / 'out'}')" in result.output
+    model = models.GPT.from_pretrained(tmp_path / "out")
+    characters = Characters((tmp_path / "out" / "characters.txt").read_text(encoding="utf-8"))
+    prompt = characters.encode("so much depends ")
+    assert model(prompt[None]).shape == (1, 16, len(characters))
 
 
 def test_train_on_nodes(tmp_path: Path) -> None:
@@ -265,6 +302,7 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
         (["graph", "causal", "--n", "-3"], "must not be negative; got -3"),
         (["graph", "documents([3, 4])", "--n", "8"], "add up to 7, but the graph has 8 nodes"),
         (["graph", "causal", "-o", "no/such/folder/x.png"], "there is no folder no/such/folder"),
+        (["train", "--out", "/dev/null/runs"], "cannot read or write /dev/null/runs: Not a directory"),
         (["graph", "causal", "-o", "x.docx"], "docx"),
         (["explain", "window(-1)"], "radius must be at least 0; got -1"),
         (["explain", "causal", "--heads", "0"], "--heads must be at least 1; got 0"),
@@ -285,6 +323,14 @@ def test_bad_input_gets_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert sentence in refusal(*arguments)
+
+
+@pytest.mark.parametrize("command", ["demo", "train"])
+def test_a_folder_that_cannot_be_written_is_refused_before_training(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # as for whoever may not write there
+    assert f"cannot write into {tmp_path}: permission denied" in refusal(command, "--out", tmp_path)
 
 
 def test_text_that_is_not_text_is_refused(tmp_path: Path) -> None:

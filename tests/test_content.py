@@ -56,6 +56,9 @@ def test_knn_gives_ties_to_the_lower_index() -> None:
     assert src[dst == 0].tolist() == [1, 2]
     assert src[dst == 1].tolist() == [3, 0]
     assert src[dst == 4].tolist() == [1, 3]
+    many = torch.randint(0, 3, (100, 2), generator=torch.Generator().manual_seed(0)).float()  # nine places, all taken
+    distance = torch.cdist(many, many).fill_diagonal_(9.0)
+    assert torch.equal(graphs.knn(many, 4).edge_index[0].view(100, 4), distance.sort(dim=1, stable=True).indices[:, :4])
 
 
 def test_copies_of_a_point_are_its_neighbours_and_it_is_not() -> None:
@@ -91,6 +94,12 @@ BAD = {
     "lsh(torch.zeros(3), 4)": r"lsh needs floating-point features \[N, d\]; got torch.float32 of shape \[3\]",
     "lsh([[1.0]], 4)": r"lsh needs a tensor of features \[N, d\]; got list",
     "knn(torch.zeros(3, 2, dtype=torch.int64), 1)": r"knn needs floating-point features \[N, d\]; got torch.int64",
+    "lsh(torch.zeros(3, 2), 4, seed=None)": "seed must be an integer; got None",
+    "chunks(torch.zeros(1, 6).long(), 2, 6, before=-1)": "before must be at least 0; got -1",
+    "chunks(torch.zeros(1, 6).long(), 2, 6.0)": "num_nodes must be an integer; got 6.0",
+    "chunks(torch.zeros(1, 6).long(), 2, 6, edge_type=torch.zeros(2).long())": (
+        r"edge_type must be \[1\], a class for each list; got \[2\]"
+    ),
     "knn(torch.zeros(3, 2), 3)": "k must be less than the number of nodes, 3; got 3",
     "knn(torch.zeros(3, 2), -1)": "k must be at least 0; got -1",
 }

@@ -191,5 +191,13 @@ def test_sparse_tensors_of_torch_sparse_there_and_back(graph: Graph) -> None:
 def test_what_cannot_be_read_is_named() -> None:
     with pytest.raises(TypeError, match="needs a scipy sparse matrix or array; got ndarray"):
         graphs.from_scipy(np.eye(3))
+    with pytest.raises(ValueError, match=r"from_scipy needs a matrix \[num_dst, num_src\]; got shape \[3\]"):
+        graphs.from_scipy(scipy.sparse.coo_array(np.arange(3)))
+    with pytest.raises(ValueError, match=r"from_torch_sparse needs a matrix .*; got shape \[2, 2, 2\]"):
+        graphs.from_torch_sparse(torch.zeros(2, 2, 2).to_sparse())
+    with pytest.raises(TypeError, match="from_torch_sparse needs a torch tensor; got ndarray"):
+        graphs.from_torch_sparse(np.eye(3))
+    with pytest.raises(TypeError, match="from_networkx needs a networkx graph; got Tensor"):
+        graphs.from_networkx(torch.eye(3))
     with pytest.raises(ValueError, match="edge 0 -> 1 has no attribute 'weight'"):
         graphs.from_networkx(networkx.path_graph(2), weight="weight")

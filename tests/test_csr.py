@@ -3,6 +3,8 @@
 Everything is compared with `edge_list`, the specification.
 """
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -248,7 +250,40 @@ def test_narrow_types_are_computed_in_float32(dtype: torch.dtype) -> None:
             assert gradient.isfinite().all(), name
 
 
+# ---------------------------------------------------------------------------------------- what is asked for alone
+
+
+@pytest.mark.parametrize("name", ["dst", "src", "vector", "edge", "value"])
+@pytest.mark.usefixtures("several_parts")
+def test_each_gradient_alone(name: str) -> None:
+    graph = hubs()
+    given = additive_v2(graph, LeakyReLU())
+    numbers = {"value": given.value, **vars(given.score)}
+    alone = {k: v.detach().requires_grad_(k == name) for k, v in numbers.items() if isinstance(v, Tensor)}
+    value = alone.pop("value")
+    check(replace(given, value=value, score=replace(given.score, **alone)), {"rtol": 5e-11, "atol": 5e-11})
+
+
+@pytest.mark.usefixtures("several_parts")
+def test_biases_alone_are_scores() -> None:
+    graph = hubs()
+    check(Request(graph, leaf(300, 3, 4), None, (leaf(graph.num_edges, 3),)), {"rtol": 5e-11, "atol": 5e-11})
+
+
 # ---------------------------------------------------------------------------------------- memory
+
+
+def test_a_graph_that_nobody_holds_is_gone_at_once() -> None:
+    gc.disable()
+    try:
+        graph = hubs()
+        given = with_vectors(graph, Lookup(leaf(2, 3, 5)), Lookup(leaf(2, 3, 7)))
+        csr.run(given)[0].sum().backward()
+        gone = weakref.ref(graph)
+        del graph, given
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -148,6 +150,40 @@ def test_weights_are_those_of_the_full_pass():
         cache = Cache(N)
         found = [banded(new, cache=cache, return_weights=True)[1] for new in x.split([6] + [1] * 17, 1)]
     assert largest(torch.cat(found, 1) - expected) < EXACT
+
+
+def test_a_text_may_go_on_in_two_ways():
+    """A copy of a cache serves the same layers, and what one of them reads the other does not."""
+    op, x = layer(causal()), torch.randn(2, 9, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        cache = Cache(9)
+        op(x[:, :5], cache=cache)
+        other = copy.deepcopy(cache)
+        for piece in (x[:, 5:8], x[:, 8:]):
+            op(piece.flip(0), cache=other)
+        torch.testing.assert_close(op(x[:, 5:], cache=cache), op(x)[:, 5:])
+    assert (cache.count, other.count) == (9, 9)
+
+
+@torch.no_grad()
+def test_the_last_nodes_may_be_forgotten_and_others_come_in_their_place():
+    layers, source = [layer(causal()), layer(complete())], torch.randn(2, 5, DIM, dtype=torch.float64)
+    x, other = torch.randn(2, 2, 9, DIM, dtype=torch.float64)
+    cache = Cache(9)
+
+    def read(new):
+        return layers[1](layers[0](new, cache=cache), source=source, cache=cache)
+
+    read(x[:, :7])
+    cache.crop(4)
+    assert cache.count == 4
+    found = torch.cat([read(other[:, 4:6]), read(other[:, 6:])], 1)
+    whole = layers[1](layers[0](torch.cat([x[:, :4], other[:, 4:]], 1)), source=source)
+    assert largest(found - whole[:, 4:]) < EXACT
+    cache.crop(9)
+    for count in (-1, 10):
+        with pytest.raises(ValueError, match=f"count must be from 0 to 9, the number of nodes .*; got {count}"):
+            cache.crop(count)
 
 
 def test_members_of_a_batch_may_be_dropped_and_doubled():

@@ -288,6 +288,29 @@ def test_negative_sizes_are_refused(encode, graph: Graph) -> None:
         encode(graph)
 
 
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda g: encodings.laplacian(g, 1.5),
+        lambda g: encodings.random_walk(g, 1.5),
+        lambda g: encodings.weisfeiler_lehman(g, 1.5),
+        lambda g: encodings.shortest_paths(g, 1.5),
+        lambda g: encodings.path_edges(g, 1.5),
+        lambda g: encodings.degrees(g, 1.5),
+        lambda g: encodings.random_features(3, 1.5, 0),
+    ],
+)
+def test_sizes_are_integers(encode, graph: Graph) -> None:
+    with pytest.raises(TypeError, match=r"must be an integer; got 1\.5"):
+        encode(graph)
+
+
+@pytest.mark.parametrize("nodes", [[-1], [3], [0.0], [True, False, True], 0])
+def test_pagerank_refuses_rows_that_are_no_nodes(nodes) -> None:
+    with pytest.raises(ValueError, match=r"nodes must be integers \[rows\] from 0 to 2; got"):
+        encodings.pagerank(graphs.window(1).bind(3), nodes=torch.tensor(nodes))
+
+
 def test_structured_graphs_are_encoded_too() -> None:
     path = graphs.from_edges([[0, 1, 2], [1, 2, 3]]).undirected()
     same = graphs.window(1) - graphs.identity()

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from mpnn import MessagePassing, graphs, ops, position
-from mpnn.attention import Additive, DotProduct, Typed
+from mpnn.attention import Additive, AdditiveV2, Attention, DotProduct, Terms, Typed
 from mpnn.graph import Graph
 from mpnn.relation import Offset
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, Request
+from mpnn.update import Add, Concat, PostNorm, PreNorm, Update
 
 GRAPH = graphs.from_edges(torch.tensor([[0, 1, 2, 4], [1, 0, 0, 2]]), num_dst=3, num_src=5)
 Q, K, V = torch.zeros(3, 4, 2), torch.zeros(5, 4, 2), torch.zeros(5, 4, 6)
@@ -47,7 +48,62 @@ ATTEND: dict[str, tuple[dict[str, object], type[Exception], str]] = {
         ValueError,
         "query and value must be alike in the dimensions before their nodes; got [7, 3, 4, 2] and [5, 4, 6]",
     ),
+    "a batch of one head, without its dimension": (
+        {"q": torch.zeros(2, 3, 4, 2), "k": torch.zeros(2, 5, 4, 2), "v": torch.zeros(2, 5, 6)},
+        ValueError,
+        "value has 2 nodes (shape [2, 5, 6]), but Graph(3 x 5, 4 edges) has 5 sources; value is read as [..., N, H, D]",
+    ),
+    "a rule for a graph": (
+        {"graph": graphs.causal()},
+        TypeError,
+        "graph must be of a size, and causal() is a rule without one; bind it first: .bind(num_nodes)",
+    ),
+    "an edge_index for a graph": (
+        {"graph": torch.zeros(2, 4).long()},
+        TypeError,
+        "graph must be a Graph; got Tensor; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)",
+    ),
     "integers": ({"q": Q.long()}, TypeError, "query must be floating point; got torch.int64"),
+    "an array": ({"q": Q.numpy()}, TypeError, "query must be a tensor; got ndarray: torch.as_tensor makes one"),
+    "eight bits": (
+        {name: x.to(torch.float8_e4m3fn) for name, x in (("q", Q), ("k", K), ("v", V))},
+        TypeError,
+        "value must have 16 bits or more; got torch.float8_e4m3fn: call .to(torch.bfloat16)",
+    ),
+    "sparse features": (
+        {"v": V.to_sparse()},
+        TypeError,
+        "value must be a dense tensor; got torch.sparse_coo: call .to_dense()",
+    ),
+    "a learned scale": (
+        {"scale": torch.ones((), requires_grad=True)},
+        TypeError,
+        "scale is a number, to which no gradient flows; multiply a learned one into the query",
+    ),
+    "a string for a scale": ({"scale": "2"}, TypeError, "scale must be a number; got '2'"),
+    "a mask for a bias": (
+        {"bias": torch.ones(4, 4, dtype=torch.bool)},
+        TypeError,
+        "bias must be floating point; got torch.bool: a bias is added to scores; "
+        "for a mask choose the graph, or give -inf",
+    ),
+    "integers for a bias": (
+        {"bias": torch.ones(4, 4).long()},
+        TypeError,
+        "bias must be floating point; got torch.int64: call .to(torch.float32)",
+    ),
+    "a complex bias": ({"bias": torch.ones(4, 4) * 1j}, TypeError, "bias must be floating point; got torch.complex64"),
+    "a table of integers": (
+        {"bias": Lookup(torch.ones(5, 4).long(), Offset(2))},
+        TypeError,
+        "bias must be floating point; got torch.int64",
+    ),
+    "a number for a bias": ({"bias": 0.5}, TypeError, "bias must be a tensor; got float"),
+    "no numbers anywhere": (
+        {"graph": GRAPH.to("meta"), "q": Q.to("meta"), "k": K.to("meta"), "v": V.to("meta")},
+        ValueError,
+        "tensors on the device meta hold no numbers to compute with; move graph and features to another",
+    ),
     "types": (
         {"k": K.double()},
         TypeError,
@@ -130,6 +186,11 @@ def test_scores(score: Dot | AdditiveScore | AdditiveV2Score, sentence: str) -> 
         ops.run(Request(GRAPH, V, score))
 
 
+def test_a_scale_that_an_attention_of_ones_own_learns() -> None:
+    with pytest.raises(TypeError, match="multiply a learned one into the query"):
+        ops.run(Request(GRAPH, V, Dot(Q, K, torch.nn.Parameter(torch.ones(())))))  # type: ignore[arg-type]
+
+
 def test_edge_values() -> None:
     with pytest.raises(ValueError, match=re.escape("edge_value must have shape [4, 4, D]")):
         ops.run(Request(GRAPH, V, Dot(Q, K, 1.0), edge_value=torch.zeros(5, 4, 6)))
@@ -148,6 +209,21 @@ def test_edge_values() -> None:
             "weight must have shape [4], one for each edge; got [3]",
         ),
         (torch.zeros(5, 2), {"weight": torch.zeros(4, 2)}, ValueError, "weight must have shape [4]"),
+        (
+            torch.zeros(5, 2),
+            {"weight": torch.ones(4, dtype=torch.bool)},
+            TypeError,
+            "weight must be floating point; got torch.bool: call .to(torch.float32)",
+        ),
+        (torch.zeros(5, 2), {"weight": torch.ones(4).long()}, TypeError, "weight must be floating point"),
+        (torch.zeros(5, 2), {"weight": [1.0] * 4}, TypeError, "weight must be a tensor; got list"),
+        (torch.zeros(5, 2).numpy(), {}, TypeError, "x must be a tensor; got ndarray"),
+        (
+            torch.zeros(5, 2).to_sparse(),
+            {},
+            TypeError,
+            "x must be a dense tensor; got torch.sparse_coo: call .to_dense()",
+        ),
         (
             torch.zeros(5, 2),
             {"reduce": "average"},
@@ -239,7 +315,66 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
             torch.zeros(3, 2), source=torch.zeros(5, 2), edge_attr=torch.zeros(2, 3)
         ),
         ValueError,
-        "edge_value must have shape [4, 1, D], one row for each edge; got [2, 1, 2]",
+        "edge_attr must have a row for each of the 4 edges; got [2, 3]",
+    ),
+    "edge attributes of another width": (
+        lambda: MessagePassing(GRAPH, "sum", None, DotProduct(2, 1, edge_dim=3))(
+            torch.zeros(3, 2), source=torch.zeros(5, 2), edge_attr=torch.zeros(4, 2)
+        ),
+        ValueError,
+        "this attention was made with edge_dim=3; got [4, 2]",
+    ),
+    "an edge_index for a graph": (
+        lambda: MessagePassing(None)(torch.zeros(3, 2), torch.zeros(2, 4).long()),
+        TypeError,
+        "graph must be a Topology, a Graph or None; got Tensor; an edge_index becomes one by graphs.from_edges",
+    ),
+    "an attention for an aggregator": (
+        lambda: MessagePassing(GRAPH, DotProduct(2, 1)),
+        TypeError,
+        "aggregate is DotProduct; the order is MessagePassing(graph, aggregate, update, attention)",
+    ),
+    "an attention for an update": (
+        lambda: MessagePassing(GRAPH, "sum", DotProduct(2, 1)),
+        TypeError,
+        "update is DotProduct; the order is MessagePassing(graph, aggregate, update, attention)",
+    ),
+    "a class for an attention": (
+        lambda: MessagePassing(GRAPH, "sum", None, DotProduct),
+        TypeError,
+        "attention must be an Attention or None; got the class DotProduct, not one of it",
+    ),
+    "a class for an update": (
+        lambda: MessagePassing(GRAPH, "sum", PreNorm),
+        TypeError,
+        "an update is None, a function of (x, message) or an Update; got <class 'mpnn.update.PreNorm'>",
+    ),
+    "a class for a position": (
+        lambda: DotProduct(2, 1, position=position.Rotary),
+        TypeError,
+        "position must be one of mpnn.position, such as Rotary(head_dim), or several; got <class",
+    ),
+    "no heads": (lambda: Additive(2, 2, heads=0), ValueError, "heads must be at least 1; got 0"),
+    "no heads that look twice": (lambda: AdditiveV2(2, 2, heads=0), ValueError, "heads must be at least 1; got 0"),
+    "a message that would be added to every feature": (
+        lambda: MessagePassing(graphs.causal(), "sum", Add(), Additive(2, 1))(torch.zeros(3, 2)),
+        ValueError,
+        "Add adds the message to the features, which must be equally wide; got 1 and 2",
+    ),
+    "the same before a norm": (
+        lambda: MessagePassing(graphs.causal(), "sum", PostNorm(2), Additive(2, 1))(torch.zeros(3, 2)),
+        ValueError,
+        "PostNorm adds the message to the features, which must be equally wide; got 1 and 2",
+    ),
+    "the same after a norm": (
+        lambda: MessagePassing(graphs.causal(), "sum", PreNorm(2), Additive(2, 1))(torch.zeros(3, 2)),
+        ValueError,
+        "PreNorm adds the message to the features, which must be equally wide; got 1 and 2",
+    ),
+    "messages of another width beside the features": (
+        lambda: MessagePassing(graphs.causal(), "sum", Concat(2, 2), Additive(2, 3))(torch.zeros(3, 2)),
+        ValueError,
+        "Concat was made for features and messages that are 4 wide together; got 2 and 3: give message_dim=3",
     ),
     "two sources of edge vectors": (
         lambda: MessagePassing(
@@ -270,6 +405,56 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 def test_layers(call: Callable[[], object], kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind, match=re.escape(sentence)):
         call()
+
+
+class Own(Attention):
+    """A stranger's, which gives whatever it was made with."""
+
+    def __init__(self, gives: Callable[[Tensor, Graph], object]) -> None:
+        super().__init__()
+        self.gives = gives
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        return self.gives(src, graph)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("gives", "kind", "sentence"),
+    [
+        (lambda src, graph: src, TypeError, "forward of an attention gives Terms; Own gave Tensor"),
+        (
+            lambda src, graph: Terms(src),
+            ValueError,
+            "value is [..., N_src, H, D]; got [3, 2]: for one head, value.unsqueeze(-2)",
+        ),
+        (
+            lambda src, graph: Terms(src.unsqueeze(-2), bias=(torch.ones(graph.num_edges),)),
+            ValueError,
+            "a bias is [..., E, H]; got [6]: for one head, bias[:, None]",
+        ),
+        (
+            lambda src, graph: Terms(src.unsqueeze(-2), bias=torch.ones(graph.num_edges, 1)),
+            TypeError,
+            "bias is a tuple, bias=(numbers,); got Tensor",
+        ),
+        (
+            lambda src, graph: Terms(src.unsqueeze(-2), src @ src.mT),
+            TypeError,
+            "score is a Dot, AdditiveScore or AdditiveV2Score; got Tensor: give any other score as a bias",
+        ),
+    ],
+)
+def test_an_attention_of_ones_own_that_is_not_right_yet(gives, kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind, match=re.escape(sentence)):
+        MessagePassing(graphs.causal(), "sum", None, Own(gives))(torch.zeros(3, 2))
+
+
+def test_an_update_without_a_forward_says_what_to_write() -> None:
+    class Half(Update):
+        pass
+
+    with pytest.raises(NotImplementedError, match=re.escape("Half does not say what it makes of them: forward(x, ")):
+        MessagePassing(graphs.causal(), "sum", Half())(torch.zeros(3, 2))
 
 
 def test_features_of_another_type_than_the_weights_are_refused_by_torch() -> None:

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from real_data import real
 
-from mpnn import data
+from mpnn.data import locate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -60,19 +61,13 @@ def test_runs_by_itself(file, arguments, words, packages, tmp_path):
 
 
 def test_cora_runs_by_itself(tmp_path):
-    try:
-        data.locate("cora")
-    except data.DatasetNotFound as error:
-        pytest.skip(str(error))
+    real(locate, "cora")
     words = ["Cora, 1 seeds", "GCN", "GAT", "83.0 ± 0.7"]
     test_runs_by_itself("cora.py", ["--seeds", "1", "--epochs", "3"], words, ["rich"], tmp_path)
 
 
 def test_tsp_runs_by_itself(tmp_path):
-    try:
-        data.locate("tsp")
-    except data.DatasetNotFound as error:
-        pytest.skip(str(error))
+    real(locate, "tsp")
     words = ["20 instances of 20 cities", "nearest neighbour", "attention, best of 5", "is drawn in tsp.png"]
     packages = ["rich", "matplotlib", "safetensors"]
     test_runs_by_itself("tsp.py", ["--instances", "20", "--draws", "5"], words, packages, tmp_path)

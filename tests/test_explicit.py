@@ -160,6 +160,13 @@ def test_a_batch_of_one_is_that_graph() -> None:
 def test_batches_that_cannot_be_are_refused(graph: Graph) -> None:
     with pytest.raises(ValueError, match="at least one graph"):
         graphs.batch([])
+    with pytest.raises(TypeError, match=r"graph 0 of the batch is causal\(\); a batch is made of graphs"):
+        graphs.batch([graphs.causal()])
+    wide = graphs.from_edges([[0], [1]], edge_attr=torch.ones(1, 3))
+    with pytest.raises(
+        ValueError, match=r"edge_attr of graph 1 is \[1, 3\] and that of graph 0 \[1\]; they must agree"
+    ):
+        graphs.batch([graphs.from_edges([[0], [1]], edge_attr=torch.ones(1)), wide])
     with pytest.raises(ValueError, match="graph 1 has edge_attr and graph 0 has none"):
         graphs.batch([graphs.causal().bind(2), graph])
     with pytest.raises(ValueError, match="graph 0 has edge_type and graph 1 has none"):
@@ -185,6 +192,9 @@ def test_batches_that_cannot_be_are_refused(graph: Graph) -> None:
         ([[True], [False]], {}, TypeError, "edge_index must hold integers; got torch.bool"),
         (torch.zeros(2, 1, dtype=torch.complex64), {}, TypeError, "edge_index must hold integers; got torch.complex64"),
         ([[0, 1], [1, 2], [2, 0]], {}, ValueError, r"shape \[2, E\], sources above destinations; got \[3, 2\]"),
+        (None, {}, TypeError, "edge_index must be a tensor, or what torch.as_tensor makes one of"),
+        ([[0, 1], [1]], {}, TypeError, "edge_index must be a tensor, .*: expected sequence of length 2"),
+        ([[0, 1], [1, 2], [2, 0]], {}, ValueError, r"got \[3, 2\]; give edge_index.T"),
         ([0, 1], {}, ValueError, r"shape \[2, E\], sources above destinations; got \[2\]"),
         ([], {}, ValueError, r"shape \[2, E\], sources above destinations; got \[0\]"),
         ([[0], [1]], {"num_nodes": -1}, ValueError, "num_nodes must be at least 0; got -1"),

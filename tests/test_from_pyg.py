@@ -307,3 +307,13 @@ def test_attributes_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             from_pyg(conv)(x, graph=graph, edge_attr=attr)
+
+
+def test_gradients_that_are_not_those_of_the_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"SAGEConv with aggr_kwargs semi_grad = True"):
+        from_pyg(pyg.SAGEConv(4, 3, aggr="var", aggr_kwargs={"semi_grad": True}))
+
+
+def test_weights_that_are_not_there_are_refused():
+    with pytest.raises(ValueError, match="GCNConv are on the meta device"):
+        from_pyg(pyg.GCNConv(4, 3).to("meta"))

@@ -1,5 +1,10 @@
 """Graphs of explicit edges and of runs: their forms, the order of their edges, and the graphs made from them."""
 
+import copy
+import gc
+import pickle
+import weakref
+
 import pytest
 import torch
 from drawings import drawn
@@ -128,6 +133,20 @@ def test_reversed_classes_stay_with_their_edges() -> None:
 def test_classes_by_rule_stay_with_their_edges_where_explicit_rows_are_reversed() -> None:
     rows = graphs.from_edges([[0, 1, 2, 3], [1, 2, 3, 3]]).related(Offset(3)).rows(1, 4)
     assert torch.equal(rows.reverse().edge_type, rows.edge_type)
+
+
+@pytest.mark.parametrize(
+    "relation", [torch.arange(36).view(6, 6), graphs.grid(2, 3).bind(6).relation], ids=["table", "grid"]
+)
+def test_classes_that_go_by_more_than_distance_stay_with_their_edges_where_rows_are_reversed(relation) -> None:
+    rows = graphs.window(2).related(relation).bind(6).rows(2, 5)
+    back = rows.reverse()
+    by_edge = dict(zip(listed(rows), rows.edge_type.tolist(), strict=True))
+    assert {(src, dst): kind for (dst, src), kind in by_edge.items()} == dict(
+        zip(listed(back), back.edge_type.tolist(), strict=True)
+    )
+    assert torch.equal(back.reverse().edge_type, rows.edge_type)
+    assert back.reverse().relation is rows.relation
 
 
 def test_reversed_cliques_are_the_same_cliques() -> None:
@@ -313,6 +332,37 @@ def test_pinning_takes_edges_and_their_data_along(monkeypatch):
     assert graphs.causal().bind(4).pin_memory().num_edges == 10
 
 
+def test_a_graph_that_is_let_go_is_gone_at_once() -> None:
+    gc.collect()
+    gc.disable()  # edges are large and few: nothing would tell the collector to look for cycles of them
+    try:
+        for use in (lambda g: (g.csr, g.csc, g.runs), lambda g: g.to("meta").to("cpu"), copy.deepcopy):
+            graph = graphs.from_edges(EDGES, 4, edge_attr=ATTR)
+            use(graph)
+            there = weakref.ref(graph)
+            del graph
+            assert there() is None
+    finally:
+        gc.enable()
+
+
+def test_a_moved_graph_goes_on_without_the_one_it_was_moved_from() -> None:
+    away = graphs.causal().bind(3).power(2).to("meta")
+    back = away.to("cpu")
+    assert (back.device.type, back.num_edges) == ("cpu", 6)
+    assert away.to("cpu") is back
+    assert back.to("meta") is away
+    alone = pickle.loads(pickle.dumps(graphs.from_edges(EDGES, 4).to("cpu")))
+    assert alone.to("cpu") is alone
+
+
+def test_edges_that_do_not_fit_into_memory_are_refused_with_what_to_do() -> None:
+    with pytest.raises(
+        MemoryError, match=r"the edges of Graph\(complete\(\): 1,000 x 1,000,000,000,000.*do not fit into memory"
+    ):
+        _ = graphs.complete().bind(1000, 10**12).edge_index
+
+
 def test_a_graph_moves_once_and_knows_its_way_back() -> None:
     graph = graphs.from_edges(EDGES, 4, edge_attr=ATTR, edge_type=KIND)
     away = graph.to("meta")  # the one other device that every machine has
@@ -354,7 +404,13 @@ def test_some_things_need_one_set_of_nodes(structured: bool) -> None:
 
 
 def test_bad_numbers_are_named(graph: Graph) -> None:
-    with pytest.raises(ValueError, match="power needs k >= 1; got 0"):
+    with pytest.raises(ValueError, match=r"power needs an integer k >= 1; got 1\.5"):
+        graph.power(1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        graph.rows(0.0, 2.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"loops cannot have attributes of 0\.5 where edge_attr holds torch\.int64"):
+        graphs.from_edges(EDGES, edge_attr=KIND).with_self_loops(0.5)
+    with pytest.raises(ValueError, match="power needs an integer k >= 1; got 0"):
         graph.power(0)
     with pytest.raises(ValueError, match=r"p must lie between 0 and 1; got 1\.5"):
         graph.drop_edges(1.5)

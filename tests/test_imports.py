@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "position": {"relation", "graph", "scores"},
     "attention": {"relation", "graph", "graphs", "scores", "position"},
     "decoding": {"runs", "graph", "topology", "attention"},
-    "check": {"graph", "scores"},
+    "check": {"graph", "topology", "scores"},
     "tiling": {"runs"},
     "backends": {"runs", "relation", "edges", "graph", "random", "aggregate", "scores", "tiling", "kernels"},
     "plan": {"scores", "backends"},

@@ -87,6 +87,12 @@ def test_the_state_of_a_group_is_shared_and_nothing_grows_with_the_square() -> N
     torch.library.opcheck(linear_attention, (query, key, value, 0.5, blocks))
 
 
+def test_an_empty_batch_is_no_trouble() -> None:
+    graph = graphs.causal().bind(5)
+    given = request(graph, (0,))
+    assert [x.shape for x in run(low_rank, given)] == [x.shape for x in run(edge_list, given)]
+
+
 def test_blocks_of_a_graph() -> None:
     everyone, past = 0, 1
     assert low_rank._blocks(graphs.complete().bind(3, 5)) == [Block(0, 3, 0, 5, everyone)]

@@ -212,7 +212,16 @@ def test_dropped_edges_follow_the_seed_and_stay_in_evaluation() -> None:
     assert op.eval()(x).equal(exact)
 
 
-@pytest.mark.parametrize("attention", [None, DotProduct(4, 2, normalize="none"), Typed(4, 4, 1)], ids=type)
+class Unweighted(Attention):
+    """Has no scores for its softmax to be taken of."""
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        return Terms(src.unsqueeze(-2))
+
+
+@pytest.mark.parametrize(
+    "attention", [None, DotProduct(4, 2, normalize="none"), Typed(4, 4, 1), Unweighted()], ids=type
+)
 def test_sums_over_the_edges_left_are_right_on_average(attention: Attention | None) -> None:
     edges = torch.tensor([[0, 1, 2, 3, 0], [1, 0, 0, 0, 0]])
     graph = graphs.from_edges(edges, 4, edge_type=torch.zeros(5, dtype=torch.int64))
@@ -286,7 +295,7 @@ def test_diffusion_of_fixed_weights() -> None:
 
 
 def test_diffusion_refuses_what_it_cannot_mean() -> None:
-    with pytest.raises(ValueError, match="give the operator an attention"):
+    with pytest.raises(ValueError, match="give the operator an attention that has them"):
         MessagePassing(graphs.complete(), Diffusion(2, 0.5))(torch.randn(3, 8))
     op = MessagePassing(graphs.complete(), Diffusion(2, 0.5), None, DotProduct(8, 2))
     with pytest.raises(ValueError, match="one set of nodes; the graph is 3 x 5"):

@@ -10,6 +10,7 @@ import torch
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
 from mpnn import graphs, ops, plot
 from mpnn.graph import Graph
@@ -110,6 +111,11 @@ def test_attention_takes_weights_as_the_operator_gives_them(ax: Axes) -> None:
     assert drawn.count() == 3
 
 
+def test_attention_without_edges_is_drawn(ax: Axes) -> None:
+    plot.attention(graphs.causal().bind(3, 0), torch.zeros(0, 2), ax=ax)
+    assert ax.images[0].get_array().count() == 0
+
+
 def test_attention_refuses_weights_of_other_edges(ax: Axes) -> None:
     graph = graphs.causal().bind(3)
     with pytest.raises(ValueError, match=r"E = 6; got \[5\]"):
@@ -121,8 +127,63 @@ def test_attention_refuses_weights_of_other_edges(ax: Axes) -> None:
 def test_curves_are_named_at_their_ends_without_overlap(ax: Axes) -> None:
     plot.curves({"one": ([1, 2], [3.0, 1.0]), "two": ([1, 2], [3.0, 1.0])}, ax, ylabel="loss")
     assert {text.get_text() for text in ax.texts} == {"one", "two"}
-    heights = [text.xy[1] for text in ax.texts]
-    assert abs(heights[0] - heights[1]) > 0.05 * (ax.get_ylim()[1] - ax.get_ylim()[0])
+    ax.figure.draw_without_rendering()
+    assert not overlap(ax.texts)
+
+
+def test_names_that_stand_close_are_centred_on_their_lines(ax: Axes) -> None:
+    ends = {"a": 1.757, "a name in\nseveral lines": 1.76, "c": 1.78, "far": 3.0}
+    plot.curves({name: ([0, 10], [4.0, end]) for name, end in ends.items()}, ax)
+    heights = {text.get_text(): text.xy[1] for text in ax.texts}
+    assert heights["far"] == pytest.approx(3.0)
+    close = list(ends)[:3]
+    assert sum(heights[name] for name in close) == pytest.approx(sum(ends[name] for name in close))
+    assert sorted(close, key=heights.get) == close
+    assert not any(
+        text.get_annotation_clip() in (None, True) for text in ax.texts
+    )  # those below the axes are drawn too
+    ax.figure.draw_without_rendering()
+    assert not overlap(ax.texts)
+
+
+def overlap(texts: list[Annotation]) -> bool:
+    boxes = [text.get_window_extent() for text in texts]
+    return any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+
+
+LONG = "causal() & (window(64) | global_nodes(4) | random(3, seed=17)) - identity() of a few thousand nodes"
+
+
+@pytest.mark.parametrize("width", [3.5, 6.4])
+def test_a_long_title_goes_over_several_lines_within_the_picture(width: float) -> None:
+    graph = graphs.causal().bind(9)
+    for draw in (
+        lambda ax: plot.adjacency(graph, ax, title=LONG),
+        lambda ax: plot.attention(graph, torch.ones(45), ax, title=LONG),
+        lambda ax: plot.curves({"one": ([1, 2], [3.0, 1.0])}, ax, title=LONG),
+        lambda ax: plot.network(graph, ax, title=LONG),
+    ):
+        figure = Figure(figsize=(width, 4.0), layout="constrained")
+        ax = draw(figure.add_subplot())
+        figure.draw_without_rendering()
+        title = next(text for text in ax.get_children() if getattr(text, "get_text", str)() == ax.get_title(loc="left"))
+        assert title.get_text().replace("\n", " ") == LONG
+        assert title.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_long_names_leave_room_for_their_curves() -> None:
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    ax = plot.curves({LONG: ([1, 2], [3.0, 1.0]), "two": ([1, 2], [3.0, 1.0])}, figure.add_subplot())
+    figure.draw_without_rendering()
+    assert ax.get_position().width > 0.5
+    assert ax.texts[0].get_text().count("\n") + ax.texts[1].get_text().count("\n") > 2
+
+
+def test_steps_are_whole_numbers(ax: Axes) -> None:
+    plot.curves({"one": ([0, 1, 2], [3.0, 1.0, 0.5])}, ax)
+    assert all(float(tick).is_integer() for tick in ax.get_xticks())
+    hours = plot.curves({"one": ([0.0, 0.5, 1.0], [3.0, 1.0, 0.5])}, Figure().add_subplot())
+    assert not all(float(tick).is_integer() for tick in hours.get_xticks())
 
 
 def test_network_draws_an_arrow_for_each_edge_of_a_directed_graph(ax: Axes) -> None:

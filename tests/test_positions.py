@@ -19,6 +19,23 @@ def largest(difference):
     return difference.abs().max().item()
 
 
+@pytest.mark.parametrize(("buckets", "bidirectional"), [(3, True), (0, True), (1, False), (32, True)])
+def test_t5_refuses_buckets_that_its_logarithm_cannot_fill(buckets, bidirectional):
+    with pytest.raises(ValueError, match=f"of {buckets} buckets . hold one offset each; .* max_distance, 8"):
+        T5(2, buckets, 8, bidirectional)
+
+
+def test_shaw_refuses_a_distance_below_zero():
+    with pytest.raises(ValueError, match="max_distance must not be negative; got -1"):
+        Shaw(4, -1)
+
+
+def test_rotary_refuses_keys_of_another_width_too():
+    graph = graphs.complete().bind(3)
+    with pytest.raises(ValueError, match="for heads of width 4; got 2"):
+        Rotary(4).turn(torch.ones(3, 1, 4), torch.ones(3, 1, 2), graph)
+
+
 # ------------------------------------------------------------------------------------------------ sinusoids
 
 

@@ -297,5 +297,5 @@ def test_refuses_arguments_that_mean_nothing_here(call, sentence):
 def test_refuses_other_layers_and_lengths_beyond_the_positions():
     with pytest.raises(ValueError, match='layers are "local" or "lsh"; got \'full\''):
         Reformer(ReformerConfig(layers=["full"]))
-    with pytest.raises(IndexError, match="row of positions 8 is not among"):
+    with pytest.raises(IndexError, match="position 64 is not among those that the model has, 0 to 63"):
         from_hf(transformers.ReformerModel(config()).eval())(torch.zeros(1, 65).long())

@@ -145,6 +145,22 @@ def test_between_two_sets_every_pair_counts() -> None:
     assert absent_edges(graph, 0).shape == (2, 0)
 
 
+def test_the_few_absent_pairs_of_a_nearly_full_graph_are_not_searched_among_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n, draw, draws = 3000, torch.randint, []
+    missing = torch.tensor([[7, 0, 2999, 5], [2000, 1, 0, 5]])  # the last a node and itself
+    graph = graphs.complete().bind(n) - from_edges(missing, n)
+    monkeypatch.setattr(torch, "randint", lambda *args, **given: (draws.append(args[-1]), draw(*args, **given))[1])
+    drawn = absent_edges(graph, 300, generator())
+    assert draws == [(300,)]
+    pairs, count = torch.unique(drawn, dim=1, return_counts=True)
+    assert {*zip(*pairs.tolist(), strict=True)} == {(7, 2000), (0, 1), (2999, 0)}
+    assert count.min() > 60  # a hundred are expected, with a deviation of 8
+    wide = graphs.complete().bind(4, n) - from_edges([[9], [3]], num_src=n, num_dst=4)
+    assert absent_edges(wide, 2, generator()).tolist() == [[9, 9], [3, 3]]
+
+
 def test_where_every_pair_is_an_edge_there_is_nothing_to_draw() -> None:
     with pytest.raises(ValueError, match=r"every pair of .* is an edge already"):
         absent_edges(graphs.complete().bind(3), 1)
@@ -160,6 +176,10 @@ def test_arguments_are_checked() -> None:
         sampled(graph, 0)
     with pytest.raises(ValueError, match=r"nodes must be integers \[n\] from 0 to 1; got"):
         sampled(graph, 1, torch.tensor([2]))
+    with pytest.raises(ValueError, match=r"nodes must be integers \[n\] from 0 to 1; got"):
+        sampled(graph, 1, torch.tensor([True, False]))
+    with pytest.raises(TypeError, match="seed must be an integer; got None"):
+        random_walk_neighbors(graph, 1, seed=None)
     with pytest.raises(ValueError, match="count must be at least 0; got -1"):
         absent_edges(graph, -1)
 

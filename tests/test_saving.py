@@ -1,12 +1,15 @@
 """Models kept in a folder come back as they were, and no damaged or foreign file is taken for one."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
+import safetensors.torch
 import torch
+from torch import nn
 
 from mpnn import graphs
-from mpnn.models import GAT, GPT, Bert, BertConfig
+from mpnn.models import GAT, GPT, Bert, BertConfig, Model
 from mpnn.models.saving import CONFIG, WEIGHTS
 
 TOKENS = torch.arange(10)[None]
@@ -49,6 +52,47 @@ def test_a_graph_of_data_is_given_again(tmp_path):
     assert torch.equal(GAT.from_pretrained(tmp_path, graph=cycle)(x), model(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_keep_their_type(tmp_path, dtype):
+    model = gpt().to(dtype)
+    model.save_pretrained(tmp_path)
+    again = GPT.from_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in again.parameters()} == {dtype}
+    assert torch.equal(again(TOKENS), model(TOKENS))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    width: int = 2
+
+
+class Mine(Model):
+    """A stranger's model, whose configuration may be left out."""
+
+    def __init__(self, config: Sizes | None = None, **more: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear((Sizes() if config is None else config).width, more.get("out", 1))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"config": Sizes(3)}, {"config": Sizes(3), "out": 4}])
+def test_a_model_of_ones_own_comes_back(tmp_path, arguments):
+    Mine(**arguments).save_pretrained(tmp_path)
+    assert Mine.from_pretrained(tmp_path).linear.weight.shape == Mine(**arguments).linear.weight.shape
+
+
+def test_an_interrupted_save_leaves_what_was_there(folder, monkeypatch):
+    """The weights cannot be written, as on a full disk: neither file has changed, and no third one lies there."""
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_model", full)
+    with pytest.raises(OSError, match="No space left"):
+        GPT(17, 16, 2, 2, context=12).save_pretrained(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 @pytest.fixture
 def folder(tmp_path):
     gpt().save_pretrained(tmp_path)
@@ -76,6 +120,7 @@ def test_weights_of_another_model_are_refused(folder, tmp_path_factory):
         ('{"model": "GPT", "argum', "is damaged"),
         ('{"hidden_size": 768}', "was not written by save_pretrained"),
         ('{"model": "Bert", "arguments": {}}', "describes a Bert, not a GPT"),
+        ('{"model": "GPT", "arguments": {"width": 8}}', "does not describe a GPT, which takes no width"),
     ],
 )
 def test_a_foreign_configuration_is_refused(folder, text, sentence):

@@ -167,6 +167,40 @@ def test_bad_sizes_are_named() -> None:
         graphs.documents([2, 2]).bind(5)
 
 
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda i, n: (i, i + 1), r"must return a list of pairs \[\(start, stop\), ...\], also where there is one"),
+        (lambda i, n: (0, n), "also where there is one; got int for a pair"),
+        (lambda i, n: [(0, i, n)], "got tuple for a pair"),
+        (lambda i, n: None, r"must return a list of pairs \[\(start, stop\), ...\]; got None"),
+        (lambda i, n: [(i / 2, i + 1)], "must be integers; got float64: divide by // instead of /"),
+    ],
+    ids=["a pair of arrays", "a pair of numbers", "three", "nothing", "floats"],
+)
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_rule_that_returns_no_pairs_of_integers_is_refused(rule: Any, message: str, n: int) -> None:
+    with pytest.raises(TypeError, match=message):
+        Topology.of(rule).bind(n)
+
+
+@pytest.mark.parametrize(("num_dst", "num_src"), [(2**62, None), (8, 2**61)])
+def test_sizes_whose_pairs_cannot_be_counted_are_refused(num_dst: int, num_src: int | None) -> None:
+    with pytest.raises(ValueError, match=f"a graph of {num_dst} x .* is too large"):
+        graphs.complete().bind(num_dst, num_src)
+
+
+@pytest.mark.parametrize("name", ["num_edges", "edge_index", "num_dst", "dense"])
+def test_a_rule_has_nothing_of_a_graph_and_says_so(name: str) -> None:
+    topology = graphs.causal() & graphs.window(2)
+    with pytest.raises(
+        AttributeError, match=rf"causal\(\) & window\(2\) is a rule without a size and has no {name}; bind"
+    ):
+        getattr(topology, name)
+    with pytest.raises(AttributeError, match="'_Algebra' object has no attribute 'edges'"):
+        topology.edges  # noqa: B018
+
+
 # ------------------------------------------------------------------------------------------------ the user's own
 
 
@@ -233,6 +267,8 @@ def test_only_topologies_and_graphs_combine(other: Any) -> None:
     for combine in (lambda a, b: a | b, lambda a, b: a & b, lambda a, b: a - b):
         with pytest.raises(TypeError, match="unsupported operand"):
             combine(graphs.causal(), other)
+        with pytest.raises(TypeError, match="unsupported operand"):
+            combine(other, graphs.causal())
         with pytest.raises(TypeError, match="unsupported operand"):
             combine(graphs.causal().bind(3), other)
 

@@ -106,6 +106,25 @@ def test_text_shorter_than_the_context_says_so() -> None:
         language_model_loss(gpt(), TEXT[:12])
 
 
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": 1, "batch": 0}, {"steps": 1, "validate_every": 0}])
+def test_numbers_of_steps_and_crops_are_at_least_one(wrong) -> None:
+    with pytest.raises(ValueError, match="steps, batch and validate_every must be at least 1; got"):
+        fit_language_model(gpt(), TEXT, TEXT, **wrong)
+
+
+def test_text_too_short_to_validate_on_is_refused_before_training() -> None:
+    model = Recorder()
+    with pytest.raises(ValueError, match="validation needs more than 12 tokens"):
+        fit_language_model(model, TEXT, TEXT[:12], 50)
+    assert not model.seen
+
+
+def test_no_patience_at_all_is_refused(nodes) -> None:
+    model = GCN(3, 3)
+    with pytest.raises(ValueError, match="patience must be at least 1 epoch, or None for all of them; got 0"):
+        fit_node_classifier(model, RING, nodes, model.optimizer(), patience=0)
+
+
 def test_node_classifier_without_patience_runs_every_epoch_and_keeps_the_last_weights(nodes) -> None:
     told: list[int] = []
     model = GCN(3, 3)

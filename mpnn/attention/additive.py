@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.attention.heads import edges_by_head, joined
+from mpnn.attention.heads import edges_by_head, joined, refuse_no_heads
 from mpnn.attention.spec import Attention, KeyValue, Terms
 from mpnn.graph import Graph
 from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
@@ -41,6 +41,7 @@ class Additive(Attention):
         bias: bool = True,
     ) -> None:
         super().__init__()
+        refuse_no_heads(heads)
         self.heads, self.concat, self.dropout = heads, concat, dropout
         self.activation = LeakyReLU(negative_slope)
         self.to_value = nn.Linear(in_dim, heads * out_dim, bias=False)
@@ -55,11 +56,13 @@ class Additive(Attention):
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
-        listener = value if dst is src and self.one_map else self.query(dst)
         edge = None
         if self.to_edge is not None and self.by_edge is not None:
-            edge = _by_head(edges_by_head(self.to_edge, edge_attr, self.heads), self.by_edge)
-        by_dst, by_src = _by_head(listener, self.by_dst), _by_head(value, self.by_src)
+            (edge,) = _by_head(edges_by_head(self.to_edge, edge_attr, self.heads), self.by_edge)
+        if dst is src and self.one_map:
+            by_dst, by_src = _by_head(value, self.by_dst, self.by_src)
+        else:
+            (by_dst,), (by_src,) = _by_head(self.query(dst), self.by_dst), _by_head(value, self.by_src)
         return Terms(value, AdditiveScore(by_dst, by_src, self.activation, edge))
 
     def query(self, dst: Tensor) -> Tensor:
@@ -97,6 +100,7 @@ class AdditiveV2(KeyValue):
         map_value: bool = True,
     ) -> None:
         super().__init__()
+        refuse_no_heads(heads)
         self.heads, self.concat, self.dropout, self.map_value = heads, concat, dropout, map_value
         self.activation = LeakyReLU() if activation is None else activation
         self.to_value = nn.Linear(in_dim if source_dim is None else source_dim, heads * out_dim, bias)
@@ -118,9 +122,9 @@ class AdditiveV2(KeyValue):
         return joined(out, self.concat, self.bias)
 
 
-def _by_head(x: Tensor, vector: Tensor) -> Tensor:
-    """`<x_h, vector_h>` for each head, [..., H] of x [..., H, D] and vector [H, D]: one product with a matrix that is
-    zero between heads, which takes no room for x times vector."""
-    heads = len(vector)
-    apart = torch.eye(heads, dtype=vector.dtype, device=vector.device)[:, :, None] * vector
-    return F.linear(x.flatten(-2), apart.flatten(1))
+def _by_head(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+    """`<x_h, vector_h>` for each head, [..., H] of x [..., H, D], for each of the vectors [H, D]: one product with a
+    matrix that is zero between heads, which reads x once and takes no room for x times vectors."""
+    heads = len(vectors[0])
+    apart = torch.eye(heads, dtype=x.dtype, device=x.device)[:, :, None] * torch.stack(vectors)[:, :, None]
+    return F.linear(x.flatten(-2), apart.flatten(2).flatten(0, 1)).chunk(len(vectors), -1)

@@ -18,6 +18,7 @@ class Degree(Attention):
     """
 
     normalize = "none"
+    balanced = True
 
     def __init__(self, in_dim: int, out_dim: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -31,19 +32,29 @@ class Degree(Attention):
         if edge_attr is None:
             weight = graph.memo(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
         else:
-            weight = degree_weights(graph, edge_attr.reshape(graph.num_edges).to(src.dtype))
+            if edge_attr.numel() != graph.num_edges:
+                raise ValueError(
+                    f"Degree takes one weight an edge as edge_attr, [{graph.num_edges}]; got {list(edge_attr.shape)}"
+                )
+            weight = degree_weights(graph, edge_attr.reshape(-1), src.dtype)
         return Terms(self.to_value(src).unsqueeze(-2), bias=(weight[:, None],))
 
     def merge(self, out: Tensor) -> Tensor:
         return joined(out, True, self.bias)
 
 
-def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """`a_ij / sqrt(d_i d_j)` for each edge, [E] in the caller's order; isolated ends count as weight 0."""
+def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """`a_ij / sqrt(d_i d_j)` for each edge, [E] in the caller's order; isolated ends count as weight 0.
+
+    `dtype`: of the result; default: that of the weights, float32 where there are none. Degrees are added up in float32
+    at least: a bfloat16 counts no further than 256.
+    """
     src, dst = graph.edge_index
-    weight = torch.ones(graph.num_edges, dtype=dtype, device=graph.device) if weight is None else weight
+    if dtype is None:
+        dtype = torch.float32 if weight is None else weight.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    weight = torch.ones(graph.num_edges, dtype=wide, device=graph.device) if weight is None else weight.to(wide)
     degree = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
-    inverse = torch.where(
-        degree > 0, degree.clamp(min=torch.finfo(degree.dtype).tiny).rsqrt(), torch.zeros_like(degree)
-    )
-    return inverse[dst] * weight * inverse[src]
+    inverse = torch.where(degree > 0, degree.clamp(min=torch.finfo(wide).tiny).rsqrt(), torch.zeros_like(degree))
+    # index_select, as the backward of indexing adds up in an order of its own on several threads
+    return (inverse.index_select(0, dst) * weight * inverse.index_select(0, src)).to(dtype)

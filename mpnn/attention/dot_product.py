@@ -65,7 +65,12 @@ class DotProduct(KeyValue):
         self.to_value = nn.Linear(source_dim, kv_heads * self.head_dim, bias)
         self.to_out = nn.Linear(wide, dim, bias)
         self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, wide, bias=False)
-        given = () if position is None else (position,) if isinstance(position, Position) else tuple(position)
+        given = () if position is None else tuple(position) if isinstance(position, Sequence) else (position,)
+        for one in given:
+            if not isinstance(one, Position):
+                raise TypeError(
+                    f"position must be one of mpnn.position, such as Rotary(head_dim), or several; got {one!r}"
+                )
         self.positions = nn.ModuleList(given)
 
     def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 
+def refuse_no_heads(heads: int) -> None:
+    if heads < 1:
+        raise ValueError(f"heads must be at least 1; got {heads}")
+
+
 def edges_by_head(to_edge: nn.Linear, edge_attr: Tensor | None, heads: int) -> Tensor:
     """A vector for each edge and head, [E, H, D], from attributes [E, edge_dim], or [E] when there is one an edge."""
     if edge_attr is None:
         raise ValueError("this attention was made with edge_dim, so the graph or the call must give edge_attr")
-    return to_edge(edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr).unflatten(-1, (heads, -1))
+    edge_attr = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
+    if edge_attr.shape[-1] != to_edge.in_features:
+        raise ValueError(f"this attention was made with edge_dim={to_edge.in_features}; got {list(edge_attr.shape)}")
+    return to_edge(edge_attr).unflatten(-1, (heads, -1))
 
 
 def joined(out: Tensor, concat: bool, bias: Tensor | None) -> Tensor:

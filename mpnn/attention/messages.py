@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from mpnn.attention.spec import Attention, Terms
@@ -52,19 +53,27 @@ class EdgeWeight(Mapped):
         self, value: nn.Module | None = None, out: nn.Module | None = None, *, normalized: bool = False
     ) -> None:
         super().__init__(value, out)
-        self.normalize = "softmax" if normalized else "none"
+        self.balanced = normalized
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         terms = super().forward(dst, src, graph)
-        if edge_attr is None and self.normalize == "none":
+        if edge_attr is None and not self.balanced:
             return terms
-        weight = src.new_ones(graph.num_edges) if edge_attr is None else edge_attr.to(src.dtype)
+        weight = src.new_ones(graph.num_edges) if edge_attr is None else edge_attr
         if weight.shape not in ((graph.num_edges,), (graph.num_edges, 1)):
             raise ValueError(
                 f"edge_attr must hold one weight for each of {graph.num_edges} edges; got {list(weight.shape)}"
             )
-        weight = weight.reshape(-1, 1)
-        return replace(terms, bias=(weight.log() if self.normalize == "softmax" else weight,))
+        weight = weight.reshape(-1)
+        shares = _shares(weight, graph) if self.balanced else weight
+        return replace(terms, bias=(shares.to(src.dtype)[:, None],))
+
+
+def _shares(weight: Tensor, graph: Graph) -> Tensor:
+    """Weights [E] over their sums at each destination, 0 where these are; in float32 at least, as sums are long."""
+    weight, dst = weight.to(torch.promote_types(weight.dtype, torch.float32)), graph.edge_index[1]
+    sums = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
+    return weight / torch.where(sums == 0, torch.ones_like(sums), sums)[dst]
 
 
 class EdgeMessage(Attention):

@@ -20,6 +20,9 @@ class Terms:
     """What an attention spec says of a graph's edges; see `mpnn.scores.Request` for shapes.
 
     `graph` replaces the operator's where a spec spreads its messages over other destinations.
+
+    Raises:
+        ValueError, TypeError: a part that lacks the dimension of heads, or is something else altogether.
     """
 
     value: Tensor
@@ -28,9 +31,26 @@ class Terms:
     edge_value: PerEdge | None = None
     graph: Graph | None = None
 
+    def __post_init__(self) -> None:
+        if self.value.dim() < 3:
+            raise ValueError(
+                f"value is [..., N_src, H, D]; got {list(self.value.shape)}: for one head, value.unsqueeze(-2)"
+            )
+        if self.score is not None and not isinstance(self.score, Score):
+            raise TypeError(
+                f"score is a Dot, AdditiveScore or AdditiveV2Score; got {type(self.score).__name__}: give any other "
+                "score as a bias for each edge"
+            )
+        if not isinstance(self.bias, tuple):
+            raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
+        for bias in self.bias:
+            if isinstance(bias, Tensor) and bias.dim() < 2:
+                raise ValueError(f"a bias is [..., E, H]; got {list(bias.shape)}: for one head, bias[:, None]")
+
 
 class Attention(nn.Module, ABC):
     """An attention spec: `forward` gives the terms, `merge` the message; `normalize` and `dropout` say the rest.
+    `balanced`: weights that need no normaliser, because they are made to suit the edges that are there, as GCN's are.
 
     To add one, subclass this. A score that none of `mpnn.scores` expresses is given as a bias, [..., E, H] in the
     caller's edge order, made from `graph.edge_index`.
@@ -38,6 +58,7 @@ class Attention(nn.Module, ABC):
 
     normalize: str = "softmax"
     dropout: float = 0.0
+    balanced: bool = False
 
     @abstractmethod
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:

@@ -18,7 +18,7 @@ class Typed(Attention):
 
     The classes are the graph's (`edge_type`, or the rule of its topology); a graph without any has one class. Messages
     are gathered class by class and then mapped, so a convolution costs what im2col costs. With "sum" this is the sum
-    of `W_r h_j`; with "mean" each class has its own mean, R-GCN's 1 / |N_r(i)|.
+    of `W_r h_j`; with "mean" each class has its own mean, R-GCN's 1 / |N_r(i)|. Each map begins as Xavier's.
     """
 
     normalize = "none"
@@ -28,7 +28,8 @@ class Typed(Attention):
         self.relations = relations
         self.weight = nn.Parameter(torch.empty(relations, in_dim, out_dim))
         self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
-        nn.init.xavier_uniform_(self.weight)
+        for one in self.weight:
+            nn.init.xavier_uniform_(one)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         by_class = graph.derived(_by_class, self.relations, num_dst=graph.num_dst * self.relations)

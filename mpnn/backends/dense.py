@@ -5,12 +5,17 @@ of one size run as a batch, or all at once where torch has a kernel for that. Wh
 capping, other normalisers, dropout that every backend draws alike, the weights themselves) is written out on the
 block's score matrix.
 
-NaN in a block can reach rows of it that do not hear it: a mask's zero times NaN is NaN, in torch's kernels too.
+NaN in a block can reach rows of it that do not hear it: a mask's zero times NaN is NaN, in torch's kernels too. And
+where a query is NaN but the values are not, torch's CPU kernel gives numbers instead of NaN over fewer than 8 sources;
+to ask for that beforehand would take longer than the kernel does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,7 +49,7 @@ def supports(request: Request) -> str | None:
         pairs = graph.num_edges
     else:
         pairs = graph.num_dst * graph.num_src
-        if pairs > _MOST_PAIRS and not _is_plain_shape(graph):
+        if pairs > _MOST_PAIRS and _plain_shape(graph) is None:
             return f"a mask of {graph.num_dst:,} x {graph.num_src:,} pairs is too large"
     if graph.is_explicit and graph.num_edges != graph.runs.num_edges:
         return "the graph has repeated edges, which a matrix of pairs cannot tell apart"
@@ -63,7 +68,7 @@ def counts(request: Request) -> dict[str, float]:
     found = {"call": 1.0}
     if _is_biased(request):
         found["biased pair"] = pairs
-    if not by_cliques and not _is_plain_shape(graph):
+    if not by_cliques and _plain_shape(graph) is None:
         found["masked pair"] = pairs
     if written:
         found |= {"written pair": pairs, "written number": pairs * width}
@@ -72,7 +77,7 @@ def counts(request: Request) -> dict[str, float]:
     else:
         narrow = request.value.dtype != request.wide and graph.device.type == "cpu"
         kind = "double " if request.wide == torch.float64 else "narrow " * narrow
-        if not by_cliques and not request.bias and _is_plain_shape(graph) and not _is_complete(graph):
+        if not by_cliques and not request.bias and _plain_shape(graph) == "causal":
             pairs *= 0.5 + min(0.5, 256 / max(graph.num_src, 1))  # blocks of sources on the diagonal are computed whole
         found |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
     if _vectors(request):
@@ -89,7 +94,7 @@ def estimate(request: Request) -> Estimate:
     pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
     copies = (3 + 2 * bool(request.dropout) + 1.5 * request.needs_grad) * written + 1.7 * _is_biased(request)
     gathered = graph.num_dst * heads * (4 * request.value.shape[-1] * by_cliques + _classes(request))
-    masked = not by_cliques and not _is_plain_shape(graph)
+    masked = not by_cliques and _plain_shape(graph) is None
     size = (pairs * heads * copies + gathered) * torch.finfo(request.wide).bits / 8 + 5 * pairs * masked
     if request.value.device.type == "cuda":
         return Estimate(_seconds_on_gpu(request, pairs * heads, size, written or masked), size)
@@ -112,9 +117,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     score, graph = request.score, request.graph
     assert isinstance(score, Dot)
     features = score.query, score.key, request.value
-    if _is_plain_shape(graph) and not _is_biased(request) and not _written_out(request):
-        q, k, v = (x.transpose(-3, -2) for x in features)
-        return _sdpa(q, k, v, score.scale, None, not _is_complete(graph)).transpose(-3, -2), None
+    if (straight := direct(request)) is not None:
+        return straight(*features, score.scale), None
     if not _by_cliques(request):
         block = graph.memo("dense block", lambda: _whole(graph))
         out, weights = _run_block(request, block, *(x.unsqueeze(-4) for x in features))
@@ -133,6 +137,26 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         outs.append(_run_block(request, _Block(members, members), *parts)[0].flatten(-4, -3))
         first += members.numel()
     return torch.cat(outs, -3).index_select(-3, places), None
+
+
+def direct(request: Request) -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | None:
+    """What runs every request of this form, given query, key, value and scale, if torch's kernel does all of it."""
+    shape = _plain_shape(request.graph)
+    if shape is None or _is_biased(request) or _written_out(request):
+        return None
+    return _causal if shape == "causal" else _complete
+
+
+def _complete(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool = False) -> Tensor:
+    """Out [..., N_dst, H, D] over all pairs, or all earlier ones, in as few views as may be: on few nodes they are
+    what takes time beside the kernel."""
+    if query.dim() == 3:
+        return _complete(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), scale, causal).squeeze(0)
+    q, k, v = query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2)
+    return _sdpa(q, k, v, scale, None, causal).transpose(-3, -2)
+
+
+_causal = partial(_complete, causal=True)
 
 
 def _order(graph: Graph) -> tuple[Tensor, Tensor]:
@@ -179,9 +203,8 @@ class _Block:
 
 def _whole(graph: Graph) -> _Block:
     dst, src = (torch.arange(n, device=graph.device)[None] for n in (graph.num_dst, graph.num_src))
-    if _is_plain_shape(graph):
-        return _Block(dst, src, causal=not _is_complete(graph), whole=True)
-
+    if shape := _plain_shape(graph):
+        return _Block(dst, src, causal=shape == "causal", whole=True)
     allowed = graph.dense()
     silent = ~allowed.any(1)
     if bool(silent.any()):
@@ -206,15 +229,20 @@ def _run_block(request: Request, block: _Block, *features: Tensor) -> tuple[Tens
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
-    batch = q.shape[:-3]
-    if mask is not None and (mask.dim() > 4 or mask.shape[0] > 1):
-        mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
-    if len(batch) != 1:
-        q, k, v = (x.flatten(0, -4) if batch else x.unsqueeze(0) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(
+    """Out [..., H, S, D] of q, k and v [..., H, S or T, D], with one dimension or more before H."""
+    if q.dim() > 4:
+        batch = q.shape[:-3]
+        if mask is not None and (mask.dim() > 4 or mask.shape[0] > 1):
+            mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
+        out = _sdpa(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), scale, mask, causal)
+        return out.view(*batch, *out.shape[1:])
+    if scale <= 0:  # torch's kernels mask scores before they scale them, and -inf would turn round, or to NaN
+        q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
+    if k.shape[1] != v.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-    return out if len(batch) == 1 else out.view(*batch, *out.shape[1:])
 
 
 def _write_out(
@@ -268,7 +296,7 @@ def _bias(request: Request, block: _Block, q: Tensor) -> Tensor | None:
         if isinstance(bias, Lookup) and isinstance(vectors, Lookup) and bias.relation == vectors.relation:
             alike.append(bias.table.to(request.wide))
         else:
-            parts.append(_pairs(bias, request, block).to(request.wide))
+            parts.append(_pairs(bias, request, block))
     if isinstance(vectors, Lookup):
         numbers = sum(alike[1:], alike[0]) if alike else None
         products = by_class.products(score.scale * q.to(request.wide), vectors.table.to(request.wide), numbers)
@@ -293,12 +321,21 @@ def _ids(relation: Relation, graph: Graph, block: _Block) -> Tensor:
 def _pairs(bias: PerEdge, request: Request, block: _Block) -> Tensor:
     graph = request.graph
     if isinstance(bias, Lookup) and bias.relation is not None:
-        return bias.table[_ids(bias.relation, graph, block)].movedim(-1, -3)
+        return _rows(bias, _ids(bias.relation, graph, block), request.wide).movedim(-1, -3)
     csr = graph.csr
-    per_edge = bias.table[bias.ids(graph)] if isinstance(bias, Lookup) else csr.from_caller(bias, -2)  # [..., E, H]
+    if isinstance(bias, Lookup):
+        per_edge = _rows(bias, bias.ids(graph), request.wide)  # [E, H]
+    else:
+        per_edge = csr.from_caller(bias.to(request.wide), -2)  # [..., E, H]
     pairs = per_edge.new_zeros(*per_edge.shape[:-2], per_edge.shape[-1], graph.num_dst * graph.num_src)
     pairs = pairs.index_copy(-1, csr.row * graph.num_src + csr.col, per_edge.mT)
     return pairs.unflatten(-1, (graph.num_dst, graph.num_src)).unsqueeze(-4)
+
+
+def _rows(bias: Lookup, ids: Tensor, wide: torch.dtype) -> Tensor:
+    """Entries of a table [..., H] for ids [...]. What they share gets its gradients summed in the wide type, and in
+    the same order every time, as indexing with brackets would not."""
+    return bias.table.to(wide).index_select(0, ids.flatten()).unflatten(0, ids.shape)
 
 
 def _mask(bias: Tensor | None, block: _Block) -> Tensor | None:
@@ -309,10 +346,17 @@ def _mask(bias: Tensor | None, block: _Block) -> Tensor | None:
     return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
 
 
-def _is_plain_shape(graph: Graph) -> bool:
+def _plain_shape(graph: Graph) -> Literal["complete", "causal"] | None:
+    """What torch's kernels know without a mask."""
+    return graph.memo("plain shape", lambda: _look_for_plain_shape(graph))
+
+
+def _look_for_plain_shape(graph: Graph) -> Literal["complete", "causal"] | None:
     if graph.is_explicit and graph.num_edges not in _plain_counts(graph.num_dst, graph.num_src):
-        return False  # without reading the edges
-    return _is_complete(graph) or (graph.labels is None and graph.runs.is_causal)
+        return None  # without reading the edges
+    if _is_complete(graph):
+        return "complete"
+    return "causal" if graph.labels is None and graph.runs.is_causal else None
 
 
 def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:

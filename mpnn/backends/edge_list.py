@@ -52,7 +52,7 @@ def estimate(request: Request) -> Estimate:
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     csr = request.graph.csr
-    index = Index.of(csr.row, csr.ptr)
+    index = request.graph.memo("edge list index", lambda: Index.of(csr.row, csr.ptr))
     messages = _grouped(_nodes_first(request.value, request).index_select(0, csr.col), request)
     if request.edge_value is not None:
         messages = messages + _per_edge(request.edge_value, request, csr, trailing=2)
@@ -61,12 +61,12 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         kept = _dropped(weights, request, csr) if request.dropout else weights
         messages = kept[..., None] * messages
     out = request.reduce.reduce(messages, index)
-    if not isinstance(out, Tensor) or out.dim() != messages.dim() or len(out) != index.num_dst:
+    if not isinstance(out, Tensor) or out.dim() != messages.dim() or out.shape[0] != index.num_dst:
         raise ValueError(
             f"the aggregator must reduce messages {list(messages.shape)} to one row for each of {index.num_dst} "
             f"destinations; it gave {list(out.shape) if isinstance(out, Tensor) else out!r}"
         )
-    out = out.movedim(0, -3).to(request.value.dtype)
+    out = _cast(out.movedim(0, -3) if request.batch else out, request.value.dtype)
     if not request.return_weights:
         return out, None
     weights = messages.new_ones(()) if weights is None else weights
@@ -122,16 +122,22 @@ def _per_edge(data: PerEdge, request: Request, csr: CSR, trailing: int) -> Tenso
     if isinstance(data, Lookup):
         rows = data.table.to(request.wide).index_select(0, data.ids(request.graph))
     else:
-        rows = csr.from_caller(data.to(request.wide).movedim(-1 - trailing, 0))
+        rows = csr.from_caller(_nodes_first(data, request, trailing))
     missing = len(request.batch) - (rows.dim() - 1 - trailing)
-    return rows.view(rows.shape[0], *[1] * missing, *rows.shape[1:])
+    return rows.view(rows.shape[0], *[1] * missing, *rows.shape[1:]) if missing else rows
 
 
 def _grouped(rows: Tensor, request: Request) -> Tensor:
     """[E, ..., H_kv, D] with each shared head repeated for the heads that share it."""
-    heads, given = request.heads, rows.shape[-2]
-    return rows if given in (1, heads) else rows.repeat_interleave(heads // given, -2)
+    given = rows.shape[-2]
+    return rows if given == 1 or given == request.heads else rows.repeat_interleave(request.heads // given, -2)
 
 
 def _nodes_first(x: Tensor, request: Request, trailing: int = 2) -> Tensor:
-    return x.to(request.wide).movedim(-1 - trailing, 0)
+    wide = _cast(x, request.wide)
+    return wide if wide.dim() == trailing + 1 else wide.movedim(-1 - trailing, 0)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    # On a molecule, an operation that changes nothing takes as long as one that does.
+    return x if x.dtype == dtype else x.to(dtype)

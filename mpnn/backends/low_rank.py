@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mpnn.aggregate import Sum
 from mpnn.backends.estimate import Estimate, both_ways, on_gpu, priced
@@ -104,6 +105,9 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     assert blocks is not None
     groups = lcm(score.key.shape[-2], value.shape[-2])
     query, key, value = (_in_groups(x, groups) for x in (score.query, score.key, value))
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in (query, key, value)):
+        # torch would take those of an operator without a rule for zeros
+        raise NotImplementedError('low_rank has no forward-mode derivatives; name backend="edge_list"')
     out = linear_attention(query, key, value, score.scale, [number for block in blocks for number in block])
     shape = (*request.batch, request.graph.num_dst, request.heads, value.shape[-1])
     return out.view(shape).to(request.value.dtype), None
@@ -254,5 +258,5 @@ def _masked(scores: Tensor, nodes: int, heard: int) -> Tensor:
     """Scores [B * G, nodes * R, nodes * P] with zeros where the row does not hear the source."""
     hidden = torch.ones(nodes, nodes, dtype=torch.bool, device=scores.device)
     hidden = hidden.triu(1) if heard == _PAST else hidden.tril(-1)
-    view = scores.view(len(scores), nodes, scores.shape[1] // nodes, nodes, -1)
+    view = scores.unflatten(2, (nodes, scores.shape[2] // nodes)).unflatten(1, (nodes, scores.shape[1] // nodes))
     return view.masked_fill(hidden[:, None, :, None], 0.0).view_as(scores)

@@ -59,7 +59,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     from torch_sparse import SparseTensor, matmul
 
     graph, csr = request.graph, request.graph.csr
-    weights = [csr.from_caller(b[:, 0]) for b in request.bias if isinstance(b, Tensor)]
+    weights = [csr.from_caller(b[:, 0].to(request.wide)) for b in request.bias if isinstance(b, Tensor)]
     matrix = SparseTensor(
         rowptr=csr.ptr,
         col=csr.col,
@@ -68,5 +68,5 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         is_sorted=True,
     )
     features = request.value.movedim(-3, 0)
-    out = matmul(matrix, features.reshape(graph.num_src, -1), reduce=_NAMES[type(request.reduce)])
+    out = matmul(matrix, features.flatten(1), reduce=_NAMES[type(request.reduce)])
     return out.view(graph.num_dst, *features.shape[1:]).movedim(0, -3), None

@@ -23,7 +23,8 @@ def list_datasets() -> None:
 
     Example: mpnn data list
     """
-    table = Table("name", "size", "where", box=None, padding=(0, 3, 0, 0), header_style="dim")
+    table = Table("name", "size", box=None, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column("where", overflow="fold")  # a path that is cut short is of no use
     for name, where in BUILT_IN.items():
         table.add_row(name, "", where)
     for name, source in SOURCES.items():
@@ -39,7 +40,6 @@ def get(name: Annotated[str, typer.Argument(help="A name from mpnn data list.")]
     """Find a dataset on this machine or download it, check it, and print where it is.
 
     Looked for in the folder that the environment variable MPNN_DATA names, then in the cache; downloaded to the cache.
-
     \b
     Examples:
       mpnn data get cora
@@ -52,7 +52,7 @@ def get(name: Annotated[str, typer.Argument(help="A name from mpnn data list.")]
         folder = locate(name)
     source = SOURCES[name]
     console.print(str(folder), soft_wrap=True)
-    console.print(f"{source.cite}\nlicence: {source.licence}", style="dim")
+    console.print(f"{source.cite}\nlicence: {source.licence}", style="dim", soft_wrap=True)
 
 
 def folder_of(source: Source) -> Path | None:

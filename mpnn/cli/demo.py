@@ -13,7 +13,7 @@ import torch
 import typer
 
 from mpnn.cli import page, pictures, tasks
-from mpnn.cli.console import console, refuse, refusing
+from mpnn.cli.console import console, folder, refuse, refusing
 from mpnn.cli.measure import attention_weights, machine, one_thread, versions
 from mpnn.cli.page import Chapter, Picture
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
@@ -57,8 +57,8 @@ def demo(
     if steps < 1:
         refuse(f"--steps must be at least 1; got {steps}")
     settings = replace(TextSettings(), steps=steps)
+    folder(out)
     with refusing():
-        out.mkdir(parents=True, exist_ok=True)
         corpus = Corpus.of("text", tasks.manual(), settings.context)
         nodes = Nodes.digits()
         runs: list[Run] = [TextRun(name, corpus, settings, seed) for name in TOPOLOGIES]

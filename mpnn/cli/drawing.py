@@ -19,21 +19,22 @@ _DITHER = (np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5
 _HALVES = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
 
 
-def matrix(runs: Runs, plain: bool) -> Text:
-    """Destinations down, sources across, the darker the more of a cell's pairs are edges; `plain`: without colours."""
-    cells = _cells(runs)
+def matrix(runs: Runs, plain: bool, width: int = _MOST_CELLS + 2) -> Text:
+    """Destinations down, sources across, the darker the more of a cell's pairs are edges, no wider than `width`
+    characters; `plain`: without colours, in a frame."""
+    cells = _cells(runs, max(1, min(_MOST_CELLS, width - 2 * plain)))
     if len(cells) % 2:
         cells = np.vstack([cells, np.full_like(cells[:1], np.nan)])
     return _plain(cells) if plain else _coloured(cells)
 
 
-def _cells(runs: Runs) -> NDArray[np.float64]:
+def _cells(runs: Runs, most: int) -> NDArray[np.float64]:
     """Square roots of densities, so that sparse tiles still show; small graphs enlarged to be seen."""
     longest = max(runs.num_dst, runs.num_src)
-    shrink = min(1.0, _MOST_CELLS / longest)
+    shrink = min(1.0, most / longest)
     rows, columns = (max(1, round(n * shrink)) for n in (runs.num_dst, runs.num_src))
     cells = np.sqrt(density(runs, rows, columns))
-    enlarge = max(1, _SMALL // longest)
+    enlarge = max(1, min(_SMALL, most) // longest)
     return cells.repeat(enlarge, 0).repeat(enlarge, 1)
 
 

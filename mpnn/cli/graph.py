@@ -50,6 +50,10 @@ def graph(
       mpnn graph complete --n 10 --num-src 77
     """
     with refusing():
+        if out is not None:
+            out = out if out.suffix else out.with_suffix(".png")
+            if not out.parent.is_dir():
+                refuse(f"there is no folder {out.parent} to write {out.name} into")
         bound = parse(expression).bind(n, num_src)
         runs = bound.runs
     console.print()
@@ -58,8 +62,10 @@ def graph(
     console.print(facts)
     console.print()
     if runs.num_dst and runs.num_src:
-        console.print(drawing.matrix(runs, plain=console.color_system is None))
-        console.print("destinations down, sources across; a coloured cell: the row hears the column", style="dim")
+        plain = console.no_color or console.color_system is None
+        console.print(drawing.matrix(runs, plain, console.width))
+        cell = "filled" if plain else "coloured"
+        console.print(f"destinations down, sources across; a {cell} cell: the row hears the column", style="dim")
     if out is not None:
         _draw(expression, bound, out)
 
@@ -95,7 +101,7 @@ def _facts(expression: str, graph: Graph) -> Table:
         reached = reach_by_layer(graph)
         for layers, fraction in reached:
             name = f"reach after {layers} layer{'s' * (layers > 1)}"
-            table.add_row(name, f"{fraction:.1%} of all pairs")
+            table.add_row(name, f"{fraction:.1%} of all pairs" + ", as each knows itself" * (layers == 1))
         table.add_row("all hear all", _full_reach(graph, reached))
     return table
 
@@ -112,12 +118,11 @@ def _full_reach(graph: Graph, reached: list[tuple[int, float]]) -> str:
 def _draw(expression: str, graph: Graph, path: Path) -> None:
     from matplotlib.figure import Figure
 
+    from mpnn.cli.pictures import wrapped
     from mpnn.plot import adjacency
 
     figure = Figure(figsize=(5.6, 5.4), layout="constrained")
-    adjacency(graph, figure.add_subplot(), title=expression)
+    adjacency(graph, figure.add_subplot(), title=wrapped(expression, 48))
     with refusing():
-        if not path.parent.is_dir():
-            refuse(f"there is no folder {path.parent} to write {path.name} into")
-        figure.savefig(path, dpi=160)
+        figure.savefig(path, dpi=160, bbox_inches="tight")  # cut to a graph that is wide or tall
     console.print(f"drawn into {path}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from mpnn import plot
@@ -21,10 +23,15 @@ _DPI = 180
 _ROUNDS = 30
 
 
+def wrapped(expression: str, width: int) -> str:
+    """An expression as a title of several lines, where one line of so many characters does not hold it."""
+    return "\n".join(wrap(expression, width))
+
+
 def topology(trained: Trained, path: Path) -> None:
     figure = Figure(figsize=(3.5, 3.66), layout="constrained")
-    plot.adjacency(trained.graph, figure.add_subplot(), title=trained.expression)
-    figure.savefig(path, dpi=_DPI)
+    plot.adjacency(trained.graph, figure.add_subplot(), title=wrapped(trained.expression, 28))
+    figure.savefig(path, dpi=_DPI, bbox_inches="tight")
 
 
 def heads(trained: Trained, weights: Sequence[Tensor], path: Path) -> None:
@@ -42,15 +49,19 @@ def heads(trained: Trained, weights: Sequence[Tensor], path: Path) -> None:
 
 
 def losses(results: Sequence[Trained], path: Path) -> None:
-    """Validation loss (text) or accuracy (nodes) of each over the steps."""
+    """Validation loss (text) or accuracy (nodes) of each over the steps; a single one's name is the title."""
     figure = Figure(figsize=(7.4, 4.0), layout="constrained")
     ax = figure.add_subplot()
     of_nodes = bool(results[0].history.val_accuracy)
+    alone = len(results) == 1
     history = {
-        r.expression: (r.history.val_step, r.history.val_accuracy if of_nodes else r.history.val_loss) for r in results
+        "" if alone else r.expression: (r.history.val_step, r.history.val_accuracy if of_nodes else r.history.val_loss)
+        for r in results
     }
     ylabel = "validation accuracy" if of_nodes else "validation loss (nats a character)"
-    plot.curves(history, ax, ylabel=ylabel, xlabel="epoch" if of_nodes else "step")
+    title = wrapped(results[0].expression, 72) if alone else ""
+    plot.curves(history, ax, ylabel=ylabel, xlabel="epoch" if of_nodes else "step", title=title)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=_DPI)
 
 

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import Progress as Bars
 from rich.progress import TaskID
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import data
@@ -23,6 +23,7 @@ from mpnn.cli.measure import backends, kept_for_backward
 from mpnn.graph import Graph
 from mpnn.graphs import from_edges, knn, parse
 from mpnn.models import GAT, GPT
+from mpnn.models.saving import Model
 from mpnn.train import History, LabelledNodes, Progress, fit_language_model, fit_node_classifier
 
 _VALIDATION = 0.1
@@ -123,7 +124,7 @@ class Trained:
     expression: str
     graph: Graph
     layers: int
-    model: nn.Module
+    model: Model
     history: History
     backend: str
     kept: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -12,8 +11,8 @@ import typer
 
 from mpnn import data
 from mpnn.cli import pictures, tasks
-from mpnn.cli.console import console, refuse, refusing
-from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
+from mpnn.cli.console import console, folder, refuse, refusing
+from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings
 
 _DEFAULT = TextSettings()
 _EPOCHS = 200
@@ -69,7 +68,8 @@ def train(
 ) -> None:
     """Train a model over a graph of your choice; print a table, and save curves and a checkpoint.
 
-    Writes graph.png, curves.png and model.safetensors, whose metadata says how the model was made.
+    Writes graph.png, curves.png and the model, config.json and model.safetensors, as save_pretrained does; of text also
+    characters.txt, the model's characters in the order of their numbers.
     \b
     Examples:
       mpnn train --graph "causal & window(16)"
@@ -83,8 +83,8 @@ def train(
     for name, given in {**asdict(settings), "steps": epochs}.items():
         if given <= 0:
             refuse(f"--{name} must be more than 0; got {given}")
+    folder(out)
     with refusing():
-        out.mkdir(parents=True, exist_ok=True)
         run: Run
         if task is Task.text:
             corpus = _corpus(text, file, context)
@@ -96,11 +96,11 @@ def train(
     console.print("", tasks.table([trained]), "", tasks.legend(), "", sep="\n")
     pictures.topology(trained, out / "graph.png")
     pictures.losses([trained], out / "curves.png")
-    made = {"task": task.value, "graph": trained.expression, "seed": str(seed)}
+    trained.model.save_pretrained(out)
     if task is Task.text:
-        made |= {"settings": json.dumps(asdict(settings)), "characters": corpus.characters.symbols}
-    _save(trained, out / "model.safetensors", made)
-    console.print(f"saved graph.png, curves.png and model.safetensors in {out}", soft_wrap=True)
+        (out / "characters.txt").write_text(corpus.characters.symbols, encoding="utf-8", newline="")
+    console.print(f"saved graph.png, curves.png and the model in {out}; read it again in Python:", soft_wrap=True)
+    console.print(f"  mpnn.models.{type(trained.model).__name__}.from_pretrained({str(out)!r})", soft_wrap=True)
 
 
 def _corpus(text: TextName, file: Path | None, context: int) -> Corpus:
@@ -111,9 +111,3 @@ def _corpus(text: TextName, file: Path | None, context: int) -> Corpus:
             raise ValueError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start})") from None
     found = tasks.manual() if text is TextName.pydoc else data.tinyshakespeare()
     return Corpus.of(text.value, found, context)
-
-
-def _save(trained: Trained, path: Path, made: dict[str, str]) -> None:
-    from safetensors.torch import save_file
-
-    save_file(trained.model.state_dict(), path, metadata=made)

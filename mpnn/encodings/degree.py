@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mpnn.encodings.check import not_negative
 from mpnn.graph import Graph
 
 
@@ -18,8 +19,8 @@ def degrees(graph: Graph, most: int | None = None) -> Tensor:
     Raises:
         ValueError: `most` is negative, or the graph has two sets of nodes.
     """
-    if most is not None and most < 0:
-        raise ValueError(f"most must not be negative; got {most}")
+    if most is not None:
+        not_negative("most", most)
     if graph.num_dst != graph.num_src:
         raise ValueError(f"degrees need one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
     leaving = torch.bincount(graph.edge_index[0], minlength=graph.num_src)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.encodings.adjacency import adjacency, inverse_or_zero
+from mpnn.encodings.check import not_negative
 from mpnn.graph import Graph
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ def laplacian(graph: Graph, k: int) -> Tensor:
     """
     from scipy.sparse.csgraph import connected_components
 
-    if k < 0:
-        raise ValueError(f"k must not be negative; got {k}")
+    not_negative("k", k)
     matrix = adjacency(graph, "the Laplacian")
     matrix.setdiag(0)
     matrix.eliminate_zeros()

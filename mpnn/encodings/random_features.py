@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mpnn.encodings.check import not_negative
+
 
 def random_features(num_nodes: int, k: int, seed: int) -> Tensor:
     """Standard normal numbers [num_nodes, k], the same for the same arguments (Sato et al. 2021, "Random features
@@ -14,6 +16,6 @@ def random_features(num_nodes: int, k: int, seed: int) -> Tensor:
     Raises:
         ValueError: num_nodes or k is negative.
     """
-    if num_nodes < 0 or k < 0:
-        raise ValueError(f"num_nodes and k must not be negative; got {num_nodes} and {k}")
+    not_negative("num_nodes", num_nodes)
+    not_negative("k", k)
     return torch.randn(num_nodes, k, generator=torch.Generator().manual_seed(seed))

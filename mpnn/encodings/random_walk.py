@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn.encodings.adjacency import adjacency, inverse_or_zero
+from mpnn.encodings.check import not_negative
 from mpnn.graph import Graph
 
 _NUMBERS = 1 << 22  # of the rows of a power held at a time
@@ -27,8 +28,7 @@ def random_walk(graph: Graph, steps: int) -> Tensor:
     Raises:
         ValueError: steps is negative, or the graph has two sets of nodes.
     """
-    if steps < 0:
-        raise ValueError(f"steps must not be negative; got {steps}")
+    not_negative("steps", steps)
     walk = adjacency(graph, "a random walk")
     walk = (walk * inverse_or_zero(walk.sum(0))[None, :]).tocsr()
     back = walk.T.tocsr()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn.encodings.adjacency import adjacency
+from mpnn.encodings.check import not_negative
 from mpnn.graph import Graph
 
 
@@ -25,8 +26,7 @@ def shortest_paths(graph: Graph, max_distance: int) -> Tensor:
     Raises:
         ValueError: max_distance is negative, or the graph has two sets of nodes.
     """
-    if max_distance < 0:
-        raise ValueError(f"max_distance must not be negative; got {max_distance}")
+    not_negative("max_distance", max_distance)
     hops = np.minimum(_hops(graph), max_distance)
     return torch.from_numpy(np.where(hops < 0, max_distance + 1, hops)).to(graph.device)
 
@@ -41,8 +41,7 @@ def path_edges(graph: Graph, steps: int) -> Tensor:
     Returns:
         int64 [N, N, steps], numbers of edges in the caller's order, on the graph's device.
     """
-    if steps < 0:
-        raise ValueError(f"steps must not be negative; got {steps}")
+    not_negative("steps", steps)
     hops = _hops(graph)
     src, dst = graph.edge_index.cpu().numpy()
     n = graph.num_dst

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.encodings.check import not_negative
 from mpnn.graph import Graph
 
 
@@ -28,8 +29,7 @@ def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -
         ValueError: rounds is negative, the graph has two sets of nodes, or labels do not match its nodes.
         TypeError: labels are not integers.
     """
-    if rounds < 0:
-        raise ValueError(f"rounds must not be negative; got {rounds}")
+    not_negative("rounds", rounds)
     n = graph.num_dst
     if n != graph.num_src:
         raise ValueError(f"roles need one set of nodes; the graph is {n} x {graph.num_src}")

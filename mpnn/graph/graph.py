@@ -7,6 +7,7 @@ cliques), or explicit edges in the caller's order, repeated edges and edge attri
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from mpnn import edges as edge_lists
 from mpnn import reach, reorder
-from mpnn.edges import CSR, built_once, sorted_by
+from mpnn.edges import CSR, built_once, sorted_by, trainable
 from mpnn.graph import algebra, parts, rewired
 from mpnn.graph.made import edge_data, structured
 from mpnn.handles import Handled
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 T = TypeVar("T")
+_ABSENT: Any = object()
 
 
 class Graph(Handled):
@@ -59,7 +61,8 @@ class Graph(Handled):
         self.relation, self.shift, self.places, self.name = relation, shift, places, name
         self.device = torch.device(device)
         self._given_runs, self._labels, self._edges, self._edge_type = runs, labels, edges, edge_type
-        self._moved: dict[torch.device, Graph] = {self.device: self}
+        self._moved: dict[torch.device, Graph] = {}
+        self._moved_from: weakref.ref[Graph] | None = None  # weak: a graph that is let go is gone, with all its edges
         self._memo: dict[Hashable, Any] = {}
         self.kept: Tensor | None = None
         self.order: Tensor | None = None
@@ -119,8 +122,14 @@ class Graph(Handled):
         destination and then source for structured ones, whose edges are written out here and only on request."""
         if self._edges is not None:
             return self._edges
-        dst, src = self.runs.edges()
-        return torch.from_numpy(np.stack([src, dst])).to(self.device)
+        try:
+            dst, src = self.runs.edges()
+            return torch.from_numpy(np.stack([src, dst])).to(self.device)
+        except MemoryError:
+            raise MemoryError(
+                f"the edges of {self} do not fit into memory, {self.num_edges * 16 / 2**30:,.1f} GiB as int64 [2, E]; "
+                "its runs, degrees, algebra and structured kernels need none of them"
+            ) from None
 
     @built_once
     def csr(self) -> CSR:
@@ -210,11 +219,10 @@ class Graph(Handled):
 
     def memo(self, key: Hashable, build: Callable[[], T]) -> T:
         """What `build()` gave the first time for this graph and key: a place for whatever layers derive from it."""
-        if key not in self._memo:
-            recording = torch.is_grad_enabled()  # plans depend on it, and leaving inference mode turns it on
-            with torch.inference_mode(False), torch.set_grad_enabled(recording):
-                self._memo[key] = build()
-        return self._memo[key]
+        found = self._memo.get(key, _ABSENT)
+        if found is _ABSENT:
+            found = self._memo[key] = trainable(build)
+        return found
 
     def derived(
         self, build: Callable[..., Graph], *arguments: Hashable, num_dst: int, num_src: int | None = None
@@ -253,11 +261,12 @@ class Graph(Handled):
     def placed(self, dst: Tensor, src: Tensor) -> Graph:
         """The same edges, with destinations and sources that stand at these positions, int64 [num_dst] and [num_src]:
         what relative positions and classes by rule go by."""
+        dst, src = (torch.as_tensor(at, device=self.device) for at in (dst, src))
         for name, at, n in (("dst", dst, self.num_dst), ("src", src, self.num_src)):
             if at.shape != (n,) or at.is_floating_point():
                 raise ValueError(f"{name} must hold {n} integers; got {at.dtype} of shape {list(at.shape)}")
         graph = self._copy()
-        graph.places = (dst.to(self.device), src.to(self.device))
+        graph.places = (dst, src)
         return graph
 
     def rows(self, start: int, stop: int) -> Graph:
@@ -325,12 +334,16 @@ class Graph(Handled):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The graph on a device; moved once, then remembered. `non_blocking`: without waiting, from pinned memory."""
         device = _resolved(device)
-        if device not in self._moved:
+        first = (self._moved_from and self._moved_from()) or self
+        for graph in (self, first):
+            if graph.device == device:
+                return graph
+        if device not in first._moved:
             with torch.inference_mode(False):
                 graph = self._copy(lambda x: x.to(device, non_blocking=non_blocking), device)
-            graph._moved = self._moved
-            self._moved[device] = graph
-        return self._moved[device]
+            graph._moved_from = weakref.ref(first)
+            first._moved[device] = graph
+        return first._moved[device]
 
     def pin_memory(self) -> Graph:
         """The same graph with its edges and their data in pinned memory; `DataLoader(pin_memory=True)` calls this."""
@@ -351,8 +364,9 @@ class Graph(Handled):
 
     def reach(self, layers: int) -> float:
         """The fraction of (destination, source) pairs that `layers` rounds of message passing connect, each node
-        keeping what it knows: 1.0 when everybody has heard everybody. Above 1,024 nodes, measured on 256 sources
-        spread evenly."""
+        keeping what it knows: 1.0 when everybody has heard everybody. A node knows itself from the beginning, so that
+        `reach(1)` counts it although the share of pairs that are edges may not. Above 1,024 nodes, measured on 256
+        sources spread evenly."""
         self._need_square("reach")
         return reach.fraction(self.runs, layers)
 
@@ -375,8 +389,8 @@ class Graph(Handled):
     # ------------------------------------------------------------------------------------------------ inside
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles do without what was derived, which need not be picklable."""
-        return {**super().__getstate__(), "_memo": {}}
+        """Copies and pickles do without what was derived, which need not be picklable, and other devices."""
+        return {**super().__getstate__(), "_memo": {}, "_moved": {}, "_moved_from": None}
 
     def _need_square(self, what: str) -> None:
         if self.num_dst != self.num_src:

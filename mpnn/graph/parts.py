@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 def rows(graph: Graph, start: int, stop: int) -> Graph:
     """`Graph.rows`."""
+    start, stop = operator.index(start), operator.index(stop)
     if not 0 <= start <= stop <= graph.num_dst:
         raise ValueError(f"rows {start} to {stop} are not among the {graph.num_dst} destinations of {graph}")
     shift = graph.shift + start
@@ -48,6 +50,7 @@ def heard(graph: Graph) -> tuple[Tensor, Graph]:
 
 def induced(graph: Graph, keep: Tensor) -> Graph:
     """`Graph.induced`."""
+    keep = torch.as_tensor(keep, device=graph.device)
     if keep.shape != (graph.num_dst,) or keep.dtype != torch.bool:
         raise ValueError(f"keep must be bool [{graph.num_dst}]; got {keep.dtype} of shape {list(keep.shape)}")
     if keep.all():

@@ -10,7 +10,7 @@ import torch
 from mpnn import edges as edge_lists
 from mpnn import reach
 from mpnn.graph.made import edge_data, extended, renumbered, selected, structured
-from mpnn.relation import Flipped
+from mpnn.relation import Offset, flipped
 from mpnn.runs import Runs
 
 if TYPE_CHECKING:
@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 
 def reverse(graph: Graph) -> Graph:
     """`Graph.reverse`."""
+    relation = None if graph.relation is None else flipped(graph.relation)
+    places = graph.places
+    by_distance = relation is None or any(isinstance(one, Offset) for one in (relation, graph.relation))
+    if places is None and graph.shift and not by_distance:
+        places = graph.where()  # a shift tells distances alone
     turned: dict[str, Any] = {
         "num_dst": graph.num_src,
         "num_src": graph.num_dst,
-        "relation": graph.relation and Flipped(graph.relation),
-        "shift": -graph.shift,
-        "places": graph.places and graph.places[::-1],
+        "relation": relation,
+        "shift": -graph.shift if places is None else 0,
+        "places": places and places[::-1],
     }
     if graph.is_explicit:
         return renumbered(graph, graph.edge_index.flip(0), **turned)
@@ -34,8 +39,8 @@ def reverse(graph: Graph) -> Graph:
 
 def power(graph: Graph, k: int) -> Graph:
     """`Graph.power`."""
-    if k < 1:
-        raise ValueError(f"power needs k >= 1; got {k}")
+    if not isinstance(k, (int, np.integer)) or k < 1:
+        raise ValueError(f"power needs an integer k >= 1; got {k!r}")
     return graph if graph.labels is not None else structured(graph, reach.power(graph.runs, k))
 
 
@@ -49,6 +54,8 @@ def with_self_loops(graph: Graph, fill: float) -> Graph:
     loops = edge_lists.nodes_without_loop(graph.edge_index, graph.num_dst)
     attr = graph.edge_attr
     new = None if attr is None else attr.new_full((len(loops), *attr.shape[1:]), fill)
+    if new is not None and (new != fill).any() and fill == fill:  # of NaN, which equals nothing, there is no doubt
+        raise ValueError(f"loops cannot have attributes of {fill} where edge_attr holds {new.dtype}")
     return extended(graph, torch.stack([loops, loops]), edge_attr=new)
 
 

@@ -24,14 +24,18 @@ def at_least(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}; got {value}")
 
 
-def distinct_indices(name: str, values: Iterable[int] | Tensor, keep_order: bool = False) -> tuple[int, ...]:
-    """Node numbers from 0 upward, none twice; sorted unless their order means something."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, (Iterable, Tensor)):
-        raise TypeError(f"{name} must be an integer or a list of integers; got {values!r}")
-    items = np.atleast_1d(values).tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
-    nodes = tuple(whole(f"{name}[{k}]", v) for k, v in enumerate(items))
+def integers(name: str, values: Iterable[int] | Tensor, wanted: str = "a list of integers") -> tuple[int, ...]:
+    """A list of integers, whatever holds them."""
+    scalar = isinstance(values, (Tensor, np.ndarray)) and values.ndim == 0
+    if scalar or isinstance(values, (str, bytes)) or not isinstance(values, (Iterable, Tensor)):
+        raise TypeError(f"{name} must be {wanted}; got {values!r}")
+    items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
+    return tuple(whole(f"{name}[{k}]", v) for k, v in enumerate(items))
+
+
+def distinct_indices(name: str, values: Iterable[int] | Tensor) -> tuple[int, ...]:
+    """Node numbers from 0 upward, none twice, ascending."""
+    nodes = integers(name, values, "an integer or a list of integers")
     if nodes and min(nodes) < 0:
         raise ValueError(f"{name} must not hold negative nodes; got {min(nodes)}")
-    if keep_order:
-        return nodes
     return tuple(sorted(set(nodes)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graphs.check import at_least
+from mpnn.graphs.check import at_least, whole
 
 _CHUNK = 1 << 24
 
@@ -37,7 +37,7 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
     at_least("rounds", rounds, 1)
     if buckets % 2:
         raise ValueError(f"buckets must be even, half of them for each sign of the projection; got {buckets}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(whole("seed", seed))
     graph: Graph | None = None
     for _ in range(rounds):
         directions = torch.randn(x.shape[1], buckets // 2, generator=generator).to(x)
@@ -70,8 +70,13 @@ def chunks(
         edge_type: the class of the edges that each list makes, int64 [lists].
     """
     at_least("size", size, 1)
+    at_least("num_nodes", num_nodes, 0)
     if order.dim() != 2 or order.shape[1] % size:
         raise ValueError(f"order must be [lists, length], the length a multiple of {size}; got {list(order.shape)}")
+    if edge_type is not None and edge_type.shape != order.shape[:1]:
+        raise ValueError(f"edge_type must be [{len(order)}], a class for each list; got {list(edge_type.shape)}")
+    at_least("before", before, 0)
+    at_least("after", after, 0)
     hears = order.unflatten(1, (-1, size))
     heard = torch.cat([hears.roll(-shift, 1) for shift in range(-before, after + 1)], 2)
     dst, src = torch.broadcast_tensors(hears[..., None], heard[..., None, :])  # [lists, chunks, size, heard]
@@ -110,10 +115,22 @@ def knn(x: Tensor, k: int) -> Graph:
         distance = torch.cdist(x[rows], x, compute_mode="donot_use_mm_for_euclid_dist")
         distance.nan_to_num_(nan=far, posinf=far)  # farther than any node, but nearer than a node is to itself
         distance[torch.arange(len(rows), device=x.device), rows] = float("inf")
-        sources.append(distance.sort(dim=1, stable=True).indices[:, :k])
+        sources.append(_smallest(distance, k))
     src = torch.cat(sources).reshape(-1) if sources else torch.zeros(0, dtype=torch.int64, device=x.device)
     dst = torch.arange(n, device=x.device).repeat_interleave(k)
     return Graph.from_edges(torch.stack([src, dst]), n, n, name=f"knn({k})")
+
+
+def _smallest(x: Tensor, k: int) -> Tensor:
+    """The columns of the k smallest numbers of each row, [rows, k], ascending; of equal ones the first."""
+    if not 0 < k <= x.shape[1] // 8:
+        return x.sort(dim=1, stable=True).indices[:, :k]
+    # as good as a sort, and sorts no more than the numbers up to the k-th
+    row, column = (x <= x.topk(k, dim=1, largest=False).values[:, -1:]).nonzero(as_tuple=True)
+    order = x[row, column].argsort(stable=True)
+    order = order[row[order].argsort(stable=True)]
+    first = torch.searchsorted(row, torch.arange(len(x), device=x.device))
+    return column[order[first[:, None] + torch.arange(k, device=x.device)]]
 
 
 def _check_features(name: str, x: Tensor) -> None:

@@ -5,6 +5,7 @@ Matrices are adjacencies `A[dst, src]`: row i holds what node i hears. Their val
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ def from_scipy(matrix: Any) -> Graph:
     """
     if not hasattr(matrix, "tocoo"):
         raise TypeError(f"from_scipy needs a scipy sparse matrix or array; got {type(matrix).__name__}")
+    _check_matrix("from_scipy", matrix.shape)
     coo = matrix.tocoo()
     edges = torch.from_numpy(np.stack([coo.col, coo.row]).astype(np.int64))
     values = torch.from_numpy(np.array(coo.data))
@@ -54,6 +56,8 @@ def from_networkx(graph: Any, weight: str | None = None) -> Graph:
                                                 .#.#
                                                 ..#.
     """
+    if not hasattr(graph, "nodes"):
+        raise TypeError(f"from_networkx needs a networkx graph; got {type(graph).__name__}")
     number = {node: k for k, node in enumerate(graph.nodes)}
     edges, values = [], []
     for u, v, data in graph.edges(data=True):
@@ -124,7 +128,10 @@ def to_pyg(graph: Graph, **features: Tensor) -> Any:
 
 def from_torch_sparse(matrix: Tensor) -> Graph:
     """From a torch sparse tensor (COO, CSR or CSC) [num_dst, num_src]; its values become `edge_attr`."""
+    if not isinstance(matrix, Tensor):
+        raise TypeError(f"from_torch_sparse needs a torch tensor; got {type(matrix).__name__}")
     coo = matrix.to_sparse_coo()
+    _check_matrix("from_torch_sparse", coo.shape[: coo.sparse_dim()])
     coo = coo if coo.is_coalesced() else coo.coalesce()
     dst, src = coo.indices()
     return from_edges(torch.stack([src, dst]), num_dst=coo.shape[0], num_src=coo.shape[1], edge_attr=coo.values())
@@ -150,6 +157,11 @@ def to_sparse_tensor(graph: Graph) -> Any:
 
     src, dst = graph.edge_index
     return SparseTensor(row=dst, col=src, value=graph.edge_attr, sparse_sizes=(graph.num_dst, graph.num_src))
+
+
+def _check_matrix(name: str, shape: Sequence[int]) -> None:
+    if len(shape) != 2:
+        raise ValueError(f"{name} needs a matrix [num_dst, num_src]; got shape {list(shape)}")
 
 
 def _values(graph: Graph) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ def from_edges(
                                              ##.
 
     Args:
-        edge_index: integers [2, E], sources above destinations (PyTorch Geometric's convention).
+        edge_index: integers [2, E], sources above destinations (PyTorch Geometric's convention). An int64 tensor is
+            not copied: leave it as it is while the graph is in use.
         num_nodes: for one set of nodes; default: as many as the edges name.
         num_src, num_dst: for two sets of nodes (bipartite), instead of `num_nodes`.
         edge_attr: one row for each edge, [E] or [E, ...]. `edge_type`: the class of each edge, integers [E].
@@ -43,7 +45,7 @@ def from_edges(
         IndexError: an end of an edge is no node; the sentence names the edge.
         TypeError, ValueError: not integers, wrong shapes, both ways of giving sizes.
     """
-    edge_index = _tensor(edge_index)
+    edge_index = _tensor("edge_index", edge_index)
     if edge_index.numel() == 0:
         edge_index = edge_index.long()  # a list without numbers in it passes for floating point
     check_form(edge_index)
@@ -53,15 +55,14 @@ def from_edges(
     for name, n in (("num_nodes", num_nodes), ("num_src", num_src), ("num_dst", num_dst)):
         if n is not None:
             at_least(name, n, 0)
-    named_src, named_dst = [int(ends.max()) + 1 if ends.numel() else 0 for ends in edge_index]
     if num_src is None and num_dst is None:
-        num_src = num_dst = max(named_src, named_dst) if num_nodes is None else num_nodes
+        num_src = num_dst = _named(edge_index) if num_nodes is None else num_nodes
     return Graph.from_edges(
         edge_index,
-        named_dst if num_dst is None else int(num_dst),
-        named_src if num_src is None else int(num_src),
-        edge_attr=None if edge_attr is None else _tensor(edge_attr),
-        edge_type=None if edge_type is None else _integers(_tensor(edge_type)),
+        _named(edge_index[1]) if num_dst is None else int(num_dst),
+        _named(edge_index[0]) if num_src is None else int(num_src),
+        edge_attr=None if edge_attr is None else _tensor("edge_attr", edge_attr),
+        edge_type=None if edge_type is None else _integers(_tensor("edge_type", edge_type)),
     )
 
 
@@ -111,13 +112,16 @@ def batch(graphs: Sequence[Graph]) -> Graph:
     graphs = list(graphs)
     if not graphs:
         raise ValueError("a batch needs at least one graph")
+    for k, g in enumerate(graphs):
+        if not isinstance(g, Graph):
+            raise TypeError(f"graph {k} of the batch is {g!r}; a batch is made of graphs, which topology.bind(n) gives")
     if len(graphs) == 1:
         return graphs[0]
     if any(g.shift for g in graphs):
         raise ValueError("graphs with remembered sources (memory) cannot be batched; batch their features instead")
-    devices = sorted({str(g.device) for g in graphs})
+    devices = {g.device for g in graphs}
     if len(devices) > 1:
-        raise ValueError(f"the graphs of a batch are on {' and '.join(devices)}; move them to one")
+        raise ValueError(f"the graphs of a batch are on {' and '.join(sorted(map(str, devices)))}; move them to one")
     for name, have in (
         ("edge_attr", [g.edge_attr is not None for g in graphs]),
         ("edge_type", [g.has_classes for g in graphs]),
@@ -127,7 +131,7 @@ def batch(graphs: Sequence[Graph]) -> Graph:
     num_dst, num_src = sum(g.num_dst for g in graphs), sum(g.num_src for g in graphs)
     device = graphs[0].device
     if any(g.is_explicit for g in graphs) or not _share_a_rule(graphs):
-        attr = None if graphs[0].edge_attr is None else torch.cat([_given(g.edge_attr) for g in graphs])
+        attr = None if graphs[0].edge_attr is None else _joined_attributes([_given(g.edge_attr) for g in graphs])
         kind = torch.cat([_given(g.edge_type) for g in graphs]) if graphs[0].has_classes else None
         joined = Graph(num_dst, num_src, edges=_joined_edges(graphs), edge_attr=attr, edge_type=kind, device=device)
     else:
@@ -138,6 +142,11 @@ def batch(graphs: Sequence[Graph]) -> Graph:
         dst, src = (torch.cat(ends) for ends in zip(*(g.where() for g in graphs), strict=True))
         joined.places = (dst, src)
     return joined
+
+
+def _named(ends: Tensor) -> int:
+    """How many nodes edges with these ends name."""
+    return int(ends.max()) + 1 if ends.numel() else 0
 
 
 def _share_a_rule(graphs: Sequence[Graph]) -> bool:
@@ -151,14 +160,27 @@ def _share_a_rule(graphs: Sequence[Graph]) -> bool:
     return relation is None or (square and isinstance(relation, Offset))
 
 
+def _joined_attributes(attributes: Sequence[Tensor]) -> Tensor:
+    for k, attr in enumerate(attributes):
+        if attr.shape[1:] != attributes[0].shape[1:]:
+            raise ValueError(
+                f"edge_attr of graph {k} is {list(attr.shape)} and that of graph 0 {list(attributes[0].shape)}; "
+                "they must agree in all but the number of edges"
+            )
+    return torch.cat(list(attributes))
+
+
 def _given(data: Tensor | None) -> Tensor:
     assert data is not None
     return data
 
 
-def _tensor(data: Tensor | Any) -> Tensor:
+def _tensor(name: str, data: Tensor | Any) -> Tensor:
     # torch warns of numpy arrays that must not be written to, though nothing here does
-    return torch.as_tensor(data.copy() if isinstance(data, np.ndarray) and not data.flags.writeable else data)
+    try:
+        return torch.as_tensor(data.copy() if isinstance(data, np.ndarray) and not data.flags.writeable else data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be a tensor, or what torch.as_tensor makes one of: {error}") from None
 
 
 def _integers(classes: Tensor) -> Tensor:
@@ -168,10 +190,11 @@ def _integers(classes: Tensor) -> Tensor:
 
 
 def _joined_edges(graphs: Sequence[Graph]) -> Tensor:
-    src = np.cumsum([0] + [g.num_src for g in graphs])
-    dst = np.cumsum([0] + [g.num_dst for g in graphs])
-    first = torch.from_numpy(np.stack([src, dst], 1)).to(graphs[0].device)
-    return torch.cat([g.edge_index + first[k, :, None] for k, g in enumerate(graphs)], 1)
+    edges = torch.cat([g.edge_index for g in graphs], 1)
+    src, dst = (accumulate(sizes, initial=0) for sizes in ([g.num_src for g in graphs], [g.num_dst for g in graphs]))
+    first = torch.tensor([list(src)[:-1], list(dst)[:-1]], device=edges.device)
+    counts = torch.tensor([g.num_edges for g in graphs], device=edges.device)
+    return edges + first.repeat_interleave(counts, 1, output_size=edges.shape[1])
 
 
 def _joined_labels(graphs: Sequence[Graph]) -> np.ndarray | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpnn.graphs.check import at_least
+from mpnn.graphs.check import at_least, whole
 from mpnn.relation import GridOffset, Taps
 from mpnn.runs import Ints
 from mpnn.topology import Topology
@@ -32,9 +32,9 @@ def grid(height: int, width: int, connectivity: int = 4) -> Topology:
                      ..#.#.
     """
     _check_size(height, width)
-    if connectivity not in (4, 8):
+    if whole("connectivity", connectivity) not in (4, 8):
         raise ValueError(f"connectivity must be 4 (sides) or 8 (sides and corners); got {connectivity}")
-    return Topology.of(_grid, int(height), int(width), connectivity, relation=GridOffset(int(width), 1, 1))
+    return Topology.of(_grid, int(height), int(width), int(connectivity), relation=GridOffset(int(width), 1, 1))
 
 
 def _grid(i: Ints, num_src: int, height: int, width: int, connectivity: int = 4) -> Pairs:
@@ -124,14 +124,20 @@ def _convolution(
     rows, columns = convolved(height, width, kernel, stride, padding, dilation)
     _check_nodes("convolution", i, num_src, (rows, columns), (height, width))
     y, x = i // columns * stride[0] - padding[0], i % columns * stride[1] - padding[1]
-    reach = kernel[1] - 1
-    spans = [(0, reach)] if dilation[1] == 1 else [(b * dilation[1],) * 2 for b in range(kernel[1])]
+    down, across = (_taps(at, k, d, n) for at, k, d, n in zip((y, x), kernel, dilation, (height, width), strict=True))
+    spans = [(0, kernel[1] - 1)] if dilation[1] == 1 else [(b * dilation[1],) * 2 for b in across]
     return [
         pair
-        for a in range(kernel[0])
+        for a in down
         for first, last in spans
         for pair in _row_runs(y + a * dilation[0], x + first, x + last, height, width)
     ]
+
+
+def _taps(at: Ints, kernel: int, dilation: int, length: int) -> range:
+    """Which of the kernel's taps along one axis ever lie on the image, when it begins `at` these places."""
+    first, last = int(at.min()), int(at.max())
+    return range(max(0, -(last // dilation)), min(kernel, (length - 1 - first) // dilation + 1))
 
 
 def convolved(
@@ -183,7 +189,8 @@ def _pooling(i: Ints, num_src: int, height: int, width: int, size: tuple[int, in
     rows, columns = -(-height // size[0]), -(-width // size[1])
     _check_nodes("pooling", i, num_src, (rows, columns), (height, width))
     y, x = i // columns * size[0], i % columns * size[1]
-    return [pair for a in range(size[0]) for pair in _row_runs(y + a, x, x + size[1] - 1, height, width)]
+    deep = min(size[0], height)
+    return [pair for a in range(deep) for pair in _row_runs(y + a, x, x + size[1] - 1, height, width)]
 
 
 def windows(height: int, width: int, size: int, shift: int = 0) -> Topology:
@@ -238,7 +245,8 @@ def _row_runs(y: Ints, first: Ints, last: Ints, height: int, width: int) -> Pair
 def _pixels(name: str, i: Ints, num_src: int, height: int, width: int) -> tuple[Ints, Ints]:
     if not len(i) == num_src == height * width:
         raise ValueError(
-            f"{name} of {height} x {width} pixels needs {height * width} nodes; the graph is {len(i)} x {num_src}"
+            f"{name} of {height} x {width} pixels needs {height * width} nodes, but the graph is {len(i)} x "
+            f"{num_src}; bind({height * width}), or give the image's own height and width"
         )
     return i // width, i % width
 

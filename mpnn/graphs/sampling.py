@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graphs.check import at_least
+from mpnn.graphs.check import at_least, whole
+from mpnn.runs import Runs
 
 _MOST = 1 << 22  # pairs that are drawn at once
+_NEARLY_FULL = 16  # draws for each pair that is no edge, beyond which these pairs are rather found in the complement
 
 
 def random_walk_neighbors(graph: Graph, k: int, walks: int = 100, length: int = 3, seed: int = 0) -> Graph:
@@ -35,7 +37,7 @@ def random_walk_neighbors(graph: Graph, k: int, walks: int = 100, length: int = 
     """
     for name, n in (("k", k), ("walks", walks), ("length", length)):
         at_least(name, n, 1)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(whole("seed", seed))
     turns = [graph.csr] if graph.num_dst == graph.num_src else [graph.csr, graph.csc]
     steps = [(turn.ptr.cpu(), turn.col.cpu()) for turn in turns]
     begun = torch.arange(graph.num_dst).repeat_interleave(walks)
@@ -76,7 +78,7 @@ def sampled(
     at_least("fanout", fanout, 1)
     if nodes is None:
         nodes = torch.arange(graph.num_dst)
-    elif nodes.dim() != 1 or nodes.is_floating_point() or bool(((nodes < 0) | (nodes >= graph.num_dst)).any()):
+    elif nodes.dim() != 1 or not _are_nodes(nodes, graph.num_dst):
         raise ValueError(f"nodes must be integers [n] from 0 to {graph.num_dst - 1}; got {nodes}")
     nodes, csr = nodes.cpu(), graph.csr
     first, count = csr.ptr.cpu()[nodes], csr.ptr.diff().cpu()[nodes]
@@ -109,6 +111,8 @@ def absent_edges(graph: Graph, count: int, generator: torch.Generator | None = N
     left = pairs - graph.runs.num_edges - (graph.num_dst - own if square else 0)
     if count and not left:
         raise ValueError(f"every pair of {graph} is an edge already")
+    if left * _NEARLY_FULL < pairs:
+        return _chosen_absent(graph, left, count, generator).to(graph.device)
     found: list[Tensor] = []
     missing = count
     while missing:
@@ -123,6 +127,20 @@ def absent_edges(graph: Graph, count: int, generator: torch.Generator | None = N
     return torch.cat(found, 1).to(graph.device) if found else torch.zeros(2, 0, dtype=torch.int64, device=graph.device)
 
 
+def _chosen_absent(graph: Graph, left: int, count: int, generator: torch.Generator | None) -> Tensor:
+    """`count` of the `left` pairs of a nearly full graph that are no edges, [2, count], by their number in the rows of
+    its complement: O(runs), however few there are."""
+    absent = graph.runs.complement()
+    if graph.num_dst == graph.num_src:
+        node = np.arange(graph.num_dst)
+        absent = absent - Runs.of(graph.num_dst, graph.num_src, [(node, node, node + 1)])
+    number = torch.randint(left, (count,), generator=generator).numpy()
+    stops = np.cumsum(absent.stop - absent.start)
+    run = np.searchsorted(stops, number, side="right")
+    src = absent.stop[run] - (stops[run] - number)
+    return torch.from_numpy(np.stack([src, absent.row[run]]))
+
+
 def _walked(begun: Tensor, here: Tensor, ptr: Tensor, col: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """One step, to `col[ptr[i]:ptr[i + 1]]` from i, of the walks that can go on: where they began, and where they are
     now."""
@@ -131,6 +149,11 @@ def _walked(begun: Tensor, here: Tensor, ptr: Tensor, col: Tensor, generator: to
     begun, here, choices = begun[going], here[going], choices[going]
     chosen = (torch.rand(len(here), dtype=torch.float64, generator=generator) * choices).long()
     return begun, col[ptr[here] + chosen]
+
+
+def _are_nodes(x: Tensor, n: int) -> bool:
+    whole_numbers = not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
+    return whole_numbers and not bool(((x < 0) | (x >= n)).any())
 
 
 def _rank(rows: Tensor) -> Tensor:

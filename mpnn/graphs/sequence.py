@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from mpnn.graphs.check import at_least, distinct_indices
-from mpnn.runs import Ints
+from mpnn.graphs.check import at_least, distinct_indices, integers
+from mpnn.runs import Ints, Runs
 from mpnn.topology import Topology
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
@@ -116,6 +116,8 @@ def strided(stride: int) -> Topology:
 
 
 def _strided(i: Ints, num_src: int, stride: int) -> Pairs:
+    if stride == 1:
+        return [(0, i + 1)]
     jumps = range(stride, len(i), stride)
     return [(i - stride + 1, i + 1), *((i - jump, i - jump + 1) for jump in jumps)]
 
@@ -143,7 +145,9 @@ def fixed(block: int, summary: int = 1) -> Topology:
 
 
 def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs:
-    ends = range(block, len(i), block)
+    if summary == block:
+        return [(0, i + 1)]
+    ends = range(block, len(i), block) if summary else ()
     return [(i - i % block, i + 1), *((end - summary, np.where(i >= end, end, 0)) for end in ends)]
 
 
@@ -172,7 +176,7 @@ def _global_nodes(i: Ints, num_src: int, nodes: int | tuple[int, ...]) -> Pairs:
     most = max(len(i), num_src)
     hubs = np.arange(min(nodes, most)) if isinstance(nodes, int) else np.asarray(nodes, np.int64)
     if len(hubs) and hubs.max() >= most:
-        raise ValueError(f"global node {hubs.max()} does not exist among {most} nodes")
+        raise ValueError(f"global node {hubs.max()} does not exist among {most} nodes; bind at least {hubs.max() + 1}")
     everything = (0, np.where(np.isin(i, hubs), num_src, 0))
     breaks = np.flatnonzero(np.diff(hubs) != 1)
     first, last = np.append(0, breaks + 1), np.append(breaks, len(hubs) - 1)
@@ -210,15 +214,18 @@ def documents(lengths: Sequence[int] | Tensor) -> Topology:
                                ..###.
                                .....#
     """
-    given = _listed("lengths", lengths)
+    given = integers("lengths", lengths)
     for k, n in enumerate(given):
         at_least(f"lengths[{k}]", n, 0)
-    return Topology.cliques(_documents, tuple(int(n) for n in given))
+    return Topology.cliques(_documents, given)
 
 
 def _documents(n: int, lengths: tuple[int, ...]) -> Ints:
     if sum(lengths) != n:
-        raise ValueError(f"the lengths of the documents add up to {sum(lengths)}, but the graph has {n} nodes")
+        raise ValueError(
+            f"the lengths of the documents add up to {sum(lengths)}, but the graph has {n} nodes; "
+            f"bind({sum(lengths)}), or give lengths that add up to {n}"
+        )
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
@@ -233,7 +240,7 @@ def permutation(order: Sequence[int] | Tensor) -> Topology:
                                  ###
                                  ..#
     """
-    nodes = distinct_indices("order", order, keep_order=True)
+    nodes = integers("order", order)
     if sorted(nodes) != list(range(len(nodes))):
         raise ValueError(f"order must hold each of 0..{len(nodes) - 1} once; got {list(nodes)[:8]}...")
     return Topology.of(_permutation, nodes)
@@ -241,19 +248,19 @@ def permutation(order: Sequence[int] | Tensor) -> Topology:
 
 def _permutation(i: Ints, num_src: int, order: tuple[int, ...]) -> Pairs:
     if not len(order) == len(i) == num_src:
-        raise ValueError(f"the order has {len(order)} nodes, but the graph is {len(i)} x {num_src}")
+        raise ValueError(
+            f"the order has {len(order)} nodes, but the graph is {len(i)} x {num_src}; bind({len(order)}), or give an "
+            "order of as many nodes as there are"
+        )
     rank = np.argsort(np.asarray(order, np.int64))
-    hears = np.zeros((len(i), num_src + 2), np.int8)
-    hears[:, 1:-1] = rank <= rank[:, None]
-    change = np.diff(hears, axis=1)
+    # a node is heard from its own place in the order to the end: one run for each, if places were the sources
+    runs = Runs.of(len(i), len(i), [(i, rank, len(i))]).transpose().take(rank)
     # the k-th run of every row, for k up to the most runs that any row has; rows with fewer give empty runs
-    row, start = np.nonzero(change == 1)
-    _, stop = np.nonzero(change == -1)
-    count = np.bincount(row, minlength=len(i))
-    which = np.arange(len(row)) - (np.cumsum(count) - count)[row]
+    count = np.diff(runs.ptr)
+    which = np.arange(len(runs.start)) - runs.ptr[runs.row]
     starts = np.zeros((int(count.max(initial=0)), len(i)), np.int64)
     stops = np.zeros_like(starts)
-    starts[which, row], stops[which, row] = start, stop
+    starts[which, runs.row], stops[which, runs.row] = runs.start, runs.stop
     return zip(starts, stops, strict=True)
 
 
@@ -272,9 +279,3 @@ def memory(length: int) -> Topology:
 
 def _memory(i: Ints, num_src: int, length: int) -> Pairs:
     return [(0, i + length + 1)]
-
-
-def _listed(name: str, values: Sequence[int] | Tensor) -> Sequence[int]:
-    if isinstance(values, (int, str)):
-        raise TypeError(f"{name} must be a list of integers; got {values!r}")
-    return values.tolist() if isinstance(values, Tensor) else list(values)

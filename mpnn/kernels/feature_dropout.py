@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mpnn.kernels.memory import empty
 
@@ -24,9 +23,8 @@ class FeatureDropout(torch.autograd.Function):
         return _dropped(x, key, p)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
-        return _dropped(d_out, ctx.key, ctx.p), None, None
+        return FeatureDropout.apply(d_out, ctx.key, ctx.p), None, None
 
 
 def _dropped(x: Tensor, key: int, p: float) -> Tensor:

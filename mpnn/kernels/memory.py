@@ -26,6 +26,11 @@ def empty(like: Tensor, *shape: int) -> Tensor:
     return torch.from_numpy(buffer[first : first + count]).view(shape)
 
 
+def is_large(x: Tensor) -> bool:
+    """Whether `empty` got it from the system for itself, so that each page that is written costs."""
+    return x.numel() * x.element_size() >= _LARGE
+
+
 def zeros(like: Tensor, *shape: int) -> Tensor:
     """The same, of zeros."""
     return empty(like, *shape).zero_()

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.kernels import memory
+from mpnn.kernels.once import once_differentiable
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, DOT, LANES, NORMALIZERS, Array, Given, Order, Spec
 
 Problem = tuple[Any, ...]
@@ -49,7 +52,7 @@ class _RowAttention(torch.autograd.Function):
         return out, weights
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None) -> Any:
         out, norm, weights, *tensors = ctx.saved_tensors
         if d_out is None and (d_weights is None or weights is None):
@@ -67,8 +70,11 @@ def _forward(spec: Spec, given: Given, problems: list[Problem]) -> tuple[Tensor,
     value, heads = given.value, spec.heads
     batch, width = value.shape[:-3], value.shape[-1]
     n, edges = len(spec.rows.ptr) - 1, len(spec.rows.col)
-    out, norm = value.new_zeros(*batch, n, heads, width), value.new_zeros(*batch, n, 2, heads)
-    scores = value.new_empty(*batch, edges if spec.return_weights else 0, heads)
+    out, norm = (
+        _by_rows(value, spec.rows, len(problems), heads * width, *batch, n, *shape)
+        for shape in ((heads, width), (2, heads))
+    )
+    scores = memory.empty(value, *batch, edges if spec.return_weights else 0, heads)
     if not edges:
         return out, norm, scores
     parts = spec.rows.parts(heads * width)
@@ -107,28 +113,24 @@ def _backward(
     wanted = Given(*(x if need else None for x, need in zip(given, needed, strict=True)))
     found = _Gradients(spec, given, wanted, len(problems))
     if len(spec.rows.col) and problems:
-        d_out = _entries(passed.d_out, len(problems))
-        _by_row(spec, problems, passed, d_out, found)
-        for order, outs, which in found.sums():
-            _spread(order, spec, problems, d_out, found, outs, which)
+        d_out = [(x, *found.value_shape) for x in _entries(passed.d_out, len(problems))]
+        _by_source(spec, problems, passed, d_out, found)
+        for sums in found.sums():
+            _spread(sums, spec, problems, d_out, found)
     return found.result()
 
 
-def _by_row(spec: Spec, problems: list[Problem], passed: _Passed, d_out: list[Array], found: _Gradients) -> None:
-    """Gradients of queries, and of edges."""
-    heads, width, norm = spec.heads, passed.out.shape[-1], passed.norm
-    d_weights, more = passed.d_weights, None
-    if d_weights is not None and passed.weights is not None and spec.normalize == NORMALIZERS["softmax"]:
-        more = torch.zeros_like(norm[..., 0, :]).index_add_(-2, _row_of_edge(spec), d_weights * passed.weights)
-    parts, own = spec.rows.parts(heads * width), _shape(heads, heads, width // LANES)[0]
-    out, norms, mores, d_weight = (_entries(x, len(problems), like=norm) for x in (passed.out, norm, more, d_weights))
-    states = _states(len(problems), len(parts), found.size_of_dst, passed.out)
-    room = found.size_of_dst + heads + LANES
+def _by_source(spec: Spec, problems: list[Problem], passed: _Passed, d_out: list[Any], found: _Gradients) -> None:
+    """Gradients of what sources and edges have."""
+    columns, count, size = spec.columns(), len(problems), found.size
+    parts, order = columns.parts(found.width), (columns.ptr, columns.col, columns.edge)
+    of_rows, weights = _of_rows(spec, passed, d_out), _entries(passed.d_weights, count, like=passed.norm)
+    states, outs = _states(count, len(parts), size, found.like), _outs(found.of_source(), found)
     work = [
         [
             (
-                part, problem, _buffers(problem, heads, room), own, out[b], norms[b], mores[b], d_out[b], d_weight[b],
-                found.wanted_by_row(b, p), state.sums[p], state.row[p],
+                part, (order, *problem[1:]), _buffers(problem, 3 * spec.heads, size + 3 * LANES), d_out[b], of_rows[b],
+                weights[b], found.of_edges(b, p), found.edges(b), *outs[b], state.sums[p], state.row[p],
             )
             for p, part in enumerate(parts)
         ]
@@ -138,43 +140,84 @@ def _by_row(spec: Spec, problems: list[Problem], passed: _Passed, d_out: list[Ar
     cpu = _kernels()
     for together in work if found.shared else [[args for entry in work for args in entry]]:
         cpu.threads.each(together, lambda args: cpu.rows_backward.backward(*args))
-    for b, state in enumerate(states if len(parts) > 1 else ()):
-        state.add_to(found.array("dst", b))
+    _join(parts, found, outs, states)
 
 
-def _spread(
-    order: Order,
-    spec: Spec,
-    problems: list[Problem],
-    d_out: list[Array],
-    found: _Gradients,
-    outs: tuple[Tensor | None, Tensor | None, Tensor | None],
-    which: int,
-) -> None:
-    """Sums over the rows of `order` into outs: values', keys' [..., rows, heads, D], numbers' [..., rows, heads]."""
-    count, heads = len(problems), spec.heads
-    vectors, key_vectors = problems[0][5][5], problems[0][2][1][5]
-    parts = order.parts(heads * vectors * LANES)
-    size = heads * ((vectors + key_vectors) * LANES + 1)
-    states = _states(count, len(parts), size, found.like)
-    arrays = [_entries(x, count, like=found.like) for x in outs]
-    shared_by = [1 if x is None else x.shape[-2 if k < 2 else -1] for k, x in enumerate(outs)]
-    edges, work, ends = (order.ptr, order.col, order.edge), [], []
+def _of_rows(spec: Spec, passed: _Passed, d_out: list[Any]) -> list[Array]:
+    """What weights and their gradients follow from, by destination; empty without softmax."""
+    heads, count, norm, real = spec.heads, len(d_out), passed.norm, _real(passed.norm)
+    if spec.normalize != NORMALIZERS["softmax"]:
+        return [_nothing(real)] * count
+    more = None
+    if passed.d_weights is not None and passed.weights is not None:
+        more = torch.zeros_like(norm[..., 0, :]).index_add_(-2, _row_of_edge(spec), passed.d_weights * passed.weights)
+    outs, norms, mores = (_entries(x, count, like=norm) for x in (passed.out, norm, more))
+    rows, width = len(spec.rows.ptr) - 1, heads * passed.out.shape[-1]
+    cpu = _kernels()
+    of_rows = np.empty((count, 3 * heads * rows), real)
+    cuts = np.linspace(0, rows, len(spec.rows.parts(width)) + 1).astype(np.int64).tolist()
+    work = [
+        (
+            *cut,
+            heads,
+            d_out[b][2],
+            outs[b],
+            d_out[b][0],
+            norms[b],
+            mores[b],
+            cpu.scores.buffers(heads, 0, 0, real),
+            of_rows[b],
+        )
+        for b in range(count)
+        for cut in pairwise(cuts)
+    ]
+    cpu.threads.each(work, lambda args: cpu.rows_backward.prepare(*args))
+    return list(of_rows)
+
+
+_Outs = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class _Sums(NamedTuple):
+    """What is added up along the rows of an order of edges: into values', keys' [..., rows, heads, D] and numbers'
+    [..., rows, heads], of which of the edges' numbers; whether those rows are destinations, or classes."""
+
+    order: Order
+    outs: _Outs
+    which: int
+    by_destination: bool
+
+
+def _spread(sums: _Sums, spec: Spec, problems: list[Problem], d_out: list[Any], found: _Gradients) -> None:
+    count, heads, size = len(problems), spec.heads, found.size
+    parts, order = sums.order.parts(found.width), (sums.order.ptr, sums.order.col, sums.order.edge)
+    states, outs, work = _states(count, len(parts), size, found.like), _outs(sums.outs, found), []
     for b, (problem, state) in enumerate(zip(problems, states, strict=True)):
-        to = [(h, x[b]) for h, x in zip(shared_by, arrays, strict=True)]
-        grad = (d_out[b], heads * vectors * LANES, *_shape(heads, heads, vectors), vectors)
+        kind, dst, src, edge, *rest = problem[2]
+        ends = (src, dst, edge) if sums.by_destination else (dst, src, (_nothing(_real(found.like)), *edge[1:]))
         work += [
             (
-                part, edges, heads, found.edges[b], found.stride, problem[2],
-                _buffers(problem, 0, size + heads * key_vectors * LANES), grad, *to, which, state.sums[p], state.row[p],
+                part, order, heads, found.edges(b), sums.which, (kind, *ends, *rest),
+                _buffers(problem, 0, size + heads * found.key_width), d_out[b], *outs[b], state.sums[p], state.row[p],
             )
             for p, part in enumerate(parts)
         ]  # fmt: skip
-        ends.append((heads, vectors * LANES, key_vectors * LANES, problem[2][6], *to, state.sums, state.row))
     cpu = _kernels()
     cpu.threads.each(work, lambda args: cpu.spread.gradients(*args))
-    for args in ends if len(parts) > 1 else ():
-        cpu.spread.join(*args)
+    _join(parts, found, outs, states)
+
+
+def _join(parts: list[Any], found: _Gradients, outs: list[Any], states: list[_State]) -> None:
+    shape = found.spec.heads, found.width // found.spec.heads, found.key_width, _real(found.like)(found.spec.scale)
+    for to, state in zip(outs, states, strict=True) if len(parts) > 1 else ():
+        _kernels().spread.join(*shape, *to, state.sums, state.row)
+
+
+def _outs(outs: _Outs, found: _Gradients) -> list[Any]:
+    """Three `spread.Out` for each entry of the batch."""
+    arrays = [_entries(x, found.count, like=found.like) for x in outs]
+    shared_by = [1 if x is None else x.shape[-2 if k < 2 else -1] for k, x in enumerate(outs)]
+    return [[(heads, x[b]) for heads, x in zip(shared_by, arrays, strict=True)] for b in range(found.count)]
 
 
 class _Gradients:
@@ -182,49 +225,69 @@ class _Gradients:
 
     def __init__(self, spec: Spec, given: Given, wanted: Given, count: int) -> None:
         self.spec, self.given, self.wanted, self.count = spec, given, wanted, count
-        self.like = given.value
+        self.like, self.batch, heads = given.value, given.value.shape[:-3], spec.heads
+        vectors = given.value.shape[-1] // LANES
+        self.width = heads * vectors * LANES  # of what an edge carries, by which parts are made
+        self.value_shape = (self.width, *_shape(heads, heads, vectors), vectors)
+        self.key_width = given.dst.shape[-1] if spec.kind in (DOT, ACTIVATED) else 0  # type: ignore[union-attr]
+        self.size = self.width + heads * (self.key_width + 1)
         tables = {name: ids.order for name, ids in zip(_TRAILING, spec.ids, strict=True) if ids.order is not None}
         self.tables = {name: order for name, order in tables.items() if getattr(wanted, name) is not None}
         self.tensors = {
-            name: x.new_zeros(x.shape)
+            name: self._fresh(name, x)
             for name, x in zip(Given._fields, wanted, strict=True)
             if x is not None and name not in tables and name != "vector"
         }
-        batch = given.value.shape[:-3]
-        self.arrays = {name: _entries(x, count, batch, _TRAILING.get(name)) for name, x in self.tensors.items()}
+        self.arrays = {name: _entries(x, count, self.batch, _TRAILING.get(name)) for name, x in self.tensors.items()}
         self.shared = count > 1 and any(
             name in _TRAILING and x.shape[: -_TRAILING[name]].numel() < count for name, x in self.tensors.items()
         )
-        activated = spec.cap != 0 or spec.kind in (ADDITIVE, ACTIVATED)
-        self.stride = 3 if activated and "table" in self.tables else 2
+        # of each edge: the gradient of its score, and what only some need
+        with_weight = "edge_value" in self.tables
+        with_bias = "table" in self.tables and (spec.cap != 0 or spec.kind in (ADDITIVE, ACTIVATED))
+        self.stride = 1 + with_weight + with_bias if "dst" in self.tensors or self.tables else 0
+        self.weight_at, self.bias_at = (1 if with_weight else -1), (1 + with_weight if with_bias else -1)
         real = _real(self.like)
-        self.edges = np.empty((count, len(spec.rows.col) * spec.heads * self.stride), real)
-        dst, vector = given.dst, given.vector
-        self.size_of_dst = 0 if dst is None else dst.shape[len(batch) + 1 :].numel()
-        parts = len(spec.rows.parts(spec.heads * given.value.shape[-1])) if vector is not None else 0
-        self.vector = np.zeros((max(count, 1), max(parts, 1), 0 if vector is None else vector.numel()), real)
+        self.on_edges = np.empty((count, len(spec.rows.col) * heads * self.stride), real)
+        size, parts = (0, 1) if given.vector is None else (given.vector.numel(), len(spec.columns().parts(self.width)))
+        self.vector = np.zeros((count, parts, size), real)
+
+    def _fresh(self, name: str, x: Tensor) -> Tensor:
+        """Memory for a gradient, with zeros where no kernel writes."""
+        if name in _TRAILING:
+            return memory.zeros(x, *x.shape)
+        order = self.spec.rows if name == "dst" else self.spec.columns()
+        return _by_rows(x, order, self.count, self.width, *x.shape)
 
     def array(self, name: str, b: int) -> Array:
         return self.arrays[name][b] if name in self.arrays else _nothing(_real(self.like))
 
-    def wanted_by_row(self, b: int, part: int) -> tuple[Any, ...]:
+    def edges(self, b: int) -> tuple[Any, ...]:
+        """`spread.Edges`."""
+        return self.on_edges[b], self.stride, self.weight_at, self.bias_at
+
+    def of_edges(self, b: int, part: int) -> tuple[Any, ...]:
         """`rows_backward.Wanted` for a part of an entry of the batch."""
         vector = self.vector[b, min(part, self.vector.shape[1] - 1)]
-        on_edges = [self.array(name, b) for name in ("edge", "edge_value", "before", "bias")]
-        return (self.edges[b], self.stride, self.array("dst", b), vector, *on_edges)
+        return vector, *(self.array(name, b) for name in ("edge", "edge_value", "before", "bias"))
 
-    def sums(self) -> Iterator[tuple[Order, tuple[Tensor | None, Tensor | None, Tensor | None], int]]:
-        """What is added up by source, and by class: over which order of edges, into what, which of their numbers."""
-        value, src = self.tensors.get("value"), self.tensors.get("src")
-        if value is not None or src is not None:
-            additive = self.spec.kind == ADDITIVE
-            yield self.spec.columns(), (value, None if additive else src, src if additive else None), 1
+    def of_source(self) -> _Outs:
+        return self._ends("value", "src")
+
+    def sums(self) -> Iterator[_Sums]:
+        if "dst" in self.tensors:
+            yield _Sums(self.spec.rows, self._ends("", "dst"), 0, True)
         for name, order in self.tables.items():
             table = getattr(self.wanted, name)
             out = table.new_zeros(self.count, *_whole_vectors(table.shape, name))
             into = tuple(out if name == x else None for x in ("edge_value", "edge", "table"))
-            yield order(), into, self.stride - 1  # type: ignore[misc]
+            yield _Sums(order(), into, max(self.bias_at, 0), False)  # type: ignore[arg-type]
             self.tensors[name] = out.sum(0)[..., : table.shape[-1]]
+
+    def _ends(self, value: str, end: str) -> _Outs:
+        """An end of an additive score has numbers, of any other vectors."""
+        own, additive = self.tensors.get(end), self.spec.kind == ADDITIVE
+        return self.tensors.get(value), None if additive else own, own if additive else None
 
     def result(self) -> list[Tensor | None]:
         if self.wanted.vector is not None:
@@ -233,6 +296,16 @@ class _Gradients:
             None if x is None else self.tensors[name] if name in self.tensors else torch.zeros_like(x)
             for name, x in zip(Given._fields, self.wanted, strict=True)
         ]
+
+
+def _by_rows(like: Tensor, order: Order, count: int, width: int, *shape: int) -> Tensor:
+    """Memory for what kernels write along the rows of `order`, for `count` entries of the batch: zeros in the rows that
+    no part writes whole, where parts are of edges with `width` numbers each."""
+    out = memory.empty(like, *shape)
+    if not memory.is_large(out) or not len(order.col):
+        return out.zero_()
+    out.view(count, len(order.ptr) - 1, -1).index_fill_(1, torch.from_numpy(order.unwritten(width)), 0)
+    return out
 
 
 def _whole_vectors(shape: torch.Size, name: str) -> tuple[int, ...]:
@@ -334,7 +407,7 @@ def _problems(spec: Spec, given: Given) -> list[Problem]:
     drops = (np.uint32(round(spec.dropout * (1 << 24))), real(1 / (1 - spec.dropout)))
     edge, edge_value = (_on_edges(x, heads, v) for x, v in ((given.edge, vectors), (given.edge_value, of_values)))
     before, bias, table = (1 if x is None else x.shape[-1] for x in (given.before, given.bias, given.table))
-    graph = (spec.rows.ptr, spec.rows.col)
+    graph = (spec.rows.ptr, spec.rows.col, spec.rows.edge)
     return [
         (
             graph,

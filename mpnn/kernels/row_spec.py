@@ -30,6 +30,7 @@ class Order:
     def __init__(self, ptr: Array, col: Array, edge: Array | None = None) -> None:
         self.ptr, self.col, self.edge = ptr, col, _NOTHING if edge is None else edge
         self._parts: dict[int, list[tuple[int, int, int]]] = {}
+        self._unwritten: dict[int, Array] = {}
 
     def parts(self, width: int) -> list[tuple[int, int, int]]:
         """(first edge, last edge, row of the first) of parts of equal size, each of them worth a thread where an edge
@@ -40,6 +41,14 @@ class Order:
             row = np.searchsorted(self.ptr, cuts[:-1], side="right") - 1
             self._parts[count] = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), row.tolist(), strict=True))
         return self._parts[count]
+
+    def unwritten(self, width: int) -> Array:
+        """The rows that none of these parts writes whole: those without edges, and those that parts share."""
+        parts = self.parts(width)
+        if len(parts) not in self._unwritten:
+            shared = [row for _, _, row in parts[1:]]
+            self._unwritten[len(parts)] = np.union1d(np.flatnonzero(np.diff(self.ptr) == 0), shared).astype(np.int64)
+        return self._unwritten[len(parts)]
 
 
 class Ids(NamedTuple):

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mpnn.kernels.memory import empty, zeros
+from mpnn.kernels.once import once_differentiable
 
 Arrays = tuple[NDArray[Any], ...]
 

@@ -20,7 +20,7 @@ from mpnn.attention import DotProduct
 from mpnn.graph import Graph
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.parts.blocks import Embeddings, one_each, updated_by
+from mpnn.models.parts.blocks import Embeddings, begin_small, one_each, updated_by
 from mpnn.models.parts.packing import Packing, all_kept
 from mpnn.models.parts.rounds import through
 from mpnn.models.saving import Model
@@ -97,6 +97,9 @@ class Bert(Model):
         topologies = one_each(complete() if graph is None else graph, config.layers)
         self.layers = nn.ModuleList(self.layer(config, topology) for topology in topologies)
         self.pooler = nn.Sequential(nn.Linear(dim, dim), nn.Tanh()) if pooler else None
+        for part in self.modules():
+            if isinstance(part, (nn.Linear, nn.Embedding)):
+                begin_small(part)
 
     @staticmethod
     def layer(config: BertConfig, graph: Topology) -> nn.Module:

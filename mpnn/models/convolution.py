@@ -47,7 +47,10 @@ class Convolution(Model):
         self.kernel, self.stride = pair(kernel), pair(stride)
         self.padding, self.dilation = pair(padding), pair(dilation)
         places = self.kernel[0] * self.kernel[1]
-        self.layer = MessagePassing(None, "sum", None, Typed(channels, out, relations=places, bias=bias))
+        maps = Typed(channels, out, relations=places, bias=bias)
+        self.layer = MessagePassing(None, "sum", None, maps)
+        for parameter in maps.parameters():  # as torch begins: a pixel hears all places of the kernel at once
+            nn.init.uniform_(parameter, -((places * channels) ** -0.5), (places * channels) ** -0.5)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, channels, H, W] -> [B, out, H', W'], sizes as `Conv2d` gives them."""

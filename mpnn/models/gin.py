@@ -9,6 +9,7 @@ from mpnn import ops
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
+from mpnn.models.parts.blocks import BatchNorm
 from mpnn.models.parts.stack import Stack
 from mpnn.topology import Topology
 from mpnn.update import Add
@@ -47,8 +48,8 @@ class GIN(Stack):
         self.head_dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None) -> Tensor:
-        """x [N, in_dim] -> logits [N, classes]; or [G, classes] with `pool`, a graph of N sources and G destinations
-        in which each destination hears the nodes of one graph.
+        """x [..., N, in_dim] -> logits [..., N, classes]; or [..., G, classes] with `pool`, a graph of N sources and G
+        destinations in which each destination hears the nodes of one graph.
         """
         logits = self._read(0, x, pool)
         for k, layer in enumerate(self.layers, start=1):
@@ -67,9 +68,9 @@ class GIN(Stack):
 def _mlp(in_dim: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(in_dim, hidden),
-        nn.BatchNorm1d(hidden),
+        BatchNorm(hidden),
         nn.ReLU(),
         nn.Linear(hidden, hidden),
-        nn.BatchNorm1d(hidden),
+        BatchNorm(hidden),
         nn.ReLU(),
     )

@@ -13,6 +13,7 @@ from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
+from mpnn.models.parts.blocks import BatchNorm
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import MLP, Add, PostNorm
@@ -32,7 +33,7 @@ class GPSLayer(nn.Module):
         local: a `MessagePassing` over the edges, from `dim` to `dim`, or a module called like one; None leaves l out.
         dim, heads: width, a multiple of heads. dropout: of what each part adds, in training.
         attention_dropout: of attention weights, in training.
-        norm: `nn.BatchNorm1d` (the paper's), `nn.LayerNorm`, `nn.Identity`. activation: of the MLP.
+        norm: batch normalisation of all nodes (the paper's), `nn.LayerNorm`, `nn.Identity`. activation: of the MLP.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class GPSLayer(nn.Module):
         *,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        norm: Callable[[int], nn.Module] = nn.BatchNorm1d,
+        norm: Callable[[int], nn.Module] = BatchNorm,
         activation: Callable[[], nn.Module] = nn.ReLU,
     ) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class GPSLayer(nn.Module):
         among: Topology | Graph | None = None,
         edge_attr: Tensor | None = None,
     ) -> Tensor:
-        """x [N, dim] -> [N, dim].
+        """x [..., N, dim] -> [..., N, dim].
 
         Args:
             graph: the edges; takes the place of the local round's own.

@@ -9,6 +9,7 @@ update     PreNorm(dim, GatedFeedForward, norm=RMSNorm)         h = norm(x),  z 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +19,7 @@ from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graphs import causal
 from mpnn.message_passing import MessagePassing
-from mpnn.models.parts.blocks import ACTIVATIONS
+from mpnn.models.parts.blocks import ACTIVATIONS, one_each
 from mpnn.models.parts.decoder import Decoder
 from mpnn.models.parts.generation import refuse_the_future
 from mpnn.position import Llama3Rotary, Rotary
@@ -74,22 +75,24 @@ class Llama(Decoder):
     `Llama(config, causal() & window(4095))` is Mistral, whose tokens hear themselves and the 4,095 before them.
 
     Args:
-        graph: who hears whom, for every length up to the context.
+        graph: who hears whom, for every length up to the context; one for all layers, or one for each.
 
     Raises:
         ValueError: over that many nodes, a node of the graph hears a later one.
     """
 
-    def __init__(self, config: LlamaConfig, graph: Topology = CAUSAL) -> None:
+    def __init__(self, config: LlamaConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
         super().__init__()
-        refuse_the_future(graph, config.context)
+        graphs = one_each(graph, config.layers)
+        for topology in set(graphs):
+            refuse_the_future(topology, config.context)
         dim, norm = config.dim, partial(nn.RMSNorm, eps=config.eps)
         self.context = config.context
         self.token = nn.Embedding(config.vocabulary, dim)
         self.position = None
         self.dropout = Dropout(0.0)
 
-        def layer() -> MessagePassing:
+        def layer(topology: Topology) -> MessagePassing:
             ffn = GatedFeedForward(dim, config.hidden, ACTIVATIONS[config.activation], bias=config.ffn_bias)
             attention = DotProduct(
                 dim,
@@ -100,9 +103,9 @@ class Llama(Decoder):
                 bias=config.bias,
                 dropout=config.attention_dropout,
             )
-            return MessagePassing(graph, "sum", PreNorm(dim, ffn, norm=norm), attention)
+            return MessagePassing(topology, "sum", PreNorm(dim, ffn, norm=norm), attention)
 
-        self.layers = nn.ModuleList(layer() for _ in range(config.layers))
+        self.layers = nn.ModuleList(layer(topology) for topology in graphs)
         self.norm = norm(dim)
         self.head = None if config.tied else nn.Linear(dim, config.vocabulary, bias=False)
         for parameter in self.parameters():

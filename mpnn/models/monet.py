@@ -74,4 +74,4 @@ def degree_coordinates(graph: Graph, dtype: torch.dtype = torch.float32) -> Tens
     """`(1 / sqrt(d_i), 1 / sqrt(d_j))` for each edge from j to i, [E, 2]; who hears nobody counts as hearing one."""
     inverse = graph.degree().clamp(min=1).to(dtype).rsqrt()
     src, dst = graph.edge_index
-    return torch.stack([inverse[dst], inverse[src]], 1)
+    return torch.stack([inverse.index_select(0, dst), inverse.index_select(0, src)], 1)

@@ -55,5 +55,7 @@ class PinSage(Stack):
     def recommend(self, z: Tensor, query: Tensor, count: int) -> Tensor:
         """The items that go best with each query item, best first and itself aside: int64 [Q, count] of embeddings
         z [N, out_dim] and query int64 [Q]."""
+        if not 0 <= count < len(z):
+            raise ValueError(f"count must be less than the {len(z)} items; got {count}")
         score = z[query] @ z.T
         return score.scatter(1, query[:, None], float("-inf")).topk(count).indices

@@ -48,6 +48,8 @@ class PNA(Model):
         graph: Topology | Graph | None = None,
     ) -> None:
         super().__init__()
+        if towers < 1 or dim % towers:
+            raise ValueError(f"{towers} towers cannot share a width of {dim} evenly")
         width = dim // towers
         ends, views = 2 if edge_dim is None else 3, len(aggregators) * len(scalers)
         self.embed = nn.Linear(in_dim, dim)

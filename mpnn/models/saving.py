@@ -10,12 +10,13 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
+import torch
 from torch import nn
 
 from mpnn.graph import Graph
@@ -25,6 +26,8 @@ from mpnn.topology import Topology
 M = TypeVar("M", bound="Model")
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Model(nn.Module):
@@ -38,7 +41,8 @@ class Model(nn.Module):
             cls.__init__ = _noted(cls.__init__)  # type: ignore[method-assign]
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Writes `config.json` and `model.safetensors`, each whole or not at all; the folder is made if need be.
+        """Writes `config.json` and `model.safetensors`, whole or not at all; the folder is made if need be. What stood
+        there is replaced when both are written.
 
         Raises:
             ImportError: safetensors is not installed.
@@ -48,12 +52,16 @@ class Model(nn.Module):
         config = _written(self, type(self).__name__)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
-        _replace(folder / WEIGHTS, lambda path: safetensors.save_model(self, str(path), {"format": "pt"}))
+        _replace(
+            {
+                folder / CONFIG: lambda path: path.write_text(json.dumps(config, indent=2) + "\n"),
+                folder / WEIGHTS: lambda path: safetensors.save_model(self, str(path), {"format": "pt"}),
+            }
+        )
 
     @classmethod
     def from_pretrained(cls: type[M], folder: str | os.PathLike[str], **changes: Any) -> M:
-        """The model that `save_pretrained` wrote, in evaluation mode and on the CPU.
+        """The model that `save_pretrained` wrote, its weights of the same type, in evaluation mode and on the CPU.
 
         Args:
             folder: where it was written. changes: arguments of the constructor that take the place of those written,
@@ -72,6 +80,7 @@ class Model(nn.Module):
         if not weights.is_file():
             raise FileNotFoundError(f"there is no {weights}; save_pretrained writes it beside {CONFIG}")
         try:
+            _to_type_of(model, weights)
             safetensors.load_model(model, str(weights))
         except Exception as error:  # safetensors has its own kinds, and torch's loading raises RuntimeError
             why = " ".join(str(error).split())
@@ -107,17 +116,31 @@ def _safetensors() -> Any:
     return safetensors.torch
 
 
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes beside `path` and then moves it there, so that what stands there is never half a file."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    os.close(handle)
+def _to_type_of(model: nn.Module, weights: Path) -> None:
+    """Brings the model to the floating point type of the weights, where they have one."""
+    from safetensors import safe_open
+
+    with safe_open(str(weights), framework="pt") as file:
+        names = file.keys()
+        types = {_TYPES[kind] for name in names if (kind := file.get_slice(name).get_dtype()) in _TYPES}
+    if len(types) == 1:
+        model.to(types.pop())
+
+
+def _replace(files: Mapping[Path, Callable[[Path], Any]]) -> None:
+    """Writes all of them beside where they belong and then moves them there, so that none is ever half a file."""
+    written: dict[Path, str] = {}
     try:
-        write(Path(name))
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        for path, write in files.items():
+            handle, written[path] = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+            os.close(handle)
+            write(Path(written[path]))
+            os.chmod(written[path], 0o644)
+        for path, name in written.items():
+            os.replace(name, path)
+    finally:
+        for name in written.values():
+            Path(name).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------------------------------------------- arguments
@@ -159,6 +182,7 @@ def _parsed(text: str) -> Topology | None:
 
 def _read_all(cls: type[Model], written: dict[str, Any], path: Path, changes: dict[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(cls.__init__)
+    _refuse_unknown(cls, written, path)
     arguments = {}
     for name, value in (written | changes).items():
         if name in changes:
@@ -172,6 +196,14 @@ def _read_all(cls: type[Model], written: dict[str, Any], path: Path, changes: di
     return arguments
 
 
+def _refuse_unknown(cls: type[Model], written: dict[str, Any], path: Path) -> None:
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    if unknown := written.keys() - {parameter.name for parameter in parameters}:
+        raise ValueError(f"{path} does not describe a {cls.__name__}, which takes no {', '.join(sorted(unknown))}")
+
+
 def _read(value: Any, hint: Any, path: Path) -> Any:
     if isinstance(value, dict) and set(value) == {"topology"}:
         return parse(value["topology"])
@@ -180,7 +212,8 @@ def _read(value: Any, hint: Any, path: Path) -> Any:
     if isinstance(value, dict) and set(value) == {"model", "arguments"}:
         model = _named(value["model"], path)
         return model(**_read_all(model, value["arguments"], path, {}))
-    if isinstance(value, dict) and isinstance(hint, type) and is_dataclass(hint):
+    hint = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)), None)
+    if isinstance(value, dict) and hint is not None:
         hints = get_type_hints(hint)
         try:
             return hint(**{name: _read(part, hints.get(name), path) for name, part in value.items()})

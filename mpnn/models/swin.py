@@ -204,6 +204,7 @@ class NormedTyped(Typed):
     def __init__(self, in_dim: int, out_dim: int, relations: int) -> None:
         super().__init__(in_dim, out_dim, relations, bias=False)
         self.norm = nn.LayerNorm(relations * in_dim)
+        nn.init.xavier_uniform_(self.weight.detach().flatten(0, 1))  # every place is heard, so they are one map
 
     def gathered(self, out: Tensor) -> Tensor:
         return self.norm(super().gathered(out))

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from mpnn import graphs
 from mpnn.dropout import Dropout
 from mpnn.message_passing import MessagePassing
-from mpnn.models.parts.blocks import looked_up
+from mpnn.models.parts.blocks import looked_up, refuse_alone
 from mpnn.models.parts.generation import evaluating, generate
 from mpnn.models.parts.losses import token_loss
 from mpnn.models.parts.relative import RelativeDotProduct
@@ -71,6 +71,7 @@ class TransformerXL(Model):
     def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, list[Tensor]]:
         """One segment: tokens int64 [B, N] -> logits of each next token [B, N, vocabulary], and the memory for the next
         segment, `layers` tensors [B, m, dim] with m <= remember; `memory` is that of the segment before."""
+        refuse_alone(tokens)
         h = self.dropout(looked_up(self.token, tokens, "token"))
         old = self._checked(memory, h)
         new = []

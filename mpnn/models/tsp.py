@@ -17,6 +17,7 @@ from mpnn.decoding import Cache
 from mpnn.graph import Graph
 from mpnn.graphs import causal, complete, from_edges, identity
 from mpnn.message_passing import MessagePassing
+from mpnn.models.parts.blocks import BatchNorm
 from mpnn.models.saving import Model
 from mpnn.scores import Dot
 from mpnn.update import FeedForward, PostNorm
@@ -167,13 +168,6 @@ class Pointer(Attention):
         query, key = dst.unsqueeze(-2), src.unsqueeze(-2)
         # a softcap also divides by itself inside the tanh
         return Terms(key, Dot(query, key, self.clip * key.shape[-1] ** -0.5, softcap=self.clip))
-
-
-class BatchNorm(nn.BatchNorm1d):
-    """Over all nodes [..., dim] of all graphs."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.flatten(0, -2)).view_as(x)
 
 
 def tour_length(cities: Tensor, tours: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete, identity, permutation
 from mpnn.message_passing import MessagePassing
-from mpnn.models.parts.blocks import embedded, updated_by
+from mpnn.models.parts.blocks import embedded, refuse_alone, updated_by
 from mpnn.models.parts.losses import token_loss
 from mpnn.models.parts.relative import Placed, RelativeDotProduct
 from mpnn.models.saving import Model
@@ -174,6 +174,7 @@ class XLNet(Model):
 
     def _over(self, graph: Topology, tokens: Tensor, types: Tensor | None) -> Graph:
         """The graph of one sentence or, where nodes have segments of their own, of all sentences."""
+        refuse_alone(tokens)
         bound = graph.bind(tokens.shape[1]).to(tokens.device)
         if types is None:
             return bound

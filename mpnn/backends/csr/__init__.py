@@ -42,5 +42,5 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 
 
 def _half(request: Request) -> ModuleType:
-    plain, attending = _HALVES[request.value.device.type]
+    plain, attending = _HALVES["cpu" if request.value.is_cpu else "cuda"]
     return plain if reduce.is_plain(request) else attending

@@ -100,8 +100,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     on_edges = (edge, request.edge_value, before, bias, table)
     spec = Spec(
         edges.rows,
-        edges.by_source,
-        tuple(edges.ids(x) for x in on_edges),  # type: ignore[arg-type]
+        partial(edges.by_source, graph),
+        tuple(edges.ids(x, graph) for x in on_edges),  # type: ignore[arg-type]
         request.heads,
         kind,
         NORMALIZERS[request.normalize if request.weighted else "none"],
@@ -118,49 +118,49 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     width = request.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
     if type(request.reduce) is Mean:
-        out = out * edges.inverse_degree(dtype)
+        out = out * edges.inverse_degree(graph, dtype)
     if not request.return_weights:
         return out.to(request.value.dtype), None
     return out.to(request.value.dtype), graph.csr.to_caller(weights, -2).to(request.value.dtype)
 
 
 class _Edges:
-    """What kernels read of a graph, as arrays; none of them is a copy."""
+    """What kernels read of a graph, as arrays; none of them is a copy.
+
+    The graph keeps this, so this does not keep the graph: nobody could free them.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.csr = graph, graph.csr
+        self.csr = graph.csr
         self.rows = Order(self.csr.ptr.numpy(), self.csr.col.contiguous().numpy())
         self.own = Ids() if self.csr.edge_id is None else Ids(self.csr.edge_id.numpy())
 
-    def by_source(self) -> Order:
-        return self.graph.memo("csr edges by source", self._by_source)
+    def by_source(self, graph: Graph) -> Order:
+        return graph.memo("csr edges by source", lambda: self._by_source(graph))
 
-    def _by_source(self) -> Order:
-        csc = self.graph.csc
+    def _by_source(self, graph: Graph) -> Order:
+        csc = graph.csc
         assert csc.edge_id is not None
         edge = csc.edge_id if self.csr.position is None else self.csr.position[csc.edge_id]
         return Order(csc.ptr.numpy(), csc.col.numpy(), edge.numpy())
 
-    def ids(self, data: PerEdge | None) -> Ids:
+    def ids(self, data: PerEdge | None, graph: Graph) -> Ids:
         """Which row of `data` each edge reads."""
         if data is None:
             return Ids()
         if isinstance(data, Tensor):
             return self.own
-        return self.graph.memo(("csr classes", data.relation), lambda: self._classes(data))
-
-    def _classes(self, table: Lookup) -> Ids:
-        ids = table.ids(self.graph).numpy()
-        return Ids(ids, partial(self.graph.memo, ("csr edges by class", table.relation), lambda: self._by_class(ids)))
+        ids = graph.memo(("csr classes", data.relation), lambda: data.ids(graph).numpy())
+        return Ids(ids, partial(graph.memo, ("csr edges by class", data.relation), partial(self._by_class, ids)))
 
     def _by_class(self, ids: np.ndarray) -> Order:
         edge = np.argsort(ids, kind="stable")
         ptr = np.append(0, np.cumsum(np.bincount(ids)))
         return Order(ptr, self.csr.row.numpy()[edge], edge)
 
-    def inverse_degree(self, dtype: torch.dtype) -> Tensor:
+    def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
         """[N_dst, 1, 1]."""
-        return self.graph.memo(
+        return graph.memo(
             ("csr inverse degree", dtype), lambda: (1 / self.csr.ptr.diff().clamp(min=1).to(dtype))[:, None, None]
         )
 
@@ -169,7 +169,7 @@ def _biases(request: Request) -> tuple[Tensor | None, Lookup | None]:
     """All biases as one tensor in the caller's order and one table; of several tables, all but one are spread."""
     csr = request.graph.csr
     tables = [b for b in request.bias if isinstance(b, Lookup)]
-    spread = [csr.to_caller(b.table.index_select(0, b.ids(request.graph))) for b in tables[1:]]
+    spread = [csr.to_caller(b.table.to(request.wide).index_select(0, b.ids(request.graph))) for b in tables[1:]]
     tensors = [x.to(request.wide) for x in (*(b for b in request.bias if isinstance(b, Tensor)), *spread)]
     return sum(tensors[1:], tensors[0]) if tensors else None, tables[0] if tables else None
 

@@ -2,6 +2,8 @@
 
 The graph's runs say which tiles of (destinations, sources) are empty and which are full, at any length; nothing looks
 at pairs. On CPU the kernels are this library's own, on CUDA they are FlexAttention's, driven by the same runs.
+
+NaN and infinities in a source can reach rows of its tiles that do not hear it: a weight of zero times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -48,4 +50,4 @@ def estimate(request: Request) -> Estimate:
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    return _BY_DEVICE[request.value.device.type].run(request)
+    return (cpu if request.value.is_cpu else cuda).run(request)

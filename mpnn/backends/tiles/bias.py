@@ -22,5 +22,9 @@ def table(request: Request, room: int = 0) -> Tensor | None:
     offsets = graph.num_dst + graph.num_src - 1 + room
     i = torch.arange(offsets, device=graph.device) - (graph.num_src - 1) + graph.shift
     zero = torch.zeros((), dtype=torch.int64, device=graph.device)
-    parts = [b.table.index_select(0, b.relation.ids(i, zero)) for b in biases if isinstance(b, Lookup) and b.relation]
-    return sum(parts[1:], parts[0]).to(request.wide).expand(-1, request.heads).T.contiguous()
+    parts = [
+        b.table.to(request.wide).index_select(0, b.relation.ids(i, zero))
+        for b in biases
+        if isinstance(b, Lookup) and b.relation
+    ]
+    return sum(parts[1:], parts[0]).expand(-1, request.heads).T.contiguous()

@@ -102,9 +102,9 @@ def _per_edge(biases: list[PerEdge], request: Request) -> Tensor | None:
     """Biases edge by edge as one [B or 1, H, E]."""
     if not biases:
         return None
-    graph = request.graph
-    parts = [b.table.index_select(0, b.ids(graph)) if isinstance(b, Lookup) else b for b in biases]
-    total = sum(parts[1:], parts[0]).to(request.wide)
+    graph, wide = request.graph, request.wide  # already here, as edges' gradients are summed in the type of the table
+    parts = [b.table.to(wide).index_select(0, b.ids(graph)) if isinstance(b, Lookup) else b.to(wide) for b in biases]
+    total = sum(parts[1:], parts[0])
     batch = request.batch if total.dim() > 2 else torch.Size(())
     total = total.expand(*batch, graph.num_edges, request.heads)
     return total.reshape(batch.numel(), *total.shape[-2:]).transpose(1, 2).contiguous()

@@ -22,7 +22,8 @@ class _Announcement(event.Listener):
         if not self.made and module.startswith(__name__):
             self.made = True
             logging.getLogger("mpnn").warning(
-                "mpnn compiles its CPU kernels, once for this machine; this takes up to a minute"
+                "mpnn compiles CPU kernels that were not needed before, each once for this machine; "
+                "this takes up to a minute"
             )
 
     def on_end(self, event: Any) -> None:

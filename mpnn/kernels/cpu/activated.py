@@ -50,27 +50,30 @@ class _Sums(Code):
 
 
 @intrinsic
-def _dots(typing, a, d, d_at, s, s_at, e, e_at, e_start, n, heads, vectors, slope, tanh, out):  # type: ignore[no-untyped-def]
-    signature = void(a, d, d_at, s, s_at, e, e_at, e_start, int64, int64, int64, slope, int64, out)
+def _dots(typing, a, d, d_at, s, s_at, e, e_at, e_start, n, heads, vectors, slope, tanh, ahead, of_d, of_s, out):  # type: ignore[no-untyped-def]
+    signature = void(a, d, d_at, s, s_at, e, e_at, e_start, int64, int64, int64, slope, int64, int64, int64, int64, out)
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         code = _Sums(context, builder, (a, d, d_at, s, s_at, e, e_at, e_start), args[:8])
         n_, heads_, vectors_ = args[8:11]
-        slope_, to = code.splat(args[11]), code.data(out, args[13])
+        slope_, (ahead_, of_d_, of_s_), to = code.splat(args[11]), args[13:16], code.data(out, args[16])
+
+        def one_head(is_tanh: bool, edge: Any, h: Any) -> None:
+            total, first = code.variable(code.zero()), code.number(code.e_start, h)
+            with code.loop(vectors_) as (v, _):
+                at = code.step(vectors_, h, v)
+                z = code.sums(edge, at, code.sum(first, builder.mul(v, ir.Constant(I64, LANES))))
+                y = code.tanh(z) if is_tanh else code.multiply(z, code.leaky(z, slope_))
+                builder.store(code.add(builder.load(total), code.multiply(y, code.vector(code.a, at))), total)
+            place = builder.gep(to, [code.sum(builder.mul(edge, heads_), h)])
+            builder.store(code.total(builder.load(total)), place)
 
         def all_edges(is_tanh: bool) -> None:
-            with code.loop(n_) as (edge, _), code.loop(heads_) as (h, _):
-                total, first = code.variable(code.zero()), code.number(code.e_start, h)
-                with code.loop(vectors_) as (v, _):
-                    at = code.step(vectors_, h, v)
-                    z = code.sums(edge, at, code.sum(first, builder.mul(v, ir.Constant(I64, LANES))))
-                    y = code.tanh(z) if is_tanh else code.multiply(z, code.leaky(z, slope_))
-                    builder.store(
-                        code.add(builder.load(total), code.multiply(y, code.vector(code.a, at))),
-                        total,
-                    )
-                place = builder.gep(to, [code.sum(builder.mul(edge, heads_), h)])
-                builder.store(code.total(builder.load(total)), place)
+            with code.loop(n_) as (edge, _):
+                for base, at, numbers in ((code.d, code.d_at, of_d_), (code.s, code.s_at, of_s_)):
+                    code.fetch(base, code.number(at, code.sum(edge, ahead_)), numbers)
+                with code.loop(heads_) as (h, _):
+                    one_head(is_tanh, edge, h)
 
         with builder.if_else(code.is_tanh(args[12])) as (then, otherwise):
             with then:
@@ -83,9 +86,12 @@ def _dots(typing, a, d, d_at, s, s_at, e, e_at, e_start, n, heads, vectors, slop
 
 
 @njit(**INNER)
-def activated_dots(a, d, d_at, s, s_at, e, e_at, e_start, n, heads, vectors, slope, tanh, out):  # type: ignore[no-untyped-def]
-    """`out[edge * heads + h] = <a_h, activation(d_h + s_h + e_h)>` for the edges below n: tanh, or LeakyReLU."""
-    _dots(a, d, d_at, s, s_at, e, e_at, e_start, n, heads, vectors, slope, tanh, out)
+def activated_dots(a, d, d_at, s, s_at, e, e_at, e_start, n, heads, vectors, slope, tanh, ahead, of_d, of_s, out):  # type: ignore[no-untyped-def]
+    """`out[edge * heads + h] = <a_h, activation(d_h + s_h + e_h)>` for the edges below n: tanh, or LeakyReLU.
+
+    Of what the edge `ahead` further on reads, `of_d` and `of_s` numbers are fetched early.
+    """
+    _dots(a, d, d_at, s, s_at, e, e_at, e_start, n, heads, vectors, slope, tanh, ahead, of_d, of_s, out)
 
 
 @intrinsic

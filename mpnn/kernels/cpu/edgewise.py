@@ -25,16 +25,16 @@ int64, void = types.int64, types.void
 
 
 @intrinsic
-def _dots(typing, a, a_at, b, b_at, b_start, n, heads, vectors, scale, ahead, size, out):  # type: ignore[no-untyped-def]
-    signature = void(a, a_at, b, b_at, b_start, int64, int64, int64, scale, int64, int64, out)
+def _dots(typing, a, a_at, b, b_at, b_start, n, heads, vectors, scale, ahead, of_a, of_b, out):  # type: ignore[no-untyped-def]
+    signature = void(a, a_at, b, b_at, b_start, int64, int64, int64, scale, int64, int64, int64, out)
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         code = Code(context, builder, a.dtype)
         pa, pa_at, pb, pb_at, pb_start = (
             code.data(*array) for array in zip((a, a_at, b, b_at, b_start), args[:5], strict=True)
         )
-        n_, heads_, vectors_, scale_, ahead_, size_ = args[5:11]
-        to, factor = code.data(out, args[11]), code.splat(scale_)
+        n_, heads_, vectors_, scale_, ahead_, of_a_, of_b_ = args[5:12]
+        to, factor = code.data(out, args[12]), code.splat(scale_)
         width = builder.mul(vectors_, ir.Constant(I64, LANES))
 
         def product(x: Any, y: Any, step: Any) -> Any:
@@ -49,7 +49,8 @@ def _dots(typing, a, a_at, b, b_at, b_start, n, heads, vectors, scale, ahead, si
             return code.multiply(code.totals([builder.load(place) for place in sums]), factor)
 
         def fetch(e: Any) -> None:
-            code.fetch(pb, code.number(pb_at, code.sum(e, ahead_)), size_)
+            for base, at, numbers in ((pa, pa_at, of_a_), (pb, pb_at, of_b_)):
+                code.fetch(base, code.number(at, code.sum(e, ahead_)), numbers)
 
         even = builder.icmp_unsigned("==", builder.and_(heads_, ir.Constant(I64, LANES - 1)), ir.Constant(I64, 0))
         with builder.if_else(even) as (by_heads, by_edges):
@@ -79,15 +80,15 @@ def _dots(typing, a, a_at, b, b_at, b_start, n, heads, vectors, scale, ahead, si
 
 
 @njit(**INNER)
-def dots(a, a_at, b, b_at, b_start, n, heads, vectors, scale, ahead, size, out):  # type: ignore[no-untyped-def]
+def dots(a, a_at, b, b_at, b_start, n, heads, vectors, scale, ahead, of_a, of_b, out):  # type: ignore[no-untyped-def]
     """`out[e * heads + h] = scale * <a_h of edge e, b_h of edge e>` for the edges below n.
 
-    The features of a stand head after head, those of b where `b_start` says. The `size` numbers of b that the edge
-    `ahead` further on reads are fetched early: `b_at` has that many more entries. Where heads are no multiple of 8,
-    edges go by eights: `a_at` and `b_at` name something that can be read, and `out` has room, up to the next multiple
-    of 8 edges.
+    The features of a stand head after head, those of b where `b_start` says. Of what the edge `ahead` further on reads,
+    `of_a` and `of_b` numbers are fetched early: `a_at` or `b_at` has that many more entries. Where heads are no
+    multiple of 8, edges go by eights: `a_at` and `b_at` name something that can be read, and `out` has room, up to the
+    next multiple of 8 edges.
     """
-    _dots(a, a_at, b, b_at, b_start, n, heads, vectors, scale, ahead, size, out)
+    _dots(a, a_at, b, b_at, b_start, n, heads, vectors, scale, ahead, of_a, of_b, out)
 
 
 @intrinsic
@@ -152,6 +153,76 @@ def weighted(typing, w, w_at, x, x_at, first, last, head, offset, vectors, ahead
 def also_weighted(w, w_at, x, x_at, first, last, head, offset, vectors, out):  # type: ignore[no-untyped-def]
     """`weighted`, added to what is there and without fetching early: for the vectors that edges have of their own."""
     weighted(w, w_at, x, x_at, first, last, head, offset, vectors, 0, 0, False, out)
+
+
+@intrinsic
+def added(typing, a, a_at, b, b_at, n, heads, ahead, of_a, of_b, out):  # type: ignore[no-untyped-def]
+    """`out[e * heads + h] = a[a_at[e] + h] + b[b_at[e] + h]` for n edges, fetching early as `dots`."""
+    signature = void(a, a_at, b, b_at, int64, int64, int64, int64, int64, out)
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        code = Code(context, builder, a.dtype)
+        pa, pa_at, pb, pb_at = (code.data(*p) for p in zip((a, a_at, b, b_at), args[:4], strict=True))
+        n_, heads_, ahead_, of_a_, of_b_, to = *args[4:9], code.data(out, args[9])
+        with code.loop(n_) as (e, _):
+            for base, at, numbers in ((pa, pa_at, of_a_), (pb, pb_at, of_b_)):
+                code.fetch(base, code.number(at, code.sum(e, ahead_)), numbers)
+            a_row, b_row, row = code.number(pa_at, e), code.number(pb_at, e), builder.mul(e, heads_)
+
+            def body(h: Any, lanes: int) -> None:
+                x, y = code.vector(pa, code.sum(a_row, h), lanes), code.vector(pb, code.sum(b_row, h), lanes)
+                code.store(code.add(x, y), to, code.sum(row, h))
+
+            code.by_heads(heads_, body)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def gathered(typing, x, col, first, n, heads, out, room):  # type: ignore[no-untyped-def]
+    """Of x [N, 3, heads], what the nodes `col[first:]` of n edges have, into out [3, room], each [n, heads]."""
+    signature = void(x, col, int64, int64, int64, out, int64)
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        code = Code(context, builder, x.dtype)
+        px, p_col, first_, n_, heads_ = code.data(x, args[0]), code.data(col, args[1]), *args[2:5]
+        to, room_ = code.data(out, args[5]), args[6]
+
+        def body(h: Any, lanes: int) -> None:
+            with code.loop(n_) as (e, _):
+                node = builder.mul(code.number(p_col, code.sum(first_, e)), ir.Constant(I64, 3))
+                edge = code.sum(builder.mul(e, heads_), h)
+                for k in range(3):
+                    at = code.sum(builder.mul(code.sum(node, k), heads_), h)
+                    code.store(code.vector(px, at, lanes), to, code.sum(edge, builder.mul(room_, ir.Constant(I64, k))))
+
+        code.by_heads(heads_, body)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def totalled(typing, x, at, step, n, heads, fresh, out):  # type: ignore[no-untyped-def]
+    """`out[h] += sum over n edges of x[at + e * step + h]`; where `fresh`, out counts as zero."""
+    signature = void(x, int64, int64, int64, int64, types.boolean, out)
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        code = Code(context, builder, x.dtype)
+        px, at_, step_, n_, heads_, fresh_, to = code.data(x, args[0]), *args[1:6], code.data(out, args[6])
+
+        def body(h: Any, lanes: int) -> None:
+            total = code.variable(code.unless(fresh_, code.vector(to, h, lanes), 0.0))
+            with code.loop(n_) as (e, _):
+                y = code.vector(px, code.sum(at_, builder.mul(e, step_), h), lanes)
+                builder.store(code.add(builder.load(total), y), total)
+            code.store(builder.load(total), to, h)
+
+        code.by_heads(heads_, body)
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
 @intrinsic
@@ -279,30 +350,30 @@ def copied(typing, x, at, step, n, heads, out, to, to_step):  # type: ignore[no-
 
 
 @intrinsic
-def softmax_gradient(typing, s, g, at, n, heads, norm, norm_at, delta, delta_at):  # type: ignore[no-untyped-def]
-    """Of n edges of one row, scores s become weights `exp(s - shift) / z`, by `norm[norm_at:]` as `finished` writes it,
-    and gradients g of the weights become those of the scores, `weight * (g - delta[delta_at + h])`."""
-    signature = void(s, g, int64, int64, int64, norm, int64, delta, int64)
+def _softmax_gradient(typing, s, g, of_row, room, count):  # type: ignore[no-untyped-def]
+    signature = void(s, g, of_row, int64, int64)
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         code = Code(context, builder, s.dtype)
-        ps, pg, at_, n_, heads_ = code.data(s, args[0]), code.data(g, args[1]), *args[2:5]
-        p_norm, from_norm, p_delta, from_delta = code.data(norm, args[5]), args[6], code.data(delta, args[7]), args[8]
-
-        def body(h: Any, lanes: int) -> None:
-            shift = code.vector(p_norm, code.sum(from_norm, h), lanes)
-            inverse = code.vector(p_norm, code.sum(from_norm, heads_, h), lanes)
-            mean = code.vector(p_delta, code.sum(from_delta, h), lanes)
-            with code.loop(n_) as (e, _):
-                place = code.sum(at_, builder.mul(e, heads_), h)
-                x = code.multiply(code.exp(builder.fsub(code.vector(ps, place, lanes), shift)), inverse)
-                code.store(x, ps, place)
-                code.store(code.multiply(x, code.subtract(code.vector(pg, place, lanes), mean)), pg, place)
-
-        code.by_heads(heads_, body)
+        ps, pg, p_row, room_, count_ = *(code.data(*p) for p in zip((s, g, of_row), args[:3], strict=True)), *args[3:5]
+        with code.loop(count_, step=LANES) as (c, _):
+            shift, inverse, delta = (
+                code.vector(p_row, code.sum(builder.mul(room_, ir.Constant(I64, k)), c)) for k in range(3)
+            )
+            x = code.multiply(code.exp(builder.fsub(code.vector(ps, c), shift)), inverse)
+            code.store(x, ps, c)
+            code.store(code.multiply(x, code.subtract(code.vector(pg, c), delta)), pg, c)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@njit(**INNER)
+def softmax_gradient(s, g, of_row, room, count):  # type: ignore[no-untyped-def]
+    """Scores s become weights `exp(s - shift) / z`, and gradients g of the weights those of the scores,
+    `weight * (g - delta)`, below `count`, by eights; of_row [3, room] has shift, 1 / z and delta of each.
+    """
+    _softmax_gradient(s, g, of_row, room, count)
 
 
 @intrinsic

@@ -1,7 +1,7 @@
 """How kernels that walk a sparse graph are given their numbers, and how a block of edges finds its own.
 
 Arguments come in groups, as plain tuples (numba looks at those fastest), and are named in the kernels by the tuples
-here. Arrays are flat and contiguous; absent ones are empty. Edges are numbered in the order of the rows.
+here. Arrays are flat and contiguous; absent ones are empty.
 """
 
 from __future__ import annotations
@@ -22,10 +22,22 @@ KERNEL: Any = {**INNER, "cache": True}
 
 
 class Rows(NamedTuple):
-    """A graph by row: the edges `ptr[r]` to `ptr[r + 1]`, and the node at the other end of each."""
+    """A graph by destination, by source, or by class of edge: row r has the edges `ptr[r]` to `ptr[r + 1]`.
+
+    `col` is the node at the other end of each, by class the destination; `edge` its place in the order of destinations,
+    empty where this is that order.
+    """
 
     ptr: Ints
     col: Ints
+    edge: Ints
+
+
+@njit(inline="always")
+def place(edge, ids, e):  # type: ignore[no-untyped-def]
+    """Where edge e of some rows has its own among what the caller gave for each edge, or each class."""
+    e = edge[e] if len(edge) else e
+    return ids[e] if len(ids) else e
 
 
 class Features(NamedTuple):
@@ -135,24 +147,24 @@ def evenly(size, at):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
-def _staged(data, ids, heads, width, padded, first, n, slot, stage):  # type: ignore[no-untyped-def]
+def _staged(data, edge, ids, heads, width, padded, first, n, stage):  # type: ignore[no-untyped-def]
     for e in range(n):
-        at = (ids[first + e] if len(ids) else first + e) * heads * width
+        at = place(edge, ids, first + e) * heads * width
         for h in range(heads):
             for d in range(width):
-                stage[((slot + e) * heads + h) * padded + d] = data[at + h * width + d]
+                stage[(e * heads + h) * padded + d] = data[at + h * width + d]
 
 
 @njit(inline="always")
-def staged(edges, first, n, slot, stage):  # type: ignore[no-untyped-def]
-    """Puts the vectors of n edges into `stage` from a slot on, which was zero and stays so beyond their width."""
-    _staged(edges.data, edges.ids, edges.heads, edges.width, edges.size // edges.heads, first, n, slot, stage)
+def staged(edges, edge, first, n, stage):  # type: ignore[no-untyped-def]
+    """Puts the vectors of n edges into `stage`, which was zero and stays so beyond their width."""
+    _staged(edges.data, edge, edges.ids, edges.heads, edges.width, edges.size // edges.heads, first, n, stage)
 
 
 @njit(**INNER)
-def _unstaged(ids, heads, width, padded, first, n, stage, out):  # type: ignore[no-untyped-def]
+def _unstaged(edge, ids, heads, width, padded, first, n, stage, out):  # type: ignore[no-untyped-def]
     for e in range(n):
-        at = (ids[first + e] if len(ids) else first + e) * heads * width
+        at = place(edge, ids, first + e) * heads * width
         for h in range(heads):
             for d in range(width):
                 out[at + h * width + d] += stage[(e * heads + h) * padded + d]
@@ -160,36 +172,36 @@ def _unstaged(ids, heads, width, padded, first, n, stage, out):  # type: ignore[
 
 
 @njit(inline="always")
-def unstaged(edges, first, n, stage, out):  # type: ignore[no-untyped-def]
+def unstaged(edges, edge, first, n, stage, out):  # type: ignore[no-untyped-def]
     """Adds what `stage` holds to `out`, laid out as `edges.data`, and clears it."""
-    _unstaged(edges.ids, edges.heads, edges.width, edges.size // edges.heads, first, n, stage, out)
+    _unstaged(edge, edges.ids, edges.heads, edges.width, edges.size // edges.heads, first, n, stage, out)
 
 
 @njit(**INNER)
-def _add_numbers(data, ids, given, first, n, heads, s):  # type: ignore[no-untyped-def]
+def _add_numbers(data, edge, ids, given, first, n, heads, s):  # type: ignore[no-untyped-def]
     for e in range(n):
-        at = (ids[first + e] if len(ids) else first + e) * given
+        at = place(edge, ids, first + e) * given
         for h in range(heads):
             s[e * heads + h] += data[at + (h if given == heads else 0)]
 
 
 @njit(inline="always")
-def add_numbers(numbers, first, n, heads, s):  # type: ignore[no-untyped-def]
+def add_numbers(numbers, edge, first, n, heads, s):  # type: ignore[no-untyped-def]
     """Adds the numbers of n edges to s [n * heads]."""
     if len(numbers.data):
-        _add_numbers(numbers.data, numbers.ids, numbers.heads, first, n, heads, s)
+        _add_numbers(numbers.data, edge, numbers.ids, numbers.heads, first, n, heads, s)
 
 
 @njit(**INNER)
-def _take_numbers(ids, given, first, n, heads, g, out):  # type: ignore[no-untyped-def]
+def _take_numbers(edge, ids, given, first, n, heads, g, out):  # type: ignore[no-untyped-def]
     for e in range(n):
-        at = (ids[first + e] if len(ids) else first + e) * given
+        at = place(edge, ids, first + e) * given
         for h in range(heads):
             out[at + (h if given == heads else 0)] += g[e * heads + h]
 
 
 @njit(inline="always")
-def take_numbers(numbers, first, n, heads, g, out):  # type: ignore[no-untyped-def]
+def take_numbers(numbers, edge, first, n, heads, g, out):  # type: ignore[no-untyped-def]
     """Adds g [n * heads] to `out`, laid out as `numbers.data`; nothing where out is empty."""
     if len(out):
-        _take_numbers(numbers.ids, numbers.heads, first, n, heads, g, out)
+        _take_numbers(edge, numbers.ids, numbers.heads, first, n, heads, g, out)

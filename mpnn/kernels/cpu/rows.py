@@ -51,7 +51,7 @@ def forward(part, problem, buffers, out, norm, given, state, state_row):  # type
     for b in range(first, last, block.size):
         n = min(block.size, last - b)
         count = find(problem, block, b, n, row)
-        scores(problem, block, b, n)
+        scores(problem, block, b, n, 0, problem.score.src.size)
         if problem.normalize == SIGMOID:
             sigmoid(block.s, n * heads)
         for c in range(n * heads if len(given) else 0):

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from mpnn.kernels.cpu.activated import activated_dots
-from mpnn.kernels.cpu.edgewise import dots, keep
+from mpnn.kernels.cpu.edgewise import added, dots, keep
 from mpnn.kernels.cpu.emit import INNER, LANES
 from mpnn.kernels.cpu.hashing import mix
 from mpnn.kernels.cpu.layout import (
@@ -175,14 +175,6 @@ def multiply(x, y, count):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
-def _both_ends(dst, dst_at, src, src_at, n, heads, out):  # type: ignore[no-untyped-def]
-    """What edges get from their two ends, [n, heads]."""
-    for e in range(n):
-        for h in range(heads):
-            out[e * heads + h] = dst[dst_at[e] + h] + src[src_at[e] + h]
-
-
-@njit(**INNER)
 def _activated(raw, slope, tanh, count, s):  # type: ignore[no-untyped-def]
     """The activation of an additive score. Of tanh, the derivative of which follows from it, `raw` keeps the result."""
     if tanh:
@@ -204,52 +196,75 @@ def _capped(s, cap, count, raw):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def find(problem, block, first, n, row):  # type: ignore[no-untyped-def]
-    """Prepares the block for n edges from `first` on, which begin in `row`; returns how many rows they lie in."""
+    """Prepares the block for n edges by destination, from `first` on, which begin in `row`; returns how many rows they
+    lie in."""
     score, col = problem.score, problem.rows.col
     count = segments(first, n, row, problem.rows.ptr, block.seg_row, block.seg_first)
     by_column(first, n, col, problem.value.size, block.value_at)
     if score.kind != CONSTANT:
         by_column(first, n, col, score.src.size, block.src_at)
         by_row(count, block.seg_row, block.seg_first, score.dst.size, block.dst_at)
-    if len(score.edge.data):
-        staged(score.edge, first, n, 0, block.key_stage)
-    if len(problem.edge_value.data):
-        staged(problem.edge_value, first, n, 0, block.value_stage)
+    _stage(problem, block, first, n)
     return count
 
 
 @njit(inline="always")
-def scores(problem, block, first, n):  # type: ignore[no-untyped-def]
-    """Scores of the block's n edges into `block.s`, and what the derivative of an activation needs into `block.raw`."""
-    heads, score, s, raw = problem.heads, problem.score, block.s, block.raw
+def find_by_source(problem, size, block, first, n, row):  # type: ignore[no-untyped-def]
+    """The same for edges by source; `block.out_at` says where their destinations have `size` numbers."""
+    score, col = problem.score, problem.rows.col
+    count = segments(first, n, row, problem.rows.ptr, block.seg_row, block.seg_first)
+    by_row(count, block.seg_row, block.seg_first, problem.value.size, block.value_at)
+    by_column(first, n, col, size, block.out_at)
+    if score.kind != CONSTANT:
+        by_row(count, block.seg_row, block.seg_first, score.src.size, block.src_at)
+        by_column(first, n, col, score.dst.size, block.dst_at)
+    _stage(problem, block, first, n)
+    return count
+
+
+@njit(inline="always")
+def _stage(problem, block, first, n):  # type: ignore[no-untyped-def]
+    if len(problem.score.edge.data):
+        staged(problem.score.edge, problem.rows.edge, first, n, block.key_stage)
+    if len(problem.edge_value.data):
+        staged(problem.edge_value, problem.rows.edge, first, n, block.value_stage)
+
+
+@njit(inline="always")
+def scores(problem, block, first, n, of_dst, of_src):  # type: ignore[no-untyped-def]
+    """Scores of the block's n edges into `block.s`, and what the derivative of an activation needs into `block.raw`.
+
+    Of features that are read in no order, so many numbers of a destination or a source are fetched early.
+    """
+    heads, score, edge, s, raw = problem.heads, problem.score, problem.rows.edge, block.s, block.raw
     dst, src = score.dst, score.src
     if score.kind == DOT:
         dots(
             dst.data, block.dst_at, src.data, block.src_at, src.start, n, heads, dst.vectors, score.scale, AHEAD,
-            src.size, s,
+            of_dst, of_src, s,
         )  # fmt: skip
         if len(score.edge.data):
             dots(
                 dst.data, block.dst_at, block.key_stage, block.key_stage_at, score.edge.start, n, heads, dst.vectors,
-                score.scale, 0, 0, block.g,
+                score.scale, 0, 0, 0, block.g,
             )  # fmt: skip
             add(s, block.g, n * heads)
         if score.cap != 0:
             _capped(s, score.cap, n * heads, raw)
     elif score.kind == ADDITIVE:
-        _both_ends(dst.data, block.dst_at, src.data, block.src_at, n, heads, raw)
-        add_numbers(score.before, first, n, heads, raw)
+        added(dst.data, block.dst_at, src.data, block.src_at, n, heads, AHEAD, of_dst, of_src, raw)
+        add_numbers(score.before, edge, first, n, heads, raw)
         _activated(raw, score.slope, score.tanh, n * heads, s)
     elif score.kind == ACTIVATED:
         activated_dots(
             score.vector, dst.data, block.dst_at, src.data, block.src_at, block.key_stage, block.key_stage_at,
-            score.edge.start, n, heads, dst.vectors, score.slope, score.tanh, s,
+            score.edge.start, n, heads, dst.vectors, score.slope, score.tanh, AHEAD, of_dst, of_src, s,
         )  # fmt: skip
     else:
         for c in range(n * heads):
             s[c] = score.scale
-    add_numbers(problem.bias, first, n, heads, s)
-    add_numbers(problem.table, first, n, heads, s)
+    add_numbers(problem.bias, edge, first, n, heads, s)
+    add_numbers(problem.table, edge, first, n, heads, s)
 
 
 @njit(inline="always")
@@ -264,3 +279,25 @@ def draw(problem, block, count, first):  # type: ignore[no-untyped-def]
             block.row_keys, problem.rows.col, first + begin, begin * heads, end - begin, heads, drop.threshold,
             drop.grow, block.kept,
         )  # fmt: skip
+
+
+@njit(**INNER)
+def _each_drawn(keys, dst, first, seg_row, seg_first, count, heads, threshold, grow, kept):  # type: ignore[no-untyped-def]
+    """Row by row the first half of the hash differs."""
+    for k in range(count):
+        source = np.uint32(seg_row[k])
+        for e in range(seg_first[k], seg_first[k + 1]):
+            row = np.uint32(dst[first + e])
+            for h in range(heads):
+                drawn = mix(np.uint32(mix(np.uint32(keys[h] ^ row)) ^ source)) >> np.uint32(8)
+                kept[e * heads + h] = grow if drawn >= threshold else 0
+
+
+@njit(inline="always")
+def draw_by_source(problem, block, count, first):  # type: ignore[no-untyped-def]
+    """The same as `draw`, number by number, for edges by source."""
+    drop = problem.dropout
+    _each_drawn(
+        drop.keys, problem.rows.col, first, block.seg_row, block.seg_first, count, problem.heads, drop.threshold,
+        drop.grow, block.kept,
+    )  # fmt: skip

@@ -44,7 +44,7 @@ _MANY, _SOME = ((0,) * 12, (0,) * 8) if _WIDE else ((0,) * 6, (0,) * 4)
 _STEP = len(_MANY)
 _ONE, _TWO, _THREE, _EIGHT = ((0,) * n for n in (1, 2, 3, 8))
 _NARROW, _BLOCK = 2 * len(_LANES), 64  # columns that a product does before it goes on, so that B stays in cache
-_LOW = -1e30
+_NEVER = -math.inf
 
 
 @njit(fastmath=MATH, cache=True, nogil=True, inline="never")
@@ -136,14 +136,14 @@ def _first_run(runs, i, j):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _mask(s, i0, rows, j0, j1, runs):  # type: ignore[no-untyped-def]
-    """Scores [j1 - j0, ROWS] of pairs that are no edges become very low."""
+    """Scores [j1 - j0, ROWS] of pairs that are no edges become minus infinity."""
     ptr, start, stop, _ = runs
     for r in range(rows):
         at, run = j0, _first_run(runs, i0 + r, j0)
         while at < j1:
             more = run < ptr[i0 + r + 1]
             for j in range(at, min(start[run], j1) if more else j1):
-                s[(j - j0) * ROWS + r] = _LOW
+                s[(j - j0) * ROWS + r] = _NEVER
             at = stop[run] if more else j1
             run += 1
 
@@ -211,6 +211,7 @@ def forward(  # type: ignore[no-untyped-def]
     s, slope = np.empty(ROWS * COLUMNS, q.dtype), np.empty(ROWS * COLUMNS, q.dtype)
     o = np.empty(ROWS * DV, q.dtype)
     top, new, z = np.empty(ROWS, q.dtype), np.empty(ROWS, q.dtype), np.empty(ROWS, q.dtype)
+    shift = np.empty(ROWS, q.dtype)
     row_keys = np.empty(ROWS, np.uint32)
     for item in range(first, last):
         bh, i0 = item // query_tiles, item % query_tiles * ROWS
@@ -218,7 +219,7 @@ def forward(  # type: ignore[no-untyped-def]
         kv = h * KV // H
         rows = min(ROWS, num_dst - i0)
         _turn(q, _at(of_q, b, h, i0), of_q[2], rows, D, scale, qt, 0)
-        top[:] = _LOW
+        top[:] = _NEVER
         z[:] = 0
         o[:] = 0
         if len(keys):
@@ -251,18 +252,20 @@ def forward(  # type: ignore[no-untyped-def]
                     top[r] = new[r]
                     z[r] *= factor
                     scaled(o, r * DV, factor, o, r * DV, DV // 8, _EIGHT)
-            exps(s, 0, j1 - j0, new, z, _ACROSS, _LANES)
+            for r in range(ROWS):
+                shift[r] = new[r] if new[r] > _NEVER else 0
+            exps(s, 0, j1 - j0, shift, z, _ACROSS, _LANES)
             if len(keys):
                 drop(s, 0, j1 - j0, row_keys, j0, threshold, grow, _ACROSS, _LANES)
             _product(s, 0, 1, ROWS, kept_v, row * DV, DV, o, 0, DV, ROWS, j1 - j0, DV, _BLOCK, True)
         for r in range(rows):
-            heard = top[r] > _LOW or z[r] != z[r]
+            heard = top[r] > _NEVER or z[r] != z[r]
             at = ((b * num_dst + i0 + r) * H + h) * DV
             if heard:
                 scaled(o, r * DV, 1 / z[r], out, at, DV // 8, _EIGHT)
             else:
                 out[at : at + DV] = 0
-            lse[bh * num_dst + i0 + r] = top[r] + math.log(z[r]) if heard else -_LOW
+            lse[bh * num_dst + i0 + r] = top[r] + math.log(z[r]) if heard else -_NEVER
 
 
 @njit(fastmath=MATH, cache=True, nogil=True)
@@ -352,7 +355,7 @@ def backward(  # type: ignore[no-untyped-def]
                 for r in range(rows):
                     log_sum[r] = lse[bh * num_dst + i0 + r]
                 for r in range(rows, ROWS):
-                    log_sum[r] = -_LOW
+                    log_sum[r] = -_NEVER
                 for r in range(ROWS):
                     product[r] = packed[delta + r]
                 if len(keys):

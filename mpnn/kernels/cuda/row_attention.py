@@ -18,6 +18,7 @@ from mpnn.kernels.cuda.schedule import Bin, Divided, Sorted
 from mpnn.kernels.cuda.scores import PerEdge
 from mpnn.kernels.cuda.shapes import Tile, power_of_two, tile
 from mpnn.kernels.cuda.tensors import on_device, real, stepped, view
+from mpnn.kernels.once import once_differentiable
 from mpnn.kernels.row_spec import CONSTANT, NORMALIZERS
 
 _BITS = 24  # of the hash that decides, as in `mpnn.random`
@@ -100,7 +101,7 @@ class _RowAttention(torch.autograd.Function):
         return out, weights
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None) -> Any:
         out, norm, weights, *tensors = ctx.saved_tensors
         if d_out is None and d_weights is None:

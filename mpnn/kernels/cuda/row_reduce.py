@@ -16,6 +16,7 @@ from mpnn.kernels.cuda import reduce
 from mpnn.kernels.cuda.schedule import Edges, Sorted
 from mpnn.kernels.cuda.shapes import tile
 from mpnn.kernels.cuda.tensors import on_device, real, stepped, view
+from mpnn.kernels.once import once_differentiable
 
 _FOLDS = {"sum": reduce.SUM, "mean": reduce.SUM, "max": reduce.LARGEST, "min": reduce.SMALLEST, "var": reduce.SQUARES}
 _KINDS = {name: fold.value for name, fold in _FOLDS.items()}
@@ -48,7 +49,7 @@ class RowReduce(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:
         value, weight, compared, equal = ctx.saved_tensors
         columns, kind, needed = ctx.columns(), ctx.kind, ctx.needs_input_grad
@@ -79,7 +80,7 @@ class Spread(torch.autograd.Function):
         return table.index_select(0, ids)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:
         by_id = ctx.by_id()
         with on_device(d_out):

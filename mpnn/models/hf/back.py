@@ -50,6 +50,9 @@ class Converted(nn.Module):
                 return found
         return super().load_state_dict(state_dict, strict, assign)
 
+    def tie_weights(self, *given: Any, **options: Any) -> None:
+        """Does nothing: weights that are tied are one weight here, and stay so."""
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled by the class that can be imported."""
         made: Any = super().__reduce_ex__(protocol)

@@ -10,6 +10,7 @@ from mpnn.decoding import Cache
 from mpnn.models.hf.bert import longer_config, repeated
 from mpnn.models.hf.called import Called, mask_of
 from mpnn.models.hf.given import one_of, refuse, wanted
+from mpnn.models.hf.past import check_empty
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.parts.crossing import Half
 from mpnn.models.parts.packing import Packing, all_kept
@@ -32,6 +33,7 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int 
         decoder_ffn_dim=config.encoder_ffn_dim,
         encoder_layerdrop=0.0,
         decoder_layerdrop=0.0,
+        is_causal=True,
         quantization_config=None,
     )
     apart = marian and not config.share_encoder_decoder_embeddings
@@ -40,7 +42,7 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int 
         target_vocabulary=config.decoder_vocab_size if apart else None,
         pad=config.pad_token_id,
         start=config.decoder_start_token_id,
-        eos=config.eos_token_id if isinstance(config.eos_token_id, int) else config.eos_token_id[0],
+        eos=_first(config.eos_token_id),
         dim=config.d_model,
         heads=config.encoder_attention_heads,
         hidden=config.encoder_ffn_dim,
@@ -68,6 +70,15 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int 
         return {name: weight}
 
     return EncoderDecoder(with_weights(lambda: Transformer(ours, graph), hf_model, NAMES, copies, change), config)
+
+
+def _first(ends: Any) -> int:
+    """The token that ends a text; of several, the first."""
+    if isinstance(ends, int):
+        return ends
+    if not ends:
+        raise ValueError(f"from_hf does not support config.eos_token_id = {ends!r}: it needs a token that ends texts")
+    return int(ends[0])
 
 
 NAMES = (
@@ -181,11 +192,7 @@ class EncoderDecoder(Called):
         target = self._target(input_ids, decoder_input_ids, decoder_inputs_embeds)
         past, source, memory = past_key_values, encoder_outputs, None
         if past is not None and not isinstance(past, Translation):
-            if past.get_seq_length():
-                raise ValueError(
-                    f"past_key_values must be what this model answered with, or empty; got a {type(past).__name__} "
-                    f"with {past.get_seq_length()} tokens"
-                )
+            check_empty(past)
             past, use_cache = None, True
         if past is not None:
             memory = past.memory
@@ -246,6 +253,12 @@ class Translation:
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.cache.count
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last `-tokens_to_remove` words, as assisted generation asks for."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes the number of tokens to forget, as a negative one; got {tokens_to_remove}")
+        self.cache.crop(max(self.cache.count + tokens_to_remove, 0))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Goes on with these translations, int64 [B]."""

@@ -3,37 +3,54 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mpnn.decoding import Cache
 from mpnn.graphs import causal
 from mpnn.models.bert import Bert, BertConfig
 from mpnn.models.hf.called import Called, ids_of, mask_of
+from mpnn.models.hf.decoder import CausalDecoder
 from mpnn.models.hf.given import one_of, refuse
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
+from mpnn.models.parts.blocks import embedded, looked_up
+from mpnn.models.parts.decoder import Bind, Decoded
 from mpnn.models.parts.generation import refuse_the_future
+from mpnn.models.parts.packing import Packing
+from mpnn.models.parts.rounds import through
 from mpnn.topology import Topology
 
 Change = Callable[[str, Tensor], dict[str, Tensor]]
 """What `with_weights` takes for weights that differ in more than their name."""
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Encoder:
+def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Called:
     """A `BertModel` or `RobertaModel` as message passing; decoders hear over `causal()`."""
     check_class(hf_model, "BertModel", "RobertaModel")
     check_encoder(hf_model.config)
-    if hf_model.config.is_decoder:
-        graph = decoder_graph(hf_model.config, graph)
     ours = bert_config(hf_model.config, after_pad=hf_model.config.model_type == "roberta")
+    return over(graph, ours, hf_model, copies, context, NAMES)
+
+
+def over(
+    graph: Topology | None,
+    ours: BertConfig,
+    hf_model: Any,
+    copies: Copies,
+    context: int | None,
+    names: Sequence[tuple[str, str]],
+) -> Called:
+    """The model of transformers over a graph: an encoder over all, or a decoder."""
     config, longer, repeat = stretched(hf_model.config, ours, context, copies)
-    model = with_weights(
-        lambda: Bert(longer, graph, pooler=hf_model.pooler is not None), hf_model, NAMES, copies, repeat
-    )
-    return Encoder(model, config)
+    pooler, decodes = hf_model.pooler is not None, hf_model.config.is_decoder
+    topology = decoder_graph(hf_model.config, graph) if decodes else graph
+    kind = DecodingBert if decodes else Bert
+    model = with_weights(lambda: kind(longer, topology, pooler=pooler), hf_model, names, copies, repeat)
+    return Decoder(model, config) if isinstance(model, DecodingBert) else Encoder(model, config)
 
 
 def decoder_graph(config: Any, graph: Topology | None) -> Topology:
@@ -50,13 +67,15 @@ def check_encoder(config: Any) -> None:
         config,
         add_cross_attention=False,
         position_embedding_type="absolute",
-        is_causal=False,
+        is_causal=getattr(config, "is_decoder", False),
         quantization_config=None,
     )
 
 
 def bert_config(config: Any, after_pad: bool) -> BertConfig:
     """The sizes that the families of BERT's kind have in common."""
+    if after_pad and config.pad_token_id is None:
+        raise ValueError("from_hf needs a config.pad_token_id, from which positions count on; got None")
     return BertConfig(
         vocabulary=config.vocab_size,
         dim=config.hidden_size,
@@ -177,3 +196,77 @@ class Encoder(Called):
             cross_attentions=None if found.weights is None else (),
         )
         return self.answer(output, return_dict)
+
+
+class DecodingBert(Bert):
+    """A BERT over a graph in which nobody hears the future, read as `parts.decoder.Decoder` is; tokens [..., n], or
+    vectors in their place, come with their types added."""
+
+    @property
+    def position(self) -> nn.Embedding:
+        return self.embeddings.position
+
+    def decode(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        *,
+        bind: Bind,
+        cache: Cache | None = None,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Decoded:
+        own = self.embeddings
+        x = own.dropout(own.norm(tokens + looked_up(own.position, positions, "position")))
+        layers: list[Any] = list(self.layers)
+        graphs = [bind(layer.graph) for layer in layers]
+        x, states, weights = through(
+            layers, graphs, x, return_states=return_states, return_weights=return_weights, cache=cache
+        )
+        return Decoded(x, tuple(states) if return_states else None, tuple(weights) if return_weights else None)
+
+
+class Decoder(CausalDecoder):
+    """A BERT that decodes and is called as those of transformers are: `CausalDecoder`, with its arguments in another
+    order."""
+
+    model: DecodingBert  # type: ignore[assignment]
+
+    def __init__(self, model: DecodingBert, config: Any) -> None:
+        super().__init__(model, config, "BaseModelOutputWithPoolingAndCrossAttentions", remembers=True)  # type: ignore[arg-type]
+
+    def forward(  # type: ignore[override]  # the order is that of transformers
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: Any,
+    ) -> Any:
+        return super().forward(
+            input_ids,
+            attention_mask,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            **others,
+        )
+
+    def typed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
+        own = self.model.embeddings
+        vectors = embedded(own.token, tokens)
+        types = torch.zeros(vectors.shape[:2], dtype=torch.int64, device=vectors.device) if types is None else types
+        return vectors + looked_up(own.token_type, types, "token type")
+
+    def places(self, tokens: Tensor, start: int) -> Tensor:
+        """RoBERTa's pads keep their row."""
+        positions, first = self.model.positions(tokens), self.model.config.first_position
+        return torch.where(positions >= first, positions + start, positions)
+
+    def check_places(self, keep: Tensor, positions: Tensor) -> None:
+        """Any will do: transformers does not look at them here."""
+
+    def pooled(self, last: Tensor, keep: Tensor) -> Tensor | None:
+        pooler = self.model.pooler
+        return None if pooler is None else pooler(Packing.of(keep).first(last))

@@ -3,12 +3,14 @@
 Its block-sparse graph goes by places in the batch, padding included, in blocks: the first and the last block hear and
 are heard by all, every other block hears itself, its two neighbours and some blocks more. In training those are drawn
 for each head from numpy's generator, seeded with the number of the layer. In evaluation they are the first block, as
-often as blocks would be drawn: its tokens then weigh so many times more, which repeated edges say. Batches that are too
-short for blocks hear over complete graphs.
+often as blocks would be drawn: its tokens then weigh so many times more. So many copies of them stand before all others
+to be heard, and the graph stays one of a few runs; where weights are asked for, repeated edges say the same. Batches
+that are too short for blocks hear over complete graphs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,36 +19,33 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.graph import Graph
-from mpnn.graphs import complete, from_blocks
+from mpnn.graphs import batch, complete, from_blocks
 from mpnn.message_passing import MessagePassing
-from mpnn.models.bert import Bert, BertConfig, update
+from mpnn.models.bert import Bert, BertConfig, Encoded, update
 from mpnn.models.hf import bert
+from mpnn.models.hf.called import Called
 from mpnn.models.hf.weights import Copies, check_class, check_config, with_weights
 from mpnn.models.parts.packing import Packing
 from mpnn.models.parts.per_head import PerHead
 from mpnn.topology import Topology
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> bert.Encoder:
+def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Called:
     """A `BigBirdModel` as message passing, of either `attention_type`."""
     check_class(hf_model, "BigBirdModel")
     bert.check_encoder(hf_model.config)
     check_config(hf_model.config, use_bias=True, rescale_embeddings=False)
-    sparse = graph is None and hf_model.attention_type == "block_sparse"
-    if sparse:
-        check_config(hf_model.config, is_decoder=False)
-    elif hf_model.config.is_decoder:
-        graph = bert.decoder_graph(hf_model.config, graph)
-    ours = bert.bert_config(hf_model.config, after_pad=False)
+    ours, names = bert.bert_config(hf_model.config, after_pad=False), (*bert.NAMES, ("pooler.", "pooler.0."))
+    if graph is not None or hf_model.attention_type != "block_sparse":
+        return bert.over(graph, ours, hf_model, copies, context, names)
+    check_config(hf_model.config, is_decoder=False)
     config, longer, repeat = bert.stretched(hf_model.config, ours, context, copies)
 
     def build() -> Bert:
         pooler = hf_model.pooler is not None
-        if not sparse:
-            return Bert(longer, graph, pooler=pooler)
         return BlockSparse(longer, block=config.block_size, random=config.num_random_blocks, pooler=pooler)
 
-    return bert.Encoder(with_weights(build, hf_model, (*bert.NAMES, ("pooler.", "pooler.0.")), copies, repeat), config)
+    return bert.Encoder(with_weights(build, hf_model, names, copies, repeat), config)
 
 
 class BlockSparse(Bert):
@@ -62,28 +61,88 @@ class BlockSparse(Bert):
 
     @staticmethod
     def layer(config: BertConfig, graph: Topology) -> nn.Module:
-        return MessagePassing(None, "sum", update(config), PerHead(config.dim, config.heads))
+        return WithCopies(None, "sum", update(config), PerHead(config.dim, config.heads))
 
     def packing(self, keep: Tensor) -> Packing:
         return Packing.of(keep, apart=not bool(keep.all()))
 
-    def graphs(self, packing: Packing) -> list[Graph]:
+    def graphs(self, packing: Packing) -> list[Any]:
         layers, length = range(len(self.layers)), packing.keep.shape[1]
         if length <= (5 + 2 * self.random) * self.block:
             return [packing.bind(complete()) for _ in layers]
-        blocks = -(-length // self.block)
-        if self.training:
-            heads, context = self.config.heads, self.config.context
-            found = [_drawn(blocks, self.block, self.random, heads, context, seed) for seed in layers]
-        else:
-            found = [_evaluated(blocks, self.block, self.random)] * len(layers)
-        bound = {graph: self._bound(packing, graph) for graph in set(found)}
-        return [bound[graph] for graph in found]
+        if not self.training:
+            return [_with_copies(packing, self.block, self.random)] * len(layers)
+        blocks, heads, context = -(-length // self.block), self.config.heads, self.config.context
+        found = [_drawn(blocks, self.block, self.random, heads, context, seed) for seed in layers]
+        return [_bound(packing, graph) for graph in found]
 
-    def _bound(self, packing: Packing, graph: Graph) -> Graph:
-        if packing.apart:
-            return packing.bind_each([graph] * len(packing.lengths))
-        return graph.induced(torch.arange(graph.num_dst) < packing.keep.shape[1]).to(packing.index.device)
+    def encoded(
+        self,
+        packing: Packing,
+        graphs: Sequence[Any],
+        tokens: Tensor,
+        types: Tensor | None = None,
+        positions: Tensor | None = None,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Encoded:
+        if return_weights and any(isinstance(graph, tuple) for graph in graphs):
+            blocks = -(-packing.keep.shape[1] // self.block)
+            graphs = [_bound(packing, _evaluated(blocks, self.block, self.random))] * len(graphs)
+        return super().encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
+
+
+def _bound(packing: Packing, graph: Graph) -> Graph:
+    """A graph over whole blocks, over what a packing keeps of them."""
+    if packing.apart:
+        return packing.bind_each([graph] * len(packing.lengths))
+    return graph.induced(torch.arange(graph.num_dst) < packing.keep.shape[1]).to(packing.index.device)
+
+
+class WithCopies(MessagePassing):
+    """`MessagePassing` that is called with a graph, or with one over copies of its nodes and which these are."""
+
+    def forward(self, x: Tensor, graph: Any = None, source: Tensor | None = None, *given: Any, **options: Any) -> Any:
+        if isinstance(graph, tuple):
+            graph, heard = graph
+            source = x.index_select(-2, heard)
+        return super().forward(x, graph, source, *given, **options)
+
+
+def _with_copies(packing: Packing, size: int, random: int) -> tuple[Graph, Tensor]:
+    """What `_evaluated` is over a packing, with copies of nodes among the sources: which these are, int64 [N_src]."""
+    length, device = packing.keep.shape[1], packing.index.device
+    topology, again = Topology.of(_after_copies, size, random), _copied(length, size, random)
+    if not packing.apart:
+        return topology.bind(length, len(again)).to(device), again.to(device)
+    whole, parts, heard, before = topology.bind(len(again)), [], [], 0
+    for keep in packing.keep.cpu():
+        kept, copies = keep[again], int(keep[again[:-length]].sum())
+        runs = whole.induced(kept).runs
+        parts.append(Graph.from_runs(runs.take(np.arange(copies, runs.num_dst))))
+        heard.append(before + (keep.cumsum(0) - 1)[again][kept])
+        before += int(keep.sum())
+    return batch(parts).to(device), torch.cat(heard).to(device)
+
+
+def _after_copies(i: np.ndarray, num_src: int, size: int, random: int) -> list[tuple[Any, Any]]:
+    """Nodes that hear as in `_evaluated`, the sources being `random` times the first block and then all nodes. Where
+    there are as many destinations, those that stand for copies hear nobody."""
+    more = random * size
+    node = i + num_src - len(i)
+    begin, last = (node - more) // size * size + more, (num_src - more - 1) // size * size + more
+    inner, ends = (begin > more) & (begin < last), (node >= more) & ((begin == more) | (begin >= last))
+    return [
+        (np.where(ends, more, 0), np.where(ends, num_src, 0)),
+        (0, np.where(inner, more + size, 0)),
+        (begin - size, np.where(inner, begin + 2 * size, 0)),
+        (last, np.where(inner, num_src, 0)),
+    ]
+
+
+def _copied(length: int, size: int, random: int) -> Tensor:
+    """The nodes that `_after_copies` has for sources."""
+    return torch.cat([torch.arange(size).repeat(random), torch.arange(length)])
 
 
 @lru_cache(maxsize=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mpnn.models.hf.given import kept, per_token, wanted
@@ -16,6 +17,21 @@ class Called(nn.Module):
         super().__init__()
         self.model, self.config = model, config
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of tokens, or what makes nodes of patches."""
+        for name in ("token", "embeddings.token", "source.token", "patches"):
+            if part := _part(self.model, name):
+                return part
+        raise NotImplementedError(f"{type(self.model).__name__} has no table of tokens")
+
     def shown(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, bool]:
         """What a call wants to see besides the result, as our models are asked for it."""
         return {
@@ -26,6 +42,13 @@ class Called(nn.Module):
     def answer(self, output: Any, return_dict: bool | None) -> Any:
         """The output object of transformers, or its tuple."""
         return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+
+
+def _part(model: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
 
 
 def mask_of(tokens: Tensor, mask: Tensor | None, name: str = "attention_mask") -> Tensor | None:

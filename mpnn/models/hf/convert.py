@@ -56,8 +56,11 @@ def from_hf(hf_model: Any, graph: Topology | None = None, *, context: int | None
     evaluation), is called as the original is, and answers with the same output object. `save_pretrained` and `to_hf`
     lead back.
 
-    What it answers is zeros where there is no token, and heads go on from there. So the loss of heads for question
-    answering, which transformers takes over padding too, is another one where there is padding.
+    What it answers is zeros where there is no token, and heads go on from there. So heads that look at padding give
+    other numbers than in transformers, which computes states there too: the loss of question answering, which is over
+    all places; that of language models for the first token after padding on the left; and RoBERTa's, Longformer's and
+    BigBird's classification of sentences by their first place, and GPT's and XLNet's by the last or the mean, where
+    that is padding.
 
     Args:
         hf_model: a model of transformers, bare (`BertModel`) or with a head (`BertForMaskedLM`).
@@ -85,6 +88,9 @@ def from_hf(hf_model: Any, graph: Topology | None = None, *, context: int | None
         raise ValueError(f"from_hf does not take {name}; it takes the bare model and the other heads of {family!r}")
     if context is not None and family not in STRETCHABLE:
         raise ValueError(f"from_hf stretches {', '.join(STRETCHABLE)} to a context; config.model_type is {family!r}")
+    for weight, at in hf_model.named_parameters():
+        if at.is_meta:
+            raise ValueError(f"from_hf takes weights that are there; {weight} is on the meta device. Load them before")
     copies: Copies = {}
     bare = hf_model.base_model
     options = {} if context is None else {"context": context}

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn.models.hf.called import Called
+from mpnn.models.hf.called import Called, ids_of
 from mpnn.models.hf.given import kept, one_of, per_token, refuse, wanted
-from mpnn.models.hf.past import Past, Text, counts_up, read
-from mpnn.models.parts.blocks import embedded, looked_up
+from mpnn.models.hf.past import Past, Text, check_empty, counts_up, read
 from mpnn.models.parts.decoder import Decoded, Decoder
 from mpnn.models.parts.packing import Packing, all_kept
 
@@ -20,14 +19,14 @@ class CausalDecoder(Called):
 
     Args:
         output: the class of `transformers.modeling_outputs` that it answers with.
-        types: whether token types are tokens, whose vectors are added. remembers: whether it takes past_key_values.
+        remembers: whether it takes past_key_values.
     """
 
     model: Decoder
 
-    def __init__(self, model: Decoder, config: Any, output: str, *, types: bool, remembers: bool) -> None:
+    def __init__(self, model: Decoder, config: Any, output: str, *, remembers: bool) -> None:
         super().__init__(model, config)
-        self._output, self._types, self._remembers = output, types, remembers
+        self._output, self._remembers = output, remembers
 
     def forward(
         self,
@@ -36,9 +35,9 @@ class CausalDecoder(Called):
         position_ids: Tensor | None = None,
         past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
         use_cache: bool | None = None,
         *,
+        token_type_ids: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
@@ -90,7 +89,10 @@ class CausalDecoder(Called):
                 graphs = [bind(layer.graph) for layer in self.model.layers]  # type: ignore[arg-type]
                 attentions = tuple(map(packing.unpack_weights, found.weights, graphs))
         elif weights:
-            raise ValueError("output_attentions are those of whole texts; call without past_key_values")
+            raise ValueError(
+                "output_attentions are those of whole texts; call without past_key_values, and generate with "
+                "use_cache=False"
+            )
         else:
             past = Past(self.model) if past is None else past
             found, packing = past.go_on(text, states)
@@ -104,16 +106,38 @@ class CausalDecoder(Called):
         kind = getattr(modeling_outputs, self._output)
         if attentions is not None and "cross_attentions" in kind.__dataclass_fields__:
             answer["cross_attentions"] = ()
+        if "pooler_output" in kind.__dataclass_fields__:
+            answer["pooler_output"] = self.pooled(last, text[1])
         output = kind(**answer)
         return self.answer(output, return_dict)
+
+    def typed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
+        """Tokens, or vectors in their place to which those of token types are added, where the model has such."""
+        refuse(token_type_ids=types)
+        return tokens
+
+    def places(self, tokens: Tensor, start: int) -> Tensor:
+        """The positions of tokens that come after `start` others, int64 [B, n], where a call does not give them."""
+        return torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
+
+    def pooled(self, last: Tensor, keep: Tensor) -> Tensor | None:
+        """[B, dim], where the model pools texts."""
+        return None
+
+    def check_places(self, keep: Tensor, positions: Tensor) -> None:
+        """Refuses positions of whole texts that are given without a mask and would mean something else there."""
+        if self._remembers and not counts_up(keep, positions):
+            raise ValueError(
+                "position_ids that do not count up need an attention_mask beside them: without one, transformers "
+                "takes them for documents that follow one another; here these are rows of a batch of their own"
+            )
 
     def _past(self, given: Any) -> Past | None:
         if isinstance(given, Past):
             return given
-        if given is not None and given.get_seq_length():
-            raise ValueError(
-                f"past_key_values must come from this model; got a {type(given).__name__} that is not empty"
-            )
+        if given is None:
+            return None
+        check_empty(given)
         return None
 
     def _text(
@@ -130,20 +154,12 @@ class CausalDecoder(Called):
         keep = all_kept(tokens)
         if attention_mask is not None:
             keep = kept(attention_mask, (size, start + new))[:, start:]
-        positions = torch.arange(start, start + new, device=tokens.device).expand(size, new)
+        positions = self.places(tokens, start)
         if position_ids is not None:
             positions = per_token("position_ids", position_ids, (size, new))
-            if attention_mask is None and start == 0 and self._remembers and not counts_up(keep, positions):
-                raise ValueError(
-                    "position_ids that do not count up need an attention_mask beside them: without one, transformers "
-                    "takes them for documents that follow one another; here these are rows of a batch of their own"
-                )
-        if token_type_ids is not None:
-            if not self._types:
-                refuse(token_type_ids=token_type_ids)
-            types = per_token("token_type_ids", token_type_ids, (size, new))
-            tokens = embedded(self.model.token, tokens) + looked_up(self.model.token, types, "token type")
-        return tokens, keep, positions
+            if attention_mask is None and start == 0:
+                self.check_places(keep, positions)
+        return self.typed(tokens, ids_of(tokens, token_type_ids, "token_type_ids")), keep, positions
 
 
 def _in_a_row(x: Tensor | None) -> Tensor | None:

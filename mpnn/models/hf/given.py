@@ -59,5 +59,5 @@ def refuse(**arguments: Any) -> None:
     for name, value in arguments.items():
         if name == "num_items_in_batch":
             continue
-        if value is not None and value is not False:
+        if value is not None and (value is not False or name == "is_causal"):
             raise ValueError(f"this model does not take {name}; got {type(value).__name__}")

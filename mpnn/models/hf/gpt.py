@@ -10,14 +10,15 @@ from mpnn.graphs import causal
 from mpnn.models.gpt import GPT2, GPTConfig
 from mpnn.models.hf.decoder import CausalDecoder
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
+from mpnn.models.parts.blocks import embedded, looked_up
 from mpnn.topology import Topology
 
 
-def convert_gpt2(hf_model: Any, graph: Topology | None, copies: Copies) -> CausalDecoder:
+def convert_gpt2(hf_model: Any, graph: Topology | None, copies: Copies) -> GPT2Decoder:
     """A `GPT2Model` as message passing."""
     config = hf_model.config
     check_class(hf_model, "GPT2Model")
-    check_config(config, add_cross_attention=False, quantization_config=None)
+    check_config(config, add_cross_attention=False, is_causal=True, quantization_config=None)
     ours = GPTConfig(
         hidden=config.n_inner,
         activation=activation(config, "activation_function"),
@@ -26,18 +27,72 @@ def convert_gpt2(hf_model: Any, graph: Topology | None, copies: Copies) -> Causa
         **_common(config),
     )
     model = with_weights(lambda: GPT2(ours, graph or causal()), hf_model, _GPT2_NAMES + _NAMES, copies, _split)
-    output = "BaseModelOutputWithPastAndCrossAttentions"
-    return CausalDecoder(model, config, output, types=True, remembers=True)
+    return GPT2Decoder(model, config, "BaseModelOutputWithPastAndCrossAttentions", remembers=True)
 
 
-def convert_gpt(hf_model: Any, graph: Topology | None, copies: Copies) -> CausalDecoder:
+def convert_gpt(hf_model: Any, graph: Topology | None, copies: Copies) -> GPTDecoder:
     """An `OpenAIGPTModel` as message passing."""
     config = hf_model.config
     check_class(hf_model, "OpenAIGPTModel")
     check_config(config, quantization_config=None)
     ours = GPTConfig(activation=_ACTIVATIONS[config.afn], norm_first=False, **_common(config))
     model = with_weights(lambda: GPT2(ours, graph or causal()), hf_model, _GPT_NAMES + _NAMES, copies, _split)
-    return CausalDecoder(model, config, "BaseModelOutput", types=True, remembers=False)
+    return GPTDecoder(model, config, "BaseModelOutput", remembers=False)
+
+
+class _WithTypes(CausalDecoder):
+    """A decoder whose token types are tokens: their vectors are added."""
+
+    def typed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
+        if types is None:
+            return tokens
+        return embedded(self.model.token, tokens) + looked_up(self.model.token, types, "token type")
+
+
+class GPT2Decoder(_WithTypes):
+    """A GPT-2 that is called as that of transformers is: `CausalDecoder`, with its arguments in another order."""
+
+    def forward(  # type: ignore[override]  # the order is that of transformers
+        self,
+        input_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: Any,
+    ) -> Any:
+        return super().forward(
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            **others,
+        )
+
+
+class GPTDecoder(_WithTypes):
+    """A GPT that is called as that of transformers is: `CausalDecoder`, with its arguments in another order."""
+
+    def forward(  # type: ignore[override]  # the order is that of transformers
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: Any,
+    ) -> Any:
+        return super().forward(
+            input_ids,
+            attention_mask,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            **others,
+        )
 
 
 _ACTIVATIONS = {"relu": "relu", "silu": "silu", "gelu": "gelu_new", "swish": "silu"}

@@ -15,7 +15,8 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> CausalDeco
     """A `LlamaModel` or `MistralModel` as message passing."""
     config = hf_model.config
     check_class(hf_model, "LlamaModel", "MistralModel")
-    check_config(config, quantization_config=None)
+    check_config(config, is_causal=True, quantization_config=None)
+    llama = config.model_type == "llama"  # Mistral has neither biases nor, if its configuration says so, Llama a window
     ours = LlamaConfig(
         vocabulary=config.vocab_size,
         dim=config.hidden_size,
@@ -27,20 +28,22 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> CausalDeco
         context=config.max_position_embeddings,
         activation=activation(config, "hidden_act"),
         eps=config.rms_norm_eps,
-        bias=getattr(config, "attention_bias", False),
-        ffn_bias=getattr(config, "mlp_bias", False),
+        bias=llama and config.attention_bias,
+        ffn_bias=llama and config.mlp_bias,
         attention_dropout=config.attention_dropout,
         tied=True,  # a bare model has no map of its own at the end
         **_rotary(config.rope_parameters),
     )
-    topology = _own(config) if graph is None else graph
+    topology = graph or (causal() if llama else _of_mistral(config))
     model = with_weights(lambda: Llama(ours, topology), hf_model, _NAMES, copies)
-    return CausalDecoder(model, config, "BaseModelOutputWithPast", types=False, remembers=True)
+    return CausalDecoder(model, config, "BaseModelOutputWithPast", remembers=True)
 
 
-def _own(config: Any) -> Topology:
-    """Mistral's sliding window counts the node itself."""
-    width = getattr(config, "sliding_window", None)
+def _of_mistral(config: Any) -> Topology:
+    """The sliding window counts the node itself."""
+    width = config.sliding_window
+    if width is not None and width < 1:
+        raise ValueError(f"from_hf does not support config.sliding_window = {width!r}, only None and 1 or more")
     return causal() if width is None else causal() & window(width - 1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache as remembered
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,16 @@ def counts_up(keep: Tensor, positions: Tensor) -> bool:
     return bool(((at.diff() == 1) | (sentence.diff() != 0)).all())
 
 
+def check_empty(given: Any) -> None:
+    """Refuses `past_key_values` of transformers unless it is what its `generate` begins with."""
+    if type(getattr(given, "self_attention_cache", given)).__name__ == "StaticCache":
+        raise ValueError(
+            "past_key_values must come from this model; got a StaticCache. Generate without cache_implementation"
+        )
+    if given.get_seq_length():
+        raise ValueError(f"past_key_values must come from this model; got a {type(given).__name__} that is not empty")
+
+
 class Past:
     """Texts that were read, of which the keys and values are kept; `get_seq_length` places of the batch so far.
 
@@ -62,6 +73,7 @@ class Past:
         self._places = 0
         self._nodes: Tensor | None = None  # the node of each token of each text, [B, most]; None for side by side
         self._at: Tensor | None = None  # where each node stands, [nodes]
+        self._keep: Tensor | None = None  # which places hold tokens, [B, places], where nodes are told apart
         self._lengths = np.zeros(0, np.int64)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -70,13 +82,34 @@ class Past:
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Text b becomes what text `beam_idx[b]` was."""
         if self._later is not None:
-            tokens, keep, positions = (part.index_select(0, beam_idx) for part in self._later)
-            self._later = tokens, keep, positions
+            self._later = _each(lambda part: part.index_select(0, beam_idx), self._later)
         elif self._nodes is None:
             self._cache.select(beam_idx)
         else:
-            self._nodes = self._nodes.index_select(0, beam_idx)
+            self._nodes, self._keep = (_given(x).index_select(0, beam_idx) for x in (self._nodes, self._keep))
             self._lengths = self._lengths[beam_idx.cpu().numpy()]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last `-tokens_to_remove` places, as assisted generation asks for."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes the number of tokens to forget, as a negative one; got {tokens_to_remove}")
+        places = max(self._places + tokens_to_remove, 0)
+        if self._later is not None:
+            self.note(_each(lambda part: part[:, :places], self._later))
+            return
+        self._places = places
+        if self._nodes is None:
+            self._cache.crop(places)
+            return
+        self._keep = keep = _given(self._keep)[:, :places]
+        remain = keep.sum(1)
+        self._lengths = remain.cpu().numpy()
+        self._nodes = self._nodes[:, : int(self._lengths.max(initial=0))]
+        # nodes of other texts may stand between those that are forgotten, which then stay where nobody hears them
+        behind = torch.arange(self._nodes.shape[1], device=keep.device) < remain[:, None]
+        count = int(torch.where(behind, self._nodes, -1).max()) + 1 if behind.any() else 0
+        self._at = _given(self._at)[:count]
+        self._cache.crop(count)
 
     def note(self, text: Text) -> None:
         """Takes down texts that were read without a cache; they are read again if somebody goes on with them."""
@@ -92,7 +125,7 @@ class Past:
         whole = bool(keep.all()) and (self._model.position is not None or counts_up(keep, positions))
         if start == 0:
             self._nodes = None if whole else torch.zeros(len(keep), 0, dtype=torch.int64, device=keep.device)
-            self._at = positions.new_zeros(0)
+            self._at, self._keep = positions.new_zeros(0), keep[:, :0]
             self._lengths = np.zeros(len(keep), np.int64)
         if self._nodes is None:
             if not whole:
@@ -114,7 +147,7 @@ class Past:
         behind = _ranges(begin, lengths)
         new = torch.arange(count, count + len(at), device=at.device)
         longer[sentence, torch.from_numpy(behind).to(at.device)] = new
-        self._nodes, self._lengths = longer, lengths
+        self._nodes, self._lengths, self._keep = longer, lengths, torch.cat([_given(self._keep), keep], 1)
         self._at = everywhere = torch.cat([_given(self._at), at])
         self._cache.length = _room(len(everywhere))
 
@@ -131,6 +164,11 @@ class Past:
         tokens = packing.pack(tokens)
         found = self._model.decode(tokens, at, bind=bind, cache=self._cache, return_states=return_states)
         return found, packing
+
+
+def _each(change: Callable[[Tensor], Tensor], text: Text) -> Text:
+    tokens, keep, positions = map(change, text)
+    return tokens, keep, positions
 
 
 @lru_cache(maxsize=64)

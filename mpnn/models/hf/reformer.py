@@ -121,7 +121,9 @@ class Encoder(Called):
         from transformers.models.reformer.modeling_reformer import ReformerModelOutput
 
         attentions = wanted(self.config, "output_attentions", output_attentions)
-        refuse(past_buckets_states=past_buckets_states, use_cache=use_cache, output_attentions=attentions, **others)
+        if use_cache:
+            raise ValueError("a Reformer hashes all tokens anew and keeps no cache; generate with use_cache=False")
+        refuse(past_buckets_states=past_buckets_states, output_attentions=attentions, **others)
         tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
         found = self.model(
             tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -33,11 +33,23 @@ def check_config(config: Any, **supported: Any) -> None:
             raise ValueError(f"from_hf does not support config.{name} = {given!r}, only {value!r}")
 
 
+_SAME_ACTIVATIONS = {
+    "swish": "silu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_new",
+    "gelu_accurate": "gelu_new",
+    "gelu_python_tanh": "gelu_new",
+}
+"""Names of transformers for activations that go by another name too."""
+
+
 def activation(config: Any, field: str) -> str:
     """The name of an activation that we have too."""
-    name = getattr(config, field)
+    given = getattr(config, field)
+    name = _SAME_ACTIVATIONS.get(given, given)
     if name not in ACTIVATIONS:
-        raise ValueError(f"from_hf does not support config.{field} = {name!r}, only {', '.join(ACTIVATIONS)}")
+        known = ", ".join([*ACTIVATIONS, *_SAME_ACTIVATIONS])
+        raise ValueError(f"from_hf does not support config.{field} = {given!r}, only {known}")
     return name
 
 
@@ -59,7 +71,8 @@ def with_weights(
             weight that it returns as it is stays shared with whatever else refers to it.
 
     Raises:
-        ValueError: two weights of theirs for one that our model shares, such as embeddings that are not tied.
+        ValueError: two weights of theirs for one that our model shares, such as embeddings that are not tied; or not
+            the weights that the configuration says, as in models that are quantised or have adapters.
     """
     weights: dict[str, Tensor] = {}
     for name, weight in hf_model.named_parameters(remove_duplicate=False):
@@ -68,6 +81,7 @@ def with_weights(
         weights |= {name: weight} if change is None else change(name, weight)
     with torch.device("meta"):
         model = build().requires_grad_(False)  # so that weights may be integers, which `to_hf` follows
+    _check_names(model, weights)
     found = {name: _copied(weight, copies) for name, weight in weights.items()}
     model.load_state_dict(found, assign=True)
     for name, weight in model.named_parameters(remove_duplicate=False):
@@ -77,6 +91,24 @@ def with_weights(
             )
         weight.requires_grad_(weights[name].requires_grad)
     return model
+
+
+def _check_names(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    own = model.state_dict()
+    lacking, odd = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    if lacking or odd:
+        both = (("lacks", lacking), ("adds", odd))
+        which = [f"{what} {len(names)}, such as {names[0]}" for what, names in both if names]
+        raise ValueError(
+            "from_hf takes the weights that the configuration says, under our names; this model "
+            f"{' and '.join(which)}. Merge adapters, dequantise, and put replaced modules back before"
+        )
+    for name, weight in weights.items():
+        if weight.shape != own[name].shape:
+            raise ValueError(
+                f"from_hf takes the weights that the configuration says, which {name} is not: "
+                f"{list(weight.shape)} instead of {list(own[name].shape)}"
+            )
 
 
 def _copied(weight: Tensor, copies: Copies) -> Tensor:

@@ -17,14 +17,20 @@ U = TypeVar("U", bound=Update)
 
 Norm = Callable[[int], nn.Module]
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu": nn.GELU,
-    "gelu_new": partial(nn.GELU, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(nn.GELU, approximate="tanh"),
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-    "tanh": nn.Tanh,
-}
+
+class Activations(dict[str, Callable[[], nn.Module]]):
+    def __missing__(self, name: str) -> Callable[[], nn.Module]:
+        raise ValueError(f"there is no activation {name!r}; there are {', '.join(self)}")
+
+
+ACTIVATIONS = Activations(
+    gelu=nn.GELU,
+    gelu_new=partial(nn.GELU, approximate="tanh"),
+    gelu_pytorch_tanh=partial(nn.GELU, approximate="tanh"),
+    relu=nn.ReLU,
+    silu=nn.SiLU,
+    tanh=nn.Tanh,
+)
 """Activations by the names that published configurations give them."""
 
 
@@ -48,6 +54,13 @@ def updated_by(kind: Callable[..., U], config: Sizes, *, ffn_dropout: float = 0.
     feed-forward network of these sizes, with dropout of what is added and, where it has one, within the network."""
     ffn = FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation], ffn_dropout)
     return kind(config.dim, ffn, dropout=config.dropout, norm=partial(nn.LayerNorm, eps=config.eps), **options)
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Over all nodes [..., dim] of all graphs; torch's own takes the nodes of a batch [B, N, dim] for its channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, -2)).view_as(x)
 
 
 class Embeddings(nn.Module):
@@ -102,20 +115,25 @@ class AxialPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """[..., dims[0] + dims[1]] from integers [...]."""
-        columns = self.column.num_embeddings
-        row = looked_up(self.row, positions // columns, "row of positions")
-        return torch.cat([row, self.column(positions % columns)], -1)
+        rows, columns = self.row.num_embeddings, self.column.num_embeddings
+        within(positions, rows * columns, "position")
+        return torch.cat([self.row(positions // columns), self.column(positions % columns)], -1)
 
 
 def looked_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
-    """`table(ids)`, refusing with a sentence where torch's own speaks of an index in itself; on the CPU, as elsewhere a
-    look at the numbers would wait for the device."""
+    """`table(ids)`, refusing with a sentence where torch's own speaks of an index in itself."""
+    within(ids, table.num_embeddings, what)
+    return table(ids)
+
+
+def within(ids: Tensor, count: int, what: str) -> None:
+    """Raises IndexError where an integer is not among 0 to count - 1; on the CPU, as elsewhere a look at the numbers
+    would wait for the device."""
     if ids.numel() and ids.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (int(end) for end in ids.aminmax())
-        if low < 0 or high >= table.num_embeddings:
+        if low < 0 or high >= count:
             bad = low if low < 0 else high
-            raise IndexError(f"{what} {bad} is not among those that the model has, 0 to {table.num_embeddings - 1}")
-    return table(ids)
+            raise IndexError(f"{what} {bad} is not among those that the model has, 0 to {count - 1}")
 
 
 def embedded(table: nn.Embedding, tokens: Tensor) -> Tensor:
@@ -123,10 +141,29 @@ def embedded(table: nn.Embedding, tokens: Tensor) -> Tensor:
     return tokens if tokens.is_floating_point() else looked_up(table, tokens, "token")
 
 
+@torch.no_grad()
+def begin_small(part: nn.Linear | nn.Embedding) -> None:
+    """Initial weights as BERT's: normal and small, so that logits by the table of tokens start out undecided; zeros for
+    biases and for the vector of pads."""
+    nn.init.normal_(part.weight, std=0.02)
+    if isinstance(part, nn.Linear) and part.bias is not None:
+        part.bias.zero_()
+    if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+        part.weight[part.padding_idx].zero_()
+
+
+def refuse_alone(tokens: Tensor) -> None:
+    """Raises ValueError for the tokens of a sentence without a batch around it."""
+    if tokens.dim() < 2:
+        raise ValueError(f"tokens must be a batch of sentences, [batch, length]; got shape {list(tokens.shape)}")
+
+
 def one_each(graph: Topology | Sequence[Topology], layers: int) -> Sequence[Topology]:
     """A topology for each layer, from one for all or from one for each."""
     if isinstance(graph, Topology):
         return [graph] * layers
+    if not isinstance(graph, Sequence) or not all(isinstance(one, Topology) for one in graph):
+        raise TypeError(f"sequences of any length need a Topology, such as window(16), or one a layer; got {graph!r}")
     if len(graph) != layers:
         raise ValueError(f"give one topology, or one for each of {layers} layers; got {len(graph)}")
     return graph

@@ -66,8 +66,10 @@ def as_matrix(weights: Tensor, graph: Graph) -> Tensor:
 
 def pair(size: int | Sequence[int]) -> Size:
     """A size given as one integer or as two, down and across."""
-    down, across = (size, size) if isinstance(size, int) else size
-    return down, across
+    both = (size, size) if isinstance(size, int) else tuple(size)
+    if len(both) != 2:
+        raise ValueError(f"a size is one integer, or two: down and across; got {list(both)}")
+    return both
 
 
 def size_of(images: Tensor) -> Size:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete
+from mpnn.models.parts.blocks import refuse_alone
 from mpnn.topology import Topology
 
 
@@ -79,7 +80,10 @@ class Packing:
         return places.index_copy(0, self.index, x).unflatten(0, self.keep.shape)
 
     def first(self, x: Tensor) -> Tensor:
-        """The first token of each sentence, [B, ...] of [B, N, ...]; the first place of a sentence that has none."""
+        """The first token of each sentence, [B, ...] of [B, N, ...]; the first place of a sentence that has none, and
+        zeros where there are no places."""
+        if not x.shape[1]:
+            return x.new_zeros(len(self.lengths), *x.shape[2:])
         sentence = torch.arange(len(self.lengths), device=x.device)
         return x[sentence, self.keep.to(torch.uint8).argmax(1)]
 
@@ -113,6 +117,7 @@ def as_matrices(weights: Tensor, graph: Graph, target: Packing, source: Packing)
 
 def all_kept(tokens: Tensor) -> Tensor:
     """bool [B, N]: every place of tokens [B, N, ...] holds one."""
+    refuse_alone(tokens)
     return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
 
 

@@ -86,7 +86,8 @@ class RelativeDotProduct(DotProduct):
         vectors, numbers = self._by_offset(relation.clip)
         if isinstance(relation, Placed) and relation.has_segments:
             vectors, numbers = self._with_segments(vectors, numbers)
-        score = replace(terms.score, query=terms.score.query + self.by_content, edge_key=Lookup(vectors, relation))
+        heard = terms.score.query + self.by_content.to(terms.score.query.dtype)  # autocast leaves parameters wide
+        score = replace(terms.score, query=heard, edge_key=Lookup(vectors, relation))
         bias = Lookup(terms.score.scale * numbers, relation)
         return replace(terms, score=score, bias=(*terms.bias, bias))
 

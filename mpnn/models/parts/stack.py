@@ -28,7 +28,7 @@ class Stack(Model):
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
         """x [..., N, in_dim] -> [..., N, out_dim] over `graph`, or over the layers' own when that is None.
 
-        Where the first thing a model does is a linear map (GCN, GAT), x may be a torch sparse tensor [N, in_dim].
+        Where the first thing a model does is a linear map (GCN, GAT), x may be a torch sparse COO tensor [N, in_dim].
         """
         for layer in self.layers:
             x = layer(self.dropout(x), graph)

@@ -51,6 +51,8 @@ def from_pyg(conv: Any) -> nn.Module:
         raise TypeError(f"from_pyg takes a convolution of torch_geometric.nn, such as GCNConv; got {name}")
     if name not in CONVOLUTIONS:
         raise ValueError(f"from_pyg has no {name}; it has {', '.join(CONVOLUTIONS)}")
+    if any(weight.is_meta for weight in conv.parameters()):
+        raise ValueError(f"from_pyg takes weights that are there; those of this {name} are on the meta device")
     return CONVOLUTIONS[name](conv).train(conv.training)
 
 

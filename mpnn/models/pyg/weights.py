@@ -28,6 +28,10 @@ def aggregate_of(conv: Any) -> str:
         raise ValueError(
             f"from_pyg does not support {type(conv).__name__} with aggr = {conv.aggr!r}, only {', '.join(AGGREGATES)}"
         )
+    if getattr(conv.aggr_module, "semi_grad", False):
+        raise ValueError(
+            f"from_pyg does not support {type(conv).__name__} with aggr_kwargs semi_grad = True, only False"
+        )
     return AGGREGATES[conv.aggr]
 
 

@@ -1,0 +1,204 @@
+"""Cora and what is kept like it: files read by hand-written opcodes, pickles that are never run, damage that is named.
+
+The pickles are Python 2's, written opcode by opcode: today's pickle module writes other names for the same things.
+"""
+
+import os
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+from real_data import real
+
+from mpnn.data.errors import DamagedFile, UnsafePickle
+from mpnn.data.pickles import load_plain
+from mpnn.data.planetoid import cora, read_planetoid, row_normalize
+
+
+def name(module, attribute):
+    return f"c{module}\n{attribute}\n".encode()
+
+
+def number(value):
+    return b"J" + struct.pack("<i", value)
+
+
+def text(value):
+    return b"U" + bytes([len(value)]) + value
+
+
+def sequence(opcode, *items):
+    return b"(" + b"".join(items) + opcode
+
+
+def array(values, code):
+    values = np.asarray(values, np.dtype(code))
+    dtype = name("numpy", "dtype") + sequence(b"t", text(code.encode()), number(0), number(1)) + b"R"
+    dtype += sequence(b"t", number(3), text(b"<"), b"NNN", number(-1), number(-1), number(0)) + b"b"
+    empty = name("numpy.core.multiarray", "_reconstruct")
+    empty += sequence(b"t", name("numpy", "ndarray"), sequence(b"t", number(0)), text(b"b")) + b"R"
+    shape = sequence(b"t", *map(number, values.shape))
+    raw = b"T" + struct.pack("<i", values.nbytes) + values.tobytes()
+    return empty + sequence(b"t", number(1), shape, dtype, b"I00\n", raw) + b"b"
+
+
+def csr(rows, columns):
+    indices = [j for row in rows for j in row]
+    indptr = np.cumsum([0] + [len(row) for row in rows])
+    state = (
+        (b"_shape", sequence(b"t", number(len(rows)), number(columns))),
+        (b"data", array(np.ones(len(indices)), "f4")),
+        (b"indices", array(indices, "i4")),
+        (b"indptr", array(indptr, "i4")),
+    )
+    items = b"".join(text(key) + value for key, value in state)
+    return name("scipy.sparse.csr", "csr_matrix") + b")\x81}" + sequence(b"u", items) + b"b"
+
+
+def neighbour_lists(lists):
+    start = name("collections", "defaultdict") + sequence(b"t", name("__builtin__", "list")) + b"R"
+    items = b"".join(number(i) + sequence(b"l", *map(number, others)) for i, others in lists.items())
+    return start + sequence(b"u", items)
+
+
+def program(body):
+    return b"\x80\x02" + body + b"."
+
+
+@pytest.fixture
+def small_planetoid(tmp_path):
+    """Six nodes, two words, two classes: one for training, nodes 4 and 5 for testing, listed as 5, 4."""
+    files = {
+        "x": csr([[0]], 2),
+        "y": array([[1, 0]], "i4"),
+        "allx": csr([[0], [1], [0, 1], []], 2),
+        "ally": array([[1, 0], [0, 1], [1, 0], [0, 1]], "i4"),
+        "tx": csr([[0, 1], [1]], 2),
+        "ty": array([[1, 0], [0, 1]], "i4"),
+        "graph": neighbour_lists({0: [1, 1, 0], 1: [0, 0], 2: [5], 3: [], 4: [], 5: [2]}),
+    }
+    for part, body in files.items():
+        (tmp_path / f"ind.small.{part}").write_bytes(program(body))
+    (tmp_path / "ind.small.test.index").write_text("5\n4\n")
+    return tmp_path
+
+
+def test_planetoid_by_hand(small_planetoid):
+    data = read_planetoid(small_planetoid, "small")
+    assert data.x.tolist() == [[1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [1, 1]]
+    assert data.y.tolist() == [0, 1, 0, 1, 1, 0]
+    # The link 0-1 stands twice in the file and 0-0 once.
+    assert data.edge_index.tolist() == [[1, 0, 5, 2], [0, 1, 2, 5]]
+    assert data.train_mask.tolist() == [True, False, False, False, False, False]
+    assert data.val_mask.tolist() == [False, True, True, True, False, False]
+    assert data.test_mask.tolist() == [False, False, False, False, True, True]
+    assert (data.num_nodes, data.num_classes) == (6, 2)
+    assert (data.x.dtype, data.edge_index.dtype, data.y.dtype) == (torch.float32, torch.int64, torch.int64)
+
+
+class Spiteful:
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_that_calls_a_function_is_refused_and_not_run(small_planetoid, protocol):
+    mark = small_planetoid / "was-here"
+    attack = pickle.dumps(Spiteful(os.system, f"echo > {mark}"), protocol=protocol)
+    (small_planetoid / "ind.small.graph").write_bytes(attack)
+    with pytest.raises(UnsafePickle, match=rf"ind\.small\.graph: the pickle asks for {os.system.__module__}\.system"):
+        read_planetoid(small_planetoid, "small")
+    assert not mark.exists()
+    pickle.loads(attack)
+    assert mark.exists()  # so the attack was a real one
+
+
+@pytest.mark.parametrize(
+    ("module", "attribute"),
+    [
+        ("__builtin__", "eval"),
+        ("builtins", "getattr"),
+        ("numpy", "load"),
+        ("numpy.core.multiarray", "fromfile"),
+        ("scipy.sparse.csr", "sys.exit"),
+        ("collections", "OrderedDict"),
+        ("mpnn.data.pickles", "pickle.loads"),
+    ],
+)
+def test_every_name_but_the_six_is_refused(tmp_path, module, attribute):
+    path = tmp_path / "file"
+    path.write_bytes(program(name(module, attribute)))
+    with pytest.raises(UnsafePickle, match=f"{module}.{attribute}"):
+        load_plain(path)
+
+
+def test_an_array_of_objects_is_refused(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(program(name("numpy", "dtype") + sequence(b"t", text(b"O8")) + b"R"))
+    with pytest.raises(UnsafePickle, match="dtype 'O8'; only plain numbers"):
+        load_plain(path)
+
+
+def test_a_sparse_matrix_with_columns_out_of_range_is_damaged(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(program(csr([[0], [10**6]], 2)))
+    with pytest.raises(DamagedFile, match="truncated or not a Planetoid file"):
+        load_plain(path)
+
+
+@pytest.mark.parametrize("part", ["tx", "ally", "graph"])
+def test_a_truncated_pickle_is_named_wherever_it_ends(small_planetoid, part):
+    path = small_planetoid / f"ind.small.{part}"
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DamagedFile, match=rf"ind\.small\.{part} is truncated") as caught:
+            load_plain(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "complaint"),
+    [
+        ("graph", program(neighbour_lists({0: [6]})), "links 0 to 6, but the nodes are 0 to 5"),
+        ("graph", program(array([[1]], "i4")), "does not hold a dictionary of neighbours"),
+        ("ally", program(array([[1, 1]] * 4, "i4")), "does not hold one label a row"),
+        ("tx", program(array([[1, 1]] * 2, "f4")), "does not hold a sparse matrix"),
+        ("tx", program(csr([[0]], 2)), "4 . 1 rows of features for 4 . 2 labels"),
+        ("test.index", b"4\n4\n", "does not list each of the nodes 4 to 5 once"),
+        ("test.index", b"4\nfive\n", "not a list of node numbers"),
+    ],
+)
+def test_files_that_do_not_fit_are_named(small_planetoid, part, content, complaint):
+    (small_planetoid / f"ind.small.{part}").write_bytes(content)
+    with pytest.raises(DamagedFile, match=complaint):
+        read_planetoid(small_planetoid, "small")
+
+
+def test_cora_is_the_cora_of_the_papers():
+    data = real(cora)
+    assert data.x.shape == (2708, 1433)
+    assert data.num_classes == 7
+    assert set(data.x.unique().tolist()) == {0.0, 1.0}
+    src, dst = data.edge_index
+    assert data.edge_index.shape == (2, 2 * 5278)
+    edges = set(zip(src.tolist(), dst.tolist(), strict=True))
+    assert len(edges) == 2 * 5278
+    assert all((j, i) in edges and i != j for i, j in edges)
+    assert (data.train_mask.sum(), data.val_mask.sum(), data.test_mask.sum()) == (140, 500, 1000)
+    assert not (data.train_mask & data.val_mask | (data.train_mask | data.val_mask) & data.test_mask).any()
+    assert data.y[data.train_mask].bincount().tolist() == [20] * 7
+    # Linked papers mostly share their topic; with features and labels in a wrong order they would not.
+    assert (data.y[src] == data.y[dst]).float().mean() > 0.8
+    test_edges = data.test_mask[src] & data.test_mask[dst]
+    assert (data.y[src] == data.y[dst])[test_edges].float().mean() > 0.8
+
+
+def test_row_normalize_makes_rows_sum_to_one_and_leaves_empty_rows():
+    x = torch.tensor([[1.0, 3.0], [0.0, 0.0]])
+    assert row_normalize(x).tolist() == [[0.25, 0.75], [0.0, 0.0]]

@@ -1,0 +1,77 @@
+"""Calls like one that was made before: they go straight to torch's kernel, and give what the specification gives."""
+
+import pytest
+import torch
+
+from mpnn import graphs, ops
+from mpnn.backends import dense
+
+
+def features(*shape, nodes=(5, 5), heads=(4, 4), grad=False):
+    sizes = (nodes[0], heads[0]), (nodes[1], heads[1]), (nodes[1], heads[1])
+    return [torch.randn(*shape, n, h, 8, dtype=torch.float64, requires_grad=grad) for n, h in sizes]
+
+
+def attend_twice(graph, *given, **options):
+    ops.attend(graph, *given, backend="dense", **options)
+    return ops.attend(graph, *given, backend="dense", **options)
+
+
+@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.window(1)], ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
+def test_the_second_call_gives_what_the_specification_gives(topology, shape, heads):
+    graph, given = topology.bind(5), features(*shape, heads=heads, grad=True)
+    found, expected = attend_twice(graph, *given), ops.attend(graph, *given, backend="edge_list")
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    cotangent = torch.randn_like(expected)
+    for mine, theirs in zip(*(torch.autograd.grad(x, given, cotangent) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_only_plain_attention_goes_straight(monkeypatch):
+    asked = []
+    run = dense.run
+    monkeypatch.setattr(dense, "run", lambda request: asked.append(request) or run(request))
+    complete, window, given = graphs.complete().bind(5), graphs.window(1).bind(5), features()
+    attend_twice(complete, *given)
+    attend_twice(complete, *given, scale=0.5)
+    assert asked == []
+    attend_twice(window, *given)
+    attend_twice(complete, *given, bias=torch.zeros(25, 4, dtype=torch.float64))
+    attend_twice(complete, *given, dropout=0.1)
+    attend_twice(complete, *given, normalize="sigmoid")
+    attend_twice(complete, *given, return_weights=True)
+    assert len(asked) == 10
+
+
+@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal()], ids=str)
+def test_every_scale_is_heeded(topology):
+    graph, given = topology.bind(5), features(grad=True)
+    for scale in (0.1, 2.0, 0.0, -0.5):
+        found = attend_twice(graph, *given, scale=scale)
+        expected = ops.attend(graph, *given, scale=scale, backend="edge_list")
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        for mine, theirs in zip(
+            *(torch.autograd.grad(x.square().sum(), given) for x in (found, expected)), strict=True
+        ):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_calls_of_another_form_are_checked_anew():
+    graph, (query, key, value) = graphs.complete().bind(5), features()
+    attend_twice(graph, query, key, value)
+    with pytest.raises(ValueError, match="value has 4 nodes"):
+        ops.attend(graph, query, key, value[:4], backend="dense")
+    with pytest.raises(TypeError, match="must have one dtype"):
+        ops.attend(graph, query.float(), key, value, backend="dense")
+    with pytest.raises(ValueError, match="no backend 'sparse'"):
+        ops.attend(graph, query, key, value, backend="sparse")
+
+
+def test_autocast_ends_here_too():
+    graph, given = graphs.complete().bind(5), [x.float() for x in features()]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.nn.functional.scaled_dot_product_attention(*(x[None] for x in given)).dtype == torch.bfloat16
+        inside = attend_twice(graph, *given)
+    assert torch.equal(inside, attend_twice(graph, *given))

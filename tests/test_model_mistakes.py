@@ -1,0 +1,98 @@
+"""What models say of input that they cannot take, and what they make of batches that are odd."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mpnn import MessagePassing, graphs, models
+from mpnn.models import GIN, GPT, PNA, Bert, BertConfig, Convolution, GPSLayer, Llama, LlamaConfig, PinSage
+from mpnn.update import MLP, Add
+
+TOKENS = torch.arange(9)[None]
+SIZES = {"vocabulary": 17, "dim": 16, "layers": 2, "heads": 2, "hidden": 32, "context": 12}
+WINDOW = graphs.window(2).bind(9)
+
+MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "a sentence alone": (
+        lambda: Bert(BertConfig(**SIZES))(TOKENS[0]),
+        ValueError,
+        "tokens must be a batch of sentences, [batch, length]; got shape [9]",
+    ),
+    "a sentence alone, with memory": (
+        lambda: models.TransformerXL(17, 16, 2, 1)(TOKENS[0]),
+        ValueError,
+        "tokens must be a batch of sentences, [batch, length]; got shape [9]",
+    ),
+    "a sentence alone, in two streams": (
+        lambda: models.XLNet(models.XLNetConfig(17, 16, 1, 2, 32))(TOKENS[0]),
+        ValueError,
+        "tokens must be a batch of sentences, [batch, length]; got shape [9]",
+    ),
+    "a graph of one length": (
+        lambda: Bert(BertConfig(**SIZES), WINDOW),
+        TypeError,
+        "sequences of any length need a Topology, such as window(16), or one a layer; got Graph(window(2): 9 nodes",
+    ),
+    "graphs of one length": (lambda: GPT(17, 16, 2, 1, [WINDOW]), TypeError, "sequences of any length need a Topology"),
+    "topologies for other layers": (
+        lambda: Llama(LlamaConfig(**SIZES), [graphs.causal()] * 3),
+        ValueError,
+        "give one topology, or one for each of 2 layers; got 3",
+    ),
+    "an unknown activation": (
+        lambda: Bert(BertConfig(**SIZES, activation="gleu")),
+        ValueError,
+        "there is no activation 'gleu'; there are gelu, gelu_new, gelu_pytorch_tanh, relu, silu, tanh",
+    ),
+    "towers": (lambda: PNA(6, 3, 16, towers=3), ValueError, "3 towers cannot share a width of 16 evenly"),
+    "three sizes": (
+        lambda: Convolution(3, 4, (1, 2, 3)),
+        ValueError,
+        "a size is one integer, or two: down and across; got [1, 2, 3]",
+    ),
+    "more than there are": (
+        lambda: PinSage(6, 3).recommend(torch.rand(5, 3), torch.tensor([0]), 5),
+        ValueError,
+        "count must be less than the 5 items; got 5",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "kind", "sentence"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes(call: Callable[[], object], kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind, match=re.escape(sentence)):
+        call()
+
+
+def test_each_layer_of_a_llama_may_hear_over_a_graph_of_its_own() -> None:
+    near = graphs.causal() & graphs.window(2)
+    mixed = Llama(LlamaConfig(**SIZES), [near, graphs.causal()]).eval()
+    assert [layer.graph for layer in mixed.layers] == [near, graphs.causal()]
+    generated = mixed.generate(TOKENS[:, :4], 6, temperature=0)
+    for n in range(4, 10):  # cached, each layer over its own graph, as computed anew
+        assert torch.equal(mixed(generated[:, :n])[:, -1].argmax(-1), generated[:, n])
+
+
+def test_sentences_without_any_place_are_nothing() -> None:
+    found = Bert(BertConfig(**SIZES)).eval()(torch.zeros(2, 0, dtype=torch.int64))
+    assert found.last.shape == (2, 0, 16)
+    assert found.pooled.shape == (2, 16)
+
+
+@pytest.mark.parametrize("width", [16, 7], ids=["as wide as", "other than"])
+def test_batch_norm_is_over_nodes_however_they_are_batched(width: int) -> None:
+    """16 nodes with 16 features: torch's own batch norm would take one for the other without a word."""
+    graph, x = graphs.grid(4, 4).bind(16), torch.randn(3, 16, width)
+    apart = graphs.batch([graph] * 3)
+    for make in (
+        lambda: GIN(width, 2, hidden=width, dropout=0.0),
+        lambda: GPSLayer(MessagePassing(None, "sum", Add(MLP(width, width))), width, 1),
+    ):
+        model = make().train()
+        among = () if isinstance(model, GIN) else (graphs.documents([16] * 3),)
+        side_by_side = model(x.flatten(0, 1), apart, *among)
+        torch.testing.assert_close(model(x, graph).flatten(0, 1), side_by_side)

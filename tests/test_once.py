@@ -1,0 +1,89 @@
+"""Second derivatives: there, or refused with a sentence, whatever the first ones were multiplied with."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from mpnn import graphs, ops
+from mpnn.dropout import Dropout
+from mpnn.kernels.feature_dropout import FeatureDropout
+from mpnn.kernels.once import once_differentiable
+
+GRAPH = graphs.causal().bind(5)
+
+
+def leaf() -> torch.Tensor:
+    return torch.randn(5, 2, 8, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("backend", ["tiles", "csr"])
+@pytest.mark.parametrize("linear", [True, False], ids=["a plain sum", "a square"])
+def test_forces_that_are_trained_on_are_refused_and_not_forgotten(linear: bool, backend: str) -> None:
+    positions, key, value = leaf(), leaf().detach(), leaf().detach()
+
+    def loss(backend: str) -> torch.Tensor:
+        out = ops.attend(GRAPH, positions, key, value, backend=backend)
+        energy = out.sum() if linear else out.square().sum()
+        (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
+        return energy + forces.square().sum()
+
+    for differentiate in (torch.Tensor.backward, lambda x: torch.autograd.grad(x, positions)):
+        with pytest.raises(RuntimeError, match='for second derivatives name backend="edge_list"'):
+            differentiate(loss(backend))
+    assert torch.autograd.grad(loss("edge_list"), positions)[0].isfinite().all()
+
+
+def test_second_derivatives_by_weights_are_refused() -> None:
+    x, weight = leaf().flatten(1), torch.rand(GRAPH.num_edges, dtype=torch.float64, requires_grad=True)
+    out = ops.aggregate(GRAPH, x, weight=weight, backend="csr")
+    (found,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        found.square().sum().backward()
+
+
+def test_first_derivatives_come_with_create_graph_too() -> None:
+    given = [leaf() for _ in range(3)]
+    out = ops.attend(GRAPH, *given, backend="tiles").square().sum()
+    plain = torch.autograd.grad(out, given, retain_graph=True)
+    again = torch.autograd.grad(out, given, create_graph=True)
+    assert all(a.equal(b) and b.requires_grad for a, b in zip(plain, again, strict=True))
+
+
+def test_a_gradient_that_depends_on_nothing_is_a_constant() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, d_out):
+            return (2 * d_out,)
+
+    x = leaf()
+    (found,) = torch.autograd.grad(Double.apply(x).sum(), x, create_graph=True)
+    assert not found.requires_grad
+
+
+def test_dropout_of_features_is_linear_and_differentiates_for_ever() -> None:
+    x = leaf()
+    assert torch.autograd.gradgradcheck(lambda x: FeatureDropout.apply(x, 7, 0.4), x)
+    big, dropout = torch.randn(2**14, 2, requires_grad=True), Dropout(0.5)
+    (found,) = torch.autograd.grad(dropout(big).square().sum(), big, create_graph=True)
+    (twice,) = torch.autograd.grad(found.sum(), big)
+    assert twice.unique().tolist() == [0.0, 8.0]  # of (2 x)^2 where x is kept
+
+
+def test_linear_attention_differentiates_twice() -> None:
+    def run(*given: torch.Tensor) -> torch.Tensor:
+        return ops.attend(GRAPH, *given, normalize="none", backend="low_rank")
+
+    assert torch.autograd.gradgradcheck(run, [leaf() for _ in range(3)], fast_mode=True)
+
+
+def test_linear_attention_refuses_forward_mode_which_torch_would_take_for_zero() -> None:
+    query, key, value = (leaf().detach() for _ in range(3))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(query, torch.ones_like(query))
+        with pytest.raises(NotImplementedError, match='name backend="edge_list"'):
+            ops.attend(GRAPH, dual, key, value, normalize="none", backend="low_rank")

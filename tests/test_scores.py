@@ -1,0 +1,53 @@
+"""Requests: what plans remember of them, and what of them is told edge by edge."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn import graphs, ops
+from mpnn.relation import Offset
+from mpnn.scores import AdditiveScore, Dot, LeakyReLU, Lookup, Request
+
+
+def features() -> list[Tensor]:
+    return [torch.randn(4, 2, 3) for _ in range(3)]
+
+
+def test_scales_are_planned_for_alike() -> None:
+    graph = graphs.complete().bind(4)
+    query, key, value = features()
+    first, second = (Request(graph, value, Dot(query, key, scale, softcap=scale)) for scale in (0.1, 0.2))
+    assert first.signature == second.signature
+
+
+class Unhashable(nn.Module):
+    __hash__ = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("activation", [lambda: lambda x: x.relu(), Unhashable], ids=["function", "module"])
+def test_activations_that_are_made_anew_for_each_call_are_planned_for_alike(activation: Callable) -> None:
+    graph = graphs.complete().bind(4)
+    query, key, value = features()
+    made = activation(), activation()  # both alive, so that they are not one
+    first, second = (Request(graph, value, AdditiveScore(query[..., 0], key[..., 0], by)) for by in made)
+    assert first.signature == second.signature
+
+
+def test_activations_that_fused_kernels_know_are_told_from_others() -> None:
+    graph = graphs.complete().bind(4)
+    query, key, value = features()
+    known = torch.tanh, F.tanh, F.leaky_relu, LeakyReLU(), torch.relu, lambda x: x
+    forms = [Request(graph, value, AdditiveScore(query[..., 0], key[..., 0], by)).signature for by in known]
+    assert len(set(forms)) == len(known)
+
+
+def test_a_table_of_too_few_classes_is_named_where_nodes_have_places_too() -> None:
+    graph = graphs.complete().bind(4).placed(torch.arange(4), torch.arange(4))
+    with pytest.raises(ValueError, match=r"bias must have shape \[3, 2\], one row for each class; got \[2, 2\]"):
+        ops.attend(graph, *features(), bias=Lookup(torch.zeros(2, 2), Offset(1)))
