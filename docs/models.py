@@ -1,6 +1,6 @@
 """Keeps docs/models.md true: its errors are those that the tests measured, its pictures are drawn from its captions.
 
-    python -m pytest --checks docs/checks.json      measures
+    python -m pytest --checks=docs/checks.json      measures
     python docs/models.py                           writes them into the page, and draws
 
 A section is `## system`, some sentences, a picture with its topology as caption, the definition, and a line of errors.
