@@ -74,6 +74,8 @@ def counts(request: Request) -> dict[str, float]:
         found |= {"written pair": pairs, "written number": pairs * width}
         if request.dropout:
             found["dropped pair"] = pairs
+        if isinstance(request.score, Dot) and request.score.softcap:
+            found["capped pair"] = pairs
     else:
         narrow = request.value.dtype != request.wide and graph.device.type == "cpu"
         kind = "double " if request.wide == torch.float64 else "narrow " * narrow
