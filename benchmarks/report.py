@@ -66,9 +66,10 @@ def _peers(rows: Sequence[dict[str, Any]]) -> list[str]:
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for name, entry in row.get("entries", {}).items():
-            if name != row["ours"] and "median" in entry and "mpnn" not in name:
+            if row["group"] != "overhead" and name != row["ours"] and "median" in entry and "mpnn" not in name:
                 ratio = entry["median"] / row["entries"][row["ours"]]["median"]
-                found.setdefault(name, {}).setdefault(row["direction"], []).append(ratio)
+                direction = FORWARD if row["direction"] == FORWARD else BOTH  # a training step goes both ways
+                found.setdefault(name, {}).setdefault(direction, []).append(ratio)
     lines = [
         "## Peer by peer",
         "",
