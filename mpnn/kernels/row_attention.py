@@ -158,19 +158,12 @@ def _of_rows(spec: Spec, passed: _Passed, d_out: list[Any]) -> list[Array]:
     cuts = np.linspace(0, rows, len(spec.rows.parts(width)) + 1).astype(np.int64).tolist()
     work = [
         (
-            *cut,
-            heads,
-            d_out[b][2],
-            outs[b],
-            d_out[b][0],
-            norms[b],
-            mores[b],
-            cpu.scores.buffers(heads, 0, 0, real),
+            *cut, heads, d_out[b][2], outs[b], d_out[b][0], norms[b], mores[b], cpu.scores.buffers(heads, 0, 0, real),
             of_rows[b],
         )
         for b in range(count)
         for cut in pairwise(cuts)
-    ]
+    ]  # fmt: skip
     cpu.threads.each(work, lambda args: cpu.rows_backward.prepare(*args))
     return list(of_rows)
 
