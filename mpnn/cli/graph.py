@@ -118,11 +118,10 @@ def _full_reach(graph: Graph, reached: list[tuple[int, float]]) -> str:
 def _draw(expression: str, graph: Graph, path: Path) -> None:
     from matplotlib.figure import Figure
 
-    from mpnn.cli.pictures import wrapped
     from mpnn.plot import adjacency
 
     figure = Figure(figsize=(5.6, 5.4), layout="constrained")
-    adjacency(graph, figure.add_subplot(), title=wrapped(expression, 48))
+    adjacency(graph, figure.add_subplot(), title=expression)
     with refusing():
         figure.savefig(path, dpi=160, bbox_inches="tight")  # cut to a graph that is wide or tall
     console.print(f"drawn into {path}")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from mpnn import plot
@@ -23,14 +21,9 @@ _DPI = 180
 _ROUNDS = 30
 
 
-def wrapped(expression: str, width: int) -> str:
-    """An expression as a title of several lines, where one line of so many characters does not hold it."""
-    return "\n".join(wrap(expression, width))
-
-
 def topology(trained: Trained, path: Path) -> None:
     figure = Figure(figsize=(3.5, 3.66), layout="constrained")
-    plot.adjacency(trained.graph, figure.add_subplot(), title=wrapped(trained.expression, 28))
+    plot.adjacency(trained.graph, figure.add_subplot(), title=trained.expression)
     figure.savefig(path, dpi=_DPI, bbox_inches="tight")
 
 
@@ -59,9 +52,8 @@ def losses(results: Sequence[Trained], path: Path) -> None:
         for r in results
     }
     ylabel = "validation accuracy" if of_nodes else "validation loss (nats a character)"
-    title = wrapped(results[0].expression, 72) if alone else ""
+    title = results[0].expression if alone else ""
     plot.curves(history, ax, ylabel=ylabel, xlabel="epoch" if of_nodes else "step", title=title)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=_DPI)
 
 

@@ -14,7 +14,7 @@ from mpnn.decoding import Cache
 from mpnn.graphs import causal
 from mpnn.models.bert import Bert, BertConfig
 from mpnn.models.hf.called import Called, ids_of, mask_of
-from mpnn.models.hf.decoder import CausalDecoder
+from mpnn.models.hf.decoder import TypesThird
 from mpnn.models.hf.given import one_of, refuse
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.parts.blocks import embedded, looked_up
@@ -226,32 +226,13 @@ class DecodingBert(Bert):
         return Decoded(x, tuple(states) if return_states else None, tuple(weights) if return_weights else None)
 
 
-class Decoder(CausalDecoder):
-    """A BERT that decodes and is called as those of transformers are: `CausalDecoder`, with its arguments in another
-    order."""
+class Decoder(TypesThird):
+    """A BERT that decodes and is called as those of transformers are."""
 
     model: DecodingBert  # type: ignore[assignment]
 
     def __init__(self, model: DecodingBert, config: Any) -> None:
         super().__init__(model, config, "BaseModelOutputWithPoolingAndCrossAttentions", remembers=True)  # type: ignore[arg-type]
-
-    def forward(  # type: ignore[override]  # the order is that of transformers
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **others: Any,
-    ) -> Any:
-        return super().forward(
-            input_ids,
-            attention_mask,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            token_type_ids=token_type_ids,
-            **others,
-        )
 
     def typed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
         own = self.model.embeddings

@@ -162,6 +162,28 @@ class CausalDecoder(Called):
         return self.typed(tokens, ids_of(tokens, token_type_ids, "token_type_ids")), keep, positions
 
 
+class TypesThird(CausalDecoder):
+    """A decoder that takes token types as its third argument, and what it remembers by name alone."""
+
+    def forward(  # type: ignore[override]  # the order is that of transformers
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: Any,
+    ) -> Any:
+        return super().forward(
+            input_ids,
+            attention_mask,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            **others,
+        )
+
+
 def _in_a_row(x: Tensor | None) -> Tensor | None:
     """[B, choices, n] as [B * choices, n]."""
     return None if x is None else x.flatten(0, -2)

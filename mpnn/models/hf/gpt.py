@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpnn.graphs import causal
 from mpnn.models.gpt import GPT2, GPTConfig
-from mpnn.models.hf.decoder import CausalDecoder
+from mpnn.models.hf.decoder import CausalDecoder, TypesThird
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.parts.blocks import embedded, looked_up
 from mpnn.topology import Topology
@@ -73,26 +73,8 @@ class GPT2Decoder(_WithTypes):
         )
 
 
-class GPTDecoder(_WithTypes):
-    """A GPT that is called as that of transformers is: `CausalDecoder`, with its arguments in another order."""
-
-    def forward(  # type: ignore[override]  # the order is that of transformers
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **others: Any,
-    ) -> Any:
-        return super().forward(
-            input_ids,
-            attention_mask,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            token_type_ids=token_type_ids,
-            **others,
-        )
+class GPTDecoder(TypesThird, _WithTypes):
+    """A GPT that is called as that of transformers is."""
 
 
 _ACTIVATIONS = {"relu": "relu", "silu": "silu", "gelu": "gelu_new", "swish": "silu"}
