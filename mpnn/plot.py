@@ -361,15 +361,15 @@ def _label_ends(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     ]
     points = [1.3 * _NAME * (1 + name.count("\n")) + 2 for _, _, name, _ in ends]
     room = np.array(points) * (high - low) / (72 * _inches(ax)[1])
-    at = _apart(np.array([y for _, y, *_ in ends]), room)
+    at = _apart(np.array([y for _, y, *_ in ends]), room, low)
     style: dict[str, Any] = {"textcoords": "offset points", "fontsize": _NAME, "va": "center"}
-    for (x, _, name, colour), y in zip(ends, at, strict=True):  # which may lie below the axes, and must still be seen
+    for (x, _, name, colour), y in zip(ends, at, strict=True):  # which may lie above the axes, and must still be seen
         ax.annotate(name, (x, y), (7, 0), color=colour, annotation_clip=False, **style)
 
 
-def _apart(wanted: NDArray[np.float64], room: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The middles closest to ascending wanted ones, by least squares, between which there is room for each: those that
-    would overlap stand together around their mean (isotonic regression)."""
+def _apart(wanted: NDArray[np.float64], room: NDArray[np.float64], low: float = -np.inf) -> NDArray[np.float64]:
+    """The middles closest to ascending wanted ones, by least squares, with room for each above `low` and between them:
+    those that would overlap stand together around their mean (isotonic regression)."""
     stacked = np.cumsum(room) - room / 2
     groups: list[tuple[float, int]] = []
     for lowest in wanted - stacked:
@@ -378,7 +378,7 @@ def _apart(wanted: NDArray[np.float64], room: NDArray[np.float64]) -> NDArray[np
             below, many = groups.pop()
             mean, count = (below * many + mean * count) / (many + count), many + count
         groups.append((mean, count))
-    return stacked + np.repeat([mean for mean, _ in groups], [count for _, count in groups])
+    return stacked + np.repeat([max(mean, low) for mean, _ in groups], [count for _, count in groups])
 
 
 # ---------------------------------------------------------------------------------------------------- nodes and links

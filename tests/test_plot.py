@@ -131,17 +131,23 @@ def test_curves_are_named_at_their_ends_without_overlap(ax: Axes) -> None:
     assert not overlap(ax.texts)
 
 
+def test_names_do_not_reach_below_the_axes(ax: Axes) -> None:
+    plot.curves({name: ([0, 10], [4.0, end]) for name, end in {"a": 1.757, "b": 1.758, "c": 1.78}.items()}, ax)
+    ax.figure.draw_without_rendering()
+    floor = ax.get_window_extent().y0
+    assert all(text.get_window_extent().y0 >= floor - 1 for text in ax.texts)
+    assert not overlap(ax.texts)
+
+
 def test_names_that_stand_close_are_centred_on_their_lines(ax: Axes) -> None:
-    ends = {"a": 1.757, "a name in\nseveral lines": 1.76, "c": 1.78, "far": 3.0}
+    ends = {"a": 1.757, "a name in\nseveral lines": 1.76, "c": 1.78, "far": 3.0, "low": 0.5}
     plot.curves({name: ([0, 10], [4.0, end]) for name, end in ends.items()}, ax)
     heights = {text.get_text(): text.xy[1] for text in ax.texts}
     assert heights["far"] == pytest.approx(3.0)
     close = list(ends)[:3]
     assert sum(heights[name] for name in close) == pytest.approx(sum(ends[name] for name in close))
     assert sorted(close, key=heights.get) == close
-    assert not any(
-        text.get_annotation_clip() in (None, True) for text in ax.texts
-    )  # those below the axes are drawn too
+    assert not any(text.get_annotation_clip() in (None, True) for text in ax.texts)  # those above the axes show too
     ax.figure.draw_without_rendering()
     assert not overlap(ax.texts)
 
