@@ -1,0 +1,159 @@
+"""Makes a failing case small: tries simpler cases, and keeps each one that still fails."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .cases import Case, shapes
+from .compare import Failure, check
+from .topologies import edges_of
+
+
+def failure_of(case: Case) -> Failure | None:
+    """What goes wrong in this case by itself, None where nothing does."""
+    try:
+        check(case)
+    except Failure as failure:
+        return failure
+    except Exception:  # a simplification that makes no sense, such as a bias without its edges
+        return None
+    return None
+
+
+def shrink(failure: Failure, seconds: float = 60.0, fails: Callable[[Case], Failure | None] = failure_of) -> Failure:
+    """The simplest failure of the same backend found in that time."""
+    end = time.monotonic() + seconds
+    progress = True
+    while progress and time.monotonic() < end:
+        progress = False
+        for simpler in _simpler(failure.case):
+            if time.monotonic() > end:
+                break
+            found = fails(simpler)
+            if found is not None and found.backend == failure.backend:
+                failure, progress = found, True
+                break
+    return failure
+
+
+def paste(failure: Failure) -> str:
+    """Five lines that repeat a failure."""
+    return "\n".join(
+        [
+            f"# {failure.backend}: {failure.what}"[:400],
+            "import json",
+            "from tests.fuzz.compare import check",
+            f"case = json.loads({json.dumps(failure.case)!r})",
+            "check(case)",
+        ]
+    )
+
+
+def _simpler(case: Case) -> Iterator[Case]:
+    """Cases that are simpler in one thing, the largest steps first."""
+    for name, value in (
+        ("dropout", 0.0),
+        ("edge_value", None),
+        ("bias", []),
+        ("layout", {}),
+        ("grad", []),
+        ("batch", []),
+        ("return_weights", False),
+        ("repeat", False),
+        ("threads", 1),
+        ("reduce", "sum"),
+        ("upstream", "ones"),
+        ("dtype", "float64"),
+        ("dropout_seed", 0),
+    ):
+        if case[name] != value:
+            yield _fitting({**case, name: value})
+    for spec in _graphs(case["graph"]):
+        yield _fitting({**case, "graph": spec})
+    if len(case["bias"]) > 1:
+        yield from (
+            _fitting({**case, "bias": case["bias"][:k] + case["bias"][k + 1 :]}) for k in range(len(case["bias"]))
+        )
+    if len(case["grad"]) > 1:
+        yield from ({**case, "grad": [name]} for name in case["grad"])
+    if case["heads"] > 1:
+        yield _one_head(case)
+    if case["value"]["width"] > 1:
+        yield {**case, "value": {**case["value"], "width": 1}}
+    score = case["score"]
+    if score:
+        yield _fitting({**case, "score": None})
+        changes: list[dict[str, Any]] = [
+            {"edge_key": None},
+            {"softcap": None},
+            {"scale": 1.0},
+            {"width": 1},
+            {"edge": None},
+        ]
+        for change in changes:
+            if all(name in score and score[name] != value for name, value in change.items()):
+                yield _fitting({**case, "score": {**score, **change}})
+
+
+def _graphs(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    changes = graph.get("changes", [])
+    for k in range(len(changes)):
+        yield {**graph, "changes": changes[:k] + changes[k + 1 :]}
+    if graph.get("related"):
+        yield {**graph, "related": None}
+    if "edges" in graph:
+        yield from _fewer_edges(graph)
+        return
+    rule = graph["rule"]
+    if rule[0] in ("|", "&", "-", "~"):
+        yield from ({**graph, "rule": part} for part in rule[1:])
+    square = graph["num_dst"] == graph["num_src"]
+    for smaller in (graph["num_dst"] // 2, graph["num_dst"] - 1):
+        if square and 0 <= smaller < graph["num_dst"]:
+            yield {**graph, "num_dst": smaller, "num_src": smaller}
+
+
+def _fewer_edges(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    count = len(graph["edges"][0])
+    size = count // 2
+    while size:
+        for first in range(0, count, size):
+            rest = [k for k in range(count) if not first <= k < first + size]
+            kinds = graph.get("edge_type")
+            yield {
+                **graph,
+                "edges": [[ends[k] for k in rest] for ends in graph["edges"]],
+                **({} if kinds is None else {"edge_type": [kinds[k] for k in rest]}),
+            }
+        size //= 2
+    src, dst = graph["edges"]
+    for name, ends in (("num_src", src), ("num_dst", dst)):
+        least = max(ends, default=-1) + 1
+        if least < graph[name]:
+            yield {**graph, name: least}
+
+
+def _one_head(case: Case) -> Case:
+    case = copy.deepcopy(case)
+    case["heads"] = case["value"]["heads"] = 1
+    if case["score"] and "key_heads" in case["score"]:
+        case["score"]["key_heads"] = 1
+    specs = [*case["bias"], case["edge_value"], *((case["score"] or {}).get(k) for k in ("edge", "edge_key"))]
+    for spec in specs:
+        if spec:
+            spec["heads"] = 1
+    return case
+
+
+def _fitting(case: Case) -> Case:
+    """The case without layouts and gradients of what it no longer has."""
+    try:
+        names = set(shapes(case, edges_of(case["graph"])))
+    except Exception:  # the caller finds out
+        return case
+    grad = [name for name in case["grad"] if name in names]
+    return {**case, "grad": grad, "layout": {n: layout for n, layout in case["layout"].items() if n in names}}
