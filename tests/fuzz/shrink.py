@@ -87,16 +87,9 @@ def _simpler(case: Case) -> Iterator[Case]:
     score = case["score"]
     if score:
         yield _fitting({**case, "score": None})
-        changes: list[dict[str, Any]] = [
-            {"edge_key": None},
-            {"softcap": None},
-            {"scale": 1.0},
-            {"width": 1},
-            {"edge": None},
-        ]
-        for change in changes:
-            if all(name in score and score[name] != value for name, value in change.items()):
-                yield _fitting({**case, "score": {**score, **change}})
+        for name, simple in (("edge_key", None), ("softcap", None), ("scale", 1.0), ("width", 1), ("edge", None)):
+            if name in score and score[name] != simple:
+                yield _fitting({**case, "score": {**score, name: simple}})
 
 
 def _graphs(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:
