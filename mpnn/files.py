@@ -28,8 +28,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The temporary file has the name of `path` and lies in a temporary folder beside it. When the block ends, its content
     is flushed to the disk (fsync) and renamed to `path`: at any time there is the old file or the new one, and a reader
-    never meets half of it. After an exception the old file stays and the temporary one is deleted. What killed processes
-    left is deleted first; the temporary folder of a running process is locked, and stays.
+    never meets half of it. After an exception the old file stays and the temporary one is deleted. Temporary folders of
+    killed processes are deleted first; that of a running process is locked, and stays.
 
     Write two files that belong together in two nested blocks: neither is renamed before both are written.
 

@@ -1,6 +1,7 @@
 """Two training loops, shared by the command line and the examples: characters in a row, and nodes of one graph.
 
-They print nothing. What happens in training is told to a `progress` function after each step, and returned.
+They print nothing: they call a `progress` function after each step, and return the history. With a `Checkpoint`, a
+training that was killed continues where it was, and ends with the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
+from mpnn.checkpoint import Checkpoint
 from mpnn.data import batches
 from mpnn.graph import Graph
 from mpnn.topology import Topology
@@ -49,7 +51,12 @@ class History:
 
 
 Progress = Callable[[int, History], Any]
-"""Called as `progress(steps_done, history)` after every step."""
+"""Called as `progress(steps_done, history)` after every step. An exception that it raises ends the training, once the
+checkpoint of that step is written."""
+
+
+class TrainingDiverged(ArithmeticError):
+    """The loss is NaN or infinite. Training stops before the weights follow it, and writes no further checkpoint."""
 
 
 class LanguageModel(Protocol):
@@ -85,6 +92,7 @@ def fit_language_model(
     lr: float = 1e-3,
     validate_every: int = 100,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> History:
     """Trains a language model to predict the next token of random crops as long as its context.
 
@@ -96,9 +104,15 @@ def fit_language_model(
         train, val: tokens, int64 [length].
         batch: crops in each step. lr: the highest learning rate.
         validate_every: steps between validations; the last step is always followed by one.
+        checkpoint: training continues from it where its file exists, and writes it on the way.
 
     Returns:
         The history, with losses in nats per token.
+
+    Raises:
+        TrainingDiverged: the loss of a step, or of the validation after it, is NaN or infinite.
+        ValueError: a number is below 1, `val` is too short, or the checkpoint is damaged or of another training.
+        OSError: the checkpoint cannot be written; the one before it is still there.
     """
     assert isinstance(model, nn.Module)
     if min(steps, batch, validate_every) < 1:
@@ -107,25 +121,28 @@ def fit_language_model(
         )
     _refuse_short(val, model)  # now, rather than after the first hundred steps
     optimizer = _adamw(model, lr)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _warm_cosine(step, steps))
     device = next(model.parameters()).device
-    history = History()
-    for step in range(1, steps + 1):
+    settings = {"steps": steps, "batch": batch, "lr": lr, "validate_every": validate_every}
+    training = _Training(model, optimizer, checkpoint, progress, settings | {"train": len(train), "val": len(val)})
+    history = training.history
+    for step in range(training.steps + 1, steps + 1):
         began = perf_counter()
+        rate = lr * _warm_cosine(step - 1, steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         tokens, targets = (t.to(device) for t in batches(train, model.context, batch))
         loss = model.train().loss(tokens, targets)
+        history.train_loss.append(_finite("loss", loss.item(), step, rate))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
-        history.train_loss.append(loss.item())
         history.seconds.append(perf_counter() - began)
         if step % validate_every == 0 or step == steps:
             history.val_step.append(step)
-            history.val_loss.append(language_model_loss(model, val, batch))
-        if progress is not None:
-            progress(step, history)
+            val_loss = language_model_loss(model, val, batch)
+            history.val_loss.append(_finite("validation loss", val_loss, step, rate))
+        training.end_step(last=step == steps)
     return history
 
 
@@ -157,6 +174,7 @@ def fit_node_classifier(
     epochs: int = 200,
     patience: int | None = None,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> History:
     """Trains `model(x, graph)` on the training nodes, all of them in each step.
 
@@ -168,38 +186,48 @@ def fit_node_classifier(
     Args:
         data: features, classes and masks, on one device with the model and the graph.
         optimizer: of the model's parameters; the models in `mpnn.models` have their papers' as `model.optimizer()`.
+        checkpoint: training continues from it where its file exists, and writes it on the way.
+
+    Raises:
+        TrainingDiverged: the loss of a step, or of the validation after it, is NaN or infinite.
+        ValueError: patience is below 1, no node is in `train_mask`, or the checkpoint is damaged or of another
+            training.
+        OSError: the checkpoint cannot be written; the one before it is still there.
     """
     if patience is not None and patience < 1:
         raise ValueError(f"patience must be at least 1 epoch, or None for all of them; got {patience}")
-    history = History()
-    best = deepcopy(model.state_dict())
-    idle = 0
-    for epoch in range(1, epochs + 1):
-        began = perf_counter()
+    if not data.train_mask.any():
+        raise ValueError("train_mask selects no node, so there is nothing to train on")
+    settings = {"graph": repr(graph), "nodes": len(data.y), "epochs": epochs, "patience": patience}
+    settings["optimizer"] = " ".join(repr(optimizer).split())
+    training = _Training(model, optimizer, checkpoint, progress, settings)
+    history = training.history
+    if patience is not None and training.best is None:
+        training.best = deepcopy(model.state_dict())
+    while training.steps < epochs and training.idle != patience:
+        began, epoch, rate = perf_counter(), training.steps + 1, optimizer.param_groups[0]["lr"]
         logits = model.train()(data.x, graph)
         loss = F.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
+        history.train_loss.append(_finite("loss", loss.item(), epoch, rate))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        history.train_loss.append(loss.item())
         history.seconds.append(perf_counter() - began)
         val_loss, val_accuracy = node_scores(model, graph, data, data.val_mask)
+        if data.val_mask.any():
+            _finite("validation loss", val_loss, epoch, rate)
         lower = val_loss <= min(history.val_loss, default=math.inf)
         higher = val_accuracy >= max(history.val_accuracy, default=0.0)
         history.val_step.append(epoch)
         history.val_loss.append(val_loss)
         history.val_accuracy.append(val_accuracy)
-        if progress is not None:
-            progress(epoch, history)
-        if patience is None:
-            continue
-        if lower and higher:
-            best = deepcopy(model.state_dict())
-        idle = 0 if lower or higher else idle + 1
-        if idle == patience:
-            break
-    if patience is not None:
-        model.load_state_dict(best)
+        if patience is not None:
+            training.idle = 0 if lower or higher else training.idle + 1
+            if lower and higher:
+                training.best = deepcopy(model.state_dict())
+        training.end_step(last=epoch == epochs or training.idle == patience)
+    if training.best is not None:
+        model.load_state_dict(training.best)
     _, history.test_accuracy = node_scores(model, graph, data, data.test_mask)
     return history
 
@@ -209,6 +237,80 @@ def node_scores(model: nn.Module, graph: Topology | Graph, data: LabelledNodes, 
     """Mean cross-entropy in nats and accuracy (0 to 1) on the nodes of a mask."""
     logits, y = model.eval()(data.x, graph)[mask], data.y[mask]
     return F.cross_entropy(logits, y).item(), (logits.argmax(-1) == y).float().mean().item()
+
+
+class _Training:
+    """What training changes, kept together so that a checkpoint holds all of it.
+
+    Args:
+        settings: what a training that continues from the checkpoint must have in common with the one that wrote it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        checkpoint: Checkpoint | None,
+        progress: Progress | None,
+        settings: dict[str, Any],
+    ) -> None:
+        self.model, self.optimizer, self.history = model, optimizer, History()
+        self.best: dict[str, Tensor] | None = None
+        self.idle = 0
+        self._checkpoint, self._progress, self._settings = checkpoint, progress, settings
+        if checkpoint is not None and (state := checkpoint.read(settings)) is not None:
+            self._load(state, checkpoint)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps done."""
+        return len(self.history.train_loss)
+
+    def end_step(self, last: bool) -> None:
+        """Reports the step, and writes the checkpoint when it is due, after the last step, and when reporting fails."""
+        try:
+            if self._progress is not None:
+                self._progress(self.steps, self.history)
+        except BaseException:
+            self._save()
+            raise
+        if last or (self._checkpoint is not None and self._checkpoint.due):
+            self._save()
+
+    def _save(self) -> None:
+        if self._checkpoint is None:
+            return
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "history": asdict(self.history),
+            "best": self.best,
+            "idle": self.idle,
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        }
+        self._checkpoint.write(self.steps, state, self._settings)
+
+    def _load(self, state: dict[str, Any], checkpoint: Checkpoint) -> None:
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.history, self.best, self.idle = History(**state["history"]), state["best"], state["idle"]
+            torch.set_rng_state(state["random"])
+            for device, random in enumerate(state["random_cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(random, device)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            why = " ".join(str(error).split())
+            raise ValueError(f"{checkpoint.path} is not a checkpoint of this model and optimizer: {why}") from None
+
+
+def _finite(name: str, loss: float, step: int, rate: float) -> float:
+    if not math.isfinite(loss):
+        raise TrainingDiverged(
+            f"the {name} of step {step} is {loss}, with learning rate {rate:.3g}; try a lower learning rate, "
+            "and look for NaN and infinity in the input"
+        )
+    return loss
 
 
 def _adamw(model: nn.Module, lr: float) -> AdamW:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import errno
+import io
+import itertools
 import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from mpnn import checkpoint as checkpoint_module
 from mpnn import graphs
+from mpnn.checkpoint import Checkpoint
 from mpnn.data import PointClassification
 from mpnn.models import GCN, GPT
-from mpnn.train import History, fit_language_model, fit_node_classifier, language_model_loss, node_scores
+from mpnn.train import (
+    History,
+    Progress,
+    TrainingDiverged,
+    fit_language_model,
+    fit_node_classifier,
+    language_model_loss,
+    node_scores,
+)
 
 TEXT = torch.arange(400) % 7
 
@@ -160,3 +175,199 @@ def test_only_training_nodes_teach(nodes) -> None:
         data = PointClassification(nodes.x, y, nodes.train_mask, nodes.val_mask, nodes.test_mask)
         losses.append(fit_node_classifier(model, RING, data, model.optimizer(), epochs=5).train_loss)
     assert losses[0] == losses[1]
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+class Stopped(Exception):
+    """Ends a training in its midst, as a signal would."""
+
+
+def stop_at(last: int) -> Progress:
+    def stop(step: int, history: History) -> None:
+        if step == last:
+            raise Stopped
+
+    return stop
+
+
+def train_text(**options) -> GPT:
+    torch.manual_seed(3)
+    model = GPT(7, 16, 2, 1, context=12, dropout=0.2)
+    fit_language_model(model, TEXT, TEXT, 12, batch=3, validate_every=5, **options)
+    return model
+
+
+def train_nodes(nodes: PointClassification, **options) -> GCN:
+    torch.manual_seed(3)
+    model = GCN(3, 3, dropout=0.4)
+    fit_node_classifier(model, RING, nodes, model.optimizer(lr=0.2), epochs=40, patience=6, **options)
+    return model
+
+
+def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("stop", [1, 5, 11, 12])
+def test_a_stopped_language_model_continues_to_the_same_bits(tmp_path, stop) -> None:
+    with pytest.raises(Stopped):
+        train_text(progress=stop_at(stop), checkpoint=Checkpoint(tmp_path / "c.pt"))
+    done: list[int] = []
+    again = train_text(progress=lambda step, _: done.append(step), checkpoint=Checkpoint(tmp_path / "c.pt"))
+    assert done == list(range(stop + 1, 13))
+    assert_same_weights(again, train_text())
+
+
+@pytest.mark.parametrize("stop", [1, 4, 9])
+def test_a_stopped_node_classifier_continues_to_the_same_bits_and_the_same_best_weights(tmp_path, nodes, stop) -> None:
+    with pytest.raises(Stopped):
+        train_nodes(nodes, progress=stop_at(stop), checkpoint=Checkpoint(tmp_path / "c.pt"))
+    assert_same_weights(train_nodes(nodes, checkpoint=Checkpoint(tmp_path / "c.pt")), train_nodes(nodes))
+
+
+def test_a_finished_training_is_not_trained_further(tmp_path, nodes) -> None:
+    """Patience has run out: the best weights come back, and no further epoch is run."""
+    first = train_nodes(nodes, checkpoint=Checkpoint(tmp_path / "c.pt"))
+    again = train_nodes(nodes, progress=stop_at(1), checkpoint=Checkpoint(tmp_path / "c.pt"))
+    assert_same_weights(again, first)
+
+
+def test_history_goes_on_where_it_was(tmp_path) -> None:
+    for stop in (7, 100):
+        torch.manual_seed(0)
+        model = gpt()
+        with contextlib.suppress(Stopped):
+            history = fit_language_model(
+                model, TEXT, TEXT, 9, validate_every=4, progress=stop_at(stop), checkpoint=Checkpoint(tmp_path / "c.pt")
+            )
+    assert history.val_step == [4, 8, 9]
+    assert len(history.train_loss) == len(history.seconds) == 9
+
+
+def test_checkpoints_are_written_when_they_are_due(tmp_path, monkeypatch) -> None:
+    """A clock of one second a look: one look for the checkpoint itself, one for each step, one for each write."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(checkpoint_module, "monotonic", lambda: float(next(clock)))
+    checkpoint = Checkpoint(tmp_path / "c.pt", seconds=3)
+    written: list[int | None] = []
+    train_text(progress=lambda step, _: written.append(checkpoint.step), checkpoint=checkpoint)
+    assert written == [None, None, None, 3, 3, 3, 6, 6, 6, 9, 9, 9]
+    assert checkpoint.step == 12
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path) -> None:
+    train_text(checkpoint=Checkpoint(tmp_path / "c.pt", run={"seed": 3}))
+    with pytest.raises(ValueError, match=r"another training: seed was 3 and is 4 now; lr was 0.001 and is 0.1 now"):
+        train_text(lr=0.1, checkpoint=Checkpoint(tmp_path / "c.pt", run={"seed": 4}))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path) -> None:
+    train_text(checkpoint=Checkpoint(tmp_path / "c.pt"))
+    wide = GPT(7, 32, 2, 1, context=12)
+    with pytest.raises(ValueError, match="is not a checkpoint of this model and optimizer"):
+        fit_language_model(wide, TEXT, TEXT, 12, batch=3, validate_every=5, checkpoint=Checkpoint(tmp_path / "c.pt"))
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path, nodes) -> None:
+    """Its own learning rate would take the place of the one that was asked for."""
+    train_nodes(nodes, checkpoint=Checkpoint(tmp_path / "c.pt"))
+    model = GCN(3, 3, dropout=0.4)
+    with pytest.raises(ValueError, match=r"another training: optimizer was Adam \(.* lr: 0.2 .* is Adam \(.* lr: 0.1 "):
+        fit_node_classifier(
+            model, RING, nodes, model.optimizer(lr=0.1), epochs=40, patience=6, checkpoint=Checkpoint(tmp_path / "c.pt")
+        )
+
+
+class Hostile:
+    def __reduce__(self):
+        return print, ("code of the file ran",)
+
+
+@pytest.mark.parametrize("kind", ["half", "text", "foreign", "hostile"])
+def test_a_damaged_checkpoint_is_refused_and_no_code_in_it_runs(tmp_path, kind, capsys) -> None:
+    path = tmp_path / "c.pt"
+    train_text(checkpoint=Checkpoint(path))
+    if kind == "half":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif kind == "text":
+        path.write_text("hello")
+    else:
+        torch.save({"weights": torch.zeros(3)} if kind == "foreign" else Hostile(), path)
+    with pytest.raises(ValueError, match=r"c\.pt is (damaged|not a checkpoint).*delete it to begin anew"):
+        train_text(checkpoint=Checkpoint(path))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_full_disk_raises_its_own_error_and_keeps_the_checkpoint_before(tmp_path, monkeypatch) -> None:
+    """torch would raise a RuntimeError about positions in its file."""
+    monkeypatch.setattr(checkpoint_module, "open", full_after(2), raising=False)
+    with pytest.raises(OSError, match="No space left on device"):
+        train_text(checkpoint=Checkpoint(tmp_path / "c.pt", seconds=0))
+    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
+    monkeypatch.undo()
+    checkpoint = Checkpoint(tmp_path / "c.pt")
+    with pytest.raises(Stopped):
+        train_text(progress=stop_at(3), checkpoint=checkpoint)
+    assert_same_weights(train_text(checkpoint=Checkpoint(tmp_path / "c.pt")), train_text())
+
+
+def full_after(files: int):
+    """An `open` whose files, after so many, take 10 kB and no more."""
+    opened = itertools.count(1)
+
+    class Full(io.FileIO):
+        taken = 0
+
+        def write(self, part) -> int:
+            self.taken += len(part)
+            if self.taken > 10_000:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(part)
+
+    return lambda path, mode: io.FileIO(path, mode) if next(opened) <= files else Full(path, mode)
+
+
+# ------------------------------------------------------------------------------------------------ losses that are NaN
+
+
+def test_a_loss_that_is_nan_stops_training_and_says_what_to_try(tmp_path) -> None:
+    class Doomed(Recorder):
+        def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            loss = super().loss(tokens, targets)
+            return loss * math.nan if len(self.seen) == 4 else loss
+
+    model, checkpoint = Doomed(), Checkpoint(tmp_path / "c.pt", seconds=0)
+    with pytest.raises(
+        TrainingDiverged, match=r"loss of step 4 is nan, with learning rate 0\.008; try a lower learning"
+    ):
+        fit_language_model(model, TEXT, TEXT, 100, lr=1e-2, checkpoint=checkpoint)
+    assert math.isfinite(model.weight.item())
+    assert checkpoint.step == 3
+
+
+def test_a_validation_loss_that_is_infinite_stops_training() -> None:
+    class Doomed(Recorder):
+        def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            return super().loss(tokens, targets) + (0.0 if self.training else math.inf)
+
+    with pytest.raises(TrainingDiverged, match="validation loss of step 2 is inf"):
+        fit_language_model(Doomed(), TEXT, TEXT, 2)
+
+
+def test_nodes_with_nan_stop_training_at_the_first_epoch(nodes) -> None:
+    nodes.x[7] = math.nan
+    model = GCN(3, 3)
+    with pytest.raises(TrainingDiverged, match=r"loss of step 1 is nan, .* look for NaN and infinity in the input"):
+        fit_node_classifier(model, RING, nodes, model.optimizer())
+
+
+def test_no_nodes_to_train_on_are_refused_and_none_to_validate_on_are_not(nodes) -> None:
+    model, none = GCN(3, 3), torch.zeros(60, dtype=torch.bool)
+    history = fit_node_classifier(model, RING, dataclasses.replace(nodes, val_mask=none), model.optimizer(), epochs=2)
+    assert len(history.train_loss) == 2
+    with pytest.raises(ValueError, match="train_mask selects no node"):
+        fit_node_classifier(model, RING, dataclasses.replace(nodes, train_mask=none), model.optimizer())
