@@ -16,6 +16,10 @@ _FORMAT = 1
 _CONTENT = {"format", "run", "step", "state"}
 
 
+class CheckpointError(ValueError):
+    """A file that is no checkpoint, a damaged one, or one of another training."""
+
+
 class Checkpoint:
     """The file from which a training continues; `mpnn.train.fit_language_model` and `fit_node_classifier` take one.
 
@@ -59,19 +63,13 @@ class Checkpoint:
         """The state that was written last, or None if there is no file.
 
         Raises:
-            ValueError: the file is damaged, not a checkpoint, or of a run with other settings.
+            CheckpointError: the file is damaged, not a checkpoint, or of a run with other settings.
         """
         if not self.path.exists():
             return None
         content = _load(self.path)
-        before, now = content["run"], self.run | dict(settings)
-        differences = [
-            f"{name} was {before.get(name)} and is {now.get(name)} now"
-            for name in dict.fromkeys([*before, *now])
-            if before.get(name) != now.get(name)
-        ]
-        if differences:
-            raise ValueError(f"{self.path} is a checkpoint of another training: {'; '.join(differences)}")
+        if changes := differences(content["run"], self.run | dict(settings)):
+            raise CheckpointError(f"{self.path} is a checkpoint of another training: {changes}")
         self.step = content["step"]
         return content["state"]
 
@@ -80,6 +78,12 @@ class Checkpoint:
         self.path.unlink(missing_ok=True)
         if self.path.parent.is_dir():
             remove_abandoned(self.path)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The settings that have changed, as a sentence; empty if there are none."""
+    changes = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
+    return "; ".join(f"{name} was {before.get(name)} and is {now.get(name)} now" for name in changes)
 
 
 class _Sink:
@@ -115,7 +119,7 @@ def _load(path: Path) -> dict[str, Any]:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch, zip and pickle raise many kinds for damaged files
             why = " ".join(str(error).split())[:200]
-            raise ValueError(f"{path} is damaged ({why}); delete it to begin anew") from None
+            raise CheckpointError(f"{path} is damaged ({why}); delete it to begin anew") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.keys() != _CONTENT:
-        raise ValueError(f"{path} is not a checkpoint of this version of mpnn; delete it to begin anew")
+        raise CheckpointError(f"{path} is not a checkpoint of this version of mpnn; delete it to begin anew")
     return content

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
-from mpnn.checkpoint import Checkpoint
+from mpnn.checkpoint import Checkpoint, CheckpointError
 from mpnn.data import batches
 from mpnn.graph import Graph
 from mpnn.topology import Topology
@@ -111,7 +111,8 @@ def fit_language_model(
 
     Raises:
         TrainingDiverged: the loss of a step, or of the validation after it, is NaN or infinite.
-        ValueError: a number is below 1, `val` is too short, or the checkpoint is damaged or of another training.
+        ValueError: a number is below 1, or `val` is too short.
+        CheckpointError: the checkpoint is damaged or of another training.
         OSError: the checkpoint cannot be written; the one before it is still there.
     """
     assert isinstance(model, nn.Module)
@@ -190,8 +191,8 @@ def fit_node_classifier(
 
     Raises:
         TrainingDiverged: the loss of a step, or of the validation after it, is NaN or infinite.
-        ValueError: patience is below 1, no node is in `train_mask`, or the checkpoint is damaged or of another
-            training.
+        ValueError: patience is below 1, or no node is in `train_mask`.
+        CheckpointError: the checkpoint is damaged or of another training.
         OSError: the checkpoint cannot be written; the one before it is still there.
     """
     if patience is not None and patience < 1:
@@ -301,7 +302,7 @@ class _Training:
                 torch.cuda.set_rng_state(random, device)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             why = " ".join(str(error).split())
-            raise ValueError(f"{checkpoint.path} is not a checkpoint of this model and optimizer: {why}") from None
+            raise CheckpointError(f"{checkpoint.path} is not a checkpoint of this model and optimizer: {why}") from None
 
 
 def _finite(name: str, loss: float, step: int, rate: float) -> float:

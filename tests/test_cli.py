@@ -237,7 +237,7 @@ def test_train_on_text_of_one_s_own(tmp_path: Path) -> None:
     result = run("train", "--graph", "strided(4)", "--file", text, "--steps", "2", "--out", tmp_path / "out", *shape)
     assert result.exit_code == 0, result.output
     assert "verses.txt" in result.output
-    written = {"curves.png", "graph.png", "config.json", "model.safetensors", "characters.txt"}
+    written = {"curves.png", "graph.png", "run.json", "config.json", "model.safetensors", "characters.txt"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == written
     assert f"mpnn.models.GPT.from_pretrained('{tmp_path / 'out'}')" in result.output
     model = models.GPT.from_pretrained(tmp_path / "out")

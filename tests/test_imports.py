@@ -46,19 +46,21 @@ ROOMS: dict[str, set[str]] = {
     "data": set(),
     "plot": {"runs", "graph", "topology"},
     "encodings": {"graph", "runs", "relation", "reach"},
+    "files": set(),
     "models": {
         *("relation", "graph", "topology", "graphs", "encodings"),
         *("aggregate", "dropout", "update", "scores", "position", "attention"),
         *("ops", "message_passing", "decoding"),
     },
-    "train": {"graph", "topology", "message_passing", "data"},
+    "checkpoint": {"files"},
+    "train": {"graph", "topology", "message_passing", "data", "checkpoint"},
     "mpnn": {
         *("graph", "topology", "graphs", "aggregate", "update", "position", "attention"),
         *("plan", "ops", "message_passing", "encodings", "models"),
     },
     "cli": {
         *("runs", "graph", "topology", "graphs", "scores", "plan", "message_passing"),
-        *("data", "plot", "models", "train", "mpnn"),
+        *("data", "plot", "models", "files", "checkpoint", "train", "mpnn"),
     },
     "__main__": {"cli"},
 }

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import io
-import itertools
 import math
 
 import pytest
 import torch
+from full_disk import full_after
 from torch import Tensor, nn
 
 from mpnn import checkpoint as checkpoint_module
@@ -313,22 +311,6 @@ def test_a_full_disk_raises_its_own_error_and_keeps_the_checkpoint_before(tmp_pa
     with pytest.raises(Stopped):
         train_text(progress=stop_at(3), checkpoint=checkpoint)
     assert_same_weights(train_text(checkpoint=Checkpoint(tmp_path / "c.pt")), train_text())
-
-
-def full_after(files: int):
-    """An `open` whose files, after so many, take 10 kB and no more."""
-    opened = itertools.count(1)
-
-    class Full(io.FileIO):
-        taken = 0
-
-        def write(self, part) -> int:
-            self.taken += len(part)
-            if self.taken > 10_000:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return super().write(part)
-
-    return lambda path, mode: io.FileIO(path, mode) if next(opened) <= files else Full(path, mode)
 
 
 # ------------------------------------------------------------------------------------------------ losses that are NaN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-REFUSED = 2
+FAILED, REFUSED = 1, 2
 
 console = Console(highlight=False)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -30,21 +30,56 @@ def refusing() -> Iterator[None]:
     except MemoryError as error:
         refuse(f"this does not fit into memory: {error}")
     except (ValueError, TypeError, IndexError, OSError, ImportError) as error:
-        at, why = getattr(error, "filename", None), getattr(error, "strerror", None)
-        refuse(f"cannot read or write {at}: {why}" if at and why else str(error))
+        refuse(sentence(error))
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong, without the number that the system has for it."""
+    at, why = getattr(error, "filename", None), getattr(error, "strerror", None)
+    return f"cannot read or write {at}: {why}" if at and why else why or str(error)
 
 
 def refuse(why: str) -> NoReturn:
-    _errors.print(f"mpnn: {why}", style="bold red", markup=False)
+    warn(why)
     raise typer.Exit(REFUSED)
 
 
-def folder(path: Path) -> None:
-    """Makes the folder that results go into, or refuses: better now than after minutes of training."""
+@contextmanager
+def failing() -> Iterator[None]:
+    """A full disk, and whatever else the system refuses to do for the work, becomes one sentence on stderr."""
+    try:
+        yield
+    except OSError as error:
+        fail(sentence(error))
+
+
+def fail(why: str) -> NoReturn:
+    """Ends the command because its work failed, for no fault in what it was asked for."""
+    warn(why)
+    raise typer.Exit(FAILED)
+
+
+def warn(what: str) -> None:
+    _errors.print(f"mpnn: {what}", style="bold red", markup=False)
+
+
+@contextmanager
+def folder(path: Path) -> Iterator[None]:
+    """Creates the folder of results for the block, or refuses: better now than after minutes of training.
+
+    A folder that this creates and that is empty at the end, because the command failed or was stopped, is deleted.
+    """
+    created = [folder for folder in (path, *path.parents) if not folder.exists()]
     with refusing():
         path.mkdir(parents=True, exist_ok=True)
-    if not os.access(path, os.W_OK | os.X_OK):
-        refuse(f"cannot write into {path}: permission denied; name another folder with --out")
+    try:
+        if not os.access(path, os.W_OK | os.X_OK):
+            refuse(f"cannot write into {path}: permission denied; name another folder with --out")
+        yield
+    finally:
+        with suppress(OSError):  # not empty
+            for folder in created:
+                folder.rmdir()
 
 
 def training_bars() -> Progress:

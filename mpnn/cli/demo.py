@@ -12,12 +12,16 @@ from typing import Annotated
 import torch
 import typer
 
+from mpnn.checkpoint import Checkpoint, CheckpointError
 from mpnn.cli import page, pictures, tasks
-from mpnn.cli.console import console, folder, refuse, refusing
+from mpnn.cli.console import console, fail, failing, folder, refuse, refusing, warn
 from mpnn.cli.measure import attention_weights, machine, one_thread, versions
 from mpnn.cli.page import Chapter, Picture
+from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
+from mpnn.files import write_atomically
 from mpnn.models import GPT
+from mpnn.train import TrainingDiverged
 
 TOPOLOGIES = {
     "causal": "Every character hears itself and all that came before it: GPT.",
@@ -47,7 +51,8 @@ def demo(
     """Train one character model over three graphs and a GAT on digits, and draw what they learned.
 
     Nothing to download: the text is Python's own manual, the digits come with scikit-learn. Two minutes on two cores.
-    Prints a table, and writes every picture and a page that shows them, index.html.
+    Prints a table, and writes every picture and a page that shows them, index.html. After Ctrl-C or a crash the same
+    command continues where it was.
     \b
     Examples:
       mpnn demo
@@ -57,30 +62,55 @@ def demo(
     if steps < 1:
         refuse(f"--steps must be at least 1; got {steps}")
     settings = replace(TextSettings(), steps=steps)
-    folder(out)
-    with refusing():
-        corpus = Corpus.of("text", tasks.manual(), settings.context)
-        nodes = Nodes.digits()
-        runs: list[Run] = [TextRun(name, corpus, settings, seed) for name in TOPOLOGIES]
-        runs += [NodeRun(name, nodes, min(EPOCHS, steps), seed) for name in (nodes.own_graph, ALONE)]
-    with one_thread():
-        results = tasks.train_all(runs)
-        texts, with_graph = results[:-2], results[-2]
-        with console.status("drawing"):
-            chapters = [_chapter(trained, corpus, out, seed) for trained in texts]
-            curves = _curves(texts, out)
-            digits = _digits(with_graph, nodes, out)
-        where = machine()
-    index = out / "index.html"
-    footer = [
-        ("command", shlex.join(["mpnn", *sys.argv[1:]])),
-        ("machine", where),
-        ("versions", versions()),
-        ("time", f"{perf_counter() - began:.0f} s in all, {steps} steps, seed {seed}"),
-    ]
-    index.write_text(_page(results, chapters, curves, digits, settings, footer), encoding="utf-8")
+    with folder(out):
+        with refusing():
+            corpus = Corpus.of("text", tasks.manual(), settings.context)
+            nodes = Nodes.digits()
+        checkpoints = [Checkpoint(out / f"checkpoint-{k}.pt") for k in range(len(TOPOLOGIES) + 2)]
+        with one_thread():
+            results = _train(corpus, nodes, settings, seed, checkpoints)
+            texts, with_graph = results[:-2], results[-2]
+            with console.status("drawing"), failing():
+                chapters = [_chapter(trained, corpus, out, seed) for trained in texts]
+                curves = _curves(texts, out)
+                digits = _digits(with_graph, nodes, out)
+            where = machine()
+        index = out / "index.html"
+        footer = [
+            ("command", shlex.join(["mpnn", *sys.argv[1:]])),
+            ("machine", where),
+            ("versions", versions()),
+            ("time", f"{perf_counter() - began:.0f} s in all, {steps} steps, seed {seed}"),
+        ]
+        html = _page(results, chapters, curves, digits, settings, footer)
+        with failing():
+            write_atomically(index, lambda path: path.write_text(html, encoding="utf-8"))
+            for checkpoint in checkpoints:
+                checkpoint.delete()
     console.print("", tasks.table(results), "", tasks.legend(), "", sep="\n")
     console.print(f"see {index}, written after {perf_counter() - began:.0f} s", soft_wrap=True)
+
+
+def _train(
+    corpus: Corpus, nodes: Nodes, settings: TextSettings, seed: int, checkpoints: list[Checkpoint]
+) -> list[Trained]:
+    """From their checkpoints; those of a demo with other settings are deleted, as nothing in them took long."""
+    runs: list[Run] = [TextRun(name, corpus, settings, seed) for name in TOPOLOGIES]
+    runs += [NodeRun(name, nodes, min(EPOCHS, settings.steps), seed) for name in (nodes.own_graph, ALONE)]
+    for run, checkpoint in zip(runs, checkpoints, strict=True):
+        checkpoint.run = run.settings
+    try:
+        with failing():
+            return tasks.train_all(runs, checkpoints)
+    except CheckpointError:
+        for checkpoint in checkpoints:
+            checkpoint.delete()
+        return _train(corpus, nodes, settings, seed, checkpoints)
+    except TrainingDiverged as error:
+        fail(str(error))
+    except Stopped as stop:
+        warn("stopped; the same command continues the demo")
+        raise typer.Exit(stop.exit_code) from None
 
 
 def _chapter(trained: Trained, corpus: Corpus, out: Path, seed: int) -> Chapter:

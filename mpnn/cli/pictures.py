@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from matplotlib.figure import Figure
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mpnn import plot
 from mpnn.cli.tasks import Trained
+from mpnn.files import write_atomically
 from mpnn.graph import Graph
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _ROUNDS = 30
 def topology(trained: Trained, path: Path) -> None:
     figure = Figure(figsize=(3.5, 3.66), layout="constrained")
     plot.adjacency(trained.graph, figure.add_subplot(), title=trained.expression)
-    figure.savefig(path, dpi=_DPI, bbox_inches="tight")
+    _save(figure, path, bbox_inches="tight")
 
 
 def heads(trained: Trained, weights: Sequence[Tensor], path: Path) -> None:
@@ -38,7 +39,7 @@ def heads(trained: Trained, weights: Sequence[Tensor], path: Path) -> None:
             ax.set_title(f"layer {layer + 1}, head {head + 1}", loc="left", color=plot.MUTED, fontsize=9, pad=4)
             ax.set(xlabel="", ylabel="", xticks=[], yticks=[])
     plot.weight_bar(list(axes.flat))
-    figure.savefig(path, dpi=_DPI)
+    _save(figure, path)
 
 
 def losses(results: Sequence[Trained], path: Path) -> None:
@@ -54,7 +55,7 @@ def losses(results: Sequence[Trained], path: Path) -> None:
     ylabel = "validation accuracy" if of_nodes else "validation loss (nats a character)"
     title = results[0].expression if alone else ""
     plot.curves(history, ax, ylabel=ylabel, xlabel="epoch" if of_nodes else "step", title=title)
-    figure.savefig(path, dpi=_DPI)
+    _save(figure, path)
 
 
 def points(graph: Graph, x: Tensor, classes: Tensor, path: Path) -> None:
@@ -64,7 +65,7 @@ def points(graph: Graph, x: Tensor, classes: Tensor, path: Path) -> None:
     start = (x - x.mean(0)) @ directions[:2].T
     positions = plot.springs(graph, start / start.abs().max(), _ROUNDS)
     plot.network(graph, figure.add_subplot(), positions=positions, classes=classes, title="")
-    figure.savefig(path, dpi=_DPI)
+    _save(figure, path)
 
 
 def neighbours(graph: Graph, weights: Tensor, images: Tensor, labels: Tensor, nodes: Sequence[int], path: Path) -> None:
@@ -84,7 +85,11 @@ def neighbours(graph: Graph, weights: Tensor, images: Tensor, labels: Tensor, no
             source = int(src[edge])
             name = "itself" if source == node else f"a {int(labels[source])}"
             _image(ax, images[source], f"{name}: {weights[edge]:.2f}", plot.MUTED)
-    figure.savefig(path, dpi=_DPI)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path, **options: Any) -> None:
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=_DPI, **options))
 
 
 def _image(ax: Axes, pixels: Tensor, title: str, colour: str) -> None:

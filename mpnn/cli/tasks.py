@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import torch
@@ -14,12 +18,16 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import Progress as Bars
 from rich.progress import TaskID
 from rich.table import Table
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import data
+from mpnn.checkpoint import Checkpoint
 from mpnn.cli.console import training_bars
 from mpnn.cli.measure import backends, kept_for_backward
+from mpnn.cli.stop import stop_between_steps
+from mpnn.files import write_atomically
 from mpnn.graph import Graph
 from mpnn.graphs import from_edges, knn, parse
 from mpnn.models import GAT, GPT
@@ -28,6 +36,7 @@ from mpnn.train import History, LabelledNodes, Progress, fit_language_model, fit
 
 _VALIDATION = 0.1
 _VALIDATIONS = 10
+CHARACTERS = "characters.txt"
 
 HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory", "loss or\naccuracy")
 _WORDS = ("task", "graph", "backend")
@@ -56,9 +65,10 @@ class TextSettings:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as numbers: int64 [characters], its last tenth for validation."""
+    """A text as numbers: int64 [characters], its last tenth for validation; `digest` tells texts apart."""
 
     name: str
+    digest: str
     characters: data.Characters
     train: Tensor
     val: Tensor
@@ -72,7 +82,8 @@ class Corpus:
         if len(tokens) - cut <= context:
             least = int((context + 1) / _VALIDATION) + 1
             raise ValueError(f"{name} has {len(tokens)} characters; a context of {context} needs about {least:,}")
-        return Corpus(name, characters, tokens[:cut], tokens[cut:])
+        digest = sha256(text.encode()).hexdigest()[:8]
+        return Corpus(name, digest, characters, tokens[:cut], tokens[cut:])
 
 
 def manual() -> str:
@@ -150,14 +161,34 @@ class Trained:
 
 
 class Run(ABC):
-    """One training, made ready: whatever was given wrong has been refused before the first step."""
+    """One training, made ready: whatever was given wrong has been refused before the first step.
+
+    Attributes:
+        model: as it is trained, and at any time as it is then.
+        settings: what decides the trained weights, by name.
+    """
 
     task: str
     expression: str
     steps: int
+    model: Model
+    settings: dict[str, int | float | str]
 
     @abstractmethod
-    def train(self, progress: Progress | None = None) -> Trained: ...
+    def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained: ...
+
+    def save(self, folder: Path) -> None:
+        """Writes the model, as `save_pretrained` does, and what else somebody needs to use it."""
+        self.model.save_pretrained(folder)
+
+    def check_saving(self) -> None:
+        """Saves the model once, untrained: a model that cannot be saved is refused before training.
+
+        Raises:
+            ValueError: the model cannot be written; the sentence says why.
+        """
+        with suppress(OSError, SafetensorError), TemporaryDirectory() as folder:  # a full disk there is no fault here
+            self.save(Path(folder))
 
 
 class TextRun(Run):
@@ -170,11 +201,11 @@ class TextRun(Run):
 
     def __init__(self, expression: str, corpus: Corpus, settings: TextSettings, seed: int) -> None:
         self.task, self.expression, self.steps = corpus.name, expression, settings.steps
-        self.corpus, self.settings, self.seed = corpus, settings, seed
+        self.corpus, self.sizes, self.seed = corpus, settings, seed
         topology = parse(expression)
         self.graph = topology.bind(settings.context)
         torch.manual_seed(seed)
-        self.model = GPT(
+        self.model: GPT = GPT(
             len(corpus.characters),
             settings.dim,
             settings.heads,
@@ -182,9 +213,16 @@ class TextRun(Run):
             topology,
             context=settings.context,
         )
+        self.settings = {
+            "task": "text",
+            "text": f"{corpus.name} ({corpus.digest})",
+            "graph": expression,
+            "seed": seed,
+            **asdict(settings),
+        }
 
-    def train(self, progress: Progress | None = None) -> Trained:
-        corpus, settings, model = self.corpus, self.settings, self.model
+    def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained:
+        corpus, settings, model = self.corpus, self.sizes, self.model
         torch.manual_seed(self.seed)
         history = fit_language_model(
             model,
@@ -195,11 +233,18 @@ class TextRun(Run):
             lr=settings.lr,
             validate_every=max(settings.steps // _VALIDATIONS, 1),
             progress=progress,
+            checkpoint=checkpoint,
         )
         tokens, targets = data.batches(corpus.train, settings.context, settings.batch)
         kept = kept_for_backward(model, lambda: model.loss(tokens, targets))
         backend = backends(model, tokens)
         return Trained(self.task, self.expression, self.graph, settings.layers, model, history, backend, kept)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        symbols = self.corpus.characters.symbols
+        write_atomically(folder / CHARACTERS, lambda path: path.write_text(symbols, encoding="utf-8", newline=""))
+        super().save(folder)
 
 
 class NodeRun(Run):
@@ -213,14 +258,23 @@ class NodeRun(Run):
         self.task, self.expression, self.steps = nodes.name, expression, epochs
         self.nodes, self.seed = nodes, seed
         self.graph = nodes.graph(expression)
+        self.settings = {"task": nodes.name, "graph": expression, "seed": seed, "steps": epochs}
+        torch.manual_seed(seed)
+        self.model: GAT = GAT(nodes.data.x.shape[1], int(nodes.data.y.max()) + 1, dropout=nodes.dropout)
+        self._random = torch.get_rng_state()
 
-    def train(self, progress: Progress | None = None) -> Trained:
-        nodes, found, graph = self.nodes, self.nodes.data, self.graph
-        torch.manual_seed(self.seed)
-        model = GAT(found.x.shape[1], int(found.y.max()) + 1, dropout=nodes.dropout)
-        optimizer = model.optimizer(lr=nodes.lr)
+    def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained:
+        nodes, found, graph, model = self.nodes, self.nodes.data, self.graph, self.model
+        torch.set_rng_state(self._random)
         history = fit_node_classifier(
-            model, graph, found, optimizer, epochs=self.steps, patience=nodes.patience, progress=progress
+            model,
+            graph,
+            found,
+            model.optimizer(lr=nodes.lr),
+            epochs=self.steps,
+            patience=nodes.patience,
+            progress=progress,
+            checkpoint=checkpoint,
         )
 
         def loss() -> Tensor:
@@ -230,15 +284,24 @@ class NodeRun(Run):
         return Trained(self.task, self.expression, graph, len(model.layers), model, history, backend, kept)
 
 
-def train_all(runs: Sequence[Run]) -> list[Trained]:
-    """One after the other, each with a progress bar."""
-    with training_bars() as bars:
+def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Trained]:
+    """One after the other, each with its checkpoint and a progress bar.
+
+    Raises:
+        Stopped: Ctrl-C or SIGTERM; the checkpoint of the last step is written.
+        TrainingDiverged, OSError: see `mpnn.train`.
+    """
+    with stop_between_steps() as check, training_bars() as bars:
         waiting = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]
-        return [run.train(partial(_tick, bars, bar)) for run, bar in waiting]
+        return [
+            run.train(partial(_tick, bars, bar, check), checkpoint)
+            for (run, bar), checkpoint in zip(waiting, checkpoints, strict=True)
+        ]
 
 
-def _tick(bars: Bars, bar: TaskID, step: int, history: History) -> None:
+def _tick(bars: Bars, bar: TaskID, check: Callable[[], None], step: int, history: History) -> None:
     bars.update(bar, completed=step, note=f"loss {history.train_loss[-1]:.2f}")
+    check()
 
 
 def table(results: Sequence[Trained]) -> Table:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from safetensors import SafetensorError
 
 from mpnn import data
+from mpnn.checkpoint import Checkpoint, CheckpointError, differences
 from mpnn.cli import pictures, tasks
-from mpnn.cli.console import console, folder, refuse, refusing
-from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings
+from mpnn.cli.console import console, fail, folder, refuse, refusing, sentence, warn
+from mpnn.cli.stop import Stopped
+from mpnn.cli.tasks import CHARACTERS, Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
+from mpnn.files import write_atomically
+from mpnn.models.saving import CONFIG, WEIGHTS
+from mpnn.train import TrainingDiverged
 
 _DEFAULT = TextSettings()
 _EPOCHS = 200
 _TEXT_ONLY = "Text only"
+_CONTINUE = "Stopping and continuing"
+
+CHECKPOINT, STOPPED, FINISHED = "checkpoint.pt", "stopped", "run.json"
+GRAPH, CURVES = "graph.png", "curves.png"
 
 
 class Task(str, Enum):
@@ -39,8 +52,8 @@ def train(
         typer.Option(
             "--graph",
             metavar="EXPR",
-            help="Who hears whom: a topology as in mpnn graph --help, or cora (its citations) or knn(k) (nearest by "
-            "features), both with self-loops. Default: causal, cora or knn(8), as the task is.",
+            help="The graph: a topology as in mpnn graph --help, or cora (its citations) or knn(k) (nearest by "
+            "features), both with self-loops. Default: causal, cora or knn(8), by task.",
         ),
     ] = None,
     steps: Annotated[
@@ -48,8 +61,25 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
     out: Annotated[
-        Path, typer.Option("--out", help="Folder for the pictures and the checkpoint.", file_okay=False)
+        Path, typer.Option("--out", help="Folder for the model, the pictures and the checkpoint.", file_okay=False)
     ] = Path("runs/train"),
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run in --out from its checkpoint; without one, start. Give the same options again.",
+            rich_help_panel=_CONTINUE,
+        ),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete the run in --out and start over.", rich_help_panel=_CONTINUE)
+    ] = False,
+    checkpoint_every: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="Time between checkpoints; 0: after every step.", rich_help_panel=_CONTINUE
+        ),
+    ] = 30.0,
     text: Annotated[TextName, typer.Option("--data", help="Which text.", rich_help_panel=_TEXT_ONLY)] = TextName.pydoc,
     file: Annotated[
         Path | None,
@@ -66,41 +96,150 @@ def train(
     batch: Annotated[int, typer.Option(help="Crops of text in a step.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.batch,
     lr: Annotated[float, typer.Option(help="Highest learning rate.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.lr,
 ) -> None:
-    """Train a model over a graph of your choice; print a table, and save curves and a checkpoint.
+    """Train a model over a graph of your choice; print a table, and save the model and pictures.
 
-    Writes graph.png, curves.png and the model, config.json and model.safetensors, as save_pretrained does; of text also
-    characters.txt, the model's characters in the order of their numbers.
+    Writes the model, config.json and model.safetensors, as save_pretrained
+    does; of text also characters.txt, the model's characters in the order of
+    their numbers; then graph.png, curves.png and run.json, the settings and
+    the result. A finished run is overwritten by --force alone.
+
+    Ctrl-C ends a run after the present step and saves a checkpoint and, in the
+    folder "stopped", the model as it is. After a crash, a full disk or kill -9
+    there is the last checkpoint. The same command with --resume continues, and
+    ends with the same weights, bit for bit, as a run that was never stopped,
+    on the same machine with the same versions. A loss that is NaN or infinite
+    ends a run without a model.
+
+    Exit status: 0 finished, 1 failed, 2 refused, 130 stopped by Ctrl-C.
     \b
     Examples:
       mpnn train --graph "causal & window(16)"
-      mpnn train --file novel.txt --context 128 --layers 4 --lr 3e-3
+      mpnn train --file novel.txt --context 128 --layers 4 --lr 3e-3 --out runs/novel
+      mpnn train --file novel.txt --context 128 --layers 4 --lr 3e-3 --out runs/novel --resume
       mpnn train --data tinyshakespeare --graph "strided(16)" --context 256
-      mpnn train --task cora
-      mpnn train --task digits --graph identity
+      mpnn train --task cora --out runs/cora
+      mpnn train --task digits --graph identity --force
     """
     settings = TextSettings(context, dim, heads, layers, batch, lr, _DEFAULT.steps if steps is None else steps)
     epochs = _EPOCHS if steps is None else steps
     for name, given in {**asdict(settings), "steps": epochs}.items():
-        if given <= 0:
+        if not 0 < given < math.inf:
             refuse(f"--{name} must be more than 0; got {given}")
-    folder(out)
+    if not 0 <= checkpoint_every < math.inf:
+        refuse(f"--checkpoint-every must be 0 seconds or more; got {checkpoint_every}")
+    _check_folder(out, resume, force)
+    with folder(out):
+        with refusing():
+            run: Run
+            if task is Task.text:
+                run = TextRun(expression or "causal", _corpus(text, file, context), settings, seed)
+            else:
+                nodes = Nodes.cora() if task is Task.cora else Nodes.digits()
+                run = NodeRun(expression or nodes.own_graph, nodes, epochs, seed)
+            run.check_saving()
+        checkpoint = Checkpoint(out / CHECKPOINT, seconds=checkpoint_every, run=run.settings)
+        if force:
+            _delete(out, checkpoint)
+        elif resume and not checkpoint.path.exists():
+            _check_finished(out, run)
+            console.print(f"there is no checkpoint in {out} yet: training starts at step 1", soft_wrap=True)
+        try:
+            _finish(run, _train(run, checkpoint, out), checkpoint, out)
+        except KeyboardInterrupt:
+            warn(f"stopped at once; {_kept(checkpoint)}")
+            raise
+
+
+def _check_folder(out: Path, resume: bool, force: bool) -> None:
+    """Refuses to write over a run without a word from the user."""
+    if resume and force:
+        refuse("--resume continues a run and --force starts it over; give one of them")
+    if resume or force:
+        return
+    if (out / CHECKPOINT).exists():
+        refuse(
+            f"{out} holds an unfinished run: continue it with --resume, start over with --force, or name another --out"
+        )
+    if (out / FINISHED).exists() or (out / WEIGHTS).exists():
+        refuse(f"{out} holds a finished run: name another folder with --out, or replace the run with --force")
+
+
+def _check_finished(out: Path, run: Run) -> None:
+    """Ends the command if its run is finished, and refuses if another run is."""
+    if (out / FINISHED).exists():
+        try:
+            before = json.loads((out / FINISHED).read_text(encoding="utf-8"))["settings"]
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            refuse(f"{out / FINISHED} is damaged ({error}); name another folder with --out, or use --force")
+        if not (changes := differences(before, run.settings)):
+            console.print(f"the run in {out} is finished; there is nothing to continue", soft_wrap=True)
+            raise typer.Exit
+        refuse(
+            f"{out} holds a finished run of other settings: {changes}; name another folder with --out, or use --force"
+        )
+    if (out / WEIGHTS).exists():
+        refuse(f"{out} holds a model without a checkpoint: name another folder with --out, or replace it with --force")
+
+
+def _delete(out: Path, checkpoint: Checkpoint) -> None:
+    """Deletes a run, and nothing else in its folder; the checkpoint last, as it marks the run as unfinished."""
     with refusing():
-        run: Run
-        if task is Task.text:
-            corpus = _corpus(text, file, context)
-            run = TextRun(expression or "causal", corpus, settings, seed)
-        else:
-            nodes = Nodes.cora() if task is Task.cora else Nodes.digits()
-            run = NodeRun(expression or nodes.own_graph, nodes, epochs, seed)
-    trained = tasks.train_all([run])[0]
+        for name in (FINISHED, WEIGHTS, CONFIG, CHARACTERS, GRAPH, CURVES):
+            (out / name).unlink(missing_ok=True)
+        shutil.rmtree(out / STOPPED, ignore_errors=True)
+        checkpoint.delete()
+
+
+def _train(run: Run, checkpoint: Checkpoint, out: Path) -> Trained:
+    try:
+        return tasks.train_all([run], [checkpoint])[0]
+    except CheckpointError as error:
+        refuse(f"{error}; give the same options to continue it, or start over with --force")
+    except TrainingDiverged as error:
+        fail(
+            f"{error}; no model was saved"
+            + (f", the checkpoint of step {checkpoint.step} is kept" if checkpoint.step else "")
+        )
+    except OSError as error:
+        fail(f"{sentence(error)}; {_kept(checkpoint)}")
+    except Stopped as stop:
+        try:
+            run.save(out / STOPPED)
+            where = f"the model as it is now is in {out / STOPPED}"
+        except (OSError, SafetensorError) as error:
+            where = f"the model as it is now could not be saved ({sentence(error)})"
+        warn(f"stopped after step {checkpoint.step} of {run.steps}; {where}; {_kept(checkpoint)}")
+        raise typer.Exit(stop.exit_code) from None
+
+
+def _finish(run: Run, trained: Trained, checkpoint: Checkpoint, out: Path) -> None:
+    """Saves the model first, as that is what training was for, and draws; then there is nothing left to continue."""
+    try:
+        run.save(out)
+    except (OSError, SafetensorError) as error:
+        fail(f"the model could not be saved: {sentence(error)}; {_kept(checkpoint)}")
     console.print("", tasks.table([trained]), "", tasks.legend(), "", sep="\n")
-    pictures.topology(trained, out / "graph.png")
-    pictures.losses([trained], out / "curves.png")
-    trained.model.save_pretrained(out)
-    if task is Task.text:
-        (out / "characters.txt").write_text(corpus.characters.symbols, encoding="utf-8", newline="")
-    console.print(f"saved graph.png, curves.png and the model in {out}; read it again in Python:", soft_wrap=True)
+    console.print(f"saved the model in {out}; read it again in Python:", soft_wrap=True)
     console.print(f"  mpnn.models.{type(trained.model).__name__}.from_pretrained({str(out)!r})", soft_wrap=True)
+    result = json.dumps({"settings": run.settings, "result": trained.result}, indent=2) + "\n"
+    try:
+        pictures.topology(trained, out / GRAPH)
+        pictures.losses([trained], out / CURVES)
+        write_atomically(out / FINISHED, lambda path: path.write_text(result, encoding="utf-8"))
+    except OSError as error:
+        fail(
+            f"the model is saved, but not all of the rest: {sentence(error)}; the same command with --resume writes it"
+        )
+    shutil.rmtree(out / STOPPED, ignore_errors=True)
+    checkpoint.delete()
+    console.print(f"saved {GRAPH}, {CURVES} and {FINISHED} beside it", soft_wrap=True)
+
+
+def _kept(checkpoint: Checkpoint) -> str:
+    if not checkpoint.path.exists():
+        return "nothing was saved"
+    step = "" if checkpoint.step is None else f" of step {checkpoint.step}"
+    return f"the checkpoint{step} is in {checkpoint.path}; the same command with --resume continues it"
 
 
 def _corpus(text: TextName, file: Path | None, context: int) -> Corpus:
