@@ -26,11 +26,19 @@ NORMALIZERS = ("softmax", "sigmoid", "none")
 class Lookup:
     """One entry of a table for each edge, by the edge's class: a bias per relation, a vector per relative position.
 
-    `table` [relations, ...]; `relation` is the rule of the classes, None for those that the graph's edges carry.
+    `table` [relations, ...]; `relation` is the rule of the classes, None for those that the graph's edges carry. A
+    table may have more rows than the rule has classes: the rows that no edge reads are cut off here, so that every
+    backend gets one row for each class. Their gradients are zero.
     """
 
     table: Tensor
     relation: Relation | None = None
+
+    def __post_init__(self) -> None:
+        if self.relation is None or not isinstance(self.table, Tensor) or not self.table.dim():
+            return  # `check` names what is wrong
+        if self.table.shape[0] > self.relation.count:
+            object.__setattr__(self, "table", self.table[: self.relation.count])
 
     def ids(self, graph: Graph) -> Tensor:
         """The class of each edge in the order of `graph.csr`, int64 [E]."""
