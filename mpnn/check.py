@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -132,6 +133,8 @@ def _grouped(given: Request) -> list[tuple[str, int]]:
 def _dot(score: Dot, value: Tensor) -> None:
     query, key = score.query, score.key
     scale(score.scale)
+    if score.softcap is not None and not 0 < score.softcap < math.inf:
+        raise ValueError(f"softcap must be a positive finite number, or None; got {score.softcap!r}")
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(f"query and key must be equally wide; got {query.shape[-1]} and {key.shape[-1]}")
     if not query.dtype == key.dtype == value.dtype:
@@ -139,11 +142,13 @@ def _dot(score: Dot, value: Tensor) -> None:
 
 
 def scale(given: Any) -> None:
-    """Raises TypeError unless scores can be multiplied by it, all alike."""
+    """Raises TypeError unless `given` is one number, and ValueError unless that number is finite."""
     if isinstance(given, Tensor) and given.requires_grad:
         raise TypeError("scale is a number, to which no gradient flows; multiply a learned one into the query")
     if not isinstance(given, (float, int)) and not hasattr(given, "__float__"):
         raise TypeError(f"scale must be a number; got {given!r}")
+    if not torch.compiler.is_compiling() and not math.isfinite(given):  # a program checks when it runs
+        raise ValueError(f"scale must be a finite number; got {given!r}")
 
 
 def _per_edge(name: str, data: PerEdge, trailing: int, given: Request) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -208,7 +209,7 @@ def _form(x: object) -> Hashable:
         return _form(x.table), x.relation
     if callable(x):  # an activation, which may be a new one at each call
         return type(x), getattr(x, "__module__", None), getattr(x, "__qualname__", None)
-    return x > 0 if isinstance(x, float) else x
+    return (x > 0, isfinite(x)) if isinstance(x, float) else x
 
 
 def _aggregator_form(x: object) -> Hashable:

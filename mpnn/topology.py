@@ -13,13 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.graph.algebra import refuse_truth
 from mpnn.handles import Handled
 from mpnn.relation import Relation, as_relation
 from mpnn.runs import Runs, check_line
@@ -110,6 +111,9 @@ class Topology(Handled, ABC):
 
     def __invert__(self) -> Topology:
         return _Complement(self)
+
+    def __bool__(self) -> NoReturn:
+        refuse_truth(self)
 
     if not TYPE_CHECKING:  # which would take every name for an attribute
 

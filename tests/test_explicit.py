@@ -6,7 +6,7 @@ import torch
 from drawings import drawn
 from torch import Tensor
 
-from mpnn import Graph, graphs
+from mpnn import Graph, graphs, ops
 from mpnn.relation import Offset
 
 # Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 hears nobody.
@@ -54,6 +54,28 @@ def test_edges_come_in_many_forms(edges: object) -> None:
     assert graph.edge_index.dtype == torch.int64
     assert torch.equal(graph.edge_index, EDGES)
     assert torch.equal(graph.dense(), MASK)
+
+
+@pytest.mark.parametrize("form", ["tensor", "numpy", "strided"])
+def test_a_graph_owns_its_edges(form: str) -> None:
+    array = np.array([[0, 1, 2], [1, 2, 0]])
+    kind = torch.tensor([0, 1, 2])
+    edges = {"tensor": torch.from_numpy(array), "numpy": array, "strided": torch.from_numpy(array.T.copy()).T}[form]
+    graph = graphs.from_edges(edges, 3, edge_type=kind)
+    edges[:] = 2**40  # a kernel that read this would crash the process
+    kind[:] = 2**40
+    assert graph.edge_index.tolist() == [[0, 1, 2], [1, 2, 0]]
+    assert graph.edge_type.tolist() == [0, 1, 2]
+    assert graph.csr.col.tolist() == [2, 0, 1]
+    x = torch.eye(3)
+    assert torch.equal(ops.aggregate(graph, x, backend="csr"), x.roll(1, 0))
+
+
+def test_a_graph_made_in_inference_mode_can_be_trained_on() -> None:
+    with torch.inference_mode():
+        graph = graphs.from_edges(EDGES, 4, edge_type=KIND)
+    assert not graph.edge_index.is_inference()
+    assert not graph.edge_type.is_inference()
 
 
 @pytest.mark.parametrize("empty", [[[], []], torch.zeros(2, 0), np.zeros((2, 0)), torch.zeros(2, 0, dtype=torch.int64)])

@@ -201,6 +201,13 @@ def test_a_rule_has_nothing_of_a_graph_and_says_so(name: str) -> None:
         topology.edges  # noqa: B018
 
 
+@pytest.mark.parametrize("graph", [graphs.causal(), graphs.causal().bind(3)], ids=["topology", "graph"])
+def test_neither_and_nor_or_nor_not_can_join_sets_of_edges(graph: Any) -> None:
+    for join in (lambda: graph and graph, lambda: graph or graph, lambda: not graph):
+        with pytest.raises(TypeError, match=r"true nor false: write a & b, a \| b or ~a.* and `is None`"):
+            join()
+
+
 # ------------------------------------------------------------------------------------------------ the user's own
 
 

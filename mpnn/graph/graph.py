@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -249,6 +249,9 @@ class Graph(Handled):
         """Every edge that is not there."""
         return structured(self, self.runs.complement())
 
+    def __bool__(self) -> NoReturn:
+        algebra.refuse_truth(self)
+
     def related(self, relation: Relation | Tensor) -> Graph:
         """The same edges, each with the class that the relation (or an integer matrix [num_dst, num_src]) gives it."""
         relation = as_relation(relation)
@@ -334,7 +337,8 @@ class Graph(Handled):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The graph on a device; moved once, then remembered. `non_blocking`: without waiting, from pinned memory."""
         device = _resolved(device)
-        first = (self._moved_from and self._moved_from()) or self
+        origin = None if self._moved_from is None else self._moved_from()
+        first = self if origin is None else origin
         for graph in (self, first):
             if graph.device == device:
                 return graph

@@ -93,7 +93,8 @@ class Transformer(Model):
         self, config: TransformerConfig, graph: Topology | None = None, target_graph: Topology | None = None
     ) -> None:
         super().__init__()
-        graph, target_graph = graph or complete(), target_graph or causal()
+        graph = complete() if graph is None else graph
+        target_graph = causal() if target_graph is None else target_graph
         refuse_the_future(target_graph, config.context)
         self.config = config
         token = other = token_table(config.vocabulary, config.dim, config.pad)
