@@ -41,7 +41,14 @@ class Topology(Handled, ABC):
     """A rule without a size; `bind` makes it a graph."""
 
     @staticmethod
-    def of(rule: RunsRule, *args: Any, memory: int = 0, relation: Relation | None = None, alike: int = 1) -> Topology:
+    def of(
+        rule: RunsRule,
+        *args: Any,
+        memory: int = 0,
+        relation: Relation | None = None,
+        alike: int = 1,
+        positional: bool = False,
+    ) -> Topology:
         """A topology from a runs rule: everything a new topology needs.
 
         `rule(i, num_src, *args)` is given all destinations `i`, int64 [num_dst], and returns pairs `(start, stop)` of
@@ -52,9 +59,10 @@ class Topology(Handled, ABC):
         `memory`: the sources are that many remembered nodes followed by the destinations themselves.
         `relation`: the class of each edge, see `mpnn.relation`.
         `alike`: rows come in blocks of so many that hear the same sources, and `i` holds the first of each block.
+        `positional`: the rule compares positions, destination i being source i of one sequence; see `bind`.
         """
         _check_hashable(args)
-        return _Rule(rule, args, memory, relation, alike)
+        return _Rule(rule, args, memory, relation, alike, positional)
 
     @staticmethod
     def cliques(labels: LabelRule, *args: Any, relation: Relation | None = None) -> Topology:
@@ -69,19 +77,36 @@ class Topology(Handled, ABC):
         """The graph of this topology over `num_dst` destinations and `num_src` sources (default: as many, plus the
         remembered ones of `memory(m)`). The 256 that were asked for last are kept, with all that was derived from them.
 
+        Rules that compare positions (`causal`, `window`, ...) are about one sequence: destination i is source i. They
+        refuse fewer destinations than sources, because these may be the first nodes or the last. `rows` says which:
+        `causal().bind(50).rows(49, 50)` is the last of 50 nodes, a cached query, which attends to all of them.
+
         Raises:
             TypeError: a size is not an integer.
-            ValueError: a size is negative or too large, or the topology does not exist at this size.
+            ValueError: a size is negative or too large, or the topology does not exist at this size, or it compares
+                positions and there are fewer destinations than sources.
         """
         _check_size("num_dst", num_dst)
         num_src = num_dst + self.memory if num_src is None else num_src
         _check_size("num_src", num_src)
         check_line(int(num_dst), int(num_src))
+        if self.positional and not self.memory and 0 < num_dst < num_src:
+            raise ValueError(
+                f"{self} compares positions, and {num_dst} destinations among {num_src} sources can stand in two ways: "
+                f"for the last {num_dst} of {num_src} nodes, as cached queries are, write "
+                f".bind({num_src}).rows({num_src - num_dst}, {num_src}); for the first {num_dst}, "
+                f".bind({num_src}).rows(0, {num_dst})"
+            )
         return _bind(self, int(num_dst), int(num_src))
 
     @property
     def memory(self) -> int:
         return 0
+
+    @property
+    def positional(self) -> bool:
+        """Whether the rule compares positions of destinations and sources, as nodes of one sequence."""
+        return False
 
     @abstractmethod
     def _graph(self, num_dst: int, num_src: int) -> Graph:
@@ -133,7 +158,12 @@ def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
 
 
 def _like(topology: Topology, graph: Graph) -> Graph:
-    return topology.bind(graph.num_dst, graph.num_src).to(graph.device)
+    """The topology over the nodes of a graph; rules that compare positions heed where its destinations stand."""
+    first, num_src = graph.shift, graph.num_src
+    if first > 0 and topology.positional and not topology.memory and graph.places is None:
+        last = first + graph.num_dst
+        return topology.bind(max(last, num_src), num_src).rows(first, last).to(graph.device)
+    return topology.bind(graph.num_dst, num_src).to(graph.device)
 
 
 def _check_size(name: str, n: int) -> None:
@@ -163,10 +193,15 @@ class _Rule(Topology):
     remembered: int
     relation: Relation | None
     alike: int
+    compares: bool
 
     @property
     def memory(self) -> int:
         return self.remembered
+
+    @property
+    def positional(self) -> bool:
+        return self.compares
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
         if self.remembered and num_src != num_dst + self.remembered:
@@ -229,8 +264,20 @@ class _Algebra(Topology):
     def memory(self) -> int:
         return max(self.left.memory, self.right.memory)
 
+    @property
+    def positional(self) -> bool:
+        return self.left.positional or self.right.positional
+
     def _graph(self, num_dst: int, num_src: int) -> Graph:
-        return _ALGEBRA[self.symbol](self.left._graph(num_dst, num_src), self.right._graph(num_dst, num_src))
+        return _ALGEBRA[self.symbol](*(self._part(part, num_dst, num_src) for part in (self.left, self.right)))
+
+    def _part(self, part: Topology, num_dst: int, num_src: int) -> Graph:
+        """One operand. Beside remembered nodes, destinations are the last of all nodes, and so they are to rules that
+        compare positions."""
+        if not self.memory or part.memory or not part.positional:
+            return part._graph(num_dst, num_src)
+        nodes = self.memory + num_dst
+        return part._graph(nodes, nodes).rows(self.memory, nodes)
 
     def __repr__(self) -> str:
         return f"{_nested(self.left)} {self.symbol} {_nested(self.right)}"
@@ -243,6 +290,10 @@ class _Complement(Topology):
     @property
     def memory(self) -> int:
         return self.inner.memory
+
+    @property
+    def positional(self) -> bool:
+        return self.inner.positional
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
         return ~self.inner._graph(num_dst, num_src)
@@ -259,6 +310,10 @@ class _Related(Topology):
     @property
     def memory(self) -> int:
         return self.inner.memory
+
+    @property
+    def positional(self) -> bool:
+        return self.inner.positional
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
         return self.inner._graph(num_dst, num_src).related(self.relation)

@@ -109,7 +109,7 @@ def test_sides_without_nodes(num_dst: int, num_src: int) -> None:
     for graph in (
         graphs.complete().bind(num_dst, num_src),
         graphs.from_edges([[], []], num_dst=num_dst, num_src=num_src),
-        (graphs.window(1) | graphs.global_nodes(1)).bind(num_dst, num_src),
+        (graphs.window(1) | graphs.global_nodes(1)).bind(max(num_dst, num_src), num_src).rows(0, num_dst),
     ):
         assert graph.dense().shape == (num_dst, num_src)
         assert graph.num_edges == graph.dense().sum()
@@ -127,7 +127,12 @@ def blocks(*masks: Tensor) -> Tensor:
 
 
 def test_a_batch_of_structured_graphs_is_structured() -> None:
-    parts = [graphs.causal().bind(3), graphs.window(1).bind(2, 4), graphs.complete().bind(0), graphs.complete().bind(1)]
+    parts = [
+        graphs.causal().bind(3),
+        graphs.window(1).bind(4).rows(0, 2),
+        graphs.complete().bind(0),
+        graphs.complete().bind(1),
+    ]
     graph = graphs.batch(parts)
     assert not graph.is_explicit
     assert torch.equal(graph.dense(), blocks(*(part.dense() for part in parts)))
@@ -159,7 +164,10 @@ def test_a_batch_keeps_edge_order_and_data(graph: Graph) -> None:
         ([graphs.windows(4, 4, size=2).bind(16)] * 2, True),
         ([graphs.grid(2, 3).bind(6), graphs.grid(4, 3).bind(12)], True),
         ([graphs.grid(2, 3).bind(6), graphs.grid(3, 2).bind(6)], False),
-        ([graphs.window(2).related(Offset(1)).bind(n, n + 1) for n in (3, 4)], False),  # offsets change between parts
+        (
+            [graphs.window(2).related(Offset(1)).bind(n + 1).rows(0, n) for n in (3, 4)],
+            False,
+        ),  # offsets change between parts
         ([graphs.window(2).related(torch.arange(9).view(3, 3)).bind(3) for _ in range(2)], False),
         ([graphs.causal().related(Offset(1)).bind(3), graphs.from_edges(EDGES, edge_type=KIND)], False),
         ([graphs.from_edges(EDGES, edge_type=KIND), graphs.from_edges(EDGES, edge_type=KIND + 1)], False),

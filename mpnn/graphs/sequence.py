@@ -46,7 +46,7 @@ def causal() -> Topology:
                    ####.
                    #####
     """
-    return Topology.of(_causal)
+    return Topology.of(_causal, positional=True)
 
 
 def _causal(i: Ints, num_src: int) -> Pairs:
@@ -63,7 +63,7 @@ def identity() -> Topology:
                      ..#.
                      ...#
     """
-    return Topology.of(_identity)
+    return Topology.of(_identity, positional=True)
 
 
 def _identity(i: Ints, num_src: int) -> Pairs:
@@ -89,7 +89,7 @@ def window(radius: int, dilation: int = 1) -> Topology:
     """
     at_least("radius", radius, 0)
     at_least("dilation", dilation, 1)
-    return Topology.of(_window, int(radius), int(dilation))
+    return Topology.of(_window, int(radius), int(dilation), positional=True)
 
 
 def _window(i: Ints, num_src: int, radius: int, dilation: int = 1) -> Pairs:
@@ -112,7 +112,7 @@ def strided(stride: int) -> Topology:
                      .#.###
     """
     at_least("stride", stride, 1)
-    return Topology.of(_strided, int(stride))
+    return Topology.of(_strided, int(stride), positional=True)
 
 
 def _strided(i: Ints, num_src: int, stride: int) -> Pairs:
@@ -141,7 +141,7 @@ def fixed(block: int, summary: int = 1) -> Topology:
     at_least("summary", summary, 0)
     if summary > block:
         raise ValueError(f"summary must be at most the block of {block}; got {summary}")
-    return Topology.of(_fixed, int(block), int(summary))
+    return Topology.of(_fixed, int(block), int(summary), positional=True)
 
 
 def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs:
@@ -168,8 +168,8 @@ def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
     """
     if isinstance(count_or_indices, (int, np.integer)):
         at_least("count", count_or_indices, 0)
-        return Topology.of(_global_nodes, int(count_or_indices))
-    return Topology.of(_global_nodes, distinct_indices("indices", count_or_indices))
+        return Topology.of(_global_nodes, int(count_or_indices), positional=True)
+    return Topology.of(_global_nodes, distinct_indices("indices", count_or_indices), positional=True)
 
 
 def _global_nodes(i: Ints, num_src: int, nodes: int | tuple[int, ...]) -> Pairs:
@@ -195,7 +195,7 @@ def prefix(k: int) -> Topology:
                     #####
     """
     at_least("k", k, 0)
-    return Topology.of(_prefix, int(k))
+    return Topology.of(_prefix, int(k), positional=True)
 
 
 def _prefix(i: Ints, num_src: int, k: int) -> Pairs:
@@ -274,7 +274,7 @@ def memory(length: int) -> Topology:
                             #####
     """
     at_least("length", length, 0)
-    return Topology.of(_memory, int(length), memory=int(length))
+    return Topology.of(_memory, int(length), memory=int(length), positional=True)
 
 
 def _memory(i: Ints, num_src: int, length: int) -> Pairs:
