@@ -264,8 +264,30 @@ def test_nan_reaches_everybody_who_hears_it(where: str, backend: ModuleType) -> 
         out, _ = backend.run(given)
         reached = graph.dense()[:, 1] if where != "query" else graph.dense().any(1) & (torch.arange(graph.num_dst) == 1)
         assert out[reached].isnan().all(), name
-        if backend in (edge_list, csr):
+        if backend is not dense:
             assert out[~reached].isfinite().all(), name
+
+
+@pytest.mark.parametrize("backend", [edge_list, tiles, csr], ids=lambda b: b.NAME)
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_reaches_only_those_who_attend_to_it(bad: float, where: str, backend: ModuleType) -> None:
+    node, size = 75, 150  # several tiles of 32 x 96, some of them full
+    topologies = ["causal()", "window(3)", "longformer(8, globals=2)", "documents([50, 40, 60])", "strided(20)"]
+    for topology in [*map(graphs.parse, topologies), graphs.complete() - graphs.identity()]:
+        graph = topology.bind(size)
+        for more in ({}, {"dropout": 0.4, "seed": SEED}, {"bias": (leaf(graph.num_edges, 1),)}):
+            given = replace(request(graph, (2,), 2, 2), **more)
+            expected, _ = backend.run(given)
+            spoilt = {"query": given.score.query, "key": given.score.key, "value": given.value}[where]
+            with torch.no_grad():
+                spoilt[1, node] = bad
+            out, _ = backend.run(given)
+            reached = graph.dense()[:, node] if where != "query" else torch.arange(size) == node
+            assert out[0].equal(expected[0]), topology
+            torch.testing.assert_close(out[1, ~reached], expected[1, ~reached], **CLOSE)
+            if where != "key":  # a key may give a score of -inf, and then weighs nothing
+                assert not out[1, reached].isfinite().all(), topology
 
 
 @pytest.mark.parametrize("backend", ATTENDING, ids=lambda b: b.NAME)
