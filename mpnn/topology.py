@@ -159,11 +159,10 @@ def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
 
 def _like(topology: Topology, graph: Graph) -> Graph:
     """The topology over the nodes of a graph; rules that compare positions heed where its destinations stand."""
-    first, num_src = graph.shift, graph.num_src
-    if first > 0 and topology.positional and not topology.memory and graph.places is None:
-        last = first + graph.num_dst
-        return topology.bind(max(last, num_src), num_src).rows(first, last).to(graph.device)
-    return topology.bind(graph.num_dst, num_src).to(graph.device)
+    first, last = graph.shift, graph.shift + graph.num_dst
+    if first > 0 and last <= graph.num_src and topology.positional and not topology.memory and graph.places is None:
+        return topology.bind(graph.num_src).rows(first, last).to(graph.device)
+    return topology.bind(graph.num_dst, graph.num_src).to(graph.device)
 
 
 def _check_size(name: str, n: int) -> None:
