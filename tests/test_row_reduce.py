@@ -28,6 +28,8 @@ class LogSumExp:
     @staticmethod
     def combine(a: float, b: float) -> float:
         high, low = max(a, b), min(a, b)
+        if low == -math.inf or high == math.inf:
+            return high
         return high + math.log1p(math.exp(low - high))
 
     @staticmethod
@@ -261,7 +263,9 @@ def test_a_combine_with_a_number_of_its_own() -> None:
         identity = -math.inf
 
         def __init__(self, t: float) -> None:
-            self.combine = lambda a, b: max(a, b) + math.log1p(math.exp(-t * abs(a - b))) / t
+            self.combine = lambda a, b: (
+                a + math.log(2.0) / t if a == b else max(a, b) + math.log1p(math.exp(-t * abs(a - b))) / t
+            )
             self.gradient = lambda message, out: math.exp(t * (message - out))
             self.t = t
 
