@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,6 +115,14 @@ class Table(Relation):
             self._moved[dst.device] = self.classes.to(dst.device)
         return self._moved[dst.device][dst, src]
 
+    def __getstate__(self) -> dict[str, object]:
+        """The classes, without the copies on other devices."""
+        return {"classes": self.classes, "count": self.count}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._moved = {self.classes.device: self.classes}
+
     def __repr__(self) -> str:
         return f"Table({self.classes.shape[0]} x {self.classes.shape[1]}, {self.count} classes)"
 
@@ -139,7 +148,14 @@ def flipped(relation: Relation) -> Relation:
 
 def as_relation(given: Relation | Tensor) -> Relation:
     """A relation as it is, or the table that a matrix of classes stands for."""
-    return given if isinstance(given, Relation) else Table(torch.as_tensor(given))
+    if isinstance(given, Relation):
+        return given
+    try:
+        return Table(torch.as_tensor(given))
+    except (TypeError, RuntimeError):
+        raise TypeError(
+            f"relation must be a Relation, or an integer matrix [num_dst, num_src]; got {type(given).__name__}"
+        ) from None
 
 
 def _describe(x: Tensor) -> str:

@@ -13,13 +13,18 @@ the union), and, for two lists of disjoint intervals, `S[k] < T[k-1]` says that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpnn import capacity
+
 Ints = NDArray[np.int64]
+
+_UNCHECKED = 1 << 23  # runs that fit into any memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +46,7 @@ class Runs:
         empty or reaching outside; clipped, sorted and merged."""
         check_line(num_dst, num_src)
         starts, stops = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        count, checked = 0, _UNCHECKED
         for interval in intervals:
             row, start, stop = np.broadcast_arrays(*(np.asarray(part, np.int64) for part in interval))
             start, stop = np.clip(start, 0, num_src), np.clip(stop, 0, num_src)
@@ -48,6 +54,10 @@ class Runs:
             base = row[keep] * (num_src + 1)
             starts.append(base + start[keep])
             stops.append(base + stop[keep])
+            count += len(base)
+            if count > checked:  # builders give intervals one after the other, in any number
+                checked = 2 * count
+                require_room(num_dst, num_src, count)
         return _union(num_dst, num_src, _sort(np.concatenate(starts)), _sort(np.concatenate(stops)))
 
     @staticmethod
@@ -88,6 +98,9 @@ class Runs:
         which = expand(self.ptr[rows], self.ptr[rows + 1])
         ptr = np.append(0, np.cumsum(count))
         return Runs(len(rows), self.num_src, ptr, self.start[which], self.stop[which])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def num_edges(self) -> int:
@@ -227,6 +240,12 @@ def check_line(num_dst: int, num_src: int) -> None:
             f"a graph of {num_dst} x {num_src} (destinations x sources) is too large: its pairs must number less than "
             "2**63"
         )
+
+
+def require_room(num_dst: int, num_src: int, count: int) -> None:
+    """Raises MemoryError unless so many runs fit into memory, with what it takes to sort them."""
+    what = f"a graph of {num_dst} x {num_src} (destinations x sources) with {count:,} or more runs of sources"
+    capacity.require(48 * count, what, "take fewer nodes, or a topology whose rows have fewer gaps")
 
 
 def expand(start: Ints, stop: Ints) -> Ints:

@@ -166,7 +166,8 @@ class Request:
         nothing of the caller's that would live as long as the graph."""
         score = () if self.score is None else vars(self.score).values()
         numbers = (self.value, self.edge_value, *self.bias, *score)
-        options = (self.normalize, self.dropout, self.return_weights, torch.is_grad_enabled(), len(self.bias))
+        dropout = "some" if 0.0 < self.dropout < 1.0 else self.dropout  # an invalid rate is a form of its own
+        options = (self.normalize, dropout, self.return_weights, torch.is_grad_enabled(), len(self.bias))
         reduce = "sum" if self.reduce is SUM else _aggregator_form(self.reduce)
         return (*map(_form, numbers), *options, type(self.score).__name__, reduce)
 

@@ -10,21 +10,21 @@ from __future__ import annotations
 import inspect
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from mpnn.bind_cache import cached_graph
 from mpnn.graph import Graph
 from mpnn.handles import Handled
 from mpnn.relation import Relation, as_relation
 from mpnn.runs import Runs, check_line
 
-RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]]]
+RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]] | Runs]
 LabelRule = Callable[..., NDArray[np.int64]]
 
 _ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
@@ -32,6 +32,9 @@ _ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
     "&": operator.and_,
     "-": operator.sub,
 }
+
+T = TypeVar("T")
+Steps = Generator["Topology", T, T]
 
 _OF_GRAPHS = {name for name in dir(Graph) if not name.startswith("_")} | {"num_dst", "num_src", "edge_attr", "device"}
 
@@ -45,8 +48,9 @@ class Topology(Handled, ABC):
 
         `rule(i, num_src, *args)` is given all destinations `i`, int64 [num_dst], and returns pairs `(start, stop)` of
         integer arrays [num_dst] (or plain integers): destination i hears `start[i] <= j < stop[i]` of each pair. Pairs
-        may overlap, be empty or reach outside; they are clipped and merged. `args` must be hashable: together with
-        the rule they are the topology's identity. A rule that fits some sizes only raises `ValueError` on others.
+        may overlap, be empty or reach outside; they are clipped and merged. A rule whose rows have thousands of runs
+        may return `mpnn.runs.Runs` instead, which are used as they are. `args` must be hashable: together with the rule
+        they are the topology's identity. A rule that fits some sizes only raises `ValueError` on others.
 
         `memory`: the sources are that many remembered nodes followed by the destinations themselves.
         `relation`: the class of each edge, see `mpnn.relation`.
@@ -66,7 +70,7 @@ class Topology(Handled, ABC):
 
     def bind(self, num_dst: int, num_src: int | None = None) -> Graph:
         """The graph of this topology over `num_dst` destinations and `num_src` sources (default: as many, plus the
-        remembered ones of `memory(m)`). The 256 that were asked for last are kept, with all that was derived from them.
+        remembered ones of `memory(m)`). Cached, with everything that is derived from it, see `mpnn.graphs.cache`.
 
         Raises:
             TypeError: a size is not an integer.
@@ -88,7 +92,7 @@ class Topology(Handled, ABC):
 
     def related(self, relation: Relation | Tensor) -> Topology:
         """The same edges, each with a class: a `Relation`, or an integer matrix [num_dst, num_src]."""
-        return _Related(self, as_relation(relation))
+        return _Related((self,), as_relation(relation), self.memory)
 
     def __or__(self, other: Topology | Graph) -> Any:
         return _combine("|", self, other)
@@ -109,7 +113,7 @@ class Topology(Handled, ABC):
         return other - _like(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __invert__(self) -> Topology:
-        return _Complement(self)
+        return _Complement((self,), "~", self.memory)
 
     if not TYPE_CHECKING:  # which would take every name for an attribute
 
@@ -121,7 +125,7 @@ class Topology(Handled, ABC):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-@lru_cache(maxsize=256)
+@cached_graph
 def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
     graph = topology._graph(num_dst, num_src)
     graph.name = str(topology)
@@ -149,7 +153,15 @@ def _check_hashable(args: tuple[Any, ...]) -> None:
 def _combine(symbol: str, left: Topology, right: Topology | Graph) -> Topology | Graph:
     if isinstance(right, Graph):
         return _ALGEBRA[symbol](_like(left, right), right)
-    return _Algebra(symbol, left, right) if isinstance(right, Topology) else NotImplemented
+    if not isinstance(right, Topology):
+        return NotImplemented
+    first = left.operands if _is_algebra(left, symbol) else (left,)
+    last = right.operands if _is_algebra(right, symbol) and symbol != "-" else (right,)
+    return _Algebra((*first, *last), symbol, max(left.memory, right.memory))
+
+
+def _is_algebra(topology: Topology, symbol: str) -> TypeGuard[_Algebra]:
+    return isinstance(topology, _Algebra) and topology.sign == symbol
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,13 +184,16 @@ class _Rule(Topology):
             )
         i = np.arange(0, num_dst, self.alike)
         row = np.arange(len(i))
-        runs = Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._pairs(i, num_src)))
+        pairs = self.rule(i, num_src, *self.args)
+        if isinstance(pairs, Runs):
+            runs = pairs
+        else:
+            runs = Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._checked(pairs)))
         runs = runs if self.alike == 1 else runs.take(np.arange(num_dst) // self.alike)
         return Graph.from_runs(runs, relation=self.relation, shift=self.remembered)
 
-    def _pairs(self, i: NDArray[np.int64], num_src: int) -> Iterable[tuple[ArrayLike, ArrayLike]]:
-        """What the rule returns, as soon as it is known to be pairs of integers."""
-        pairs = self.rule(i, num_src, *self.args)
+    def _checked(self, pairs: Any) -> Iterable[tuple[ArrayLike, ArrayLike]]:
+        """What the rule returned, as soon as it is known to be pairs of integers."""
         if not isinstance(pairs, Iterable):
             raise TypeError(f"the rule of {self} must return a list of pairs [(start, stop), ...]; got {pairs!r}")
         for pair in pairs:
@@ -215,56 +230,164 @@ class _Cliques(Topology):
         return _call(self.labels, self.args, skip=1)
 
 
-@dataclass(frozen=True, repr=False)
-class _Algebra(Topology):
-    symbol: str
-    left: Topology
-    right: Topology
+@dataclass(frozen=True, eq=False, repr=False)
+class _Expression(Topology):
+    """A topology made of others.
+
+    Expressions may have thousands of operands or be nested thousands deep, so nothing that walks them recurses. A step
+    of a walk is a generator: it yields each operand and receives what was computed for it (`_walk`).
+    """
+
+    operands: tuple[Topology, ...]
+    sign: Any
+    remembered: int
 
     @property
     def memory(self) -> int:
-        return max(self.left.memory, self.right.memory)
+        return self.remembered
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
-        return _ALGEBRA[self.symbol](self.left._graph(num_dst, num_src), self.right._graph(num_dst, num_src))
+        return _walk(self, lambda e: e._graph_steps(), lambda t: t._graph(num_dst, num_src))
 
     def __repr__(self) -> str:
-        return f"{_nested(self.left)} {self.symbol} {_nested(self.right)}"
+        return _walk(self, lambda e: e._text_steps(), str)
+
+    def __hash__(self) -> int:
+        return _walk(self, lambda e: e._hash_steps(), hash)
+
+    def __eq__(self, other: object) -> bool:
+        pairs: list[tuple[Any, Any]] = [(self, other)]
+        while pairs:
+            one, two = pairs.pop()
+            if one is two:
+                continue
+            if isinstance(one, _Expression) and type(one) is type(two):
+                if one.sign != two.sign or len(one.operands) != len(two.operands):
+                    return False
+                pairs += zip(one.operands, two.operands, strict=True)
+            elif isinstance(one, _Expression) or isinstance(two, _Expression) or one != two:
+                return False
+        return True
+
+    @abstractmethod
+    def _graph_steps(self) -> Steps[Graph]: ...
+
+    @abstractmethod
+    def _text_steps(self) -> Steps[str]: ...
+
+    def _hash_steps(self) -> Steps[int]:
+        if "_hash" not in self.__dict__:
+            operands: list[int] = yield from _each(self.operands)
+            object.__setattr__(self, "_hash", hash((type(self).__name__, self.sign, tuple(operands))))
+        return self.__dict__["_hash"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The expression operands first, as a list, so that pickles do not recurse."""
+        parts: list[Any] = []
+        _walk(self, lambda e: e._part_steps(parts), parts.append)
+        return {"parts": parts}
+
+    def _part_steps(self, parts: list[Any]) -> Steps[None]:
+        yield from self.operands
+        parts.append((type(self), self.sign, self.remembered, len(self.operands)))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        built: list[Topology] = []
+        for part in state["parts"]:
+            if isinstance(part, Topology):
+                built.append(part)
+            else:
+                kind, sign, remembered, count = part
+                built[-count:] = [kind(tuple(built[-count:]), sign, remembered)]
+        self.__dict__.update({name: getattr(built[0], name) for name in ("operands", "sign", "remembered")})
 
 
-@dataclass(frozen=True, repr=False)
-class _Complement(Topology):
-    inner: Topology
+class _Algebra(_Expression):
+    """`a | b | c`, `a & b & c` or `a - b - c`: the sign is the symbol between the operands."""
 
-    @property
-    def memory(self) -> int:
-        return self.inner.memory
+    def _graph_steps(self) -> Steps[Graph]:
+        subtracts = self.sign == "-"
+        merged = _Balanced(_ALGEBRA["|" if subtracts else self.sign])
+        first = yield self.operands[0]
+        if not subtracts:
+            merged.add(first)
+        for operand in self.operands[1:]:
+            merged.add((yield operand))
+        return first - merged.total() if subtracts else merged.total()
 
-    def _graph(self, num_dst: int, num_src: int) -> Graph:
-        return ~self.inner._graph(num_dst, num_src)
-
-    def __repr__(self) -> str:
-        return f"~{_nested(self.inner)}"
-
-
-@dataclass(frozen=True, repr=False)
-class _Related(Topology):
-    inner: Topology
-    relation: Relation
-
-    @property
-    def memory(self) -> int:
-        return self.inner.memory
-
-    def _graph(self, num_dst: int, num_src: int) -> Graph:
-        return self.inner._graph(num_dst, num_src).related(self.relation)
-
-    def __repr__(self) -> str:
-        return f"{_nested(self.inner)}.related({self.relation!r})"
+    def _text_steps(self) -> Steps[str]:
+        texts: list[str] = yield from _each(self.operands)
+        return f" {self.sign} ".join(map(_nested, self.operands, texts))
 
 
-def _nested(topology: Topology) -> str:
-    return f"({topology})" if isinstance(topology, _Algebra) else str(topology)
+class _Complement(_Expression):
+    """`~a`."""
+
+    def _graph_steps(self) -> Steps[Graph]:
+        return ~(yield self.operands[0])
+
+    def _text_steps(self) -> Steps[str]:
+        return f"~{_nested(self.operands[0], (yield self.operands[0]))}"
+
+
+class _Related(_Expression):
+    """`a.related(relation)`: the sign is the relation."""
+
+    def _graph_steps(self) -> Steps[Graph]:
+        return (yield self.operands[0]).related(self.sign)
+
+    def _text_steps(self) -> Steps[str]:
+        return f"{_nested(self.operands[0], (yield self.operands[0]))}.related({self.sign!r})"
+
+
+def _each(operands: Iterable[Topology]) -> Generator[Topology, T, list[T]]:
+    """A walk's step over all operands: what was computed for each of them."""
+    values = []
+    for operand in operands:
+        values.append((yield operand))
+    return values
+
+
+def _walk(root: _Expression, steps: Callable[[Any], Steps[T]], leaf: Callable[[Topology], T]) -> T:
+    """What `steps(root)` returns, where each operand that it yields is walked the same way; `leaf` computes those that
+    are no expressions."""
+    walks, value = [steps(root)], None
+    while True:
+        try:
+            operand = walks[-1].send(value)  # type: ignore[arg-type]
+        except StopIteration as done:
+            value = done.value
+            walks.pop()
+            if not walks:
+                return value
+        else:
+            value = None if isinstance(operand, _Expression) else leaf(operand)
+            if isinstance(operand, _Expression):
+                walks.append(steps(operand))
+
+
+class _Balanced:
+    """The union (or the intersection) of many graphs, of which few exist at a time, merged with others as large."""
+
+    def __init__(self, merge: Callable[[Graph, Graph], Graph]) -> None:
+        self._merge = merge
+        self._merged: list[tuple[int, Graph]] = []  # the logarithm of how many graphs, their union
+
+    def add(self, graph: Graph) -> None:
+        level = 0
+        while self._merged and self._merged[-1][0] == level:
+            graph, level = self._merge(self._merged.pop()[1], graph), level + 1
+        self._merged.append((level, graph))
+
+    def total(self) -> Graph:
+        graph = self._merged.pop()[1]
+        while self._merged:
+            graph = self._merge(self._merged.pop()[1], graph)
+        return graph
+
+
+def _nested(operand: Topology, text: str) -> str:
+    return f"({text})" if isinstance(operand, _Algebra) else text
 
 
 def _call(rule: Callable[..., Any], args: tuple[Any, ...], skip: int) -> str:

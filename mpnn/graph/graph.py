@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn import capacity, reach, reorder
 from mpnn import edges as edge_lists
-from mpnn import reach, reorder
 from mpnn.edges import CSR, built_once, sorted_by, trainable
 from mpnn.graph import algebra, parts, rewired
 from mpnn.graph.made import edge_data, structured
@@ -122,14 +122,13 @@ class Graph(Handled):
         destination and then source for structured ones, whose edges are written out here and only on request."""
         if self._edges is not None:
             return self._edges
-        try:
-            dst, src = self.runs.edges()
-            return torch.from_numpy(np.stack([src, dst])).to(self.device)
-        except MemoryError:
-            raise MemoryError(
-                f"the edges of {self} do not fit into memory, {self.num_edges * 16 / 2**30:,.1f} GiB as int64 [2, E]; "
-                "its runs, degrees, algebra and structured kernels need none of them"
-            ) from None
+        capacity.require(
+            self.num_edges * 32,  # the result, and as much again while it is written
+            f"the edges of {self} do not fit into memory: int64 [2, E]",
+            "its runs, degrees, algebra and structured kernels need none of them",
+        )
+        dst, src = self.runs.edges()
+        return torch.from_numpy(np.stack([src, dst])).to(self.device)
 
     @built_once
     def csr(self) -> CSR:
@@ -205,6 +204,7 @@ class Graph(Handled):
 
     def dense(self) -> Tensor:
         """The adjacency as a bool matrix [num_dst, num_src], on the graph's device: O(N^2), to look at and to test."""
+        capacity.require(3 * self.num_dst * self.num_src, f"the matrix of {self}", "look at a smaller graph")
         if self._edges is None:
             return torch.from_numpy(self.runs.dense()).to(self.device)
         matrix = torch.zeros(self.num_dst, self.num_src, dtype=torch.bool, device=self.device)
@@ -389,8 +389,11 @@ class Graph(Handled):
     # ------------------------------------------------------------------------------------------------ inside
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles do without what was derived, which need not be picklable, and other devices."""
-        return {**super().__getstate__(), "_memo": {}, "_moved": {}, "_moved_from": None}
+        """What defines the graph. Copies and pickles derive the rest again, on the device where they need it."""
+        state = {name: _compact(value) for name, value in super().__getstate__().items() if name not in _DERIVED}
+        if self._edges is not None or self._labels is not None:
+            state["_given_runs"] = None
+        return {**state, "_memo": {}, "_moved": {}, "_moved_from": None}
 
     def _need_square(self, what: str) -> None:
         if self.num_dst != self.num_src:
@@ -413,6 +416,17 @@ class Graph(Handled):
         graph.places = self.places and (moved(self.places[0]), moved(self.places[1]))
         graph.order = self.order
         return graph
+
+
+_DERIVED = {name for name, value in vars(Graph).items() if isinstance(value, built_once)}
+
+
+def _compact(value: Any) -> Any:
+    """Tensors without the rest of the memory that they are views of, which a pickle would write out too."""
+    if isinstance(value, Tensor):
+        whole = value.layout != torch.strided or value.untyped_storage().nbytes() <= value.nbytes
+        return value if whole else value.clone()
+    return tuple(map(_compact, value)) if isinstance(value, tuple) else value
 
 
 def _resolved(device: torch.device | str) -> torch.device:

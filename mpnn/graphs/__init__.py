@@ -4,6 +4,7 @@ Most return a `Topology`, a rule without a size that `bind(n)` makes a graph; th
 features, other libraries' graphs) return a `Graph`.
 """
 
+from mpnn.bind_cache import CACHE as cache
 from mpnn.graphs.content import chunks, knn, lsh
 from mpnn.graphs.convert import (
     from_networkx,
@@ -41,6 +42,7 @@ __all__ = [
     "absent_edges",
     "batch",
     "bigbird",
+    "cache",
     "causal",
     "chunks",
     "complete",

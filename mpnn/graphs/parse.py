@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from mpnn.graphs import image, sequence, sparse
@@ -45,6 +46,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[Topology, Topology], Topology]] =
     ast.Sub: operator.sub,
 }
 
+_MOST = 10_000  # operands
+_JOIN = {"|": operator.or_, "&": operator.and_, "-": operator.sub}
+
 
 def parse(text: str) -> Topology:
     """The topology that the text describes.
@@ -63,7 +67,32 @@ def parse(text: str) -> Topology:
     except SyntaxError as error:
         raise ValueError(f"cannot read {_cut(text)} at column {error.offset or len(text) + 1}: {error.msg}") from None
     except (RecursionError, MemoryError):
+        pass
+    try:
+        return _part_by_part(text)
+    except RecursionError:
         raise ValueError(f"cannot read an expression nested this deeply: {_cut(text)}") from None
+
+
+def _part_by_part(text: str) -> Topology:
+    """The topology of a text that has too many operands for `ast`: each operand is parsed alone."""
+    depth, cuts = 0, {"|": [0], "&": [0], "-": [0]}
+    for at, letter in enumerate(text):
+        depth += (letter in "([") - (letter in ")]")
+        if depth == 0 and letter in cuts:
+            cuts[letter].append(at + 1)
+    for symbol, starts in cuts.items():
+        if len(starts) > _MOST:
+            raise ValueError(f"cannot read {_cut(text)}: it has more than {_MOST:,} operands")
+        if len(starts) > 1:
+            stops = [start - 1 for start in starts[1:]] + [len(text)]
+            operands = [parse(text[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+            return reduce(_JOIN[symbol], operands)
+    if text.startswith("~("):
+        return ~parse(text[1:])
+    if text.startswith("(") and text.endswith(")"):
+        return parse(text[1:-1])
+    raise RecursionError
 
 
 def _topology(node: ast.expr, text: str) -> Topology:

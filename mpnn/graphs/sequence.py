@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mpnn.graphs.check import at_least, distinct_indices, integers
-from mpnn.runs import Ints, Runs
+from mpnn.runs import Ints, Runs, require_room
 from mpnn.topology import Topology
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
@@ -115,11 +115,24 @@ def strided(stride: int) -> Topology:
     return Topology.of(_strided, int(stride))
 
 
-def _strided(i: Ints, num_src: int, stride: int) -> Pairs:
+def _strided(i: Ints, num_src: int, stride: int) -> Pairs | Runs:
+    """A row has about i / stride runs: N^2 / (2 * stride) in all, so they are written in order, without sorting."""
     if stride == 1:
         return [(0, i + 1)]
-    jumps = range(stride, len(i), stride)
-    return [(i - stride + 1, i + 1), *((i - jump, i - jump + 1) for jump in jumps)]
+    first = i % stride
+    single = np.minimum(i // stride - 1, (num_src - first + stride - 1) // stride).clip(0)
+    near_start, near_stop = np.maximum(i - stride, 0), np.minimum(i + 1, num_src)
+    has_near = near_start < near_stop
+    ptr = np.append(0, np.cumsum(single + has_near))
+    require_room(len(i), num_src, int(ptr[-1]))
+    start = np.arange(ptr[-1])
+    start -= np.repeat(ptr[:-1], np.diff(ptr))
+    start *= stride
+    start += np.repeat(first, np.diff(ptr))
+    stop = start + 1
+    last = ptr[1:][has_near] - 1
+    start[last], stop[last] = near_start[has_near], near_stop[has_near]
+    return Runs(len(i), num_src, ptr, start, stop)
 
 
 def fixed(block: int, summary: int = 1) -> Topology:
@@ -246,7 +259,7 @@ def permutation(order: Sequence[int] | Tensor) -> Topology:
     return Topology.of(_permutation, nodes)
 
 
-def _permutation(i: Ints, num_src: int, order: tuple[int, ...]) -> Pairs:
+def _permutation(i: Ints, num_src: int, order: tuple[int, ...]) -> Runs:
     if not len(order) == len(i) == num_src:
         raise ValueError(
             f"the order has {len(order)} nodes, but the graph is {len(i)} x {num_src}; bind({len(order)}), or give an "
@@ -254,14 +267,7 @@ def _permutation(i: Ints, num_src: int, order: tuple[int, ...]) -> Pairs:
         )
     rank = np.argsort(np.asarray(order, np.int64))
     # a node is heard from its own place in the order to the end: one run for each, if places were the sources
-    runs = Runs.of(len(i), len(i), [(i, rank, len(i))]).transpose().take(rank)
-    # the k-th run of every row, for k up to the most runs that any row has; rows with fewer give empty runs
-    count = np.diff(runs.ptr)
-    which = np.arange(len(runs.start)) - runs.ptr[runs.row]
-    starts = np.zeros((int(count.max(initial=0)), len(i)), np.int64)
-    stops = np.zeros_like(starts)
-    starts[which, runs.row], stops[which, runs.row] = runs.start, runs.stop
-    return zip(starts, stops, strict=True)
+    return Runs.of(len(i), len(i), [(i, rank, len(i))]).transpose().take(rank)
 
 
 def memory(length: int) -> Topology:

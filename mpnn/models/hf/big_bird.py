@@ -11,13 +11,13 @@ that are too short for blocks hear over complete graphs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mpnn.bind_cache import cached_graph
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete, from_blocks
 from mpnn.message_passing import MessagePassing
@@ -145,14 +145,14 @@ def _copied(length: int, size: int, random: int) -> Tensor:
     return torch.cat([torch.arange(size).repeat(random), torch.arange(length)])
 
 
-@lru_cache(maxsize=4)
+@cached_graph
 def _evaluated(blocks: int, size: int, random: int) -> Graph:
     pairs = _pairs(np.zeros((blocks - 2, random), np.int64))
     with torch.inference_mode(False):
         return from_blocks(pairs, size, blocks)
 
 
-@lru_cache(maxsize=64)
+@cached_graph
 def _drawn(blocks: int, size: int, random: int, heads: int, context: int, seed: int) -> Graph:
     pairs = [_pairs(table) for table in drawn_blocks(blocks, size, random, heads, context, seed)]
     head = np.repeat(np.arange(heads), [pair.shape[1] for pair in pairs])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpnn.bind_cache import cached_graph
 from mpnn.graph import Graph
 from mpnn.graphs import complete, documents, from_edges
 from mpnn.graphs import memory as remembered
@@ -224,13 +224,12 @@ class Reader(Called):
         return tuple(m[:, -most if most else 0 :].transpose(0, 1).detach() for m in joined)
 
 
-@lru_cache(maxsize=16)
+@cached_graph
 def _all(length: int, before: int) -> Graph:
     """Everybody hears everybody, and all that is remembered."""
     return Graph.from_runs(complete().bind(length, before + length).runs, shift=before)
 
 
-@lru_cache(maxsize=16)
 def _one_way(length: int, before: int) -> Graph:
     """Everybody hears what is remembered and then all up to itself."""
     return remembered(before).bind(length)

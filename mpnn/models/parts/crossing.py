@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpnn.bind_cache import cached_graph
 from mpnn.decoding import Cache
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete
@@ -90,7 +90,7 @@ def _pair(found: Any) -> tuple[Tensor, Any]:
     return found if isinstance(found, tuple) else (found, None)
 
 
-@lru_cache(maxsize=64)
+@cached_graph
 def _union(targets: Sequence[int], sources: Sequence[int]) -> Graph:
     """Kept for the layers of a model, which all ask for the same."""
     return batch([COMPLETE.bind(n, m) for n, m in zip(targets, sources, strict=True)])

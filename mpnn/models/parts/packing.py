@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn.bind_cache import cached_graph
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete
 from mpnn.models.parts.blocks import refuse_alone
@@ -121,7 +121,7 @@ def all_kept(tokens: Tensor) -> Tensor:
     return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
 
 
-@lru_cache(maxsize=16)
+@cached_graph
 def _union(topology: Topology, lengths: tuple[int, ...]) -> Graph:
     """Kept for the layers of a model, which all ask for the same."""
     return batch([topology.bind(n) for n in lengths])
