@@ -55,7 +55,7 @@ def attend(
         scale = max(query.shape[-1], 1) ** -0.5
     else:
         check.scale(scale)
-    plain = bias is None and normalize == "softmax" and not dropout and not return_weights
+    plain = bias is None and normalize == "softmax" and not dropout and not return_weights and type(backend) is str
     if plain and not torch.compiler.is_compiling():
         return _attend_plainly(graph, query, key, value, float(scale), backend)
     graph = _traced(graph, value)
@@ -85,7 +85,8 @@ def aggregate(
 
     Args:
         x: [..., N_src, F].
-        reduce: a name ("sum", "mean", "max", ...), an object with `reduce(messages, index)`, or such a function.
+        reduce: a name ("sum", "mean", "max", ...), an object with `reduce(messages, index)`, or such a function;
+            messages are [E, batch..., 1, F], see `mpnn.aggregate`, whose `per_node` is for those that rank messages.
         weight: [E] or [E, 1] in the caller's edge order.
 
     Returns:

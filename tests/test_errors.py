@@ -457,12 +457,6 @@ def test_an_update_without_a_forward_says_what_to_write() -> None:
         MessagePassing(graphs.causal(), "sum", Half())(torch.zeros(3, 2))
 
 
-def test_features_of_another_type_than_the_weights_are_refused_by_torch() -> None:
-    op = MessagePassing(graphs.causal(), "sum", None, DotProduct(4, 2))
-    with pytest.raises(RuntimeError, match="same dtype"):
-        op(torch.zeros(3, 4, dtype=torch.float64))
-
-
 def test_nan_features_pass_through() -> None:
     x = torch.zeros(4, 4)
     x[2] = torch.nan

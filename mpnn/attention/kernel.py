@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import check
+from mpnn.attention.heads import check_integers
 from mpnn.attention.spec import KeyValue, Terms
 from mpnn.graph import Graph
 from mpnn.scores import Dot
@@ -40,6 +42,7 @@ class Kernel(KeyValue):
         self, dim: int, heads: int, *, features: int | Literal["elu"] = 256, bias: bool = True, seed: int = 0
     ) -> None:
         super().__init__()
+        check_integers(dim=dim, heads=heads)
         if heads < 1 or dim % heads:
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
         if features != "elu" and (not isinstance(features, int) or features < 1):
@@ -47,6 +50,9 @@ class Kernel(KeyValue):
         self.heads, self.head_dim = heads, dim // heads
         self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(dim, dim, bias) for _ in range(4))
         self.register_buffer("directions", None if features == "elu" else _orthogonal(features, self.head_dim, seed))
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return check.takes(self.to_query), check.takes(self.to_key)
 
     def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = (
@@ -62,6 +68,7 @@ class Kernel(KeyValue):
         return Terms(value, score)
 
     def merge(self, out: Tensor) -> Tensor:
+        check.widened("Kernel", out.shape[-1], self.head_dim + 1)
         total = out[..., -1:]
         return self.to_out((out[..., :-1] / torch.where(total == 0, torch.ones_like(total), total)).flatten(-2))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -109,6 +109,8 @@ def batch(graphs: Sequence[Graph]) -> Graph:
                                                         ..###
                                                         ..###
     """
+    if isinstance(graphs, (Graph, str)) or not isinstance(graphs, Iterable):
+        raise TypeError(f"graphs must be a list of graphs; got {type(graphs).__name__}")
     graphs = list(graphs)
     if not graphs:
         raise ValueError("a batch needs at least one graph")
@@ -178,7 +180,8 @@ def _given(data: Tensor | None) -> Tensor:
 def _tensor(name: str, data: Tensor | Any) -> Tensor:
     # torch warns of numpy arrays that must not be written to, though nothing here does
     try:
-        return torch.as_tensor(data.copy() if isinstance(data, np.ndarray) and not data.flags.writeable else data)
+        data = torch.as_tensor(data.copy() if isinstance(data, np.ndarray) and not data.flags.writeable else data)
+        return data.resolve_neg().resolve_conj()  # numpy cannot read views that are negated or conjugated
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be a tensor, or what torch.as_tensor makes one of: {error}") from None
 

@@ -237,5 +237,5 @@ def _heads(weight: Tensor | None) -> int:
 def _entry(x: Tensor | None, b: int, like: Tensor) -> Array:
     """Entry b of the batch, flat; where there is one entry, that; empty for what is absent."""
     if x is None:
-        return np.empty(0, like.detach().numpy().dtype)
-    return x.detach()[b if len(x) > 1 else 0].view(-1).numpy()
+        return torch.empty(0, dtype=like.dtype).numpy()
+    return x.detach().resolve_neg()[b if len(x) > 1 else 0].view(-1).numpy()
