@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import log
 from typing import Literal
 
@@ -57,16 +59,18 @@ class Kernel(KeyValue):
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-        # A factor for each query, and one for all keys of a head, cancel; they keep exponentials from overflowing.
-        score = Dot(self._features(query, (-1,)), self._features(key, (-3, -1)), 1.0)
-        return Terms(value, score)
+        # A factor for each query cancels, and so does one for all keys of a head that share a destination. They keep
+        # exponentials from overflowing, and a document's keys from vanishing beside those of another document.
+        queries, keys = self._features(query, _largest_of_each), self._features(key, partial(_largest, graph))
+        return Terms(value, Dot(queries, keys, 1.0))
 
     def merge(self, out: Tensor) -> Tensor:
         total = out[..., -1:]
         return self.to_out((out[..., :-1] / torch.where(total == 0, torch.ones_like(total), total)).flatten(-2))
 
-    def _features(self, x: Tensor, common: tuple[int, ...]) -> Tensor:
-        """phi(x) [..., N, H, features] of x [..., N, H, D], up to a factor that is common to these dimensions."""
+    def _features(self, x: Tensor, largest: Callable[[Tensor], Tensor]) -> Tensor:
+        """phi(x) [..., N, H, features] of x [..., N, H, D], divided by the exponential of `largest(y)`, where y
+        [..., N, H] is the logarithm of each node's largest feature."""
         if self.directions is None:
             return F.elu(x) + 1
         x = x * self.head_dim**-0.25
@@ -74,9 +78,29 @@ class Kernel(KeyValue):
         exponent = x @ self.directions.to(x.dtype).T
         if not exponent.numel():
             return exponent
-        top = (exponent.detach().amax(-1, keepdim=True) - half.detach()).amax(common, keepdim=True)
+        top = largest(exponent.detach().amax(-1) - half.detach().squeeze(-1)).unsqueeze(-1)
         # In place: the features are the largest tensor of a layer, and its room is taken once.
         return exponent.sub_(half + top + log(len(self.directions)) / 2).exp_()
+
+
+def _largest_of_each(x: Tensor) -> Tensor:
+    return x
+
+
+def _largest(graph: Graph, x: Tensor) -> Tensor:
+    """The largest number of each component of the graph, for each of its sources: x [..., N_src, H], or [..., 1, H]
+    where there is one component. A compiled program, which is one for all graphs, takes all sources for one."""
+    component = None if torch.compiler.is_compiling() else graph.memo("components", lambda: _components(graph))
+    if component is None:
+        return x.amax(-2, keepdim=True)
+    index = component[:, None].expand_as(x)
+    return torch.full_like(x, -torch.inf).scatter_reduce(-2, index, x, "amax").gather(-2, index)
+
+
+def _components(graph: Graph) -> Tensor | None:
+    """The component of each source, int64 [N_src]; None where there is only one."""
+    component = graph.components()
+    return component if bool(component.any()) else None
 
 
 def _orthogonal(count: int, dim: int, seed: int) -> Tensor:

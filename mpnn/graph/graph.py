@@ -375,6 +375,11 @@ class Graph(Handled):
         self._need_square("diameter")
         return reach.diameter(self.runs)
 
+    def components(self) -> Tensor:
+        """The component of each source, int64 [num_src], numbered from 0: two sources are in one component where a
+        destination receives from both, or where a chain of such pairs leads from one to the other."""
+        return torch.from_numpy(reach.components(self.runs)).to(self.device)
+
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draws the edges that run, destinations down and sources across; see `mpnn.plot.adjacency`."""
         from mpnn import plot
