@@ -24,6 +24,12 @@ class Relation(ABC):
     def ids(self, dst: Tensor, src: Tensor) -> Tensor:
         """Classes of the edges src -> dst; integer positions that broadcast against each other, int64 result."""
 
+    @property
+    def is_value(self) -> bool:
+        """Whether rules of this kind are compared by what they say. A rule that is equal only to itself may be new in
+        each call, so a graph must not keep it."""
+        return type(self).__eq__ is not object.__eq__
+
 
 @dataclass(frozen=True)
 class Offset(Relation):

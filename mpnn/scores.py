@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.aggregate import SUM, Aggregator
+from mpnn.edges import trainable
 from mpnn.graph import Graph
 from mpnn.relation import Relation
+
+T = TypeVar("T")
 
 NORMALIZERS = ("softmax", "sigmoid", "none")
 
@@ -45,6 +50,17 @@ class Lookup:
                 "give edge_type to from_edges, or topology.related(...)"
             )
         return csr.from_caller(graph.edge_type)
+
+    def memo(self, graph: Graph, key: Hashable, build: Callable[[], T]) -> T:
+        """`graph.memo` of what depends on the rule of the classes too. What depends on a rule that is equal only to
+        itself is dropped together with the rule."""
+        if self.relation is None or self.relation.is_value:
+            return graph.memo((key, self.relation), build)
+        rules: WeakKeyDictionary[Relation, dict[Hashable, Any]] = graph.memo("rules", WeakKeyDictionary)
+        values = rules.setdefault(self.relation, {})
+        if key not in values:
+            values[key] = trainable(build)
+        return values[key]
 
 
 PerEdge = Tensor | Lookup
@@ -197,7 +213,8 @@ def _form(x: object) -> Hashable:
     if isinstance(x, Tensor):
         return x.shape, x.dtype, x.device, x.requires_grad
     if isinstance(x, Lookup):
-        return _form(x.table), x.relation
+        rule = x.relation
+        return _form(x.table), rule if rule is None or rule.is_value else (type(rule), rule.count)
     if callable(x):  # an activation, which may be a new one at each call
         return type(x), getattr(x, "__module__", None), getattr(x, "__qualname__", None)
     return x > 0 if isinstance(x, float) else x

@@ -73,7 +73,7 @@ class ArrivalTimes(Model):
         time."""
         times, totals = self(x, first, graph, routes)
         on_route = routes.csr.col
-        of_segments = F.huber_loss(times[on_route], segment_times[on_route], delta=delta)
+        of_segments = F.huber_loss(times.index_select(0, on_route), segment_times[on_route], delta=delta)
         of_routes = F.huber_loss(totals, route_times, delta=delta)
         return of_segments + of_routes * routes.num_dst / max(routes.num_edges, 1)
 

@@ -111,10 +111,10 @@ class GraphBert(Model):
     def forward(self, x: Tensor, subgraphs: Subgraphs) -> Tensor:
         """x [N, in_dim], of all nodes -> logits [T, classes] of the subgraphs' targets."""
         rank = torch.arange(subgraphs.nodes.shape[1], device=x.device)
-        h = self.embed(x)[subgraphs.nodes]
+        h = F.embedding(subgraphs.nodes, self.embed(x))
         for number in (subgraphs.roles, rank, subgraphs.hops):
             h = h + sinusoid(number, self.dim, dtype=x.dtype)
-        raw = self.residual(x)[subgraphs.nodes]
+        raw = F.embedding(subgraphs.nodes, self.residual(x))
         for layer in self.layers:
             h = layer(h) + raw
         return self.head(h.mean(-2))

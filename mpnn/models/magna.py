@@ -123,7 +123,7 @@ class MagnaAttention(Attention):
                 f"this attention was made for {self.relation.num_embeddings} relations; the edges of {graph} have "
                 f"{graph.num_relations or 'none'}"
             )
-        return self._part(self.relation.weight, self.by_relation)[graph.edge_type]
+        return self._part(self.relation.weight, self.by_relation).index_select(0, graph.edge_type)
 
     def _part(self, mapped: Tensor, vector: Tensor) -> Tensor:
         """`v_h . tanh(mapped_h)` for each head: [..., H] of [..., H * D]."""
