@@ -19,8 +19,8 @@ import math
 
 import numpy as np
 from llvmlite import binding
-from numba import njit
 
+from mpnn.kernels.cpu.caching import njit
 from mpnn.kernels.cpu.hashing import mix
 from mpnn.kernels.cpu.vector import (
     MATH,
