@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,6 +114,10 @@ class Table(Relation):
         if dst.device not in self._moved:
             self._moved[dst.device] = self.classes.to(dst.device)
         return self._moved[dst.device][dst, src]
+
+    def __reduce__(self) -> Any:
+        """The classes, checked again, without the copies on other devices."""
+        return Table, (self.classes,)
 
     def __repr__(self) -> str:
         return f"Table({self.classes.shape[0]} x {self.classes.shape[1]}, {self.count} classes)"

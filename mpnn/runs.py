@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 Ints = NDArray[np.int64]
@@ -34,6 +36,42 @@ class Runs:
     ptr: Ints
     start: Ints
     stop: Ints
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sizes and tensors, which `torch.load(weights_only=True)` reads."""
+        arrays = {name: torch.tensor(getattr(self, name)) for name in ("ptr", "start", "stop")}
+        return {"num_dst": self.num_dst, "num_src": self.num_src, **arrays}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Checks the runs, since kernels read wherever they point.
+
+        Raises:
+            ValueError: they are not sorted, disjoint runs of so many rows and sources.
+        """
+        try:
+            arrays = {name: np.array(state[name].numpy()) for name in ("ptr", "start", "stop")}
+            self.__dict__.update(arrays, num_dst=state["num_dst"], num_src=state["num_src"])
+            valid = self._is_valid()
+        except (KeyError, AttributeError, TypeError, ValueError, IndexError):
+            valid = False
+        if not valid:
+            raise ValueError("a pickle holds a graph whose runs are damaged; save the graph again")
+
+    def _is_valid(self) -> bool:
+        ptr, start, stop = self.ptr, self.start, self.stop
+        if type(self.num_dst) is not int or type(self.num_src) is not int:
+            return False
+        if any(array.ndim != 1 or array.dtype != np.int64 for array in (ptr, start, stop)):
+            return False
+        if min(self.num_dst, self.num_src) < 0 or not len(start) == len(stop) == ptr[-1] or ptr[0] != 0:
+            return False
+        check_line(self.num_dst, self.num_src)
+        if len(ptr) != self.num_dst + 1 or (np.diff(ptr) < 0).any():
+            return False
+        if (start < 0).any() or (start >= stop).any() or (stop > self.num_src).any():
+            return False
+        start, stop = self._flat()
+        return bool((start[1:] > stop[:-1]).all())
 
     @staticmethod
     def of(num_dst: int, num_src: int, intervals: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> Runs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
     "&": operator.and_,
     "-": operator.sub,
 }
+
+_LONG_LIST = re.compile(r"\[([^][,]*,){6,}[^][,]*\]")  # of more than six values
 
 _OF_GRAPHS = {name for name in dir(Graph) if not name.startswith("_")} | {"num_dst", "num_src", "edge_attr", "device"}
 
@@ -110,6 +113,22 @@ class Topology(Handled, ABC):
 
     def __invert__(self) -> Topology:
         return _Complement(self)
+
+    def __str__(self) -> str:
+        """For people: long lists are cut short. `repr` writes every number, and `graphs.parse` reads it back."""
+        return _LONG_LIST.sub(lambda found: f"<{found[0].count(',') + 1} values>", repr(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles hold the text where it gives the topology back, so that `torch.load(weights_only=True)`
+        reads them; others refer to the rule by its import path."""
+        from mpnn.graphs.parse import parse
+
+        try:
+            if parse(repr(self)) == self:
+                return parse, (repr(self),)
+        except ValueError:
+            pass
+        return super().__reduce_ex__(protocol)
 
     if not TYPE_CHECKING:  # which would take every name for an attribute
 
@@ -260,11 +279,12 @@ class _Related(Topology):
         return self.inner._graph(num_dst, num_src).related(self.relation)
 
     def __repr__(self) -> str:
-        return f"{_nested(self.inner)}.related({self.relation!r})"
+        inner = f"({self.inner!r})" if isinstance(self.inner, _Complement) else _nested(self.inner)
+        return f"{inner}.related({self.relation!r})"
 
 
 def _nested(topology: Topology) -> str:
-    return f"({topology})" if isinstance(topology, _Algebra) else str(topology)
+    return f"({topology!r})" if isinstance(topology, _Algebra) else repr(topology)
 
 
 def _call(rule: Callable[..., Any], args: tuple[Any, ...], skip: int) -> str:
@@ -274,10 +294,8 @@ def _call(rule: Callable[..., Any], args: tuple[Any, ...], skip: int) -> str:
     while shown and len(shown) <= len(parameters) and parameters[len(shown) - 1].default == shown[-1]:
         shown.pop()
     name = getattr(rule, "__name__", type(rule).__name__).strip("_<>")
-    return f"{name}({', '.join(_short(a) for a in shown)})"
+    return f"{name}({', '.join(map(_argument, shown))})"
 
 
-def _short(argument: Any) -> str:
-    if isinstance(argument, tuple) and len(argument) > 6:
-        return f"<{len(argument)} values>"
-    return repr(list(argument)) if isinstance(argument, tuple) else repr(argument)
+def _argument(value: Any) -> str:
+    return repr(list(value)) if isinstance(value, tuple) else repr(value)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_runs import check_well_formed
 
 from mpnn import Graph, Topology, graphs
-from mpnn.relation import Offset, Table
+from mpnn.relation import Flipped, GridOffset, Offset, Table, Taps
 
 SAMPLES = [
     graphs.complete(),
@@ -47,7 +47,7 @@ SAMPLES = [
 
 @pytest.mark.parametrize("topology", SAMPLES, ids=str)
 def test_a_topology_prints_as_the_text_that_gives_it_back(topology: Topology) -> None:
-    again = graphs.parse(str(topology))
+    again = graphs.parse(repr(topology))
     assert again == topology
     assert hash(again) == hash(topology)
 
@@ -58,11 +58,37 @@ def test_expressions_print_with_the_parentheses_they_need() -> None:
     assert str(~(causal | window) - graphs.identity()) == "~(causal() | window(2)) - identity()"
     assert str(causal - (window - graphs.identity())) == "causal() - (window(2) - identity())"
     for expression in (causal - window - graphs.identity(), causal - (window - graphs.identity()), ~(causal & window)):
-        assert graphs.parse(str(expression)) == expression
+        assert graphs.parse(repr(expression)) == expression
 
 
-def test_long_lists_are_not_printed_in_full() -> None:
-    assert str(graphs.documents([1] * 100)) == "documents(<100 values>)"
+def test_long_lists_are_written_in_full_and_cut_short_for_people() -> None:
+    long = graphs.documents([1] * 100)
+    for topology in (long, graphs.global_nodes(range(7)) | ~graphs.permutation(range(1000))):
+        assert graphs.parse(repr(topology)) == topology
+    assert repr(graphs.documents(range(7))) == "documents([0, 1, 2, 3, 4, 5, 6])"
+    assert str(long - graphs.global_nodes([0, 2])) == "documents(<100 values>) - global_nodes([0, 2])"
+    assert str(graphs.documents([1] * 6)) == "documents([1, 1, 1, 1, 1, 1])"
+    assert long.bind(100).name == "documents(<100 values>)"
+    with pytest.raises(ValueError, match=r"the lengths of the documents add up to 100, but") as error:
+        long.bind(3)
+    assert len(str(error.value)) < 200
+
+
+RELATED = [
+    graphs.window(1).related(Offset(1)),
+    (graphs.window(1) | graphs.causal()).related(GridOffset(4, 1, 2)),
+    (~graphs.window(1)).related(Offset(2)),
+    ~graphs.window(1).related(Offset(2)),
+    graphs.window(1).related(Offset(2)) - graphs.identity(),
+    graphs.complete().related(Flipped(Taps(4, 2, (1, 2), padding=(0, 1)))),
+    graphs.convolution(4, 6, [1, 3], padding=[0, 1], dilation=2),
+    graphs.pooling(4, 6, [2, 3]),
+]
+
+
+@pytest.mark.parametrize("topology", RELATED, ids=str)
+def test_relations_are_part_of_the_text(topology: Topology) -> None:
+    assert graphs.parse(repr(topology)) == topology
 
 
 def test_equal_arguments_make_equal_topologies() -> None:
@@ -353,7 +379,7 @@ def test_any_expression_is_its_boolean_mask(expression: tuple[Topology, Mask], n
     assert graph.edge_index.flip(0).tolist() == [ends.tolist() for ends in np.nonzero(expected)]
     assert (graph.reverse().dense().numpy() == expected.T).all()
     assert (graph.reverse().reverse().dense().numpy() == expected).all()
-    assert graphs.parse(str(topology)) == topology
+    assert graphs.parse(repr(topology)) == topology
 
 
 @settings(max_examples=100)

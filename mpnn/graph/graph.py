@@ -19,7 +19,7 @@ from mpnn import edges as edge_lists
 from mpnn import reach, reorder
 from mpnn.edges import CSR, built_once, sorted_by, trainable
 from mpnn.graph import algebra, parts, rewired
-from mpnn.graph.made import edge_data, structured
+from mpnn.graph.made import check_form, edge_data, structured
 from mpnn.handles import Handled
 from mpnn.relation import Relation, Table, as_relation
 from mpnn.runs import Ints, Runs, cliques_of
@@ -389,8 +389,25 @@ class Graph(Handled):
     # ------------------------------------------------------------------------------------------------ inside
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles do without what was derived, which need not be picklable, and other devices."""
-        return {**super().__getstate__(), "_memo": {}, "_moved": {}, "_moved_from": None}
+        """What defines the graph. Copies and pickles derive the rest again, on the device where they need it."""
+        state = {name: value for name, value in super().__getstate__().items() if name not in _DERIVED}
+        if self._edges is not None or self._labels is not None:
+            state["_given_runs"] = None
+        labels = None if self._labels is None else torch.tensor(self._labels)
+        return {**state, "_labels": labels, "_memo": {}, "_moved": {}, "_moved_from": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Checks the graph, since kernels read wherever its edges point and a pickle may come from anywhere.
+
+        Raises:
+            ValueError, TypeError, IndexError: as `validate`, and where the parts do not make one graph.
+        """
+        given = {name: value for name, value in state.items() if name not in _DERIVED}
+        self.__dict__.update(given, _memo={}, _moved={}, _moved_from=None)
+        if isinstance(labels := state.get("_labels"), Tensor):
+            self._labels = labels.numpy()
+        check_form(self)
+        self.validate()
 
     def _need_square(self, what: str) -> None:
         if self.num_dst != self.num_src:
@@ -413,6 +430,9 @@ class Graph(Handled):
         graph.places = self.places and (moved(self.places[0]), moved(self.places[1]))
         graph.order = self.order
         return graph
+
+
+_DERIVED = {name for name, value in vars(Graph).items() if isinstance(value, built_once)}
 
 
 def _resolved(device: torch.device | str) -> torch.device:

@@ -20,7 +20,7 @@ from mpnn.graphs.convert import (
 from mpnn.graphs.explicit import batch, from_blocks, from_edges
 from mpnn.graphs.image import convolution, grid, neighborhood, pooling, windows
 from mpnn.graphs.incidence import edges_into, ends_of_edges
-from mpnn.graphs.parse import parse
+from mpnn.graphs.parse import parse, register
 from mpnn.graphs.sampling import absent_edges, random_walk_neighbors, sampled
 from mpnn.graphs.sequence import (
     causal,
@@ -70,6 +70,7 @@ __all__ = [
     "prefix",
     "random",
     "random_walk_neighbors",
+    "register",
     "sampled",
     "strided",
     "to_networkx",

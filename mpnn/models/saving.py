@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -18,6 +19,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from mpnn.graph import Graph
 from mpnn.graphs.parse import parse
@@ -142,6 +144,33 @@ def _replace(files: Mapping[Path, Callable[[Path], Any]]) -> None:
         for name in written.values():
             Path(name).unlink(missing_ok=True)
 
+
+def safe_globals() -> list[Any]:
+    """What a pickle of a whole model names, so that torch reads it without running anything else:
+
+        with torch.serialization.safe_globals(models.safe_globals()):
+            model = torch.load("model.pt", weights_only=True)
+
+    These are torch's modules and activations and the classes of mpnn that layers and models are made of; add classes of
+    your own. `save_pretrained` needs no such list, and what it writes does not depend on how classes are laid out.
+    """
+    modules = {name: module for name, module in sys.modules.items() if name.startswith(_LAYERS)}
+    classes = [
+        value
+        for name, module in modules.items()
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == name
+    ]
+    return [*classes, F.elu, F.gelu, F.leaky_relu, F.relu, F.selu, F.sigmoid, F.silu, F.softplus, F.tanh]
+
+
+_LAYERS = (
+    "torch.nn.modules.",
+    *(
+        f"mpnn.{name}"
+        for name in ("aggregate", "attention", "dropout", "message_passing", "models", "position", "scores", "update")
+    ),
+)
 
 # ---------------------------------------------------------------------------------------------------- arguments
 
