@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from test_data_hostile import mutated
 from test_every_model import EVERY
 
 from mpnn import graphs
@@ -242,3 +243,38 @@ def test_kill_9_at_random_moments_of_saves(tmp_path: Path) -> None:
     gpt(1).save_pretrained(tmp_path)
     assert window_of(tmp_path) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == [CONFIG, WEIGHTS]
+
+
+def test_files_that_were_changed_at_random(tmp_path: Path) -> None:
+    """Either file with random bytes changed, cut or inserted, an oversized header among them."""
+    _, config = saved("GPT", tmp_path)
+    wholes = {name: (tmp_path / name).read_bytes() for name in (CONFIG, WEIGHTS)}
+    header = int.from_bytes(wholes[WEIGHTS][:8], "little")
+    sizes = [2**63, 2**64 - 1, 10**8, header + 1, header - 1, 0]
+    files = [(WEIGHTS, size.to_bytes(8, "little") + wholes[WEIGHTS][8:]) for size in sizes]
+    draw = random.Random(0)
+    files += [(CONFIG, mutated(wholes[CONFIG], draw)) for _ in range(100)]
+    files += [
+        (WEIGHTS, mutated(wholes[WEIGHTS][: header + 8], draw) + wholes[WEIGHTS][header + 8 :]) for _ in range(100)
+    ]
+    before = peak()
+    for name, content in files:
+        (tmp_path / name).write_bytes(content)
+        try:
+            model = GPT.from_pretrained(tmp_path)
+        except ValueError as error:
+            assert str(tmp_path) in str(error)  # noqa: PT017
+        else:
+            assert json.loads((tmp_path / CONFIG).read_text()) == config
+            assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
+        (tmp_path / name).write_bytes(wholes[name])
+    assert peak() - before < 2**26
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_folder_in_the_place_of_a_file(name: str, tmp_path: Path) -> None:
+    gpt(1).save_pretrained(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(FileNotFoundError, match=f"there is no .*{name}"):
+        GPT.from_pretrained(tmp_path)
