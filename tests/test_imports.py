@@ -50,12 +50,12 @@ ROOMS: dict[str, set[str]] = {
     "models": {
         *("relation", "graph", "topology", "graphs", "encodings"),
         *("aggregate", "dropout", "update", "scores", "position", "attention"),
-        *("ops", "message_passing", "decoding"),
+        *("ops", "message_passing", "decoding", "files"),
     },
     "checkpoint": {"files"},
     "train": {"graph", "topology", "message_passing", "data", "checkpoint"},
     "mpnn": {
-        *("graph", "topology", "graphs", "aggregate", "update", "position", "attention"),
+        *("runs", "relation", "graph", "topology", "graphs", "aggregate", "update", "position", "attention"),
         *("plan", "ops", "message_passing", "encodings", "models"),
     },
     "cli": {
@@ -64,7 +64,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "__main__": {"cli"},
 }
-ON_REQUEST = {("graph", "plot")}  # Graph.plot() draws itself, and imports what draws when it is called
+# Graph.plot() draws itself, and imports what draws when it is called; a topology is pickled as the text that is parsed.
+ON_REQUEST = {("graph", "plot"), ("topology", "graphs")}
 
 
 def modules() -> dict[str, Path]:

@@ -140,7 +140,7 @@ def _interpret(program: bytes) -> Any:
     instruction takes constant time, or as long as reading it."""
     stack: list[Any] = []
     marks: list[int] = []
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
 
     def pop(count: int) -> list[Any]:
         if count > len(stack) - (marks[-1] if marks else 0):
@@ -195,7 +195,7 @@ def _interpret(program: bytes) -> Any:
             case "GET" | "BINGET" | "LONG_BINGET":
                 stack.append(memo[argument])
             case "GLOBAL":
-                stack.append(_allowed(*argument.split(" ", 1)))
+                stack.append(_allowed(*str(argument).split(" ", 1)))
             case "STACK_GLOBAL":
                 stack.append(_allowed(*pop(2)))
             case "REDUCE" | "NEWOBJ":

@@ -70,8 +70,9 @@ class Model(nn.Module):
     def from_pretrained(cls: type[M], folder: str | os.PathLike[str], **changes: Any) -> M:
         """The model that `save_pretrained` wrote, its weights of the same type, in evaluation mode and on the CPU.
 
-        Sizes are compared with the header of the weights before tensors are allocated. Arguments are changed through
-        `changes`, not in the file: `config.json` has to be the one that was saved with the weights.
+        The header of the weights is read first. A configuration that needs far more numbers than the weights hold is
+        refused before these are allocated. Arguments are changed through `changes`, not in the file: `config.json` has
+        to be the one that was saved with the weights.
 
         Args:
             folder: where it was written. changes: arguments of the constructor that take the place of those written,
@@ -95,12 +96,12 @@ class Model(nn.Module):
         try:
             header = _Header.read(weights)
             _refuse_other_save(config, header)
-            _refuse_beyond(config["arguments"], header, path)
+            _refuse_beyond({k: v for k, v in config["arguments"].items() if k not in changes}, header, path)
             with _Budget(header):
                 model = _call(cls, _read_all(cls, config["arguments"], path, changes, "arguments"), path, "arguments")
             header.check_shapes(model)
             if len(header.types) == 1:
-                model.to(*header.types)
+                model.to(next(iter(header.types)))
             safetensors.load_model(model, str(weights))
         except _Refused:
             raise
@@ -176,15 +177,17 @@ class _Header:
 class _Budget(TorchFunctionMode):
     """Refuses tensors before they are allocated, once they are together far larger than the weights can fill."""
 
-    _SPARE = 2**22  # elements, for what a constructor computes besides its parameters
-    _EACH = 2**14  # elements that a tensor counts at least, so that their number is limited too
-    _FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.eye, torch.arange, torch.linspace, torch.rand)
-    _FACTORIES += (torch.randn, torch.randint, torch.randperm)
+    _EACH = 2**16  # elements that a tensor counts at least, so that their number is limited too
+    _FACTORIES: tuple[Any, ...] = (
+        *(torch.empty, torch.zeros, torch.ones, torch.full, torch.eye, torch.arange, torch.linspace),
+        *(torch.rand, torch.randn, torch.randint, torch.randperm),
+    )
 
     def __init__(self, header: _Header) -> None:
         super().__init__()
         self._message = f"it needs far more than the {header.elements:,} numbers that {header.path.name} holds"
-        self._left = 2 * (header.elements + self._EACH * len(header.shapes)) + self._SPARE
+        spare = 2**24 if header.config is None else 2**28  # for what a constructor computes besides its parameters
+        self._left = 2 * (header.elements + self._EACH * len(header.shapes)) + spare
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -200,8 +203,8 @@ def _refuse_other_save(config: dict[str, Any], header: _Header) -> None:
     """Raises where the weights were saved with another configuration."""
     if header.config is not None and (difference := _difference(json.loads(header.config), config, "")):
         raise ValueError(
-            f"{difference} in the configuration that they were saved with. Save the model again; to change an "
-            "argument, call from_pretrained(folder, name=value)"
+            f"{difference} in the configuration that they were saved with, which is in their metadata. Save the model "
+            "again, or put that configuration back; to change an argument, call from_pretrained(folder, name=value)"
         )
 
 
@@ -231,10 +234,10 @@ def _refuse_beyond(value: Any, header: _Header, path: Path, field: str = "argume
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, part in parts:
         _refuse_beyond(part, header, path, f"{field}.{name}")
-    most = max(header.elements, _Budget._SPARE // 4)
-    if isinstance(value, int) and abs(value) > most and not field.endswith(".seed"):
+    if isinstance(value, int) and abs(value) > max(header.elements, 2**20) and not field.endswith(".seed"):
         raise _Refused(
-            f"{path}: {field} is {reprlib.repr(value)}, but {header.path.name} holds {header.elements:,} numbers"
+            f"{path}: {field} is {reprlib.repr(value)}, but {header.path.name} holds {header.elements:,} numbers; if "
+            "it is no size, give it again: from_pretrained(folder, name=value)"
         )
 
 
