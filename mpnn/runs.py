@@ -49,7 +49,7 @@ class Runs:
             ValueError: they are not sorted, disjoint runs of so many rows and sources.
         """
         try:
-            arrays = {name: np.array(state[name].numpy()) for name in ("ptr", "start", "stop")}
+            arrays = {name: np.array(state[name].cpu().numpy()) for name in ("ptr", "start", "stop")}
             self.__dict__.update(arrays, num_dst=state["num_dst"], num_src=state["num_src"])
             valid = self._is_valid()
         except (KeyError, AttributeError, TypeError, ValueError, IndexError):

@@ -124,6 +124,15 @@ def test_graphs_that_kernels_could_not_trust_are_refused(change: dict[str, Any],
         Graph.__new__(Graph).__setstate__({**graph.__getstate__(), **change})
 
 
+def test_a_graph_is_loaded_onto_another_device() -> None:
+    """As `torch.load(map_location=)` does: it moves every tensor, and the graph follows."""
+    state = graphs.causal().bind(3).__getstate__()
+    graph = Graph.__new__(Graph)
+    graph.__setstate__({**state, "device": state["device"].to("meta")})
+    assert graph.device == torch.device("meta")
+    assert graph.to("cpu").edge_index.tolist() == graphs.causal().bind(3).edge_index.tolist()
+
+
 def test_a_state_brings_nothing_that_is_derived() -> None:
     graph = Graph.__new__(Graph)
     graph.__setstate__({**graphs.from_edges(EDGES, 3).__getstate__(), "csr": "forged", "_memo": {"plan": "forged"}})

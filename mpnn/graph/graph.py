@@ -394,7 +394,8 @@ class Graph(Handled):
         if self._edges is not None or self._labels is not None:
             state["_given_runs"] = None
         labels = None if self._labels is None else torch.tensor(self._labels)
-        return {**state, "_labels": labels, "_memo": {}, "_moved": {}, "_moved_from": None}
+        there = torch.empty(0, device=self.device)  # a tensor, so that `torch.load(map_location=)` moves the graph
+        return {**state, "_labels": labels, "device": there, "_memo": {}, "_moved": {}, "_moved_from": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Checks the graph, since kernels read wherever its edges point and a pickle may come from anywhere.
@@ -404,8 +405,9 @@ class Graph(Handled):
         """
         given = {name: value for name, value in state.items() if name not in _DERIVED}
         self.__dict__.update(given, _memo={}, _moved={}, _moved_from=None)
+        self.device = state["device"].device
         if isinstance(labels := state.get("_labels"), Tensor):
-            self._labels = labels.numpy()
+            self._labels = labels.cpu().numpy()
         check_form(self)
         self.validate()
 
