@@ -6,6 +6,7 @@ A network layer is one round of message passing over a graph, and the choice of 
 """
 
 from mpnn import aggregate, attention, encodings, graphs, models, ops, position, update
+from mpnn import compiled as compiled  # registers torch.ops.mpnn, which saved programs call
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
 from mpnn.plan import Plan, explain

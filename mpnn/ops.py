@@ -111,26 +111,26 @@ def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]
     The features' type decides how it is computed; autocast, which acts on the maps around it, ends here.
     """
     if torch.compiler.is_compiling():
-        from mpnn import compiled
+        from mpnn.compiled.operator import run as traced
 
-        return compiled.run(request, backend)
+        return traced(request, backend)
     return eager.run(request, backend)
 
 
 def outline(given: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
     """What stands for a graph of this size in a program that `torch.compile` traces."""
-    from mpnn import compiled  # on request, as it imports torch's compiler: a second's work
+    from mpnn.compiled.outline import outline  # on request, as it imports torch's compiler: a second's work
 
-    return compiled.outline(given, num_dst, num_src, device)
+    return outline(given, num_dst, num_src, device)
 
 
 def built(build: Callable[..., T], *arguments: Any) -> T:
     """`build(*arguments)`, which in a program that `torch.compile` traces is a constant: how a model makes topologies
     that depend on the size of what it is called with."""
     if torch.compiler.is_compiling():
-        from mpnn import compiled
+        from mpnn.compiled.outline import built
 
-        return compiled.built(build, *arguments)
+        return built(build, *arguments)
     return build(*arguments)
 
 
@@ -156,7 +156,7 @@ def _traced(graph: Graph, x: Tensor) -> Graph:
 
 def _aggregator(given: str | Any | Callable[..., Tensor]) -> Any:
     if torch.compiler.is_compiling():
-        from mpnn import compiled
+        from mpnn.compiled.form import aggregator_of
 
-        return compiled.aggregator_of(given)
+        return aggregator_of(given)
     return aggregator(given)

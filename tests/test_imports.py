@@ -37,7 +37,9 @@ ROOMS: dict[str, set[str]] = {
     "backends": {"runs", "relation", "edges", "graph", "random", "aggregate", "scores", "tiling", "kernels"},
     "plan": {"scores", "backends"},
     "eager": {"random", "scores", "check", "plan"},
-    "compiled": {"relation", "graph", "topology", "handles", "aggregate", "scores", "check", "eager"},
+    "compiled": {
+        *("runs", "relation", "graph", "topology", "graphs", "handles", "aggregate", "scores", "check", "eager"),
+    },
     "ops": {"graph", "topology", "aggregate", "scores", "check", "eager", "compiled"},
     "message_passing": {
         *("graph", "topology", "aggregate", "update", "scores", "attention", "decoding", "check"),
@@ -56,7 +58,7 @@ ROOMS: dict[str, set[str]] = {
     "train": {"graph", "topology", "message_passing", "data", "checkpoint"},
     "mpnn": {
         *("graph", "topology", "graphs", "aggregate", "update", "position", "attention"),
-        *("plan", "ops", "message_passing", "encodings", "models"),
+        *("compiled", "plan", "ops", "message_passing", "encodings", "models"),
     },
     "cli": {
         *("runs", "graph", "topology", "graphs", "scores", "plan", "message_passing"),
