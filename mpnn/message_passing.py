@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mpnn import check, eager, ops
 from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, Sum, aggregator
@@ -37,7 +39,13 @@ class MessagePassing(nn.Module):
             Means, and weights normalised over the neighbours, are taken over those left; sums are scaled up by
             1 / (1 - p), so that they stay what they are on average.
         backend: "auto", or the name of one, which then runs or raises with its reason.
+
+    Where `gradient_checkpointing` is True, a round in training keeps its inputs alone and is computed a second time in
+    the backward pass (Chen et al. 2016). transformers' `gradient_checkpointing_enable` sets it, as on its own layers.
     """
+
+    gradient_checkpointing: bool = False
+    _gradient_checkpointing_func: Callable[..., Any] = staticmethod(partial(checkpoint, use_reentrant=False))
 
     def __init__(
         self,
@@ -88,6 +96,21 @@ class MessagePassing(nn.Module):
         Returns:
             y [..., N, d_out], or (y, weights).
         """
+        if self.gradient_checkpointing and self.training and cache is None and torch.is_grad_enabled():
+            run = partial(self._round, graph, return_weights, None)
+            return self._gradient_checkpointing_func(run, x, source, edge_attr)
+        return self._round(graph, return_weights, cache, x, source, edge_attr)
+
+    def _round(
+        self,
+        graph: Topology | Graph | None,
+        return_weights: bool,
+        cache: Cache | None,
+        x: Tensor,
+        source: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> Any:
+        """`forward`, tensors last."""
         request = self.request(x, graph, source, edge_attr, return_weights, cache)
         if isinstance(self.aggregate, Diffusion):
             out, weights = _diffuse(request, self.aggregate, self.backend)

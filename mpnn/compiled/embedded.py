@@ -106,7 +106,7 @@ def _derived(graph: Graph, build: Callable[..., Graph] | None = None, *arguments
     return graph if build is None else build(graph, *arguments)
 
 
-def _arrays(graph: Graph) -> dict[str, np.ndarray]:
+def _arrays(graph: Graph) -> dict[str, Any]:
     """Everything that a request may depend on; attributes of edges are tensors of the program."""
     arrays: dict[str, Any] = {"size": np.array([graph.num_dst, graph.num_src, graph.shift])}
     if graph.is_explicit:
@@ -138,7 +138,7 @@ def _relation(relation: Relation) -> dict[str, Any]:
     return {"relation": np.array(text)}
 
 
-def _written(arrays: dict[str, np.ndarray]) -> Tensor:
+def _written(arrays: dict[str, Any]) -> Tensor:
     file = io.BytesIO()
     np.savez(file, **arrays)
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)

@@ -181,7 +181,7 @@ class Transformer(Model):
         packing = _packing(target, keep, lengths)
         if cache is not None and (return_weights or lengths is not None or not bool(packing.keep.all())):
             raise ValueError(
-                "with a cache every row is one sentence, every place holds a word, and no weights are returned"
+                "with a cache every place holds a word, every row is one sentence, and no weights are returned"
             )
         across = Crossing(packing, memory.packing)
         x = self.target(target, packing, 0 if cache is None else cache.count)

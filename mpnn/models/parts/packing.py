@@ -47,7 +47,7 @@ class Packing:
         """
         if keep.dim() != 2 or keep.dtype != torch.bool:
             raise ValueError(f"keep must be bool [batch, length]; got {keep.dtype} of shape {list(keep.shape)}")
-        refuse_while_tracing("a mask of padding decides the sizes", "leave the mask out where no sentence is padded")
+        refuse_while_tracing("the mask decides the sizes", "Leave it out where no sentence is padded")
         index = keep.flatten().nonzero().squeeze(1)
         return Packing(keep, index, tuple(keep.sum(1).tolist()), apart)
 
@@ -113,10 +113,7 @@ class Packing:
         zeros where there are no places. Of each document, [B, documents, ...], where rows hold several."""
         if self.documents is not None:
             return x[:, [end - length for end, length in zip(accumulate(self.documents), self.documents, strict=True)]]
-        if not x.shape[1]:
-            return x.new_zeros(len(self.lengths), *x.shape[2:])
-        sentence = torch.arange(len(self.lengths), device=x.device)
-        return x[sentence, self.keep.to(torch.uint8).argmax(1)]
+        return first_kept(x, self.keep)
 
     def unpack_weights(self, weights: Tensor, graph: Topology | Graph) -> Tensor:
         """Attention weights [..., E, H] of what `bind` gave as matrices [B, H, N, N], zeros where there is no edge."""
@@ -155,6 +152,13 @@ def as_matrices(weights: Tensor, graph: Topology | Graph, target: Packing, sourc
     return matrix.unflatten(0, (sentences, rows)).movedim(-1, 1)
 
 
+def first_kept(x: Tensor, keep: Tensor) -> Tensor:
+    """The first of the places kept (bool [B, N]) of each sentence, [B, ...] of [B, N, ...]."""
+    if not x.shape[1]:
+        return x.new_zeros(x.shape[0], *x.shape[2:])
+    return x[torch.arange(x.shape[0], device=x.device), keep.to(torch.uint8).argmax(1)]
+
+
 def all_kept(tokens: Tensor) -> Tensor:
     """bool [B, N]: every place of tokens [B, N, ...] holds one."""
     refuse_alone(tokens)
@@ -172,12 +176,11 @@ def document_lengths(lengths: Sequence[int], total: int) -> tuple[int, ...]:
     return given
 
 
-def refuse_while_tracing(why: str, instead: str) -> None:
-    """Raises ValueError while torch.compile or torch.export traces."""
+def refuse_while_tracing(why: str, instead: str = "") -> None:
+    """Raises ValueError while torch.compile or torch.export traces what only the numbers in tensors decide."""
     if torch.compiler.is_compiling():
-        raise ValueError(
-            f"torch.compile cannot trace this call whole, as {why}: {instead}, or compile its layers alone"
-        )
+        advice = f"{instead}, or compile" if instead else "Compile"
+        raise ValueError(f"this call cannot be traced whole: {why}. {advice} the layers alone")
 
 
 @lru_cache(maxsize=16)
