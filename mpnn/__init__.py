@@ -5,13 +5,21 @@ A network layer is one round of message passing over a graph, and the choice of 
     MessagePassing(graph, aggregate, update, attention)
 """
 
+from torch.serialization import add_safe_globals
+
 from mpnn import aggregate, attention, encodings, graphs, models, ops, position, update
+from mpnn import compiled as compiled  # registers torch.ops.mpnn, which saved programs call
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
 from mpnn.plan import Plan, explain
+from mpnn.relation import Flipped, GridOffset, Offset, Table, Taps
+from mpnn.runs import Runs
 from mpnn.topology import Topology
 
 __version__ = "0.1.0"
+
+# What pickles of topologies and graphs name. Each checks what it reads, so `torch.load(weights_only=True)` may call it.
+add_safe_globals([graphs.parse, Graph, Runs, Offset, GridOffset, Taps, Flipped, Table])
 
 __all__ = [
     "Graph",

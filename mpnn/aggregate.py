@@ -1,9 +1,14 @@
 """Aggregators: how the messages that reach a destination become one.
 
 An aggregator is any object with `reduce(messages, index) -> out`, or a plain function of the same two:
-`messages` [E, ...] sorted by destination, `index` an int64 tensor [E], the destination of each message, which also
-knows `index.ptr` [N + 1] (destination i has the messages `ptr[i]:ptr[i+1]`), `index.num_dst` and `index.degree` [N];
-`out` [N, ...]. Destinations without messages get zeros.
+`messages` [E, batch..., H, D] sorted by destination, `index` an int64 tensor [E], the destination of each message,
+which also knows `index.ptr` [N + 1] (destination i has the messages `ptr[i]:ptr[i+1]`), `index.num_dst` and
+`index.degree` [N]; `out` [N, batch..., H, D]. Destinations without messages get zeros.
+
+The dimensions of the batch and the heads (H = 1 without attention) stand between the edges and the features. An
+aggregator that treats every number alone (a sum, a median) need not care. One that compares whole messages with one
+another (by their length, by a score) must not compare those of different sentences or heads: `per_node(aggregator)`
+calls it with messages [E, D] of one sentence and one head at a time.
 
 Three more ways to say the same let fused kernels run it, without a tensor of E messages:
 
@@ -17,6 +22,10 @@ Three more ways to say the same let fused kernels run it, without a tensor of E 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from inspect import signature
+from math import isclose
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -45,7 +54,9 @@ class Index(Tensor):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    def reduce(self, messages: Tensor, index: Index) -> Tensor: ...
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        """Messages [E, batch..., H, D] -> [N, batch..., H, D]."""
+        ...
 
 
 def total(messages: Tensor, index: Index) -> Tensor:
@@ -253,6 +264,39 @@ class _Function(nn.Module):
         return self.function(messages, index)
 
 
+class _PerNode(nn.Module):
+    """An aggregator that sees messages [E, D] of one entry of the batch and one head at a time."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        if messages.dim() == 2:
+            return self.inner.reduce(messages, index)
+        apart = messages.flatten(1, -2).unbind(1)
+        if not apart:  # an empty batch
+            out = self.inner.reduce(messages.new_zeros(len(messages), messages.shape[-1]), index)
+            return out.new_zeros(len(out), *messages.shape[1:-1], out.shape[-1])
+        out = torch.stack([self.inner.reduce(x, index) for x in apart], 1)
+        return out.view(len(out), *messages.shape[1:-1], out.shape[-1])
+
+
+def per_node(given: Aggregator | Callable[[Tensor, Index], Tensor]) -> Aggregator:
+    """The aggregator, called with messages [E, D] of one entry of the batch and one head at a time; `out` is [N, D'].
+
+    For aggregators that compare whole messages with one another, such as a choice of the largest ones: over a batch
+    they give what a loop over its entries gives. May decorate a function.
+
+    ::
+
+        @per_node
+        def longest(messages, index):  # [E, D] -> [N, D]
+            ...
+    """
+    return _PerNode(aggregator(given))
+
+
 SUM: Aggregator = Sum()
 NAMED: dict[str, Callable[[], Aggregator]] = {
     "sum": lambda: SUM,
@@ -272,8 +316,10 @@ def aggregator(given: str | Aggregator | Callable[[Tensor, Index], Tensor]) -> A
     """The aggregator of that name, or the user's own object or function.
 
     Raises:
-        ValueError: no aggregator has this name; the sentence lists those that there are.
-        TypeError: neither a name, nor an object with `reduce`, nor a function.
+        ValueError: no aggregator has this name; the sentence lists those that there are. Or its `combine` changes a
+            number that it combines with `identity`.
+        TypeError: neither a name, nor an object with `reduce`, nor a function of (messages, index). Or `parts` that are
+            no aggregators.
     """
     if isinstance(given, str):
         if given not in NAMED:
@@ -282,12 +328,84 @@ def aggregator(given: str | Aggregator | Callable[[Tensor, Index], Tensor]) -> A
     if isinstance(given, type):
         raise TypeError(f"an aggregator is an object, and {given.__name__} is a class; give {given.__name__}()")
     if hasattr(given, "reduce") and not isinstance(given, Tensor):
+        _check(given)
         return given
     if callable(given):
+        _check_function("an aggregator", given)
         return _Function(given)
     raise TypeError(
         f"an aggregator is a name ({', '.join(NAMED)}), an object with reduce(messages, index), or a function of "
         f"(messages, index); got {given!r}"
+    )
+
+
+def _check(given: Any) -> None:
+    """Raises ValueError or TypeError unless what an aggregator states of itself holds; asked once per `combine`."""
+    name = type(given).__name__
+    if any(kind.__module__.startswith("torch_geometric") for kind in type(given).__mro__):
+        raise TypeError(
+            f"an aggregator has reduce(messages, index), and {name} is torch_geometric's, whose reduce is another; "
+            "give one of mpnn.aggregate, or a function: lambda messages, index: "
+            "aggregation(messages, index.plain, dim_size=index.num_dst, dim=0)"
+        )
+    _check_function(f"reduce of {name}", given.reduce)
+    if isinstance(given, Composed):
+        for part in _parts_of(given):
+            _check(part)
+    combine, identity = getattr(given, "combine", None), getattr(given, "identity", None)
+    if callable(combine) and identity is not None:
+        _check_identity(name, combine, identity)
+
+
+def _parts_of(given: Composed) -> Sequence[Any]:
+    name, parts = type(given).__name__, getattr(given, "parts", None)
+    if not isinstance(parts, (tuple, list)):
+        raise TypeError(f"parts of {name} must be a tuple of aggregators, such as (Max(), Min()); got {parts!r}")
+    for part in parts:
+        if isinstance(part, type) or not hasattr(part, "reduce"):
+            made = f"aggregator({part!r}) makes one" if isinstance(part, str) else "such as Max()"
+            raise TypeError(f"parts of {name} must be aggregators; got {part!r}: {made}")
+    return parts
+
+
+_NUMBERS = (0.0, 1.0, -2.5, float("inf"), float("-inf"))
+
+
+@lru_cache(maxsize=256)
+def _check_identity(name: str, combine: Callable[[float, float], float], identity: Any) -> None:
+    """Raises ValueError, naming the number, unless `combine(identity, m)` and `combine(m, identity)` are m."""
+    if not hasattr(identity, "__float__"):
+        raise TypeError(f"identity of {name} must be a number; got {identity!r}")
+    for m in _NUMBERS:
+        for pair in ((float(identity), m), (m, float(identity))):
+            try:
+                out = combine(*pair)
+                same = isclose(out, m, rel_tol=1e-3, abs_tol=1e-6)
+            except (TypeError, ValueError, ArithmeticError):
+                continue  # not Python's to compute: numba compiles it, or says why not
+            if not same:
+                raise ValueError(
+                    f"combine(identity, m) of {name} must be m, with identity {identity}, but combine{pair} is {out}; "
+                    "let combine return the other number where one is the identity"
+                )
+
+
+def _check_function(name: str, function: Any) -> None:
+    """Raises TypeError unless a function takes messages and their index. Torch's own, such as `torch.sum`, would take
+    the index for a dimension."""
+    own = isinstance(function, (BuiltinFunctionType, MethodDescriptorType))
+    if not own and not str(getattr(function, "__module__", "")).startswith("torch."):
+        try:
+            signature(function.forward if isinstance(function, nn.Module) else function).bind(None, None)
+        except TypeError:
+            pass
+        except ValueError:  # a function that does not say what it takes
+            return
+        else:
+            return
+    raise TypeError(
+        f"{name} must be a function of (messages, index), which reduces the messages of each destination; got "
+        f"{getattr(function, '__name__', function)!r}: give a name such as 'sum', or a function of your own"
     )
 
 

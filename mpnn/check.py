@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpnn.graph import Graph
 from mpnn.scores import NORMALIZERS, AdditiveScore, AdditiveV2Score, Dot, Lookup, PerEdge, Request
@@ -19,8 +21,9 @@ def request(given: Request) -> None:
     """
     if given.normalize not in NORMALIZERS:
         raise ValueError(f"there is no normaliser {given.normalize!r}; there are {', '.join(NORMALIZERS)}")
-    if not 0.0 <= given.dropout < 1.0:
-        raise ValueError(f"dropout must lie in [0, 1); got {given.dropout}")
+    rate("dropout", given.dropout)
+    for name, data, _ in _on_edges(given):
+        tensor(name, data.table if isinstance(data, Lookup) else data)
     device(given.graph, given.value)
     for name, x, role, trailing in _on_nodes(given):
         features(name, x, role, trailing, given.graph)
@@ -62,8 +65,74 @@ def graph(given: Any) -> None:
 
 def tensor(name: str, x: Any) -> None:
     """Raises TypeError if this is none."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: torch.as_tensor makes one")
+    if isinstance(x, Tensor):
+        return
+    if isinstance(x, (Graph, Topology)):
+        raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: features come first, then the graph")
+    raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: torch.as_tensor makes one")
+
+
+Takes = tuple[int | None, torch.dtype | None]
+"""The width and the type of features that a module takes; None where it takes any, or does not say."""
+
+
+def takes(module: nn.Module | None) -> Takes:
+    """What a linear map, a norm, a cell or a sequence that begins with one takes."""
+    while isinstance(module, nn.Sequential) and len(module):
+        module = module[0]
+    if isinstance(module, nn.Linear):
+        exact = module.weight.is_floating_point() and module.weight.element_size() > 1  # else quantised
+        return module.in_features, module.weight.dtype if exact else None
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        return module.normalized_shape[-1], None
+    if isinstance(module, nn.GRUCell):
+        return module.input_size, module.weight_ih.dtype
+    return None, None
+
+
+def fits(owner: str, name: str, x: Tensor, wanted: Takes) -> None:
+    """Raises ValueError or TypeError unless these features are as wide as wanted, and of that type; autocast converts
+    types itself."""
+    width, dtype = wanted
+    if width is not None and x.shape[-1] != width:
+        raise ValueError(
+            f"{name} is {x.shape[-1]} wide (shape {list(x.shape)}), but {owner} was made for a width of {width}"
+        )
+    if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"{name} is {x.dtype} and the weights of {owner} are {dtype}; call .to({dtype}) on {name}, or "
+            f".to({x.dtype}) on the layer"
+        )
+
+
+def width(name: str, given: Any) -> None:
+    """Raises TypeError unless this is an integer."""
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+        shown = type(given).__name__ if isinstance(given, nn.Module) else repr(given)
+        raise TypeError(f"{name} must be an integer; got {shown}")
+
+
+def function(name: str, given: Any) -> None:
+    """Raises TypeError unless this is a module or a function, or None."""
+    if given is not None and (isinstance(given, type) or not callable(given)):
+        raise TypeError(f"{name} must be a module or a function; got {given!r}")
+
+
+def widened(owner: str, width: int, wanted: int) -> None:
+    """Raises ValueError unless messages come back as wide as a spec made them."""
+    if width != wanted:
+        raise ValueError(
+            f"the aggregate made messages {width} wide, but {owner} takes them {wanted} wide; an aggregator that "
+            'widens messages, such as "pna", goes with attention=Mapped(value, out), whose out takes that width'
+        )
+
+
+def rate(name: str, p: Any) -> None:
+    """Raises unless this is a probability below 1."""
+    if isinstance(p, bool) or not hasattr(p, "__float__"):
+        raise TypeError(f"{name} must be a number in [0, 1); got {p!r}")
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"{name} must lie in [0, 1); got {p}")
 
 
 def floating(name: str, x: Tensor, advice: str = "") -> None:
@@ -132,6 +201,8 @@ def _grouped(given: Request) -> list[tuple[str, int]]:
 def _dot(score: Dot, value: Tensor) -> None:
     query, key = score.query, score.key
     scale(score.scale)
+    if score.softcap is not None and not 0 < score.softcap < math.inf:
+        raise ValueError(f"softcap must be a positive finite number, or None; got {score.softcap!r}")
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(f"query and key must be equally wide; got {query.shape[-1]} and {key.shape[-1]}")
     if not query.dtype == key.dtype == value.dtype:
@@ -139,16 +210,23 @@ def _dot(score: Dot, value: Tensor) -> None:
 
 
 def scale(given: Any) -> None:
-    """Raises TypeError unless scores can be multiplied by it, all alike."""
+    """Raises TypeError unless `given` is one number, and ValueError unless that number is finite."""
     if isinstance(given, Tensor) and given.requires_grad:
         raise TypeError("scale is a number, to which no gradient flows; multiply a learned one into the query")
     if not isinstance(given, (float, int)) and not hasattr(given, "__float__"):
         raise TypeError(f"scale must be a number; got {given!r}")
+    shape = list(getattr(given, "shape", ()))
+    if shape:
+        raise TypeError(
+            f"scale must be one number; got {type(given).__name__} of shape {shape}: multiply one for each head into "
+            "the query"
+        )
+    if not torch.compiler.is_compiling() and not math.isfinite(given):  # a program checks when it runs
+        raise ValueError(f"scale must be a finite number; got {given!r}")
 
 
 def _per_edge(name: str, data: PerEdge, trailing: int, given: Request) -> None:
     numbers = data.table if isinstance(data, Lookup) else data
-    tensor(name, numbers)
     mask = name == "bias" and numbers.dtype == torch.bool
     advice = "a bias is added to scores; for a mask choose the graph, or give -inf"
     floating(name, numbers, f": {advice if mask else f'call .to({given.value.dtype})'}")

@@ -25,8 +25,12 @@ class Choice(NamedTuple):
 
 def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """Out [..., N_dst, H, D], and the weights if the request asks for them; autocast ends here."""
-    key = "backend", backend, request.signature
-    return run_by(request.graph.memo(key, lambda: choice(request, backend)), request)
+    try:
+        key = "backend", backend, request.signature
+        found = request.graph.memo(key, lambda: choice(request, backend))
+    except TypeError:  # of a key that cannot be: what is wrong with the request has its own sentence
+        found = choice(request, backend)
+    return run_by(found, request)
 
 
 def choice(request: Request, backend: str) -> Choice:

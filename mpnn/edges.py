@@ -16,13 +16,24 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+_derivations = [0]
+
+
+def derivations() -> int:
+    """A number that changes whenever something is derived from a graph and kept."""
+    return _derivations[0]
+
+
 def trainable(build: Callable[[], T]) -> T:
     """`build()`, whose tensors can be trained with even when `torch.inference_mode` is on."""
-    if not torch.is_inference_mode_enabled():
-        return build()
-    recording = torch.is_grad_enabled()  # plans depend on it, and leaving inference mode turns it on
-    with torch.inference_mode(False), torch.set_grad_enabled(recording):
-        return build()
+    if torch.is_inference_mode_enabled():
+        recording = torch.is_grad_enabled()  # plans depend on it, and leaving inference mode turns it on
+        with torch.inference_mode(False), torch.set_grad_enabled(recording):
+            value = build()
+    else:
+        value = build()
+    _derivations[0] += 1
+    return value
 
 
 class built_once(cached_property[T]):

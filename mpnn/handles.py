@@ -7,13 +7,14 @@ neither a constant of the program nor a size: other graphs run through the same 
 from __future__ import annotations
 
 from itertools import count
+from os import urandom
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-_NUMBERS = count()
+_NUMBERS = count(int.from_bytes(urandom(7), "big"))  # so that a number of another process means nothing here
 _KNOWN: WeakValueDictionary[int, Handled] = WeakValueDictionary()
 
 

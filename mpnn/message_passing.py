@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mpnn import check, eager, ops
 from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, Sum, aggregator
@@ -29,7 +31,8 @@ class MessagePassing(nn.Module):
 
     Args:
         graph: a `Topology`, bound to the length of each input; a `Graph`; or None, then given with each call.
-        aggregate: "sum", "mean", "max", ..., an object with `reduce(messages, index)`, or such a function.
+        aggregate: "sum", "mean", "max", ..., an object with `reduce(messages, index)`, or such a function; messages are
+            [E, batch..., H, D], see `mpnn.aggregate`, whose `per_node` is for aggregators that rank messages.
         update: None (the message itself), an `Update` such as `PreNorm(dim, FeedForward(dim))`, or a function of
             (x, message).
         attention: an `Attention` such as `DotProduct(dim, heads)`, or None: every source counts alike.
@@ -37,7 +40,13 @@ class MessagePassing(nn.Module):
             Means, and weights normalised over the neighbours, are taken over those left; sums are scaled up by
             1 / (1 - p), so that they stay what they are on average.
         backend: "auto", or the name of one, which then runs or raises with its reason.
+
+    Where `gradient_checkpointing` is True, a round in training keeps its inputs alone and is computed a second time in
+    the backward pass (Chen et al. 2016). transformers' `gradient_checkpointing_enable` sets it, as on its own layers.
     """
+
+    gradient_checkpointing: bool = False
+    _gradient_checkpointing_func: Callable[..., Any] = staticmethod(partial(checkpoint, use_reentrant=False))
 
     def __init__(
         self,
@@ -50,21 +59,14 @@ class MessagePassing(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        if graph is not None:
-            _check_graph(graph)
-        for name, given, no in (("aggregate", aggregate, (Attention, Update)), ("update", update, Attention)):
-            if isinstance(given, no):
-                raise TypeError(
-                    f"{name} is {_named(given)}; the order is MessagePassing(graph, aggregate, update, attention)"
-                )
-        if attention is not None and not isinstance(attention, Attention):
-            raise TypeError(f"attention must be an Attention or None; got {_named(attention)}")
-        if not 0.0 <= edge_dropout < 1.0:
-            raise ValueError(f"edge_dropout must lie in [0, 1); got {edge_dropout}")
         self.graph, self.backend, self.edge_dropout = graph, backend, edge_dropout
-        self.aggregate = aggregator(aggregate)
-        self.update = as_update(update)
+        self.aggregate: Any = aggregate
+        self.update: Update = update  # type: ignore[assignment]  # an Update once it is kept
         self.attention = attention
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Parts that are replaced are checked as those that the operator is made with."""
+        super().__setattr__(name, _PARTS[name](value) if name in _PARTS else value)
 
     def forward(
         self,
@@ -88,6 +90,21 @@ class MessagePassing(nn.Module):
         Returns:
             y [..., N, d_out], or (y, weights).
         """
+        if self.gradient_checkpointing and self.training and cache is None and torch.is_grad_enabled():
+            run = partial(self._round, graph, return_weights, None)
+            return self._gradient_checkpointing_func(run, x, source, edge_attr)
+        return self._round(graph, return_weights, cache, x, source, edge_attr)
+
+    def _round(
+        self,
+        graph: Topology | Graph | None,
+        return_weights: bool,
+        cache: Cache | None,
+        x: Tensor,
+        source: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> Any:
+        """`forward`, tensors last."""
         request = self.request(x, graph, source, edge_attr, return_weights, cache)
         if isinstance(self.aggregate, Diffusion):
             out, weights = _diffuse(request, self.aggregate, self.backend)
@@ -97,7 +114,11 @@ class MessagePassing(nn.Module):
             out = out / (1 - self.edge_dropout)
         attention = self.attention
         message = out.flatten(-2) if attention is None else attention.merge(out)
-        y = self.update(x, message)
+        try:
+            y = self.update(x, message)
+        except RuntimeError:  # torch's own sentence names no argument
+            self.update.check(x, message)
+            raise
         return (y, weights) if return_weights else y
 
     def request(
@@ -111,13 +132,17 @@ class MessagePassing(nn.Module):
     ) -> Request:
         """What a backend would be asked for this call; `mpnn.explain` shows its plan."""
         _check_features("x", x)
-        prepared = self.update.prepare(x)
+        if source is not None:
+            _check_features("source", source)
+        try:
+            prepared = self.update.prepare(x)
+        except RuntimeError:
+            self.update.check(x, None)
+            raise
         if cache is not None:
             return self._next(prepared, graph, source, edge_attr, return_weights, cache)
         if source is None:
             source = prepared
-        else:
-            _check_features("source", source)
         bound = self._bound(graph, x, source)
         edge_attr = bound.edge_attr if edge_attr is None else _checked_edges(edge_attr, bound)
         if self.training and self.edge_dropout:
@@ -130,7 +155,12 @@ class MessagePassing(nn.Module):
         if attention is None:
             reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
             return Request(bound, source.unsqueeze(-2), normalize="none", reduce=reduce, return_weights=return_weights)
-        return self._asked(bound, attention, attention(prepared, source, bound, edge_attr), return_weights)
+        try:
+            terms = attention(prepared, source, bound, edge_attr)
+        except RuntimeError:
+            _check_widths(attention, prepared, source)
+            raise
+        return self._asked(bound, attention, terms, return_weights)
 
     def _next(
         self,
@@ -142,12 +172,17 @@ class MessagePassing(nn.Module):
         cache: Cache,
     ) -> Request:
         """The request of nodes that come after those in the cache."""
+        if not isinstance(cache, Cache):
+            raise TypeError(f"cache must be an mpnn.decoding.Cache; got {_named(cache)}")
         if edge_attr is not None or isinstance(self.aggregate, Diffusion) or (self.training and self.edge_dropout):
             raise ValueError("with a cache there is no edge_attr of the call, no Diffusion and no edge_dropout")
-        if source is not None:
-            _check_features("source", source)
         attention = self.attention
-        bound, terms = cache.hear(self, attention, self._given(graph), prepared, source)
+        try:
+            bound, terms = cache.hear(self, attention, self._given(graph), prepared, source)
+        except RuntimeError:
+            if attention is not None:
+                _check_widths(attention, prepared, prepared if source is None else source)
+            raise
         assert attention is not None
         return self._asked(bound, attention, terms, return_weights)
 
@@ -218,17 +253,66 @@ def _diffuse(request: Request, diffusion: Diffusion, backend: str) -> tuple[Tens
     return z, weights
 
 
+def _check_widths(attention: Attention, x: Tensor, source: Tensor) -> None:
+    """Raises unless features are what the attention's maps take: asked when torch could not compute with them."""
+    owner, (of_dst, of_src) = type(attention).__name__, attention.takes()
+    check.fits(owner, "x", x, of_dst)
+    check.fits(owner, "x" if x is source else "source", source, of_src)
+
+
 def _check_graph(graph: Any) -> Topology | Graph:
     if isinstance(graph, (Topology, Graph)):
         return graph
-    advice = "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)"
-    raise TypeError(
-        f"graph must be a Topology, a Graph or None; got {_named(graph)}{advice if isinstance(graph, Tensor) else ''}"
-    )
+    advice = {
+        Tensor: "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)",
+        str: "; text becomes one by graphs.parse(text)",
+    }
+    raise TypeError(f"graph must be a Topology, a Graph or None; got {_named(graph)}{advice.get(type(graph), '')}")
+
+
+def _graph_or_none(graph: Any) -> Topology | Graph | None:
+    return None if graph is None else _check_graph(graph)
+
+
+def _attention_or_none(attention: Any) -> Attention | None:
+    if attention is not None and not isinstance(attention, Attention):
+        raise TypeError(f"attention must be an Attention or None; got {_named(attention)}")
+    return attention
+
+
+def _aggregator(given: Any) -> Any:
+    _refuse("aggregate", given, Attention, Update)
+    return aggregator(given)
+
+
+def _update(given: Any) -> Update:
+    _refuse("update", given, Attention)
+    return as_update(given)
+
+
+def _refuse(name: str, given: Any, *kinds: type) -> None:
+    if isinstance(given, kinds):
+        raise TypeError(f"{name} is {_named(given)}; the order is MessagePassing(graph, aggregate, update, attention)")
+
+
+def _edge_dropout(p: Any) -> float:
+    check.rate("edge_dropout", p)
+    return float(p)
+
+
+_PARTS: dict[str, Callable[[Any], Any]] = {
+    "graph": _graph_or_none,
+    "aggregate": _aggregator,
+    "update": _update,
+    "attention": _attention_or_none,
+    "edge_dropout": _edge_dropout,
+}
+"""What may stand in each part of an operator, and as what it is kept."""
 
 
 def _checked_edges(edge_attr: Tensor, graph: Graph) -> Tensor:
     """Attributes that came with the call; while a program is traced, nobody knows the number of edges yet."""
+    check.tensor("edge_attr", edge_attr)
     if not torch.compiler.is_compiling() and graph.num_edges not in edge_attr.shape:
         raise ValueError(
             f"edge_attr must have a row for each of the {graph.num_edges} edges; got {list(edge_attr.shape)}"
@@ -241,8 +325,10 @@ def _named(given: Any) -> str:
     return f"the class {given.__name__}, not one of it" if isinstance(given, type) else type(given).__name__
 
 
-def _check_features(name: str, x: Tensor) -> None:
+def _check_features(name: str, x: Any) -> None:
     if not isinstance(x, Tensor) or x.dim() < 2:
-        raise ValueError(f"{name} must be a tensor [..., N, d]; got {list(x.shape) if isinstance(x, Tensor) else x!r}")
+        shown = list(x.shape) if isinstance(x, Tensor) else None if x is None else _named(x)
+        order = "; the order is op(x, graph)" if isinstance(x, (Graph, Topology)) else ""
+        raise ValueError(f"{name} must be a tensor [..., N, d]; got {shown}{order}")
     if not x.is_floating_point():
         raise TypeError(f"{name} must be floating point; got {x.dtype}")

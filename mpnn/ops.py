@@ -55,7 +55,7 @@ def attend(
         scale = max(query.shape[-1], 1) ** -0.5
     else:
         check.scale(scale)
-    plain = bias is None and normalize == "softmax" and not dropout and not return_weights
+    plain = bias is None and normalize == "softmax" and not dropout and not return_weights and type(backend) is str
     if plain and not torch.compiler.is_compiling():
         return _attend_plainly(graph, query, key, value, float(scale), backend)
     graph = _traced(graph, value)
@@ -85,7 +85,8 @@ def aggregate(
 
     Args:
         x: [..., N_src, F].
-        reduce: a name ("sum", "mean", "max", ...), an object with `reduce(messages, index)`, or such a function.
+        reduce: a name ("sum", "mean", "max", ...), an object with `reduce(messages, index)`, or such a function;
+            messages are [E, batch..., 1, F], see `mpnn.aggregate`, whose `per_node` is for those that rank messages.
         weight: [E] or [E, 1] in the caller's edge order.
 
     Returns:
@@ -111,26 +112,26 @@ def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]
     The features' type decides how it is computed; autocast, which acts on the maps around it, ends here.
     """
     if torch.compiler.is_compiling():
-        from mpnn import compiled
+        from mpnn.compiled.operator import run as traced
 
-        return compiled.run(request, backend)
+        return traced(request, backend)
     return eager.run(request, backend)
 
 
 def outline(given: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
     """What stands for a graph of this size in a program that `torch.compile` traces."""
-    from mpnn import compiled  # on request, as it imports torch's compiler: a second's work
+    from mpnn.compiled.outline import outline  # on request, as it imports torch's compiler: a second's work
 
-    return compiled.outline(given, num_dst, num_src, device)
+    return outline(given, num_dst, num_src, device)
 
 
 def built(build: Callable[..., T], *arguments: Any) -> T:
     """`build(*arguments)`, which in a program that `torch.compile` traces is a constant: how a model makes topologies
     that depend on the size of what it is called with."""
     if torch.compiler.is_compiling():
-        from mpnn import compiled
+        from mpnn.compiled.outline import built
 
-        return compiled.built(build, *arguments)
+        return built(build, *arguments)
     return build(*arguments)
 
 
@@ -156,7 +157,7 @@ def _traced(graph: Graph, x: Tensor) -> Graph:
 
 def _aggregator(given: str | Any | Callable[..., Tensor]) -> Any:
     if torch.compiler.is_compiling():
-        from mpnn import compiled
+        from mpnn.compiled.form import aggregator_of
 
-        return compiled.aggregator_of(given)
+        return aggregator_of(given)
     return aggregator(given)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -67,6 +68,8 @@ def choose(request: Request, backend: str = "auto") -> ModuleType:
     if backend == "auto":
         able = [b for b in BACKENDS if b.supports(request) is None]
         return able[0] if len(able) == 1 else min(able, key=lambda b: b.estimate(request).seconds)
+    if not isinstance(backend, str):
+        raise TypeError(f'backend must be "auto" or the name of one; got {backend!r}')
     named = {b.NAME: b for b in BACKENDS}
     if backend not in named:
         raise ValueError(f"there is no backend {backend!r}; there are auto, {', '.join(named)}")
@@ -93,11 +96,27 @@ def plan(request: Request, backend: str = "auto") -> Plan:
     return Plan(choose(request, backend).NAME, tuple(candidates), _describe_graph(request), _describe_work(request))
 
 
-def explain(op: Any, x: Tensor | None = None, **call: Any) -> Plan:
-    """Prints the plan for `op(x, **call)`, and returns it: the chosen backend with its estimated time and memory, and
-    for every other backend one sentence why not. `op` is a `MessagePassing`, or a `Request` by itself.
+def explain(op: Any, *features: Any, **call: Any) -> Plan:
+    """Prints the plan for `op(x, ...)`, and returns it: the chosen backend with its estimated time and memory, and
+    for every other backend one sentence why not. `op` is a `MessagePassing`, called as `explain(op, x, graph)`, or a
+    `Request` by itself.
+
+    Raises:
+        TypeError: `op` is something else, or the call is not one of `op`.
     """
-    request = op if isinstance(op, Request) else op.request(x, **call)
+    if isinstance(op, Request):
+        request = op
+    elif not hasattr(op, "request"):
+        raise TypeError(
+            f"op must be a MessagePassing or a Request; got {type(op).__name__}: write explain(op, x, graph), with one "
+            "layer of a model as op"
+        )
+    else:
+        try:
+            signature(op.request).bind(*features, **call)
+        except TypeError as error:
+            raise TypeError(f"explain(op, x, graph, ...) takes what op(...) takes: {error}") from None
+        request = op.request(*features, **call)
     found = plan(request, getattr(op, "backend", "auto"))
     print(found)
     return found

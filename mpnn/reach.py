@@ -39,6 +39,24 @@ def diameter(runs: Runs) -> int | None:
     return longest
 
 
+def components(runs: Runs) -> Ints:
+    """The component of each source, int64 [num_src], numbered from 0: two sources are in one where a row attends to
+    both, or where such pairs lead from one to the other. A source without a row is a component by itself."""
+    from scipy import sparse
+
+    covered = np.zeros(runs.num_src + 1, np.int64)  # how many runs hold both j and j + 1
+    np.add.at(covered, runs.start, 1)
+    np.add.at(covered, runs.stop - 1, -1)
+    segment = np.append(0, np.cumsum(covered.cumsum()[: max(runs.num_src - 1, 0)] == 0))[: runs.num_src]
+    first = segment[runs.start[runs.ptr[runs.row]]]
+    joined = sparse.csr_array(
+        (np.ones(len(first), bool), (first, segment[runs.start])), shape=(runs.num_src, runs.num_src)
+    )
+    _, of_segment = sparse.csgraph.connected_components(joined, directed=False)
+    _, component = np.unique(of_segment[segment], return_inverse=True)
+    return component.astype(np.int64)
+
+
 def power(runs: Runs, k: int) -> Runs:
     """The pairs that a walk of exactly `k` edges connects."""
     if k == 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,12 @@ class Relation(ABC):
     @abstractmethod
     def ids(self, dst: Tensor, src: Tensor) -> Tensor:
         """Classes of the edges src -> dst; integer positions that broadcast against each other, int64 result."""
+
+    @property
+    def is_value(self) -> bool:
+        """Whether rules of this kind are compared by what they say. A rule that is equal only to itself may be new in
+        each call, so a graph must not keep it."""
+        return type(self).__eq__ is not object.__eq__
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,10 @@ class Table(Relation):
             self._moved[dst.device] = self.classes.to(dst.device)
         return self._moved[dst.device][dst, src]
 
+    def __reduce__(self) -> Any:
+        """The classes, checked again, without the copies on other devices."""
+        return Table, (self.classes,)
+
     def __repr__(self) -> str:
         return f"Table({self.classes.shape[0]} x {self.classes.shape[1]}, {self.count} classes)"
 
@@ -139,7 +150,14 @@ def flipped(relation: Relation) -> Relation:
 
 def as_relation(given: Relation | Tensor) -> Relation:
     """A relation as it is, or the table that a matrix of classes stands for."""
-    return given if isinstance(given, Relation) else Table(torch.as_tensor(given))
+    if isinstance(given, Relation):
+        return given
+    try:
+        return Table(torch.as_tensor(given))
+    except (TypeError, RuntimeError):
+        raise TypeError(
+            f"relation must be a Relation, or an integer matrix [num_dst, num_src]; got {type(given).__name__}"
+        ) from None
 
 
 def _describe(x: Tensor) -> str:

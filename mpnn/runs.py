@@ -15,11 +15,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
+from mpnn import capacity
+
 Ints = NDArray[np.int64]
+
+_UNCHECKED = 1 << 23  # runs that fit into any memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +41,49 @@ class Runs:
     start: Ints
     stop: Ints
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Sizes and tensors, which `torch.load(weights_only=True)` reads."""
+        arrays = {name: torch.tensor(getattr(self, name)) for name in ("ptr", "start", "stop")}
+        return {"num_dst": self.num_dst, "num_src": self.num_src, **arrays}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Checks the runs, since kernels read wherever they point.
+
+        Raises:
+            ValueError: they are not sorted, disjoint runs of so many rows and sources.
+        """
+        try:
+            arrays = {name: np.array(state[name].cpu().numpy()) for name in ("ptr", "start", "stop")}
+            self.__dict__.update(arrays, num_dst=state["num_dst"], num_src=state["num_src"])
+            valid = self._is_valid()
+        except (KeyError, AttributeError, TypeError, ValueError, IndexError):
+            valid = False
+        if not valid:
+            raise ValueError("a pickle holds a graph whose runs are damaged; save the graph again")
+
+    def _is_valid(self) -> bool:
+        ptr, start, stop = self.ptr, self.start, self.stop
+        if type(self.num_dst) is not int or type(self.num_src) is not int:
+            return False
+        if any(array.ndim != 1 or array.dtype != np.int64 for array in (ptr, start, stop)):
+            return False
+        if min(self.num_dst, self.num_src) < 0 or not len(start) == len(stop) == ptr[-1] or ptr[0] != 0:
+            return False
+        check_line(self.num_dst, self.num_src)
+        if len(ptr) != self.num_dst + 1 or (np.diff(ptr) < 0).any():
+            return False
+        if (start < 0).any() or (start >= stop).any() or (stop > self.num_src).any():
+            return False
+        start, stop = self._flat()
+        return bool((start[1:] > stop[:-1]).all())
+
     @staticmethod
     def of(num_dst: int, num_src: int, intervals: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> Runs:
         """The union of any intervals `(row, start, stop)`, each integers that broadcast: in any order, overlapping,
         empty or reaching outside; clipped, sorted and merged."""
         check_line(num_dst, num_src)
         starts, stops = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        count, checked = 0, _UNCHECKED
         for interval in intervals:
             row, start, stop = np.broadcast_arrays(*(np.asarray(part, np.int64) for part in interval))
             start, stop = np.clip(start, 0, num_src), np.clip(stop, 0, num_src)
@@ -48,6 +91,10 @@ class Runs:
             base = row[keep] * (num_src + 1)
             starts.append(base + start[keep])
             stops.append(base + stop[keep])
+            count += len(base)
+            if count > checked:  # builders give intervals one after the other, in any number
+                checked = 2 * count
+                require_room(num_dst, num_src, count)
         return _union(num_dst, num_src, _sort(np.concatenate(starts)), _sort(np.concatenate(stops)))
 
     @staticmethod
@@ -227,6 +274,12 @@ def check_line(num_dst: int, num_src: int) -> None:
             f"a graph of {num_dst} x {num_src} (destinations x sources) is too large: its pairs must number less than "
             "2**63"
         )
+
+
+def require_room(num_dst: int, num_src: int, count: int) -> None:
+    """Raises MemoryError unless so many runs fit into memory, with what it takes to sort them."""
+    what = f"a graph of {num_dst} x {num_src} (destinations x sources) with {count:,} or more runs of sources"
+    capacity.require(48 * count, what, "take fewer nodes, or a topology whose rows have fewer gaps")
 
 
 def expand(start: Ints, stop: Ints) -> Ints:

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.aggregate import SUM, Aggregator
+from mpnn.edges import trainable
 from mpnn.graph import Graph
 from mpnn.relation import Relation
+
+T = TypeVar("T")
 
 NORMALIZERS = ("softmax", "sigmoid", "none")
 
@@ -26,11 +32,19 @@ NORMALIZERS = ("softmax", "sigmoid", "none")
 class Lookup:
     """One entry of a table for each edge, by the edge's class: a bias per relation, a vector per relative position.
 
-    `table` [relations, ...]; `relation` is the rule of the classes, None for those that the graph's edges carry.
+    `table` [relations, ...]; `relation` is the rule of the classes, None for those that the graph's edges carry. A
+    table may have more rows than the rule has classes: the rows that no edge reads are cut off here, so that every
+    backend gets one row for each class. Their gradients are zero.
     """
 
     table: Tensor
     relation: Relation | None = None
+
+    def __post_init__(self) -> None:
+        if self.relation is None or not isinstance(self.table, Tensor) or not self.table.dim():
+            return  # `check` names what is wrong
+        if self.table.shape[0] > self.relation.count:
+            object.__setattr__(self, "table", self.table[: self.relation.count])
 
     def ids(self, graph: Graph) -> Tensor:
         """The class of each edge in the order of `graph.csr`, int64 [E]."""
@@ -45,6 +59,17 @@ class Lookup:
                 "give edge_type to from_edges, or topology.related(...)"
             )
         return csr.from_caller(graph.edge_type)
+
+    def memo(self, graph: Graph, key: Hashable, build: Callable[[], T]) -> T:
+        """`graph.memo` of what depends on the rule of the classes too. What depends on a rule that is equal only to
+        itself is dropped together with the rule."""
+        if self.relation is None or self.relation.is_value:
+            return graph.memo((key, self.relation), build)
+        rules: WeakKeyDictionary[Relation, dict[Hashable, Any]] = graph.memo("rules", WeakKeyDictionary)
+        values = rules.setdefault(self.relation, {})
+        if key not in values:
+            values[key] = trainable(build)
+        return values[key]
 
 
 PerEdge = Tensor | Lookup
@@ -166,7 +191,8 @@ class Request:
         nothing of the caller's that would live as long as the graph."""
         score = () if self.score is None else vars(self.score).values()
         numbers = (self.value, self.edge_value, *self.bias, *score)
-        options = (self.normalize, self.dropout, self.return_weights, torch.is_grad_enabled(), len(self.bias))
+        dropout = "some" if 0.0 < self.dropout < 1.0 else self.dropout  # an invalid rate is a form of its own
+        options = (self.normalize, dropout, self.return_weights, torch.is_grad_enabled(), len(self.bias))
         reduce = "sum" if self.reduce is SUM else _aggregator_form(self.reduce)
         return (*map(_form, numbers), *options, type(self.score).__name__, reduce)
 
@@ -197,10 +223,11 @@ def _form(x: object) -> Hashable:
     if isinstance(x, Tensor):
         return x.shape, x.dtype, x.device, x.requires_grad
     if isinstance(x, Lookup):
-        return _form(x.table), x.relation
+        rule = x.relation
+        return _form(x.table), rule if rule is None or rule.is_value else (type(rule), rule.count)
     if callable(x):  # an activation, which may be a new one at each call
         return type(x), getattr(x, "__module__", None), getattr(x, "__qualname__", None)
-    return x > 0 if isinstance(x, float) else x
+    return (x > 0, isfinite(x)) if isinstance(x, float) else x
 
 
 def _aggregator_form(x: object) -> Hashable:

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import inspect
 import operator
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from mpnn.bind_cache import cached_graph
 from mpnn.graph import Graph
+from mpnn.graph.algebra import refuse_truth
 from mpnn.handles import Handled
 from mpnn.relation import Relation, as_relation
 from mpnn.runs import Runs, check_line
 
-RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]]]
+RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]] | Runs]
 LabelRule = Callable[..., NDArray[np.int64]]
 
 _ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
@@ -33,6 +35,9 @@ _ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
     "-": operator.sub,
 }
 
+_LONG_LIST = re.compile(r"\[([^][,]*,){6,}[^][,]*\]")  # of more than six values
+_MOST_NESTED = 100
+
 _OF_GRAPHS = {name for name in dir(Graph) if not name.startswith("_")} | {"num_dst", "num_src", "edge_attr", "device"}
 
 
@@ -40,20 +45,29 @@ class Topology(Handled, ABC):
     """A rule without a size; `bind` makes it a graph."""
 
     @staticmethod
-    def of(rule: RunsRule, *args: Any, memory: int = 0, relation: Relation | None = None, alike: int = 1) -> Topology:
+    def of(
+        rule: RunsRule,
+        *args: Any,
+        memory: int = 0,
+        relation: Relation | None = None,
+        alike: int = 1,
+        positional: bool = False,
+    ) -> Topology:
         """A topology from a runs rule: everything a new topology needs.
 
         `rule(i, num_src, *args)` is given all destinations `i`, int64 [num_dst], and returns pairs `(start, stop)` of
         integer arrays [num_dst] (or plain integers): destination i hears `start[i] <= j < stop[i]` of each pair. Pairs
-        may overlap, be empty or reach outside; they are clipped and merged. `args` must be hashable: together with
-        the rule they are the topology's identity. A rule that fits some sizes only raises `ValueError` on others.
+        may overlap, be empty or reach outside; they are clipped and merged. A rule whose rows have thousands of runs
+        may return `mpnn.runs.Runs` instead, which are used as they are. `args` must be hashable: together with the rule
+        they are the topology's identity. A rule that fits some sizes only raises `ValueError` on others.
 
         `memory`: the sources are that many remembered nodes followed by the destinations themselves.
         `relation`: the class of each edge, see `mpnn.relation`.
         `alike`: rows come in blocks of so many that hear the same sources, and `i` holds the first of each block.
+        `positional`: the rule compares positions, destination i being source i of one sequence; see `bind`.
         """
         _check_hashable(args)
-        return _Rule(rule, args, memory, relation, alike)
+        return _Rule(rule, args, memory, relation, alike, positional)
 
     @staticmethod
     def cliques(labels: LabelRule, *args: Any, relation: Relation | None = None) -> Topology:
@@ -66,21 +80,41 @@ class Topology(Handled, ABC):
 
     def bind(self, num_dst: int, num_src: int | None = None) -> Graph:
         """The graph of this topology over `num_dst` destinations and `num_src` sources (default: as many, plus the
-        remembered ones of `memory(m)`). The 256 that were asked for last are kept, with all that was derived from them.
+        remembered ones of `memory(m)`). Cached, with everything that is derived from it, see `mpnn.graphs.cache`.
+
+        Rules that compare positions (`causal`, `window`, ...) are about one sequence: destination i is source i. They
+        refuse fewer destinations than sources, because these may be the first nodes or the last. `rows` says which:
+        `causal().bind(50).rows(49, 50)` is the last of 50 nodes, a cached query, which attends to all of them.
 
         Raises:
             TypeError: a size is not an integer.
-            ValueError: a size is negative or too large, or the topology does not exist at this size.
+            ValueError: a size is negative or too large, or the topology does not exist at this size, or it compares
+                positions and there are fewer destinations than sources.
         """
         _check_size("num_dst", num_dst)
         num_src = num_dst + self.memory if num_src is None else num_src
         _check_size("num_src", num_src)
         check_line(int(num_dst), int(num_src))
+        if self.positional and not self.memory and 0 < num_dst < num_src:
+            raise ValueError(
+                f"{self} compares positions, and {num_dst} destinations among {num_src} sources can stand in two ways: "
+                f"for the last {num_dst} of {num_src} nodes, as cached queries are, write "
+                f".bind({num_src}).rows({num_src - num_dst}, {num_src}); for the first {num_dst}, "
+                f".bind({num_src}).rows(0, {num_dst})"
+            )
         return _bind(self, int(num_dst), int(num_src))
+
+    depth = 0
+    """How deep an expression is nested."""
 
     @property
     def memory(self) -> int:
         return 0
+
+    @property
+    def positional(self) -> bool:
+        """Whether the rule compares positions of destinations and sources, as nodes of one sequence."""
+        return False
 
     @abstractmethod
     def _graph(self, num_dst: int, num_src: int) -> Graph:
@@ -111,6 +145,25 @@ class Topology(Handled, ABC):
     def __invert__(self) -> Topology:
         return _Complement(self)
 
+    def __bool__(self) -> NoReturn:
+        refuse_truth(self)
+
+    def __str__(self) -> str:
+        """For people: long lists are cut short. `repr` writes every number, and `graphs.parse` reads it back."""
+        return _LONG_LIST.sub(lambda found: f"<{found[0].count(',') + 1} values>", repr(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles hold the text where it gives the topology back, so that `torch.load(weights_only=True)`
+        reads them; others refer to the rule by its import path."""
+        from mpnn.graphs.parse import parse
+
+        try:
+            if parse(repr(self)) == self:
+                return parse, (repr(self),)
+        except ValueError:
+            pass
+        return super().__reduce_ex__(protocol)
+
     if not TYPE_CHECKING:  # which would take every name for an attribute
 
         def __getattr__(self, name: str) -> Any:
@@ -121,7 +174,7 @@ class Topology(Handled, ABC):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-@lru_cache(maxsize=256)
+@cached_graph
 def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
     graph = topology._graph(num_dst, num_src)
     graph.name = str(topology)
@@ -129,6 +182,10 @@ def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
 
 
 def _like(topology: Topology, graph: Graph) -> Graph:
+    """The topology over the nodes of a graph; rules that compare positions heed where its destinations stand."""
+    first, last = graph.shift, graph.shift + graph.num_dst
+    if first > 0 and last <= graph.num_src and topology.positional and not topology.memory and graph.places is None:
+        return topology.bind(graph.num_src).rows(first, last).to(graph.device)
     return topology.bind(graph.num_dst, graph.num_src).to(graph.device)
 
 
@@ -149,7 +206,25 @@ def _check_hashable(args: tuple[Any, ...]) -> None:
 def _combine(symbol: str, left: Topology, right: Topology | Graph) -> Topology | Graph:
     if isinstance(right, Graph):
         return _ALGEBRA[symbol](_like(left, right), right)
-    return _Algebra(symbol, left, right) if isinstance(right, Topology) else NotImplemented
+    if not isinstance(right, Topology):
+        return NotImplemented
+    first = left.operands if _joins(left, symbol) else (left,)
+    last = right.operands if _joins(right, symbol) and symbol != "-" else (right,)
+    return _Algebra(symbol, (*first, *last))
+
+
+def _joins(topology: Topology, symbol: str) -> TypeGuard[_Algebra]:
+    return isinstance(topology, _Algebra) and topology.symbol == symbol
+
+
+def _check_depth(*operands: Topology) -> int:
+    """How deep an expression over these is nested."""
+    depth = 1 + max(operand.depth for operand in operands)
+    if depth > _MOST_NESTED:
+        raise ValueError(
+            f"a topology can be nested {_MOST_NESTED} deep; a | b | c and a & b & c count once, however many they join"
+        )
+    return depth
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,10 +234,15 @@ class _Rule(Topology):
     remembered: int
     relation: Relation | None
     alike: int
+    compares: bool
 
     @property
     def memory(self) -> int:
         return self.remembered
+
+    @property
+    def positional(self) -> bool:
+        return self.compares
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
         if self.remembered and num_src != num_dst + self.remembered:
@@ -172,13 +252,16 @@ class _Rule(Topology):
             )
         i = np.arange(0, num_dst, self.alike)
         row = np.arange(len(i))
-        runs = Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._pairs(i, num_src)))
+        pairs = self.rule(i, num_src, *self.args)
+        if isinstance(pairs, Runs):
+            runs = pairs
+        else:
+            runs = Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._checked(pairs)))
         runs = runs if self.alike == 1 else runs.take(np.arange(num_dst) // self.alike)
         return Graph.from_runs(runs, relation=self.relation, shift=self.remembered)
 
-    def _pairs(self, i: NDArray[np.int64], num_src: int) -> Iterable[tuple[ArrayLike, ArrayLike]]:
-        """What the rule returns, as soon as it is known to be pairs of integers."""
-        pairs = self.rule(i, num_src, *self.args)
+    def _checked(self, pairs: Any) -> Iterable[tuple[ArrayLike, ArrayLike]]:
+        """What the rule returned, as soon as it is known to be pairs of integers."""
         if not isinstance(pairs, Iterable):
             raise TypeError(f"the rule of {self} must return a list of pairs [(start, stop), ...]; got {pairs!r}")
         for pair in pairs:
@@ -215,30 +298,66 @@ class _Cliques(Topology):
         return _call(self.labels, self.args, skip=1)
 
 
-@dataclass(frozen=True, repr=False)
-class _Algebra(Topology):
-    symbol: str
-    left: Topology
-    right: Topology
+class _Expression(Topology):
+    """A topology made of others, its operands."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def operands(self) -> tuple[Topology, ...]: ...
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", _check_depth(*self.operands))
 
     @property
     def memory(self) -> int:
-        return max(self.left.memory, self.right.memory)
+        return max(operand.memory for operand in self.operands)
 
-    def _graph(self, num_dst: int, num_src: int) -> Graph:
-        return _ALGEBRA[self.symbol](self.left._graph(num_dst, num_src), self.right._graph(num_dst, num_src))
-
-    def __repr__(self) -> str:
-        return f"{_nested(self.left)} {self.symbol} {_nested(self.right)}"
+    @property
+    def positional(self) -> bool:
+        return any(operand.positional for operand in self.operands)
 
 
 @dataclass(frozen=True, repr=False)
-class _Complement(Topology):
+class _Algebra(_Expression):
+    """`a | b | c`, `a & b & c` or `a - b - c`, of any number of operands."""
+
+    symbol: str
+    operands: tuple[Topology, ...]
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        if self.symbol == "-":
+            first, *rest = self.operands
+            return self._part(first, num_dst, num_src) - self._merged("|", rest, num_dst, num_src)
+        return self._merged(self.symbol, self.operands, num_dst, num_src)
+
+    def _merged(self, symbol: str, parts: Sequence[Topology], num_dst: int, num_src: int) -> Graph:
+        """Halves are merged first, so that thousands of operands take little longer than their runs."""
+        if len(parts) == 1:
+            return self._part(parts[0], num_dst, num_src)
+        middle = len(parts) // 2
+        halves = (self._merged(symbol, half, num_dst, num_src) for half in (parts[:middle], parts[middle:]))
+        return _ALGEBRA[symbol](*halves)
+
+    def _part(self, part: Topology, num_dst: int, num_src: int) -> Graph:
+        """One operand. Beside remembered nodes, destinations are the last of all nodes, and so they are to rules that
+        compare positions."""
+        if not self.memory or part.memory or not part.positional:
+            return part._graph(num_dst, num_src)
+        nodes = self.memory + num_dst
+        return part._graph(nodes, nodes).rows(self.memory, nodes)
+
+    def __repr__(self) -> str:
+        return f" {self.symbol} ".join(map(_nested, self.operands))
+
+
+@dataclass(frozen=True, repr=False)
+class _Complement(_Expression):
     inner: Topology
 
     @property
-    def memory(self) -> int:
-        return self.inner.memory
+    def operands(self) -> tuple[Topology, ...]:
+        return (self.inner,)
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
         return ~self.inner._graph(num_dst, num_src)
@@ -248,23 +367,24 @@ class _Complement(Topology):
 
 
 @dataclass(frozen=True, repr=False)
-class _Related(Topology):
+class _Related(_Expression):
     inner: Topology
     relation: Relation
 
     @property
-    def memory(self) -> int:
-        return self.inner.memory
+    def operands(self) -> tuple[Topology, ...]:
+        return (self.inner,)
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
         return self.inner._graph(num_dst, num_src).related(self.relation)
 
     def __repr__(self) -> str:
-        return f"{_nested(self.inner)}.related({self.relation!r})"
+        inner = f"({self.inner!r})" if isinstance(self.inner, _Complement) else _nested(self.inner)
+        return f"{inner}.related({self.relation!r})"
 
 
 def _nested(topology: Topology) -> str:
-    return f"({topology})" if isinstance(topology, _Algebra) else str(topology)
+    return f"({topology!r})" if isinstance(topology, _Algebra) else repr(topology)
 
 
 def _call(rule: Callable[..., Any], args: tuple[Any, ...], skip: int) -> str:
@@ -274,10 +394,8 @@ def _call(rule: Callable[..., Any], args: tuple[Any, ...], skip: int) -> str:
     while shown and len(shown) <= len(parameters) and parameters[len(shown) - 1].default == shown[-1]:
         shown.pop()
     name = getattr(rule, "__name__", type(rule).__name__).strip("_<>")
-    return f"{name}({', '.join(_short(a) for a in shown)})"
+    return f"{name}({', '.join(map(_argument, shown))})"
 
 
-def _short(argument: Any) -> str:
-    if isinstance(argument, tuple) and len(argument) > 6:
-        return f"<{len(argument)} values>"
-    return repr(list(argument)) if isinstance(argument, tuple) else repr(argument)
+def _argument(value: Any) -> str:
+    return repr(list(value)) if isinstance(value, tuple) else repr(value)

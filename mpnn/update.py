@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from mpnn import check
 from mpnn.dropout import Dropout, DropPath
 
 
@@ -20,6 +21,10 @@ class Update(nn.Module):
 
     def prepare(self, x: Tensor) -> Tensor:
         return x
+
+    def check(self, x: Tensor, message: Tensor | None) -> None:
+        """Called when torch could not compute `prepare(x)` (message None) or `forward(x, message)`: raises a ValueError
+        or TypeError that names the argument, if one is of another width or type than the update was made for."""
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not say what it makes of them: forward(x, message)")
@@ -37,6 +42,7 @@ class Activate(Update):
 
     def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
+        check.function("activation", activation)
         self.activation = activation
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
@@ -51,8 +57,12 @@ class Add(Update):
 
     def __init__(self, f: nn.Module | None = None, eps: float = 0.0, learn_eps: bool = False) -> None:
         super().__init__()
+        check.function("f", f)
         self.f = f
         self.eps = nn.Parameter(torch.tensor(float(eps)), requires_grad=learn_eps)
+
+    def check(self, x: Tensor, message: Tensor | None) -> None:
+        check.fits("f of Add", "x", x, check.takes(self.f))
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         _refuse_unequal(self, x, message)
@@ -68,7 +78,13 @@ class SelfConnection(Update):
 
     def __init__(self, dim: int, out_dim: int, f: Callable[[Tensor], Tensor] | None = None, bias: bool = True) -> None:
         super().__init__()
+        check.function("f", f)
         self.linear, self.f = nn.Linear(dim, out_dim, bias), f
+
+    def check(self, x: Tensor, message: Tensor | None) -> None:
+        check.fits("SelfConnection", "x", x, check.takes(self.linear))
+        if message is not None:
+            check.fits("SelfConnection", "message", message, (self.linear.out_features, None))
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         y = self.linear(x) + message
@@ -81,7 +97,12 @@ class Concat(Update):
 
     def __init__(self, dim: int, out_dim: int, message_dim: int | None = None, bias: bool = True) -> None:
         super().__init__()
+        check.width("dim", dim)
+        check.width("out_dim", out_dim)
         self.linear = nn.Linear(dim + (dim if message_dim is None else message_dim), out_dim, bias)
+
+    def check(self, x: Tensor, message: Tensor | None) -> None:
+        check.fits("Concat", "x", x, (None, check.takes(self.linear)[1]))
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         if x.shape[-1] + message.shape[-1] != self.linear.in_features:
@@ -97,7 +118,13 @@ class GRU(Update):
 
     def __init__(self, dim: int, message_dim: int | None = None) -> None:
         super().__init__()
+        check.width("dim", dim)
         self.cell = nn.GRUCell(dim if message_dim is None else message_dim, dim)
+
+    def check(self, x: Tensor, message: Tensor | None) -> None:
+        check.fits("GRU", "x", x, (self.cell.hidden_size, self.cell.weight_hh.dtype))
+        if message is not None:
+            check.fits("GRU", "message", message, check.takes(self.cell))
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         return self.cell(message.flatten(0, -2), x.flatten(0, -2)).view_as(x)
@@ -121,12 +148,17 @@ class PreNorm(Update):
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
+        check.width("dim", dim)
+        check.function("ffn", ffn)
         self.norm, self.ffn = norm(dim), ffn
         self.ffn_norm = None if ffn is None else norm(dim)
         self.dropout, self.drop_path = Dropout(dropout), DropPath(drop_path)
 
     def prepare(self, x: Tensor) -> Tensor:
         return self.norm(x)
+
+    def check(self, x: Tensor, message: Tensor | None) -> None:
+        _check_layer(self, "x", x)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         _refuse_unequal(self, x, message)
@@ -155,9 +187,14 @@ class PostNorm(Update):
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
     ) -> None:
         super().__init__()
+        check.width("dim", dim)
+        check.function("ffn", ffn)
         self.norm, self.ffn = norm(dim), ffn
         self.ffn_norm = None if ffn is None else norm(dim)
         self.dropout = Dropout(dropout)
+
+    def check(self, x: Tensor, message: Tensor | None) -> None:
+        _check_layer(self, "x", x)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         _refuse_unequal(self, x, message)
@@ -199,11 +236,19 @@ class Reversible(Update):
         self, dim: int, ffn: nn.Module, *, dropout: float = 0.0, norm: Callable[[int], nn.Module] = nn.LayerNorm
     ) -> None:
         super().__init__()
+        check.width("dim", dim)
+        check.function("ffn", ffn)
         self.norm, self.ffn, self.ffn_norm = norm(dim), ffn, norm(dim)
         self.dropout = Dropout(dropout)
 
     def prepare(self, x: Tensor) -> Tensor:
         return self.norm(x.chunk(2, -1)[1])
+
+    def check(self, x: Tensor, message: Tensor | None) -> None:
+        half = x.chunk(2, -1)[0]
+        _check_layer(self, "half of x", half)
+        if message is not None:
+            check.fits("Reversible", "message", message, (half.shape[-1], None))
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         x1, x2 = x.chunk(2, -1)
@@ -266,6 +311,12 @@ class _Function(Update):
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         return self.function(x, message)
+
+
+def _check_layer(update: PreNorm | PostNorm | Reversible, name: str, x: Tensor) -> None:
+    owner = type(update).__name__
+    check.fits(owner, name, x, check.takes(update.norm))
+    check.fits(f"ffn of {owner}", name, x, check.takes(update.ffn))
 
 
 def _refuse_unequal(update: Update, x: Tensor, message: Tensor) -> None:

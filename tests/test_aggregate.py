@@ -1,14 +1,34 @@
 """Aggregators against a loop over destinations, each written as its formula."""
 
 import math
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs, ops
-from mpnn.aggregate import NAMED, PNA, Aggregator, Diffusion, Index, Median, PowerMean, Softmax, Std, Sum, aggregator
+from mpnn.aggregate import (
+    NAMED,
+    PNA,
+    Aggregator,
+    Composed,
+    Diffusion,
+    Index,
+    Max,
+    Median,
+    PowerMean,
+    Softmax,
+    Std,
+    Sum,
+    aggregator,
+    per_node,
+    total,
+)
+from mpnn.attention import DotProduct
 from mpnn.graph import Graph
 
 FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -261,3 +281,191 @@ def test_diffusion_refuses_what_makes_no_sense() -> None:
         Diffusion(2, 0)
     with pytest.raises(TypeError, match="give it to MessagePassing"):
         ops.aggregate(example(), torch.ones(5, 1), Diffusion(2, 0.1))
+
+
+# ---------------------------------------------------------------------------------------- what an aggregator states
+
+
+def combining(function: Any, identity: Any) -> Any:
+    """An aggregator that states these."""
+    sums = type("Own", (), {"reduce": lambda self, messages, index: total(messages, index)})()
+    sums.combine, sums.identity = function, identity
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("function", "identity", "broken"),
+    [
+        (lambda a, b: max(a, b) + math.log1p(math.exp(min(a, b) - max(a, b))), -math.inf, r"\(-inf, -inf\) is nan"),
+        (lambda a, b: max(a, b), 0.0, r"\(0.0, -2.5\) is 0.0"),
+        (lambda a, b: max(a, b), -1e30, r"\(-1e\+30, -inf\) is -1e\+30"),
+        (lambda a, b: a + b, 1, r"\(1.0, 0.0\) is 1.0"),
+        (lambda a, b: a + b - a * b, 0.0, r"\(0.0, inf\) is nan"),
+        (lambda a, b: a, 0.0, r"\(0.0, 1.0\) is 0.0"),
+    ],
+)
+def test_a_combine_that_changes_a_number_is_refused(function, identity, broken: str) -> None:
+    own = combining(function, identity)
+    sentence = rf"combine\(identity, m\) of Own must be m, with identity .*, but combine{broken}; let combine return"
+    graph = graphs.window(1).bind(4)
+    for use in (
+        lambda: ops.aggregate(graph, torch.rand(4, 2), own),
+        lambda: ops.aggregate(graph, torch.rand(4, 2), own, backend="edge_list"),
+        lambda: MessagePassing(graph, own),
+        lambda: MessagePassing(graph, PNA(["sum", own])),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            use()
+
+
+def test_a_combine_is_asked_once_for_each_number() -> None:
+    asked = []
+
+    def plus(a: float, b: float) -> float:
+        asked.append((a, b))
+        return a + b
+
+    own = combining(plus, 0)
+    for _ in range(3):
+        ops.aggregate(graphs.window(1).bind(4), torch.rand(4, 2), own, backend="edge_list")
+    assert len(asked) == 10
+    assert {(0.0, math.inf), (-math.inf, 0.0)} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("function", "identity"),
+    [
+        (lambda a, b: a + b, 0),
+        (lambda a, b: a * b, 1.0),
+        (max, -math.inf),
+        (min, torch.tensor(math.inf)),
+        (lambda a, b: math.log(math.exp(a) + math.exp(b)), -math.inf),  # Python has no log(0): left to numba
+    ],
+)
+def test_combines_that_change_nothing_pass(function, identity) -> None:
+    ops.aggregate(graphs.window(1).bind(4), torch.rand(4, 2), combining(function, identity), backend="edge_list")
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "an identity in words": (combining(max, "-inf"), "identity of Own must be a number; got '-inf'"),
+    "torch's sum": (torch.sum, "an aggregator must be a function of (messages, index), which reduces .*'sum'"),
+    "torch's softmax": (torch.nn.functional.softmax, "an aggregator must be a function of (messages, index)"),
+    "a method of tensors": (Tensor.sum, "an aggregator must be a function of (messages, index)"),
+    "Python's max": (max, "an aggregator must be a function of (messages, index)"),
+    "a function of messages": (
+        lambda m: m.sum(0),
+        "an aggregator must be a function of (messages, index)",
+    ),
+    "a linear layer": (torch.nn.Linear(2, 2), "an aggregator must be a function of (messages, index)"),
+    "a reduce of messages": (
+        type("Half", (), {"reduce": lambda self, messages: messages})(),
+        "reduce of Half must be a function of (messages, index)",
+    ),
+    "a reduce that is a name": (
+        type("Half", (), {"reduce": "sum"})(),
+        "reduce of Half must be a function of (messages, index)",
+    ),
+    "no parts": (type("Half", (Composed,), {})(), "parts of Half must be a tuple of aggregators"),
+    "a name for parts": (type("Half", (Composed,), {"parts": "sum"})(), "parts of Half must be a tuple of aggregators"),
+    "names as parts": (
+        type("Half", (Composed,), {"parts": ("sum", "max")})(),
+        "parts of Half must be aggregators; got 'sum': aggregator('sum') makes one",
+    ),
+    "classes as parts": (
+        type("Half", (Composed,), {"parts": (Max,)})(),
+        "parts of Half must be aggregators; got <class 'mpnn.aggregate.Max'>: such as Max()",
+    ),
+    "a number": (3, "an aggregator is a name"),
+}
+
+
+@pytest.mark.parametrize(("given", "sentence"), WRONG.values(), ids=WRONG)
+def test_each_mistake_with_an_aggregator_is_named(given: Any, sentence: str) -> None:
+    pattern = re.escape(sentence).replace(r"\.\*", ".*")
+    with pytest.raises(TypeError, match=pattern):
+        ops.aggregate(graphs.window(1).bind(4), torch.rand(4, 2), given)
+    with pytest.raises(TypeError, match=pattern):
+        MessagePassing(graphs.window(1), given)
+
+
+def test_aggregations_of_pyg_are_refused_with_what_to_write() -> None:
+    geometric = pytest.importorskip("torch_geometric.nn")
+    graph, x = graphs.window(1).bind(4), torch.rand(3, 4, 2)
+    aggregation = geometric.SoftmaxAggregation(t=0.5)
+    with pytest.raises(TypeError, match=r"SoftmaxAggregation is torch_geometric's.*lambda messages, index: "):
+        ops.aggregate(graph, x, aggregation)
+    own = ops.aggregate(
+        graph, x, lambda messages, index: aggregation(messages, index.plain, dim_size=index.num_dst, dim=0)
+    )
+    torch.testing.assert_close(own, ops.aggregate(graph, x, Softmax(0.5)))
+
+
+# ---------------------------------------------------------------------------------------- messages of a batch
+
+
+def longest(messages: Tensor, index: Index) -> Tensor:
+    """The longest message [D] that reaches each node, zeros where none does; messages [E, D]."""
+    assert messages.dim() == 2
+    out = messages.new_zeros(index.num_dst, messages.shape[1])
+    for i in range(index.num_dst):
+        mine = messages[index.ptr[i] : index.ptr[i + 1]]
+        if len(mine):
+            out[i] = mine[mine.norm(dim=1).argmax()]
+    return out
+
+
+class Longest(torch.nn.Module):
+    """The same, times a learned number, which doubles the width too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(2.0))
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        found = self.factor * longest(messages, index)
+        return torch.cat([found, -found], -1)
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3), (0,)], ids=str)
+def test_a_ranking_of_messages_never_mixes_sentences(batch: tuple[int, ...]) -> None:
+    graph = graphs.from_edges(torch.randint(0, 7, (2, 20)), 8)
+    x = torch.randn(*batch, 8, 5)
+    for ranking, width in ((per_node(longest), 5), (per_node(Longest()), 10)):
+        out = ops.aggregate(graph, x, ranking)
+        assert out.shape == (*batch, 8, width)
+        for one, alone in zip(out.reshape(-1, 8, width), x.reshape(-1, 8, 5), strict=True):
+            assert torch.equal(one, ops.aggregate(graph, alone, ranking))
+
+
+def test_a_ranking_of_messages_never_mixes_heads() -> None:
+    attention = DotProduct(8, 2)
+    op, x = MessagePassing(graphs.window(2), per_node(longest), None, attention), torch.randn(3, 9, 8)
+    request = op.request(x)
+    out, _ = ops.run(request)
+    for head in range(2):
+        score = replace(request.score, query=request.score.query[..., [head], :], key=request.score.key[..., [head], :])
+        alone, _ = ops.run(replace(request, score=score, value=request.value[..., [head], :]))
+        torch.testing.assert_close(out[..., [head], :], alone)
+    (gradient,) = torch.autograd.grad(op(x).sum(), attention.to_value.weight)
+    assert gradient.abs().sum() > 0
+
+
+def test_what_learns_in_a_ranking_is_a_parameter_of_the_layer() -> None:
+    op = MessagePassing(graphs.window(2), per_node(Longest()))
+    assert [name for name, _ in op.named_parameters()] == ["aggregate.inner.factor"]
+    op(torch.rand(2, 5, 3)).sum().backward()
+    assert op.aggregate.inner.factor.grad is not None
+
+
+def test_messages_have_the_shape_that_is_documented() -> None:
+    shapes = []
+
+    def own(messages: Tensor, index: Index) -> Tensor:
+        shapes.append(tuple(messages.shape))
+        return total(messages, index)
+
+    graph = graphs.window(1).bind(5)
+    ops.aggregate(graph, torch.rand(5, 7), own)
+    ops.aggregate(graph, torch.rand(2, 3, 5, 7), own)
+    MessagePassing(graph, own, None, DotProduct(8, 2))(torch.rand(3, 5, 8))
+    assert shapes == [(13, 1, 7), (13, 2, 3, 1, 7), (13, 3, 2, 4)]

@@ -46,10 +46,11 @@ GRAPHS: dict[str, Graph] = {
     "complete, more destinations": graphs.complete().bind(5, 3),
     "complete, edges shuffled": shuffled(graphs.complete().bind(4)),
     "causal": graphs.causal().bind(13),
-    "causal, more sources": graphs.causal().bind(3, 7),
+    "causal, more sources": graphs.causal().bind(7).rows(0, 3),
     "causal, more destinations": graphs.causal().bind(7, 3),
     "causal, edges shuffled": shuffled(graphs.causal().bind(5)),
     "strictly causal: an empty row": (graphs.causal() - graphs.identity()).bind(6),
+    "causal, cached queries": graphs.causal().bind(7).rows(4, 7),
     "memory": graphs.memory(3).bind(4),
     "window": graphs.window(2).bind(11),
     "dilated window, causal": (graphs.window(2, dilation=3) & graphs.causal()).bind(17),
@@ -94,6 +95,15 @@ def on_both(given: Request, relation: Relation, heads: int = HEADS) -> Request:
     return replace(on_keys(given, relation, heads), edge_value=vectors(relation, heads, WIDTH + 2))
 
 
+def with_spare_rows(given: Request) -> Request:
+    """The same with tables of different lengths, each with more rows than its rule has classes."""
+    rule = Offset(1)
+    tables = [Lookup(leaf(rule.count + spare, HEADS), rule) for spare in (4, 1)]
+    edge_key, edge_value = (leaf(rule.count + 2, HEADS, width) for width in (WIDTH, WIDTH + 2))
+    score = replace(given.score, edge_key=Lookup(edge_key, rule))
+    return replace(given, score=score, edge_value=Lookup(edge_value, rule), bias=tuple(tables))
+
+
 def numbered(given: Request) -> Request:
     """The same with numbers by the same classes as the vectors on keys, beside others."""
     rule = given.score.edge_key.relation
@@ -129,6 +139,8 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
     "one vector": lambda g: on_keys(request(g), Offset(0)),
     "vectors by a matrix of classes": lambda g: numbered(on_both(request(g, (2,)), Classes(3))),
     "vectors on keys and values": lambda g: on_both(request(g, (2,), 2, 1), Offset(2), 1),
+    "tables with spare rows": lambda g: with_spare_rows(request(g, (2,))),
+    "a bias table with spare rows": lambda g: replace(request(g), bias=(Lookup(leaf(9, HEADS), Offset(1)),)),
     "vectors on keys and values, dropout": lambda g: numbered(
         on_both(replace(request(g, (2,)), dropout=0.4, seed=SEED), Offset(4))
     ),
@@ -169,6 +181,27 @@ def test_agrees_with_the_specification(make: Callable[[Graph], Request], backend
 def test_dense_takes_every_dot_product(make: Callable[[Graph], Request]) -> None:
     for name, graph in GRAPHS.items():
         assert dense.supports(make(graph)) is None, name
+
+
+@pytest.mark.parametrize("backend", ["auto", "edge_list", "dense", "csr"])
+def test_spare_rows_of_tables_change_nothing_and_get_zero_gradients(backend: str) -> None:
+    rule, spare = Offset(1), 2
+    given = request(graphs.complete().bind(7))
+    shapes = ((HEADS, WIDTH), (HEADS, WIDTH + 2), (HEADS,))
+    long = [leaf(rule.count + spare, *shape) for shape in shapes]
+    short = [table.detach()[: rule.count].requires_grad_() for table in long]
+    found = []
+    for tables in (long, short):
+        key, value, bias = (Lookup(table, rule) for table in tables)
+        asked = replace(given, score=replace(given.score, edge_key=key), edge_value=value, bias=(bias,))
+        out, _ = ops.run(asked, backend)
+        found.append((out, torch.autograd.grad(out.square().sum(), tables)))
+    (out, gradients), (expected, narrow) = found
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    for gradient, exact in zip(gradients, narrow, strict=True):
+        torch.testing.assert_close(gradient[: rule.count], exact, **CLOSE)
+        assert gradient.shape[0] == rule.count + spare
+        assert gradient[rule.count :].eq(0).all()
 
 
 @pytest.mark.parametrize("normalize", ["softmax", "sigmoid", "none"])
@@ -231,8 +264,30 @@ def test_nan_reaches_everybody_who_hears_it(where: str, backend: ModuleType) -> 
         out, _ = backend.run(given)
         reached = graph.dense()[:, 1] if where != "query" else graph.dense().any(1) & (torch.arange(graph.num_dst) == 1)
         assert out[reached].isnan().all(), name
-        if backend in (edge_list, csr):
+        if backend is not dense:
             assert out[~reached].isfinite().all(), name
+
+
+@pytest.mark.parametrize("backend", [edge_list, tiles, csr], ids=lambda b: b.NAME)
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_reaches_only_those_who_attend_to_it(bad: float, where: str, backend: ModuleType) -> None:
+    node, size = 75, 150  # several tiles of 32 x 96, some of them full
+    topologies = ["causal()", "window(3)", "longformer(8, globals=2)", "documents([50, 40, 60])", "strided(20)"]
+    for topology in [*map(graphs.parse, topologies), graphs.complete() - graphs.identity()]:
+        graph = topology.bind(size)
+        for more in ({}, {"dropout": 0.4, "seed": SEED}, {"bias": (leaf(graph.num_edges, 1),)}):
+            given = replace(request(graph, (2,), 2, 2), **more)
+            expected, _ = backend.run(given)
+            spoilt = {"query": given.score.query, "key": given.score.key, "value": given.value}[where]
+            with torch.no_grad():
+                spoilt[1, node] = bad
+            out, _ = backend.run(given)
+            reached = graph.dense()[:, node] if where != "query" else torch.arange(size) == node
+            assert out[0].equal(expected[0]), topology
+            torch.testing.assert_close(out[1, ~reached], expected[1, ~reached], **CLOSE)
+            if where != "key":  # a key may give a score of -inf, and then weighs nothing
+                assert not out[1, reached].isfinite().all(), topology
 
 
 @pytest.mark.parametrize("backend", ATTENDING, ids=lambda b: b.NAME)

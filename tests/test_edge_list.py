@@ -39,7 +39,7 @@ GRAPHS = {
     "explicit, rectangular, repeated edges, an empty row": explicit(),
     "causal": graphs.causal().bind(5),
     "memory": graphs.memory(2).bind(3),
-    "window, more sources": graphs.window(1).bind(3, 5),
+    "window, more sources": graphs.window(1).bind(5).rows(0, 3),
     "no edge": graphs.from_edges(torch.zeros(2, 0, dtype=torch.int64), 4),
     "no node": graphs.complete().bind(0),
 }

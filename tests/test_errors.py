@@ -80,6 +80,8 @@ ATTEND: dict[str, tuple[dict[str, object], type[Exception], str]] = {
         TypeError,
         "scale is a number, to which no gradient flows; multiply a learned one into the query",
     ),
+    "a scale of NaN": ({"scale": float("nan")}, ValueError, "scale must be a finite number; got nan"),
+    "an infinite scale": ({"scale": -float("inf")}, ValueError, "scale must be a finite number; got -inf"),
     "a string for a scale": ({"scale": "2"}, TypeError, "scale must be a number; got '2'"),
     "a mask for a bias": (
         {"bias": torch.ones(4, 4, dtype=torch.bool)},
@@ -189,6 +191,19 @@ def test_scores(score: Dot | AdditiveScore | AdditiveV2Score, sentence: str) -> 
 def test_a_scale_that_an_attention_of_ones_own_learns() -> None:
     with pytest.raises(TypeError, match="multiply a learned one into the query"):
         ops.run(Request(GRAPH, V, Dot(Q, K, torch.nn.Parameter(torch.ones(())))))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("softcap", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_soft_cap_that_caps_nothing(softcap: float) -> None:
+    ops.run(Request(GRAPH, V, Dot(Q, K, 1.0, softcap=2.0)))
+    with pytest.raises(ValueError, match="softcap must be a positive finite number, or None; got"):
+        ops.run(Request(GRAPH, V, Dot(Q, K, 1.0, softcap=softcap)))
+
+
+def test_a_scale_is_checked_though_another_was_planned_for() -> None:
+    ops.run(Request(GRAPH, V, Dot(Q, K, -1.0)))
+    with pytest.raises(ValueError, match="scale must be a finite number; got nan"):
+        ops.run(Request(GRAPH, V, Dot(Q, K, float("nan"))))
 
 
 def test_edge_values() -> None:
@@ -455,12 +470,6 @@ def test_an_update_without_a_forward_says_what_to_write() -> None:
 
     with pytest.raises(NotImplementedError, match=re.escape("Half does not say what it makes of them: forward(x, ")):
         MessagePassing(graphs.causal(), "sum", Half())(torch.zeros(3, 2))
-
-
-def test_features_of_another_type_than_the_weights_are_refused_by_torch() -> None:
-    op = MessagePassing(graphs.causal(), "sum", None, DotProduct(4, 2))
-    with pytest.raises(RuntimeError, match="same dtype"):
-        op(torch.zeros(3, 4, dtype=torch.float64))
 
 
 def test_nan_features_pass_through() -> None:

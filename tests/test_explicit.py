@@ -6,7 +6,7 @@ import torch
 from drawings import drawn
 from torch import Tensor
 
-from mpnn import Graph, graphs
+from mpnn import Graph, graphs, ops
 from mpnn.relation import Offset
 
 # Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 hears nobody.
@@ -56,6 +56,28 @@ def test_edges_come_in_many_forms(edges: object) -> None:
     assert torch.equal(graph.dense(), MASK)
 
 
+@pytest.mark.parametrize("form", ["tensor", "numpy", "strided"])
+def test_a_graph_owns_its_edges(form: str) -> None:
+    array = np.array([[0, 1, 2], [1, 2, 0]])
+    kind = torch.tensor([0, 1, 2])
+    edges = {"tensor": torch.from_numpy(array), "numpy": array, "strided": torch.from_numpy(array.T.copy()).T}[form]
+    graph = graphs.from_edges(edges, 3, edge_type=kind)
+    edges[:] = 2**40  # a kernel that read this would crash the process
+    kind[:] = 2**40
+    assert graph.edge_index.tolist() == [[0, 1, 2], [1, 2, 0]]
+    assert graph.edge_type.tolist() == [0, 1, 2]
+    assert graph.csr.col.tolist() == [2, 0, 1]
+    x = torch.eye(3)
+    assert torch.equal(ops.aggregate(graph, x, backend="csr"), x.roll(1, 0))
+
+
+def test_a_graph_made_in_inference_mode_can_be_trained_on() -> None:
+    with torch.inference_mode():
+        graph = graphs.from_edges(EDGES, 4, edge_type=KIND)
+    assert not graph.edge_index.is_inference()
+    assert not graph.edge_type.is_inference()
+
+
 @pytest.mark.parametrize("empty", [[[], []], torch.zeros(2, 0), np.zeros((2, 0)), torch.zeros(2, 0, dtype=torch.int64)])
 def test_no_edges(empty: object) -> None:
     for graph, size in ((graphs.from_edges(empty), 0), (graphs.from_edges(empty, 3), 3)):
@@ -87,7 +109,7 @@ def test_sides_without_nodes(num_dst: int, num_src: int) -> None:
     for graph in (
         graphs.complete().bind(num_dst, num_src),
         graphs.from_edges([[], []], num_dst=num_dst, num_src=num_src),
-        (graphs.window(1) | graphs.global_nodes(1)).bind(num_dst, num_src),
+        (graphs.window(1) | graphs.global_nodes(1)).bind(max(num_dst, num_src), num_src).rows(0, num_dst),
     ):
         assert graph.dense().shape == (num_dst, num_src)
         assert graph.num_edges == graph.dense().sum()
@@ -105,7 +127,12 @@ def blocks(*masks: Tensor) -> Tensor:
 
 
 def test_a_batch_of_structured_graphs_is_structured() -> None:
-    parts = [graphs.causal().bind(3), graphs.window(1).bind(2, 4), graphs.complete().bind(0), graphs.complete().bind(1)]
+    parts = [
+        graphs.causal().bind(3),
+        graphs.window(1).bind(4).rows(0, 2),
+        graphs.complete().bind(0),
+        graphs.complete().bind(1),
+    ]
     graph = graphs.batch(parts)
     assert not graph.is_explicit
     assert torch.equal(graph.dense(), blocks(*(part.dense() for part in parts)))
@@ -137,7 +164,10 @@ def test_a_batch_keeps_edge_order_and_data(graph: Graph) -> None:
         ([graphs.windows(4, 4, size=2).bind(16)] * 2, True),
         ([graphs.grid(2, 3).bind(6), graphs.grid(4, 3).bind(12)], True),
         ([graphs.grid(2, 3).bind(6), graphs.grid(3, 2).bind(6)], False),
-        ([graphs.window(2).related(Offset(1)).bind(n, n + 1) for n in (3, 4)], False),  # offsets change between parts
+        (
+            [graphs.window(2).related(Offset(1)).bind(n + 1).rows(0, n) for n in (3, 4)],
+            False,
+        ),  # offsets change between parts
         ([graphs.window(2).related(torch.arange(9).view(3, 3)).bind(3) for _ in range(2)], False),
         ([graphs.causal().related(Offset(1)).bind(3), graphs.from_edges(EDGES, edge_type=KIND)], False),
         ([graphs.from_edges(EDGES, edge_type=KIND), graphs.from_edges(EDGES, edge_type=KIND + 1)], False),

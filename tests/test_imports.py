@@ -14,30 +14,34 @@ ROOT = Path(mpnn.__file__).parent
 
 # What each room may import, besides itself: only rooms above it, so the order of this table is a proof of no cycles.
 ROOMS: dict[str, set[str]] = {
-    "runs": set(),
+    "capacity": set(),
+    "runs": {"capacity"},
     "relation": set(),
     "edges": set(),
     "handles": set(),
     "reach": {"runs"},
     "reorder": set(),
-    "graph": {"runs", "relation", "edges", "reach", "reorder", "handles"},
-    "topology": {"runs", "relation", "graph", "handles"},
-    "graphs": {"runs", "relation", "edges", "graph", "topology"},
+    "graph": {"runs", "relation", "edges", "reach", "reorder", "handles", "capacity"},
+    "bind_cache": {"edges", "graph"},
+    "topology": {"runs", "relation", "graph", "handles", "bind_cache"},
     "random": set(),
     "aggregate": set(),
+    "scores": {"relation", "graph", "aggregate"},
+    "check": {"graph", "topology", "scores"},
+    "graphs": {"runs", "relation", "edges", "graph", "topology", "bind_cache", "check"},
     "kernels": set(),
     "dropout": {"random", "kernels"},
-    "update": {"dropout"},
-    "scores": {"relation", "graph", "aggregate"},
+    "update": {"dropout", "check"},
     "position": {"relation", "graph", "scores"},
-    "attention": {"relation", "graph", "graphs", "scores", "position"},
+    "attention": {"relation", "graph", "graphs", "scores", "check", "position"},
     "decoding": {"runs", "graph", "topology", "attention"},
-    "check": {"graph", "topology", "scores"},
     "tiling": {"runs"},
     "backends": {"runs", "relation", "edges", "graph", "random", "aggregate", "scores", "tiling", "kernels"},
     "plan": {"scores", "backends"},
     "eager": {"random", "scores", "check", "plan"},
-    "compiled": {"relation", "graph", "topology", "handles", "aggregate", "scores", "check", "eager"},
+    "compiled": {
+        *("runs", "relation", "graph", "topology", "graphs", "handles", "aggregate", "scores", "check", "eager"),
+    },
     "ops": {"graph", "topology", "aggregate", "scores", "check", "eager", "compiled"},
     "message_passing": {
         *("graph", "topology", "aggregate", "update", "scores", "attention", "decoding", "check"),
@@ -50,13 +54,13 @@ ROOMS: dict[str, set[str]] = {
     "models": {
         *("relation", "graph", "topology", "graphs", "encodings"),
         *("aggregate", "dropout", "update", "scores", "position", "attention"),
-        *("ops", "message_passing", "decoding"),
+        *("ops", "message_passing", "decoding", "check", "bind_cache", "files"),
     },
     "checkpoint": {"files"},
     "train": {"graph", "topology", "message_passing", "data", "checkpoint"},
     "mpnn": {
-        *("graph", "topology", "graphs", "aggregate", "update", "position", "attention"),
-        *("plan", "ops", "message_passing", "encodings", "models"),
+        *("runs", "relation", "graph", "topology", "graphs", "aggregate", "update", "position", "attention"),
+        *("compiled", "plan", "ops", "message_passing", "encodings", "models"),
     },
     "cli": {
         *("runs", "graph", "topology", "graphs", "scores", "plan", "message_passing"),
@@ -64,7 +68,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "__main__": {"cli"},
 }
-ON_REQUEST = {("graph", "plot")}  # Graph.plot() draws itself, and imports what draws when it is called
+# Graph.plot() draws itself, and imports what draws when it is called; a topology is pickled as the text that is parsed.
+ON_REQUEST = {("graph", "plot"), ("topology", "graphs")}
 
 
 def modules() -> dict[str, Path]:

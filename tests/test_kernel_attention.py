@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import MessagePassing, explain, graphs
+from mpnn import MessagePassing, Topology, explain, graphs
 from mpnn.attention import Kernel
 from mpnn.models import Linformer
 
@@ -85,6 +85,16 @@ def test_large_features_do_not_overflow_and_empty_rows_give_the_output_bias() ->
     assert out.isfinite().all()
     assert x.grad.isfinite().all()
     torch.testing.assert_close(out[:, 0], spec.to_out.bias.expand(2, 8))
+
+
+@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.window(2)], ids=str)
+def test_keys_of_one_document_do_not_vanish_beside_those_of_another(topology: Topology) -> None:
+    """Features of long keys are e^-200 times those of short ones: beside these they would all be zero."""
+    op = MessagePassing(None, "sum", None, Kernel(64, 1, features=64))
+    long, short = 16 * torch.randn(2, 9, 64), torch.zeros(2, 5, 64)
+    alone = [op(x, topology.bind(x.shape[1])) for x in (long, short)]
+    together = op(torch.cat([long, short], 1), graphs.batch([topology.bind(9), topology.bind(5)]))
+    torch.testing.assert_close(together, torch.cat(alone, 1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("features", [5, "elu"])

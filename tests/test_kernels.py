@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from mpnn import graphs, ops
 x = torch.randn(9, 1, 8)
 ops.attend(graphs.window(1).bind(9), x, x, x, backend="tiles")
 ops.attend(graphs.window(2).bind(9), x.double(), x.double(), x.double(), backend="tiles")
+ops.attend(graphs.window(1).bind(9), x, x, x, backend="csr")
+ops.aggregate(graphs.window(1).bind(9), x.squeeze(1), "max", backend="csr")
 """
 
 
@@ -111,6 +115,27 @@ def test_parts_run_side_by_side_and_what_one_raises_is_raised() -> None:
             threads.each([3, 2, 1, 0, 1], lambda k: 1 // k)
     finally:
         torch.set_num_threads(before)
+
+
+def test_no_part_begins_after_the_caller_was_interrupted() -> None:
+    from mpnn.kernels.cpu import threads
+
+    caller, begun = threading.current_thread(), []
+
+    def part(k: int) -> None:
+        begun.append(k)
+        if threading.current_thread() is caller:
+            raise KeyboardInterrupt
+        time.sleep(0.001)
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with pytest.raises(KeyboardInterrupt):
+            threads.each(range(1000), part)
+    finally:
+        torch.set_num_threads(before)
+    assert len(begun) < 500
 
 
 def test_what_must_be_known_before_numba_is_imported_is_what_kernels_go_by() -> None:

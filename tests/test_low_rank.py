@@ -24,7 +24,7 @@ GRAPHS: dict[str, Graph] = {
     "causal": graphs.causal().bind(300),
     "causal, a whole number of chunks": graphs.causal().bind(512),
     "causal, more destinations": graphs.causal().bind(200, 90),
-    "causal, more sources": graphs.causal().bind(90, 200),
+    "causal, more sources": graphs.causal().bind(200).rows(0, 90),
     "strictly causal": (graphs.causal() - graphs.identity()).bind(150),
     "one node": graphs.causal().bind(1),
     "memory": graphs.memory(20).bind(140, 160),

@@ -1,8 +1,10 @@
 """Topologies as text: what can be written, where a mistake is, and that nothing in the text is ever run."""
 
 import builtins
+import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mpnn import Topology, graphs
@@ -41,7 +43,7 @@ def test_text_gives_the_topology(text: str, topology: Topology) -> None:
 
 
 def test_every_topology_of_the_builders_can_be_written() -> None:
-    from_data = {"batch", "chunks", "knn", "lsh", "parse"}
+    from_data = {"batch", "cache", "chunks", "knn", "lsh", "parse", "register"}
     from_data |= {"absent_edges", "edges_into", "ends_of_edges", "random_walk_neighbors", "sampled"}
     others = {name for name in graphs.__all__ if name.startswith(("from_", "to_"))}
     assert set(BUILDERS) == set(graphs.__all__) - from_data - others
@@ -146,3 +148,64 @@ def test_hostile_text_is_refused_and_nothing_is_run(text: str, monkeypatch: pyte
 def test_only_text_is_read(given: Any) -> None:
     with pytest.raises(TypeError, match="a topology is written as text; got"):
         graphs.parse(given)
+
+
+def _checkerboard(i: Any, num_src: int, size: int = 1, kind: str = "black") -> list[tuple[Any, Any]]:
+    return [(j, np.where((i + j) // size % 2 == (kind == "white"), j + 1, j)) for j in range(num_src)]
+
+
+@pytest.fixture
+def checkerboard(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys.modules["mpnn.graphs.parse"], "_REGISTERED", {})
+
+    def checkerboard(size: int = 1, kind: str = "black") -> Topology:
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"size must be at least 1; got {size!r}")
+        return Topology.of(_checkerboard, size, kind)
+
+    assert graphs.register(checkerboard) is checkerboard
+    return checkerboard
+
+
+@pytest.mark.parametrize("text", ["checkerboard", "checkerboard(2)", "~checkerboard(2, 'white') & causal()"])
+def test_a_registered_builder_is_part_of_the_language(text: str, checkerboard: Any) -> None:
+    topology = graphs.parse(text)
+    assert graphs.parse(repr(topology)) == topology
+    assert (graphs.parse("checkerboard(2, kind='white')").bind(5).dense() == ~checkerboard(2).bind(5).dense()).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("checkerboard(0)", "size must be at least 1; got 0"),
+        ("checkerboard(1, 2, 3)", "takes from 0 to 2 positional arguments but 3 were given"),
+        ("checkerboard(print)", "there is no topology 'print'"),
+        ("checkerboard(b'1')", "arguments are numbers, text, True, False, None, topologies or lists of these"),
+        ("window('1')", "arguments are integers or lists of integers"),
+        ("checker", "there is no topology 'checker'; there are .*, checkerboard, .*, and yours by graphs.register"),
+    ],
+)
+def test_what_a_registered_builder_refuses_is_refused_with_a_column(text: str, why: str, checkerboard: Any) -> None:
+    with pytest.raises(ValueError, match=rf"cannot read .* at column \d+ .*{why}"):
+        graphs.parse(text)
+
+
+def test_a_builder_that_returns_something_else_is_refused(checkerboard: Any) -> None:
+    def odd() -> int:
+        return 1
+
+    graphs.register(odd)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match=r"test_parse\..*odd returned int, not a Topology"):
+        graphs.parse("odd")
+
+
+def test_a_name_has_one_builder(checkerboard: Any) -> None:
+    def window(radius: int) -> Topology:
+        return graphs.causal()
+
+    with pytest.raises(ValueError, match=r"'window' is the name of mpnn\.graphs\.sequence\.window; rename"):
+        graphs.register(window)
+    with pytest.raises(ValueError, match="must be an identifier; got '<lambda>'"):
+        graphs.register(lambda: graphs.causal())
+    graphs.register(checkerboard)  # as a module that is loaded again does
+    graphs.register(graphs.causal)

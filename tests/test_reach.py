@@ -119,3 +119,19 @@ def test_explicit_graphs_reach_too() -> None:
     assert graphs.from_edges([[], []], 3).diameter() is None
     assert graphs.from_edges([[], []], 0).diameter() == 0
     assert graphs.from_edges([[], []], 0).reach(2) == 1.0
+
+
+@given(st.tuples(st.integers(0, 7), st.integers(0, 7)).flatmap(lambda shape: arrays(bool, shape)))
+def test_components_are_sources_that_rows_join(matrix: np.ndarray) -> None:
+    dst, src = matrix.nonzero()
+    found = reach.components(Runs.from_edges(*matrix.shape, dst, src))
+    together = matrix.T.astype(int) @ matrix > 0
+    joined = walks(together | np.eye(len(together), dtype=bool), matrix.shape[1])
+    assert (joined == (found[:, None] == found)).all()
+    assert sorted({*found.tolist()}) == list(range(len({*found.tolist()})))
+
+
+def test_components_of_a_graph() -> None:
+    assert graphs.documents([2, 3]).bind(5).components().tolist() == [0, 0, 1, 1, 1]
+    assert graphs.from_edges([[0, 2, 1], [0, 0, 1]], 4).components().tolist() == [0, 1, 0, 2]
+    assert graphs.causal().bind(3).components().tolist() == [0, 0, 0]

@@ -1,10 +1,15 @@
 """Classes of edges by rule, each against a loop over pairs."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
 
+from mpnn import graphs, ops
 from mpnn.relation import Flipped, GridOffset, Offset, Relation, Table, as_relation
+from mpnn.scores import Lookup
 
 
 def classes(relation: Relation, num_dst: int, num_src: int) -> Tensor:
@@ -64,3 +69,15 @@ def test_rules_are_equal_when_they_say_the_same() -> None:
 def test_bad_tables_are_refused(table: Tensor, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Table(table)
+
+
+@pytest.mark.parametrize("backend", ["edge_list", "csr", "dense"])
+def test_a_graph_keeps_no_table_alive_that_a_call_brought(backend: str) -> None:
+    graph, x = graphs.causal().bind(5), torch.randn(5, 1, 8, requires_grad=True)
+    table = Table(torch.randint(0, 3, (5, 5)))
+    bias = torch.randn(table.count, 1, requires_grad=True)
+    ops.attend(graph, x, x, x, bias=Lookup(bias, table), backend=backend).sum().backward()
+    gone = weakref.ref(table)
+    del table
+    gc.collect()
+    assert gone() is None

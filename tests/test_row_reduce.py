@@ -28,6 +28,8 @@ class LogSumExp:
     @staticmethod
     def combine(a: float, b: float) -> float:
         high, low = max(a, b), min(a, b)
+        if low == -math.inf or high == math.inf:
+            return high
         return high + math.log1p(math.exp(low - high))
 
     @staticmethod
@@ -152,6 +154,30 @@ def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> Non
     torch.testing.assert_close(found[0][0], edge_list.run(request)[0], rtol=1e-9, atol=1e-9)
 
 
+class Largest:
+    """`max_j m_j` by its own `combine`; the identity must not show in rows of negative messages."""
+
+    identity = -math.inf
+
+    @staticmethod
+    def combine(a: float, b: float) -> float:
+        return max(a, b)
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return Max().reduce(messages, index)
+
+
+@pytest.mark.parametrize("edges", [1, 3, 15])
+@pytest.mark.parametrize("aggregator", [Sum(), Max(), Min(), Largest(), Product()], ids=lambda a: type(a).__name__)
+def test_fewer_edges_than_parts(aggregator: Aggregator, edges: int) -> None:
+    graph = graphs.from_edges([list(range(edges)), [0] * edges], edges)
+    width = 16 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread
+    request = Request(graph, -1 - torch.rand(edges, 1, width), normalize="none", reduce=aggregator)
+    torch.testing.assert_close(csr.run(request)[0], edge_list.run(request)[0], rtol=1e-5, atol=1e-5)
+    parts = csr.reduce._walk(graph, by_source=False).parts(width)
+    assert all(first < last for first, last, _, _ in parts)
+
+
 @pytest.mark.parametrize("aggregator", [Sum(), Mean(), Std(), LogSumExp()], ids=lambda a: type(a).__name__)
 def test_gradcheck(aggregator: Aggregator) -> None:
     graph = random_graph(6, 5, 20)
@@ -261,7 +287,9 @@ def test_a_combine_with_a_number_of_its_own() -> None:
         identity = -math.inf
 
         def __init__(self, t: float) -> None:
-            self.combine = lambda a, b: max(a, b) + math.log1p(math.exp(-t * abs(a - b))) / t
+            self.combine = lambda a, b: (
+                a + math.log(2.0) / t if a == b else max(a, b) + math.log1p(math.exp(-t * abs(a - b))) / t
+            )
             self.gradient = lambda message, out: math.exp(t * (message - out))
             self.t = t
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_runs import check_well_formed
 
-from mpnn import Graph, Topology, graphs
-from mpnn.relation import Offset, Table
+from mpnn import Graph, MessagePassing, Topology, graphs
+from mpnn.relation import Flipped, GridOffset, Offset, Table, Taps
 
 SAMPLES = [
     graphs.complete(),
@@ -47,7 +47,7 @@ SAMPLES = [
 
 @pytest.mark.parametrize("topology", SAMPLES, ids=str)
 def test_a_topology_prints_as_the_text_that_gives_it_back(topology: Topology) -> None:
-    again = graphs.parse(str(topology))
+    again = graphs.parse(repr(topology))
     assert again == topology
     assert hash(again) == hash(topology)
 
@@ -58,11 +58,37 @@ def test_expressions_print_with_the_parentheses_they_need() -> None:
     assert str(~(causal | window) - graphs.identity()) == "~(causal() | window(2)) - identity()"
     assert str(causal - (window - graphs.identity())) == "causal() - (window(2) - identity())"
     for expression in (causal - window - graphs.identity(), causal - (window - graphs.identity()), ~(causal & window)):
-        assert graphs.parse(str(expression)) == expression
+        assert graphs.parse(repr(expression)) == expression
 
 
-def test_long_lists_are_not_printed_in_full() -> None:
-    assert str(graphs.documents([1] * 100)) == "documents(<100 values>)"
+def test_long_lists_are_written_in_full_and_cut_short_for_people() -> None:
+    long = graphs.documents([1] * 100)
+    for topology in (long, graphs.global_nodes(range(7)) | ~graphs.permutation(range(1000))):
+        assert graphs.parse(repr(topology)) == topology
+    assert repr(graphs.documents(range(7))) == "documents([0, 1, 2, 3, 4, 5, 6])"
+    assert str(long - graphs.global_nodes([0, 2])) == "documents(<100 values>) - global_nodes([0, 2])"
+    assert str(graphs.documents([1] * 6)) == "documents([1, 1, 1, 1, 1, 1])"
+    assert long.bind(100).name == "documents(<100 values>)"
+    with pytest.raises(ValueError, match=r"the lengths of the documents add up to 100, but") as error:
+        long.bind(3)
+    assert len(str(error.value)) < 200
+
+
+RELATED = [
+    graphs.window(1).related(Offset(1)),
+    (graphs.window(1) | graphs.causal()).related(GridOffset(4, 1, 2)),
+    (~graphs.window(1)).related(Offset(2)),
+    ~graphs.window(1).related(Offset(2)),
+    graphs.window(1).related(Offset(2)) - graphs.identity(),
+    graphs.complete().related(Flipped(Taps(4, 2, (1, 2), padding=(0, 1)))),
+    graphs.convolution(4, 6, [1, 3], padding=[0, 1], dilation=2),
+    graphs.pooling(4, 6, [2, 3]),
+]
+
+
+@pytest.mark.parametrize("topology", RELATED, ids=str)
+def test_relations_are_part_of_the_text(topology: Topology) -> None:
+    assert graphs.parse(repr(topology)) == topology
 
 
 def test_equal_arguments_make_equal_topologies() -> None:
@@ -106,7 +132,7 @@ def _fits_any_size(topology: Topology) -> bool:
 
 @pytest.mark.parametrize("topology", [t for t in SAMPLES if _fits_any_size(t)], ids=str)
 def test_the_smallest_graphs(topology: Topology) -> None:
-    for num_dst, num_src in ((0, 0), (1, 1), (0, 2), (2, 0), (1, 3)):
+    for num_dst, num_src in ((0, 0), (1, 1), (0, 2), (2, 0), (3, 1)):
         graph = topology.bind(num_dst, num_src)
         check_well_formed(graph.runs)
         assert graph.dense().shape == (num_dst, num_src)
@@ -128,22 +154,83 @@ def test_memory_puts_remembered_sources_first() -> None:
 
 
 def test_memory_counts_within_expressions() -> None:
-    graph = (graphs.memory(2) & ~graphs.global_nodes(1)).bind(3)
-    assert (graph.num_src, graph.shift) == (5, 2)
-    assert torch.equal(
-        graph.dense(),
-        drawn("""
-            .....
+    for topology, expected in (
+        (graphs.memory(2) & graphs.window(1), """
+            .##..
+            ..##.
+            ...##
+        """),
+        (graphs.memory(2) & ~graphs.global_nodes(1), """
+            .##..
             .###.
             .####
         """),
-    )
+        (graphs.window(1) & (graphs.memory(2) | graphs.complete()), """
+            .###.
+            ..###
+            ...##
+        """),
+    ):  # fmt: skip
+        graph = topology.bind(3)
+        assert (graph.num_src, graph.shift) == (5, 2)
+        assert torch.equal(graph.dense(), drawn(expected))
 
 
 def test_relative_positions_know_where_the_segment_stands() -> None:
     graph = graphs.memory(2).related(Offset(4)).bind(3)
     src, dst = graph.edge_index
     assert torch.equal(graph.edge_type, src - (dst + 2) + 4)
+
+
+POSITIONAL = [
+    graphs.causal(),
+    graphs.identity(),
+    graphs.window(2),
+    graphs.window(1, dilation=2),
+    graphs.strided(2),
+    graphs.fixed(2),
+    graphs.prefix(2),
+    graphs.global_nodes(1),
+    graphs.longformer(2, globals=1),
+    graphs.bigbird(block=1, window=1, random=0, globals=1),
+    graphs.memory(0),
+    graphs.complete() - graphs.identity(),
+    ~graphs.causal(),
+    graphs.causal().related(Offset(1)),
+]
+
+
+@pytest.mark.parametrize("topology", POSITIONAL, ids=str)
+def test_fewer_destinations_than_sources_can_stand_in_two_ways(topology: Topology) -> None:
+    advice = r"the last 2 of 5 nodes.*bind\(5\)\.rows\(3, 5\).*the first 2.*bind\(5\)\.rows\(0, 2\)"
+    with pytest.raises(ValueError, match=advice):
+        topology.bind(2, 5)
+    assert topology.bind(0, 5).num_edges == 0
+    last, first = topology.bind(5).rows(3, 5), topology.bind(5).rows(0, 2)
+    assert torch.equal(last.dense(), topology.bind(5).dense()[3:])
+    assert torch.equal(first.dense(), topology.bind(5).dense()[:2])
+    assert (last.shift, first.shift) == (3, 0)
+
+
+def test_a_cached_query_attends_to_all_that_is_cached() -> None:
+    assert graphs.causal().bind(50).rows(49, 50).degree().tolist() == [50]
+    assert graphs.memory(49).bind(1).degree().tolist() == [50]
+    assert graphs.complete().bind(1, 50).degree().tolist() == [50]
+    op = MessagePassing(graphs.causal(), "sum")
+    x = torch.ones(50, 1)
+    with pytest.raises(ValueError, match=r"the last 1 of 50 nodes.*rows\(49, 50\)"):
+        op(x[-1:], source=x)
+    assert op(x[-1:], graphs.causal().bind(50).rows(49, 50), source=x).item() == 50
+
+
+def test_a_topology_joined_with_rows_stands_where_they_stand() -> None:
+    rows = graphs.causal().bind(6).rows(3, 5)
+    expected = (graphs.causal() & graphs.window(1)).bind(6).rows(3, 5)
+    for graph in (rows & graphs.window(1), graphs.window(1) & rows):
+        assert torch.equal(graph.dense(), expected.dense())
+        assert graph.shift == 3
+    with pytest.raises(ValueError, match=r"rows\(0, 2\)"):
+        graphs.from_edges([[4], [0]], num_src=5, num_dst=2) & graphs.window(1)  # nobody knows where these stand
 
 
 @pytest.mark.parametrize("size", [None, 2.0, "4", True])
@@ -201,6 +288,13 @@ def test_a_rule_has_nothing_of_a_graph_and_says_so(name: str) -> None:
         topology.edges  # noqa: B018
 
 
+@pytest.mark.parametrize("graph", [graphs.causal(), graphs.causal().bind(3)], ids=["topology", "graph"])
+def test_neither_and_nor_or_nor_not_can_join_sets_of_edges(graph: Any) -> None:
+    for join in (lambda: graph and graph, lambda: graph or graph, lambda: not graph):
+        with pytest.raises(TypeError, match=r"true nor false: write a & b, a \| b or ~a.* and `is None`"):
+            join()
+
+
 # ------------------------------------------------------------------------------------------------ the user's own
 
 
@@ -219,7 +313,8 @@ def test_a_topology_is_a_rule_of_runs() -> None:
         ####
     """)
     assert torch.equal(topology.bind(3, 4).dense(), expected)
-    assert torch.equal((topology & graphs.causal()).bind(3, 4).dense(), expected & torch.ones(3, 4).tril().bool())
+    both = (topology & graphs.causal()).bind(4).rows(0, 3)
+    assert torch.equal(both.dense(), expected & torch.ones(3, 4).tril().bool())
 
 
 def test_rows_that_are_alike_are_given_once() -> None:
@@ -345,7 +440,7 @@ sizes = st.sampled_from([0, 1, 2, 3, 5, 8, 11, 13])
 def test_any_expression_is_its_boolean_mask(expression: tuple[Topology, Mask], num_dst: int, num_src: int) -> None:
     topology, mask = expression
     expected = mask(*np.indices((num_dst, num_src)))
-    graph = topology.bind(num_dst, num_src)
+    graph = topology.bind(max(num_dst, num_src), num_src).rows(0, num_dst)
     check_well_formed(graph.runs)
     assert (graph.dense().numpy() == expected).all()
     assert graph.num_edges == expected.sum()
@@ -353,7 +448,7 @@ def test_any_expression_is_its_boolean_mask(expression: tuple[Topology, Mask], n
     assert graph.edge_index.flip(0).tolist() == [ends.tolist() for ends in np.nonzero(expected)]
     assert (graph.reverse().dense().numpy() == expected.T).all()
     assert (graph.reverse().reverse().dense().numpy() == expected).all()
-    assert graphs.parse(str(topology)) == topology
+    assert graphs.parse(repr(topology)) == topology
 
 
 @settings(max_examples=100)

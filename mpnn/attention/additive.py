@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.attention.heads import edges_by_head, joined, refuse_no_heads
+from mpnn import check
+from mpnn.attention.heads import check_integers, edges_by_head, joined
 from mpnn.attention.spec import Attention, KeyValue, Terms
 from mpnn.graph import Graph
+from mpnn.graphs.check import at_least
 from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
 
 
@@ -41,7 +43,8 @@ class Additive(Attention):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        refuse_no_heads(heads)
+        check_integers(in_dim=in_dim, out_dim=out_dim, edge_dim=edge_dim)
+        at_least("heads", heads, 1)
         self.heads, self.concat, self.dropout = heads, concat, dropout
         self.activation = LeakyReLU(negative_slope)
         self.to_value = nn.Linear(in_dim, heads * out_dim, bias=False)
@@ -53,6 +56,9 @@ class Additive(Attention):
         for weight in (self.to_value.weight, self.by_src, self.by_dst, self.by_edge):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return check.takes(self.to_value), check.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
@@ -100,7 +106,8 @@ class AdditiveV2(KeyValue):
         map_value: bool = True,
     ) -> None:
         super().__init__()
-        refuse_no_heads(heads)
+        check_integers(in_dim=in_dim, out_dim=out_dim, edge_dim=edge_dim)
+        at_least("heads", heads, 1)
         self.heads, self.concat, self.dropout, self.map_value = heads, concat, dropout, map_value
         self.activation = LeakyReLU() if activation is None else activation
         self.to_value = nn.Linear(in_dim if source_dim is None else source_dim, heads * out_dim, bias)
@@ -109,6 +116,9 @@ class AdditiveV2(KeyValue):
         self.vector = nn.Parameter(torch.empty(heads, out_dim))
         self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias and map_value else None
         nn.init.xavier_uniform_(self.vector)
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return check.takes(self.to_query), check.takes(self.to_value)
 
     def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key = self.to_query(dst), self.to_value(src).unflatten(-1, (self.heads, -1))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention.heads import joined
-from mpnn.attention.spec import Attention, Terms
+from mpnn import check
+from mpnn.attention.heads import check_integers, joined
+from mpnn.attention.spec import ANY, Attention, Terms
 from mpnn.graph import Graph
 
 
@@ -22,9 +23,13 @@ class Degree(Attention):
 
     def __init__(self, in_dim: int, out_dim: int, *, bias: bool = True) -> None:
         super().__init__()
+        check_integers(in_dim=in_dim, out_dim=out_dim)
         self.to_value = nn.Linear(in_dim, out_dim, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
         nn.init.xavier_uniform_(self.to_value.weight)
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return ANY, check.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         if graph.num_dst != graph.num_src:

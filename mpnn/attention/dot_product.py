@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from mpnn.attention.heads import edges_by_head
+from mpnn import check
+from mpnn.attention.heads import check_integers, edges_by_head
 from mpnn.attention.spec import KeyValue, Terms
 from mpnn.graph import Graph
 from mpnn.position import Position
@@ -50,6 +51,8 @@ class DotProduct(KeyValue):
         scale: float | None = None,
     ) -> None:
         super().__init__()
+        check_integers(dim=dim, heads=heads, kv_heads=kv_heads, head_dim=head_dim, edge_dim=edge_dim)
+        check_integers(source_dim=source_dim, query_dim=query_dim)
         kv_heads = heads if kv_heads is None else kv_heads
         source_dim = dim if source_dim is None else source_dim
         if heads < 1 or (head_dim is None and dim % heads):
@@ -73,6 +76,9 @@ class DotProduct(KeyValue):
                 )
         self.positions = nn.ModuleList(given)
 
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return check.takes(self.to_query), check.takes(self.to_key)
+
     def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))
         key = self.to_key(src).unflatten(-1, (self.kv_heads, -1))
@@ -95,7 +101,9 @@ class DotProduct(KeyValue):
         return Terms(value, score, tuple(bias), on_value)
 
     def merge(self, out: Tensor) -> Tensor:
-        return self.to_out(out.flatten(-2))
+        message = out.flatten(-2)
+        check.widened("DotProduct", message.shape[-1], self.heads * self.head_dim)
+        return self.to_out(message)
 
 
 def _one(what: str, a: PerEdge | None, b: Lookup | None) -> PerEdge | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention.spec import Attention, Terms
+from mpnn import check
+from mpnn.attention.heads import check_integers, joined
+from mpnn.attention.spec import ANY, Attention, Terms
 from mpnn.graph import Graph
 from mpnn.scores import Dot
 
@@ -26,6 +28,7 @@ class Gaussian(Attention):
 
     def __init__(self, in_dim: int, out_dim: int, kernels: int, coordinates: int, *, bias: bool = True) -> None:
         super().__init__()
+        check_integers(in_dim=in_dim, out_dim=out_dim, kernels=kernels, coordinates=coordinates)
         self.kernels = kernels
         self.to_value = nn.Linear(in_dim, kernels * out_dim, bias=False)
         self.mu, self.sigma = (nn.Parameter(torch.empty(kernels, coordinates)) for _ in range(2))
@@ -33,6 +36,9 @@ class Gaussian(Attention):
         nn.init.xavier_uniform_(self.to_value.weight)
         nn.init.uniform_(self.mu)
         nn.init.uniform_(self.sigma, 0.5, 1.5)
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return ANY, check.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         coordinates = self.mu.shape[1]
@@ -47,8 +53,7 @@ class Gaussian(Attention):
         return Terms(self.to_value(src).unflatten(-1, (self.kernels, -1)), bias=(weight,))
 
     def merge(self, out: Tensor) -> Tensor:
-        message = out.sum(-2)
-        return message if self.bias is None else message + self.bias
+        return joined(out.sum(-2, keepdim=True), True, self.bias)
 
 
 class Near(Attention):
@@ -68,6 +73,9 @@ class Near(Attention):
         super().__init__()
         self.encode, self.places, self.dropout = encode, places, dropout
         self.normalize = "softmax" if normalized else "none"
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return check.takes(self.encode), check.takes(self.encode)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         encoded = self.encode(src)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from mpnn import check
 
-def refuse_no_heads(heads: int) -> None:
-    if heads < 1:
-        raise ValueError(f"heads must be at least 1; got {heads}")
+
+def check_integers(**sizes: int | None) -> None:
+    """Raises TypeError, naming the argument, unless these are integers, or None."""
+    for name, size in sizes.items():
+        if size is not None:
+            check.width(name, size)
 
 
 def edges_by_head(to_edge: nn.Linear, edge_attr: Tensor | None, heads: int) -> Tensor:
@@ -23,4 +27,7 @@ def edges_by_head(to_edge: nn.Linear, edge_attr: Tensor | None, heads: int) -> T
 def joined(out: Tensor, concat: bool, bias: Tensor | None) -> Tensor:
     """The message [..., N, F] of what each head heard, [..., N, H, D]: side by side or their mean, and a bias."""
     out = out.flatten(-2) if concat else out.mean(-2)
-    return out if bias is None else out + bias
+    if bias is None:
+        return out
+    check.widened("attention with a bias", out.shape[-1], len(bias))
+    return out + bias

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import log
 from typing import Literal
 
@@ -9,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import check
+from mpnn.attention.heads import check_integers
 from mpnn.attention.spec import KeyValue, Terms
 from mpnn.graph import Graph
 from mpnn.scores import Dot
@@ -40,6 +44,7 @@ class Kernel(KeyValue):
         self, dim: int, heads: int, *, features: int | Literal["elu"] = 256, bias: bool = True, seed: int = 0
     ) -> None:
         super().__init__()
+        check_integers(dim=dim, heads=heads)
         if heads < 1 or dim % heads:
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
         if features != "elu" and (not isinstance(features, int) or features < 1):
@@ -47,6 +52,9 @@ class Kernel(KeyValue):
         self.heads, self.head_dim = heads, dim // heads
         self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(dim, dim, bias) for _ in range(4))
         self.register_buffer("directions", None if features == "elu" else _orthogonal(features, self.head_dim, seed))
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return check.takes(self.to_query), check.takes(self.to_key)
 
     def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = (
@@ -57,16 +65,19 @@ class Kernel(KeyValue):
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-        # A factor for each query, and one for all keys of a head, cancel; they keep exponentials from overflowing.
-        score = Dot(self._features(query, (-1,)), self._features(key, (-3, -1)), 1.0)
-        return Terms(value, score)
+        # A factor for each query cancels, and so does one for all keys of a head that share a destination. They keep
+        # exponentials from overflowing, and a document's keys from vanishing beside those of another document.
+        queries, keys = self._features(query, _largest_of_each), self._features(key, partial(_largest, graph))
+        return Terms(value, Dot(queries, keys, 1.0))
 
     def merge(self, out: Tensor) -> Tensor:
+        check.widened("Kernel", out.shape[-1], self.head_dim + 1)
         total = out[..., -1:]
         return self.to_out((out[..., :-1] / torch.where(total == 0, torch.ones_like(total), total)).flatten(-2))
 
-    def _features(self, x: Tensor, common: tuple[int, ...]) -> Tensor:
-        """phi(x) [..., N, H, features] of x [..., N, H, D], up to a factor that is common to these dimensions."""
+    def _features(self, x: Tensor, largest: Callable[[Tensor], Tensor]) -> Tensor:
+        """phi(x) [..., N, H, features] of x [..., N, H, D], divided by the exponential of `largest(y)`, where y
+        [..., N, H] is the logarithm of each node's largest feature."""
         if self.directions is None:
             return F.elu(x) + 1
         x = x * self.head_dim**-0.25
@@ -74,9 +85,29 @@ class Kernel(KeyValue):
         exponent = x @ self.directions.to(x.dtype).T
         if not exponent.numel():
             return exponent
-        top = (exponent.detach().amax(-1, keepdim=True) - half.detach()).amax(common, keepdim=True)
+        top = largest(exponent.detach().amax(-1) - half.detach().squeeze(-1)).unsqueeze(-1)
         # In place: the features are the largest tensor of a layer, and its room is taken once.
         return exponent.sub_(half + top + log(len(self.directions)) / 2).exp_()
+
+
+def _largest_of_each(x: Tensor) -> Tensor:
+    return x
+
+
+def _largest(graph: Graph, x: Tensor) -> Tensor:
+    """The largest number of each component of the graph, for each of its sources: x [..., N_src, H], or [..., 1, H]
+    where there is one component. A compiled program, which is one for all graphs, takes all sources for one."""
+    component = None if torch.compiler.is_compiling() else graph.memo("components", lambda: _components(graph))
+    if component is None:
+        return x.amax(-2, keepdim=True)
+    index = component[:, None].expand_as(x)
+    return torch.full_like(x, -torch.inf).scatter_reduce(-2, index, x, "amax").gather(-2, index)
+
+
+def _components(graph: Graph) -> Tensor | None:
+    """The component of each source, int64 [N_src]; None where there is only one."""
+    component = graph.components()
+    return component if bool(component.any()) else None
 
 
 def _orthogonal(count: int, dim: int, seed: int) -> Tensor:

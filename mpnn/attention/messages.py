@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention.spec import Attention, Terms
+from mpnn import check
+from mpnn.attention.spec import ANY, Attention, Terms
 from mpnn.graph import Graph
 from mpnn.graphs.incidence import edges_into
 
@@ -31,6 +32,9 @@ class Mapped(Attention):
     def __init__(self, value: nn.Module | None = None, out: nn.Module | None = None) -> None:
         super().__init__()
         self.value, self.out = value, out
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return ANY, check.takes(self.value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         return Terms((src if self.value is None else self.value(src)).unsqueeze(-2))

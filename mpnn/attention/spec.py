@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from mpnn import check
 from mpnn.graph import Graph
-from mpnn.scores import PerEdge, Score
+from mpnn.scores import Lookup, PerEdge, Score
+
+ANY: check.Takes = (None, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,8 @@ class Terms:
         if not isinstance(self.bias, tuple):
             raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
         for bias in self.bias:
+            if not isinstance(bias, (Tensor, Lookup)):
+                raise TypeError(f"a bias is a tensor [..., E, H] or a Lookup; got {type(bias).__name__}")
             if isinstance(bias, Tensor) and bias.dim() < 2:
                 raise ValueError(f"a bias is [..., E, H]; got {list(bias.shape)}: for one head, bias[:, None]")
 
@@ -63,6 +68,10 @@ class Attention(nn.Module, ABC):
     @abstractmethod
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         """Terms for destinations [..., N_dst, d] and sources [..., N_src, d]; edge_attr [E, ...] in caller's order."""
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        """The width and the type of the features that destinations and that sources must have, see `check.takes`."""
+        return ANY, ANY
 
     def merge(self, out: Tensor) -> Tensor:
         """What arrived, [..., N_dst, H, D], as the message [..., N_dst, F]; default: heads side by side."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention.heads import joined
+from mpnn import check
+from mpnn.attention.heads import check_integers, joined
 from mpnn.attention.spec import Attention, Terms
 from mpnn.graph import Graph
+from mpnn.graphs.check import at_least
 
 
 class Typed(Attention):
@@ -25,17 +27,21 @@ class Typed(Attention):
 
     def __init__(self, in_dim: int, out_dim: int, relations: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.relations = relations
+        check_integers(in_dim=in_dim, out_dim=out_dim)
+        at_least("relations", relations, 1)
+        self.in_dim, self.relations = in_dim, relations
         self.weight = nn.Parameter(torch.empty(relations, in_dim, out_dim))
         self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
         for one in self.weight:
             nn.init.xavier_uniform_(one)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        check.fits("Typed", "x" if dst is src else "source", src, (self.in_dim, self.weight.dtype))
         by_class = graph.derived(_by_class, self.relations, num_dst=graph.num_dst * self.relations)
         return Terms(src.unsqueeze(-2), graph=by_class)
 
     def merge(self, out: Tensor) -> Tensor:
+        check.widened("Typed", out.shape[-1], self.in_dim)
         return joined((self.gathered(out) @ self.maps().flatten(0, 1)).unsqueeze(-2), True, self.bias)
 
     def gathered(self, out: Tensor) -> Tensor:

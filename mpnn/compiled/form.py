@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from mpnn import eager
 from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggregator
-from mpnn.compiled.outline import Outline
+from mpnn.compiled.embedded import ADVICE, embedded
+from mpnn.compiled.names import describe, restore
+from mpnn.compiled.outline import Outline, constant
 from mpnn.graph import Graph
 from mpnn.relation import Offset, Relation
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, PerEdge, Request, Score
@@ -29,10 +31,11 @@ from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, 
 class Call(NamedTuple):
     """The arguments of `torch.ops.mpnn.run`.
 
-    `token`: the number of the graph or topology. `sizes`: destinations, sources and edges (0 where nothing depends on
-    them), destinations and sources of what the graph was derived from, then the clips of relations. `tensors`: value
-    first, in the order of the form's slots. `form`: a `Form`, written down. `numbers`: dropout, scale, soft cap, slope
-    of the activation. `needs`: which tensors need gradients.
+    `token`: the number of the graph or topology, int64 scalar; or the graph itself, uint8 [bytes] (`embedded`).
+    `sizes`: destinations, sources and edges (0 where nothing depends on them), destinations and sources of what the
+    graph was derived from, then the clips of relations. `tensors`: value first, in the order of the form's slots.
+    `form`: a `Form`, written down. `numbers`: dropout, scale, soft cap, slope of the activation. `needs`: which tensors
+    need gradients.
     """
 
     token: Tensor
@@ -91,9 +94,13 @@ def taken_apart(request: Request, backend: str) -> Call:
     reduce, reduced = parts.named("reduce", request.reduce), None
     if reduce not in _PLAIN:
         reduced = _reduced(reduce, operator.index(request.heads), operator.index(request.value.shape[-1]))
+    if torch.compiler.is_exporting():
+        token, recipe = embedded(graph), ()
+    else:
+        token, recipe = graph.token, (_named(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else ()
     form = Form(
         backend,
-        (_named(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else (),
+        recipe,
         type(score).__name__,
         tuple(parts.slots),
         softcap is not None,
@@ -105,7 +112,7 @@ def taken_apart(request: Request, backend: str) -> Call:
     )
     num_edges = graph.num_edges if request.return_weights or parts.per_edge else 0
     return Call(
-        graph.token,
+        token,
         [graph.num_dst, graph.num_src, num_edges, *graph.base, *parts.clips],
         parts.tensors,
         _written(*form),
@@ -143,7 +150,7 @@ class _Parts:
     def _relation(self, relation: Relation | None) -> str:
         if relation is None:
             return "graph"
-        if isinstance(relation, Offset):  # whose clip may be a symbol: T5's and ALiBi's tables are as long as the graph
+        if type(relation) is Offset:  # whose clip may be a symbol: T5's and ALiBi's tables are as long as the graph
             self.clips.append(relation.clip)
             return "offset"
         return _named(relation)
@@ -154,12 +161,12 @@ def aggregator_of(given: Any) -> Any:
     return _BY_NAME[given] if isinstance(given, str) and given in _BY_NAME else given
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _written(*fields: Any) -> str:
     return repr(fields)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _reduced(reduce: str, heads: int, width: int) -> tuple[int, int]:
     found = aggregator(_object(reduce))
     like = next(found.parameters(), torch.zeros(())) if isinstance(found, nn.Module) else torch.zeros(())
@@ -179,10 +186,12 @@ _MODULES: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
 _OBJECTS: dict[str, Any] = {}
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _named(found: Any) -> str:
     """What a program calls an object. Names that are not descriptions hold for one process only, so that no program
     that another one cached is mistaken for this one's."""
+    if torch.compiler.is_exporting():
+        return _described(found)
     name = f"{type(found).__name__} {_PROCESS}{next(_NUMBERS)}"
     (_MODULES if isinstance(found, nn.Module) else _OBJECTS)[name] = found
     return name
@@ -198,7 +207,22 @@ def _object(name: str) -> Any:
     for known in (_PLAIN, _OBJECTS, _MODULES):
         if name in known:
             return known[name]
+    if "(" in name or "." in name:
+        return restore(name)
     raise RuntimeError(f"a compiled program was run with {name.split()[0]!r}, which is gone; keep it while it runs")
+
+
+def _described(found: Any) -> str:
+    """What a program that another process will run calls an object."""
+    text = describe(found)
+    if text is None:
+        found = getattr(found, "function", found)  # an aggregator may be a function
+        name = getattr(found, "__qualname__", type(found).__name__)
+        raise ValueError(
+            f"torch.export cannot save {name}: a saved program holds the aggregators and relations of this library and "
+            f"torch's activations, and no code of your own; {ADVICE}"
+        )
+    return text
 
 
 # ---------------------------------------------------------------------------------------------------- together again
@@ -268,18 +292,18 @@ def result(call: Call, graph: Graph) -> list[Tensor]:
     def run() -> tuple[Tensor, Tensor | None]:
         return eager.run(request, form.backend)
 
-    found = torch.func.functional_call(_Modules(form), own, (run,)) if own else run()
+    found = torch.func.functional_call(_Modules(request), own, (run,)) if own else run()
     return [x for x in found if x is not None]
 
 
 class _Modules(nn.Module):
-    """Those that take part, by their roles; calls a function."""
+    """Those that take part in a request, by their roles; calls a function."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, request: Request) -> None:
         super().__init__()
-        for role, name in (("reduce", form.reduce), ("activation", form.activation)):
-            if name in _MODULES:
-                self.add_module(role, _MODULES[name])
+        for role, found in (("reduce", request.reduce), ("activation", getattr(request.score, "activation", None))):
+            if isinstance(found, nn.Module):
+                self.add_module(role, found)
 
     def forward(self, function: Callable[[], Any]) -> Any:
         return function()

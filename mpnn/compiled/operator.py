@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from mpnn import check, eager
+from mpnn.compiled.embedded import opened
 from mpnn.compiled.form import Call, derived, names_objects, put_together, read, result, taken_apart
 from mpnn.compiled.outline import bound
 from mpnn.graph import Graph
-from mpnn.handles import held
 from mpnn.scores import Request
 
 
@@ -32,15 +32,10 @@ def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]
     return out, weights if request.return_weights else None
 
 
-_CALL = "Tensor token, SymInt[] sizes, Tensor[] tensors, str form, float[] numbers, bool[] needs"
-torch.library.define("mpnn::run", f"({_CALL}) -> (Tensor out, Tensor weights, Tensor ticket)")
-torch.library.define("mpnn::run_backward", f"(Tensor[] grads, Tensor[] outputs, Tensor ticket, {_CALL}) -> Tensor[]")
-
-
 # ---------------------------------------------------------------------------------------------------- forward
 
 
-def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Out, the weights (empty unless asked for) and the ticket."""
     call = Call(*arguments)
     graph = _graph(call)
@@ -53,7 +48,7 @@ def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out, weights[0] if weights else out.new_empty(0), ticket
 
 
-def _run_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = Call(*arguments)
     form, value = read(call.form), call.tensors[0]
     request = put_together(call, cast(Graph, _Sizes(call.sizes, value.device)))
@@ -79,7 +74,7 @@ class _Sizes:
 
 
 def _graph(call: Call) -> Graph:
-    given = bound(held(call.token), *call.sizes[3:5]).to(call.tensors[0].device)
+    given = bound(opened(call.token), *call.sizes[3:5]).to(call.tensors[0].device)
     return derived(call, given)
 
 
@@ -166,7 +161,7 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 # ---------------------------------------------------------------------------------------------------- backward
 
 
-def _run_backward(grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Tensor, *arguments: Any) -> list[Tensor]:
+def run_backward(grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients of those tensors that need one. `outputs` are not read: backends may have kept them, and as long
     as they are needed here nobody writes over them."""
     call = Call(*arguments)
@@ -189,28 +184,21 @@ def _run_backward(grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Te
     return given
 
 
-def _run_backward_fake(
+def run_backward_fake(
     grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Tensor, *arguments: Any
 ) -> list[Tensor]:
     call = Call(*arguments)
     return [t.new_empty(t.shape) for t, needed in zip(call.tensors, call.needs, strict=True) if needed]
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     call = Call(*inputs)
     ctx.save_for_backward(*output, call.token, *call.tensors)
     ctx.sizes, ctx.rest = call.sizes, call[3:]
 
 
-def _backward(ctx: Any, grad_out: Tensor, grad_weights: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+def backward(ctx: Any, grad_out: Tensor, grad_weights: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     out, weights, ticket, token, *tensors = ctx.saved_tensors
     call = Call(token, ctx.sizes, tensors, *ctx.rest)
     grads = iter(torch.ops.mpnn.run_backward([grad_out, grad_weights], [out, weights], ticket, *call))
     return None, None, [next(grads) if needed else None for needed in call.needs], None, None, None
-
-
-torch.library.impl("mpnn::run", "default", _run)
-torch.library.register_fake("mpnn::run", _run_fake)
-torch.library.register_autograd("mpnn::run", _backward, setup_context=_setup)
-torch.library.impl("mpnn::run_backward", "default", _run_backward)
-torch.library.register_fake("mpnn::run_backward", _run_backward_fake)

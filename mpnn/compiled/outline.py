@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, cast
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mpnn.graph import Graph
 from mpnn.relation import Relation
 from mpnn.topology import Topology
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def constant(function: F) -> F:
+    """A decorator: while a program is traced, the function runs at once, on real tensors, and its result is a constant
+    of the program."""
+
+    @wraps(function)
+    def run(*arguments: Any) -> Any:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # those of torch.export, which fake tensors
+            return function(*arguments)
+
+    return cast(F, torch.compiler.assume_constant_result(run))
 
 
 class Outline:
@@ -96,22 +112,22 @@ def bound(given: Topology | Graph, num_dst: int, num_src: int) -> Graph:
     return given.bind(num_dst, num_src) if isinstance(given, Topology) else given
 
 
-@torch.compiler.assume_constant_result
+@constant
 def built(build: Callable[..., Any], *arguments: Any) -> Any:
     """`build(*arguments)`, once for the program."""
     return build(*arguments)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _number_of_edges(given: Topology | Graph, num_dst: int, num_src: int) -> int:
     return bound(given, num_dst, num_src).num_edges
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _has_classes(given: Topology, num_dst: int, num_src: int) -> bool:
     return given.bind(num_dst, num_src).has_classes
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _edges(given: Topology | Graph, num_dst: int, num_src: int) -> Tensor:
     return bound(given, num_dst, num_src).edge_index

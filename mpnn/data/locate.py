@@ -50,12 +50,15 @@ def locate(name: str, *names: str) -> Path:
     Raises:
         ValueError: there is no such dataset, or it has no such file.
         DatasetNotFound: the files are not here and could not be downloaded.
-        DamagedFile: a file is here, but not of the size it has at its source.
+        DamagedFile: a file is here, but not of the size it has at its source, or a folder has its name.
     """
     source = _source(name)
     files = _files(source, names)
     folders = [root / source.folder for root in _roots()]
     folder = next((folder for folder in folders if not _missing(folder, files)), folders[-1])
+    for file in _missing(folder, files):
+        if (folder / file.name).exists():
+            raise DamagedFile(f"{folder / file.name} is not a file; move it away and fetch the file again")
     try:
         for file in _missing(folder, files):
             download(file, folder / file.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mpnn.data.errors import DamagedFile
 from mpnn.data.links import both_directions
 from mpnn.data.locate import locate
 from mpnn.data.pickles import load_plain
+from mpnn.data.read import read_bytes
 
 _VALIDATION_NODES = 500
 
@@ -66,13 +68,20 @@ def read_planetoid(folder: Path, name: str) -> NodeClassification:
     """
     test = _read_index(folder / f"ind.{name}.test.index")
     known_x, test_x = (_features(folder / f"ind.{name}.{part}") for part in ("allx", "tx"))
-    train_y, known_y, test_y = (_labels(folder / f"ind.{name}.{part}") for part in ("y", "ally", "ty"))
+    train_y, known_y, test_y = labels = [_one_hot(folder / f"ind.{name}.{part}") for part in ("y", "ally", "ty")]
+    widths = [known_x.shape[1], test_x.shape[1]], [y.shape[1] for y in labels]
+    if any(len(set(width)) > 1 for width in widths):
+        raise DamagedFile(
+            f"{folder} holds features of widths {widths[0]}, labels of {widths[1]}; fetch its files again"
+        )
     num_known, num_nodes = len(known_y), len(known_y) + len(test_y)
     if known_x.shape[0] != num_known or test_x.shape[0] != len(test_y):
         raise DamagedFile(
             f"{folder} holds {known_x.shape[0]} + {test_x.shape[0]} rows of features for "
             f"{num_known} + {len(test_y)} labels; fetch its files again"
         )
+    if len(train_y) > num_known:
+        raise DamagedFile(f"{folder} holds {len(train_y)} labels for training among {num_known}; fetch its files again")
     if not np.array_equal(np.sort(test), np.arange(num_known, num_nodes)):
         raise DamagedFile(
             f"{folder / f'ind.{name}.test.index'} does not list each of the nodes {num_known} to "
@@ -81,7 +90,7 @@ def read_planetoid(folder: Path, name: str) -> NodeClassification:
     # Row k of the shuffled part belongs to node test[k]; sorting by node number undoes the shuffle.
     order = np.argsort(np.concatenate([np.arange(num_known), test]))
     x = np.concatenate([known_x, test_x])[order]
-    y = np.concatenate([known_y, test_y])[order]
+    y = np.concatenate([known_y, test_y]).argmax(axis=1).astype(np.int64)[order]
     node, num_train = torch.arange(num_nodes), len(train_y)
     return NodeClassification(
         x=torch.from_numpy(x),
@@ -106,17 +115,17 @@ def _features(path: Path) -> np.ndarray:
     return matrix.toarray().astype(np.float32)
 
 
-def _labels(path: Path) -> np.ndarray:
+def _one_hot(path: Path) -> np.ndarray:
     one_hot = load_plain(path)
     if not isinstance(one_hot, np.ndarray) or one_hot.ndim != 2 or (one_hot.sum(axis=1) != 1).any():
         raise DamagedFile(f"{path} does not hold one label a row; delete it and fetch it again")
-    return one_hot.argmax(axis=1).astype(np.int64)
+    return one_hot
 
 
 def _read_index(path: Path) -> np.ndarray:
     try:
-        return np.array([int(line) for line in path.read_text(encoding="ascii").split()], dtype=np.int64)
-    except ValueError as error:
+        return np.array([int(line) for line in read_bytes(path).decode("ascii").split()], dtype=np.int64)
+    except (ValueError, OverflowError) as error:
         raise DamagedFile(f"{path} is not a list of node numbers ({error}); fetch it again") from error
 
 
@@ -127,5 +136,7 @@ def _edge_index(path: Path, num_nodes: int) -> Tensor:
     listed = [(i, j) for i, others in neighbours.items() for j in others]
     for i, j in listed:
         if not all(isinstance(node, int) and 0 <= node < num_nodes for node in (i, j)):
-            raise DamagedFile(f"{path} links {i!r} to {j!r}, but the nodes are 0 to {num_nodes - 1}")
+            raise DamagedFile(
+                f"{path} links {reprlib.repr(i)} to {reprlib.repr(j)}, but the nodes are 0 to {num_nodes - 1}"
+            )
     return both_directions(listed)

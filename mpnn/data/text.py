@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from mpnn.data.errors import DamagedFile, DatasetNotFound
 from mpnn.data.locate import locate
+from mpnn.data.read import read_bytes
 
+_LARGEST_RATIO = 100  # of unpacked bytes to packed ones: captions have 3, and a bomb 1,000
 SPLITS = ("train", "val", "test_2016_flickr")
 
 
@@ -23,7 +26,7 @@ def tinyshakespeare() -> str:
         DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
     """
     path = locate("tinyshakespeare") / "input.txt"
-    return _decoded(path, path.read_bytes())
+    return _decoded(path, read_bytes(path))
 
 
 def topics() -> dict[str, str]:
@@ -76,11 +79,18 @@ def multi30k(split: str) -> list[tuple[str, str]]:
 
 def read_gzip_lines(path: Path) -> list[str]:
     """The lines of a gzipped UTF-8 file, without their ends."""
+    packed = read_bytes(path)
+    most = _LARGEST_RATIO * len(packed)
     try:
-        with gzip.open(path) as file:
-            content = file.read()
+        with gzip.open(io.BytesIO(packed)) as file:
+            content = file.read(most + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DamagedFile(f"{path} is truncated or not gzipped ({error}); delete it and fetch it again") from error
+    if len(content) > most:
+        raise DamagedFile(
+            f"{path} has {len(packed):,} bytes that unpack to more than {_LARGEST_RATIO} times as many, which no text "
+            "does; delete it and fetch it again"
+        )
     return _decoded(path, content).removesuffix("\n").split("\n")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.data.errors import DamagedFile
 from mpnn.data.locate import locate
 
 _FILE = "attention_model_tsp20.safetensors"
@@ -26,6 +27,7 @@ def tsp_weights() -> dict[str, Tensor]:
 
     Raises:
         DatasetNotFound: the file is not here; the message says how to get it.
+        DamagedFile: the file is truncated or not one of safetensors.
         ImportError: safetensors is not installed.
     """
     try:
@@ -34,5 +36,9 @@ def tsp_weights() -> dict[str, Tensor]:
         raise ImportError(
             'the weights are kept with safetensors, which is not installed; run: pip install "mpnn[hf]"'
         ) from error
-    weights: dict[str, Tensor] = load_file(locate("tsp", _FILE) / _FILE)
+    path = locate("tsp", _FILE) / _FILE
+    try:
+        weights: dict[str, Tensor] = load_file(path)
+    except Exception as error:  # safetensors has its own kinds
+        raise DamagedFile(f"{path} does not hold weights ({error}); delete it and fetch it again") from None
     return weights

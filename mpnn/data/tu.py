@@ -15,6 +15,7 @@ from torch import Tensor
 from mpnn.data.errors import DamagedFile
 from mpnn.data.links import both_directions
 from mpnn.data.locate import locate
+from mpnn.data.read import read_bytes
 
 NAMES = ("MUTAG", "PROTEINS")
 
@@ -74,6 +75,8 @@ def read_tu(path: Path) -> GraphClassification:
     """Reads a file in this format; tags and labels are renumbered from 0 in increasing order."""
     lines = _Lines(path)
     (count,) = lines.numbers("the number of graphs", 1)
+    if count < 1:
+        raise lines.error(f"a collection of {count} graphs")
     raw = [_read_graph(lines) for _ in range(count)]
     lines.expect_end()
     tag_of = {tag: i for i, tag in enumerate(sorted({tag for _, tags, _ in raw for tag in tags}))}
@@ -113,7 +116,7 @@ class _Lines:
     def __init__(self, path: Path) -> None:
         self._path = path
         # Bytes that are not ASCII come through as a word that is no number: the error then has its line.
-        self._lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+        self._lines = read_bytes(path).decode("ascii", errors="replace").splitlines()
         self._read = 0
 
     def numbers(self, what: str, count: int | None = None) -> list[int]:
@@ -127,6 +130,8 @@ class _Lines:
             found = [int(word) for word in line.split()]
         except ValueError:
             found = []
+        if any(number.bit_length() > 63 for number in found):
+            raise self.error(f"expected {what} in 64 bits, found {line[:40]!r}")
         if len(found) != count if count is not None else len(found) < 2:
             raise self.error(f"expected {what} in whole numbers, found {line[:40]!r}")
         return found

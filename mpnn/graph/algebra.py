@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -40,6 +40,14 @@ def difference(one: Graph, other: Graph) -> Graph:
     """`one - other`, see `Graph`."""
     runs = _merged(one, other, Runs.__sub__)
     return _found_in(one, runs, other) if one.is_explicit else structured(one, runs, other)
+
+
+def refuse_truth(edges: object) -> NoReturn:
+    """Raises TypeError: Python's `a and b` asks whether `a` is true, and then is `b` alone."""
+    raise TypeError(
+        f"{edges} is a set of edges, which is neither true nor false: write a & b, a | b or ~a instead of `and`, `or` "
+        "or `not`, and `is None` to ask whether there is one"
+    )
 
 
 def _merged(one: Graph, other: Graph, merge: Callable[[Runs, Runs], Runs]) -> Runs:

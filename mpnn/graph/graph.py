@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn import capacity, reach, reorder
 from mpnn import edges as edge_lists
-from mpnn import reach, reorder
 from mpnn.edges import CSR, built_once, sorted_by, trainable
 from mpnn.graph import algebra, parts, rewired
-from mpnn.graph.made import edge_data, structured
+from mpnn.graph.made import check_form, edge_data, structured
 from mpnn.handles import Handled
 from mpnn.relation import Relation, Table, as_relation
 from mpnn.runs import Ints, Runs, cliques_of
@@ -122,14 +122,13 @@ class Graph(Handled):
         destination and then source for structured ones, whose edges are written out here and only on request."""
         if self._edges is not None:
             return self._edges
-        try:
-            dst, src = self.runs.edges()
-            return torch.from_numpy(np.stack([src, dst])).to(self.device)
-        except MemoryError:
-            raise MemoryError(
-                f"the edges of {self} do not fit into memory, {self.num_edges * 16 / 2**30:,.1f} GiB as int64 [2, E]; "
-                "its runs, degrees, algebra and structured kernels need none of them"
-            ) from None
+        capacity.require(
+            self.num_edges * 32,  # the result, and as much again while it is written
+            f"the edges of {self} do not fit into memory: int64 [2, E]",
+            "its runs, degrees, algebra and structured kernels need none of them",
+        )
+        dst, src = self.runs.edges()
+        return torch.from_numpy(np.stack([src, dst])).to(self.device)
 
     @built_once
     def csr(self) -> CSR:
@@ -205,6 +204,7 @@ class Graph(Handled):
 
     def dense(self) -> Tensor:
         """The adjacency as a bool matrix [num_dst, num_src], on the graph's device: O(N^2), to look at and to test."""
+        capacity.require(3 * self.num_dst * self.num_src, f"the matrix of {self}", "look at a smaller graph")
         if self._edges is None:
             return torch.from_numpy(self.runs.dense()).to(self.device)
         matrix = torch.zeros(self.num_dst, self.num_src, dtype=torch.bool, device=self.device)
@@ -248,6 +248,9 @@ class Graph(Handled):
     def __invert__(self) -> Graph:
         """Every edge that is not there."""
         return structured(self, self.runs.complement())
+
+    def __bool__(self) -> NoReturn:
+        algebra.refuse_truth(self)
 
     def related(self, relation: Relation | Tensor) -> Graph:
         """The same edges, each with the class that the relation (or an integer matrix [num_dst, num_src]) gives it."""
@@ -334,7 +337,8 @@ class Graph(Handled):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The graph on a device; moved once, then remembered. `non_blocking`: without waiting, from pinned memory."""
         device = _resolved(device)
-        first = (self._moved_from and self._moved_from()) or self
+        origin = None if self._moved_from is None else self._moved_from()
+        first = self if origin is None else origin
         for graph in (self, first):
             if graph.device == device:
                 return graph
@@ -375,6 +379,11 @@ class Graph(Handled):
         self._need_square("diameter")
         return reach.diameter(self.runs)
 
+    def components(self) -> Tensor:
+        """The component of each source, int64 [num_src], numbered from 0: two sources are in one component where a
+        destination receives from both, or where a chain of such pairs leads from one to the other."""
+        return torch.from_numpy(reach.components(self.runs)).to(self.device)
+
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draws the edges that run, destinations down and sources across; see `mpnn.plot.adjacency`."""
         from mpnn import plot
@@ -389,8 +398,27 @@ class Graph(Handled):
     # ------------------------------------------------------------------------------------------------ inside
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles do without what was derived, which need not be picklable, and other devices."""
-        return {**super().__getstate__(), "_memo": {}, "_moved": {}, "_moved_from": None}
+        """What defines the graph. Copies and pickles derive the rest again, on the device where they need it."""
+        state = {name: _compact(value) for name, value in super().__getstate__().items() if name not in _DERIVED}
+        if self._edges is not None or self._labels is not None:
+            state["_given_runs"] = None
+        labels = None if self._labels is None else torch.tensor(self._labels)
+        there = torch.empty(0, device=self.device)  # a tensor, so that `torch.load(map_location=)` moves the graph
+        return {**state, "_labels": labels, "device": there, "_memo": {}, "_moved": {}, "_moved_from": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Checks the graph, since kernels read wherever its edges point and a pickle may come from anywhere.
+
+        Raises:
+            ValueError, TypeError, IndexError: as `validate`, and where the parts do not make one graph.
+        """
+        given = {name: value for name, value in state.items() if name not in _DERIVED}
+        self.__dict__.update(given, _memo={}, _moved={}, _moved_from=None)
+        self.device = state["device"].device
+        if isinstance(labels := state.get("_labels"), Tensor):
+            self._labels = labels.cpu().numpy()
+        check_form(self)
+        self.validate()
 
     def _need_square(self, what: str) -> None:
         if self.num_dst != self.num_src:
@@ -413,6 +441,17 @@ class Graph(Handled):
         graph.places = self.places and (moved(self.places[0]), moved(self.places[1]))
         graph.order = self.order
         return graph
+
+
+_DERIVED = {name for name, value in vars(Graph).items() if isinstance(value, built_once)}
+
+
+def _compact(value: Any) -> Any:
+    """Tensors without the rest of the memory that they are views of, which a pickle would write out too."""
+    if isinstance(value, Tensor):
+        whole = value.layout != torch.strided or value.untyped_storage().nbytes() <= value.nbytes
+        return value if whole else value.clone()
+    return tuple(map(_compact, value)) if isinstance(value, tuple) else value
 
 
 def _resolved(device: torch.device | str) -> torch.device:

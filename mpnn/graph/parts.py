@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 def rows(graph: Graph, start: int, stop: int) -> Graph:
     """`Graph.rows`."""
+    for name, at in (("start", start), ("stop", stop)):
+        if not hasattr(at, "__index__"):
+            raise TypeError(f"{name} must be an integer; got {at!r}")
     start, stop = operator.index(start), operator.index(stop)
     if not 0 <= start <= stop <= graph.num_dst:
         raise ValueError(f"rows {start} to {stop} are not among the {graph.num_dst} destinations of {graph}")
@@ -50,7 +53,10 @@ def heard(graph: Graph) -> tuple[Tensor, Graph]:
 
 def induced(graph: Graph, keep: Tensor) -> Graph:
     """`Graph.induced`."""
-    keep = torch.as_tensor(keep, device=graph.device)
+    try:
+        keep = torch.as_tensor(keep, device=graph.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"keep must be a bool tensor [{graph.num_dst}]; got {type(keep).__name__}") from None
     if keep.shape != (graph.num_dst,) or keep.dtype != torch.bool:
         raise ValueError(f"keep must be bool [{graph.num_dst}]; got {keep.dtype} of shape {list(keep.shape)}")
     if keep.all():

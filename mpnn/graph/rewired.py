@@ -71,8 +71,11 @@ def undirected(graph: Graph) -> Graph:
 
 def drop_edges(graph: Graph, p: float, generator: torch.Generator | None) -> Graph:
     """`Graph.drop_edges`."""
+    if not hasattr(p, "__float__"):
+        raise TypeError(f"p must be a number from 0 to 1; got {p!r}")
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must lie between 0 and 1; got {p}")
+    _ = graph.edge_index  # first, as this refuses a graph whose edges do not fit into memory
     kept = (torch.rand(graph.num_edges, generator=generator) >= p).nonzero().squeeze(1).to(graph.device)
     fewer = selected(graph, kept)
     fewer.kept = kept

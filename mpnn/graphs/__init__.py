@@ -4,6 +4,7 @@ Most return a `Topology`, a rule without a size that `bind(n)` makes a graph; th
 features, other libraries' graphs) return a `Graph`.
 """
 
+from mpnn.bind_cache import CACHE as cache
 from mpnn.graphs.content import chunks, knn, lsh
 from mpnn.graphs.convert import (
     from_networkx,
@@ -20,7 +21,7 @@ from mpnn.graphs.convert import (
 from mpnn.graphs.explicit import batch, from_blocks, from_edges
 from mpnn.graphs.image import convolution, grid, neighborhood, pooling, windows
 from mpnn.graphs.incidence import edges_into, ends_of_edges
-from mpnn.graphs.parse import parse
+from mpnn.graphs.parse import parse, register
 from mpnn.graphs.sampling import absent_edges, random_walk_neighbors, sampled
 from mpnn.graphs.sequence import (
     causal,
@@ -41,6 +42,7 @@ __all__ = [
     "absent_edges",
     "batch",
     "bigbird",
+    "cache",
     "causal",
     "chunks",
     "complete",
@@ -70,6 +72,7 @@ __all__ = [
     "prefix",
     "random",
     "random_walk_neighbors",
+    "register",
     "sampled",
     "strided",
     "to_networkx",

@@ -30,9 +30,11 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
         x: features [N, d].
 
     Raises:
-        ValueError: x is no matrix, or `buckets` is not a positive even number.
+        ValueError: x is no matrix or not finite, or `buckets` is not a positive even number.
     """
     _check_features("lsh", x)
+    if x.numel() and not x.isfinite().all():
+        raise ValueError(f"lsh needs finite features; those of node {_first(~x.isfinite())} are not all finite")
     at_least("buckets", buckets, 2)
     at_least("rounds", rounds, 1)
     if buckets % 2:
@@ -101,9 +103,11 @@ def knn(x: Tensor, k: int) -> Graph:
         x: features [N, d].
 
     Raises:
-        ValueError: x is no matrix, or there are not k other nodes.
+        ValueError: x is no matrix or holds NaN, or there are not k other nodes.
     """
     _check_features("knn", x)
+    if x.isnan().any():
+        raise ValueError(f"knn has no distance to NaN; node {_first(x.isnan())} has features that are NaN")
     at_least("k", k, 0)
     n = len(x)
     x = x if x.dtype == torch.float64 else x.float()
@@ -131,6 +135,11 @@ def _smallest(x: Tensor, k: int) -> Tensor:
     order = order[row[order].argsort(stable=True)]
     first = torch.searchsorted(row, torch.arange(len(x), device=x.device))
     return column[order[first[:, None] + torch.arange(k, device=x.device)]]
+
+
+def _first(bad: Tensor) -> int:
+    """The first row of [N, d] in which something is True."""
+    return int(bad.any(1).nonzero()[0])
 
 
 def _check_features(name: str, x: Tensor) -> None:

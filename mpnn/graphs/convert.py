@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn import check
 from mpnn.graph import Graph
 from mpnn.graphs.explicit import from_edges
 
@@ -40,6 +41,7 @@ def to_scipy(graph: Graph) -> Any:
     """
     from scipy import sparse
 
+    check.graph(graph)
     src, dst = graph.edge_index.cpu().numpy()
     return sparse.csr_array((_values(graph).detach().cpu().numpy(), (dst, src)), shape=(graph.num_dst, graph.num_src))
 
@@ -70,7 +72,11 @@ def from_networkx(graph: Any, weight: str | None = None) -> Graph:
                 raise ValueError(f"edge {u!r} -> {v!r} has no attribute {weight!r}")
             values += [data[weight]] * len(ends)
     index = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).T.contiguous()
-    return from_edges(index, len(number), edge_attr=None if weight is None else torch.tensor(values))
+    try:
+        attributes = None if weight is None else torch.tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"weight must name numbers, one for each edge; {weight!r} does not: {error}") from None
+    return from_edges(index, len(number), edge_attr=attributes)
 
 
 def to_networkx(graph: Graph) -> Any:
@@ -80,6 +86,7 @@ def to_networkx(graph: Graph) -> Any:
     """
     import networkx
 
+    check.graph(graph)
     square = graph.num_dst == graph.num_src
     out = networkx.MultiDiGraph()
     sources = [j if square else ("src", j) for j in range(graph.num_src)]
@@ -97,7 +104,8 @@ def to_networkx(graph: Graph) -> Any:
 def from_pyg(data: Any) -> Graph:
     """From a PyTorch Geometric `Data`: `edge_index`, and `edge_attr` and `edge_type` where it has them.
 
-    A bare `edge_index` tensor goes to `from_edges`.
+    One relation of a `HeteroData`, `data["author", "writes", "paper"]`, becomes a graph from its sources to its
+    destinations. A bare `edge_index` tensor goes to `from_edges`.
 
     ::
 
@@ -105,11 +113,24 @@ def from_pyg(data: Any) -> Graph:
                                                                                  #..
                                                                                  .#.
     """
+    name = type(data).__name__
+    if isinstance(data, Tensor):
+        raise TypeError("from_pyg needs data with an edge_index; got Tensor: an edge_index itself goes to from_edges")
+    if hasattr(data, "edge_types"):
+        raise ValueError(
+            f"from_pyg needs data with one edge_index, and {name} has one for each relation; give one of them, as "
+            'from_pyg(data["author", "writes", "paper"])'
+        )
     if getattr(data, "edge_index", None) is None:
         raise ValueError(f"from_pyg needs data with an edge_index; got {data!r}")
+    if hasattr(data, "num_nodes"):
+        sizes = {"num_nodes": data.num_nodes}
+    else:  # one relation of heterogeneous data, between two sets of nodes
+        num_src, num_dst = data.size()
+        sizes = {"num_src": num_src, "num_dst": num_dst}
     return from_edges(
         data.edge_index,
-        data.num_nodes,
+        **sizes,
         edge_attr=getattr(data, "edge_attr", None),
         edge_type=getattr(data, "edge_type", None),
     )
@@ -119,6 +140,7 @@ def to_pyg(graph: Graph, **features: Tensor) -> Any:
     """A PyTorch Geometric `Data` with this graph's edges and the given features (`x=...`, `y=...`)."""
     from torch_geometric.data import Data
 
+    check.graph(graph)
     if graph.num_dst != graph.num_src:
         raise ValueError(f"Data holds one set of nodes; this graph is {graph.num_dst} x {graph.num_src}")
     found = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type, **features}
@@ -139,6 +161,7 @@ def from_torch_sparse(matrix: Tensor) -> Graph:
 
 def to_torch_sparse(graph: Graph) -> Tensor:
     """A torch sparse COO tensor [num_dst, num_src]: edge attributes as values, else ones; repeated edges add up."""
+    check.graph(graph)
     values = _values(graph) if graph.edge_attr is None else graph.edge_attr
     shape = (graph.num_dst, graph.num_src, *values.shape[1:])
     return torch.sparse_coo_tensor(graph.edge_index.flip(0), values, shape, check_invariants=True).coalesce()
@@ -146,6 +169,8 @@ def to_torch_sparse(graph: Graph) -> Tensor:
 
 def from_sparse_tensor(matrix: Any) -> Graph:
     """From a `torch_sparse.SparseTensor` [num_dst, num_src] (the extra `mpnn[scatter]`)."""
+    if not hasattr(matrix, "coo"):
+        raise TypeError(f"from_sparse_tensor needs a torch_sparse.SparseTensor; got {type(matrix).__name__}")
     dst, src, values = matrix.coo()
     num_dst, num_src = matrix.sizes()[:2]
     return from_edges(torch.stack([src, dst]), num_dst=num_dst, num_src=num_src, edge_attr=values)
@@ -153,6 +178,7 @@ def from_sparse_tensor(matrix: Any) -> Graph:
 
 def to_sparse_tensor(graph: Graph) -> Any:
     """A `torch_sparse.SparseTensor` [num_dst, num_src], PyTorch Geometric's `adj_t` (the extra `mpnn[scatter]`)."""
+    check.graph(graph)
     from torch_sparse import SparseTensor
 
     src, dst = graph.edge_index

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.edges import check_form
+from mpnn.edges import check_form, trainable
 from mpnn.graph import Graph
 from mpnn.graphs.check import at_least
 from mpnn.relation import GridOffset, Offset
@@ -35,11 +35,12 @@ def from_edges(
                                              ##.
 
     Args:
-        edge_index: integers [2, E], sources above destinations (PyTorch Geometric's convention). An int64 tensor is
-            not copied: leave it as it is while the graph is in use.
+        edge_index: integers [2, E], sources above destinations (PyTorch Geometric's convention). The graph copies
+            them, and `edge_type` too, once: kernels trust them for as long as the graph is in use.
         num_nodes: for one set of nodes; default: as many as the edges name.
         num_src, num_dst: for two sets of nodes (bipartite), instead of `num_nodes`.
-        edge_attr: one row for each edge, [E] or [E, ...]. `edge_type`: the class of each edge, integers [E].
+        edge_attr: one row for each edge, [E] or [E, ...]; not copied.
+        edge_type: the class of each edge, integers [E].
 
     Raises:
         IndexError: an end of an edge is no node; the sentence names the edge.
@@ -49,7 +50,7 @@ def from_edges(
     if edge_index.numel() == 0:
         edge_index = edge_index.long()  # a list without numbers in it passes for floating point
     check_form(edge_index)
-    edge_index = edge_index.long().contiguous()
+    edge_index = _own(edge_index)
     if num_nodes is not None and (num_src is not None or num_dst is not None):
         raise ValueError("give num_nodes for one set of nodes, or num_src and num_dst for two, not both")
     for name, n in (("num_nodes", num_nodes), ("num_src", num_src), ("num_dst", num_dst)):
@@ -109,6 +110,8 @@ def batch(graphs: Sequence[Graph]) -> Graph:
                                                         ..###
                                                         ..###
     """
+    if isinstance(graphs, (Graph, str)) or not isinstance(graphs, Iterable):
+        raise TypeError(f"graphs must be a list of graphs; got {type(graphs).__name__}")
     graphs = list(graphs)
     if not graphs:
         raise ValueError("a batch needs at least one graph")
@@ -178,7 +181,8 @@ def _given(data: Tensor | None) -> Tensor:
 def _tensor(name: str, data: Tensor | Any) -> Tensor:
     # torch warns of numpy arrays that must not be written to, though nothing here does
     try:
-        return torch.as_tensor(data.copy() if isinstance(data, np.ndarray) and not data.flags.writeable else data)
+        data = torch.as_tensor(data.copy() if isinstance(data, np.ndarray) and not data.flags.writeable else data)
+        return data.resolve_neg().resolve_conj()  # numpy cannot read views that are negated or conjugated
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be a tensor, or what torch.as_tensor makes one of: {error}") from None
 
@@ -186,7 +190,12 @@ def _tensor(name: str, data: Tensor | Any) -> Tensor:
 def _integers(classes: Tensor) -> Tensor:
     """Integers of any kind as int64; what are none stays as it is, to be refused."""
     other = classes.is_floating_point() or classes.is_complex()
-    return classes if other and classes.numel() else classes.long()
+    return classes if other and classes.numel() else _own(classes)
+
+
+def _own(integers: Tensor) -> Tensor:
+    """The same as int64 in memory that nobody else writes to."""
+    return trainable(lambda: integers.to(torch.int64, copy=True, memory_format=torch.contiguous_format))
 
 
 def _joined_edges(graphs: Sequence[Graph]) -> Tensor:

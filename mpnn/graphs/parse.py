@@ -1,18 +1,24 @@
 """Topologies as text: `parse("causal & window(256)")`, for command lines and configuration files.
 
-The text is read with `ast` and never run: names of builders, numbers, lists of numbers and the set operators are all
-it can hold. A topology made of them prints as the text that gives it back (long lists are cut short).
+The text is read with `ast` and never run: names of builders, numbers, lists of numbers, the set operators and
+`.related(...)` are all it can hold. `repr` of a topology made of them is text that gives it back. Builders of your own
+join them with `register`.
 """
 
 from __future__ import annotations
 
 import ast
+import keyword
 import operator
 from collections.abc import Callable
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar
 
 from mpnn.graphs import image, sequence, sparse
+from mpnn.relation import Flipped, GridOffset, Offset, Relation, Taps
 from mpnn.topology import Topology
+
+B = TypeVar("B", bound=Callable[..., Topology])
 
 BUILDERS: dict[str, Callable[..., Topology]] = {
     builder.__name__: builder
@@ -39,11 +45,47 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
     )
 }
 
+_REGISTERED: dict[str, Callable[..., Topology]] = {}
+
+_RELATIONS: dict[str, Callable[..., Relation]] = {kind.__name__: kind for kind in (Offset, GridOffset, Taps, Flipped)}
+
 _OPERATORS: dict[type[ast.operator], Callable[[Topology, Topology], Topology]] = {
     ast.BitOr: operator.or_,
     ast.BitAnd: operator.and_,
     ast.Sub: operator.sub,
 }
+
+
+def register(builder: B) -> B:
+    """Lets topologies of your own be written as text, by `save_pretrained`, `graphs.parse` and `torch.save`::
+
+        @graphs.register
+        def checkerboard(size: int) -> Topology:
+            return Topology.of(_checkerboard, size)
+
+        def _checkerboard(i, num_src, size): ...
+
+    The rule has the name of the builder behind an underscore, so that the topology prints as the call that makes it,
+    `checkerboard(4)`. Whoever reads such a text registers the builder first: nothing in a text is imported. A builder
+    is called with whatever a text holds (numbers, text, True, False, None, topologies, lists of these), so it checks
+    them.
+
+    Raises:
+        ValueError: the name is no identifier, or another builder has it.
+    """
+    name = getattr(builder, "__name__", "")
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(f"a builder is registered under its name, which must be an identifier; got {name!r}")
+    known = BUILDERS.get(name) or _REGISTERED.get(name) or builder
+    if _import_path(known) != _import_path(builder):  # the same path: a module or a notebook cell that is run again
+        raise ValueError(f"{name!r} is the name of {_import_path(known)}; rename one of the two")
+    if name not in BUILDERS:
+        _REGISTERED[name] = builder
+    return builder
+
+
+def _import_path(builder: Callable[..., Topology]) -> str:
+    return f"{builder.__module__}.{builder.__qualname__}"
 
 
 def parse(text: str) -> Topology:
@@ -68,38 +110,89 @@ def parse(text: str) -> Topology:
 
 def _topology(node: ast.expr, text: str) -> Topology:
     match node:
-        case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_topology(left, text), _topology(right, text))
+        case ast.BinOp() if type(node.op) in _OPERATORS:
+            return _joined(node, text)
         case ast.UnaryOp(ast.Invert(), inner):
             return ~_topology(inner, text)
         case ast.Name(name):
             return _built(node, text, name, [], {})
         case ast.Call(ast.Name(name), args, keywords):
-            named = {str(k.arg): _value(k.value, text) for k in keywords}
+            kinds = _LITERALS if name in _REGISTERED else _INTEGERS
+            named = {str(k.arg): _value(k.value, text, kinds) for k in keywords}
             if len(named) < len(keywords):
                 raise _error(node, text, "an argument is named twice")
-            return _built(node, text, name, [_value(a, text) for a in args], named)
+            return _built(node, text, name, [_value(a, text, kinds) for a in args], named)
+        case ast.Call(ast.Attribute(inner, "related"), [relation], []):
+            return _topology(inner, text).related(_relation(relation, text))
     raise _error(node, text, "expected a topology such as window(256), or two joined by | & -")
 
 
+def _joined(node: ast.BinOp, text: str) -> Topology:
+    """`a | b | c | ...`, from the first operand on: a chain of thousands is as deep as it is long."""
+    chain: list[ast.BinOp] = []
+    first: ast.expr = node
+    while isinstance(first, ast.BinOp) and type(first.op) in _OPERATORS:
+        chain.append(first)
+        first = first.left
+    joined = _topology(first, text)
+    for link in reversed(chain):
+        joined = _OPERATORS[type(link.op)](joined, _topology(link.right, text))
+    return joined
+
+
 def _built(node: ast.expr, text: str, name: str, args: list[Any], named: dict[str, Any]) -> Topology:
-    if name not in BUILDERS:
-        raise _error(node, text, f"there is no topology {name!r}; there are {', '.join(sorted(BUILDERS))}")
+    builder = BUILDERS.get(name) or _REGISTERED.get(name)
+    if builder is None:
+        names = ", ".join(sorted(BUILDERS | _REGISTERED))
+        raise _error(node, text, f"there is no topology {name!r}; there are {names}, and yours by graphs.register")
     try:
-        return BUILDERS[name](*args, **named)
-    except (TypeError, ValueError) as error:
+        topology = builder(*args, **named)
+    except Exception as error:
+        if name in BUILDERS and not isinstance(error, (TypeError, ValueError)):
+            raise
         raise _error(node, text, str(error)) from None
+    if not isinstance(topology, Topology):
+        raise _error(node, text, f"{_import_path(builder)} returned {type(topology).__name__}, not a Topology")
+    return topology
 
 
-def _value(node: ast.expr, text: str) -> Any:
+def _relation(node: ast.expr, text: str) -> Relation:
+    """A relation as its `repr` writes it: `Offset(clip=3)`."""
     match node:
-        case ast.Constant(int() as value) if not isinstance(value, bool):
+        case ast.Call(ast.Name(name), [], keywords) if name in _RELATIONS:
+            fields = {str(k.arg): _field(k.value, text) for k in keywords}
+            try:
+                return _RELATIONS[name](**fields)
+            except TypeError as error:
+                raise _error(node, text, str(error)) from None
+    raise _error(node, text, f"expected a relation such as Offset(clip=3); there are {', '.join(sorted(_RELATIONS))}")
+
+
+def _field(node: ast.expr, text: str) -> Any:
+    if isinstance(node, ast.Call):
+        return _relation(node, text)
+    value = _value(node, text, _INTEGERS)
+    return tuple(value) if isinstance(value, list) else value
+
+
+_INTEGERS = ((int,), "arguments are integers or lists of integers")
+_LITERALS = (
+    (int, float, str, bool, NoneType),
+    "arguments are numbers, text, True, False, None, topologies or lists of these",
+)
+
+
+def _value(node: ast.expr, text: str, kinds: tuple[tuple[type, ...], str]) -> Any:
+    match node:
+        case ast.Constant(value) if type(value) in kinds[0]:
             return value
-        case ast.UnaryOp(ast.USub(), ast.Constant(int() as value)):
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)) if type(value) in kinds[0]:
             return -value
         case ast.List(items) | ast.Tuple(items):
-            return [_value(item, text) for item in items]
-    raise _error(node, text, "arguments are integers or lists of integers")
+            return [_value(item, text, kinds) for item in items]
+        case ast.Name() | ast.Call() | ast.BinOp() | ast.UnaryOp() if kinds is _LITERALS:
+            return _topology(node, text)
+    raise _error(node, text, kinds[1])
 
 
 def _error(node: ast.expr, text: str, why: str) -> ValueError:

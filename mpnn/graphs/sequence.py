@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mpnn.graphs.check import at_least, distinct_indices, integers
-from mpnn.runs import Ints, Runs
+from mpnn.runs import Ints, Runs, require_room
 from mpnn.topology import Topology
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
@@ -46,7 +46,7 @@ def causal() -> Topology:
                    ####.
                    #####
     """
-    return Topology.of(_causal)
+    return Topology.of(_causal, positional=True)
 
 
 def _causal(i: Ints, num_src: int) -> Pairs:
@@ -63,7 +63,7 @@ def identity() -> Topology:
                      ..#.
                      ...#
     """
-    return Topology.of(_identity)
+    return Topology.of(_identity, positional=True)
 
 
 def _identity(i: Ints, num_src: int) -> Pairs:
@@ -89,7 +89,7 @@ def window(radius: int, dilation: int = 1) -> Topology:
     """
     at_least("radius", radius, 0)
     at_least("dilation", dilation, 1)
-    return Topology.of(_window, int(radius), int(dilation))
+    return Topology.of(_window, int(radius), int(dilation), positional=True)
 
 
 def _window(i: Ints, num_src: int, radius: int, dilation: int = 1) -> Pairs:
@@ -112,14 +112,27 @@ def strided(stride: int) -> Topology:
                      .#.###
     """
     at_least("stride", stride, 1)
-    return Topology.of(_strided, int(stride))
+    return Topology.of(_strided, int(stride), positional=True)
 
 
-def _strided(i: Ints, num_src: int, stride: int) -> Pairs:
+def _strided(i: Ints, num_src: int, stride: int) -> Pairs | Runs:
+    """A row has about i / stride runs: N^2 / (2 * stride) in all, so they are written in order, without sorting."""
     if stride == 1:
         return [(0, i + 1)]
-    jumps = range(stride, len(i), stride)
-    return [(i - stride + 1, i + 1), *((i - jump, i - jump + 1) for jump in jumps)]
+    first = i % stride
+    single = np.minimum(i // stride - 1, (num_src - first + stride - 1) // stride).clip(0)
+    near_start, near_stop = np.maximum(i - stride, 0), np.minimum(i + 1, num_src)
+    has_near = near_start < near_stop
+    ptr = np.append(0, np.cumsum(single + has_near))
+    require_room(len(i), num_src, int(ptr[-1]))
+    start = np.arange(ptr[-1])
+    start -= np.repeat(ptr[:-1], np.diff(ptr))
+    start *= stride
+    start += np.repeat(first, np.diff(ptr))
+    stop = start + 1
+    last = ptr[1:][has_near] - 1
+    start[last], stop[last] = near_start[has_near], near_stop[has_near]
+    return Runs(len(i), num_src, ptr, start, stop)
 
 
 def fixed(block: int, summary: int = 1) -> Topology:
@@ -141,7 +154,7 @@ def fixed(block: int, summary: int = 1) -> Topology:
     at_least("summary", summary, 0)
     if summary > block:
         raise ValueError(f"summary must be at most the block of {block}; got {summary}")
-    return Topology.of(_fixed, int(block), int(summary))
+    return Topology.of(_fixed, int(block), int(summary), positional=True)
 
 
 def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs:
@@ -168,8 +181,8 @@ def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
     """
     if isinstance(count_or_indices, (int, np.integer)):
         at_least("count", count_or_indices, 0)
-        return Topology.of(_global_nodes, int(count_or_indices))
-    return Topology.of(_global_nodes, distinct_indices("indices", count_or_indices))
+        return Topology.of(_global_nodes, int(count_or_indices), positional=True)
+    return Topology.of(_global_nodes, distinct_indices("indices", count_or_indices), positional=True)
 
 
 def _global_nodes(i: Ints, num_src: int, nodes: int | tuple[int, ...]) -> Pairs:
@@ -195,7 +208,7 @@ def prefix(k: int) -> Topology:
                     #####
     """
     at_least("k", k, 0)
-    return Topology.of(_prefix, int(k))
+    return Topology.of(_prefix, int(k), positional=True)
 
 
 def _prefix(i: Ints, num_src: int, k: int) -> Pairs:
@@ -246,7 +259,7 @@ def permutation(order: Sequence[int] | Tensor) -> Topology:
     return Topology.of(_permutation, nodes)
 
 
-def _permutation(i: Ints, num_src: int, order: tuple[int, ...]) -> Pairs:
+def _permutation(i: Ints, num_src: int, order: tuple[int, ...]) -> Runs:
     if not len(order) == len(i) == num_src:
         raise ValueError(
             f"the order has {len(order)} nodes, but the graph is {len(i)} x {num_src}; bind({len(order)}), or give an "
@@ -254,14 +267,7 @@ def _permutation(i: Ints, num_src: int, order: tuple[int, ...]) -> Pairs:
         )
     rank = np.argsort(np.asarray(order, np.int64))
     # a node is heard from its own place in the order to the end: one run for each, if places were the sources
-    runs = Runs.of(len(i), len(i), [(i, rank, len(i))]).transpose().take(rank)
-    # the k-th run of every row, for k up to the most runs that any row has; rows with fewer give empty runs
-    count = np.diff(runs.ptr)
-    which = np.arange(len(runs.start)) - runs.ptr[runs.row]
-    starts = np.zeros((int(count.max(initial=0)), len(i)), np.int64)
-    stops = np.zeros_like(starts)
-    starts[which, runs.row], stops[which, runs.row] = runs.start, runs.stop
-    return zip(starts, stops, strict=True)
+    return Runs.of(len(i), len(i), [(i, rank, len(i))]).transpose().take(rank)
 
 
 def memory(length: int) -> Topology:
@@ -274,7 +280,7 @@ def memory(length: int) -> Topology:
                             #####
     """
     at_least("length", length, 0)
-    return Topology.of(_memory, int(length), memory=int(length))
+    return Topology.of(_memory, int(length), memory=int(length), positional=True)
 
 
 def _memory(i: Ints, num_src: int, length: int) -> Pairs:

@@ -93,7 +93,8 @@ def bigbird(block: int = 64, window: int = 3, random: int = 3, globals: int = 2,
     at_least("seed", seed, 0)
     if window % 2 == 0:
         raise ValueError(f"window must be an odd number of blocks, as many on each side; got {window}")
-    return Topology.of(_bigbird, int(block), int(window), int(random), int(globals), int(seed), alike=int(block))
+    sizes = (int(block), int(window), int(random), int(globals), int(seed))
+    return Topology.of(_bigbird, *sizes, alike=int(block), positional=True)
 
 
 def _bigbird(

@@ -31,7 +31,7 @@ def _dropped(x: Tensor, key: int, p: float) -> Tensor:
     from mpnn.kernels.cpu import drop, threads
 
     out, width = empty(x, *x.shape), x.shape[-1]
-    given, into = (t.detach().contiguous().numpy().reshape(-1) for t in (x, out))
+    given, into = (t.detach().resolve_neg().contiguous().numpy().reshape(-1) for t in (x, out))
     real, rows = given.dtype.type, x.shape[:-1].numel()
     count = max(1, min(rows, x.numel() // _LEAST, 4 * torch.get_num_threads()))
     shared = (given, into, np.uint32(key & 0xFFFFFFFF), np.uint32(round(p * (1 << 24))), real(1 / (1 - p)), width)

@@ -21,7 +21,7 @@ def empty(like: Tensor, *shape: int) -> Tensor:
     count = math.prod(shape)
     if count * like.element_size() < _LARGE:
         return like.new_empty(shape)
-    buffer = np.empty(count + _LINE, like.detach().numpy().dtype)
+    buffer = np.empty(count + _LINE, torch.empty(0, dtype=like.dtype).numpy().dtype)
     first = -buffer.ctypes.data % _LINE // buffer.itemsize
     return torch.from_numpy(buffer[first : first + count]).view(shape)
 

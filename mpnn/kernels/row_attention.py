@@ -354,7 +354,7 @@ def _entries(
     if x is None:
         assert like is not None
         return [_nothing(_real(like))] * count
-    flat = x.detach().contiguous().numpy().reshape(-1)
+    flat = x.detach().resolve_neg().contiguous().numpy().reshape(-1)
     if count == 1:
         return [flat]
     leading = batch if trailing is None else x.shape[:-trailing]
@@ -388,7 +388,7 @@ def _problems(spec: Spec, given: Given) -> list[Problem]:
     edges, edge_values = (_entries(x, count, batch, 3, value) for x in (given.edge, given.edge_value))
     befores, biases, tables = (_entries(x, count, batch, 2, value) for x in (given.before, given.bias, given.table))
     values, dsts, srcs = (_entries(x, count, like=value) for x in (value, given.dst, given.src))
-    vector = _nothing(real) if given.vector is None else given.vector.detach().contiguous().numpy().reshape(-1)
+    (vector,) = _entries(given.vector, 1, like=value)
     wide = spec.kind in (DOT, ACTIVATED)
     vectors = given.dst.shape[-1] // LANES if wide else 0  # type: ignore[union-attr]
     key_heads = given.src.shape[-2] if wide else heads  # type: ignore[union-attr]

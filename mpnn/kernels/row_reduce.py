@@ -53,10 +53,13 @@ class Walk:
         return torch.from_numpy(degree)[:, None]
 
     def parts(self, size: int) -> list[tuple[int, int, int, int]]:
-        """Parts of equally many edges: (first edge, last edge, first row that begins there, last row)."""
+        """Parts of equally many edges: (first edge, last edge, first row that begins there, last row).
+
+        Every part has an edge (if there are any): an empty part has no extreme and no product to join to the others.
+        """
         ptr, col = self.arrays[:2]
         edges = len(col)
-        count = max(1, min(_PARTS, edges * size // _LEAST))
+        count = max(1, min(_PARTS, edges, edges * size // _LEAST))
         if count == 1:
             return [(0, edges, 0, self.num_rows)]
         cuts = [edges * p // count for p in range(count + 1)]
@@ -237,5 +240,5 @@ def _heads(weight: Tensor | None) -> int:
 def _entry(x: Tensor | None, b: int, like: Tensor) -> Array:
     """Entry b of the batch, flat; where there is one entry, that; empty for what is absent."""
     if x is None:
-        return np.empty(0, like.detach().numpy().dtype)
-    return x.detach()[b if len(x) > 1 else 0].view(-1).numpy()
+        return torch.empty(0, dtype=like.dtype).numpy()
+    return x.detach().resolve_neg()[b if len(x) > 1 else 0].view(-1).numpy()

@@ -138,11 +138,12 @@ def _shape(query: Tensor, value: Tensor, bias: Tensor | None) -> tuple[int, ...]
 
 
 def _flat(x: Tensor) -> NDArray[Any]:
-    return x.detach().numpy().reshape(-1)  # a view: all that come here are contiguous
+    return x.detach().resolve_neg().numpy().reshape(-1)  # a view: all that come here are contiguous
 
 
 def _strided(x: Tensor) -> tuple[NDArray[Any], tuple[int, int, int]]:
     """All that x [B, N, H, D] spans, flat, and its strides for (batch, head, node)."""
+    x = x.resolve_neg()
     if x.is_contiguous() or x.stride(-1) != 1:
         _, nodes, heads, width = x.shape
         return x.detach().contiguous().numpy().reshape(-1), (nodes * heads * width, width, heads * width)

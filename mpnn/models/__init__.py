@@ -37,7 +37,7 @@ from mpnn.models.reformer import Reformer, ReformerLM
 from mpnn.models.relational import RelationalMLP
 from mpnn.models.rgcn import RGCN
 from mpnn.models.sage import GraphSAGE
-from mpnn.models.saving import Model
+from mpnn.models.saving import Model, safe_globals
 from mpnn.models.seq2seq import Seq2Seq
 from mpnn.models.sparse_transformer import SparseTransformer
 from mpnn.models.swin import Swin, SwinConfig
@@ -120,5 +120,6 @@ __all__ = [
     "from_hf",
     "from_pyg",
     "intimate_subgraphs",
+    "safe_globals",
     "to_hf",
 ]

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
-from mpnn.graph import Graph
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.parts.blocks import Embeddings, begin_small, one_each, updated_by
-from mpnn.models.parts.packing import Packing, all_kept
+from mpnn.models.parts.packing import Packing
 from mpnn.models.parts.rounds import through
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
@@ -110,7 +109,7 @@ class Bert(Model):
     def packing(self, keep: Tensor) -> Packing:
         return Packing.of(keep)
 
-    def graphs(self, packing: Packing) -> list[Graph]:
+    def graphs(self, packing: Packing) -> list[Any]:
         """Who hears whom in each layer, over the packed tokens."""
         return [packing.bind(layer.graph) for layer in self.layers if isinstance(layer, MessagePassing)]
 
@@ -121,6 +120,8 @@ class Bert(Model):
         types: Tensor | None = None,
         positions: Tensor | None = None,
         *,
+        graph: Topology | None = None,
+        lengths: Sequence[int] | None = None,
         return_states: bool = False,
         return_weights: bool = False,
     ) -> Encoded:
@@ -131,10 +132,18 @@ class Bert(Model):
             keep: bool [B, N], which places hold tokens; default: all. The others are neither computed nor heard.
             types: int64 [B, N], default 0. positions: int64 [B, N], rows of the table; default: counted from the
                 first on.
+            graph: replaces the topology of every layer in this call.
+            lengths: every row packs documents of these lengths, N together. A document is computed as if it were
+                alone: positions restart, and no token attends to another document. `pooled` is then of each document,
+                [B, documents, dim]. Takes no `keep`.
             return_states, return_weights: whether to give more than the last layer's output.
         """
-        packing = self.packing(all_kept(tokens) if keep is None else keep)
-        graphs = self.graphs(packing)
+        if keep is not None and lengths is not None:
+            raise ValueError("lengths describe rows without padding; give either keep or lengths")
+        packing = Packing.whole(tokens, lengths) if keep is None else self.packing(keep)
+        if positions is None and packing.documents is not None:
+            positions = torch.cat([self.positions(part) for part in tokens.split(packing.documents, 1)], 1)
+        graphs = self.graphs(packing) if graph is None else [packing.bind(graph)] * len(self.layers)
         return self.encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
 
     def encoded(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import ops
+from mpnn import check, ops
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
 from mpnn.models.graph_network import ConcatMLP, GraphNetworkLayer
@@ -48,6 +48,7 @@ class ArrivalTimes(Model):
             graph: which segments hear each other, with edge_attr [E, edge_dim].
             routes: N sources and R destinations: each route hears the segments that it is made of.
         """
+        check.tensor("x", x)
         if graph.edge_attr is None:
             raise ValueError("the links between segments need features; give the graph edge_attr [E, edge_dim]")
         segment, link = self.encode_segment(x), self.encode_link(graph.edge_attr)
@@ -73,7 +74,7 @@ class ArrivalTimes(Model):
         time."""
         times, totals = self(x, first, graph, routes)
         on_route = routes.csr.col
-        of_segments = F.huber_loss(times[on_route], segment_times[on_route], delta=delta)
+        of_segments = F.huber_loss(times.index_select(0, on_route), segment_times[on_route], delta=delta)
         of_routes = F.huber_loss(totals, route_times, delta=delta)
         return of_segments + of_routes * routes.num_dst / max(routes.num_edges, 1)
 

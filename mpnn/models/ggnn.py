@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn import check
 from mpnn.attention import Typed
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
@@ -41,12 +42,14 @@ class GGNN(Model):
         super().__init__()
         if in_dim > dim:
             raise ValueError(f"cells of width {dim} cannot begin with {in_dim} features; dim must be at least in_dim")
-        self.dim, self.rounds = dim, rounds
+        self.in_dim, self.dim, self.rounds = in_dim, dim, rounds
         self.layer = MessagePassing(graph, "sum", GRU(dim), Typed(dim, dim, relations))
         self.readout = GatedReadout(dim, in_dim, classes)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes]; or [..., G, classes] with `pool`, see `GatedReadout`."""
+        check.tensor("x", x)
+        check.fits("GGNN", "x", x, (self.in_dim, None))
         h = F.pad(x, (0, self.dim - x.shape[-1]))
         for _ in range(self.rounds):
             h = self.layer(h, graph)

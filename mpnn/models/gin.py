@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mpnn import ops
+from mpnn import check, ops
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
@@ -51,6 +51,8 @@ class GIN(Stack):
         """x [..., N, in_dim] -> logits [..., N, classes]; or [..., G, classes] with `pool`, a graph of N sources and G
         destinations in which each destination hears the nodes of one graph.
         """
+        check.tensor("x", x)
+        check.fits("GIN", "x", x, check.takes(self.heads[0]))
         logits = self._read(0, x, pool)
         for k, layer in enumerate(self.layers, start=1):
             x = layer(x, graph)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings, graphs, ops
+from mpnn import check, encodings, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
@@ -122,6 +122,8 @@ class GPS(Model):
             x: [N, in_dim]. graph: its edges; the encoding is found once for each, and kept with it.
             sizes: how many nodes each graph of the batch has, when `graph` is one (`graphs.batch`).
         """
+        check.tensor("x", x)
+        check.fits("GPS", "x", x, check.takes(self.embed))
         h = self.embed(x)
         if self.embed_walk is not None:
             walk = graph.memo(("random walk", self.walk), lambda: encodings.random_walk(graph, self.walk))

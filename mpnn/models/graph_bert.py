@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings
+from mpnn import check, encodings
 from mpnn.attention import DotProduct
 from mpnn.graph import Graph
 from mpnn.graphs import complete
@@ -110,11 +110,13 @@ class GraphBert(Model):
 
     def forward(self, x: Tensor, subgraphs: Subgraphs) -> Tensor:
         """x [N, in_dim], of all nodes -> logits [T, classes] of the subgraphs' targets."""
+        check.tensor("x", x)
+        check.fits("GraphBert", "x", x, check.takes(self.embed))
         rank = torch.arange(subgraphs.nodes.shape[1], device=x.device)
-        h = self.embed(x)[subgraphs.nodes]
+        h = F.embedding(subgraphs.nodes, self.embed(x))
         for number in (subgraphs.roles, rank, subgraphs.hops):
             h = h + sinusoid(number, self.dim, dtype=x.dtype)
-        raw = self.residual(x)[subgraphs.nodes]
+        raw = F.embedding(subgraphs.nodes, self.residual(x))
         for layer in self.layers:
             h = layer(h) + raw
         return self.head(h.mean(-2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from mpnn import check
 from mpnn.attention import Typed
 from mpnn.graph import Graph
 from mpnn.graphs import edges_into, ends_of_edges
@@ -37,6 +38,8 @@ class GraphNetwork(Model):
     def forward(self, x: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x [..., N, in_dim], edge_attr [..., E, edge_dim] in the caller's edge order (default: the graph's) ->
         (of nodes [..., N, classes], of edges [..., E, edge_classes])."""
+        check.tensor("x", x)
+        check.fits("GraphNetwork", "x", x, check.takes(self.embed))
         edge_attr = graph.edge_attr if edge_attr is None else edge_attr
         if edge_attr is None:
             raise ValueError("edges start from their features: the graph or the call must give edge_attr")

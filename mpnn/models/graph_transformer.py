@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpnn import check
 from mpnn.attention import DotProduct, Terms
 from mpnn.graph import Graph
 from mpnn.graphs import edges_into
@@ -63,6 +64,7 @@ class GraphTransformer(Model):
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes]; edge_attr: [E, edge_dim], default: the graph's."""
+        check.tensor("x", x)
         for layer in self.layers:
             x = layer(x, graph, edge_attr=edge_attr)
         return x

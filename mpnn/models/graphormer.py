@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings, graphs
+from mpnn import check, encodings, graphs
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
@@ -83,6 +83,8 @@ class Graphormer(Model):
             molecules: their graphs, with `edge_attr` [E, edge_dim] when the model has an edge_dim. Distances and paths
                 are found once for each graph, and kept with it.
         """
+        check.tensor("x", x)
+        check.fits("Graphormer", "x", x, check.takes(self.embed))
         sizes = [molecule.num_dst for molecule in molecules]
         if sum(sizes) != len(x):
             raise ValueError(f"the {len(sizes)} molecules have {sum(sizes)} nodes, but there are features of {len(x)}")

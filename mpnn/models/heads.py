@@ -6,6 +6,8 @@ Each stands on any encoder that is made from a `BertConfig` and answers as `Bert
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,14 +39,23 @@ class MaskedLM(Model):
         )
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None, types: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, keep: Tensor | None = None, types: Tensor | None = None, **options: Any
+    ) -> Tensor:
         """Logits [B, N, vocabulary]; arguments as those of `Bert`."""
-        found = self.encoder(tokens, keep, types).last
+        found = self.encoder(tokens, keep, types, **options).last
         return F.linear(self.transform(found), self.encoder.embeddings.token.weight, self.bias)
 
-    def loss(self, tokens: Tensor, targets: Tensor, keep: Tensor | None = None, types: Tensor | None = None) -> Tensor:
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        keep: Tensor | None = None,
+        types: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
         """Mean cross-entropy in nats; targets int64 [B, N], -100 where there is nothing to predict."""
-        return token_loss(self(tokens, keep, types), targets)
+        return token_loss(self(tokens, keep, types, **options), targets)
 
 
 def hidden(
@@ -86,13 +97,22 @@ class SentenceClassifier(Model):
         self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
         self.to_logits = nn.Linear(encoder.config.dim, classes)
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None, types: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, keep: Tensor | None = None, types: Tensor | None = None, **options: Any
+    ) -> Tensor:
         """Logits [B, classes]; arguments as those of `Bert`."""
-        return self.to_logits(self.dropout(self.encoder(tokens, keep, types).pooled))
+        return self.to_logits(self.dropout(self.encoder(tokens, keep, types, **options).pooled))
 
-    def loss(self, tokens: Tensor, targets: Tensor, keep: Tensor | None = None, types: Tensor | None = None) -> Tensor:
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        keep: Tensor | None = None,
+        types: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
         """Mean cross-entropy in nats; targets int64 [B]."""
-        return token_loss(self(tokens, keep, types), targets)
+        return token_loss(self(tokens, keep, types, **options), targets)
 
 
 class TokenClassifier(Model):
@@ -103,10 +123,19 @@ class TokenClassifier(Model):
         self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
         self.to_logits = nn.Linear(encoder.config.dim, classes)
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None, types: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, keep: Tensor | None = None, types: Tensor | None = None, **options: Any
+    ) -> Tensor:
         """Logits [B, N, classes]; arguments as those of `Bert`."""
-        return self.to_logits(self.dropout(self.encoder(tokens, keep, types).last))
+        return self.to_logits(self.dropout(self.encoder(tokens, keep, types, **options).last))
 
-    def loss(self, tokens: Tensor, targets: Tensor, keep: Tensor | None = None, types: Tensor | None = None) -> Tensor:
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        keep: Tensor | None = None,
+        types: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
         """Mean cross-entropy in nats; targets int64 [B, N], -100 where a token has no class."""
-        return token_loss(self(tokens, keep, types), targets)
+        return token_loss(self(tokens, keep, types, **options), targets)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mpnn import check
 from mpnn.attention import Attention, Terms
 from mpnn.graph import Graph
 from mpnn.graphs import complete
@@ -49,6 +50,9 @@ class Linformer(Attention):
         self.mix_keys, self.mix_values = (nn.Parameter(torch.empty(landmarks, length)) for _ in range(2))
         for mix in (self.mix_keys, self.mix_values):
             nn.init.normal_(mix, std=length**-0.5)  # landmarks of about the size of what they mix
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return check.takes(self.to_query), check.takes(self.to_key)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         landmarks, length = self.mix_keys.shape

@@ -41,7 +41,7 @@ class LinkPredictor(Model):
         """Scores [P] of pairs [2, P] of nodes that are encoded already, [N, d]."""
         if pairs.dim() != 2 or len(pairs) != 2:
             raise ValueError(f"pairs must be int64 [2, P], sources above destinations; got {list(pairs.shape)}")
-        src, dst = z[pairs[0]], z[pairs[1]]
+        src, dst = z.index_select(0, pairs[0]), z.index_select(0, pairs[1])
         return self.decoder(src, dst) if relation is None else self.decoder(src, dst, relation)
 
     def loss(
@@ -89,7 +89,7 @@ class DistMult(Model):
     def forward(self, src: Tensor, dst: Tensor, relation: Tensor | None = None) -> Tensor:
         if relation is None:
             raise ValueError(f"DistMult scores {len(self.relation)} kinds of links: say which, relation=int64 [P]")
-        return (src * self.relation[relation] * dst).sum(-1)
+        return (src * self.relation.index_select(0, relation) * dst).sum(-1)
 
 
 class PairMLP(Model):

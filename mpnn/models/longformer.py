@@ -21,7 +21,7 @@ from mpnn.graph import Graph
 from mpnn.graphs import batch, complete, global_nodes, window
 from mpnn.message_passing import MessagePassing
 from mpnn.models.bert import Bert, BertConfig, Encoded, update
-from mpnn.models.parts.packing import Packing, all_kept
+from mpnn.models.parts.packing import Packing, all_kept, refuse_while_tracing
 from mpnn.topology import Topology
 
 
@@ -94,6 +94,7 @@ class Longformer(Bert):
             tokens, keep, types, positions, return_states: as `Bert.forward`. Windows go by places: they reach no
                 further where places are left out.
         """
+        refuse_while_tracing("which tokens hear and are heard by all decides the graph")
         keep = all_kept(tokens) if keep is None else keep
         packing = Packing.of(keep, apart=True)
         if hubs is None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn.models.parts.images import GridPositions, Size, patchify
+from mpnn.models.parts.packing import refuse_while_tracing
 from mpnn.models.saving import Model
 from mpnn.models.vit import PatchLayers, ViT, ViTConfig
 from mpnn.topology import Topology
@@ -116,6 +117,7 @@ class PixelDecoder(nn.Module):
 
 def least(noise: Tensor, left_out: float) -> Tensor:
     """The patches that are seen, bool [B, N]: those with the least noise [B, N], all but a fraction `left_out`."""
+    refuse_while_tracing("the patches that are seen decide the graph")
     seen = int(noise.shape[1] * (1 - left_out))
     return noise.argsort(1).argsort(1) < seen
 

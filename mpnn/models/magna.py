@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpnn import check
 from mpnn.aggregate import Diffusion
 from mpnn.attention import Attention, Terms
 from mpnn.dropout import Dropout
@@ -66,6 +67,8 @@ class MAGNA(Model):
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes] over `graph`, or over the model's own when that is None."""
+        check.tensor("x", x)
+        check.fits("MAGNA", "x", x, check.takes(self.embed))
         h = self.embed(self.dropout(x))
         for layer in self.layers:
             h = layer(h, graph)
@@ -106,6 +109,9 @@ class MagnaAttention(Attention):
             if vector is not None:
                 nn.init.xavier_uniform_(vector)
 
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return check.takes(self.to_dst), check.takes(self.to_src)
+
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
         of_dst, of_src = self._part(self.to_dst(dst), self.by_dst), self._part(self.to_src(src), self.by_src)
@@ -123,7 +129,7 @@ class MagnaAttention(Attention):
                 f"this attention was made for {self.relation.num_embeddings} relations; the edges of {graph} have "
                 f"{graph.num_relations or 'none'}"
             )
-        return self._part(self.relation.weight, self.by_relation)[graph.edge_type]
+        return self._part(self.relation.weight, self.by_relation).index_select(0, graph.edge_type)
 
     def _part(self, mapped: Tensor, vector: Tensor) -> Tensor:
         """`v_h . tanh(mapped_h)` for each head: [..., H] of [..., H * D]."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import check
 from mpnn.attention import Gaussian
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
@@ -55,6 +58,9 @@ class MoNet(Model):
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes]; edge_attr: the edges' coordinates [E, coordinates] where the
         model was made for them, default: the graph's."""
+        check.tensor("x", x)
+        first: Any = self.layers[0]
+        check.fits("MoNet", "x", x, first.attention.takes()[1])
         given = self.graph if graph is None else graph
         if given is None:
             raise ValueError("this model was made without a graph; give one with the call: model(x, graph=...)")

@@ -48,8 +48,9 @@ class PinSage(Stack):
         """`mean of max(0, z_q . z_n - z_q . z_p + margin)` (eq. 1): x [N, in_dim]; for each query, int64 [Q], an item
         that goes with it [Q], and some that do not [Q] or [Q, M]."""
         z = self(x, graph)
-        good = (z[query] * z[positive]).sum(-1)
-        bad = (z[query][:, None] * z[negative.reshape(len(query), -1)]).sum(-1)
+        asked = F.embedding(query, z)
+        good = (asked * F.embedding(positive, z)).sum(-1)
+        bad = (asked[:, None] * F.embedding(negative.reshape(len(query), -1), z)).sum(-1)
         return F.relu(bad - good[:, None] + margin).mean()
 
     def recommend(self, z: Tensor, query: Tensor, count: int) -> Tensor:

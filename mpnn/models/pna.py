@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import aggregate, ops
+from mpnn import aggregate, check, ops
 from mpnn.attention import EdgeMessage
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
@@ -79,6 +79,8 @@ class PNA(Model):
         """x [..., N, in_dim] -> logits [..., N, classes]; or [..., G, classes] with `pool`, a graph of N sources and G
         destinations in which each destination hears the nodes of one graph. edge_attr: [E, edge_dim]; default: the
         graph's."""
+        check.tensor("x", x)
+        check.fits("PNA", "x", x, check.takes(self.embed))
         h = self.embed(x)
         for layer in self.layers:
             h = h + F.relu(layer(h, graph, edge_attr=edge_attr))

@@ -19,7 +19,7 @@ from mpnn.models.hashing import Heard, ReformerConfig, SharedKey
 from mpnn.models.parts.blocks import AxialPositions, embedded, looked_up, updated_by
 from mpnn.models.parts.generation import refuse_the_future
 from mpnn.models.parts.losses import token_loss
-from mpnn.models.parts.packing import Packing, all_kept
+from mpnn.models.parts.packing import Packing, all_kept, refuse_while_tracing
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
 from mpnn.update import Reversible
@@ -81,6 +81,7 @@ class Reformer(Model):
         Returns:
             last [B, N, 2 * dim]; there is no pooler.
         """
+        refuse_while_tracing("the tokens' hashes decide the graph")
         packing = Packing.of(all_kept(tokens) if keep is None else keep, apart=True)
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import check
 from mpnn.attention import Attention, Terms
 from mpnn.graph import Graph
 from mpnn.graphs import complete
@@ -109,6 +110,7 @@ class OwnMaps(Attention):
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         nodes, most = self.weight.shape[:2]
+        check.fits("OwnMaps", "x" if dst is src else "source", src, (self.weight.shape[2], self.weight.dtype))
         if (graph.num_dst, graph.num_edges) != (nodes, self.edges):
             raise ValueError(f"these maps belong to {self.edges} edges into {nodes} nodes; the graph is {graph}")
         return Terms(src.unsqueeze(-2), graph=graph.derived(_edge_by_edge, most, num_dst=nodes * most))

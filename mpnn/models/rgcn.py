@@ -70,7 +70,7 @@ class BlockTyped(Typed):
         if in_dim % blocks or out_dim % blocks:
             raise ValueError(f"{blocks} blocks do not divide widths of {in_dim} and {out_dim}")
         super().__init__(in_dim // blocks, out_dim // blocks, relations * blocks, bias=False)
-        self.relations = relations
+        self.in_dim, self.relations = in_dim, relations
         self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
 
     def maps(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 encoder    a recurrent network both ways; the annotation h_j of a word is its two states side by side
 decoder    a recurrent network whose state s hears the annotations before each word:
-           MessagePassing(complete(), "sum", None, AdditiveV2(dim, dim, activation=torch.tanh, ...))(s, source=h)
+           MessagePassing(complete(), "sum", None, AdditiveV2(dim, dim, activation=F.tanh, ...))(s, source=h)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mpnn.attention import AdditiveV2
@@ -76,7 +77,7 @@ class Seq2Seq(Model):
             complete(),
             "sum",
             None,
-            AdditiveV2(dim, dim, activation=torch.tanh, source_dim=2 * dim, bias=False, map_value=False),
+            AdditiveV2(dim, dim, activation=F.tanh, source_dim=2 * dim, bias=False, map_value=False),
         )
         self.writer = nn.GRUCell(embedding + 2 * dim, dim)
         self.readout = nn.Linear(dim + embedding + 2 * dim, dim)

@@ -8,7 +8,7 @@ decoder    causal(), then across to the source:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from mpnn.models.parts.blocks import ACTIVATIONS
 from mpnn.models.parts.crossing import Crossing, Half
 from mpnn.models.parts.generation import evaluating, generate, refuse_the_future
 from mpnn.models.parts.losses import next_word_loss
-from mpnn.models.parts.packing import Packing, all_kept
+from mpnn.models.parts.packing import Packing
 from mpnn.models.parts.rounds import through
 from mpnn.models.parts.words import Words, token_table
 from mpnn.models.saving import Model
@@ -93,7 +93,8 @@ class Transformer(Model):
         self, config: TransformerConfig, graph: Topology | None = None, target_graph: Topology | None = None
     ) -> None:
         super().__init__()
-        graph, target_graph = graph or complete(), target_graph or causal()
+        graph = complete() if graph is None else graph
+        target_graph = causal() if target_graph is None else target_graph
         refuse_the_future(target_graph, config.context)
         self.config = config
         token = other = token_table(config.vocabulary, config.dim, config.pad)
@@ -110,7 +111,14 @@ class Transformer(Model):
         )
 
     def forward(
-        self, source: Tensor, target: Tensor, source_keep: Tensor | None = None, target_keep: Tensor | None = None
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_keep: Tensor | None = None,
+        target_keep: Tensor | None = None,
+        *,
+        source_lengths: Sequence[int] | None = None,
+        target_lengths: Sequence[int] | None = None,
     ) -> Tensor:
         """Logits of the word that follows each word of the target.
 
@@ -118,11 +126,15 @@ class Transformer(Model):
             source: int64 [B, N]. target: int64 [B, M], from `config.start` on.
             source_keep, target_keep: bool [B, N] and [B, M], which places hold words; default: all. The others are
                 neither computed nor heard.
+            source_lengths, target_lengths: every row packs sentences of these lengths, N and M together, as many in
+                both: sentence k of the target is computed from sentence k of the source, as if they were alone. They
+                take no `keep` beside them.
 
         Returns:
             [B, M, vocabulary of the target]; zeros where there is no word.
         """
-        return self.logits(self.decode(target, self.encode(source, source_keep), target_keep).last)
+        memory = self.encode(source, source_keep, lengths=source_lengths)
+        return self.logits(self.decode(target, memory, target_keep, lengths=target_lengths).last)
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits [..., vocabulary] of a decoder's states [..., dim], by the token embeddings."""
@@ -133,11 +145,13 @@ class Transformer(Model):
         source: Tensor,
         keep: Tensor | None = None,
         *,
+        lengths: Sequence[int] | None = None,
         return_states: bool = False,
         return_weights: bool = False,
     ) -> Half:
-        """What the decoder hears of sources [B, N] (or vectors [B, N, dim]) and their places kept, bool [B, N]."""
-        packing = Packing.of(all_kept(source) if keep is None else keep)
+        """What the decoder hears of sources [B, N] (or vectors [B, N, dim]) and their places kept, bool [B, N], or the
+        `lengths` of the sentences that every row packs."""
+        packing = _packing(source, keep, lengths)
         graphs = [packing.bind(layer.graph) for layer in self.encoder if isinstance(layer, MessagePassing)]
         x, states, heard = through(
             self.encoder,
@@ -155,6 +169,7 @@ class Transformer(Model):
         memory: Half,
         keep: Tensor | None = None,
         *,
+        lengths: Sequence[int] | None = None,
         cache: Cache | None = None,
         return_states: bool = False,
         return_weights: bool = False,
@@ -164,9 +179,11 @@ class Transformer(Model):
         With a cache, the targets are those that come after the ones it has seen, all places are kept, and there are no
         weights to return.
         """
-        packing = Packing.of(all_kept(target) if keep is None else keep)
-        if cache is not None and (return_weights or not bool(packing.keep.all())):
-            raise ValueError("with a cache every place holds a word, and no weights are returned")
+        packing = _packing(target, keep, lengths)
+        if cache is not None and (return_weights or lengths is not None or not bool(packing.keep.all())):
+            raise ValueError(
+                "with a cache every place holds a word, every row is one sentence, and no weights are returned"
+            )
         across = Crossing(packing, memory.packing)
         x = self.target(target, packing, 0 if cache is None else cache.count)
         states, weights, crossed = [x], [], []
@@ -186,10 +203,23 @@ class Transformer(Model):
         return Half(self.decoder_norm(x), packing, outputs, tuple(weights), tuple(crossed))
 
     def loss(
-        self, source: Tensor, target: Tensor, source_keep: Tensor | None = None, target_keep: Tensor | None = None
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_keep: Tensor | None = None,
+        target_keep: Tensor | None = None,
+        *,
+        source_lengths: Sequence[int] | None = None,
+        target_lengths: Sequence[int] | None = None,
     ) -> Tensor:
         """Mean cross-entropy in nats, labels smoothed by `config.smoothing`, of each word of the target but the first,
-        which is `config.start`, given those before it; arguments as those of `forward`."""
+        which is `config.start`, given those before it; arguments as those of `forward`. Packed sentences each begin
+        with `config.start`, which is not predicted."""
+        if target_lengths is not None or source_lengths is not None:
+            lengths = {"source_lengths": source_lengths, "target_lengths": target_lengths}
+            logits = self(source, target, source_keep, target_keep, **lengths)[:, :-1]
+            predicted = Packing.whole(target, target_lengths).positions() > 0
+            return next_word_loss(logits, target, predicted.expand(target.shape), self.config.smoothing)
         keep = None if target_keep is None else target_keep[:, :-1]
         logits = self(source, target[:, :-1], source_keep, keep)
         return next_word_loss(logits, target, target_keep, self.config.smoothing)
@@ -257,6 +287,14 @@ class Transformer(Model):
             raise ValueError(f"steps must be less than the context of {self.config.context}; got {steps}")
         with evaluating(self):
             yield torch.full((len(source), 1), self.config.start, device=source.device), self.encode(source, keep)
+
+
+def _packing(tokens: Tensor, keep: Tensor | None, lengths: Sequence[int] | None) -> Packing:
+    if keep is None:
+        return Packing.whole(tokens, lengths)
+    if lengths is not None:
+        raise ValueError("lengths describe rows without padding; give either keep or lengths")
+    return Packing.of(keep)
 
 
 def _words(config: TransformerConfig, token: nn.Embedding) -> Words:

@@ -155,7 +155,7 @@ class PatchLayers(nn.ModuleList):
         attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(self.graph, "sum", update, attention)
 
-    def _among(self, keep: Tensor) -> tuple[Packing, Graph]:
+    def _among(self, keep: Tensor) -> tuple[Packing, Topology | Graph]:
         """The nodes that take part, and the graph over them: one for all images where everybody hears everybody, and
         else one for each image, as each is left with other edges."""
         whole = self.graph.bind(keep.shape[1])

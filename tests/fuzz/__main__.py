@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-GROUP = 4  # cases over one graph
-CHUNK = 100  # groups that a process runs before it reports
+GROUP = 8  # cases over one graph
+CHUNK = 50  # groups that a process runs before it reports
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ Case = dict[str, Any]
 LAYOUTS = ("turned", "offset", "every second", "expanded", "read-only")
 
 
-def draw_group(seed: int, count: int = 4) -> list[Case]:
+def draw_group(seed: int, count: int = 8) -> list[Case]:
     """Cases over one graph, so that what the graph caches for one request meets the next one."""
     graph = _graph(random.Random(seed))
     edges = edges_of(graph)
@@ -63,7 +63,7 @@ def _request(r: random.Random, seed: int, graph: dict[str, Any], edges: Edges) -
         if case["edge_value"] and case["edge_value"]["heads"] > 1:
             case["edge_value"]["heads"] = case["heads"]
     names = list(shapes(case, edges))
-    case["grad"] = r.choice([[], names, names, [n for n in names if r.random() < 0.4]])
+    case["grad"] = r.choice([[], [], names, [n for n in names if r.random() < 0.4]])
     case["layout"] = {n: r.choice(LAYOUTS) for n in names if r.random() < 0.3}
     if names and r.random() < 0.02:
         case["layout"][r.choice(names)] = "large"

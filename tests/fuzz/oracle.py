@@ -266,19 +266,19 @@ class _Round:
             up = up.sum(-1, keepdim=True).expand(*up.shape[:-1], message.shape[-1])
         up = self._to_edges(up)
         surrogate, logit = x["value"].sum() * 0.0, 0.0
+        wanted = list(case["grad"])
         if "weights" in parts:
             size, keep = self._weight_size(parts, x), parts["keep"]
             weighted = (size * keep)[..., None] * message.detach()
             pushed = (size * keep)[..., None] * up
-            by_weight = keep * (up * message.detach()).sum(-1)  # gradient of each weight
-            if case["normalize"] == "softmax":
-                mean = self._to_edges(self.rows(size * by_weight, 0.0).sum(2))
-                by_logit = size * (by_weight + mean)
-            else:
-                by_logit = by_weight if case["normalize"] == "none" else size * by_weight
             logits = self._logit_size(x)
             logit = float(logits.detach().max()) if logits.numel() and case["normalize"] != "none" else 0.0
-            surrogate = surrogate + (by_logit.detach() * logits).sum()
+            if wanted:
+                by_weight = keep * (up * message.detach()).sum(-1)  # gradient of each weight
+                by_logit = by_weight if case["normalize"] == "none" else size * by_weight
+                if case["normalize"] == "softmax":
+                    by_logit = by_logit + size * self._to_edges(self.rows(size * by_weight, 0.0).sum(2))
+                surrogate = surrogate + (by_logit.detach() * logits).sum()
         else:
             weighted, pushed = message.detach(), up
         surrogate = surrogate + (pushed.detach() * message).sum()
@@ -292,9 +292,8 @@ class _Round:
             width = message.shape[-1] * (12 if case["reduce"] == "pna" else 1)
             out = (1 + most).square().expand(*most.shape[:-1], width) * (1 + (self.degree[:, None, None] + 1.0).log())
             surrogate = surrogate * (1 + float(most.max()) if most.numel() else 1.0)
-        names = list(case["grad"])
-        found = torch.autograd.grad(surrogate, [x[n] for n in names], allow_unused=True) if names else ()
-        pairs = zip(names, found, strict=True)
+        found = torch.autograd.grad(surrogate, [x[n] for n in wanted], allow_unused=True) if wanted else ()
+        pairs = zip(wanted, found, strict=True)
         gradients = {n: torch.zeros_like(x[n]) if g is None else g for n, g in pairs}
         return out.reshape(*case["batch"], *out.shape[1:]).detach(), gradients, logit
 

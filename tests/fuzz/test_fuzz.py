@@ -25,7 +25,7 @@ from .shrink import failure_of, paste, shrink
 from .topologies import edges_of, matrix_of
 
 SEED = int(os.environ.get("MPNN_FUZZ_SEED") or datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%d")) * 1000
-GROUPS = 25  # of four cases, for each of 20 tests
+GROUPS = 13  # of eight cases, for each of 20 tests
 
 
 @pytest.fixture(autouse=True)

@@ -150,8 +150,8 @@ class _Edges:
             return Ids()
         if isinstance(data, Tensor):
             return self.own
-        ids = graph.memo(("csr classes", data.relation), lambda: data.ids(graph).numpy())
-        return Ids(ids, partial(graph.memo, ("csr edges by class", data.relation), partial(self._by_class, ids)))
+        ids = data.memo(graph, "csr classes", lambda: data.ids(graph).numpy())
+        return Ids(ids, partial(data.memo, graph, "csr edges by class", partial(self._by_class, ids)))
 
     def _by_class(self, ids: np.ndarray) -> Order:
         edge = np.argsort(ids, kind="stable")

@@ -82,7 +82,7 @@ def _spread(table: Lookup, graph: Graph, dtype: torch.dtype) -> Tensor:
 
 def ids(table: Lookup, graph: Graph) -> Tensor:
     """The class of each edge, [E], in the caller's order."""
-    return graph.memo(("device classes", table.relation), lambda: graph.csr.to_caller(table.ids(graph)))
+    return table.memo(graph, "device classes", lambda: graph.csr.to_caller(table.ids(graph)))
 
 
 def by_class(table: Lookup, graph: Graph) -> Callable[[], Sorted]:
@@ -95,4 +95,4 @@ def by_class(table: Lookup, graph: Graph) -> Callable[[], Sorted]:
         edges = sorted_by(classes, sources, count)
         return Sorted(edges.ptr, edges.col, None, len(classes))
 
-    return lambda: graph.memo(("device edges by class", table.relation, count), build)
+    return lambda: table.memo(graph, ("device edges by class", count), build)

@@ -3,7 +3,9 @@
 The graph's runs say which tiles of (destinations, sources) are empty and which are full, at any length; nothing looks
 at pairs. On CPU the kernels are this library's own, on CUDA they are FlexAttention's, driven by the same runs.
 
-NaN and infinities in a source can reach rows of its tiles that do not hear it: a weight of zero times NaN is NaN.
+NaN and infinities of a node reach only the rows that attend to it, on CPU: a query tile whose sums are not finite runs
+again, and goes edge by edge through the tiles in which some pairs are no edges. On CUDA, and in gradients, they can
+reach other rows of the same tiles, because a weight of zero times NaN is NaN.
 """
 
 from __future__ import annotations

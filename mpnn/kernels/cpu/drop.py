@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from mpnn.kernels.cpu.caching import njit
 from mpnn.kernels.cpu.hashing import mix
 from mpnn.kernels.cpu.vector import MATH, drop_row
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from mpnn.kernels.cpu.caching import njit
 from mpnn.kernels.cpu.fold import BYTES, PARTLY, fetch_row, fold, spread
 from mpnn.kernels.cpu.vector import MATH
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from mpnn.kernels.cpu.caching import njit
 from mpnn.kernels.cpu.edgewise import also_weighted, exponentials, finished, highest, sigmoid, weighted
 from mpnn.kernels.cpu.emit import INNER, LANES
 from mpnn.kernels.cpu.layout import AHEAD, BEGUN, KERNEL, UNENDED

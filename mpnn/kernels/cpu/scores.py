@@ -107,7 +107,7 @@ class Block(NamedTuple):
 
 def buffers(heads: int, each: int, more: int, real: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`Buffers` for a block of edges with room for `each` numbers an edge besides what every block has, and `more`."""
-    room = block_room.py_func(heads)
+    room = block_size.py_func(heads) + AHEAD + LANES  # block_room, whose py_func would call what numba compiles
     reals = 4 * (room * heads + LANES) + room * each + more
     return np.zeros(9 * room, np.int64), np.zeros(reals, real), np.zeros(heads, np.uint32)
 

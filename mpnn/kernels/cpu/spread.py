@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from mpnn.kernels.cpu.activated import activated_gradient
+from mpnn.kernels.cpu.caching import njit
 from mpnn.kernels.cpu.edgewise import also_weighted, copied, scaled, totalled, weighted
 from mpnn.kernels.cpu.emit import LANES
 from mpnn.kernels.cpu.fold import fetch_row

@@ -19,7 +19,8 @@ R = TypeVar("R")
 
 
 def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:
-    """`[run(part) for part in parts]`, side by side; what one raises is raised here.
+    """`[run(part) for part in parts]`, side by side; what one raises is raised here, and so is Ctrl-C, as soon as the
+    parts that were begun are done.
 
     The caller works too, and every thread takes the next part when it has done one: parts cost no hand-over.
     """
@@ -38,6 +39,8 @@ def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:
     try:
         work()
     finally:
+        for _ in numbers:  # all taken by now, unless the caller failed or was interrupted: then nobody begins another
+            pass
         for helper in helpers:
             if not helper.cancel():  # one that never began has nothing left to do
                 helper.result()

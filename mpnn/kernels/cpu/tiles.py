@@ -19,8 +19,8 @@ import math
 
 import numpy as np
 from llvmlite import binding
-from numba import njit
 
+from mpnn.kernels.cpu.caching import njit
 from mpnn.kernels.cpu.hashing import mix
 from mpnn.kernels.cpu.vector import (
     MATH,
@@ -175,6 +175,29 @@ def _with_table(s, i0, j0, j1, table, begin, back):  # type: ignore[no-untyped-d
 
 
 @njit(inline="always")
+def _is_finite(x, count):  # type: ignore[no-untyped-def]
+    total = x.dtype.type(0)
+    for k in range(count):
+        total += x[k] * 0
+    return total == 0
+
+
+@njit(fastmath=MATH, cache=True, nogil=True, inline="never")
+def _over_edges(s, i0, rows, j0, j1, runs, v, v_at, width, o):  # type: ignore[no-untyped-def]
+    """o [rows, width] += weights s [j1 - j0, ROWS] times v [j1 - j0, width], edge by edge: a pair that is no edge has
+    weight zero, and zero times NaN would be NaN."""
+    ptr, start, stop, _ = runs
+    for r in range(rows):
+        run = _first_run(runs, i0 + r, j0)
+        while run < ptr[i0 + r + 1] and start[run] < j1:
+            for j in range(max(start[run], j0), min(stop[run], j1)):
+                weight, at = s[(j - j0) * ROWS + r], v_at + (j - j0) * width
+                for d in range(width):
+                    o[r * width + d] += weight * v[at + d]
+            run += 1
+
+
+@njit(inline="always")
 def _row_keys(row_keys, key, i0):  # type: ignore[no-untyped-def]
     for r in range(ROWS):
         row_keys[r] = mix(np.uint32(key ^ np.uint32(i0 + r)))
@@ -219,45 +242,51 @@ def forward(  # type: ignore[no-untyped-def]
         kv = h * KV // H
         rows = min(ROWS, num_dst - i0)
         _turn(q, _at(of_q, b, h, i0), of_q[2], rows, D, scale, qt, 0)
-        top[:] = _NEVER
-        z[:] = 0
-        o[:] = 0
         if len(keys):
             _row_keys(row_keys, keys[bh], i0)
-        for e in range(tile_ptr[item % query_tiles], tile_ptr[item % query_tiles + 1]):
-            key, place = tile_key[e], tile_key[e] % room
-            tile = key * COLUMNS
-            low, high = _columns(tile_low[e], tile_high[e], tile, num_src)
-            j0, j1 = tile + low, tile + high
-            if kept[place] != (b * KV + kv) * key_tiles + key:
-                kept[place] = (b * KV + kv) * key_tiles + key
-                n = min(COLUMNS, num_src - tile)
-                _copy(k, _at(of_k, b, kv, tile), of_k[2], n, D, one, kept_k, place * COLUMNS * D)
-                _copy(v, _at(of_v, b, kv, tile), of_v[2], n, DV, one, kept_v, place * COLUMNS * DV)
-            row = place * COLUMNS + low
-            _product(kept_k, row * D, D, 1, qt, 0, ROWS, s, 0, ROWS, j1 - j0, D, ROWS, _NARROW, False)
-            if cap:
-                capped(s, 0, j1 - j0, cap, slope, _ACROSS, _LANES)
-            if len(table):
-                _with_table(s, i0, j0, j1, table, (h + 1) * (len(table) // H) - num_dst - ROWS, False)
-            if len(bias):
-                _with_bias(s, i0, rows, j0, j1, runs, bias, bh * E % len(bias), False)
-            if not tile_full[e]:
-                _mask(s, i0, rows, j0, j1, runs)
-            new[:] = top
-            tops(s, 0, j1 - j0, new, _ACROSS, _LANES)
-            for r in range(rows):
-                if new[r] > top[r]:
-                    factor = math.exp(top[r] - new[r])
-                    top[r] = new[r]
-                    z[r] *= factor
-                    scaled(o, r * DV, factor, o, r * DV, DV // 8, _EIGHT)
-            for r in range(ROWS):
-                shift[r] = new[r] if new[r] > _NEVER else 0
-            exps(s, 0, j1 - j0, shift, z, _ACROSS, _LANES)
-            if len(keys):
-                drop(s, 0, j1 - j0, row_keys, j0, threshold, grow, _ACROSS, _LANES)
-            _product(s, 0, 1, ROWS, kept_v, row * DV, DV, o, 0, DV, ROWS, j1 - j0, DV, _BLOCK, True)
+        for by_edges in (False, True):
+            top[:] = _NEVER
+            z[:] = 0
+            o[:] = 0
+            for e in range(tile_ptr[item % query_tiles], tile_ptr[item % query_tiles + 1]):
+                key, place = tile_key[e], tile_key[e] % room
+                tile = key * COLUMNS
+                low, high = _columns(tile_low[e], tile_high[e], tile, num_src)
+                j0, j1 = tile + low, tile + high
+                if kept[place] != (b * KV + kv) * key_tiles + key:
+                    kept[place] = (b * KV + kv) * key_tiles + key
+                    n = min(COLUMNS, num_src - tile)
+                    _copy(k, _at(of_k, b, kv, tile), of_k[2], n, D, one, kept_k, place * COLUMNS * D)
+                    _copy(v, _at(of_v, b, kv, tile), of_v[2], n, DV, one, kept_v, place * COLUMNS * DV)
+                row = place * COLUMNS + low
+                _product(kept_k, row * D, D, 1, qt, 0, ROWS, s, 0, ROWS, j1 - j0, D, ROWS, _NARROW, False)
+                if cap:
+                    capped(s, 0, j1 - j0, cap, slope, _ACROSS, _LANES)
+                if len(table):
+                    _with_table(s, i0, j0, j1, table, (h + 1) * (len(table) // H) - num_dst - ROWS, False)
+                if len(bias):
+                    _with_bias(s, i0, rows, j0, j1, runs, bias, bh * E % len(bias), False)
+                if not tile_full[e]:
+                    _mask(s, i0, rows, j0, j1, runs)
+                new[:] = top
+                tops(s, 0, j1 - j0, new, _ACROSS, _LANES)
+                for r in range(rows):
+                    if new[r] > top[r]:
+                        factor = math.exp(top[r] - new[r])
+                        top[r] = new[r]
+                        z[r] *= factor
+                        scaled(o, r * DV, factor, o, r * DV, DV // 8, _EIGHT)
+                for r in range(ROWS):
+                    shift[r] = new[r] if new[r] > _NEVER else 0
+                exps(s, 0, j1 - j0, shift, z, _ACROSS, _LANES)
+                if len(keys):
+                    drop(s, 0, j1 - j0, row_keys, j0, threshold, grow, _ACROSS, _LANES)
+                if by_edges and not tile_full[e]:
+                    _over_edges(s, i0, rows, j0, j1, runs, kept_v, row * DV, DV, o)
+                else:
+                    _product(s, 0, 1, ROWS, kept_v, row * DV, DV, o, 0, DV, ROWS, j1 - j0, DV, _BLOCK, True)
+            if _is_finite(o, rows * DV):
+                break  # else once more, so that NaN and infinities of sources reach only rows that attend to them
         for r in range(rows):
             heard = top[r] > _NEVER or z[r] != z[r]
             at = ((b * num_dst + i0 + r) * H + h) * DV

@@ -22,6 +22,8 @@ from mpnn.models.hf.weights import Copies
 class Converted(nn.Module):
     """What `from_hf` gives: called as the original is, and saved as the original is."""
 
+    supports_gradient_checkpointing = True  # transformers asks the class of a model with a head
+
     def save_pretrained(
         self, folder: str | os.PathLike[str], *, state_dict: Mapping[str, Tensor] | None = None, **options: Any
     ) -> None:

@@ -20,7 +20,7 @@ from mpnn.models.hf.weights import Copies, activation, check_class, check_config
 from mpnn.models.parts.blocks import embedded, looked_up
 from mpnn.models.parts.decoder import Bind, Decoded
 from mpnn.models.parts.generation import refuse_the_future
-from mpnn.models.parts.packing import Packing
+from mpnn.models.parts.packing import first_kept
 from mpnn.models.parts.rounds import through
 from mpnn.topology import Topology
 
@@ -250,4 +250,4 @@ class Decoder(TypesThird):
 
     def pooled(self, last: Tensor, keep: Tensor) -> Tensor | None:
         pooler = self.model.pooler
-        return None if pooler is None else pooler(Packing.of(keep).first(last))
+        return None if pooler is None else pooler(first_kept(last, keep))

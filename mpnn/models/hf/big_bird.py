@@ -11,13 +11,13 @@ that are too short for blocks hear over complete graphs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mpnn.bind_cache import cached_graph
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete, from_blocks
 from mpnn.message_passing import MessagePassing
@@ -67,6 +67,8 @@ class BlockSparse(Bert):
         return Packing.of(keep, apart=not bool(keep.all()))
 
     def graphs(self, packing: Packing) -> list[Any]:
+        if packing.documents is not None:
+            raise ValueError("blocks of transformers' BigBird lie in whole rows; give each document a row of its own")
         layers, length = range(len(self.layers)), packing.keep.shape[1]
         if length <= (5 + 2 * self.random) * self.block:
             return [packing.bind(complete()) for _ in layers]
@@ -96,7 +98,7 @@ def _bound(packing: Packing, graph: Graph) -> Graph:
     """A graph over whole blocks, over what a packing keeps of them."""
     if packing.apart:
         return packing.bind_each([graph] * len(packing.lengths))
-    return graph.induced(torch.arange(graph.num_dst) < packing.keep.shape[1]).to(packing.index.device)
+    return graph.induced(torch.arange(graph.num_dst) < packing.keep.shape[1]).to(packing.keep.device)
 
 
 class WithCopies(MessagePassing):
@@ -111,7 +113,7 @@ class WithCopies(MessagePassing):
 
 def _with_copies(packing: Packing, size: int, random: int) -> tuple[Graph, Tensor]:
     """What `_evaluated` is over a packing, with copies of nodes among the sources: which these are, int64 [N_src]."""
-    length, device = packing.keep.shape[1], packing.index.device
+    length, device = packing.keep.shape[1], packing.keep.device
     topology, again = Topology.of(_after_copies, size, random), _copied(length, size, random)
     if not packing.apart:
         return topology.bind(length, len(again)).to(device), again.to(device)
@@ -145,14 +147,14 @@ def _copied(length: int, size: int, random: int) -> Tensor:
     return torch.cat([torch.arange(size).repeat(random), torch.arange(length)])
 
 
-@lru_cache(maxsize=4)
+@cached_graph
 def _evaluated(blocks: int, size: int, random: int) -> Graph:
     pairs = _pairs(np.zeros((blocks - 2, random), np.int64))
     with torch.inference_mode(False):
         return from_blocks(pairs, size, blocks)
 
 
-@lru_cache(maxsize=64)
+@cached_graph
 def _drawn(blocks: int, size: int, random: int, heads: int, context: int, seed: int) -> Graph:
     pairs = [_pairs(table) for table in drawn_blocks(blocks, size, random, heads, context, seed)]
     head = np.repeat(np.arange(heads), [pair.shape[1] for pair in pairs])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from mpnn.message_passing import MessagePassing
 from mpnn.models.hf.given import kept, per_token, wanted
 
 
@@ -25,6 +28,24 @@ class Called(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
 
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        """In training, every layer keeps its inputs alone and is computed a second time in the backward pass.
+
+        Args:
+            gradient_checkpointing_kwargs: options of `torch.utils.checkpoint.checkpoint`; default: use_reentrant=False.
+        """
+        options = {"use_reentrant": False} | (gradient_checkpointing_kwargs or {})
+        for layer in self.modules():
+            if isinstance(layer, MessagePassing):
+                layer.gradient_checkpointing = True
+                layer._gradient_checkpointing_func = partial(checkpoint, **options)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Every layer keeps what its backward pass needs."""
+        for layer in self.modules():
+            if isinstance(layer, MessagePassing):
+                layer.gradient_checkpointing = False
+
     def get_input_embeddings(self) -> nn.Module:
         """The table of tokens, or what makes nodes of patches."""
         for name in ("token", "embeddings.token", "source.token", "patches"):
@@ -32,7 +53,7 @@ class Called(nn.Module):
                 return part
         raise NotImplementedError(f"{type(self.model).__name__} has no table of tokens")
 
-    def shown(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, bool]:
+    def shown(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, Any]:
         """What a call wants to see besides the result, as our models are asked for it."""
         return {
             "return_states": wanted(self.config, "output_hidden_states", output_hidden_states),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpnn.models.hf.called import Called, ids_of
 from mpnn.models.hf.given import kept, one_of, per_token, refuse, wanted
-from mpnn.models.hf.past import Past, Text, check_empty, counts_up, read
+from mpnn.models.hf.past import Past, Text, check_empty, counts_up, packed, read
 from mpnn.models.parts.decoder import Decoded, Decoder
 from mpnn.models.parts.packing import Packing, all_kept
 
@@ -80,8 +80,10 @@ class CausalDecoder(Called):
         attentions = None
         found: Decoded
         packing: Packing | None
+        regular = attention_mask is None and position_ids is None
         if past is None and (use_cache is None or weights or not kept_on):
-            found, packing, bind = read(self.model, text, states, weights)
+            packing = Packing.whole(text[0]) if regular else packed(self.model, text)
+            found, bind = read(self.model, text, packing, states, weights)
             if kept_on:
                 past = Past(self.model)
                 past.note(text)

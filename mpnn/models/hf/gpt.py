@@ -26,7 +26,8 @@ def convert_gpt2(hf_model: Any, graph: Topology | None, copies: Copies) -> GPT2D
         scaled_by_depth=config.scale_attn_by_inverse_layer_idx,
         **_common(config),
     )
-    model = with_weights(lambda: GPT2(ours, graph or causal()), hf_model, _GPT2_NAMES + _NAMES, copies, _split)
+    topology = causal() if graph is None else graph
+    model = with_weights(lambda: GPT2(ours, topology), hf_model, _GPT2_NAMES + _NAMES, copies, _split)
     return GPT2Decoder(model, config, "BaseModelOutputWithPastAndCrossAttentions", remembers=True)
 
 
@@ -36,7 +37,8 @@ def convert_gpt(hf_model: Any, graph: Topology | None, copies: Copies) -> GPTDec
     check_class(hf_model, "OpenAIGPTModel")
     check_config(config, quantization_config=None)
     ours = GPTConfig(activation=_ACTIVATIONS[config.afn], norm_first=False, **_common(config))
-    model = with_weights(lambda: GPT2(ours, graph or causal()), hf_model, _GPT_NAMES + _NAMES, copies, _split)
+    topology = causal() if graph is None else graph
+    model = with_weights(lambda: GPT2(ours, topology), hf_model, _GPT_NAMES + _NAMES, copies, _split)
     return GPTDecoder(model, config, "BaseModelOutput", remembers=False)
 
 

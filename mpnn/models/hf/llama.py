@@ -34,8 +34,9 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> CausalDeco
         tied=True,  # a bare model has no map of its own at the end
         **_rotary(config.rope_parameters),
     )
-    topology = graph or (causal() if llama else _of_mistral(config))
-    model = with_weights(lambda: Llama(ours, topology), hf_model, _NAMES, copies)
+    if graph is None:
+        graph = causal() if llama else _of_mistral(config)
+    model = with_weights(lambda: Llama(ours, graph), hf_model, _NAMES, copies)
     return CausalDecoder(model, config, "BaseModelOutputWithPast", remembers=True)
 
 

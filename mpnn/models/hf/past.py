@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache as remembered
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,33 +15,41 @@ from mpnn.decoding import Cache
 from mpnn.graph import Graph
 from mpnn.graphs import from_edges
 from mpnn.models.parts.decoder import Decoded, Decoder
-from mpnn.models.parts.packing import Packing
+from mpnn.models.parts.packing import Packing, refuse_while_tracing
 from mpnn.topology import Topology
 
 Text = tuple[Tensor, Tensor, Tensor]
 """Tokens, integers [B, n] or vectors [B, n, dim]; which of them are kept, bool [B, n]; their positions, [B, n]."""
 
 
-def read(
-    model: Decoder, text: Text, return_states: bool, return_weights: bool
-) -> tuple[Decoded, Packing, Callable[[Topology], Graph]]:
-    """One pass over texts from their beginning, packed: what it gave, the packing, and the graphs it went over."""
-    tokens, keep, positions = text
-    packing = Packing.of(keep, apart=model.position is None and not counts_up(keep, positions))
-    at = packing.pack(positions)
+def packed(model: Decoder, text: Text) -> Packing:
+    """The packing of texts with a mask or with positions of their own."""
+    _, keep, positions = text
+    return Packing.of(keep, apart=model.position is None and not counts_up(keep, positions))
 
-    @remembered
-    def bind(topology: Topology) -> Graph:
-        graph = packing.bind(topology)
-        return graph.placed(at, at) if packing.apart else graph
+
+def read(
+    model: Decoder, text: Text, packing: Packing, return_states: bool, return_weights: bool
+) -> tuple[Decoded, Callable[[Topology], Topology | Graph]]:
+    """One pass over texts from their beginning: what it gave, and the graphs it went over."""
+    tokens, _, positions = text
+    at = packing.pack(positions)
+    graphs: dict[Topology, Graph] = {}
+
+    def bind(topology: Topology) -> Topology | Graph:
+        if not packing.apart:
+            return packing.bind(topology)
+        if topology not in graphs:
+            graphs[topology] = cast(Graph, packing.bind(topology)).placed(at, at)
+        return graphs[topology]
 
     tokens = packing.pack(tokens)
-    found = model.decode(tokens, at, bind=bind, return_states=return_states, return_weights=return_weights)
-    return found, packing, bind
+    return model.decode(tokens, at, bind=bind, return_states=return_states, return_weights=return_weights), bind
 
 
 def counts_up(keep: Tensor, positions: Tensor) -> bool:
     """Whether the positions of the tokens kept go up by one within each text, so that its places may stand for them."""
+    refuse_while_tracing("position_ids decide the graph", "Leave position_ids out where they count up")
     sentence, _ = keep.nonzero(as_tuple=True)
     at = positions[keep]
     return bool(((at.diff() == 1) | (sentence.diff() != 0)).all())
@@ -154,7 +162,7 @@ class Past:
         @remembered
         def bind(topology: Topology) -> Graph:
             if first:
-                graph = packing.bind(fixed(topology))
+                graph = cast(Graph, packing.bind(fixed(topology)))
                 return graph if self._model.position is not None else graph.placed(at, at)
             rows = fixed(topology).bind(_room(longer.shape[1])).runs.take(behind)
             row, heard = (torch.from_numpy(ends).to(at.device) for ends in rows.edges())

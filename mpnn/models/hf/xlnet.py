@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpnn import ops
+from mpnn.bind_cache import cached_graph
 from mpnn.graph import Graph
 from mpnn.graphs import complete, documents, from_edges
 from mpnn.graphs import memory as remembered
 from mpnn.models.hf.called import Called, ids_of, mask_of
 from mpnn.models.hf.given import described, one_of, refuse, wanted
 from mpnn.models.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.parts.packing import all_kept
+from mpnn.models.parts.packing import all_kept, refuse_while_tracing
 from mpnn.models.parts.relative import Placed
 from mpnn.models.xlnet import Streams, XLNet, XLNetConfig
 from mpnn.topology import Topology
@@ -124,7 +126,7 @@ class Reader(Called):
         keep = _keep(tokens, attention_mask, input_mask)
         types = ids_of(tokens, token_type_ids, "token_type_ids")
         memory = None if mems is None or mems[0] is None else [m.transpose(0, 1) for m in mems]
-        where = None if target_mapping is None else _targets(target_mapping, keep.shape)
+        where = None if target_mapping is None else _targets(target_mapping, tokens.shape[:2])
         return_weights = wanted(self.config, "output_attentions", output_attentions)
         found = self._streams(tokens, keep, types, perm_mask, where, memory, return_weights)
 
@@ -143,7 +145,7 @@ class Reader(Called):
     def _streams(
         self,
         tokens: Tensor,
-        keep: Tensor,
+        keep: Tensor | None,
         types: Tensor | None,
         perm_mask: Tensor | None,
         where: Tensor | None,
@@ -153,9 +155,12 @@ class Reader(Called):
         """Both streams; `where` int64 [B, P]: the tokens that are predicted."""
         h = self.model.embedded(tokens)
         before = _remembered(memory, h, len(self.model.layers))
-        if perm_mask is None and where is None and self._is_regular(types, before) and bool(keep.all()):
-            shared = self._shared(h.shape[0], h.shape[1], before, types).to(h.device)
+        regular = perm_mask is None and where is None and self._is_regular(types, before)
+        if regular and (keep is None or bool(keep.all())):
+            shared = self._shared(h.shape[0], h.shape[1], before, types, h.device)
             return self.model.streams(h, shared, memory=memory, return_weights=return_weights)
+        refuse_while_tracing("who hears whom is data: a mask, a permutation, targets, segments or a graph")
+        keep = all_kept(tokens) if keep is None else keep
         hears = self._hears(keep, before, perm_mask)
         itself = torch.eye(keep.shape[1], dtype=torch.bool, device=h.device)
         places = self._places(keep.shape, before, types, h.device)
@@ -174,12 +179,15 @@ class Reader(Called):
         plain = self.graph is None and not config.bi_data and not (config.attn_type == "uni" and config.same_length)
         return plain and (types is None or (before == 0 and config.attn_type == "bi"))
 
-    def _shared(self, batch: int, length: int, before: int, types: Tensor | None) -> Graph:
+    def _shared(self, batch: int, length: int, before: int, types: Tensor | None, device: torch.device) -> Graph:
         """One graph for all sentences or, where tokens have segments, a clique for each."""
         if types is None:
-            return _one_way(length, before) if self.config.attn_type == "uni" else _all(length, before)
+            build = _one_way if self.config.attn_type == "uni" else _all
+            return ops.built(build, operator.index(length), before, device)
+        refuse_while_tracing("the segments of tokens decide the graph", "Leave token_type_ids out")
         at = self._places((batch, length), 0, types, types.device).flatten(1)
-        return documents([length] * batch).bind(batch * length).related(Placed(max(0, length - 1), at, at))
+        cliques = documents([length] * batch).bind(batch * length)
+        return cliques.related(Placed(max(0, length - 1), at, at)).to(device)
 
     def _hears(self, keep: Tensor, before: int, perm_mask: Tensor | None) -> Tensor:
         """Whom each place hears, itself only if nothing speaks against it: bool [B, N, M + N]."""
@@ -224,16 +232,15 @@ class Reader(Called):
         return tuple(m[:, -most if most else 0 :].transpose(0, 1).detach() for m in joined)
 
 
-@lru_cache(maxsize=16)
-def _all(length: int, before: int) -> Graph:
+@cached_graph
+def _all(length: int, before: int, device: torch.device) -> Graph:
     """Everybody hears everybody, and all that is remembered."""
-    return Graph.from_runs(complete().bind(length, before + length).runs, shift=before)
+    return Graph.from_runs(complete().bind(length, before + length).runs, shift=before).to(device)
 
 
-@lru_cache(maxsize=16)
-def _one_way(length: int, before: int) -> Graph:
+def _one_way(length: int, before: int, device: torch.device) -> Graph:
     """Everybody hears what is remembered and then all up to itself."""
-    return remembered(before).bind(length)
+    return remembered(before).bind(length).to(device)
 
 
 def _graph(hears: Tensor, dst: Tensor, src: Tensor) -> Graph:
@@ -246,14 +253,14 @@ def _graph(hears: Tensor, dst: Tensor, src: Tensor) -> Graph:
     return graph.related(Placed(max(0, columns - 1), dst.flatten(1), src.flatten(1)))
 
 
-def _keep(tokens: Tensor, attention_mask: Tensor | None, input_mask: Tensor | None) -> Tensor:
-    """Which places hold tokens, bool [B, N]."""
+def _keep(tokens: Tensor, attention_mask: Tensor | None, input_mask: Tensor | None) -> Tensor | None:
+    """Which places hold tokens, bool [B, N]; None where nothing says that some do not."""
     if attention_mask is not None and input_mask is not None:
         raise ValueError("attention_mask and input_mask say the same, one the reverse of the other; give one of them")
     keep, padding = mask_of(tokens, attention_mask), mask_of(tokens, input_mask, "input_mask")
     if padding is not None:
         return ~padding
-    return all_kept(tokens) if keep is None else keep
+    return keep
 
 
 def _remembered(memory: list[Tensor] | None, h: Tensor, layers: int) -> int:

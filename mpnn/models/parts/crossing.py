@@ -9,17 +9,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpnn import ops
+from mpnn.bind_cache import cached_graph
 from mpnn.decoding import Cache
 from mpnn.graph import Graph
 from mpnn.graphs import batch, complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.parts.packing import Packing, as_matrices
+from mpnn.topology import Topology
 
 COMPLETE = complete()
 
@@ -75,22 +77,32 @@ class Crossing:
         together = x.dim() == source.dim() == 3
         if not together:
             x, source, shape = x.flatten(0, -2), source.flatten(0, -2), x.shape[:-1]
-        graph = self._graph(together).to(x.device)
+        graph = self._graph(together, x.device)
         y, weights = _pair(layer(x, graph, source=source, return_weights=return_weights, cache=cache))
         y = y if together else y.unflatten(0, shape)
         return (y, as_matrices(weights, graph, self.target, self.source)) if return_weights else y
 
-    def _graph(self, together: bool) -> Graph:
-        if together:
-            return COMPLETE.bind(max(self.target.lengths, default=0), max(self.source.lengths, default=0))
-        return _union(self.target.lengths, self.source.lengths)
+    def _graph(self, together: bool, device: torch.device) -> Topology | Graph:
+        targets, sources = self.target.documents, self.source.documents
+        if targets is not None or sources is not None:
+            if len(targets or ()) != len(sources or ()):
+                raise ValueError(
+                    "document k of the targets attends to document k of the sources, so there must be as many of both; "
+                    f"got {len(targets or ())} and {len(sources or ())}"
+                )
+            return ops.built(_union, targets, sources, device)
+        if not together:
+            return _union(self.target.lengths, self.source.lengths, device)
+        if torch.compiler.is_compiling():
+            return COMPLETE
+        return COMPLETE.bind(*(max(packing.lengths, default=0) for packing in (self.target, self.source))).to(device)
 
 
 def _pair(found: Any) -> tuple[Tensor, Any]:
     return found if isinstance(found, tuple) else (found, None)
 
 
-@lru_cache(maxsize=64)
-def _union(targets: Sequence[int], sources: Sequence[int]) -> Graph:
+@cached_graph
+def _union(targets: Sequence[int], sources: Sequence[int], device: torch.device) -> Graph:
     """Kept for the layers of a model, which all ask for the same."""
-    return batch([COMPLETE.bind(n, m) for n, m in zip(targets, sources, strict=True)])
+    return batch([COMPLETE.bind(n, m) for n, m in zip(targets, sources, strict=True)]).to(device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import ops
 from mpnn.decoding import Cache
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.models.parts.blocks import embedded, looked_up
-from mpnn.models.parts.generation import evaluating, generate
-from mpnn.models.parts.losses import token_loss
+from mpnn.models.parts.generation import evaluating, generate, refuse_the_future, refuse_to_continue
+from mpnn.models.parts.losses import token_loss, without_ends
+from mpnn.models.parts.packing import Packing, document_lengths
 from mpnn.models.parts.rounds import through
 from mpnn.models.saving import Model
 from mpnn.topology import Topology
@@ -55,14 +58,39 @@ class Decoder(Model):
     norm: nn.Module
     head: nn.Linear | None
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits of each next token: tokens [B, N], integers, N <= context -> [B, N, vocabulary].
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        *,
+        graph: Topology | Graph | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Logits of each next token.
 
-        With a cache, the tokens are those that come after the ones it has seen.
+        Args:
+            tokens: integers [B, N], N <= context.
+            cache: the tokens are those that come after the ones it has seen.
+            graph: replaces the graph of every layer in this call. A topology, or a graph of N nodes.
+            lengths: every row packs documents of these lengths, N together, each at most `context`. A document is
+                computed as if it were alone: positions restart, and no token attends to another document. A `graph`
+                beside it must be a topology, and applies to each document.
+
+        Returns:
+            [B, N, vocabulary].
+
+        Raises:
+            ValueError: a node of `graph` attends to a later one; lengths that do not add up to N; or a cache beside
+                `graph` or `lengths`.
         """
         if tokens.is_floating_point():
             raise TypeError(f"tokens must be integers [B, N]; got {tokens.dtype} of shape {list(tokens.shape)}")
-        last = self.decode(tokens, cache=cache).last
+        if cache is not None:
+            refuse_to_continue(graph, lengths)
+        packing = None if lengths is None else self._documents(tokens, lengths)
+        positions = None if packing is None else packing.positions()
+        bind = None if graph is None and packing is None else self._bind(tokens, graph, packing)
+        last = self.decode(tokens, positions, bind=bind, cache=cache).last
         return F.linear(last, self.token.weight) if self.head is None else self.head(last)
 
     def decode(
@@ -94,9 +122,19 @@ class Decoder(Model):
             last, (*states[:-1], last) if return_states else None, tuple(weights) if return_weights else None
         )
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; targets [B, N], -100 where there is nothing to predict."""
-        return token_loss(self(tokens), targets)
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        *,
+        graph: Topology | Graph | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Mean cross-entropy in nats; targets [B, N], -100 where there is nothing to predict. Other arguments as those
+        of `forward`. With `lengths`, nothing is predicted at the last token of each document, whatever its target."""
+        if lengths is not None:
+            targets = without_ends(targets, document_lengths(lengths, tokens.shape[-1]))
+        return token_loss(self(tokens, graph=graph, lengths=lengths), targets)
 
     @torch.no_grad()
     def generate(
@@ -109,9 +147,16 @@ class Decoder(Model):
         *,
         top_p: float | None = None,
         eos: int | None = None,
+        graph: Topology | Graph | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> Tensor:
         """`tokens` [B, N] and up to `steps` more that the model draws, [B, N + steps]: `generation.generate`, with its
-        options. Beyond `context`, the oldest are forgotten."""
+        options. Beyond `context`, the oldest are forgotten.
+
+        Raises:
+            ValueError: an option out of its range, or `graph` or `lengths`, which only whole passes take.
+        """
+        refuse_to_continue(graph, lengths)
         with evaluating(self):
             return generate(
                 self,
@@ -124,6 +169,26 @@ class Decoder(Model):
                 generator=generator,
                 context=self.context,
             )
+
+    def _documents(self, tokens: Tensor, lengths: Sequence[int]) -> Packing:
+        packing = Packing.whole(tokens, lengths)
+        longest = max(packing.documents or (0,))
+        if longest > self.context:
+            raise ValueError(f"got a document of {longest} tokens, but this model was made with context={self.context}")
+        return packing
+
+    def _bind(self, tokens: Tensor, graph: Topology | Graph | None, packing: Packing | None) -> Bind:
+        """What replaces the topologies of the layers in one call."""
+        if graph is not None:
+            sizes = (tokens.shape[-1],) if packing is None else packing.documents or ()
+            for size in sorted(set(sizes)):
+                ops.built(refuse_the_future, graph, operator.index(size))
+
+        def bind(own: Topology) -> Topology | Graph:
+            replaced = own if graph is None else graph
+            return replaced if packing is None else packing.bind(replaced)
+
+        return bind
 
     def _embedded(self, tokens: Tensor, positions: Tensor | None, start: int) -> Tensor:
         vectors = embedded(self.token, tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -91,14 +91,29 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
 def refuse_the_future(graph: Topology | Graph, length: int) -> None:
     """Raises ValueError when, over `length` nodes, somebody hears a later one."""
     bound = graph.bind(length, length) if isinstance(graph, Topology) else graph
-    runs = bound.runs
-    late = (runs.stop > runs.row + 1).nonzero()[0]
-    if len(late):
-        i, j = int(runs.row[late[0]]), int(runs.stop[late[0]]) - 1
+    if late := bound.memo("an edge from the future", lambda: _late(bound)):
+        i, j = late
         raise ValueError(
             f"a language model must not hear the tokens that it is to predict, but in {graph} node {i} hears "
             f"node {j}; use causal() & ({graph})"
         )
+
+
+def _late(graph: Graph) -> tuple[int, int] | None:
+    """A node and a later one that it attends to, if there are any."""
+    runs = graph.runs
+    late = (runs.stop > runs.row + 1).nonzero()[0]
+    return (int(runs.row[late[0]]), int(runs.stop[late[0]]) - 1) if len(late) else None
+
+
+def refuse_to_continue(graph: Topology | Graph | None, lengths: Sequence[int] | None) -> None:
+    """Raises ValueError for what only a pass over whole texts takes."""
+    for name, value in (("graph", graph), ("lengths", lengths)):
+        if value is not None:
+            raise ValueError(
+                f"generation, and any call with a cache, continues one text in each row, over the model's own graph; "
+                f"got {name}. Give each document a row of its own, and make the model with the graph"
+            )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn.graph import Graph
+from mpnn.graphs import register
 from mpnn.models.parts.positions import sinusoid
 from mpnn.topology import Topology
 
@@ -38,6 +39,7 @@ class Seen:
     weights: tuple[Tensor, ...] | None = None
 
 
+@register
 def with_class_token(patches: Topology) -> Topology:
     """One node more, at 0, which hears and is heard by all; the others, one further on, hear as they do in `patches`.
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,6 +16,13 @@ IGNORED = -100
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats: logits [..., classes], targets int64 [...], `IGNORED` where there is none."""
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+
+
+def without_ends(targets: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The targets [..., N] of documents of these lengths, with `IGNORED` at the last token of each: what follows it is
+    another document."""
+    ends = torch.tensor(list(accumulate(lengths)), device=targets.device) - 1
+    return targets.index_fill(-1, ends, IGNORED)
 
 
 def next_word_loss(logits: Tensor, target: Tensor, keep: Tensor | None = None, smoothing: float = 0.0) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from mpnn import check
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
@@ -30,6 +31,7 @@ class Stack(Model):
 
         Where the first thing a model does is a linear map (GCN, GAT), x may be a torch sparse COO tensor [N, in_dim].
         """
+        check.tensor("x", x)
         for layer in self.layers:
             x = layer(self.dropout(x), graph)
         return x

@@ -36,16 +36,17 @@ class Words(nn.Module):
         Raises:
             ValueError: longer than `context`. IndexError: a token that the table does not have.
         """
-        stop = start + tokens.shape[1]
+        stop = start + (tokens.shape[1] if packing.documents is None else max(packing.documents))
         if stop > self.context:
             raise ValueError(f"got {stop} tokens, but this model was made with context={self.context}")
+        at = packing.positions() + start
         x = packing.pack(tokens)
         x = x if x.is_floating_point() else self.scale * looked_up(self.token, x, "token")
         if self.position is None:
             positions = sinusoidal(stop, x.shape[-1], dtype=x.dtype).to(x.device)
         else:
             positions = self.position.weight
-        return self.dropout(self.norm(x + packing.pack(positions[start:stop].expand(len(tokens), -1, -1))))
+        return self.dropout(self.norm(x + packing.pack(positions[at].expand(len(tokens), -1, -1))))
 
 
 def token_table(tokens: int, dim: int, pad: int | None) -> nn.Embedding:

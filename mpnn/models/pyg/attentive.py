@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mpnn import check
 from mpnn.attention import Additive, AdditiveV2, Attention
 from mpnn.message_passing import MessagePassing
 from mpnn.models.pyg.loops import WithLoops
@@ -93,6 +94,9 @@ class AdditiveApart(Additive):
     def __init__(self, in_dim: int, out_dim: int, heads: int, *, listener_dim: int, **options: Any) -> None:
         super().__init__(in_dim, out_dim, heads, **options)
         self.to_query = nn.Linear(listener_dim, heads * out_dim, bias=False)
+
+    def takes(self) -> tuple[check.Takes, check.Takes]:
+        return check.takes(self.to_query), check.takes(self.to_value)
 
     def query(self, dst: Tensor) -> Tensor:
         return self.to_query(dst).unflatten(-1, (self.heads, -1))

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import check
 from mpnn.attention import EdgeWeight
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
@@ -47,6 +48,7 @@ class Rounds(nn.Module):
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
         """x [..., N, d] with d at most `dim`, weights edge_attr [E] (default: the graph's, or 1) -> [..., N, dim]."""
+        check.tensor("x", x)
         if x.shape[-1] > self.dim:
             raise ValueError(f"cells of width {self.dim} cannot begin with {x.shape[-1]} features")
         x = F.pad(x, (0, self.dim - x.shape[-1]))

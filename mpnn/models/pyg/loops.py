@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mpnn import ops
+from mpnn import check, ops
 from mpnn.decoding import Cache
 from mpnn.graph import Graph
 from mpnn.graphs import edges_into
@@ -43,6 +43,9 @@ class WithLoops(MessagePassing):
         return_weights: bool = False,
         cache: Cache | None = None,
     ) -> Request:
+        check.tensor("x", x)
+        if source is not None:
+            check.tensor("source", source)
         given = self._given(graph)
         bound = given, x.shape[-2], (x if source is None else source).shape[-2], x.device
         if edge_attr is None and isinstance(given, Graph):

@@ -1,0 +1,21 @@
+"""Reads whole files of a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mpnn.data.errors import DamagedFile, DatasetNotFound
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        DatasetNotFound: it does not exist.
+        DamagedFile: it is a folder, or another thing that is no file.
+    """
+    if not path.exists():
+        raise DatasetNotFound(f"there is no {path}; fetch it again")
+    if not path.is_file():  # a pipe would be waited for without end
+        raise DamagedFile(f"{path} is not a file; move it away and fetch the file again")
+    return path.read_bytes()

@@ -1,0 +1,214 @@
+"""Numbers at the edge: scores to 1e38, NaN and infinities, rows of 10^6 edges, more than 2^31 edges and elements."""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn import Graph, MessagePassing, Topology, explain, graphs, ops
+from mpnn.attention import DotProduct
+from mpnn.backends import BACKENDS, csr, dense, edge_list, low_rank, tiles
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Request
+
+SPREADS = (dense, low_rank)  # docs/operator.md says where NaN spreads beyond the nodes that attend to it
+HUGE = 1e38  # the largest float32 is 3.4e38
+
+
+# ------------------------------------------------------------------------------------------------ large scores
+
+
+@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.window(3)], ids=str)
+@pytest.mark.parametrize("backend", [edge_list, dense, tiles, csr], ids=lambda b: b.NAME)
+def test_scores_to_1e38(backend: ModuleType, topology: Topology) -> None:
+    graph = topology.bind(40)
+    signs = torch.randint(0, 2, (40, 2, 1)) * 2 - 1.0
+    query, key, value = 1e19 * torch.ones(40, 2, 1), 1e19 * signs, torch.randn(40, 2, 8)
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    request = Request(graph, value, Dot(query, key, 1.0))
+    assert backend.supports(request) is None
+    out, _ = backend.run(request)
+    # A score is 1e38 or -1e38. The largest share the weight alike, and the others get none.
+    edges = graph.dense()[..., None] * torch.ones(2)
+    best = edges * (signs[None, ..., 0] > 0)
+    best = torch.where(best.any(1, keepdim=True), best, edges)
+    expected = torch.einsum("ijh,jhd->ihd", (best / best.sum(1, keepdim=True)).double(), value.double())
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)  # 40 float32 terms of size 4
+    (gradient,) = torch.autograd.grad(out.sum(), leaves[2])
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", [edge_list, csr], ids=lambda b: b.NAME)
+def test_additive_scores_and_biases_to_1e38(backend: ModuleType) -> None:
+    graph = graphs.from_edges(torch.randint(0, 20, (2, 100)), 20)
+    value, size = torch.randn(20, 2, 8), torch.linspace(-HUGE, HUGE, 20)[:, None].expand(20, 2)
+    bias = torch.linspace(HUGE, -HUGE, 100)[:, None]
+    for score, more in ((AdditiveScore(size, size, LeakyReLU()), ()), (None, (bias,))):
+        request = Request(graph, value, score, more)
+        exact = Request(
+            graph,
+            value.double(),
+            None if score is None else AdditiveScore(size.double(), size.double(), LeakyReLU()),
+            tuple(b.double() for b in more),
+        )
+        out, expected = backend.run(request)[0], edge_list.run(exact)[0]
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ NaN and infinities
+
+
+def _dot(graph: Graph, normalize: str) -> Callable[[Tensor], Request]:
+    query, key = (torch.rand(n, 2, 8) for n in (graph.num_dst, graph.num_src))
+    return lambda x: Request(graph, x, Dot(query, key, 0.3), normalize=normalize)
+
+
+def _additive(graph: Graph) -> Callable[[Tensor], Request]:
+    dst, src = torch.randn(graph.num_dst, 2), torch.randn(graph.num_src, 2)
+    return lambda x: Request(graph, x, AdditiveScore(dst, src, LeakyReLU()))
+
+
+def _additive_v2(graph: Graph) -> Callable[[Tensor], Request]:
+    dst, src, vector = torch.randn(graph.num_dst, 2, 8), torch.randn(graph.num_src, 2, 8), torch.randn(2, 8)
+    return lambda x: Request(graph, x, AdditiveV2Score(dst, src, vector, torch.tanh))
+
+
+REQUESTS: dict[str, Callable[[Graph], Callable[[Tensor], Request]]] = {
+    "softmax": lambda g: _dot(g, "softmax"),
+    "sigmoid": lambda g: _dot(g, "sigmoid"),
+    "unnormalised": lambda g: _dot(g, "none"),
+    "additive": _additive,
+    "additive v2": _additive_v2,
+    "aggregation": lambda g: lambda x: Request(g, x, normalize="none"),
+    "weighted": lambda g: lambda x: Request(g, x, bias=(torch.ones(g.num_edges, 1),), normalize="none"),
+}
+
+
+@pytest.mark.parametrize("make", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_value_that_is_not_finite_reaches_its_out_neighbors_alone(
+    make: Callable[[Graph], Callable[[Tensor], Request]], bad: float
+) -> None:
+    explicit = graphs.from_edges(torch.randint(0, 200, (2, 900)), 200)
+    ran = set()
+    for graph in (explicit, graphs.causal().bind(200), graphs.longformer(16, globals=1).bind(200)):
+        request, x = make(graph), torch.rand(200, 2, 8)
+        spoilt = x.clone()
+        spoilt[77, 1, 3] = bad
+        reached = torch.zeros(200, 2, 8, dtype=torch.bool)
+        reached[graph.dense()[:, 77], 1, 3] = True
+        for backend in BACKENDS:
+            if backend in SPREADS or backend.supports(request(x)) is not None:
+                continue
+            ran.add(backend)
+            before, after = backend.run(request(x))[0], backend.run(request(spoilt))[0]
+            assert torch.equal(after[~reached], before[~reached]) or backend is tiles, backend.NAME
+            torch.testing.assert_close(after[~reached], before[~reached], rtol=1e-5, atol=1e-5)
+            assert not after[reached].isfinite().any(), backend.NAME
+    assert ran >= {edge_list, csr}
+
+
+@pytest.mark.parametrize("backend", [edge_list, csr], ids=lambda b: b.NAME)
+def test_gradients_of_what_is_not_finite_go_along_edges_alone(backend: ModuleType) -> None:
+    graph = graphs.window(3).bind(100)
+    query, key, value = (torch.rand(100, 2, 8) for _ in range(3))
+    value[50] = torch.nan
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    out, _ = backend.run(Request(graph, value, Dot(query, key, 0.3)))
+    d_query, d_key, _ = torch.autograd.grad(out.sum(), leaves)
+    reached = graph.dense()[:, 50]
+    assert d_query[~reached].isfinite().all()
+    assert d_query[reached].isnan().all()
+    shares_a_row = graph.dense()[reached].any(0)
+    assert d_key[~shares_a_row].isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------ a million edges a row
+
+DEGREE = 1_000_000
+
+
+@pytest.mark.parametrize("backend", [edge_list, dense, tiles, csr], ids=lambda b: b.NAME)
+def test_attention_over_a_million_sources(backend: ModuleType) -> None:
+    graph = graphs.complete().bind(1, DEGREE)
+    query, key, value = torch.randn(1, 1, 2), torch.randn(DEGREE, 1, 2), 1 + torch.rand(DEGREE, 1, 1)
+    out, _ = backend.run(Request(graph, value, Dot(query, key, 0.5)))
+    weights = (0.5 * key.double() @ query[0, 0].double()).softmax(0)
+    exact = (weights * value[..., 0].double()).sum()
+    # At most a million roundings of 2^-24 in a row, which go either way: a random walk of 1,000 units, for the sum of
+    # weights and for that of values; allowed are twice as many.
+    assert abs(out.item() - exact.item()) <= 2**-24 * 4000 * exact.item()
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "var"])
+def test_aggregation_over_a_million_sources(reduce: str) -> None:
+    edges = torch.stack([torch.arange(DEGREE), torch.zeros(DEGREE, dtype=torch.int64)])
+    graph = graphs.from_edges(edges, num_src=DEGREE, num_dst=2)
+    x = torch.rand(DEGREE, 1)
+    exact = {"sum": x.double().sum(), "mean": x.double().mean(), "max": x.max(), "var": x.double().var(correction=0)}
+    for backend in ("csr", "edge_list"):
+        out = ops.aggregate(graph, x, reduce, backend=backend)
+        # Sums: a random walk as above. A million roundings lose 2^-24 * 10^6 = 6 % at most, for the variance too, whose
+        # small terms are rounded to one side more often than to the other: a tenth of the worst.
+        units = DEGREE / 10 if reduce == "var" else 4000
+        assert abs(out[0].item() - float(exact[reduce])) <= 2**-24 * units * float(exact[reduce]), backend
+        assert out[1].item() == 0
+
+
+# ------------------------------------------------------------------------------------------------ beyond 2^31
+
+
+def test_graphs_of_more_than_2_to_the_31_edges() -> None:
+    n = 100_000
+    causal = graphs.causal().bind(n)
+    assert causal.num_edges == n * (n + 1) // 2 > 2**32
+    assert torch.equal(causal.degree(), torch.arange(1, n + 1))
+    assert causal.reverse().degree()[0] == n
+    assert (~causal).num_edges == n * n - causal.num_edges
+    assert (causal & graphs.window(10)).degree().max() == 11
+    assert (causal | graphs.window(10)).num_edges == causal.num_edges + 10 * n - 55
+    assert causal.rows(n - 1, n).num_edges == n
+    assert graphs.complete().bind(2**20).num_edges == 2**40
+    assert "edge_index" not in vars(causal)
+
+
+def test_plans_count_more_than_2_to_the_31_edges(capsys: pytest.CaptureFixture[str]) -> None:
+    n = 100_000
+    plan = explain(MessagePassing(graphs.causal(), "sum", None, DotProduct(8, 1)), torch.zeros(n, 8))
+    assert "5,000,050,000 edges" in capsys.readouterr().out
+    assert all(c.seconds > 0.1 for c in plan.candidates if c.reason is None)  # 5e9 edges: no count wrapped around
+
+
+def test_running_sums_over_more_than_2_to_the_31_edges() -> None:
+    n = 100_000
+    query, value = torch.ones(n, 1, 1, dtype=torch.float64), torch.ones(n, 1, 1, dtype=torch.float64)
+    request = Request(graphs.causal().bind(n), value, Dot(query, query, 1.0), normalize="none")
+    assert low_rank.supports(request) is None
+    out, _ = low_rank.run(request)
+    assert torch.equal(out[:, 0, 0], torch.arange(1, n + 1, dtype=torch.float64))
+
+
+@pytest.fixture
+def wide() -> Tensor:
+    """[70,000, 32,768] of zeros: 9.2 GB of addresses, of which memory holds only what is written or read."""
+    try:
+        return torch.from_numpy(np.zeros((70_000, 32_768), np.float32))
+    except MemoryError:
+        pytest.skip("this system lends no memory beyond what it has")
+
+
+@pytest.mark.parametrize("backend", ["csr", "edge_list"])
+def test_features_of_more_than_2_to_the_31_elements(backend: str, wide: Tensor) -> None:
+    assert wide.numel() > 2**31
+    last = len(wide) - 1
+    wide[last], wide[0, 0] = 3.0, 1.0
+    graph = graphs.from_edges([[last, 0, last - 1], [0, 0, 1]], num_src=len(wide), num_dst=2)
+    for reduce, expected in (("sum", 4.0), ("max", 3.0)):
+        out = ops.aggregate(graph, wide, reduce, backend=backend)
+        assert (out[0, 0].item(), out[0, -1].item(), out[1].abs().max().item()) == (expected, 3.0, 0.0)
+    feature = wide.unsqueeze(1)
+    out = ops.attend(graph, feature[:2], feature, feature, scale=1.0, backend=backend)
+    assert out[0, 0, -1].item() == pytest.approx(3 / (1 + np.exp(-2.0)))  # scores 3 and 1: the first query is e_0
+    assert out[1].abs().max().item() == 0

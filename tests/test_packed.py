@@ -1,0 +1,223 @@
+"""Packed documents in ready-made models: `lengths=` computes each document as if it were alone; `graph=` replaces the
+graph for one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn import graphs
+from mpnn.decoding import Cache
+from mpnn.models import (
+    GPT,
+    Bert,
+    BertConfig,
+    DeepNet,
+    GPTConfig,
+    LinformerConfig,
+    LinformerEncoder,
+    Llama,
+    LlamaConfig,
+    MaskedLM,
+    SentenceClassifier,
+    SparseTransformer,
+    Transformer,
+    TransformerConfig,
+)
+
+WORDS, CONTEXT = 23, 8
+LENGTHS = [5, 1, 7]  # longer than the context together
+TOTAL = sum(LENGTHS)
+
+SIZES = GPTConfig(WORDS, 16, 2, 4, context=CONTEXT)
+LLAMA = LlamaConfig(WORDS, 16, 2, 4, 2, hidden=24, context=CONTEXT)
+BERT = BertConfig(WORDS, 16, 2, 4, 24, CONTEXT)
+DECODERS: dict[str, Callable[[], Any]] = {
+    "GPT": lambda: GPT(WORDS, 16, 4, 2, context=CONTEXT),
+    "GPT, window": lambda: GPT(WORDS, 16, 4, 2, graphs.causal() & graphs.window(2), context=CONTEXT),
+    "Llama": lambda: Llama(LLAMA),
+    "Mistral": lambda: Llama(LLAMA, graphs.causal() & graphs.window(3)),
+    "DeepNet": lambda: DeepNet(SIZES),
+    "SparseTransformer": lambda: SparseTransformer(SIZES, [graphs.strided(2), graphs.fixed(3)], "heads"),
+}
+
+
+@pytest.fixture(params=DECODERS)
+def decoder(request: Any) -> Any:
+    torch.manual_seed(0)
+    return DECODERS[request.param]().eval()
+
+
+def words(seed: int = 0, total: int = TOTAL) -> Tensor:
+    return torch.randint(0, WORDS, (2, total), generator=torch.Generator().manual_seed(seed))
+
+
+def test_logits_are_those_of_each_document_alone(decoder: Any) -> None:
+    tokens = words()
+    alone = torch.cat([decoder(document) for document in tokens.split(LENGTHS, 1)], 1)
+    torch.testing.assert_close(decoder(tokens, lengths=LENGTHS), alone, rtol=0, atol=1e-5)
+
+
+def test_a_document_does_not_change_another_by_a_bit(decoder: Any) -> None:
+    tokens, other = words(), words(1)
+    first, _, last = tokens.split(LENGTHS, 1)
+    changed = torch.cat([first, other[:, 5:6], last], 1)
+    before, after = (decoder(x, lengths=LENGTHS) for x in (tokens, changed))
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert torch.equal(before[:, 6:], after[:, 6:])
+    assert not torch.equal(before[:, 5], after[:, 5])
+
+
+def test_gradients_stay_in_their_document() -> None:
+    model = DECODERS["Llama"]()
+    vectors = torch.randn(1, TOTAL, 16, requires_grad=True)
+    packing = model._documents(vectors, LENGTHS)
+    out = model.decode(vectors, packing.positions(), bind=model._bind(vectors, None, packing)).last
+    out[:, :5].square().sum().backward()
+    assert vectors.grad is not None
+    assert bool((vectors.grad[:, :5] != 0).any(-1).all())
+    assert not bool(vectors.grad[:, 5:].any())
+
+
+def test_the_loss_predicts_nothing_across_the_end_of_a_document(decoder: Any) -> None:
+    text = words(2, TOTAL + 1)
+    tokens, targets = text[:, :-1], text[:, 1:]
+    loss = decoder.loss(tokens, targets, lengths=LENGTHS)
+    logits = [decoder(document)[:, :-1].flatten(0, 1) for document in tokens.split(LENGTHS, 1)]
+    labels = [document[:, 1:].flatten() for document in tokens.split(LENGTHS, 1)]
+    torch.testing.assert_close(loss, F.cross_entropy(torch.cat(logits), torch.cat(labels)))
+    assert torch.equal(targets, text[:, 1:])  # the caller's targets are not written to
+
+
+def test_a_graph_replaces_the_models_own_for_one_call() -> None:
+    window = graphs.causal() & graphs.window(2)
+    own, swapped = GPT(WORDS, 16, 4, 2, context=16), GPT(WORDS, 16, 4, 2, window, context=16)
+    swapped.load_state_dict(own.state_dict())
+    tokens = words()
+    for graph in (window, window.bind(TOTAL)):
+        torch.testing.assert_close(own(tokens, graph=graph), swapped(tokens))
+    torch.testing.assert_close(own.loss(tokens, tokens, graph=window), swapped.loss(tokens, tokens))
+    torch.testing.assert_close(own(tokens, graph=window, lengths=LENGTHS), swapped(tokens, lengths=LENGTHS))
+    assert not torch.allclose(own(tokens), swapped(tokens))
+
+
+def test_the_graph_of_the_readme_packs_documents() -> None:
+    """Without `lengths` positions go on; without positions, as in a Llama's offsets, nothing tells them apart."""
+    model, tokens = Llama(LlamaConfig(WORDS, 16, 2, 4, 2, hidden=24, context=16)), words()
+    packed = model(tokens, graph=graphs.causal() & graphs.documents(LENGTHS))
+    torch.testing.assert_close(packed, model(tokens, lengths=LENGTHS))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "the future": ({"graph": graphs.window(1)}, "must not hear the tokens that it is to predict"),
+    "the future, bound": ({"graph": graphs.window(1).bind(TOTAL)}, "must not hear the tokens"),
+    "the future in a document": ({"graph": graphs.window(1), "lengths": LENGTHS}, "must not hear the tokens"),
+    "other lengths": ({"lengths": [5, 7]}, r"at least 1 each and 13 together, as each row has; got 12 in \[5, 7\]"),
+    "an empty document": ({"lengths": [0, 13]}, "at least 1 each"),
+    "too long a document": ({"lengths": [13]}, "got a document of 13 tokens, but this model was made with context=8"),
+    "a cache and a graph": ({"graph": graphs.causal(), "cache": Cache(16)}, "continues one text in each row.* graph"),
+    "a cache and lengths": ({"lengths": LENGTHS, "cache": Cache(16)}, "continues one text in each row.* lengths"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_makes_no_sense_gets_a_sentence(case: str) -> None:
+    given, sentence = REFUSED[case]
+    with pytest.raises(ValueError, match=sentence):
+        DECODERS["Llama"]()(words(), **given)
+
+
+def test_generation_continues_one_text_in_each_row() -> None:
+    model = DECODERS["Llama"]()
+    for given in ({"lengths": [2, 3]}, {"graph": graphs.causal()}):
+        with pytest.raises(ValueError, match="Give each document a row of its own"):
+            model.generate(words(total=5), 2, **given)
+
+
+def test_lengths_need_a_topology_for_each_document() -> None:
+    with pytest.raises(TypeError, match="need a Topology"):
+        DECODERS["Llama"]()(words(), graph=graphs.causal().bind(TOTAL), lengths=LENGTHS)
+
+
+# ---------------------------------------------------------------------------------------------------- encoders
+
+
+@pytest.mark.parametrize("after_pad", [False, True], ids=["BERT", "RoBERTa"])
+@pytest.mark.parametrize("graph", [None, graphs.window(1) | graphs.global_nodes(1)], ids=["complete", "hubs"])
+def test_an_encoder_computes_each_document_alone(graph: Any, after_pad: bool) -> None:
+    config = BertConfig(WORDS, 16, 2, 4, 24, CONTEXT, pad=1, after_pad=after_pad)
+    model = Bert(config, graph).eval()
+    tokens, rows = words(), {"return_states": True, "return_weights": True}
+    packed, alone = model(tokens, lengths=LENGTHS, **rows), [model(x, **rows) for x in tokens.split(LENGTHS, 1)]
+    torch.testing.assert_close(packed.last, torch.cat([x.last for x in alone], 1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(packed.pooled, torch.stack([x.pooled for x in alone], 1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(packed.states[1], torch.cat([x.states[1] for x in alone], 1), rtol=0, atol=1e-5)
+    blocks = torch.zeros_like(packed.weights[0])
+    for document, (start, stop) in zip(alone, [(0, 5), (5, 6), (6, 13)], strict=True):
+        blocks[..., start:stop, start:stop] = document.weights[0]
+    torch.testing.assert_close(packed.weights[0], blocks, rtol=0, atol=1e-5)
+
+
+def test_an_encoders_graph_is_replaced_for_one_call() -> None:
+    own, swapped = Bert(BERT).eval(), Bert(BERT, graphs.window(1)).eval()
+    swapped.load_state_dict(own.state_dict())
+    tokens, keep = words(total=6), torch.arange(6) < torch.tensor([[6], [4]])
+    for given in ({}, {"keep": keep}, {"lengths": [2, 4]}):
+        torch.testing.assert_close(own(tokens, graph=graphs.window(1), **given).last, swapped(tokens, **given).last)
+
+
+def test_heads_take_packed_documents() -> None:
+    tokens, encoder = words(), Bert(BERT).eval()
+    lm, classifier = MaskedLM(encoder).eval(), SentenceClassifier(encoder, 3).eval()
+    alone = tokens.split(LENGTHS, 1)
+    torch.testing.assert_close(lm(tokens, lengths=LENGTHS), torch.cat([lm(x) for x in alone], 1))
+    torch.testing.assert_close(classifier(tokens, lengths=LENGTHS), torch.stack([classifier(x) for x in alone], 1))
+
+
+def test_padding_and_packing_exclude_each_other() -> None:
+    tokens = words()
+    keep = torch.ones_like(tokens, dtype=torch.bool)
+    with pytest.raises(ValueError, match="give either keep or lengths"):
+        Bert(BERT)(tokens, keep, lengths=LENGTHS)
+
+
+def test_mixtures_of_places_cannot_be_packed() -> None:
+    model = LinformerEncoder(LinformerConfig(WORDS, 16, 2, 4, 24, 16, landmarks=2))
+    with pytest.raises(ValueError, match="complete"):
+        model(words(), lengths=LENGTHS)
+
+
+# ---------------------------------------------------------------------------------------------------- translation
+
+TRANSLATOR = TransformerConfig(
+    vocabulary=WORDS, dim=16, heads=4, hidden=24, encoder_layers=1, decoder_layers=2, context=CONTEXT, dropout=0.0
+)
+SOURCES = [3, 4, 2]
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_translator_computes_each_pair_alone(learned: bool) -> None:
+    changes = {"learned_positions": learned, "smoothing": 0.1}
+    model = Transformer(TransformerConfig(**{**vars(TRANSLATOR), **changes})).eval()
+    source, target = words(3, sum(SOURCES)), words(4)
+    pairs = list(zip(source.split(SOURCES, 1), target.split(LENGTHS, 1), strict=True))
+    lengths = {"source_lengths": SOURCES, "target_lengths": LENGTHS}
+    alone = torch.cat([model(*pair) for pair in pairs], 1)
+    torch.testing.assert_close(model(source, target, **lengths), alone, rtol=0, atol=1e-5)
+    logits = torch.cat([model(*pair)[:, :-1] for pair in pairs], 1)
+    labels = torch.cat([pair[1][:, 1:] for pair in pairs], 1)
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(model.loss(source, target, **lengths), expected)
+
+
+def test_pairs_must_be_as_many_on_both_sides() -> None:
+    model = Transformer(TRANSLATOR)
+    with pytest.raises(ValueError, match="there must be as many of both; got 2 and 3"):
+        model(words(3, sum(SOURCES)), words(), source_lengths=SOURCES, target_lengths=[6, 7])
+    with pytest.raises(ValueError, match="there must be as many of both; got 0 and 3"):
+        model(words(3, sum(SOURCES)), words(total=5), source_lengths=SOURCES)

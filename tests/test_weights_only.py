@@ -1,0 +1,166 @@
+"""`torch.load(weights_only=True)` gives topologies, graphs and whole models back, and checks what it reads."""
+
+import io
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_every_model import EVERY
+
+from mpnn import Graph, Topology, graphs, models
+from mpnn.relation import Offset
+from mpnn.runs import Runs
+
+
+def loaded(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        graphs.causal() & graphs.window(3),
+        graphs.permutation(range(9)) - graphs.identity(),
+        graphs.window(2).related(Offset(1)),
+    ],
+    ids=str,
+)
+def test_topologies(topology: Topology) -> None:
+    assert loaded(topology) == topology
+
+
+EDGES = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        graphs.window(2).bind(5),
+        graphs.documents([2, 3]).bind(5),
+        graphs.grid(2, 3).bind(6),
+        graphs.memory(2).bind(3),
+        graphs.causal().bind(0),
+        graphs.from_edges(EDGES, 3, edge_attr=torch.rand(4, 2), edge_type=torch.tensor([0, 1, 0, 2])),
+        graphs.from_edges(EDGES, 3).reordered(),
+        graphs.from_edges(EDGES, 3).placed(torch.arange(3) + 7, torch.arange(3) + 7).related(Offset(1)),
+        graphs.causal().bind(3).related(torch.arange(9).view(3, 3)),
+    ],
+    ids=str,
+)
+def test_graphs(graph: Graph) -> None:
+    _ = graph.csr, graph.runs  # what is derived is not part of it
+    again = loaded(graph)
+    assert repr(again) == repr(graph)
+    assert torch.equal(again.edge_index, graph.edge_index)
+    for name in ("edge_attr", "edge_type", "order"):
+        ours, theirs = getattr(graph, name), getattr(again, name)
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+    assert all(map(torch.equal, again.where(), graph.where()))
+
+
+RUNS = {
+    "num_dst": 2,
+    "num_src": 3,
+    "ptr": torch.tensor([0, 1, 2]),
+    "start": torch.tensor([0, 1]),
+    "stop": torch.tensor([1, 3]),
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_dst": 3},
+        {"num_dst": -1},
+        {"num_src": 2},
+        {"num_src": 2**62},
+        {"num_src": "3"},
+        {"ptr": torch.tensor([0, 5, 2])},
+        {"ptr": torch.tensor([0, 1, 9])},
+        {"ptr": torch.tensor([1, 1, 2])},
+        {"ptr": torch.tensor([0.0, 1.0, 2.0])},
+        {"start": torch.tensor([-1, 1])},
+        {"start": torch.tensor([0])},
+        {"stop": torch.tensor([0, 3])},
+        {"stop": torch.tensor([1, 2**62])},
+        {"ptr": torch.tensor([0, 0, 2])},
+        {"ptr": None},
+    ],
+    ids=str,
+)
+def test_runs_that_kernels_could_not_trust_are_refused(change: dict[str, Any]) -> None:
+    Runs.__new__(Runs).__setstate__(RUNS)
+    with pytest.raises(ValueError, match="runs"):
+        Runs.__new__(Runs).__setstate__({**RUNS, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"_edges": torch.tensor([[0, 9], [1, 0]])}, IndexError),
+        ({"_edges": torch.tensor([[0, 1], [1, 5]])}, IndexError),
+        ({"_edges": torch.rand(2, 2)}, TypeError),
+        ({"num_src": 1}, IndexError),
+        ({"num_dst": -1}, ValueError),
+        ({"num_dst": "3"}, ValueError),
+        ({"order": torch.tensor([0, 1, 7])}, ValueError),
+        ({"order": torch.tensor([0, 1])}, ValueError),
+        ({"_edge_type": torch.tensor([0, -1, 0, 0])}, ValueError),
+        ({"_edges": None, "_labels": torch.tensor([0, 1])}, ValueError),
+        ({"_edges": None, "_labels": None}, ValueError),
+        ({"_edges": None, "_given_runs": graphs.causal().bind(4).runs}, ValueError),
+        ({"places": (torch.arange(2), torch.arange(3))}, ValueError),
+    ],
+    ids=str,
+)
+def test_graphs_that_kernels_could_not_trust_are_refused(change: dict[str, Any], error: type[Exception]) -> None:
+    graph = graphs.from_edges(EDGES, 3)
+    with pytest.raises(error):
+        Graph.__new__(Graph).__setstate__({**graph.__getstate__(), **change})
+
+
+def test_a_graph_is_loaded_onto_another_device() -> None:
+    """As `torch.load(map_location=)` does: it moves every tensor, and the graph follows."""
+    state = graphs.causal().bind(3).__getstate__()
+    graph = Graph.__new__(Graph)
+    graph.__setstate__({**state, "device": state["device"].to("meta")})
+    assert graph.device == torch.device("meta")
+    assert graph.to("cpu").edge_index.tolist() == graphs.causal().bind(3).edge_index.tolist()
+
+
+def test_a_state_brings_nothing_that_is_derived() -> None:
+    graph = Graph.__new__(Graph)
+    graph.__setstate__({**graphs.from_edges(EDGES, 3).__getstate__(), "csr": "forged", "_memo": {"plan": "forged"}})
+    assert graph.csr.ptr.tolist() == [0, 2, 3, 4]
+    assert graph._memo == {}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_whole_models(name: str) -> None:
+    make, call = EVERY[name]
+    model = make().eval()
+    with torch.serialization.safe_globals(models.safe_globals()):
+        again = loaded(model)
+    assert torch.equal(call(again), call(model))
+
+
+def test_a_registered_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["mpnn.graphs.parse"], "_REGISTERED", {})
+    topology = before(2)
+    with pytest.raises(Exception, match="weights_only"):
+        loaded(topology)
+    graphs.register(before)
+    assert loaded(topology) == topology
+
+
+def before(count: int) -> Topology:
+    return Topology.of(_before, count)
+
+
+def _before(i: Any, num_src: int, count: int) -> list[tuple[Any, Any]]:
+    return [(np.maximum(i - count, 0), i)]
