@@ -5,9 +5,12 @@ A network layer is one round of message passing over a graph, and the choice of 
     MessagePassing(graph, aggregate, update, attention)
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from torch.serialization import add_safe_globals
 
-from mpnn import aggregate, attention, encodings, graphs, models, ops, position, update
+from mpnn import aggregate, attention, encodings, graphs, ops, position, update
 from mpnn import compiled as compiled  # registers torch.ops.mpnn, which saved programs call
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
@@ -15,6 +18,9 @@ from mpnn.plan import Plan, explain
 from mpnn.relation import Flipped, GridOffset, Offset, Table, Taps
 from mpnn.runs import Runs
 from mpnn.topology import Topology
+
+if TYPE_CHECKING:
+    from mpnn import models
 
 __version__ = "0.1.0"
 
@@ -36,3 +42,10 @@ __all__ = [
     "position",
     "update",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`mpnn.models`, imported when it is first used: its hundred files take as long as everything else here."""
+    if name == "models":
+        return import_module("mpnn.models")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -89,10 +89,12 @@ def test_scales_that_turn_scores_round_hold_under_a_mask_too(scale):
         torch.testing.assert_close(run(request, "dense"), run(request, "edge_list"), rtol=1e-12, atol=1e-12)
 
 
-def test_a_bias_gets_its_gradient_where_there_is_no_query():
-    graph = graphs.complete().bind(0, 3)
-    bias = torch.zeros(0, 1, requires_grad=True)
-    out = run(Request(graph, torch.ones(3, 1, 2), Dot(torch.ones(0, 1, 2), torch.ones(3, 1, 2), 1.0), (bias,)), "dense")
+@pytest.mark.parametrize(("batch", "nodes"), [((), 0), ((0,), 2)])
+def test_a_bias_gets_its_gradient_where_there_is_no_query(batch, nodes):
+    graph = graphs.complete().bind(nodes, 3)
+    bias = torch.zeros(graph.num_edges, 1, requires_grad=True)
+    source = torch.ones(*batch, 3, 1, 2)
+    out = run(Request(graph, source, Dot(torch.ones(*batch, nodes, 1, 2), source, 1.0), (bias,)), "dense")
     out.sum().backward()
     assert bias.grad is not None
-    assert bias.grad.shape == (0, 1)
+    assert not bias.grad.any()

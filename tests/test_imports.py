@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "topology": {"runs", "relation", "graph", "handles", "bind_cache"},
     "random": set(),
     "aggregate": set(),
-    "scores": {"relation", "graph", "aggregate"},
+    "scores": {"edges", "relation", "graph", "aggregate"},
     "check": {"graph", "topology", "scores"},
     "graphs": {"runs", "relation", "edges", "graph", "topology", "bind_cache", "check"},
     "kernels": set(),

@@ -281,8 +281,12 @@ def test_thousands_of_topologies_are_joined(join) -> None:
     assert pickle.loads(pickle.dumps(topology)) == topology
     graph = topology.bind(3)
     assert graph.num_edges == {operator.or_: 9, operator.and_: 3, operator.sub: 0}[join]
-    assert graphs.parse(str(topology)) == topology
     assert topology.related(Offset(1)).bind(3).num_relations == 3
+    if COUNT < 2000:
+        assert graphs.parse(str(topology)) == topology
+    else:
+        with pytest.raises(ValueError, match="cannot read an expression this long"):
+            graphs.parse(str(topology))
 
 
 @pytest.mark.slow
@@ -316,16 +320,16 @@ def nested(depth: int) -> Topology:
     return topology.related(Offset(2))
 
 
-def test_expressions_are_nested_thousands_deep() -> None:
-    topology = nested(1200)
-    assert topology == nested(1200) != nested(1199)
-    assert hash(topology) == hash(nested(1200))
+def test_expressions_are_nested_as_deep_as_a_text_can_be() -> None:
+    topology = nested(60)
+    assert topology == nested(60) != nested(59)
+    assert hash(topology) == hash(nested(60))
     assert pickle.loads(pickle.dumps(topology)) == copy.deepcopy(topology) == topology
+    assert graphs.parse(repr(topology)) == topology
     assert topology.memory == 2
     assert topology.bind(3).num_src == 5
-    assert torch.equal(topology.bind(3).dense(), nested(200).bind(3).dense())
-    with pytest.raises(ValueError, match="cannot read"):
-        graphs.parse(str(topology))
+    with pytest.raises(ValueError, match="nested 100 deep"):
+        nested(100)
 
 
 @pytest.mark.parametrize("text", ["~({}) & causal()", "({}) - ({})", "window(1) | ({} ) & causal"])
@@ -337,7 +341,7 @@ def test_long_texts_are_read_inside_parentheses_too(text: str) -> None:
 
 
 def test_a_long_text_with_a_mistake_names_it() -> None:
-    with pytest.raises(ValueError, match=r"cannot read 'windw\(3\)'.* there is no topology 'windw'"):
+    with pytest.raises(ValueError, match=r"at column 18001 \('windw\(3\)'\): there is no topology 'windw'"):
         graphs.parse(" | ".join(["window(2)"] * 1500 + ["windw(3)"]))
 
 

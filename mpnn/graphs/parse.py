@@ -105,7 +105,7 @@ def parse(text: str) -> Topology:
     except SyntaxError as error:
         raise ValueError(f"cannot read {_cut(text)} at column {error.offset or len(text) + 1}: {error.msg}") from None
     except (RecursionError, MemoryError):
-        raise ValueError(f"cannot read an expression nested this deeply: {_cut(text)}") from None
+        raise ValueError(f"cannot read an expression this long or nested this deeply: {_cut(text)}") from None
 
 
 def _topology(node: ast.expr, text: str) -> Topology:
