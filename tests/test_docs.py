@@ -31,6 +31,22 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+def test_every_promise_names_a_test_that_exists() -> None:
+    rows = [line for line in (ROOT / "docs" / "reliability.md").read_text().splitlines() if line.startswith("| ")]
+    promises = [row for row in rows if not row.startswith("| promise")]
+    file, seen = "", 0
+    for row in promises:
+        names = re.findall(r"`(tests/[\w/]+\.py|test_\w+)`", row)
+        assert names or "the same" in row, f"a promise without a test: {row}"
+        for name in names:
+            if name.startswith("tests/"):
+                file = (ROOT / name).read_text()
+            else:
+                assert f"def {name}(" in file, f"there is no {name}"
+                seen += 1
+    assert seen >= len(promises)
+
+
 def models_page() -> ModuleType:
     spec = importlib.util.spec_from_file_location("models_page", ROOT / "docs" / "models.py")
     assert spec is not None
