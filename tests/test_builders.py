@@ -222,7 +222,7 @@ def test_the_edges_are_those_drawn_by_hand(expression: str) -> None:
 
 # ------------------------------------------------------------------------------------------------ docstrings
 
-PUBLISHED = [getattr(graphs, name) for name in graphs.__all__ if name != "cache"]
+PUBLISHED = [getattr(graphs, name) for name in graphs.__all__ if name not in ("cache", "register")]
 _FIRST = re.compile(r"^ +(\S.*\))   ([#.]+)$")  # window(1)   ##...
 _NEXT = re.compile(r"^ +([#.]+)$")
 

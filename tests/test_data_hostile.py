@@ -35,7 +35,7 @@ def attempt(read: Read) -> str | None:
         read()
     except (DamagedFile, DatasetNotFound, UnsafePickle) as error:
         sentence = str(error)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 5  # an attack takes minutes, and a shared processor some tenths more
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # KiB
     assert sentence is None or (len(sentence) < 1000 and "\n" not in sentence)
     return sentence

@@ -89,11 +89,11 @@ def test_scales_that_turn_scores_round_hold_under_a_mask_too(scale):
         torch.testing.assert_close(run(request, "dense"), run(request, "edge_list"), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("batch", "nodes"), [((), 0), ((0,), 2)])
-def test_a_bias_gets_its_gradient_where_there_is_no_query(batch, nodes):
-    graph = graphs.complete().bind(nodes, 3)
+@pytest.mark.parametrize(("batch", "nodes", "sources"), [((), 0, 3), ((0,), 2, 3), ((), 2, 0)])
+def test_a_bias_gets_its_gradient_where_there_is_no_pair(batch, nodes, sources):
+    graph = graphs.complete().bind(nodes, sources)
     bias = torch.zeros(graph.num_edges, 1, requires_grad=True)
-    source = torch.ones(*batch, 3, 1, 2)
+    source = torch.ones(*batch, sources, 1, 2)
     out = run(Request(graph, source, Dot(torch.ones(*batch, nodes, 1, 2), source, 1.0), (bias,)), "dense")
     out.sum().backward()
     assert bias.grad is not None

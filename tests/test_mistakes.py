@@ -262,7 +262,7 @@ def test_attend(given: dict[str, Any], sentence: str) -> None:
 
 @pytest.mark.parametrize("softcap", [0.0, 0, -1.0, float("nan")])
 def test_a_softcap_is_positive(softcap: float) -> None:
-    with pytest.raises(ValueError, match="softcap must be positive, or None; got"):
+    with pytest.raises(ValueError, match="softcap must be a positive finite number, or None; got"):
         MessagePassing(GRAPH, "sum", None, attention.DotProduct(4, 2, softcap=softcap))(X)
 
 

@@ -72,7 +72,7 @@ def refuses(kind: type[Model], folder: Path, wrong: Any) -> str | None:
     except ValueError as error:
         return str(error)
     finally:
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < 5  # an attack takes minutes, and a shared processor some tenths more
     return None
 
 

@@ -407,6 +407,6 @@ def _written_out(request: Request) -> bool:
     plain = request.normalize == "softmax" and score.softcap is None and not request.dropout
     # Beside 16-bit features torch's kernels take a bias of 32 bits on CPUs only.
     narrow_bias = _is_biased(request) and request.value.dtype != request.wide and request.value.device.type != "cpu"
-    # Where there is no query, torch's kernels give a result that no gradient leads to.
-    bias_alone = _is_biased(request) and request.graph.num_dst * request.batch.numel() == 0
+    # Where there is no pair, torch's kernels give a result that no gradient leads to.
+    bias_alone = _is_biased(request) and request.graph.num_dst * request.graph.num_src * request.batch.numel() == 0
     return not plain or request.return_weights or request.edge_value is not None or narrow_bias or bias_alone

@@ -53,6 +53,7 @@ def _request(r: random.Random, seed: int, graph: dict[str, Any], edges: Edges) -
         "threads": 2 if r.random() < 0.02 else 1,
         "repeat": r.random() < 0.05,
         "auto": r.random() < 0.3,
+        "reference": r.random() < 0.4,
     }
     if r.random() < 0.78:
         _attention(r, case, edges)
@@ -63,7 +64,7 @@ def _request(r: random.Random, seed: int, graph: dict[str, Any], edges: Edges) -
         if case["edge_value"] and case["edge_value"]["heads"] > 1:
             case["edge_value"]["heads"] = case["heads"]
     names = list(shapes(case, edges))
-    case["grad"] = r.choice([[], [], names, [n for n in names if r.random() < 0.4]])
+    case["grad"] = r.choice([[], [], [], names, [n for n in names if r.random() < 0.4]])
     case["layout"] = {n: r.choice(LAYOUTS) for n in names if r.random() < 0.3}
     if names and r.random() < 0.02:
         case["layout"][r.choice(names)] = "large"
@@ -236,7 +237,7 @@ def _size(r: random.Random) -> int:
     if p < 0.12:
         return r.choice([0, 1, 2, 3])
     if p < 0.95:
-        return r.randint(2, 24)
+        return r.randint(2, 18)
     return r.choice([31, 32, 33, 61, 95, 96, 97, 127]) if p < 0.995 else r.randint(98, 260)
 
 

@@ -51,11 +51,13 @@ def check(*cases: Case, runs: Counter[str] | None = None) -> None:
 def _check_request(case: Case, graph: Any, edges: Edges, runs: Counter[str]) -> None:
     numbers = leaves(case, edges)
     answer: Any = None
+    upstream: Any = None
 
     def compare(name: str, out: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        nonlocal answer
-        upstream = _upstream(case, out)
-        answer = answer or solve(case, edges, numbers, upstream)
+        nonlocal answer, upstream
+        if answer is None:
+            upstream = _upstream(case, out)
+            answer = solve(case, edges, numbers, upstream)
         found = _numbers(case, name, out, weights, numbers, upstream)
         _compare(case, name, found, answer)
         return found

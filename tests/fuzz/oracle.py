@@ -43,8 +43,7 @@ def solve(case: dict[str, Any], edges: Edges, leaves: dict[str, Tensor], upstrea
     """The answer for these leaves (of the case's dtype); `upstream` is the gradient of the output."""
     exact = {name: x.detach().double().requires_grad_() for name, x in leaves.items()}
     round_ = _Round(case, edges)
-    with np.errstate(all="ignore"):
-        out, weights, parts = round_.forward(exact)
+    out, weights, parts = round_.forward(exact)
     numbers = {"out": out.detach()}
     if weights is not None and case["return_weights"]:
         numbers["weights"] = weights.detach()
@@ -113,8 +112,8 @@ class _Round:
             logits = self.logits(x)
             weights = self.normalize(logits)
             parts["weights"] = weights.detach()
-            kept = weights * self.keep()
             parts["keep"] = self.keep()
+            kept = weights * parts["keep"]
             message = kept[..., None] * message
         out = self.reduce(message)
         out = out.reshape(*case["batch"], *out.shape[1:])
@@ -163,9 +162,9 @@ class _Round:
     def keep(self) -> Tensor:
         """What dropout multiplies each weight by, [B, E, H]: 0, or 1 / (1 - p)."""
         p = self.case["dropout"]
-        streams = np.arange(self.batch * self.heads).reshape(self.batch, 1, self.heads)
         if not p:
             return torch.ones(self.batch, len(self.dst), self.heads, dtype=torch.float64)
+        streams = np.arange(self.batch * self.heads).reshape(self.batch, 1, self.heads)
         kept = drop_hash(self.case["dropout_seed"], streams, self.dst.numpy()[:, None], self.src.numpy()[:, None])
         return torch.from_numpy((kept >= round(p * 2**24)) / (1 - p))
 
@@ -195,7 +194,7 @@ class _Round:
             return torch.where(none, 0.0, self.rows(message, math.inf).amin(2))
         if kind == "median":
             middle = ((self.degree - 1).clamp(min=0) // 2)[None, :, None, None, None]
-            ordered = self.rows(message, math.inf).sort(2).values
+            ordered = self.rows(message, math.inf).sort(dim=2, stable=True).values  # of equal ones, the first
             at = middle.expand(ordered.shape[0], -1, 1, *ordered.shape[3:])
             return torch.where(none, 0.0, ordered.gather(2, at).squeeze(2))
         rows, valid = self.rows(message, 0.0), self.valid[:, :, None, None].double()

@@ -64,6 +64,7 @@ def _simpler(case: Case) -> Iterator[Case]:
         ("batch", []),
         ("return_weights", False),
         ("repeat", False),
+        ("auto", False),
         ("threads", 1),
         ("reduce", "sum"),
         ("upstream", "ones"),

@@ -69,6 +69,7 @@ def a_case(**changes: Any) -> Case:
         "threads": 1,
         "repeat": False,
         "auto": False,
+        "reference": True,
         **changes,
     }
 
