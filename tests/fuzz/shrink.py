@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from .cases import Case, shapes
 from .compare import Failure, check
-from .topologies import edges_of
+from .topologies import edges_of, matrix_of
 
 
 def failure_of(case: Case) -> Failure | None:
@@ -103,11 +105,19 @@ def _graphs(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _fewer_edges(graph)
         return
     rule = graph["rule"]
+    n, m = graph["num_dst"], graph["num_src"]
+    for simple in (["complete"], ["causal"], ["window", 1, 1]):
+        if len(str(rule)) > len(str(simple)):
+            yield {**graph, "rule": simple}
+    if not graph.get("related"):  # the same as a list of edges, from which any may be left out
+        dst, src = np.nonzero(matrix_of(rule, n, m)[0])
+        explicit = {"edges": [src.tolist(), dst.tolist()], "num_dst": n, "num_src": m}
+        if "memory" not in str(rule):
+            yield {**explicit, "changes": graph.get("changes", [])}
     if rule[0] in ("|", "&", "-", "~"):
         yield from ({**graph, "rule": part} for part in rule[1:])
-    square = graph["num_dst"] == graph["num_src"]
-    for smaller in (graph["num_dst"] // 2, graph["num_dst"] - 1):
-        if square and 0 <= smaller < graph["num_dst"]:
+    for smaller in (n // 2, n - 1):
+        if n == m and 0 <= smaller < n:
             yield {**graph, "num_dst": smaller, "num_src": smaller}
 
 
