@@ -249,3 +249,15 @@ def test_files_that_were_changed_at_random(small_planetoid: Path, tmp_path: Path
 def test_many_files_that_were_changed_at_random(small_planetoid: Path, tmp_path: Path) -> None:
     for seed in range(1, 6):
         sweep(4000, seed, small_planetoid, tmp_path)
+
+
+def test_a_matrix_whose_rows_wrap_around(tmp_path: Path) -> None:
+    """scipy's own check subtracts the ends of rows in 32 bits, and the difference from -2^31 is positive there."""
+    path = tmp_path / "file"
+    whole = program(csr([[0], [1], [0, 1], []], 2))
+    ends = np.array([0, 1, 2, 4, 4], "<i4").tobytes()
+    assert whole.count(ends) == 1
+    path.write_bytes(whole.replace(ends, np.array([0, 1, 2, 4, -(2**31)], "<i4").tobytes()))
+    sentence = attempt(lambda: load_plain(path))
+    assert sentence is not None
+    assert "a row of a sparse matrix lies outside" in sentence

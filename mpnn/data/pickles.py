@@ -95,6 +95,8 @@ class _CsrMatrix:
         if rows * columns > _DENSE * bytes_in_file:
             raise ValueError(f"a matrix of {rows} x {columns} in a file of {bytes_in_file} bytes")
         data, indices, indptr = (self.state[key].numpy() for key in ("data", "indices", "indptr"))
+        if ((indptr < 0) | (indptr > len(indices))).any():  # scipy's own check subtracts them, which may wrap around
+            raise ValueError("a row of a sparse matrix lies outside of its numbers")
         matrix = sp.csr_matrix((data, indices, indptr), shape=(rows, columns))
         matrix.check_format(full_check=True)
         return matrix
