@@ -321,6 +321,8 @@ class _Round:
             ends = self.of_destinations(x["dst"], trailing) + self.of_sources(x["src"], trailing)
             if score["edge"]:
                 ends = ends + self.of_edges(score["edge"], x["edge"], trailing)
+            if score["activation"] == "tanh":  # csr computes it from an exponential: exact to a few u, however small
+                ends = ends + 1.0
             total = total + ((ends * x["vector"]).sum(-1) if score["kind"] == "additive v2" else ends)
         for k, spec in enumerate(case["bias"]):
             total = total + self.of_edges(spec, x[f"bias{k}"], 1)
