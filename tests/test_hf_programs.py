@@ -36,11 +36,11 @@ OTHERS = {
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "roberta": "RobertaForMaskedLM",
     "big_bird": "BigBirdForMaskedLM",
-    "xlnet": "XLNetLMHeadModel",
     "marian": "MarianMTModel",
     "swin": "SwinForImageClassification",
 }
 DATA_DECIDES = {
+    "xlnet": ("XLNetLMHeadModel", "masks, segments, memory and permutations decide the graph"),
     "longformer": ("LongformerForMaskedLM", "which tokens hear and are heard by all decides the graph"),
     "reformer": ("ReformerForMaskedLM", "the tokens' hashes decide the graph"),
     "vit_mae": ("ViTMAEForPreTraining", "the patches that are seen decide the graph"),
@@ -116,13 +116,15 @@ def test_a_mask_is_refused_in_a_whole_program() -> None:
         torch.compile(ours, backend="eager", fullgraph=True)(**given)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo asks where a program breaks
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 def test_a_mask_is_obeyed_in_a_program_with_breaks() -> None:
     ours, given = model("llama", NAMED["llama"]), call("llama")
     given["attention_mask"] = hf_models.KEEP.long()
     torch._dynamo.reset()
-    found = torch.compile(ours, backend="eager")(**given)
+    with torch.no_grad():  # where programs break, torch warns of gradients that it looks for
+        found = torch.compile(ours, backend="eager")(**given)
     torch.testing.assert_close(found.logits, ours(**given).logits)
 
 

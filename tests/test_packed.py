@@ -113,6 +113,15 @@ def test_the_graph_of_the_readme_packs_documents() -> None:
     torch.testing.assert_close(packed, model(tokens, lengths=LENGTHS))
 
 
+def test_calls_with_documents_compile_whole() -> None:
+    torch._dynamo.reset()
+    model, given = DECODERS["GPT"](), {"graph": graphs.causal() & graphs.window(2), "lengths": LENGTHS}
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(words(), **given), model(words(), **given))
+    with pytest.raises(Exception, match="must not hear the tokens"):
+        compiled(words(total=6), graph=graphs.window(1))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "the future": ({"graph": graphs.window(1)}, "must not hear the tokens that it is to predict"),
     "the future, bound": ({"graph": graphs.window(1).bind(TOTAL)}, "must not hear the tokens"),

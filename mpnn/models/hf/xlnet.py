@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpnn import ops
 from mpnn.bind_cache import cached_graph
 from mpnn.graph import Graph
 from mpnn.graphs import complete, documents, from_edges
@@ -126,7 +124,7 @@ class Reader(Called):
         keep = _keep(tokens, attention_mask, input_mask)
         types = ids_of(tokens, token_type_ids, "token_type_ids")
         memory = None if mems is None or mems[0] is None else [m.transpose(0, 1) for m in mems]
-        where = None if target_mapping is None else _targets(target_mapping, tokens.shape[:2])
+        where = None if target_mapping is None else _targets(target_mapping, keep.shape)
         return_weights = wanted(self.config, "output_attentions", output_attentions)
         found = self._streams(tokens, keep, types, perm_mask, where, memory, return_weights)
 
@@ -145,7 +143,7 @@ class Reader(Called):
     def _streams(
         self,
         tokens: Tensor,
-        keep: Tensor | None,
+        keep: Tensor,
         types: Tensor | None,
         perm_mask: Tensor | None,
         where: Tensor | None,
@@ -153,14 +151,12 @@ class Reader(Called):
         return_weights: bool,
     ) -> Streams:
         """Both streams; `where` int64 [B, P]: the tokens that are predicted."""
+        refuse_while_tracing("masks, segments, memory and permutations decide the graph")
         h = self.model.embedded(tokens)
         before = _remembered(memory, h, len(self.model.layers))
-        regular = perm_mask is None and where is None and self._is_regular(types, before)
-        if regular and (keep is None or bool(keep.all())):
-            shared = self._shared(h.shape[0], h.shape[1], before, types, h.device)
+        if perm_mask is None and where is None and self._is_regular(types, before) and bool(keep.all()):
+            shared = self._shared(h.shape[0], h.shape[1], before, types).to(h.device)
             return self.model.streams(h, shared, memory=memory, return_weights=return_weights)
-        refuse_while_tracing("who hears whom is data: a mask, a permutation, targets, segments or a graph")
-        keep = all_kept(tokens) if keep is None else keep
         hears = self._hears(keep, before, perm_mask)
         itself = torch.eye(keep.shape[1], dtype=torch.bool, device=h.device)
         places = self._places(keep.shape, before, types, h.device)
@@ -179,15 +175,12 @@ class Reader(Called):
         plain = self.graph is None and not config.bi_data and not (config.attn_type == "uni" and config.same_length)
         return plain and (types is None or (before == 0 and config.attn_type == "bi"))
 
-    def _shared(self, batch: int, length: int, before: int, types: Tensor | None, device: torch.device) -> Graph:
+    def _shared(self, batch: int, length: int, before: int, types: Tensor | None) -> Graph:
         """One graph for all sentences or, where tokens have segments, a clique for each."""
         if types is None:
-            build = _one_way if self.config.attn_type == "uni" else _all
-            return ops.built(build, operator.index(length), before, device)
-        refuse_while_tracing("the segments of tokens decide the graph", "Leave token_type_ids out")
+            return _one_way(length, before) if self.config.attn_type == "uni" else _all(length, before)
         at = self._places((batch, length), 0, types, types.device).flatten(1)
-        cliques = documents([length] * batch).bind(batch * length)
-        return cliques.related(Placed(max(0, length - 1), at, at)).to(device)
+        return documents([length] * batch).bind(batch * length).related(Placed(max(0, length - 1), at, at))
 
     def _hears(self, keep: Tensor, before: int, perm_mask: Tensor | None) -> Tensor:
         """Whom each place hears, itself only if nothing speaks against it: bool [B, N, M + N]."""
@@ -233,14 +226,14 @@ class Reader(Called):
 
 
 @cached_graph
-def _all(length: int, before: int, device: torch.device) -> Graph:
+def _all(length: int, before: int) -> Graph:
     """Everybody hears everybody, and all that is remembered."""
-    return Graph.from_runs(complete().bind(length, before + length).runs, shift=before).to(device)
+    return Graph.from_runs(complete().bind(length, before + length).runs, shift=before)
 
 
-def _one_way(length: int, before: int, device: torch.device) -> Graph:
+def _one_way(length: int, before: int) -> Graph:
     """Everybody hears what is remembered and then all up to itself."""
-    return remembered(before).bind(length).to(device)
+    return remembered(before).bind(length)
 
 
 def _graph(hears: Tensor, dst: Tensor, src: Tensor) -> Graph:
@@ -253,14 +246,14 @@ def _graph(hears: Tensor, dst: Tensor, src: Tensor) -> Graph:
     return graph.related(Placed(max(0, columns - 1), dst.flatten(1), src.flatten(1)))
 
 
-def _keep(tokens: Tensor, attention_mask: Tensor | None, input_mask: Tensor | None) -> Tensor | None:
-    """Which places hold tokens, bool [B, N]; None where nothing says that some do not."""
+def _keep(tokens: Tensor, attention_mask: Tensor | None, input_mask: Tensor | None) -> Tensor:
+    """Which places hold tokens, bool [B, N]."""
     if attention_mask is not None and input_mask is not None:
         raise ValueError("attention_mask and input_mask say the same, one the reverse of the other; give one of them")
     keep, padding = mask_of(tokens, attention_mask), mask_of(tokens, input_mask, "input_mask")
     if padding is not None:
         return ~padding
-    return keep
+    return all_kept(tokens) if keep is None else keep
 
 
 def _remembered(memory: list[Tensor] | None, h: Tensor, layers: int) -> int:

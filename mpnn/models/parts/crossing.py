@@ -90,9 +90,9 @@ class Crossing:
                     "document k of the targets attends to document k of the sources, so there must be as many of both; "
                     f"got {len(targets or ())} and {len(sources or ())}"
                 )
-            return ops.built(_union, targets, sources, device)
+            return ops.built(_joined, targets, sources, device)
         if not together:
-            return _union(self.target.lengths, self.source.lengths, device)
+            return _joined(self.target.lengths, self.source.lengths, device)
         if torch.compiler.is_compiling():
             return COMPLETE
         return COMPLETE.bind(*(max(packing.lengths, default=0) for packing in (self.target, self.source))).to(device)
@@ -102,7 +102,11 @@ def _pair(found: Any) -> tuple[Tensor, Any]:
     return found if isinstance(found, tuple) else (found, None)
 
 
+def _joined(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Graph:
+    return _union(targets, sources).to(device)
+
+
 @cached_graph
-def _union(targets: Sequence[int], sources: Sequence[int], device: torch.device) -> Graph:
+def _union(targets: Sequence[int], sources: Sequence[int]) -> Graph:
     """Kept for the layers of a model, which all ask for the same."""
-    return batch([COMPLETE.bind(n, m) for n, m in zip(targets, sources, strict=True)]).to(device)
+    return batch([COMPLETE.bind(n, m) for n, m in zip(targets, sources, strict=True)])

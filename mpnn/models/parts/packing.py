@@ -75,11 +75,11 @@ class Packing:
             raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
         device = self.keep.device
         if self.documents is not None:
-            return ops.built(_union, topology, self.documents, device)
+            return ops.built(_joined, topology, self.documents, device)
         if self.index is None and torch.compiler.is_compiling():
             return topology
         length = self._length
-        return _union(topology, self.lengths, device) if length is None else topology.bind(length).to(device)
+        return _joined(topology, self.lengths, device) if length is None else topology.bind(length).to(device)
 
     def bind_each(self, graphs: Sequence[Graph]) -> Graph:
         """A graph for each sentence over its N places or more, without the places that are left out: a window reaches
@@ -183,7 +183,11 @@ def refuse_while_tracing(why: str, instead: str = "") -> None:
         raise ValueError(f"this call cannot be traced whole: {why}. {advice} the layers alone")
 
 
+def _joined(topology: Topology, lengths: tuple[int, ...], device: torch.device) -> Graph:
+    return _union(topology, lengths).to(device)
+
+
 @cached_graph
-def _union(topology: Topology, lengths: tuple[int, ...], device: torch.device) -> Graph:
+def _union(topology: Topology, lengths: tuple[int, ...]) -> Graph:
     """Kept for the layers of a model, which all ask for the same."""
-    return batch([topology.bind(n) for n in lengths]).to(device)
+    return batch([topology.bind(n) for n in lengths])
