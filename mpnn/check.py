@@ -215,7 +215,7 @@ def scale(given: Any) -> None:
         raise TypeError("scale is a number, to which no gradient flows; multiply a learned one into the query")
     if not isinstance(given, (float, int)) and not hasattr(given, "__float__"):
         raise TypeError(f"scale must be a number; got {given!r}")
-    shape = list(getattr(given, "shape", ()))
+    shape = list(given.shape) if isinstance(given, (Tensor, np.ndarray)) else []
     if shape:
         raise TypeError(
             f"scale must be one number; got {type(given).__name__} of shape {shape}: multiply one for each head into "
