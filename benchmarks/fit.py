@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from mpnn import graphs, random
+from mpnn import graphs
 from mpnn.aggregate import aggregator
-from mpnn.backends import BACKENDS, estimate
-from mpnn.backends.estimate import table
+from mpnn.backends import BACKENDS, cost_model
+from mpnn.backends.cost_model import table
 from mpnn.graph import Graph
-from mpnn.relation import Offset
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, Request
+from mpnn.graph.relations import Offset
+from mpnn.request import rng
+from mpnn.request.request import AdditiveScore, AdditiveV2Score, BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
 
 
 def dot(graph: Graph, batch: int = 1, heads: int = 4, width: int = 32, kv_heads: int | None = None) -> Request:
@@ -35,13 +36,13 @@ def dot(graph: Graph, batch: int = 1, heads: int = 4, width: int = 32, kv_heads:
 
 
 def biased(given: Request) -> Request:
-    return replace(given, bias=(Lookup(torch.randn(65, given.heads), Offset(32)),))
+    return replace(given, bias=(BiasTable(torch.randn(65, given.heads), Offset(32)),))
 
 
 def placed(given: Request) -> Request:
     """With a vector for each offset on keys, as Transformer-XL has them."""
     relation = Offset(given.graph.num_src - 1)
-    vectors = Lookup(torch.randn(relation.count, given.heads, given.score.query.shape[-1]), relation)
+    vectors = EmbeddingTable(torch.randn(relation.count, given.heads, given.score.query.shape[-1]), relation)
     return replace(given, score=replace(given.score, edge_key=vectors))
 
 
@@ -57,7 +58,7 @@ def cast(given: Request, dtype: torch.dtype) -> Request:
 
 
 def dropped(given: Request) -> Request:
-    return replace(given, dropout=0.1, seed=random.new_seed(torch.device("cpu")))
+    return replace(given, dropout=0.1, seed=rng.new_seed(torch.device("cpu")))
 
 
 def additive(graph: Graph, heads: int = 8, width: int = 8) -> Request:
@@ -242,6 +243,6 @@ def as_text(one: Measured) -> str:
 
 def write(prices: Prices, machine: dict[str, Any]) -> Path:
     """Puts prices into the package, with what they were measured on."""
-    path = Path(estimate.__file__).with_name("costs.json")
+    path = Path(cost_model.__file__).with_name("costs.json")
     path.write_text(json.dumps({"measured": machine, "nanoseconds": prices}, indent=1) + "\n")
     return path

@@ -14,8 +14,8 @@ from benchmarks.sequences import features
 from benchmarks.sizes import Sizes
 from benchmarks.truth import Agreement
 from mpnn import graphs, ops
-from mpnn.plan import choose
-from mpnn.scores import Dot, Request
+from mpnn.engine.plan import choose
+from mpnn.request.request import Dot, Request
 
 KERNEL = "its kernel alone"
 

@@ -1,9 +1,10 @@
-"""Keeps docs/models.md true: its errors are those that the tests measured, its pictures are drawn from its captions.
+"""Updates docs/models.md: writes the measured errors into the page and draws its pictures from their captions.
 
-    python -m pytest --checks=docs/checks.json      measures
-    python docs/models.py                           writes them into the page, and draws
+    python -m pytest --checks=docs/checks.json      measures the errors
+    python docs/models.py                           writes them into the page and draws the pictures
 
-A section is `## system`, some sentences, a picture with its topology as caption, the definition, and a line of errors.
+A section has a title `## system`, a description, a picture with its topology as caption, the definition, and a line of
+errors. The table takes the first sentence of each description.
 """
 
 import json
@@ -18,7 +19,7 @@ import torch
 from matplotlib.figure import Figure
 
 from mpnn import Graph, graphs
-from mpnn.models.parts import positions
+from mpnn.models.layers import positions
 
 HERE = Path(__file__).parent
 PAGE, CHECKS, PICTURES = HERE / "models.md", HERE / "checks.json", HERE / "img" / "models"
@@ -41,20 +42,20 @@ def sections(text: str) -> dict[str, str]:
 
 
 def updated(text: str, checks: Checks) -> str:
-    """The page with the errors that were measured."""
+    """The page with the measured errors."""
     head = SECTION.split(text)[0]
-    found = sections(text)
-    page = TABLE.sub(lambda _: _table(found, checks), head)
-    for system, body in found.items():
+    bodies = sections(text)
+    page = TABLE.sub(lambda _: _table(bodies, checks), head)
+    for system, body in bodies.items():
         page += f"## {system}" + ERRORS.sub(
             lambda _, s=system: "Checked against: " + _errors(checks.get(s, {})) + ".", body
         )
     return page
 
 
-def _table(found: dict[str, str], checks: Checks) -> str:
+def _table(bodies: dict[str, str], checks: Checks) -> str:
     lines = ["| system | as a graph | checked against | largest error |", "|---|---|---|---|"]
-    for system, body in found.items():
+    for system, body in bodies.items():
         peers = checks.get(system, {})
         lines.append(
             f"| [{system}](#{_anchor(system)}) | {_first_sentence(body)} | {'; '.join(peers) or '-'} | "
@@ -68,7 +69,7 @@ def _errors(peers: dict[str, float]) -> str:
 
 
 def _first_sentence(body: str) -> str:
-    """The first sentence of a section, without the papers that it names."""
+    """The first sentence of a section, without citations."""
     paragraph = " ".join(body.strip().split("\n\n")[0].split())
     return CITATION.sub("", paragraph).split(". ")[0].rstrip(".")
 
@@ -98,13 +99,13 @@ def _saved(name: str, drawn: tuple[Figure, Any]) -> Iterator[Any]:
 
 
 def _hashed() -> Graph:
-    """24 nodes in an order that a hash gives, in chunks of 4."""
+    """24 nodes in a random order, as of a hash, in chunks of 4."""
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
     return graphs.chunks(order[None], size=4, num_nodes=24)
 
 
 def _positions(axes: Any) -> None:
-    """48 positions down, the numbers that each is given across."""
+    """48 positions down, the numbers of their encodings across."""
     encodings = {
         "sinusoidal": positions.sinusoidal(48, 32),
         "binary": positions.binary(48, 6),

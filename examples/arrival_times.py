@@ -1,12 +1,12 @@
-"""When will I arrive? Streets that hear their neighbours know what a driver will meet, and each alone does not.
+"""Arrival times: a graph network over streets predicts trips better than models of single streets.
 
-In a made-up city (`mpnn.data.city`) queues grow backwards, from each street into those that lead into it. Trips on
-three days are predicted from twelve others: by the sum of times at free speed, by that at the speeds measured at
-departure, by a linear model of each segment, and by a graph network over the segments of a route and the streets that
-leave it (`mpnn.models.ArrivalTimes`).
+In a simulated city (`mpnn.data.city`), queues spread backwards from each street to the streets that lead into it. The
+example trains on trips of twelve days and predicts the trips of three others. It compares four predictions: the sum of
+times at free speed, the sum of times at the speeds measured at departure, a linear model of each segment, and a graph
+network over the segments of a route and the streets that leave it (`mpnn.models.ArrivalTimes`).
 
     python examples/arrival_times.py                             half a minute
-    python examples/arrival_times.py --trips 50 --epochs 1       to see it run
+    python examples/arrival_times.py --trips 50 --epochs 1       a quick test
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Errors = dict[str, tuple[float, float]]
 
 def main() -> None:
     options = arguments()
-    torch.set_num_threads(1)  # the products are small: a second thread would wait more than work
+    torch.set_num_threads(1)  # the matrix products are too small for several threads
     table = Table("predicted by", "segment", "whole route", title="mean absolute error in minutes, on three new days")
     for name, (segment, route) in compare(options.trips, options.epochs, options.seed).items():
         table.add_row(name, f"{segment:.3f}", f"{route:.2f}")
@@ -41,50 +41,50 @@ def main() -> None:
 
 
 def compare(count: int, epochs: int, seed: int) -> Errors:
-    """Mean absolute errors, of segments and of routes, of each way to predict; trained on `count` trips."""
+    """Mean absolute errors of segments and of routes for each prediction; trains on `count` trips."""
     town = city(days=len(LEARNED) + len(NEW), seed=seed)
     train = trips(town, count, LEARNED, seed=seed + 1)
     new = Trips.join(trips(town, 400, NEW, seed=seed + 2, usual=LEARNED))
-    known = Trips.join(train)
-    linear = LinearRegression().fit(known.x[known.on_route], known.segment_minutes[known.on_route])
+    joined = Trips.join(train)
+    linear = LinearRegression().fit(joined.x[joined.on_route], joined.segment_minutes[joined.on_route])
     torch.manual_seed(seed)
-    model = trained(ArrivalTimes(known.x.shape[1], known.edge_attr.shape[1]), train, epochs)
+    model = fit(ArrivalTimes(joined.x.shape[1], joined.edge_attr.shape[1]), train, epochs)
     with torch.no_grad():
-        found = model(new.x, new.x[:, NOW], *graphs_of(new))
+        predictions = model(new.x, new.x[:, NOW], *graphs_of(new))
     return {
         "times at free speed": errors(new, new.x[:, FREE]),
         "times at present speed": errors(new, new.x[:, NOW]),
         "a linear model of each segment": errors(new, torch.from_numpy(linear.predict(new.x)).float()),
-        "ArrivalTimes": errors(new, *found),
+        "ArrivalTimes": errors(new, *predictions),
     }
 
 
-def trained(model: ArrivalTimes, train: list[Trips], epochs: int) -> ArrivalTimes:
-    """Adam, its learning rate climbing to 0.01 and falling again."""
+def fit(model: ArrivalTimes, train: list[Trips], epochs: int) -> ArrivalTimes:
+    """Trains the model with Adam; the learning rate rises to 0.01 and falls again. Returns it in evaluation mode."""
     batches = [Trips.join(train[k : k + BATCH]) for k in range(0, len(train), BATCH)]
-    whom = [graphs_of(batch) for batch in batches]
+    batch_graphs = [graphs_of(batch) for batch in batches]
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=epochs * len(batches))
     for _ in track(range(epochs), "training", transient=True):
         for k in torch.randperm(len(batches)).tolist():
             trip = batches[k]
             optimizer.zero_grad()
-            model.loss(trip.x, trip.x[:, NOW], *whom[k], trip.segment_minutes, trip.route_minutes).backward()
+            model.loss(trip.x, trip.x[:, NOW], *batch_graphs[k], trip.segment_minutes, trip.route_minutes).backward()
             optimizer.step()
             schedule.step()
     return model.eval()
 
 
 def graphs_of(trip: Trips) -> tuple[Graph, Graph]:
-    """Which segments hear each other, and which segments a route hears: those that it is made of."""
+    """The graph between segments, and the graph from the segments of a route to the route."""
     segments = trip.on_route.nonzero().squeeze(1)
-    made_of = torch.stack([segments, trip.route[segments]])
-    routes = graphs.from_edges(made_of, num_src=len(trip.x), num_dst=len(trip.route_minutes))
+    segment_to_route = torch.stack([segments, trip.route[segments]])
+    routes = graphs.from_edges(segment_to_route, num_src=len(trip.x), num_dst=len(trip.route_minutes))
     return graphs.from_edges(trip.edge_index, len(trip.x), edge_attr=trip.edge_attr), routes
 
 
 def errors(trip: Trips, segment: Tensor, route: Tensor | None = None) -> tuple[float, float]:
-    """Of segments on routes, and of routes, which take the sum of their segments where nothing else is given."""
+    """Mean absolute errors of segments on routes and of routes. `route` defaults to the sum of its segments."""
     on = trip.on_route
     if route is None:
         route = torch.zeros(len(trip.route_minutes)).index_add(0, trip.route[on], segment[on])
@@ -94,9 +94,9 @@ def errors(trip: Trips, segment: Tensor, route: Tensor | None = None) -> tuple[f
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trips", type=int, default=1200, help="to learn from")
-    parser.add_argument("--epochs", type=int, default=15, help="times that each of them is seen")
-    parser.add_argument("--seed", type=int, default=0, help="of the city, the trips and the model")
+    parser.add_argument("--trips", type=int, default=1200, help="number of trips for training")
+    parser.add_argument("--epochs", type=int, default=15, help="number of training epochs")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the city, the trips and the model")
     return parser.parse_args()
 
 

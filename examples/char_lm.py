@@ -1,11 +1,11 @@
-"""One character model over several graphs: a full context, and two sliding windows, by changing one argument.
+"""One character model over several graphs: full context and two sliding windows, by changing one argument.
 
-Trains the same GPT (same weights at the start, same batches) over each graph and prints what each hears (edges; reach,
-the share of all pairs that its layers connect), what a step costs, the validation loss, and a sample. Reads Shakespeare
-where `mpnn.data` finds it, else Python's own manual.
+Trains the same GPT (same initial weights, same batches) over each graph, and prints the number of edges, the reach (the
+share of all pairs that its layers connect), the time per step, the validation loss, and a text sample. It reads
+Shakespeare if `mpnn.data` finds it, else the Python manual.
 
-    python examples/char_lm.py                                     some minutes on two cores
-    python examples/char_lm.py --steps 5 --context 32 --dim 32     to see it run
+    python examples/char_lm.py                                     a few minutes on two cores
+    python examples/char_lm.py --steps 5 --context 32 --dim 32     a quick test
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.table import Table
 from mpnn.data import Characters, DatasetNotFound, pydoc_topics, tinyshakespeare
 from mpnn.graphs import causal, window
 from mpnn.models import GPT
-from mpnn.train import fit_language_model
+from mpnn.train.loops import fit_language_model
 
 GRAPHS = (causal(), causal() & window(64), causal() & window(16))
 
@@ -69,8 +69,8 @@ def corpus() -> tuple[str, str]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--context", type=int, default=128, help="characters that the model sees at once")
-    parser.add_argument("--dim", type=int, default=128, help="width, a multiple of its 4 heads")
+    parser.add_argument("--context", type=int, default=128, help="number of characters that the model reads at a time")
+    parser.add_argument("--dim", type=int, default=128, help="width, a multiple of 4 (the number of heads)")
     parser.add_argument("--layers", type=int, default=4)
     return parser.parse_args()
 

@@ -1,10 +1,10 @@
-"""GCN and GAT on Cora, as published: both are one operator over the same citations, and only attention differs.
+"""GCN and GAT on Cora, as published: the same operator over the same graph, with different attention.
 
-Trains each model from several random starts with its paper's settings and prints the accuracy on the 1,000 test papers
-beside the published one.
+Trains each model with several random seeds and the settings of its paper, and prints the accuracy on the 1,000 test
+nodes next to the published one.
 
-    python examples/cora.py                          ten seeds, some ten minutes on two cores
-    python examples/cora.py --seeds 1 --epochs 5     to see it run
+    python examples/cora.py                          ten seeds, about ten minutes on two cores
+    python examples/cora.py --seeds 1 --epochs 5     a quick test
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rich.table import Table
 from mpnn import graphs
 from mpnn.data import cora, row_normalize
 from mpnn.models import GAT, GCN
-from mpnn.train import History, fit_node_classifier
+from mpnn.train.loops import History, fit_node_classifier
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A model with the way it was trained, and what came of it."""
+    """A model, its training settings, and its published accuracy in percent."""
 
     model: Callable[[int, int], GCN | GAT]
     epochs: int
@@ -44,7 +44,7 @@ PAPERS = {
 def main() -> None:
     options = arguments()
     data = cora()
-    data = replace(data, x=row_normalize(data.x).to_sparse())  # both papers scale rows; 99 of 100 words are zeros
+    data = replace(data, x=row_normalize(data.x).to_sparse())  # both papers normalise rows; 99% of x is zero
     graph = graphs.from_edges(data.edge_index, data.num_nodes).with_self_loops()
 
     table = Table("model", "test accuracy", "published", "epochs", "ms/epoch", title=f"Cora, {options.seeds} seeds")
@@ -73,8 +73,8 @@ def accuracy(runs: list[History]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10, help="random starts of each model")
-    parser.add_argument("--epochs", type=int, help="train no longer than this; default: as published")
+    parser.add_argument("--seeds", type=int, default=10, help="number of random seeds for each model")
+    parser.add_argument("--epochs", type=int, help="maximum number of epochs; default: as published")
     return parser.parse_args()
 
 

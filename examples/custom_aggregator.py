@@ -1,12 +1,12 @@
-"""Your own aggregator: ten lines, as a function or as an object, that keep broken sensors from misleading the rest.
+"""A custom aggregator in ten lines, as a function or as an object, that is robust against outliers.
 
-Sensors stand on a grid and each is to tell which of four regions it stands in from what it and its neighbours measure.
-One in five is broken and reports huge numbers. Three networks differ in one argument, how the messages of the
-neighbours become one: the mean, a trimmed mean (a function), and a mean that trusts messages near the median (an
-object with a learned width).
+Sensors on a grid predict which of four regions they are in, from their own measurements and those of their neighbours.
+One sensor in five is broken and reports large numbers. Three networks differ in one argument, the aggregator: the mean,
+a trimmed mean (a function), and a mean that gives more weight to messages near the median (an object with a learned
+width).
 
     python examples/custom_aggregator.py                 seconds
-    python examples/custom_aggregator.py --epochs 5      to see it run
+    python examples/custom_aggregator.py --epochs 5      a quick test
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mpnn import MessagePassing, graphs
 from mpnn.aggregate import Aggregator, Index, Median, total
 from mpnn.data import PointClassification
-from mpnn.train import fit_node_classifier
+from mpnn.train.loops import fit_node_classifier
 from mpnn.update import Activate
 
 SIDE, CHANNELS, REGIONS = 24, 8, 4
@@ -32,15 +32,15 @@ def trimmed_mean(messages: Tensor, index: Index) -> Tensor:
     """The mean of each component without the lowest and the highest quarter of its messages."""
     by_value = messages.argsort(dim=0, stable=True)
     order = by_value.gather(0, index[by_value].argsort(dim=0, stable=True))  # by destination, then by value
-    place = torch.arange(len(messages)) - index.ptr[index]
+    rank = torch.arange(len(messages)) - index.ptr[index]
     cut = index.degree[index] // 4
-    kept = (place >= cut) & (place < index.degree[index] - cut)
-    sums = total(messages.gather(0, order)[kept], Index.of(index[kept], index.ptr))
+    inner = (rank >= cut) & (rank < index.degree[index] - cut)
+    sums = total(messages.gather(0, order)[inner], Index.of(index[inner], index.ptr))
     return sums / (index.degree - 2 * (index.degree // 4)).clamp(min=1).view(-1, *[1] * (messages.dim() - 1))
 
 
 class Trust(nn.Module):
-    """The mean in which a message weighs `exp(-(distance from the median / width)^2)`, with a learned width."""
+    """Weighted mean with the weights `exp(-(distance from the median / width)^2)` and a learned width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def sensors() -> PointClassification:
-    """Each region has its own readings on average; noise is added; one sensor in five reads nothing but spikes."""
+    """Readings are a mean for each region plus noise; one sensor in five is broken and reports large random numbers."""
     torch.manual_seed(0)
     at = torch.cartesian_prod(torch.arange(SIDE), torch.arange(SIDE)).float()
     region = torch.cdist(at, SIDE * torch.rand(REGIONS, 2)).argmin(1)

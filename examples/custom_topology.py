@@ -1,10 +1,11 @@
-"""Your own topology: one rule of runs, which then composes, binds to any length and trains like the built-in ones.
+"""A custom topology: one function that returns runs. It composes, binds to any length and trains like built-in ones.
 
-`landmarks(8)`: everybody hears every eighth node before it. United with a narrow causal window it hears all the past at
-a third of the edges, which a task shows: tell, at every place, what the first token was.
+In `landmarks(8)`, each node attends to every eighth node before it. Its union with a narrow causal window connects each
+node to the whole past in two layers, with a third of the edges of `causal()`. The task: predict the first token at
+every position.
 
     python examples/custom_topology.py               half a minute
-    python examples/custom_topology.py --steps 5     to see it run
+    python examples/custom_topology.py --steps 5     a quick test
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LENGTH, SYMBOLS, LAYERS = 64, 8, 2
 
 
 def landmarks(every: int) -> Topology:
-    """i hears every `every`-th node up to itself.
+    """i attends to every `every`-th node up to itself.
 
     ::
 
@@ -39,12 +40,12 @@ def landmarks(every: int) -> Topology:
 
 
 def _landmarks(i: NDArray[np.int64], num_src: int, every: int) -> Iterable[tuple[object, object]]:
-    """For each landmark, the run of sources that every destination i hears: itself alone, or nothing."""
+    """For each landmark, a run of sources for every destination i: the landmark if it is not after i, else empty."""
     return [(mark, np.where(mark <= i, mark + 1, mark)) for mark in range(0, num_src, every)]
 
 
 def draw(topology: Topology, length: int) -> str:
-    return "\n".join("".join(".#"[int(heard)] for heard in row) for row in topology.bind(length).dense())
+    return "\n".join("".join(".#"[int(edge)] for edge in row) for row in topology.bind(length).dense())
 
 
 def main() -> None:
@@ -61,13 +62,13 @@ def main() -> None:
     table = Table(*titles, title=f"{LENGTH} nodes")
     for topology in (near, near | landmarks(8), causal()):
         graph = topology.bind(LENGTH)
-        recall = f"{recalled(topology, options.steps):.0%}"
+        recall = f"{recall_accuracy(topology, options.steps):.0%}"
         table.add_row(str(topology), f"{graph.num_edges:,}", f"{graph.reach(LAYERS):.0%}", recall)
     console.print(table)
 
 
-def recalled(topology: Topology, steps: int) -> float:
-    """How often a tiny GPT over this topology, trained to, names the first token at the second half's places."""
+def recall_accuracy(topology: Topology, steps: int) -> float:
+    """Trains a tiny GPT to predict the first token. Returns its accuracy at the positions of the second half."""
     torch.manual_seed(0)
     model = GPT(SYMBOLS, dim=32, heads=2, layers=LAYERS, graph=topology, context=LENGTH)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -79,8 +80,8 @@ def recalled(topology: Topology, steps: int) -> float:
         optimizer.step()
     tokens = torch.randint(SYMBOLS, (64, LENGTH))
     with torch.no_grad():
-        told = model(tokens)[:, LENGTH // 2 :].argmax(-1)
-    return (told == tokens[:, :1]).float().mean().item()
+        predictions = model(tokens)[:, LENGTH // 2 :].argmax(-1)
+    return (predictions == tokens[:, :1]).float().mean().item()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Which backend runs what, and why: the plan for several graphs and sizes, and a backend that refuses.
+"""Which backend runs a layer, and why: the plan for several graphs and sizes, and an explicit backend that refuses.
 
-No model names a backend. The plan asks each whether it can run a request and how long it would take; a backend that is
-asked for by name runs or says in one sentence why it cannot.
+By default, the plan selects the backend that supports the request and has the lowest estimated time. A backend that is
+selected by name either runs or raises an error with the reason.
 
     python examples/explain_plan.py
-    python examples/explain_plan.py --longest 1024     smaller graphs only
+    python examples/explain_plan.py --longest 1024     small graphs only
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, Topology, explain
 from mpnn.attention import Additive, DotProduct
+from mpnn.engine.plan import Refused
 from mpnn.graphs import bigbird, causal, complete, from_edges, window
-from mpnn.plan import Refused
 from mpnn.update import Activate, FeedForward, PreNorm
 
 DIM, HEADS = 64, 4
@@ -29,7 +29,7 @@ def layer(graph: Topology) -> MessagePassing:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--longest", type=int, default=16_384, help="leave out graphs of more nodes than this")
+    parser.add_argument("--longest", type=int, default=16_384, help="skip graphs with more nodes")
     options = parser.parse_args()
 
     sizes = [n for n in (1_024, 16_384) if n <= options.longest]
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def random_citations(papers: int) -> Graph:
-    """Every paper hears itself and about five earlier ones."""
+    """Every paper attends to itself and to about five earlier ones."""
     torch.manual_seed(0)
     citing = torch.arange(1, papers).repeat_interleave(5)
     cited = (torch.rand(len(citing)) * citing).long()

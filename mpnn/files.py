@@ -1,4 +1,4 @@
-"""Files that are whole or absent: a crash, a full disk or `kill -9` never leaves half a file under its name."""
+"""Atomic file writes: a crash, a full disk or `kill -9` never leaves a partial file under the final name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-if sys.platform != "win32":  # Windows replaces files as a whole too, but does not delete what killed writers left
+if sys.platform != "win32":  # on Windows, replacing is atomic too, but files of killed writers are not deleted
     import fcntl
 
 
@@ -24,17 +24,17 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], Any])
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path for the block to write to; `path` gets its content when the block ends without an exception.
+    """Yields a temporary path to write to, and renames it to `path` if the block ends without an exception.
 
-    The temporary file has the name of `path` and lies in a temporary folder beside it. When the block ends, its content
-    is flushed to the disk (fsync) and renamed to `path`: at any time there is the old file or the new one, and a reader
-    never meets half of it. After an exception the old file stays and the temporary one is deleted. Temporary folders of
-    killed processes are deleted first; that of a running process is locked, and stays.
+    The temporary file has the name of `path` and is in a temporary folder beside it. At the end of the block, it is
+    flushed to disk (fsync) and renamed to `path`. A reader therefore sees either the old file or the new one, never a
+    partial one. After an exception the old file remains and the temporary one is deleted. Temporary folders of killed
+    processes are deleted first; those of running processes are locked and remain.
 
-    Write two files that belong together in two nested blocks: neither is renamed before both are written.
+    To write two files that belong together, nest two blocks: neither file is renamed before both are written.
 
     Raises:
-        OSError: the folder of `path` does not exist, cannot be written or is full.
+        OSError: if the folder of `path` does not exist, cannot be written or is full.
     """
     path = Path(path)
     with _temporary_folder(path) as folder:
@@ -43,11 +43,11 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         _flush(temporary, os.O_RDWR)
         os.replace(temporary, path)
     if sys.platform != "win32":
-        _flush(path.parent)  # the new name survives a crash too
+        _flush(path.parent)  # so that the rename survives a crash too
 
 
 def remove_abandoned(path: str | os.PathLike[str]) -> None:
-    """Deletes the temporary folders that killed writers of `path` left beside it."""
+    """Deletes temporary folders of killed writers of `path`."""
     path = Path(path)
     with _lock(path.parent):
         _remove_abandoned(path)
@@ -58,18 +58,16 @@ def _remove_abandoned(path: Path) -> None:
         return
     for folder in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with suppress(OSError), _descriptor(folder) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError where its writer is alive
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError if its writer is alive
             shutil.rmtree(folder)
 
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """A new folder beside `path`, locked for the time of the block and then deleted."""
+    """Creates a folder beside `path`, locks it during the block and then deletes it."""
     folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with ExitStack() as stack:
-        with _lock(
-            path.parent
-        ):  # between its creation and its lock, nobody may take the new folder for an abandoned one
+        with _lock(path.parent):  # so that no process deletes the new folder before it is locked
             _remove_abandoned(path)
             folder.mkdir()
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -79,12 +77,12 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Waits for the lock of a folder and holds it; the system gives it back when the process is killed."""
+    """Waits for the lock of a folder and holds it. The system releases it if the process is killed."""
     if sys.platform == "win32":
         yield
         return
     with _descriptor(folder) as descriptor:
-        with suppress(OSError):  # a file system without locks; there, nothing is taken for abandoned
+        with suppress(OSError):  # the file system has no locks; no folder is then considered abandoned
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
 

@@ -1,4 +1,4 @@
-"""The one operator: a round of message passing over a graph."""
+"""The operator: one round of message passing over a graph."""
 
 from __future__ import annotations
 
@@ -11,38 +11,41 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpnn import check, eager, ops
+from mpnn import ops
 from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, Sum, aggregator
 from mpnn.attention import Attention, Terms
-from mpnn.decoding import Cache
+from mpnn.decoding.cache import Cache
+from mpnn.engine import dispatch
 from mpnn.graph import Graph
-from mpnn.scores import Request
-from mpnn.topology import Topology
+from mpnn.graph.topology import Topology
+from mpnn.request import validation
+from mpnn.request.request import Request
 from mpnn.update import Update, as_update
 
 
 class MessagePassing(nn.Module):
-    """One layer of any network that passes messages: a graph, and what to do along it.
+    """One layer of message passing over a graph.
 
         h    = update.prepare(x)
-        w_ij = normalise_j( attention.score(h_i, h_j, e_ij) )                     over the j that i hears
+        w_ij = normalise_j( attention.score(h_i, h_j, e_ij) )                     over the in-neighbors j of i
         m_i  = attention.merge( aggregate_j( w_ij * attention.value(h_j, e_ij) ) )
         y_i  = update(x_i, m_i)
 
     Args:
-        graph: a `Topology`, bound to the length of each input; a `Graph`; or None, then given with each call.
-        aggregate: "sum", "mean", "max", ..., an object with `reduce(messages, index)`, or such a function; messages are
-            [E, batch..., H, D], see `mpnn.aggregate`, whose `per_node` is for aggregators that rank messages.
-        update: None (the message itself), an `Update` such as `PreNorm(dim, FeedForward(dim))`, or a function of
-            (x, message).
-        attention: an `Attention` such as `DotProduct(dim, heads)`, or None: every source counts alike.
-        edge_dropout: in training, the probability that an edge is left out of a round (DropEdge, Rong et al. 2020).
-            Means, and weights normalised over the neighbours, are taken over those left; sums are scaled up by
-            1 / (1 - p), so that they stay what they are on average.
-        backend: "auto", or the name of one, which then runs or raises with its reason.
+        graph: a `Topology`, which is bound to the length of each input; a `Graph`; or None to pass it with each call.
+        aggregate: "sum", "mean", "max", ..., an object with `reduce(messages, index)`, or a function of
+            (messages, index). Messages are [E, batch..., H, D]. See `mpnn.aggregate`; its `per_node` is for
+            aggregators that rank messages.
+        update: an `Update` such as `PreNorm(dim, FeedForward(dim))`, a function of (x, message), or None to return the
+            message itself.
+        attention: an `Attention` such as `DotProduct(dim, heads)`, or None to weight all sources equally.
+        edge_dropout: the probability that an edge is dropped from a round in training (DropEdge, Rong et al. 2020).
+            Means and normalised weights are taken over the remaining edges. Sums are scaled by 1 / (1 - p), which
+            keeps their expectation.
+        backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
 
-    Where `gradient_checkpointing` is True, a round in training keeps its inputs alone and is computed a second time in
-    the backward pass (Chen et al. 2016). transformers' `gradient_checkpointing_enable` sets it, as on its own layers.
+    If `gradient_checkpointing` is True, a round in training stores only its inputs and is recomputed in the backward
+    pass (Chen et al. 2016). transformers' `gradient_checkpointing_enable` sets this attribute.
     """
 
     gradient_checkpointing: bool = False
@@ -61,11 +64,11 @@ class MessagePassing(nn.Module):
         super().__init__()
         self.graph, self.backend, self.edge_dropout = graph, backend, edge_dropout
         self.aggregate: Any = aggregate
-        self.update: Update = update  # type: ignore[assignment]  # an Update once it is kept
+        self.update: Update = update  # type: ignore[assignment]  # __setattr__ converts it to an Update
         self.attention = attention
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Parts that are replaced are checked as those that the operator is made with."""
+        """Validates a part of the operator, in the constructor and when it is replaced."""
         super().__setattr__(name, _PARTS[name](value) if name in _PARTS else value)
 
     def forward(
@@ -77,15 +80,15 @@ class MessagePassing(nn.Module):
         return_weights: bool = False,
         cache: Cache | None = None,
     ) -> Any:
-        """One round.
+        """Runs one round of message passing.
 
         Args:
-            x: the destinations' features, [N, d] or [batch..., N, d]; one graph serves the whole batch.
-            graph: takes the place of the operator's own.
-            source: the sources' features where these are other nodes, [..., N_src, d_src].
-            edge_attr: [E, ...] in the caller's edge order; default: the graph's.
+            x: features of the destinations, [N, d] or [batch..., N, d]. The whole batch shares one graph.
+            graph: replaces the operator's graph.
+            source: features of the sources, [..., N_src, d_src]. Default: `x`.
+            edge_attr: [E, ...] in the caller's edge order. Default: the graph's.
             return_weights: also return the attention weights before dropout, [..., E, H] in the caller's edge order.
-            cache: x are the next nodes of those that this cache has seen, and hear these too.
+            cache: keys and values of the preceding nodes. `x` holds the nodes that follow them and attend to them.
 
         Returns:
             y [..., N, d_out], or (y, weights).
@@ -104,19 +107,19 @@ class MessagePassing(nn.Module):
         source: Tensor | None,
         edge_attr: Tensor | None,
     ) -> Any:
-        """`forward`, tensors last."""
+        """`forward` without checkpointing; tensors come last."""
         request = self.request(x, graph, source, edge_attr, return_weights, cache)
         if isinstance(self.aggregate, Diffusion):
             out, weights = _diffuse(request, self.aggregate, self.backend)
         else:
             out, weights = ops.run(request, self.backend)
-        if self.training and self.edge_dropout and self._sums_up(request):
+        if self.training and self.edge_dropout and self._scales_with_degree(request):
             out = out / (1 - self.edge_dropout)
         attention = self.attention
         message = out.flatten(-2) if attention is None else attention.merge(out)
         try:
             y = self.update(x, message)
-        except RuntimeError:  # torch's own sentence names no argument
+        except RuntimeError:  # torch's own message names no argument
             self.update.check(x, message)
             raise
         return (y, weights) if return_weights else y
@@ -130,7 +133,7 @@ class MessagePassing(nn.Module):
         return_weights: bool = False,
         cache: Cache | None = None,
     ) -> Request:
-        """What a backend would be asked for this call; `mpnn.explain` shows its plan."""
+        """The request that this call would send to a backend. `mpnn.explain` shows its plan."""
         _check_features("x", x)
         if source is not None:
             _check_features("source", source)
@@ -147,10 +150,10 @@ class MessagePassing(nn.Module):
         edge_attr = bound.edge_attr if edge_attr is None else _checked_edges(edge_attr, bound)
         if self.training and self.edge_dropout:
             if return_weights:
-                raise ValueError("edges that edge_dropout leaves out have no weights to return; call eval() before")
+                raise ValueError("edges dropped by edge_dropout have no weights to return; call eval() first")
             bound = bound.drop_edges(self.edge_dropout)
             if edge_attr is not None:
-                edge_attr = edge_attr[bound.kept]
+                edge_attr = edge_attr[bound.edge_ids]
         attention = self.attention
         if attention is None:
             reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
@@ -160,7 +163,7 @@ class MessagePassing(nn.Module):
         except RuntimeError:
             _check_widths(attention, prepared, source)
             raise
-        return self._asked(bound, attention, terms, return_weights)
+        return self._request_of(bound, attention, terms, return_weights)
 
     def _next(
         self,
@@ -171,11 +174,11 @@ class MessagePassing(nn.Module):
         return_weights: bool,
         cache: Cache,
     ) -> Request:
-        """The request of nodes that come after those in the cache."""
+        """The request for nodes that follow the cached nodes."""
         if not isinstance(cache, Cache):
-            raise TypeError(f"cache must be an mpnn.decoding.Cache; got {_named(cache)}")
+            raise TypeError(f"cache must be an mpnn.decoding.cache.Cache; got {_describe(cache)}")
         if edge_attr is not None or isinstance(self.aggregate, Diffusion) or (self.training and self.edge_dropout):
-            raise ValueError("with a cache there is no edge_attr of the call, no Diffusion and no edge_dropout")
+            raise ValueError("a cache cannot be combined with edge_attr, Diffusion or edge_dropout")
         attention = self.attention
         try:
             bound, terms = cache.hear(self, attention, self._given(graph), prepared, source)
@@ -184,11 +187,13 @@ class MessagePassing(nn.Module):
                 _check_widths(attention, prepared, prepared if source is None else source)
             raise
         assert attention is not None
-        return self._asked(bound, attention, terms, return_weights)
+        return self._request_of(bound, attention, terms, return_weights)
 
-    def _asked(self, bound: Graph, attention: Attention, terms: Terms, return_weights: bool) -> Request:
+    def _request_of(self, bound: Graph, attention: Attention, terms: Terms, return_weights: bool) -> Request:
         if not isinstance(terms, Terms):
-            raise TypeError(f"forward of an attention gives Terms; {_named(attention)} gave {_named(terms)}")
+            raise TypeError(
+                f"forward of an attention must return Terms; {_describe(attention)} returned {_describe(terms)}"
+            )
         reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
         return Request(
             bound if terms.graph is None else terms.graph,
@@ -200,64 +205,66 @@ class MessagePassing(nn.Module):
             dropout=attention.dropout if self.training else 0.0,
             reduce=reduce,
             return_weights=return_weights,
-        ).told()
+        )
 
-    def _sums_up(self, request: Request) -> bool:
-        """Whether a message grows with the number of edges, nothing being normalised over them."""
+    def _scales_with_degree(self, request: Request) -> bool:
+        """Whether a message grows with the number of edges: a sum whose weights are not normalised."""
         softmax = request.weighted and request.normalize == "softmax"
         balanced = softmax or (self.attention is not None and self.attention.balanced)
         return isinstance(self.aggregate, Sum) and not balanced
 
     def extra_repr(self) -> str:
-        graph = "given at call" if self.graph is None else repr(self.graph)
+        graph = "passed to forward" if self.graph is None else repr(self.graph)
         return f"graph={graph}, aggregate={type(self.aggregate).__name__}"
 
     def _given(self, graph: Topology | Graph | None) -> Topology | Graph:
         if graph is not None:
             return _check_graph(graph)
         if self.graph is None:
-            raise ValueError("this operator was made without a graph; give one with the call: op(x, graph=...)")
+            raise ValueError("this operator has no graph; pass one with the call: op(x, graph=...)")
         return self.graph
 
     def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor) -> Graph:
-        given = self._given(graph)
+        graph = self._given(graph)
         num_dst, num_src = x.shape[-2], source.shape[-2]
-        if isinstance(given, Topology):
+        if isinstance(graph, Topology):
             if torch.compiler.is_compiling():
-                return ops.outline(given, num_dst, num_src, x.device)
-            return given.bind(num_dst, num_src).to(x.device)
-        check.device(given, x)
-        if (given.num_dst, given.num_src) != (num_dst, num_src):
+                return ops.outline(graph, num_dst, num_src, x.device)
+            return graph.bind(num_dst, num_src).to(x.device)
+        validation.device(graph, x)
+        if (graph.num_dst, graph.num_src) != (num_dst, num_src):
             raise ValueError(
-                f"the graph has {given.num_dst} destinations and {given.num_src} sources, but the features have "
+                f"the graph has {graph.num_dst} destinations and {graph.num_src} sources, but the features have "
                 f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"
             )
-        return ops.outline(given, num_dst, num_src, x.device) if torch.compiler.is_compiling() else given
+        return ops.outline(graph, num_dst, num_src, x.device) if torch.compiler.is_compiling() else graph
 
 
 def _diffuse(request: Request, diffusion: Diffusion, backend: str) -> tuple[Tensor, Tensor | None]:
-    """Weights once, then several rounds with the same ones."""
-    request = eager.checked(request)
+    """Computes the weights once, then runs several rounds with the same weights."""
+    if not torch.compiler.is_compiling():
+        validation.request(request)
+    request = dispatch.seeded(request)  # all hops drop the same edges
     graph, alpha = request.graph, diffusion.alpha
     if not request.weighted:
-        raise ValueError("Diffusion spreads attention weights; give the operator an attention that has them")
+        raise ValueError("Diffusion needs attention weights; use an attention that computes weights")
     if graph.num_dst != graph.num_src:
         raise ValueError(f"Diffusion needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
     first, weights = ops.run(replace(request, return_weights=True), backend)
     assert weights is not None
     value = request.value.repeat_interleave(request.heads // request.value.shape[-2], -2)
-    z = (1 - alpha) * first + alpha * value
+    out = (1 - alpha) * first + alpha * value
     hop = replace(request, score=None, bias=(weights,), normalize="none", return_weights=False)
     for _ in range(diffusion.hops - 1):
-        z = (1 - alpha) * ops.run(replace(hop, value=z), backend)[0] + alpha * value
-    return z, weights
+        out = (1 - alpha) * ops.run(replace(hop, value=out), backend)[0] + alpha * value
+    return out, weights
 
 
 def _check_widths(attention: Attention, x: Tensor, source: Tensor) -> None:
-    """Raises unless features are what the attention's maps take: asked when torch could not compute with them."""
+    """Raises ValueError or TypeError if the attention's maps do not accept the features; called when torch failed."""
     owner, (of_dst, of_src) = type(attention).__name__, attention.takes()
-    check.fits(owner, "x", x, of_dst)
-    check.fits(owner, "x" if x is source else "source", source, of_src)
+    validation.fits(owner, "x", x, of_dst)
+    validation.fits(owner, "x" if x is source else "source", source, of_src)
 
 
 def _check_graph(graph: Any) -> Topology | Graph:
@@ -267,7 +274,7 @@ def _check_graph(graph: Any) -> Topology | Graph:
         Tensor: "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)",
         str: "; text becomes one by graphs.parse(text)",
     }
-    raise TypeError(f"graph must be a Topology, a Graph or None; got {_named(graph)}{advice.get(type(graph), '')}")
+    raise TypeError(f"graph must be a Topology, a Graph or None; got {_describe(graph)}{advice.get(type(graph), '')}")
 
 
 def _graph_or_none(graph: Any) -> Topology | Graph | None:
@@ -276,27 +283,30 @@ def _graph_or_none(graph: Any) -> Topology | Graph | None:
 
 def _attention_or_none(attention: Any) -> Attention | None:
     if attention is not None and not isinstance(attention, Attention):
-        raise TypeError(f"attention must be an Attention or None; got {_named(attention)}")
+        raise TypeError(f"attention must be an Attention or None; got {_describe(attention)}")
     return attention
 
 
-def _aggregator(given: Any) -> Any:
-    _refuse("aggregate", given, Attention, Update)
-    return aggregator(given)
+def _aggregator(aggregate: Any) -> Any:
+    _check_order("aggregate", aggregate, Attention, Update)
+    return aggregator(aggregate)
 
 
-def _update(given: Any) -> Update:
-    _refuse("update", given, Attention)
-    return as_update(given)
+def _update(update: Any) -> Update:
+    _check_order("update", update, Attention)
+    return as_update(update)
 
 
-def _refuse(name: str, given: Any, *kinds: type) -> None:
-    if isinstance(given, kinds):
-        raise TypeError(f"{name} is {_named(given)}; the order is MessagePassing(graph, aggregate, update, attention)")
+def _check_order(name: str, argument: Any, *wrong: type) -> None:
+    """Raises TypeError if `argument` has a type that belongs to another argument of MessagePassing."""
+    if isinstance(argument, wrong):
+        raise TypeError(
+            f"{name} is {_describe(argument)}; the order is MessagePassing(graph, aggregate, update, attention)"
+        )
 
 
 def _edge_dropout(p: Any) -> float:
-    check.rate("edge_dropout", p)
+    validation.rate("edge_dropout", p)
     return float(p)
 
 
@@ -307,12 +317,12 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "attention": _attention_or_none,
     "edge_dropout": _edge_dropout,
 }
-"""What may stand in each part of an operator, and as what it is kept."""
+"""For each attribute of an operator, the function that validates and converts it."""
 
 
 def _checked_edges(edge_attr: Tensor, graph: Graph) -> Tensor:
-    """Attributes that came with the call; while a program is traced, nobody knows the number of edges yet."""
-    check.tensor("edge_attr", edge_attr)
+    """Validates attributes passed with the call. While a program is traced, the number of edges is not known."""
+    validation.tensor("edge_attr", edge_attr)
     if not torch.compiler.is_compiling() and graph.num_edges not in edge_attr.shape:
         raise ValueError(
             f"edge_attr must have a row for each of the {graph.num_edges} edges; got {list(edge_attr.shape)}"
@@ -320,14 +330,16 @@ def _checked_edges(edge_attr: Tensor, graph: Graph) -> Tensor:
     return edge_attr
 
 
-def _named(given: Any) -> str:
-    """What was given instead of what was expected, in an error."""
-    return f"the class {given.__name__}, not one of it" if isinstance(given, type) else type(given).__name__
+def _describe(argument: Any) -> str:
+    """The type of a wrong argument, for an error message."""
+    if isinstance(argument, type):
+        return f"the class {argument.__name__}, not an instance"
+    return type(argument).__name__
 
 
 def _check_features(name: str, x: Any) -> None:
     if not isinstance(x, Tensor) or x.dim() < 2:
-        shown = list(x.shape) if isinstance(x, Tensor) else None if x is None else _named(x)
+        shown = list(x.shape) if isinstance(x, Tensor) else None if x is None else _describe(x)
         order = "; the order is op(x, graph)" if isinstance(x, (Graph, Topology)) else ""
         raise ValueError(f"{name} must be a tensor [..., N, d]; got {shown}{order}")
     if not x.is_floating_point():

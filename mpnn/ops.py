@@ -1,4 +1,4 @@
-"""The functional core: attention and aggregation over a graph, without layers or weights."""
+"""The functional interface: attention and aggregation over a graph, without layers or parameters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mpnn import check, eager
 from mpnn.aggregate import SUM, aggregator
+from mpnn.engine import dispatch
 from mpnn.graph import Graph
-from mpnn.scores import Dot, Lookup, PerEdge, Request
-from mpnn.topology import Topology
+from mpnn.graph.topology import Topology
+from mpnn.request import validation
+from mpnn.request.request import Dot, PerEdge, Request
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     *,
-    bias: Tensor | Lookup | None = None,
+    bias: PerEdge | None = None,
     scale: float | None = None,
     normalize: str = "softmax",
     dropout: float = 0.0,
@@ -32,29 +33,29 @@ def attend(
 ) -> Any:
     """Dot-product attention along the edges of a graph (Vaswani et al. 2017, eq. 1, over any graph).
 
-        w_ij = softmax_j( scale * <query_i, key_j> + bias_ij )   over the j that i hears
+        w_ij = softmax_j( scale * <query_i, key_j> + bias_ij )   over the in-neighbors j of i
         out_i = sum_j w_ij * value_j
 
     Args:
         query: [..., N_dst, H, D]. key: [..., N_src, H_kv, D]. value: [..., N_src, H_kv, D_v]; H a multiple of H_kv.
-        bias: [E, H] or [E, 1] in the caller's edge order, or a `Lookup` table over edge classes.
+        bias: [E, H] or [E, 1] in the caller's edge order, or a `BiasTable`, which holds a bias for each edge type.
         scale: default 1 / sqrt(D).
         normalize: "softmax", "sigmoid" or "none".
-        dropout: probability that a weight is dropped; the mask follows from torch's default generator.
-        backend: "auto", or the name of one, which then runs or raises with its reason.
+        dropout: probability that a weight is dropped; the mask is drawn from torch's default generator.
+        backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
         return_weights: also return the weights before dropout, [..., E, H] in the caller's edge order.
 
     Returns:
-        out [..., N_dst, H, D_v], or (out, weights). A destination that hears nobody gets zeros.
+        out [..., N_dst, H, D_v], or (out, weights). A destination without in-neighbors gets zeros.
 
     Raises:
-        ValueError, TypeError: shapes, types or devices that do not fit together, or a backend that refuses.
+        ValueError, TypeError: if shapes, dtypes or devices do not fit together, or the named backend cannot run this.
     """
-    check.types(graph, query, key, value)
+    validation.types(graph, query, key, value)
     if scale is None:
         scale = max(query.shape[-1], 1) ** -0.5
     else:
-        check.scale(scale)
+        validation.scale(scale)
     plain = bias is None and normalize == "softmax" and not dropout and not return_weights and type(backend) is str
     if plain and not torch.compiler.is_compiling():
         return _attend_plainly(graph, query, key, value, float(scale), backend)
@@ -69,7 +70,7 @@ def attend(
         reduce=SUM,
         return_weights=return_weights,
     )
-    out, weights = run(request.told(), backend)
+    out, weights = run(request, backend)
     return (out, weights) if return_weights else out
 
 
@@ -81,24 +82,26 @@ def aggregate(
     weight: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """What each destination gathers from the sources it hears: `out_i = reduce_j( weight_ij * x_j )`.
+    """Aggregates features over in-neighbors: `out_i = reduce_j( weight_ij * x_j )`.
 
     Args:
         x: [..., N_src, F].
-        reduce: a name ("sum", "mean", "max", ...), an object with `reduce(messages, index)`, or such a function;
-            messages are [E, batch..., 1, F], see `mpnn.aggregate`, whose `per_node` is for those that rank messages.
+        reduce: a name ("sum", "mean", "max", ...), an object with `reduce(messages, index)`, or a function of
+            (messages, index). Messages are [E, batch..., 1, F]. See `mpnn.aggregate`; its `per_node` is for
+            aggregators that rank messages.
         weight: [E] or [E, 1] in the caller's edge order.
 
     Returns:
-        [..., N_dst, F] (aggregators that give more than one number per feature widen F). Zeros where nobody is heard.
+        [..., N_dst, F]; F is wider if the aggregator returns several numbers per feature. Destinations without
+        in-neighbors get zeros.
     """
-    check.graph(graph)
+    validation.graph(graph)
     graph = _traced(graph, x)
-    check.features("x", x, "sources", 1, graph)
+    validation.features("x", x, "sources", 1, graph)
     bias: tuple[PerEdge, ...] = ()
     if weight is not None:
-        check.tensor("weight", weight)
-        check.floating("weight", weight, f": call .to({x.dtype})")
+        validation.tensor("weight", weight)
+        validation.floating("weight", weight, f": call .to({x.dtype})")
         if weight.shape not in ((graph.num_edges,), (graph.num_edges, 1)):
             raise ValueError(f"weight must have shape [{graph.num_edges}], one for each edge; got {list(weight.shape)}")
         bias = (weight.view(-1, 1),)
@@ -107,57 +110,57 @@ def aggregate(
 
 
 def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """Checks a request, has it planned and runs it: out [..., N_dst, H, D], and the weights if it asks for them.
+    """Validates, plans and runs a request. Returns out [..., N_dst, H, D], and the weights if the request returns them.
 
-    The features' type decides how it is computed; autocast, which acts on the maps around it, ends here.
+    The dtype of the features decides the arithmetic. Autocast, which acts on the linear maps around, ends here.
     """
     if torch.compiler.is_compiling():
-        from mpnn.compiled.operator import run as traced
+        from mpnn.engine.compile.operator import run as traced
 
         return traced(request, backend)
-    return eager.run(request, backend)
+    return dispatch.run(request, backend)
 
 
-def outline(given: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
-    """What stands for a graph of this size in a program that `torch.compile` traces."""
-    from mpnn.compiled.outline import outline  # on request, as it imports torch's compiler: a second's work
+def outline(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
+    """A stand-in for a graph of this size in a program that `torch.compile` traces."""
+    from mpnn.engine.compile.outline import outline  # imports torch's compiler, which takes a second
 
-    return outline(given, num_dst, num_src, device)
+    return outline(graph, num_dst, num_src, device)
 
 
 def built(build: Callable[..., T], *arguments: Any) -> T:
-    """`build(*arguments)`, which in a program that `torch.compile` traces is a constant: how a model makes topologies
-    that depend on the size of what it is called with."""
+    """`build(*arguments)`, as a constant of the program that `torch.compile` traces. A model uses this to build
+    topologies that depend on the size of its input."""
     if torch.compiler.is_compiling():
-        from mpnn.compiled.outline import built
+        from mpnn.engine.compile.outline import built
 
         return built(build, *arguments)
     return build(*arguments)
 
 
 def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float, backend: str) -> Tensor:
-    """As `run`, for dot products and a softmax alone: straight to torch's kernel where calls of this form were found to
-    be no more than that. On a hundred nodes, all that stands between takes as long as the kernel does."""
+    """As `run`, for dot products with a softmax and nothing else. Calls torch's kernel directly if the plan for this
+    form is that kernel alone: on a hundred nodes the steps between take as long as the kernel."""
 
     def request() -> Request:
         return Request(graph, value, Dot(query, key, scale))
 
     forms = [(x.shape, x.dtype, x.device, x.layout, x.requires_grad) for x in (query, key, value)]
     form = "attend", backend, torch.is_grad_enabled(), *forms
-    choice = graph.memo(form, lambda: eager.choice(request(), backend))
+    choice = graph.cached(form, lambda: dispatch.choice(request(), backend))
     if choice.direct is None or torch.is_autocast_enabled(choice.device):
-        return eager.run_by(choice, request())[0]
+        return dispatch.run_by(choice, request())[0]
     return choice.direct(query, key, value, scale)
 
 
 def _traced(graph: Graph, x: Tensor) -> Graph:
-    """The graph, or what stands for it while a program is traced."""
+    """The graph, or its stand-in while a program is traced."""
     return outline(graph, graph.num_dst, graph.num_src, x.device) if torch.compiler.is_compiling() else graph
 
 
-def _aggregator(given: str | Any | Callable[..., Tensor]) -> Any:
+def _aggregator(reduce: str | Any | Callable[..., Tensor]) -> Any:
     if torch.compiler.is_compiling():
-        from mpnn.compiled.form import aggregator_of
+        from mpnn.engine.compile.form import aggregator_of
 
-        return aggregator_of(given)
-    return aggregator(given)
+        return aggregator_of(reduce)
+    return aggregator(reduce)

@@ -1,8 +1,8 @@
-"""Pictures of graphs, of attention on them and of training, in one look that the colour-blind can read too.
+"""Plots of graphs, attention weights and training curves, in one style that is safe for colour-blind readers.
 
-Everything is drawn on matplotlib Axes that are given or made, and returned; no global setting of matplotlib is
-touched. Matrices have destinations down and sources across, like `Graph.dense()`. Large graphs are drawn as tiles
-whose density comes from the rows of runs, so that no N x N matrix is ever made.
+Each function draws on the matplotlib Axes `ax`, or on new Axes, and returns them. No global setting of matplotlib is
+changed. In matrices, rows are destinations and columns sources, like `Graph.dense()`. Large graphs are drawn as tiles
+whose density is computed from runs, without an N x N matrix.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.runs import Ints, Runs
+from mpnn.graph.runs import Ints, Runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.ticker import Locator
 
 INK, MUTED, FRAME, EMPTY = "#1f2933", "#5f6b7a", "#c3cad3", "#f2f4f7"
-# Okabe & Ito 2008, "Color universal design", without its black and yellow, which ink and white paper hide.
+# Okabe & Ito 2008, "Color universal design", without black and yellow, which do not stand out from text and background.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 # Tol 2021, "Colour schemes", the muted scheme, for more classes than SERIES has colours.
 CLASSES = (
@@ -43,14 +43,14 @@ _TITLE, _NAME = 11, 9  # sizes in points
 
 
 def adjacency(graph: Graph, ax: Axes | None = None, *, title: str | None = None, tiles: int = _TILES) -> Axes:
-    """Who hears whom: a coloured cell (row i, column j) for each edge j -> i.
+    """Adjacency matrix of a graph: a coloured cell (row i, column j) for each edge j -> i.
 
-    Up to `tiles` nodes a side every edge is a cell of its own; beyond, a cell stands for a tile of pairs, and is the
-    darker the more of its pairs are edges.
+    With at most `tiles` nodes on a side, each edge is one cell. Otherwise a cell is a tile of pairs, and darker cells
+    contain more edges.
 
     Args:
         title: default: the graph's name.
-        tiles: the most cells a side.
+        tiles: the maximum number of cells on a side.
     """
     ax = ax or _new_axes(_width_of_matrix(graph))
     rows, columns = min(graph.num_dst, tiles), min(graph.num_src, tiles)
@@ -82,19 +82,19 @@ def attention(
     bar: bool = True,
     tiles: int = _TILES,
 ) -> Axes:
-    """How much each destination listens to each source: the weight of every edge, pale where there is no edge.
+    """Matrix of attention weights: a cell for each edge, pale where there is no edge.
 
-    The scale of colours is that of the square root, so that weights of one in a hundred still show.
+    The colour scale is a square root, so that weights of 0.01 remain visible.
 
     Args:
         weights: [E] or [E, H] in the graph's edge order, as `return_weights=True` gives them; heads are averaged.
         title: default: the graph's name.
-        labels: one for each node (characters, words), in place of its number.
-        bar: whether to explain the colours.
-        tiles: the most cells a side; beyond, a cell is the mean over the edges in it.
+        labels: one label for each node (characters, words), instead of its number.
+        bar: whether to draw a colour bar.
+        tiles: the maximum number of cells on a side; in larger graphs a cell is the mean over its edges.
 
     Raises:
-        ValueError: not one row of weights for each edge, or not one label for each node.
+        ValueError: if the number of weights is not the number of edges, or there is not one label for each node.
     """
     if weights.dim() not in (1, 2) or len(weights) != graph.num_edges:
         raise ValueError(f"weights must be [E] or [E, H] with E = {graph.num_edges}; got {list(weights.shape)}")
@@ -116,7 +116,7 @@ def attention(
 
 
 def weight_bar(axes: Sequence[Axes]) -> None:
-    """Explains the colours of one or several drawings by `attention`, at their right."""
+    """Draws the colour bar of one or several plots by `attention`, to their right."""
     bar = _bar(axes, axes[0].images[0], "attention weight")
     bar.set_ticks([0.01, 0.1, 0.25, 0.5, 1.0], labels=["0.01", "0.1", "0.25", "0.5", "1"])
 
@@ -129,7 +129,7 @@ def curves(
     xlabel: str = "step",
     ylabel: str = "loss",
 ) -> Axes:
-    """Learning curves: `history` has, for each name, where it was measured and what. Names stand at the lines' ends."""
+    """Learning curves: `history` maps each name to (steps, values). Names are drawn at the ends of the lines."""
     ax = ax or _new_axes((6.4, 4.0))
     ends = []
     for k, (name, (at, values)) in enumerate(history.items()):
@@ -154,15 +154,15 @@ def network(
     classes: Tensor | None = None,
     title: str | None = None,
 ) -> Axes:
-    """Nodes and links, for graphs small enough to be seen so; arrows point at who hears.
+    """Node-link diagram of a small graph; arrows point from source to destination.
 
     Args:
-        positions: [N, 2], where the nodes stand; default: explicit graphs as `springs` puts them, structured ones
-            in a circle, clockwise from the top.
-        classes: integers [N]: the nodes' colours, each class named at its middle.
+        positions: [N, 2], the coordinates of the nodes; default: `springs` for explicit graphs, and a circle, clockwise
+            from the top, for structured ones.
+        classes: integers [N] that select the nodes' colours; each class is labelled at its median position.
 
     Raises:
-        ValueError: sources are other nodes than destinations, or positions or classes do not match the nodes.
+        ValueError: if sources and destinations are different sets, or positions or classes do not match the nodes.
     """
     if graph.num_dst != graph.num_src:
         raise ValueError(f"network draws one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
@@ -186,14 +186,15 @@ def network(
 
 
 def springs(graph: Graph, start: ArrayLike | None = None, rounds: int = 60) -> NDArray[np.float64]:
-    """Where the nodes come to stand, [N, 2], when all push each other apart and edges pull (Fruchterman & Reingold
-    1991). O(N^2) a round; `start` [N, 2] defaults to a circle, and is best given for more than some hundred nodes.
+    """Force-directed layout [N, 2]: all nodes repel each other, and edges attract (Fruchterman & Reingold 1991).
+
+    Each round costs O(N^2). `start` [N, 2] defaults to a circle; pass it for more than a few hundred nodes.
     """
     n = graph.num_dst
     at = _circle(n) if start is None else np.asarray(start).astype(float)
     dst, src = graph.runs.edges()
     length = 1 / max(n, 1) ** 0.5
-    at = at + np.random.default_rng(0).normal(0.0, 0.01 * length, (n, 2))  # equal forces would hold symmetric starts
+    at = at + np.random.default_rng(0).normal(0.0, 0.01 * length, (n, 2))  # breaks the symmetry of the start
     for heat in np.linspace(0.1, 0.0, rounds, endpoint=False):
         square = (at**2).sum(1)
         away = length**2 / np.maximum(square[:, None] + square - 2 * at @ at.T, 1e-4 * length**2)
@@ -209,26 +210,26 @@ def springs(graph: Graph, start: ArrayLike | None = None, rounds: int = 60) -> N
 def density(runs: Runs, rows: int, columns: int) -> NDArray[np.float64]:
     """The share of pairs that are edges in each of `rows` x `columns` tiles of a graph, [rows, columns].
 
-    O(runs + tiles). Down a row of tiles, the number of rows that hear source j is a step function of j, up at the
-    start of each run and down at its stop; a step counts for the rest of its own tile and for all of those after it.
+    O(runs + tiles). In a row of tiles, the number of destinations that receive from source j is a step function of j:
+    +1 at the start of each run, -1 at its stop. A step contributes to the rest of its tile and to all later tiles.
     """
     edges, height = _bounds(runs.num_src, columns), np.diff(_bounds(runs.num_dst, rows))
     width = np.diff(edges)
     tile_row = runs.row * rows // max(runs.num_dst, 1)
-    rest, whole = (np.zeros(rows * (columns + 1)) for _ in range(2))
+    partial, full = (np.zeros(rows * (columns + 1)) for _ in range(2))
     for ends, sign in ((runs.start, 1.0), (runs.stop, -1.0)):
         tile = np.searchsorted(edges, ends, side="right") - 1
         cell = tile_row * (columns + 1) + tile
-        size = len(rest)
-        rest += sign * np.bincount(cell, edges[np.minimum(tile + 1, columns)] - ends, minlength=size)
-        whole += sign * np.bincount(cell, minlength=size)
-    rest, whole = (x.reshape(rows, columns + 1)[:, :columns] for x in (rest, whole))
-    after = np.cumsum(whole, axis=1) - whole
-    return (rest + after * width) / np.maximum(height[:, None] * width, 1)
+        size = len(partial)
+        partial += sign * np.bincount(cell, edges[np.minimum(tile + 1, columns)] - ends, minlength=size)
+        full += sign * np.bincount(cell, minlength=size)
+    partial, full = (x.reshape(rows, columns + 1)[:, :columns] for x in (partial, full))
+    before = np.cumsum(full, axis=1) - full
+    return (partial + before * width) / np.maximum(height[:, None] * width, 1)
 
 
 def _bounds(n: int, parts: int) -> Ints:
-    """Where the parts of 0..n begin and end, so that i lies in part `i * parts // n`."""
+    """The boundaries of the parts of 0..n, such that i is in part `i * parts // n`."""
     return -(-np.arange(parts + 1) * n // max(parts, 1))
 
 
@@ -278,8 +279,8 @@ def _matrix_axes(ax: Axes, graph: Graph, title: str) -> None:
         shape = None
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
-    ax.set_xlabel("source (is heard)", color=MUTED, fontsize=9)
-    ax.set_ylabel("destination (hears)", color=MUTED, fontsize=9)
+    ax.set_xlabel("source (sends)", color=MUTED, fontsize=9)
+    ax.set_ylabel("destination (receives)", color=MUTED, fontsize=9)
     _title(ax, title, 8, shape)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(_whole_ticks())
@@ -303,28 +304,28 @@ def _plain_axes(ax: Axes, title: str) -> None:
 
 
 def _title(ax: Axes, text: str, pad: float, shape: float | None = None) -> None:
-    """At the left, in as many lines as the width takes: a bold letter is some 0.62 of its size wide.
+    """Draws the title at the left, wrapped to the width: the average bold letter is about 0.62 of its size wide.
 
-    `shape`: width by height of what is drawn in the middle of the axes, where that is fixed.
+    `shape`: the aspect ratio (width / height) of the drawing, if it is fixed.
     """
-    width, height = _inches(ax)
+    width, height = _size_in_inches(ax)
     if shape is not None:
         width = (width + min(width, height * shape)) / 2
     letters = max(int(72 * width / (0.62 * _TITLE)), 12)
-    ax.set_title(_wrapped(text, letters), loc="left", color=INK, fontsize=_TITLE, fontweight="bold", pad=pad)
+    ax.set_title(_wrap_text(text, letters), loc="left", color=INK, fontsize=_TITLE, fontweight="bold", pad=pad)
 
 
-def _wrapped(text: str, letters: int) -> str:
-    return "\n".join(line for given in text.splitlines() for line in wrap(given, letters) or [""])
+def _wrap_text(text: str, letters: int) -> str:
+    return "\n".join(line for paragraph in text.splitlines() for line in wrap(paragraph, letters) or [""])
 
 
-def _inches(ax: Axes) -> tuple[float, float]:
+def _size_in_inches(ax: Axes) -> tuple[float, float]:
     """Width and height of the axes."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     width, height = figure.get_size_inches()
-    place = ax.get_position(original=True)
-    return width * place.width, height * place.height
+    box = ax.get_position(original=True)
+    return width * box.width, height * box.height
 
 
 def _whole_ticks() -> Locator:
@@ -354,25 +355,25 @@ def _label_nodes(ax: Axes, graph: Graph, labels: Sequence[str]) -> None:
 
 
 def _label_ends(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
-    """Names to the right of their lines, moved apart where lines end together."""
+    """Draws names to the right of their lines, moved apart if they would overlap."""
     low, high = ax.get_ylim()
     ends = [
-        (x, y, _wrapped(name, _LONGEST_NAME), colour) for x, y, name, colour in sorted(ends, key=lambda end: end[1])
+        (x, y, _wrap_text(name, _LONGEST_NAME), colour) for x, y, name, colour in sorted(ends, key=lambda end: end[1])
     ]
     points = [1.3 * _NAME * (1 + name.count("\n")) + 2 for _, _, name, _ in ends]
-    room = np.array(points) * (high - low) / (72 * _inches(ax)[1])
-    at = _apart(np.array([y for _, y, *_ in ends]), room, low)
+    room = np.array(points) * (high - low) / (72 * _size_in_inches(ax)[1])
+    at = _separate(np.array([y for _, y, *_ in ends]), room, low)
     style: dict[str, Any] = {"textcoords": "offset points", "fontsize": _NAME, "va": "center"}
-    for (x, _, name, colour), y in zip(ends, at, strict=True):  # which may lie above the axes, and must still be seen
+    for (x, _, name, colour), y in zip(ends, at, strict=True):  # not clipped: y may be above the axes
         ax.annotate(name, (x, y), (7, 0), color=colour, annotation_clip=False, **style)
 
 
-def _apart(wanted: NDArray[np.float64], room: NDArray[np.float64], low: float = -np.inf) -> NDArray[np.float64]:
-    """The middles closest to ascending wanted ones, by least squares, with room for each above `low` and between them:
-    those that would overlap stand together around their mean (isotonic regression)."""
+def _separate(targets: NDArray[np.float64], room: NDArray[np.float64], low: float = -np.inf) -> NDArray[np.float64]:
+    """The non-overlapping centres above `low` that are closest to the ascending `targets` by least squares
+    (isotonic regression). `room` is the height of each label. Overlapping labels are grouped around their mean."""
     stacked = np.cumsum(room) - room / 2
     groups: list[tuple[float, int]] = []
-    for lowest in wanted - stacked:
+    for lowest in targets - stacked:
         mean, count = float(lowest), 1
         while groups and groups[-1][0] > mean:
             below, many = groups.pop()
@@ -385,13 +386,13 @@ def _apart(wanted: NDArray[np.float64], room: NDArray[np.float64], low: float = 
 
 
 def _circle(n: int) -> NDArray[np.float64]:
-    """Clockwise from the top."""
+    """Points on a circle, clockwise from the top."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(n) / max(n, 1)
     return np.stack([np.cos(angle), np.sin(angle)], 1)
 
 
 def _links(ax: Axes, graph: Graph, at: NDArray[np.float64], size: float) -> None:
-    """Arrows where there are few and they tell something, else lines; self-loops are left out."""
+    """Draws arrows if there are few edges and the graph is directed, else lines. Self-loops are omitted."""
     from matplotlib.collections import LineCollection
 
     dst, src = graph.runs.edges()
@@ -404,7 +405,7 @@ def _links(ax: Axes, graph: Graph, at: NDArray[np.float64], size: float) -> None
 
 
 def _dots(ax: Axes, at: NDArray[np.float64], size: float, classes: Ints | None) -> None:
-    """The nodes, numbered when they are few, or coloured by class."""
+    """Draws the nodes: coloured by class, or numbered if there are few."""
     colours = SERIES[0] if classes is None else np.array(CLASSES)[classes % len(CLASSES)]
     ax.scatter(at[:, 0], at[:, 1], s=size, c=colours, edgecolors="white", linewidths=size / 60, zorder=3)
     if classes is not None:

@@ -1,7 +1,7 @@
-"""Updates: what a node makes of its features and of the message it got.
+"""Updates: functions that compute a node's new features from its features and its aggregated message.
 
-An update is None (the message itself), a module or function of `(x, message)`, or an `Update`, which may also prepare
-the features that everybody hears (pre-norm). With `PreNorm(dim, FeedForward(dim))` one operator is one whole
+An update is None (the message itself), a module or function of `(x, message)`, or an `Update`, which may also transform
+the features before attention reads them (pre-norm). With `PreNorm(dim, FeedForward(dim))` one operator is one complete
 transformer layer.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mpnn import check
 from mpnn.dropout import Dropout, DropPath
+from mpnn.request import validation as check
 
 
 class Update(nn.Module):
@@ -23,11 +23,12 @@ class Update(nn.Module):
         return x
 
     def check(self, x: Tensor, message: Tensor | None) -> None:
-        """Called when torch could not compute `prepare(x)` (message None) or `forward(x, message)`: raises a ValueError
-        or TypeError that names the argument, if one is of another width or type than the update was made for."""
+        """Raises a ValueError or TypeError that names the argument whose width or dtype does not fit this update.
+
+        It is called after torch failed to compute `prepare(x)` (then message is None) or `forward(x, message)`."""
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} does not say what it makes of them: forward(x, message)")
+        raise NotImplementedError(f"{type(self).__name__} does not implement forward(x, message)")
 
 
 class Replace(Update):
@@ -65,13 +66,13 @@ class Add(Update):
         check.fits("f of Add", "x", x, check.takes(self.f))
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        _refuse_unequal(self, x, message)
+        _require_equal_widths(self, x, message)
         y = (1 + self.eps).to(x.dtype) * x + message
         return y if self.f is None else self.f(y)
 
 
 class SelfConnection(Update):
-    """`y = f(W x + m)`: a map of a node's own beside the message (R-GCN, Schlichtkrull et al. 2018, eq. 2).
+    """`y = f(W x + m)`: a linear map of x plus the message (R-GCN, Schlichtkrull et al. 2018, eq. 2).
 
     `f` None is the identity.
     """
@@ -92,8 +93,8 @@ class SelfConnection(Update):
 
 
 class Concat(Update):
-    """`y = W [x || m]` (GraphSAGE, Hamilton et al. 2017): `Concat(dim, out_dim)`; `message_dim` where m is not as wide
-    as x."""
+    """`y = W [x || m]` (GraphSAGE, Hamilton et al. 2017): `Concat(dim, out_dim)`. Pass `message_dim` if m and x differ
+    in width."""
 
     def __init__(self, dim: int, out_dim: int, message_dim: int | None = None, bias: bool = True) -> None:
         super().__init__()
@@ -107,8 +108,8 @@ class Concat(Update):
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         if x.shape[-1] + message.shape[-1] != self.linear.in_features:
             raise ValueError(
-                f"Concat was made for features and messages that are {self.linear.in_features} wide together; got "
-                f"{x.shape[-1]} and {message.shape[-1]}: give message_dim={message.shape[-1]}"
+                f"Concat expects features and messages with a total width of {self.linear.in_features}; got "
+                f"{x.shape[-1]} and {message.shape[-1]}: pass message_dim={message.shape[-1]}"
             )
         return self.linear(torch.cat([x, message], -1))
 
@@ -131,11 +132,11 @@ class GRU(Update):
 
 
 class PreNorm(Update):
-    """A pre-norm transformer layer around any attention (Xiong et al. 2020): attention hears `norm(x)`, then
+    """A pre-norm transformer layer around any attention (Xiong et al. 2020): attention reads `norm(x)`, then
 
         z = x + dropout(m),   y = z + dropout(ffn(norm'(z)))
 
-    Without `ffn` the layer ends at z. `drop_path`: the probability that what is added is left out, see `DropPath`.
+    Without `ffn` the layer returns z. `drop_path` is the probability that a residual branch is dropped, see `DropPath`.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class PreNorm(Update):
         _check_layer(self, "x", x)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        _refuse_unequal(self, x, message)
+        _require_equal_widths(self, x, message)
         z = x + self.drop_path(self.dropout(message))
         if self.ffn is None or self.ffn_norm is None:
             return z
@@ -173,7 +174,7 @@ class PostNorm(Update):
 
         z = norm(x + dropout(m)),   y = norm'(z + dropout(ffn(z)))
 
-    Without `ffn` the layer ends at z.
+    Without `ffn` the layer returns z.
     """
 
     alpha = 1.0
@@ -197,7 +198,7 @@ class PostNorm(Update):
         _check_layer(self, "x", x)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        _refuse_unequal(self, x, message)
+        _require_equal_widths(self, x, message)
         z = self.norm(torch.add(self.dropout(message), x, alpha=self.alpha))
         if self.ffn is None or self.ffn_norm is None:
             return z
@@ -205,11 +206,11 @@ class PostNorm(Update):
 
 
 class DeepNorm(PostNorm):
-    """A post-norm layer that keeps more of what was there, so that hundreds of them train (Wang et al. 2022, figure 2):
+    """A post-norm layer with a scaled residual, so that hundreds of layers train stably (Wang et al. 2022, figure 2):
 
         z = norm(alpha x + dropout(m)),   y = norm'(alpha z + dropout(ffn(z)))
 
-    alpha follows from the depth, as does the size beta of the initial weights; see `mpnn.models.deepnet`.
+    The depth determines alpha and the scale beta of the initial weights; see `mpnn.models.text.deepnet`.
     """
 
     def __init__(
@@ -226,8 +227,9 @@ class DeepNorm(PostNorm):
 
 
 class Reversible(Update):
-    """A layer of two streams, each of which can be told from the other's result (Gomez et al. 2017; Kitaev et al. 2020,
-    eq. 9): features are x1 || x2, attention hears `norm(x2)`, and
+    """A reversible layer: the inputs can be computed from the outputs (Gomez et al. 2017; Kitaev et al. 2020, eq. 9).
+
+    Features are two streams x1 || x2, attention reads `norm(x2)`, and
 
         y1 = x1 + dropout(m),   y2 = x2 + dropout(ffn(norm'(y1)))
     """
@@ -285,7 +287,7 @@ class FeedForward(MLP):
 
 
 class GatedFeedForward(nn.Module):
-    """A transformer's position-wise network with a gate (Shazeer 2020, eq. 6; SwiGLU with SiLU, the default).
+    """A transformer's gated position-wise network (Shazeer 2020, eq. 6; SwiGLU with SiLU, the default).
 
     y = W_out ( act(W_gate x) * W_in x )
     """
@@ -303,7 +305,7 @@ class GatedFeedForward(nn.Module):
 
 
 class _Function(Update):
-    """A plain module or function of (x, message) as an update."""
+    """Wraps a plain module or function of (x, message) as an update."""
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -319,21 +321,25 @@ def _check_layer(update: PreNorm | PostNorm | Reversible, name: str, x: Tensor) 
     check.fits(f"ffn of {owner}", name, x, check.takes(update.ffn))
 
 
-def _refuse_unequal(update: Update, x: Tensor, message: Tensor) -> None:
-    """Numbers of one feature would otherwise be added to all."""
+def _require_equal_widths(update: Update, x: Tensor, message: Tensor) -> None:
+    """Raises ValueError if the widths differ. Torch would broadcast a width of 1."""
     if x.shape[-1] != message.shape[-1]:
         raise ValueError(
-            f"{type(update).__name__} adds the message to the features, which must be equally wide; got "
+            f"{type(update).__name__} adds the message to the features, so both need the same width; got "
             f"{message.shape[-1]} and {x.shape[-1]}"
         )
 
 
-def as_update(given: Update | Callable[[Tensor, Tensor], Tensor] | None) -> Update:
-    """The update that was given: None replaces, functions of (x, message) are taken as they are."""
-    if given is None:
+def as_update(spec: Update | Callable[[Tensor, Tensor], Tensor] | None) -> Update:
+    """Converts None (`Replace`), a function of (x, message) or an `Update` to an `Update`.
+
+    Raises:
+        TypeError: if `spec` is none of these.
+    """
+    if spec is None:
         return Replace()
-    if isinstance(given, Update):
-        return given
-    if callable(given) and not isinstance(given, type):
-        return _Function(given)
-    raise TypeError(f"an update is None, a function of (x, message) or an Update; got {given!r}")
+    if isinstance(spec, Update):
+        return spec
+    if callable(spec) and not isinstance(spec, type):
+        return _Function(spec)
+    raise TypeError(f"an update is None, a function of (x, message) or an Update; got {spec!r}")

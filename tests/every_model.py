@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs, models
-from mpnn.decoding import Cache
+from mpnn.decoding.cache import Cache
 from mpnn.graph import Graph
-from mpnn.models import sparse_transformer
-from mpnn.models.hashing import Chunks
+from mpnn.models.text import sparse_transformer
+from mpnn.models.text.reformer_hashing import Chunks
 from mpnn.update import MLP, Add
 
 IN, EDGE, TYPES, CLASSES = 6, 3, 3, 4

@@ -6,7 +6,7 @@ import inspect
 import pytest
 import torch
 
-from mpnn.models.hf import FAMILIES
+from mpnn.integrations.hf import FAMILIES
 
 transformers = pytest.importorskip("transformers")
 

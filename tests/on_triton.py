@@ -17,8 +17,8 @@ from mpnn.aggregate import Mean
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import cuda_attention, cuda_reduce
 from mpnn.graph import Graph
-from mpnn.relation import Offset
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, Request
+from mpnn.graph.relations import Offset
+from mpnn.request.request import AdditiveScore, AdditiveV2Score, BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MARKS = [
@@ -98,7 +98,7 @@ def additive_v2(graph: Graph, activation: Callable[[Tensor], Tensor], edge_heads
     return Request(graph, leaf(graph.num_src, 3, 4), AdditiveV2Score(*ends, leaf(3, 5), activation, edge))
 
 
-def with_vectors(graph: Graph, edge_key: Tensor | Lookup, edge_value: Tensor | Lookup) -> Request:
+def with_vectors(graph: Graph, edge_key: Tensor | EmbeddingTable, edge_value: Tensor | EmbeddingTable) -> Request:
     given = dot(graph, (2,))
     return replace(given, score=replace(given.score, edge_key=edge_key), edge_value=edge_value)
 
@@ -112,20 +112,20 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
     "softcap, biases and tables": lambda g: replace(
         (r := dot(g, (2,))),
         score=replace(r.score, softcap=0.7),
-        bias=(leaf(g.num_edges, 1), leaf(2, g.num_edges, 3), Lookup(leaf(3, 3)), Lookup(leaf(3, 1), Offset(1))),
+        bias=(leaf(g.num_edges, 1), leaf(2, g.num_edges, 3), BiasTable(leaf(3, 3)), BiasTable(leaf(3, 1), Offset(1))),
     ),
     "everything": lambda g: replace(
         (r := dot(g, heads=2, width=8, shared=1)),
-        score=replace(r.score, edge_key=Lookup(leaf(3, 2, 8))),
-        bias=(leaf(g.num_edges, 1), Lookup(leaf(3, 2))),
-        edge_value=Lookup(leaf(3, 1, 10)),
+        score=replace(r.score, edge_key=EmbeddingTable(leaf(3, 2, 8))),
+        bias=(leaf(g.num_edges, 1), BiasTable(leaf(3, 2))),
+        edge_value=EmbeddingTable(leaf(3, 1, 10)),
         dropout=0.5,
         seed=SEED,
         return_weights=True,
     ),
     "vectors on edges": lambda g: with_vectors(g, leaf(g.num_edges, 3, 5), leaf(g.num_edges, 1, 7)),
     "vectors by class": lambda g: replace(
-        with_vectors(g, Lookup(leaf(3, 3, 5)), Lookup(leaf(7, 1, 7), Offset(3))), dropout=0.5, seed=SEED
+        with_vectors(g, EmbeddingTable(leaf(3, 3, 5)), EmbeddingTable(leaf(7, 1, 7), Offset(3))), dropout=0.5, seed=SEED
     ),
     "additive": lambda g: replace(additive(g, LeakyReLU(0.3), (2,)), dropout=0.5, seed=SEED),
     "additive, tanh": lambda g: replace(additive(g, torch.tanh), bias=(leaf(g.num_edges, 3),)),

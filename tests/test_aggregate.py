@@ -262,7 +262,7 @@ def test_what_is_no_aggregator_is_refused(wrong: object) -> None:
 
 
 def test_a_class_in_place_of_its_object_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Softmax is a class; give Softmax\(\)"):
+    with pytest.raises(TypeError, match=r"Softmax is a class; pass Softmax\(\)"):
         aggregator(Softmax)
 
 
@@ -270,7 +270,7 @@ def test_a_class_in_place_of_its_object_is_refused() -> None:
     "wrong", [lambda messages, index: messages, lambda messages, index: None], ids=["rows", "None"]
 )
 def test_an_aggregator_that_gives_the_wrong_rows_is_named(wrong: Callable[..., object]) -> None:
-    with pytest.raises(ValueError, match="to one row for each of 4 destinations; it gave"):
+    with pytest.raises(ValueError, match="to one row for each of 4 destinations; it returned"):
         ops.aggregate(example(), torch.ones(5, 1), wrong)
 
 
@@ -369,11 +369,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a name for parts": (type("Half", (Composed,), {"parts": "sum"})(), "parts of Half must be a tuple of aggregators"),
     "names as parts": (
         type("Half", (Composed,), {"parts": ("sum", "max")})(),
-        "parts of Half must be aggregators; got 'sum': aggregator('sum') makes one",
+        "parts of Half must be aggregators; got 'sum': use aggregator('sum')",
     ),
     "classes as parts": (
         type("Half", (Composed,), {"parts": (Max,)})(),
-        "parts of Half must be aggregators; got <class 'mpnn.aggregate.Max'>: such as Max()",
+        "parts of Half must be aggregators; got <class 'mpnn.aggregate.Max'>: use an object such as Max()",
     ),
     "a number": (3, "an aggregator is a name"),
 }
@@ -392,7 +392,7 @@ def test_aggregations_of_pyg_are_refused_with_what_to_write() -> None:
     geometric = pytest.importorskip("torch_geometric.nn")
     graph, x = graphs.window(1).bind(4), torch.rand(3, 4, 2)
     aggregation = geometric.SoftmaxAggregation(t=0.5)
-    with pytest.raises(TypeError, match=r"SoftmaxAggregation is torch_geometric's.*lambda messages, index: "):
+    with pytest.raises(TypeError, match=r"SoftmaxAggregation is a class of torch_geometric.*lambda messages, index: "):
         ops.aggregate(graph, x, aggregation)
     own = ops.aggregate(
         graph, x, lambda messages, index: aggregation(messages, index.plain, dim_size=index.num_dst, dim=0)

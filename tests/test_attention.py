@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Terms, Typed, degree_weights
 from mpnn.graph import Graph
+from mpnn.graph.relations import Offset
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
-from mpnn.relation import Offset
 
 DIM, HEADS, HEAD = 8, 2, 4
 N = 7
@@ -195,7 +195,7 @@ def test_table_over_shortest_paths_as_in_graphormer() -> None:
     hops = torch.tensor([[min((i - j) % N, (j - i) % N) for j in range(N)] for i in range(N)])  # of a ring
     spec = DotProduct(DIM, HEADS, position=Table(HEADS, relations=4)).double()
     table = nn.init.normal_(spec.positions[0].table)
-    op, x = MessagePassing(graphs.complete().related(hops), "sum", None, spec), rand(N, DIM)
+    op, x = MessagePassing(graphs.complete().with_relation(hops), "sum", None, spec), rand(N, DIM)
     expected = by_formula(spec, x, graphs.complete().bind(N), lambda q, k, i, j, h: plain(q, k) + table[hops[i, j], h])
     torch.testing.assert_close(op(x), expected)
 
@@ -225,7 +225,7 @@ def test_edge_bias_takes_one_number_an_edge_without_an_axis_for_it() -> None:
     graph, attr = graphs.from_edges([[3, 0, 1], [0, 1, 0]], 4), rand(3)
     bias = EdgeBias(1, HEADS).double()
     assert torch.equal(bias.bias(graph, attr), bias.bias(graph, attr[:, None]))
-    with pytest.raises(ValueError, match=r"EdgeBias was made with edge_dim=2; got \[3\]"):
+    with pytest.raises(ValueError, match=r"EdgeBias has edge_dim=2; got edge_attr \[3\]"):
         EdgeBias(2, HEADS).bias(graph, attr)
 
 
@@ -300,7 +300,7 @@ def test_degrees_are_counted_past_what_short_numbers_count_to(dtype: torch.dtype
 
 def test_degree_takes_one_weight_an_edge() -> None:
     graph = graphs.from_edges(torch.tensor([[0, 1], [1, 0]]), 2, edge_attr=torch.ones(2, 3))
-    with pytest.raises(ValueError, match=r"one weight an edge as edge_attr, \[2\]; got \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"one weight per edge as edge_attr, \[2\]; got \[2, 3\]"):
         MessagePassing(graph, "sum", None, Degree(4, 4))(torch.ones(2, 4))
 
 
@@ -337,7 +337,7 @@ def test_degree_wants_one_set_of_nodes() -> None:
 
 def test_typed_wants_classes_and_enough_maps() -> None:
     x = torch.ones(4, 3)
-    with pytest.raises(ValueError, match=r"needs a graph whose edges have classes.*give edge_type"):
+    with pytest.raises(ValueError, match=r"needs a graph with edge types.*pass edge_type"):
         MessagePassing(graphs.causal(), "sum", None, Typed(3, 3, relations=2))(x)
-    with pytest.raises(ValueError, match="has 9 classes of edges, but this layer has 2 maps"):
+    with pytest.raises(ValueError, match="has 9 edge types, but this layer has 2 maps"):
         MessagePassing(graphs.neighborhood(2, 2, 1), "sum", None, Typed(3, 3, relations=2))(x)

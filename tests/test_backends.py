@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import graphs, ops, plan
+from mpnn import graphs, ops
 from mpnn.aggregate import Max
 from mpnn.backends import BACKENDS, csr, dense, edge_list, tiles
+from mpnn.engine import plan
 from mpnn.graph import Graph
-from mpnn.relation import Offset, Relation
-from mpnn.scores import AdditiveScore, Dot, LeakyReLU, Lookup, Request
+from mpnn.graph.relations import Offset, Relation
+from mpnn.request.request import AdditiveScore, BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
 
 HEADS, WIDTH = 4, 3
 
@@ -81,8 +82,8 @@ def request(graph: Graph, batch: tuple[int, ...] = (), key_heads: int = HEADS, v
     return Request(graph, leaf(*batch, graph.num_src, value_heads, WIDTH + 2), Dot(query, key, 0.7))
 
 
-def vectors(relation: Relation, heads: int, width: int) -> Lookup:
-    return Lookup(leaf(relation.count, heads, width), relation)
+def vectors(relation: Relation, heads: int, width: int) -> EmbeddingTable:
+    return EmbeddingTable(leaf(relation.count, heads, width), relation)
 
 
 def on_keys(given: Request, relation: Relation, heads: int = HEADS) -> Request:
@@ -98,24 +99,24 @@ def on_both(given: Request, relation: Relation, heads: int = HEADS) -> Request:
 def with_spare_rows(given: Request) -> Request:
     """The same with tables of different lengths, each with more rows than its rule has classes."""
     rule = Offset(1)
-    tables = [Lookup(leaf(rule.count + spare, HEADS), rule) for spare in (4, 1)]
+    tables = [BiasTable(leaf(rule.count + spare, HEADS), rule) for spare in (4, 1)]
     edge_key, edge_value = (leaf(rule.count + 2, HEADS, width) for width in (WIDTH, WIDTH + 2))
-    score = replace(given.score, edge_key=Lookup(edge_key, rule))
-    return replace(given, score=score, edge_value=Lookup(edge_value, rule), bias=tuple(tables))
+    score = replace(given.score, edge_key=EmbeddingTable(edge_key, rule))
+    return replace(given, score=score, edge_value=EmbeddingTable(edge_value, rule), bias=tuple(tables))
 
 
 def numbered(given: Request) -> Request:
     """The same with numbers by the same classes as the vectors on keys, beside others."""
     rule = given.score.edge_key.relation
     return replace(
-        given, bias=(Lookup(leaf(rule.count, HEADS), rule), Lookup(leaf(rule.count, 1), rule), table(given.graph))
+        given, bias=(BiasTable(leaf(rule.count, HEADS), rule), BiasTable(leaf(rule.count, 1), rule), table(given.graph))
     )
 
 
-def table(graph: Graph, heads: int = HEADS) -> Lookup:
+def table(graph: Graph, heads: int = HEADS) -> BiasTable:
     """A number for each class of the graph's own relation (Swin's table), or for each clipped offset."""
     relation = graph.relation or Offset(2)
-    return Lookup(leaf(relation.count, heads), relation)
+    return BiasTable(leaf(relation.count, heads), relation)
 
 
 REQUESTS: dict[str, Callable[[Graph], Request]] = {
@@ -140,7 +141,7 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
     "vectors by a matrix of classes": lambda g: numbered(on_both(request(g, (2,)), Classes(3))),
     "vectors on keys and values": lambda g: on_both(request(g, (2,), 2, 1), Offset(2), 1),
     "tables with spare rows": lambda g: with_spare_rows(request(g, (2,))),
-    "a bias table with spare rows": lambda g: replace(request(g), bias=(Lookup(leaf(9, HEADS), Offset(1)),)),
+    "a bias table with spare rows": lambda g: replace(request(g), bias=(BiasTable(leaf(9, HEADS), Offset(1)),)),
     "vectors on keys and values, dropout": lambda g: numbered(
         on_both(replace(request(g, (2,)), dropout=0.4, seed=SEED), Offset(4))
     ),
@@ -192,7 +193,7 @@ def test_spare_rows_of_tables_change_nothing_and_get_zero_gradients(backend: str
     short = [table.detach()[: rule.count].requires_grad_() for table in long]
     found = []
     for tables in (long, short):
-        key, value, bias = (Lookup(table, rule) for table in tables)
+        key, value, bias = (EmbeddingTable(table, rule) for table in tables)
         asked = replace(given, score=replace(given.score, edge_key=key), edge_value=value, bias=(bias,))
         out, _ = ops.run(asked, backend)
         found.append((out, torch.autograd.grad(out.square().sum(), tables)))
@@ -328,7 +329,7 @@ def test_large_biases_keep_their_precision_beside_16_bit_features(backend: Modul
     penalty = (torch.arange(-499, 500) + 4000) / 16  # 250 and more, where bfloat16 knows integers only
     features = torch.zeros(500, 1, 8, dtype=torch.bfloat16)
     value = torch.randn(500, 1, 8).bfloat16()
-    given = Request(graph, value, Dot(features[:1], features, 1.0), (Lookup(-penalty[:, None], Offset(499)),))
+    given = Request(graph, value, Dot(features[:1], features, 1.0), (BiasTable(-penalty[:, None], Offset(499)),))
     exact = (torch.arange(500).double() / -16).softmax(0) @ value[:, 0].double()
     bound = 2.5 * 2**-8 * value.abs().max()  # weights and output are each rounded once
     assert ((backend.run(given)[0][0, 0].double() - exact).abs() <= bound).all()
@@ -416,7 +417,7 @@ def test_too_large_a_mask_is_refused() -> None:
     graph = graphs.window(1).bind(10_000)
     given = Request(graph, torch.zeros(10_000, 1, 1), Dot(torch.zeros(10_000, 1, 1), torch.zeros(10_000, 1, 1), 1.0))
     assert dense.supports(given) == "a mask of 10,000 x 10,000 pairs is too large"
-    assert "800,000,000 scores" in dense.supports(
+    assert "800,000,000 logits" in dense.supports(
         replace(given, graph=graphs.complete().bind(10_000), return_weights=True, value=torch.zeros(8, 10_000, 1, 1))
     )
 
@@ -447,7 +448,7 @@ def test_scatter_agrees_with_the_specification(reduce: str, weighted: bool) -> N
         x = leaf(2, graph.num_src, 5)
         weight = leaf(graph.num_edges) if weighted else None
         if reduce in ("max", "min"):
-            with pytest.raises(plan.Refused, match="of equal extremes"):
+            with pytest.raises(plan.Refused, match="equal extremes"):
                 ops.aggregate(graph, x, reduce, weight=weight, backend="scatter")
             with torch.no_grad():
                 outs = [ops.aggregate(graph, x, reduce, weight=weight, backend=b) for b in ("scatter", "edge_list")]

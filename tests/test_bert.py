@@ -9,7 +9,7 @@ import torch
 
 from mpnn import data, graphs
 from mpnn.models import Bert, BertConfig, from_hf
-from mpnn.models.parts.packing import Packing
+from mpnn.models.layers.packing import Packing
 
 transformers = pytest.importorskip("transformers")
 
@@ -307,10 +307,10 @@ def test_refuses_other_models():
         ({"attention_mask": torch.full((2, 7), torch.nan)}, ValueError, "0 and 1 only; got nan"),
         ({"token_type_ids": torch.zeros(2, 6).long()}, ValueError, r"token_type_ids must be .* \[2, 7\]"),
         ({"position_ids": torch.zeros(2, 7)}, ValueError, "position_ids must be integers .* got torch.float32"),
-        ({"position_ids": torch.full((2, 7), 40)}, IndexError, "position 40 is not among .* 0 to 39"),
-        ({"input_ids": torch.full((2, 7), 99)}, IndexError, "token 99 is not among .* 0 to 98"),
-        ({"input_ids": torch.full((2, 7), -1)}, IndexError, "token -1 is not among"),
-        ({"input_ids": torch.zeros(1, 41).long()}, IndexError, "position 40 is not among .* 0 to 39"),
+        ({"position_ids": torch.full((2, 7), 40)}, IndexError, "position 40 is out of range.* 0 to 39"),
+        ({"input_ids": torch.full((2, 7), 99)}, IndexError, "token 99 is out of range.* 0 to 98"),
+        ({"input_ids": torch.full((2, 7), -1)}, IndexError, "token -1 is out of range"),
+        ({"input_ids": torch.zeros(1, 41).long()}, IndexError, "position 40 is out of range.* 0 to 39"),
         ({"input_ids": torch.zeros(7).long()}, ValueError, r"input_ids must be integers \[batch, length\]"),
         ({"input_ids": None}, ValueError, "got neither"),
         ({"inputs_embeds": torch.zeros(2, 7, 32)}, ValueError, "got both"),

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mpnn import graphs
+from mpnn.integrations.hf.big_bird import drawn_blocks
 from mpnn.models import Bert, BertConfig, BigBird, MaskedLM, from_hf
-from mpnn.models.hf.big_bird import drawn_blocks
 
 transformers = pytest.importorskip("transformers")
 

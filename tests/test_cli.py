@@ -78,10 +78,10 @@ def test_graph_counts_and_draws() -> None:
     assert "edges 7\n" in re.sub(r" +\n", "\n", facts)
     assert "density 43.75% of 16 pairs" in facts
     assert "degree 1 least, 1.8 mean, 2 most" in facts
-    assert "reach after 1 layer 43.8% of all pairs, as each knows itself" in facts
+    assert "reach after 1 layer 43.8% of all pairs, each node with itself included" in facts
     assert "reach after 2 layers 56.2%" in facts
     assert "reach after 4 layers 62.5%" in facts
-    assert "never: no more than 62.5%" in facts
+    assert "never: at most 62.5%" in facts
     assert "│████████                        │" in result.output
 
 
@@ -93,7 +93,7 @@ def test_graph_says_how_many_layers_connect_everybody(n: int, layers: int) -> No
 def test_graph_of_two_kinds_of_nodes() -> None:
     result = run("graph", "complete", "--n", "10", "--num-src", "77")
     assert result.exit_code == 0
-    assert "10 hear 77" in result.output
+    assert "10 destinations, 77 sources" in result.output
     assert "reach" not in result.output
 
 
@@ -121,7 +121,7 @@ def test_a_picture_is_as_wide_as_its_graph_and_its_title_is_not_cut(tmp_path: Pa
 
 
 def test_a_picture_without_an_ending_is_a_png_and_says_so(tmp_path: Path) -> None:
-    assert f"drawn into {tmp_path / 'band.png'}" in run("graph", "causal", "--n", "4", "-o", tmp_path / "band").output
+    assert f"saved to {tmp_path / 'band.png'}" in run("graph", "causal", "--n", "4", "-o", tmp_path / "band").output
     assert (tmp_path / "band.png").read_bytes().startswith(PNG)
 
 
@@ -139,7 +139,7 @@ def test_without_colours_cells_are_told_apart_by_their_characters(monkeypatch: p
     monkeypatch.setattr(type(console), "color_system", "truecolor")
     output = run("graph", "causal", "--n", "64").output
     assert "│█▄ " in output
-    assert "a filled cell: the row hears the column" in output
+    assert "a filled cell is an edge" in output
 
 
 def test_a_drawing_has_the_edges_of_the_graph() -> None:
@@ -192,7 +192,7 @@ def test_data_get_prints_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_data_get_of_what_needs_no_fetching() -> None:
-    assert "nothing to fetch" in run("data", "get", "digits").output
+    assert "nothing to download" in run("data", "get", "digits").output
 
 
 # ---------------------------------------------------------------------------------------------------- train and demo
@@ -257,7 +257,7 @@ def test_train_on_cora(tmp_path: Path) -> None:
         pytest.skip("needs Cora: set MPNN_DATA to the folder that holds planetoid/")
     result = run("train", "--task", "cora", "--steps", "1", "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "13,264" in result.output  # 10,556 citations, both ways counted, and 2,708 nodes that hear themselves
+    assert "13,264" in result.output  # 10,556 citations, both ways counted, and 2,708 self-loops
 
 
 def _here() -> set[str]:
@@ -308,7 +308,7 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
         (["explain", "causal", "--heads", "0"], "--heads must be at least 1; got 0"),
         (["data", "get", "imagenet"], "there is no dataset 'imagenet'"),
         (["demo", "--steps", "0"], "--steps must be at least 1; got 0"),
-        (["train", "--graph", "window(4)"], "must not hear the tokens that it is to predict"),
+        (["train", "--graph", "window(4)"], "must not attend to the tokens that it predicts"),
         (["train", "--dim", "10", "--heads", "4"], "4 heads do not divide a width of 10"),
         (["train", "--steps", "0"], "--steps must be more than 0; got 0"),
         (["train", "--context", "1000000"], "a context of 1000000 needs about"),

@@ -20,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 
 from mpnn import Graph, MessagePassing, aggregate, graphs, ops
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Kernel, Typed
-from mpnn.compiled.operator import _TICKETS
-from mpnn.handles import held
+from mpnn.engine.compile.operator import _TICKETS
+from mpnn.graph.handles import held
+from mpnn.graph.relations import GridOffset
 from mpnn.models import GPT
-from mpnn.models.parts.relative import RelativeDotProduct
+from mpnn.models.layers.relative import RelativeDotProduct
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
-from mpnn.relation import GridOffset
 from mpnn.update import Activate, FeedForward, PreNorm
 
 Call = dict[str, Any]
@@ -361,7 +361,7 @@ def test_copies_have_numbers_of_their_own(copied: Callable[[Any], Any], original
 def test_a_graph_that_is_gone_is_said_to_be() -> None:
     token = explicit(5).token
     gc.collect()
-    with pytest.raises(RuntimeError, match="a graph that is gone"):
+    with pytest.raises(RuntimeError, match="a graph that no longer exists"):
         held(token)
 
 

@@ -97,9 +97,9 @@ BAD = {
     "chunks(torch.zeros(1, 6).long(), 2, 6, before=-1)": "before must be at least 0; got -1",
     "chunks(torch.zeros(1, 6).long(), 2, 6.0)": "num_nodes must be an integer; got 6.0",
     "chunks(torch.zeros(1, 6).long(), 2, 6, edge_type=torch.zeros(2).long())": (
-        r"edge_type must be \[1\], a class for each list; got \[2\]"
+        r"edge_type must be \[1\], a type for each list; got \[2\]"
     ),
-    "knn(torch.tensor([[0.0], [float('nan')]]), 1)": "knn has no distance to NaN; node 1 has features that are NaN",
+    "knn(torch.tensor([[0.0], [float('nan')]]), 1)": "knn needs features without NaN; those of node 1 hold NaN",
     "lsh(torch.tensor([[0.0], [float('nan')]]), 2)": "lsh needs finite features; those of node 1 are not",
     "lsh(torch.tensor([[float('inf'), 1.0]]), 2)": "lsh needs finite features; those of node 0 are not",
     "knn(torch.zeros(3, 2), 3)": "k must be less than the number of nodes, 3; got 3",

@@ -9,7 +9,7 @@ import scipy.sparse
 import torch
 
 from mpnn import Graph, graphs
-from mpnn.relation import Offset
+from mpnn.graph.relations import Offset
 
 # Rectangular: three destinations hear five sources, the second nobody; and in no order.
 EDGES = torch.tensor([[4, 0, 1, 4], [0, 2, 0, 2]])
@@ -90,7 +90,7 @@ def test_networkx_edges_go_from_source_to_destination() -> None:
 
 
 def test_networkx_classes_come_from_rules_too() -> None:
-    out = graphs.to_networkx(graphs.causal().related(Offset(1)).bind(2))
+    out = graphs.to_networkx(graphs.causal().with_relation(Offset(1)).bind(2))
     assert list(out.edges(data="edge_type")) == [(0, 0, 1), (0, 1, 0), (1, 1, 1)]
 
 

@@ -6,9 +6,9 @@ from torch import nn
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Typed
+from mpnn.graph.relations import Taps
 from mpnn.models import Convolution, from_conv
-from mpnn.models.parts.images import Patches, linear_of, patchify
-from mpnn.relation import Taps
+from mpnn.models.layers.images import Patches, linear_of, patchify
 
 EXACT = 1e-13  # float64: sums of at most some hundred products near 1, each rounded to 2^-53
 
@@ -69,7 +69,7 @@ def test_along_a_sequence_it_is_a_window():
     attention.weight.data, attention.bias.data = conv.weight.data.permute(2, 1, 0), conv.bias.data
     n, r = 9, 2
     classes = (torch.arange(n) - torch.arange(n)[:, None]).clamp(-r, r) + r
-    op = MessagePassing(graphs.window(r).related(classes), "sum", None, attention)
+    op = MessagePassing(graphs.window(r).with_relation(classes), "sum", None, attention)
     x = torch.randn(2, 3, n, dtype=torch.float64)
     assert largest(op(x.mT).mT - conv(x)) < EXACT
 
@@ -173,7 +173,7 @@ def test_cells_cut_short_by_the_edge():
     src, dst = graph.edge_index
     assert src[dst == 3].tolist() == [13, 14]
     assert graph.edge_type[dst == 3].tolist() == [0, 1]
-    assert graph.num_relations == 6
+    assert graph.num_edge_types == 6
 
 
 def test_they_can_be_written_as_text():
@@ -185,7 +185,7 @@ def test_they_can_be_written_as_text():
     ("build", "why"),
     [
         (lambda: graphs.convolution(5, 5, 0), "kernel must be at least 1; got 0"),
-        (lambda: graphs.convolution(5, 5, [3, 3, 3]), r"kernel must be one integer or two, down and across; got \[3, "),
+        (lambda: graphs.convolution(5, 5, [3, 3, 3]), r"one integer or two, vertical and horizontal; got \[3, "),
         (lambda: graphs.convolution(5, 5, 3, stride=0), "stride must be at least 1; got 0"),
         (lambda: graphs.convolution(5, 5, 3, padding=-1), "padding must be at least 0; got -1"),
         (lambda: graphs.convolution(2, 5, 3), "a kernel of 3 x 3 with dilation .* does not fit into 2 x 5 pixels"),

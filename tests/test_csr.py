@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import graphs, ops, plan
+from mpnn import graphs, ops
 from mpnn.aggregate import Max, Mean
 from mpnn.backends import csr, edge_list
+from mpnn.engine import plan
 from mpnn.graph import Graph
+from mpnn.graph.relations import Offset
 from mpnn.kernels import row_attention, row_spec
-from mpnn.relation import Offset
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, Request
+from mpnn.request.request import AdditiveScore, AdditiveV2Score, BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
 
 SEED = torch.tensor(2**60 + 7)
 # Sums of at most 60 float64 terms of size about 10, twice over (softmax, then values): 60 * 10 * 2 * 1.1e-16 < 2e-13.
@@ -61,23 +62,27 @@ def additive_v2(graph: Graph, activation: Callable[[Tensor], Tensor], edge_heads
 REQUESTS: dict[str, Callable[[Graph], Request]] = {
     "additive": lambda g: additive(g, LeakyReLU(0.3), (2,)),
     "additive, torch's leaky_relu": lambda g: additive(g, F.leaky_relu, heads=8),
-    "additive, tanh": lambda g: replace(additive(g, torch.tanh), bias=(leaf(g.num_edges, 3), Lookup(leaf(3, 1)))),
+    "additive, tanh": lambda g: replace(additive(g, torch.tanh), bias=(leaf(g.num_edges, 3), BiasTable(leaf(3, 1)))),
     "additive v2": lambda g: additive_v2(g, LeakyReLU()),
     "additive v2, tanh": lambda g: additive_v2(g, torch.tanh, edge_heads=1),
     "additive v2 without edges": lambda g: replace(
-        (r := additive_v2(g, torch.tanh)), score=replace(r.score, edge=None), bias=(Lookup(leaf(3, 3)),)
+        (r := additive_v2(g, torch.tanh)), score=replace(r.score, edge=None), bias=(BiasTable(leaf(3, 3)),)
     ),
     "vectors on edges": lambda g: with_vectors(g, leaf(g.num_edges, 3, 5), leaf(g.num_edges, 3, 7)),
     "vectors on edges, one for all heads": lambda g: with_vectors(g, leaf(g.num_edges, 1, 5), leaf(g.num_edges, 1, 7)),
-    "vectors by class": lambda g: with_vectors(g, Lookup(leaf(3, 3, 5)), Lookup(leaf(3, 1, 7))),
-    "vectors by rule": lambda g: with_vectors(g, Lookup(leaf(7, 1, 5), Offset(3)), Lookup(leaf(7, 3, 7), Offset(3))),
+    "vectors by class": lambda g: with_vectors(g, EmbeddingTable(leaf(3, 3, 5)), EmbeddingTable(leaf(3, 1, 7))),
+    "vectors by rule": lambda g: with_vectors(
+        g, EmbeddingTable(leaf(7, 1, 5), Offset(3)), EmbeddingTable(leaf(7, 3, 7), Offset(3))
+    ),
     "vectors by class, batched": lambda g: replace(
-        (r := dot(g, (2,))), score=replace(r.score, edge_key=Lookup(leaf(3, 3, 5))), edge_value=leaf(g.num_edges, 3, 7)
+        (r := dot(g, (2,))),
+        score=replace(r.score, edge_key=EmbeddingTable(leaf(3, 3, 5))),
+        edge_value=leaf(g.num_edges, 3, 7),
     ),
     "softcap, tables and biases": lambda g: replace(
         (r := dot(g, (2,))),
         score=replace(r.score, softcap=0.7),
-        bias=(leaf(g.num_edges, 1), leaf(2, g.num_edges, 3), Lookup(leaf(3, 3)), Lookup(leaf(3, 1), Offset(1))),
+        bias=(leaf(g.num_edges, 1), leaf(2, g.num_edges, 3), BiasTable(leaf(3, 3)), BiasTable(leaf(3, 1), Offset(1))),
     ),
     "mean": lambda g: replace(dot(g), reduce=Mean()),
     "weights by bias alone": lambda g: replace(dot(g), score=None, bias=(leaf(g.num_edges, 3),), normalize="sigmoid"),
@@ -87,7 +92,7 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
 }
 
 
-def with_vectors(graph: Graph, edge_key: Tensor | Lookup, edge_value: Tensor | Lookup) -> Request:
+def with_vectors(graph: Graph, edge_key: Tensor | EmbeddingTable, edge_value: Tensor | EmbeddingTable) -> Request:
     given = dot(graph)
     return replace(given, score=replace(given.score, edge_key=edge_key), edge_value=edge_value)
 
@@ -172,7 +177,7 @@ def test_hubs_are_split_and_put_together_again(kind: str) -> None:
         "dot": lambda: replace(dot(graph), dropout=0.3, seed=SEED),
         "additive": lambda: additive(graph, LeakyReLU()),
         "additive v2": lambda: additive_v2(graph, LeakyReLU()),
-        "by class": lambda: with_vectors(graph, Lookup(leaf(2, 3, 5)), Lookup(leaf(2, 3, 7))),
+        "by class": lambda: with_vectors(graph, EmbeddingTable(leaf(2, 3, 5)), EmbeddingTable(leaf(2, 3, 7))),
         "sigmoid": lambda: replace(dot(graph), normalize="sigmoid"),
     }[kind]()
     parts = row_spec.Order(graph.csr.ptr.numpy(), graph.csr.col.numpy()).parts(1)
@@ -277,7 +282,7 @@ def test_a_graph_that_nobody_holds_is_gone_at_once() -> None:
     gc.disable()
     try:
         graph = hubs()
-        given = with_vectors(graph, Lookup(leaf(2, 3, 5)), Lookup(leaf(2, 3, 7)))
+        given = with_vectors(graph, EmbeddingTable(leaf(2, 3, 5)), EmbeddingTable(leaf(2, 3, 7)))
         csr.run(given)[0].sum().backward()
         gone = weakref.ref(graph)
         del graph, given
@@ -335,7 +340,7 @@ def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
     refused = {
         "cannot compile elu": replace(given, score=replace(additive(graph, F.elu).score)),
         "sums messages or takes their mean": replace(given, reduce=Max()),
-        "edge_value is 1 wide, and what it is added to 7": replace(given, edge_value=leaf(graph.num_edges, 3, 1)),
+        "edge_value is 1 wide, and the features": replace(given, edge_value=leaf(graph.num_edges, 3, 1)),
     }
     for sentence, request in refused.items():
         assert sentence in csr.supports(request)

@@ -77,7 +77,7 @@ def test_mpnn_data_is_looked_at_first(machine, published, monkeypatch):
     ("sent", "complaint"),
     [
         (CONTENT.replace(b"one", b"two"), "SHA-256"),
-        (CONTENT[:-5], f"sent {len(CONTENT) - 5} bytes where {len(CONTENT)} were expected"),
+        (CONTENT[:-5], f"sent {len(CONTENT) - 5} bytes, expected {len(CONTENT)}"),
         (CONTENT + b"more", "more than"),
     ],
     ids=["other content", "too short", "too long"],
@@ -133,7 +133,7 @@ def test_the_file_appears_only_when_it_is_whole(machine, published, monkeypatch)
 
 def test_a_truncated_file_in_place_is_named(machine, published):
     (locate("small") / "small.txt").write_bytes(CONTENT[:7])
-    with pytest.raises(DamagedFile, match=r"small\.txt has 7 bytes where 22 are expected"):
+    with pytest.raises(DamagedFile, match=r"small\.txt has 7 bytes, expected 22"):
         locate("small")
 
 

@@ -260,4 +260,4 @@ def test_a_matrix_whose_rows_wrap_around(tmp_path: Path) -> None:
     path.write_bytes(whole.replace(ends, np.array([0, 1, 2, 4, -(2**31)], "<i4").tobytes()))
     sentence = attempt(lambda: load_plain(path))
     assert sentence is not None
-    assert "a row of a sparse matrix lies outside" in sentence
+    assert "a row of a sparse matrix is out of range" in sentence

@@ -9,12 +9,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpnn.attention import Additive, DotProduct
-from mpnn.decoding import Cache
+from mpnn.decoding.cache import Cache
 from mpnn.graph import Graph
+from mpnn.graph.relations import GridOffset
 from mpnn.graphs import bigbird, causal, complete, from_edges, identity, memory, permutation, random, strided, window
 from mpnn.message_passing import MessagePassing
 from mpnn.position import T5, ALiBi, Rotary, Shaw, Table
-from mpnn.relation import GridOffset
 from mpnn.update import FeedForward, PostNorm, PreNorm
 
 N, DIM, HEADS = 23, 16, 4
@@ -131,7 +131,7 @@ def test_the_rows_of_the_new_nodes_may_be_given_as_graphs():
         for i in range(8):
             heard = sorted({parent[i], i})
             rows = from_edges(torch.tensor([heard, [0] * len(heard)]), num_dst=1, num_src=i + 1)
-            rows = rows.placed(torch.tensor([i]), torch.arange(i + 1))
+            rows = rows.with_positions(torch.tensor([i]), torch.arange(i + 1))
             assert largest(grows(x[i : i + 1], rows, cache=cache) - expected[i]) < EXACT
 
 
@@ -260,11 +260,11 @@ def test_rows_are_those_of_the_graph_and_stand_where_they_stood():
     graph = (causal() & window(2)).bind(6)
     rows = graph.rows(3, 5)
     assert rows.dense().tolist() == [[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]]
-    assert rows.where()[0].tolist() == [3, 4]
-    heard, alone = rows.heard()
+    assert rows.node_positions()[0].tolist() == [3, 4]
+    heard, alone = rows.compact()
     assert heard.tolist() == [1, 2, 3, 4]
     assert alone.dense().tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
-    assert [at.tolist() for at in alone.where()] == [[3, 4], [1, 2, 3, 4]]
+    assert [at.tolist() for at in alone.node_positions()] == [[3, 4], [1, 2, 3, 4]]
 
 
 def test_rows_and_heard_of_explicit_edges():
@@ -272,14 +272,14 @@ def test_rows_and_heard_of_explicit_edges():
     rows = graph.rows(1, 3)
     assert rows.edge_index.tolist() == [[5, 0, 2], [0, 1, 0]]
     assert rows.edge_attr.tolist() == [0, 1, 2]
-    heard, alone = rows.heard()
+    heard, alone = rows.compact()
     assert heard.tolist() == [0, 2, 5]
     assert alone.edge_index.tolist() == [[2, 0, 1], [0, 1, 0]]
-    assert [at.tolist() for at in alone.where()] == [[1, 2], [0, 2, 5]]
+    assert [at.tolist() for at in alone.node_positions()] == [[1, 2], [0, 2, 5]]
 
 
 def test_runs_that_touch_once_their_gap_is_gone_are_one():
-    heard, alone = strided(3).bind(9).rows(8, 9).heard()
+    heard, alone = strided(3).bind(9).rows(8, 9).compact()
     assert heard.tolist() == [2, 5, 6, 7, 8]
     assert alone.runs.start.tolist() == [0]
     assert alone.runs.stop.tolist() == [5]
@@ -294,16 +294,16 @@ def test_nodes_may_stand_elsewhere_than_at_their_numbers(position):
     shuffled = (causal() & window(3)).bind(9)
     edges = order.argsort()[shuffled.edge_index]
     expected = one(x, shuffled)
-    found = one(x[:, order], from_edges(edges, 9).placed(order, order))
+    found = one(x[:, order], from_edges(edges, 9).with_positions(order, order))
     assert largest(found - expected[:, order]) < EXACT
 
 
 def test_places_follow_the_graph():
-    graph = causal().bind(3).placed(torch.tensor([7, 8, 9]), torch.tensor([4, 5, 6]))
-    assert [at.tolist() for at in graph.reverse().where()] == [[4, 5, 6], [7, 8, 9]]
-    assert (graph & window(1)).where()[0].tolist() == [7, 8, 9]
+    graph = causal().bind(3).with_positions(torch.tensor([7, 8, 9]), torch.tensor([4, 5, 6]))
+    assert [at.tolist() for at in graph.reverse().node_positions()] == [[4, 5, 6], [7, 8, 9]]
+    assert (graph & window(1)).node_positions()[0].tolist() == [7, 8, 9]
     with pytest.raises(ValueError, match=r"dst must hold 3 integers; got torch.int64 of shape \[2\]"):
-        graph.placed(torch.tensor([0, 1]), torch.arange(3))
+        graph.with_positions(torch.tensor([0, 1]), torch.arange(3))
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -312,8 +312,8 @@ def test_places_follow_the_graph():
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
-        (complete(), "nobody hears what comes later"),
-        (permutation([2, 0, 1, 3]), "node 2 is heard when there are 1"),
+        (complete(), "no node attends to a later one"),
+        (permutation([2, 0, 1, 3]), "one of the first 1 nodes attends to node 2"),
         (memory(2), "num_src must be 6; got 4"),
     ],
     ids=str,
@@ -325,20 +325,20 @@ def test_graphs_that_cannot_be_decoded(graph, message):
 
 def test_what_cannot_be_kept_is_refused():
     x, cache = torch.randn(1, 3, DIM), Cache(4)
-    with pytest.raises(ValueError, match=r"only DotProduct, Kernel and AdditiveV2 attention keep .* got Additive"):
+    with pytest.raises(ValueError, match="and AdditiveV2 attention can use a cache; got Additive"):
         MessagePassing(causal(), attention=Additive(DIM, 4, 4))(x, cache=cache)
     dot = MessagePassing(causal(), attention=DotProduct(DIM, HEADS))
-    with pytest.raises(ValueError, match=r"keeps no gradients; decode under torch.no_grad\(\)"):
+    with pytest.raises(ValueError, match=r"a cache does not store gradients; decode under torch.no_grad\(\)"):
         dot(x, cache=Cache(4))
     with torch.no_grad():
         dot(x, cache=cache)
-        with pytest.raises(ValueError, match="made for 4 nodes; with the new ones there would be 6"):
+        with pytest.raises(ValueError, match="a length of 4 nodes; with the new ones there would be 6"):
             dot(x, cache=cache)
         with pytest.raises(ValueError, match="holds batches of \\[1\\]; got one of \\[2\\]"):
             dot(torch.randn(2, 1, DIM), cache=cache)
-        with pytest.raises(ValueError, match="its own nodes or a source"):
+        with pytest.raises(ValueError, match="its own nodes or to a source"):
             dot(torch.randn(1, 1, DIM), source=x, cache=cache)
-        with pytest.raises(ValueError, match="no edge_attr of the call"):
+        with pytest.raises(ValueError, match="a cache cannot be combined with edge_attr"):
             dot(torch.randn(1, 1, DIM), edge_attr=torch.randn(1), cache=cache)
     with pytest.raises(ValueError, match="length must be at least 1"):
         Cache(0)

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
 from mpnn.models import DeepNet
-from mpnn.models.deepnet import initialize, scales, scales_of_both
-from mpnn.models.gpt import GPT2, GPTConfig
+from mpnn.models.text.deepnet import initialize, scales, scales_of_both
+from mpnn.models.text.gpt import GPT2, GPTConfig
 from mpnn.update import DeepNorm, FeedForward
 
 DIM, HEADS, VOCABULARY = 16, 2, 11

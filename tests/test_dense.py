@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from mpnn import eager, graphs
+from mpnn import graphs
 from mpnn.backends import dense
+from mpnn.engine import dispatch
 from mpnn.graph import Graph
-from mpnn.relation import Relation
-from mpnn.scores import Dot, Lookup, Request
+from mpnn.graph.relations import Relation
+from mpnn.request.request import BiasTable, Dot, Request
 
 
 class Parity(Relation):
@@ -20,7 +21,7 @@ class Parity(Relation):
 
 
 def run(request, backend):
-    return eager.run(request.told(), backend)[0]
+    return dispatch.run(request, backend)[0]
 
 
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.window(1)], ids=str)
@@ -53,7 +54,7 @@ def gradient(graph, relation, dtype, backend):
     that every edge of a class adds to its gradient, all with one sign and a product that no type rounds."""
     nodes, table = torch.zeros(300, 1, 8, dtype=dtype), torch.zeros(2, 1, dtype=dtype, requires_grad=True)
     signs = (1 - 2 * (torch.arange(300) % 2)).to(dtype)[:, None, None].expand(300, 1, 8).contiguous()
-    request = Request(graph, signs, Dot(nodes, nodes, 1.0), bias=(Lookup(table, relation),))
+    request = Request(graph, signs, Dot(nodes, nodes, 1.0), bias=(BiasTable(table, relation),))
     return torch.autograd.grad(run(request, backend), table, signs)[0]
 
 

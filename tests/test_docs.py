@@ -64,4 +64,4 @@ def test_the_page_of_models_says_what_was_measured() -> None:
     assert all(max(peers.values()) <= 5e-5 for peers in checks.values())
     for picture in page.PICTURE.finditer(text):
         assert (page.PICTURES / f"{picture['name']}.png").is_file()
-    assert text.count("![who hears whom]") == len(list(page.PICTURE.finditer(text)))
+    assert text.count("![attention pattern]") == len(list(page.PICTURE.finditer(text)))

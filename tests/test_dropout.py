@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import MessagePassing, graphs, ops, random
+from mpnn import MessagePassing, graphs, ops
 from mpnn.attention import Additive, Attention, DotProduct
+from mpnn.request import rng
 
 SEED = torch.tensor(123456789012345678)
 SIDE = 512
@@ -17,7 +18,7 @@ SIDE = 512
 def kept(p: float = 0.5, seed: Tensor = SEED, stream: int = 0) -> Tensor:
     """The fate of all edges between SIDE nodes, [dst, src]."""
     node = torch.arange(SIDE)
-    return random.keep(seed, torch.tensor(stream), node[:, None], node[None, :], p)
+    return rng.keep(seed, torch.tensor(stream), node[:, None], node[None, :], p)
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
@@ -113,7 +114,7 @@ def mixed(x: int) -> int:
 
 def test_mixing_is_lowbias32() -> None:
     words = [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xDEADBEEF, 0xFFFFFFFF]
-    found = random.mix(torch.tensor(words).int()).tolist()
+    found = rng.mix(torch.tensor(words).int()).tolist()
     assert [x & 0xFFFFFFFF for x in found] == [mixed(x) for x in words]
 
 
@@ -122,14 +123,14 @@ def test_the_fate_of_an_edge_by_hand(p: float) -> None:
     seed, stream, i, j = 0x0123456789ABCDEF, 3, 70_000, 5
     key = (seed & 0xFFFFFFFF) ^ mixed(seed >> 32)
     word = mixed(mixed(mixed(key ^ stream) ^ i) ^ j)
-    found = random.keep(torch.tensor(seed), torch.tensor(stream), torch.tensor(i), torch.tensor(j), p)
+    found = rng.keep(torch.tensor(seed), torch.tensor(stream), torch.tensor(i), torch.tensor(j), p)
     assert bool(found) == ((word >> 8) / 2**24 >= p)
 
 
 def test_every_bit_flips_about_half_of_all() -> None:
     x = torch.randint(-(2**31), 2**31, (4096,)).int()
     for bit in range(32):
-        flipped = random.mix(x) ^ random.mix(x ^ torch.tensor(1 << bit).int())
+        flipped = rng.mix(x) ^ rng.mix(x ^ torch.tensor(1 << bit).int())
         for out in range(32):
             assert abs(float((flipped >> out & 1).double().mean()) - 0.5) <= 6 * 0.5 / 64  # of 1024 means
 

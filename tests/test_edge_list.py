@@ -9,12 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import graphs, random
+from mpnn import graphs
 from mpnn.aggregate import Max, Mean
 from mpnn.backends import edge_list
 from mpnn.graph import Graph
-from mpnn.relation import Offset
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, PerEdge, Request, Score
+from mpnn.graph.relations import Offset
+from mpnn.request import rng
+from mpnn.request.request import (
+    AdditiveScore,
+    AdditiveV2Score,
+    BiasTable,
+    Dot,
+    EmbeddingTable,
+    LeakyReLU,
+    PerEdge,
+    Request,
+    Score,
+)
 
 HEADS, WIDTH, CLASSES = 4, 3, 5
 BATCHES = [(), (2,), (2, 3)]
@@ -49,7 +60,7 @@ GRAPHS = {
 
 
 def by_hand(request: Request) -> tuple[Tensor, Tensor]:
-    """The formula at the head of `mpnn/scores.py`, written out."""
+    """The formula at the head of `mpnn/request/request.py`, written out."""
     graph = request.graph
     dst = graph.edge_index[1].tolist()
     out = torch.zeros(*request.batch, graph.num_dst, request.heads, request.value.shape[-1], dtype=torch.float64)
@@ -94,7 +105,7 @@ def message(request: Request, b: list[int], h: int, e: int, weight: Tensor, stre
     if request.edge_value is not None:
         value = value + on_edge(request.edge_value, request, b, e)[h]
     if request.dropout:
-        kept = random.keep(request.seed, torch.tensor(stream), i, j, request.dropout)
+        kept = rng.keep(request.seed, torch.tensor(stream), i, j, request.dropout)
         weight = weight / (1 - request.dropout) if kept else torch.zeros_like(weight)
     return weight * value
 
@@ -102,7 +113,7 @@ def message(request: Request, b: list[int], h: int, e: int, weight: Tensor, stre
 def on_edge(data: PerEdge, request: Request, b: list[int], e: int) -> Tensor:
     """What a bias or an edge vector says of edge e: [H] or [H, D]."""
     graph = request.graph
-    if isinstance(data, Lookup):
+    if isinstance(data, EmbeddingTable):
         if data.relation is None:
             return data.table[graph.edge_type[e]]
         j, i = graph.edge_index[:, e].tolist()
@@ -112,7 +123,7 @@ def on_edge(data: PerEdge, request: Request, b: list[int], e: int) -> Tensor:
 
 
 def shared(h: int, bias: PerEdge) -> int:
-    width = bias.table.shape[-1] if isinstance(bias, Lookup) else bias.shape[-1]
+    width = bias.table.shape[-1] if isinstance(bias, EmbeddingTable) else bias.shape[-1]
     return 0 if width == 1 else h
 
 
@@ -188,9 +199,9 @@ BIASES: dict[str, Callable[[Graph], tuple[PerEdge, ...]]] = {
     "per edge and head": lambda g: (rand(g.num_edges, HEADS),),
     "per edge": lambda g: (rand(g.num_edges, 1),),
     "per batch, edge and head": lambda g: (rand(2, g.num_edges, HEADS),),
-    "by rule": lambda g: (Lookup(rand(5, HEADS), Offset(2)),),
-    "by rule, one for all heads": lambda g: (Lookup(rand(5, 1), Offset(2)),),
-    "several": lambda g: (rand(g.num_edges, 1), Lookup(rand(3, HEADS), Offset(1))),
+    "by rule": lambda g: (BiasTable(rand(5, HEADS), Offset(2)),),
+    "by rule, one for all heads": lambda g: (BiasTable(rand(5, 1), Offset(2)),),
+    "several": lambda g: (rand(g.num_edges, 1), BiasTable(rand(3, HEADS), Offset(1))),
 }
 
 
@@ -205,18 +216,18 @@ def test_every_bias(graph: Graph, bias: Callable[[Graph], tuple[PerEdge, ...]], 
 
 def test_bias_by_edge_type() -> None:
     graph = explicit()
-    check(Request(graph, value(graph), dot(graph, ()), (Lookup(rand(CLASSES, HEADS)),)))
+    check(Request(graph, value(graph), dot(graph, ()), (BiasTable(rand(CLASSES, HEADS)),)))
 
 
 def test_bias_by_edge_type_of_a_relation() -> None:
-    graph = graphs.causal().related(Offset(1)).bind(4)
-    check(Request(graph, value(graph), dot(graph, ()), (Lookup(rand(3, HEADS)),)))
+    graph = graphs.causal().with_relation(Offset(1)).bind(4)
+    check(Request(graph, value(graph), dot(graph, ()), (BiasTable(rand(3, HEADS)),)))
 
 
 def test_bias_with_a_table_but_no_classes_says_what_to_do() -> None:
     graph = graphs.causal().bind(4)
-    with pytest.raises(ValueError, match=r"needs a graph whose edges have them.*edge_type"):
-        edge_list.run(Request(graph, value(graph), dot(graph, ()), (Lookup(rand(3, HEADS)),)))
+    with pytest.raises(ValueError, match=r"needs a graph with edge types.*edge_type"):
+        edge_list.run(Request(graph, value(graph), dot(graph, ()), (BiasTable(rand(3, HEADS)),)))
 
 
 @pytest.mark.parametrize("by", ["edge", "rule", "edge_type"])
@@ -225,8 +236,8 @@ def test_vectors_on_edges(where: str, by: str) -> None:
     graph = explicit()
     vectors: PerEdge = {
         "edge": rand(graph.num_edges, HEADS, WIDTH),
-        "rule": Lookup(rand(5, HEADS, WIDTH), Offset(2)),
-        "edge_type": Lookup(rand(CLASSES, HEADS, WIDTH)),
+        "rule": EmbeddingTable(rand(5, HEADS, WIDTH), Offset(2)),
+        "edge_type": EmbeddingTable(rand(CLASSES, HEADS, WIDTH)),
     }[by]
     score = dot(graph, (2,), edge_key=None if where == "value" else vectors)
     check(Request(graph, value(graph, (2,)), score, edge_value=None if where == "key" else vectors))

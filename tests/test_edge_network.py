@@ -61,5 +61,5 @@ def test_it_can_be_kept(tmp_path: Path, graph: Graph) -> None:
 
 
 def test_features_of_edges_are_asked_for() -> None:
-    with pytest.raises(ValueError, match="an edge network needs the features of edges"):
+    with pytest.raises(ValueError, match="an edge network needs edge features"):
         MPNN(IN, EDGE, CLASSES, DIM)(torch.randn(N, IN), graphs.window(1))

@@ -204,7 +204,7 @@ def test_shortest_paths_by_hand(directed: Graph) -> None:
 
 
 def test_shortest_paths_make_classes_of_a_complete_graph(graph: Graph) -> None:
-    classes = graphs.complete().related(encodings.shortest_paths(graph, 20)).bind(N).edge_type
+    classes = graphs.complete().with_relation(encodings.shortest_paths(graph, 20)).bind(N).edge_type
     assert torch.equal(classes.view(N, N) == 1, graph.dense())
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from mpnn import MessagePassing, graphs, ops, position
 from mpnn.attention import Additive, AdditiveV2, Attention, DotProduct, Terms, Typed
 from mpnn.graph import Graph
-from mpnn.relation import Offset
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, Request
+from mpnn.graph.relations import Offset
+from mpnn.request.request import AdditiveScore, AdditiveV2Score, BiasTable, Dot, LeakyReLU, Request
 from mpnn.update import Add, Concat, PostNorm, PreNorm, Update
 
 GRAPH = graphs.from_edges(torch.tensor([[0, 1, 2, 4], [1, 0, 0, 2]]), num_dst=3, num_src=5)
@@ -46,7 +46,7 @@ ATTEND: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "batches": (
         {"q": torch.zeros(7, 3, 4, 2)},
         ValueError,
-        "query and value must be alike in the dimensions before their nodes; got [7, 3, 4, 2] and [5, 4, 6]",
+        "query and value must have the same batch dimensions before the nodes; got [7, 3, 4, 2] and [5, 4, 6]",
     ),
     "a batch of one head, without its dimension": (
         {"q": torch.zeros(2, 3, 4, 2), "k": torch.zeros(2, 5, 4, 2), "v": torch.zeros(2, 5, 6)},
@@ -86,8 +86,8 @@ ATTEND: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "a mask for a bias": (
         {"bias": torch.ones(4, 4, dtype=torch.bool)},
         TypeError,
-        "bias must be floating point; got torch.bool: a bias is added to scores; "
-        "for a mask choose the graph, or give -inf",
+        "bias must be floating point; got torch.bool: a bias is added to logits; "
+        "to mask, choose the graph, or use -inf",
     ),
     "integers for a bias": (
         {"bias": torch.ones(4, 4).long()},
@@ -96,7 +96,7 @@ ATTEND: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     ),
     "a complex bias": ({"bias": torch.ones(4, 4) * 1j}, TypeError, "bias must be floating point; got torch.complex64"),
     "a table of integers": (
-        {"bias": Lookup(torch.ones(5, 4).long(), Offset(2))},
+        {"bias": BiasTable(torch.ones(5, 4).long(), Offset(2))},
         TypeError,
         "bias must be floating point; got torch.int64",
     ),
@@ -104,7 +104,7 @@ ATTEND: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "no numbers anywhere": (
         {"graph": GRAPH.to("meta"), "q": Q.to("meta"), "k": K.to("meta"), "v": V.to("meta")},
         ValueError,
-        "tensors on the device meta hold no numbers to compute with; move graph and features to another",
+        "tensors on the device meta hold no numbers; move the graph and the features elsewhere",
     ),
     "types": (
         {"k": K.double()},
@@ -131,14 +131,14 @@ ATTEND: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "a vector for a bias": ({"bias": torch.zeros(4)}, ValueError, "bias must have shape [4, 4]"),
     "batch of the bias": ({"bias": torch.zeros(2, 4, 4)}, ValueError, "bias must have shape [4, 4]"),
     "a table too short": (
-        {"bias": Lookup(torch.zeros(4, 4), Offset(2))},
+        {"bias": BiasTable(torch.zeros(4, 4), Offset(2))},
         ValueError,
-        "bias must have shape [5, 4], one row for each class; got [4, 4]",
+        "bias must have shape [5, 4], one row for each edge type; got [4, 4]",
     ),
     "a table without classes": (
-        {"bias": Lookup(torch.zeros(4, 4))},
+        {"bias": BiasTable(torch.zeros(4, 4))},
         ValueError,
-        "a table over edge classes needs a graph whose edges have them",
+        "a table by edge type needs a graph with edge types",
     ),
     "normaliser": (
         {"normalize": "sparsemax"},
@@ -163,8 +163,8 @@ def test_attend(given: dict[str, object], kind: type[Exception], sentence: str, 
 
 def test_a_table_of_too_few_classes_for_the_edges() -> None:
     graph = graphs.from_edges(torch.tensor([[0, 1], [1, 0]]), 2, edge_type=torch.tensor([0, 7]))
-    with pytest.raises(ValueError, match=r"must have shape \[8, 4\], one row for each class; got \[7, 4\]"):
-        attend(graph, Q[:2], K[:2], V[:2], bias=Lookup(torch.zeros(7, 4)))
+    with pytest.raises(ValueError, match=r"must have shape \[8, 4\], one row for each edge type; got \[7, 4\]"):
+        attend(graph, Q[:2], K[:2], V[:2], bias=BiasTable(torch.zeros(7, 4)))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no graph": (
         lambda: MessagePassing(None)(torch.zeros(3, 2)),
         ValueError,
-        "this operator was made without a graph; give one with the call: op(x, graph=...)",
+        "this operator has no graph; pass one with the call: op(x, graph=...)",
     ),
     "another number of nodes": (
         lambda: MessagePassing(GRAPH)(torch.zeros(3, 2)),
@@ -323,7 +323,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
             torch.zeros(3, 2), source=torch.zeros(5, 2)
         ),
         ValueError,
-        "this attention was made with edge_dim, so the graph or the call must give edge_attr",
+        "this attention has edge_dim, so the graph or the call must provide edge_attr",
     ),
     "too few edge attributes": (
         lambda: MessagePassing(GRAPH, "sum", None, DotProduct(2, 1, edge_dim=3))(
@@ -337,7 +337,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
             torch.zeros(3, 2), source=torch.zeros(5, 2), edge_attr=torch.zeros(4, 2)
         ),
         ValueError,
-        "this attention was made with edge_dim=3; got [4, 2]",
+        "this attention has edge_dim=3; got edge_attr [4, 2]",
     ),
     "an edge_index for a graph": (
         lambda: MessagePassing(None)(torch.zeros(3, 2), torch.zeros(2, 4).long()),
@@ -357,7 +357,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a class for an attention": (
         lambda: MessagePassing(GRAPH, "sum", None, DotProduct),
         TypeError,
-        "attention must be an Attention or None; got the class DotProduct, not one of it",
+        "attention must be an Attention or None; got the class DotProduct, not an instance",
     ),
     "a class for an update": (
         lambda: MessagePassing(GRAPH, "sum", PreNorm),
@@ -374,22 +374,22 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a message that would be added to every feature": (
         lambda: MessagePassing(graphs.causal(), "sum", Add(), Additive(2, 1))(torch.zeros(3, 2)),
         ValueError,
-        "Add adds the message to the features, which must be equally wide; got 1 and 2",
+        "Add adds the message to the features, so both need the same width; got 1 and 2",
     ),
     "the same before a norm": (
         lambda: MessagePassing(graphs.causal(), "sum", PostNorm(2), Additive(2, 1))(torch.zeros(3, 2)),
         ValueError,
-        "PostNorm adds the message to the features, which must be equally wide; got 1 and 2",
+        "PostNorm adds the message to the features, so both need the same width; got 1 and 2",
     ),
     "the same after a norm": (
         lambda: MessagePassing(graphs.causal(), "sum", PreNorm(2), Additive(2, 1))(torch.zeros(3, 2)),
         ValueError,
-        "PreNorm adds the message to the features, which must be equally wide; got 1 and 2",
+        "PreNorm adds the message to the features, so both need the same width; got 1 and 2",
     ),
     "messages of another width beside the features": (
         lambda: MessagePassing(graphs.causal(), "sum", Concat(2, 2), Additive(2, 3))(torch.zeros(3, 2)),
         ValueError,
-        "Concat was made for features and messages that are 4 wide together; got 2 and 3: give message_dim=3",
+        "Concat expects features and messages with a total width of 4; got 2 and 3: pass message_dim=3",
     ),
     "two sources of edge vectors": (
         lambda: MessagePassing(
@@ -407,11 +407,11 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "an odd width": (lambda: position.Rotary(3), ValueError, "rotary positions need an even head width; got 3"),
     "no head": (lambda: position.ALiBi(0), ValueError, "heads must be at least 1; got 0"),
-    "a table of nothing": (lambda: position.Table(2), ValueError, "give the relation, or the number of relations"),
+    "a table of nothing": (lambda: position.Table(2), ValueError, "pass relation, or relations, the number"),
     "classes that are not there": (
         lambda: MessagePassing(GRAPH, "sum", None, Typed(2, 2, 3))(torch.zeros(3, 2), source=torch.zeros(5, 2)),
         ValueError,
-        "Typed needs a graph whose edges have classes, and Graph(3 x 5, 4 edges) has none: give edge_type",
+        "Typed needs a graph with edge types, and Graph(3 x 5, 4 edges) has none: pass edge_type",
     ),
 }
 
@@ -436,7 +436,7 @@ class Own(Attention):
 @pytest.mark.parametrize(
     ("gives", "kind", "sentence"),
     [
-        (lambda src, graph: src, TypeError, "forward of an attention gives Terms; Own gave Tensor"),
+        (lambda src, graph: src, TypeError, "forward of an attention must return Terms; Own returned Tensor"),
         (
             lambda src, graph: Terms(src),
             ValueError,
@@ -455,7 +455,7 @@ class Own(Attention):
         (
             lambda src, graph: Terms(src.unsqueeze(-2), src @ src.mT),
             TypeError,
-            "score is a Dot, AdditiveScore or AdditiveV2Score; got Tensor: give any other score as a bias",
+            "score is a Dot, AdditiveScore or AdditiveV2Score; got Tensor: pass any other score as a bias",
         ),
     ],
 )
@@ -468,7 +468,7 @@ def test_an_update_without_a_forward_says_what_to_write() -> None:
     class Half(Update):
         pass
 
-    with pytest.raises(NotImplementedError, match=re.escape("Half does not say what it makes of them: forward(x, ")):
+    with pytest.raises(NotImplementedError, match=re.escape("Half does not implement forward(x, ")):
         MessagePassing(graphs.causal(), "sum", Half())(torch.zeros(3, 2))
 
 

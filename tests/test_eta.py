@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import Graph, graphs
-from mpnn.models.eta import ArrivalTimes
+from mpnn.models.graph.arrival_times import ArrivalTimes
 
 SYSTEM = "arrival-time regression on road graphs"
 N, IN, EDGE, DIM = 9, 4, 2, 6
@@ -119,7 +119,7 @@ def test_is_saved_and_refuses_links_without_features(model: ArrivalTimes, roads:
     torch.testing.assert_close(ArrivalTimes.from_pretrained(tmp_path)(x, first, *roads), model(x, first, *roads))
     bare = graphs.from_edges(roads[0].edge_index, N)
     with pytest.raises(
-        ValueError, match=r"links between segments need features; give the graph edge_attr \[E, edge_dim\]"
+        ValueError, match=r"links between segments need features: create the graph with edge_attr \[E, edge_dim\]"
     ):
         model(x, first, bare, roads[1])
 

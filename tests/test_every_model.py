@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mpnn import graphs, models
-from mpnn.models import sparse_transformer
-from mpnn.models.hashing import Chunks
+from mpnn.models.text import sparse_transformer
+from mpnn.models.text.reformer_hashing import Chunks
 
 NODES, IN, CLASSES = 12, 6, 3
 DRAW = torch.Generator().manual_seed(0)

@@ -7,7 +7,7 @@ from drawings import drawn
 from torch import Tensor
 
 from mpnn import Graph, graphs, ops
-from mpnn.relation import Offset
+from mpnn.graph.relations import Offset
 
 # Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 hears nobody.
 EDGES = torch.tensor([[1, 2, 0, 1, 2, 3], [0, 1, 1, 0, 2, 1]])
@@ -160,16 +160,16 @@ def test_a_batch_keeps_edge_order_and_data(graph: Graph) -> None:
 @pytest.mark.parametrize(
     ("parts", "structured"),
     [
-        ([graphs.window(2).related(Offset(1)).bind(n) for n in (3, 4)], True),
+        ([graphs.window(2).with_relation(Offset(1)).bind(n) for n in (3, 4)], True),
         ([graphs.windows(4, 4, size=2).bind(16)] * 2, True),
         ([graphs.grid(2, 3).bind(6), graphs.grid(4, 3).bind(12)], True),
         ([graphs.grid(2, 3).bind(6), graphs.grid(3, 2).bind(6)], False),
         (
-            [graphs.window(2).related(Offset(1)).bind(n + 1).rows(0, n) for n in (3, 4)],
+            [graphs.window(2).with_relation(Offset(1)).bind(n + 1).rows(0, n) for n in (3, 4)],
             False,
         ),  # offsets change between parts
-        ([graphs.window(2).related(torch.arange(9).view(3, 3)).bind(3) for _ in range(2)], False),
-        ([graphs.causal().related(Offset(1)).bind(3), graphs.from_edges(EDGES, edge_type=KIND)], False),
+        ([graphs.window(2).with_relation(torch.arange(9).view(3, 3)).bind(3) for _ in range(2)], False),
+        ([graphs.causal().with_relation(Offset(1)).bind(3), graphs.from_edges(EDGES, edge_type=KIND)], False),
         ([graphs.from_edges(EDGES, edge_type=KIND), graphs.from_edges(EDGES, edge_type=KIND + 1)], False),
     ],
     ids=["offsets", "windows", "grids", "unlike grids", "rectangular", "tables", "rule and data", "data"],
@@ -190,18 +190,18 @@ def test_a_batch_of_one_is_that_graph() -> None:
 def test_batches_that_cannot_be_are_refused(graph: Graph) -> None:
     with pytest.raises(ValueError, match="at least one graph"):
         graphs.batch([])
-    with pytest.raises(TypeError, match=r"graph 0 of the batch is causal\(\); a batch is made of graphs"):
+    with pytest.raises(TypeError, match=r"graph 0 of the batch is causal\(\); a batch needs graphs"):
         graphs.batch([graphs.causal()])
     wide = graphs.from_edges([[0], [1]], edge_attr=torch.ones(1, 3))
     with pytest.raises(
-        ValueError, match=r"edge_attr of graph 1 is \[1, 3\] and that of graph 0 \[1\]; they must agree"
+        ValueError, match=r"edge_attr of graph 1 is \[1, 3\] and that of graph 0 \[1\]; all dimensions but"
     ):
         graphs.batch([graphs.from_edges([[0], [1]], edge_attr=torch.ones(1)), wide])
     with pytest.raises(ValueError, match="graph 1 has edge_attr and graph 0 has none"):
         graphs.batch([graphs.causal().bind(2), graph])
     with pytest.raises(ValueError, match="graph 0 has edge_type and graph 1 has none"):
         graphs.batch([graphs.from_edges(EDGES, edge_type=KIND), graphs.causal().bind(2)])
-    with pytest.raises(ValueError, match="remembered sources"):
+    with pytest.raises(ValueError, match="memory nodes"):
         graphs.batch([graphs.memory(2).bind(3)] * 2)
     with pytest.raises(ValueError, match="are on cpu and meta; move them to one"):
         graphs.batch([graphs.causal().bind(2), graphs.causal().bind(2).to("meta")])
@@ -222,9 +222,9 @@ def test_batches_that_cannot_be_are_refused(graph: Graph) -> None:
         ([[True], [False]], {}, TypeError, "edge_index must hold integers; got torch.bool"),
         (torch.zeros(2, 1, dtype=torch.complex64), {}, TypeError, "edge_index must hold integers; got torch.complex64"),
         ([[0, 1], [1, 2], [2, 0]], {}, ValueError, r"shape \[2, E\], sources above destinations; got \[3, 2\]"),
-        (None, {}, TypeError, "edge_index must be a tensor, or what torch.as_tensor makes one of"),
+        (None, {}, TypeError, "edge_index must be a tensor, or data that torch.as_tensor accepts"),
         ([[0, 1], [1]], {}, TypeError, "edge_index must be a tensor, .*: expected sequence of length 2"),
-        ([[0, 1], [1, 2], [2, 0]], {}, ValueError, r"got \[3, 2\]; give edge_index.T"),
+        ([[0, 1], [1, 2], [2, 0]], {}, ValueError, r"got \[3, 2\]; pass edge_index.T"),
         ([0, 1], {}, ValueError, r"shape \[2, E\], sources above destinations; got \[2\]"),
         ([], {}, ValueError, r"shape \[2, E\], sources above destinations; got \[0\]"),
         ([[0], [1]], {"num_nodes": -1}, ValueError, "num_nodes must be at least 0; got -1"),
@@ -236,7 +236,7 @@ def test_batches_that_cannot_be_are_refused(graph: Graph) -> None:
         ([[0], [1]], {"edge_type": [0, 1]}, ValueError, r"edge_type must have one row .* 1 edges; got \[2\]"),
         ([[0], [1]], {"edge_type": [[0]]}, TypeError, r"integers \[E\]; got torch.int64 of shape \[1, 1\]"),
         ([[0], [1]], {"edge_type": [0.5]}, TypeError, r"edge_type must be integers \[E\]; got torch.float32"),
-        ([[0, 1], [1, 0]], {"edge_type": [0, -3]}, ValueError, "edge 1 has edge_type -3; classes count from 0"),
+        ([[0, 1], [1, 0]], {"edge_type": [0, -3]}, ValueError, "edge 1 has edge_type -3; edge types count from 0"),
         (
             [[0], [1]],
             {"edge_attr": torch.ones(1, device="meta")},

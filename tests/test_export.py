@@ -18,12 +18,12 @@ from torch.export import Dim
 import mpnn
 from mpnn import MessagePassing, Topology, aggregate, graphs
 from mpnn.attention import AdditiveV2, Degree, DotProduct, Typed
-from mpnn.compiled.embedded import opened
-from mpnn.compiled.names import describe, restore
-from mpnn.handles import held
+from mpnn.engine.compile.embedded import opened
+from mpnn.engine.compile.names import describe, restore
+from mpnn.graph.handles import held
+from mpnn.graph.relations import Flipped, GridOffset, Offset, Taps
 from mpnn.models import GPT
 from mpnn.position import Rotary, Table
-from mpnn.relation import Flipped, GridOffset, Offset, Taps
 
 WIDTH, NODES = 16, 9
 ANY_LENGTH = {1: Dim("nodes", min=2, max=64)}
@@ -55,7 +55,9 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         None,
     ),
     "explicit, with places": (
-        lambda: layer(graphs.from_edges(EDGES, NODES).placed(*[torch.arange(NODES) * 3] * 2), position=Rotary(8)),
+        lambda: layer(
+            graphs.from_edges(EDGES, NODES).with_positions(*[torch.arange(NODES) * 3] * 2), position=Rotary(8)
+        ),
         None,
     ),
     "weights by degree": (lambda: MessagePassing(graphs.window(2), "sum", None, Degree(WIDTH, 4)), None),
@@ -167,8 +169,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "torch.export cannot save ByParity: ",
     ),
     "a graph by a user's relation": (
-        lambda: layer(graphs.window(2).related(ByParity(3)), position=Table(2, None, 7)),
-        r"cannot save a graph whose edges have their classes from ByParity\(clip=3\); give them as data",
+        lambda: layer(graphs.window(2).with_relation(ByParity(3)), position=Table(2, None, 7)),
+        r"cannot save a graph with edge types from ByParity\(clip=3\); pass them as data",
     ),
 }
 
@@ -184,7 +186,7 @@ def test_what_no_file_can_hold_is_refused_at_export(name: str, strict: bool) -> 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_users_topology_is_refused_at_every_length(strict: bool) -> None:
     x, shapes = torch.randn(2, NODES, WIDTH), (ANY_LENGTH,)
-    with pytest.raises(ValueError, match=r"cannot save first_half\(2\) for every length: its rule is no builder"):
+    with pytest.raises(ValueError, match=r"cannot save first_half\(2\) for every length: its rule is not a builder"):
         torch.export.export(layer(USERS), (x,), dynamic_shapes=shapes, strict=strict)
 
 
@@ -192,7 +194,7 @@ def test_numbers_of_other_processes_mean_nothing_here() -> None:
     """Programs saved by other means than torch.export hold numbers."""
     kept = [graphs.window(radius) for radius in range(50)]
     for number in range(50):
-        with pytest.raises(RuntimeError, match="a graph that is gone"):
+        with pytest.raises(RuntimeError, match="a graph that no longer exists"):
             held(torch.tensor(number))
     assert held(kept[7].token) is kept[7]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mpnn import random
 from mpnn.dropout import Dropout
+from mpnn.request import rng
 
 LARGE = (40, 1000)  # large enough to be the kernel's; smaller tensors are torch's
 
@@ -17,9 +17,9 @@ def test_it_keeps_what_the_specification_keeps(shape: tuple[int, ...], dtype: to
     torch.manual_seed(5)
     out = Dropout(0.3)(x)
     torch.manual_seed(5)
-    seed = random.new_seed(x.device)
+    seed = rng.new_seed(x.device)
     rows, columns = torch.arange(x[..., 0].numel()), torch.arange(shape[-1])
-    kept = random.keep(seed, torch.tensor(0), rows[:, None], columns, 0.3).view(shape)
+    kept = rng.keep(seed, torch.tensor(0), rows[:, None], columns, 0.3).view(shape)
     expected = torch.where(kept, x / 0.7, torch.zeros_like(x))
     torch.testing.assert_close(out, expected, rtol=torch.finfo(dtype).eps * 4, atol=0)
     direction = torch.randn_like(x)
@@ -66,7 +66,11 @@ def test_of_sparse_features_the_stored_numbers_fall() -> None:
     assert int((out != 0).sum()) == int((out == 2.0).sum())
 
 
-@pytest.mark.parametrize("x", [torch.randn(9, 4), torch.randn(LARGE).bfloat16(), torch.randn(LARGE)[:0]], ids=str)
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(9, 4), torch.randn(LARGE).bfloat16(), torch.randn(LARGE)[:0]],
+    ids=["few numbers", "bfloat16", "no numbers"],
+)
 def test_whatever_has_no_kernel_is_torchs(x: torch.Tensor) -> None:
     out = Dropout(0.25)(x)
     assert out.dtype == x.dtype

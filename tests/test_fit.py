@@ -5,7 +5,7 @@ import pytest
 from benchmarks import fit
 from benchmarks.fit import Measured
 from mpnn.backends import BACKENDS
-from mpnn.backends.estimate import table
+from mpnn.backends.cost_model import table
 
 KNOWN = {"call": 50_000.0, "edge": 20.0, "dot number": 3.0, "weighted number": 1.5}
 

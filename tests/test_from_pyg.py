@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "PNAConv with the aggregator MedianAggregation",
     ),
-    "a width that is not known yet": (lambda: pyg.SAGEConv(-1, 2), ValueError, "a SAGEConv that knows its in_channels"),
+    "a width that is not known yet": (lambda: pyg.SAGEConv(-1, 2), ValueError, "a SAGEConv with known in_channels"),
     "a class": (lambda: pyg.ChebConv(2, 2, 3), ValueError, "from_pyg has no ChebConv; it has GATConv, "),
     "no convolution": (lambda: nn.Linear(2, 2), TypeError, "from_pyg takes a convolution of torch_geometric.nn"),
 }
@@ -302,8 +302,8 @@ def test_attributes_that_do_not_fit_are_refused() -> None:
     for conv, attr, message in (
         (pyg.GCNConv(IN, OUT), torch.rand(7), "one row for each of 40 edges; got 7"),
         (pyg.GraphConv(IN, OUT), torch.rand(40, 2), r"one weight for each of 40 edges; got \[40, 2\]"),
-        (pyg.GINEConv(mlp()), None, "the graph or the call must give edge_attr"),
-        (pyg.PNAConv(IN, OUT, ALL, SCALED, DEGREES, EDGE), None, "made with edge_dim"),
+        (pyg.GINEConv(mlp()), None, "pass edge_attr, or a graph that has edge_attr"),
+        (pyg.PNAConv(IN, OUT, ALL, SCALED, DEGREES, EDGE), None, "created with edge_dim"),
     ):
         with pytest.raises(ValueError, match=message):
             from_pyg(conv)(x, graph=graph, edge_attr=attr)

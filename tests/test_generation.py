@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mpnn.decoding.generation import generate, nucleus
 from mpnn.graphs import bigbird, causal, strided, window
 from mpnn.models import GPT
-from mpnn.models.parts.generation import generate, nucleus
 
 LOGITS = torch.tensor([0.4, 0.1, 0.3, 0.15, 0.05]).log()
 GRAPHS = (causal(), causal() & window(3), strided(3), causal() & bigbird(block=4, window=1, random=1, globals=1))

@@ -101,7 +101,7 @@ def test_it_can_be_kept_and_take_another_graph(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="cells of width 2 cannot begin with 4 features"):
+    with pytest.raises(ValueError, match="dim must be at least in_dim; got dim = 2 and in_dim = 4"):
         GGNN(4, CLASSES, dim=2)
-    with pytest.raises(ValueError, match="Typed needs a graph whose edges have classes"):
+    with pytest.raises(ValueError, match="Typed needs a graph with edge types"):
         GGNN(IN, CLASSES, relations=2)(torch.randn(N, IN), graphs.window(1))

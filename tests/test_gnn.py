@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mpnn import Graph, data, graphs
 from mpnn.models import GAT, GCN, GIN, GraphSAGE
-from mpnn.train import fit_node_classifier
+from mpnn.train.loops import fit_node_classifier
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -129,7 +129,7 @@ def test_the_graph_may_be_given_once_for_all(model, x: Tensor, edge_index: Tenso
     free.load_state_dict(fixed.state_dict())
     fixed.double().eval(), free.double().eval()
     torch.testing.assert_close(fixed(x), free(x, graph))
-    with pytest.raises(ValueError, match="without a graph"):
+    with pytest.raises(ValueError, match="has no graph"):
         free(x)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mpnn import Graph, MessagePassing, graphs
 from mpnn.attention import Additive
 from mpnn.models import from_pyg
-from mpnn.models.gps import GPS, GPSLayer
+from mpnn.models.graph.gps import GPS, GPSLayer
 from mpnn.update import MLP, Add
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -101,8 +101,8 @@ def test_from_pyg_takes_the_layer_with_any_convolution(conv, edge_dim: int, edge
     [
         ({"attn_type": "performer"}, "attn_type = 'performer', only 'multihead'"),
         ({"norm": "layer_norm"}, r"norm = LayerNorm\(12.*\), only 'batch_norm' and None"),
-        ({"attn_kwargs": {"bias": False}}, "attention has another bias"),
-        ({"attn_kwargs": {"add_bias_kv": True}}, "attention has another add_bias_kv"),
+        ({"attn_kwargs": {"bias": False}}, "attention has a non-default bias"),
+        ({"attn_kwargs": {"add_bias_kv": True}}, "attention has a non-default add_bias_kv"),
         ({"attn_kwargs": {"add_zero_attn": True}}, "attention has add_zero_attn"),
     ],
 )

@@ -53,7 +53,7 @@ def test_the_graph_is_one_argument_and_no_weight() -> None:
     ids=str,
 )
 def test_a_graph_that_hears_the_future_is_refused(graph, node: int, later: int) -> None:
-    with pytest.raises(ValueError, match=f"node {node} hears node {later}; use causal"):
+    with pytest.raises(ValueError, match=f"node {node} attends to node {later}; use causal"):
         small(graph)
 
 
@@ -162,7 +162,7 @@ def test_bad_input_gets_a_sentence() -> None:
         model(tokens(1, 25))
     with pytest.raises(TypeError, match=r"tokens must be integers \[B, N\]; got torch.float32"):
         model(torch.rand(1, 5))
-    with pytest.raises(IndexError, match="token 11 is not among those that the model has, 0 to 10"):
+    with pytest.raises(IndexError, match="token 11 is out of range: the model has 0 to 10"):
         model(torch.tensor([[3, 11]]))
     with pytest.raises(ValueError, match="temperature must be at least 0 and top_k at least 1; got -1 and None"):
         model.generate(tokens(1, 5), 1, temperature=-1)

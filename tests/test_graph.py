@@ -10,7 +10,7 @@ import torch
 from drawings import drawn
 
 from mpnn import Graph, Topology, graphs, ops
-from mpnn.relation import Offset
+from mpnn.graph.relations import Offset
 
 # Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 hears nobody.
 EDGES = torch.tensor([[1, 2, 0, 1, 2, 3], [0, 1, 1, 0, 2, 1]])
@@ -90,7 +90,7 @@ def test_forms_are_built_once(graph: Graph) -> None:
         assert getattr(graph, form) is getattr(graph, form)
     calls: list[int] = []
     for _ in range(2):
-        graph.memo("count", lambda: calls.append(1))
+        graph.cached("count", lambda: calls.append(1))
     assert calls == [1]
 
 
@@ -115,14 +115,14 @@ def test_reverse_turns_every_edge_and_keeps_its_place() -> None:
 
 
 def test_reversed_classes_stay_with_their_edges() -> None:
-    graph = (graphs.causal() & graphs.window(2)).related(Offset(1)).bind(7).rows(0, 5)
+    graph = (graphs.causal() & graphs.window(2)).with_relation(Offset(1)).bind(7).rows(0, 5)
     back = graph.reverse()
     by_edge = dict(zip(listed(graph), graph.edge_type.tolist(), strict=True))
     assert {(dst, src): kind for (src, dst), kind in by_edge.items()} == dict(
         zip(listed(back), back.edge_type.tolist(), strict=True)
     )
     assert torch.equal(back.reverse().edge_type, graph.edge_type)
-    remembered = graphs.memory(2).related(Offset(3)).bind(3)
+    remembered = graphs.memory(2).with_relation(Offset(3)).bind(3)
     again = remembered.reverse().reverse()
     assert (again.shift, again.edge_type.tolist()) == (2, remembered.edge_type.tolist())
     turned = remembered.reverse()
@@ -131,7 +131,7 @@ def test_reversed_classes_stay_with_their_edges() -> None:
 
 
 def test_classes_by_rule_stay_with_their_edges_where_explicit_rows_are_reversed() -> None:
-    rows = graphs.from_edges([[0, 1, 2, 3], [1, 2, 3, 3]]).related(Offset(3)).rows(1, 4)
+    rows = graphs.from_edges([[0, 1, 2, 3], [1, 2, 3, 3]]).with_relation(Offset(3)).rows(1, 4)
     assert torch.equal(rows.reverse().edge_type, rows.edge_type)
 
 
@@ -139,7 +139,7 @@ def test_classes_by_rule_stay_with_their_edges_where_explicit_rows_are_reversed(
     "relation", [torch.arange(36).view(6, 6), graphs.grid(2, 3).bind(6).relation], ids=["table", "grid"]
 )
 def test_classes_that_go_by_more_than_distance_stay_with_their_edges_where_rows_are_reversed(relation) -> None:
-    rows = graphs.window(2).related(relation).bind(6).rows(2, 5)
+    rows = graphs.window(2).with_relation(relation).bind(6).rows(2, 5)
     back = rows.reverse()
     by_edge = dict(zip(listed(rows), rows.edge_type.tolist(), strict=True))
     assert {(src, dst): kind for (dst, src), kind in by_edge.items()} == dict(
@@ -185,11 +185,11 @@ def test_structured_graphs_get_their_loops_as_runs() -> None:
 
 def test_new_edges_need_a_class_where_edges_have_one() -> None:
     graph = graphs.from_edges(EDGES, 4, edge_type=KIND)
-    with pytest.raises(ValueError, match="the 3 new edges would have no edge_type; add them with their classes"):
+    with pytest.raises(ValueError, match="the 3 new edges would have no edge_type; add them with their edge types"):
         graph.with_self_loops()
     complete = graphs.from_edges([[0, 1], [0, 1]], edge_type=KIND[:2])
     assert torch.equal(complete.with_self_loops().edge_type, KIND[:2])  # nothing to add
-    ruled = graphs.from_edges(EDGES, 4).related(Offset(1)).with_self_loops()
+    ruled = graphs.from_edges(EDGES, 4).with_relation(Offset(1)).with_self_loops()
     assert ruled.edge_type.tolist() == [2, 2, 0, 2, 1, 2, 1, 1, 1]  # a rule gives new edges theirs
 
 
@@ -208,9 +208,11 @@ def test_undirected_edges_lend_their_attributes() -> None:
 
 @pytest.mark.parametrize("structured", [False, True])
 def test_dropped_edges_leave_the_rest_in_order(structured: bool) -> None:
-    graph = graphs.window(3).related(Offset(3)).bind(60) if structured else graphs.from_edges(EDGES, edge_attr=ATTR)
+    graph = (
+        graphs.window(3).with_relation(Offset(3)).bind(60) if structured else graphs.from_edges(EDGES, edge_attr=ATTR)
+    )
     dropped = graph.drop_edges(0.4, torch.Generator().manual_seed(3))
-    kept = dropped.kept
+    kept = dropped.edge_ids
     assert kept is not None
     assert (kept.diff() > 0).all()
     assert torch.equal(dropped.edge_index, graph.edge_index[:, kept])
@@ -227,26 +229,26 @@ def test_dropped_edges_leave_the_rest_in_order(structured: bool) -> None:
 
 
 def test_classes_can_be_given_anew(graph: Graph) -> None:
-    typed = graphs.from_edges(EDGES, 4, edge_attr=ATTR, edge_type=KIND).related(Offset(9))
+    typed = graphs.from_edges(EDGES, 4, edge_attr=ATTR, edge_type=KIND).with_relation(Offset(9))
     assert torch.equal(typed.edge_type, EDGES[0] - EDGES[1] + 9)
     assert torch.equal(typed.edge_attr, ATTR)
-    assert typed.num_relations == 19
+    assert typed.num_edge_types == 19
     table = torch.arange(16).view(4, 4)
-    assert graph.related(table).edge_type.tolist() == [1, 6, 4, 1, 10, 7]
+    assert graph.with_relation(table).edge_type.tolist() == [1, 6, 4, 1, 10, 7]
     assert graph.edge_type is None
-    with pytest.raises(ValueError, match=r"Table\(3 x 4, 1 classes\) does not fit a graph of 4 x 4"):
-        graph.related(torch.zeros(3, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"Table\(3 x 4, 1 edge types\) does not fit a graph of 4 x 4"):
+        graph.with_relation(torch.zeros(3, 4, dtype=torch.int64))
     with pytest.raises(ValueError, match="a relation table is an integer matrix"):
-        graph.related(torch.zeros(4, 4))
+        graph.with_relation(torch.zeros(4, 4))
 
 
 def test_classes_given_as_data_are_counted() -> None:
     graph = graphs.from_edges(EDGES, edge_type=KIND.int())
     assert graph.edge_type.dtype == torch.int64
     assert torch.equal(graph.edge_type, KIND)
-    assert graph.num_relations == 3
-    assert graphs.from_edges([[], []], edge_type=[]).num_relations == 0
-    assert graphs.from_edges(EDGES).num_relations == 0
+    assert graph.num_edge_types == 3
+    assert graphs.from_edges([[], []], edge_type=[]).num_edge_types == 0
+    assert graphs.from_edges(EDGES).num_edge_types == 0
 
 
 # ------------------------------------------------------------------------------------------------ set algebra
@@ -416,17 +418,17 @@ def test_bad_numbers_are_named(graph: Graph) -> None:
         graph.drop_edges(1.5)
     with pytest.raises(ValueError, match="layers must not be negative; got -1"):
         graph.reach(-1)
-    with pytest.raises(ValueError, match="one size; got 4 x 4 and 3 x 3"):
+    with pytest.raises(ValueError, match="same size; got 4 x 4 and 3 x 3"):
         graph & graphs.causal().bind(3)
 
 
 @pytest.mark.parametrize("graph", [graphs.window(2).bind(6), graphs.from_edges([[0, 1, 2, 5, 3], [1, 1, 0, 3, 5]], 6)])
 def test_a_part_of_the_nodes_and_the_edges_between_them(graph):
     keep = torch.tensor([True, True, False, True, False, True])
-    part = graph.induced(keep)
+    part = graph.subgraph(keep)
     assert torch.equal(part.dense(), graph.dense()[keep][:, keep])
-    assert part.where()[0].tolist() == [0, 1, 3, 5]
+    assert part.node_positions()[0].tolist() == [0, 1, 3, 5]
     both = graphs.batch([part, graph])
-    assert both.where()[1].tolist() == [0, 1, 3, 5, 0, 1, 2, 3, 4, 5]
+    assert both.node_positions()[1].tolist() == [0, 1, 3, 5, 0, 1, 2, 3, 4, 5]
     with pytest.raises(ValueError, match=r"keep must be bool \[6\]; got torch.bool of shape \[5\]"):
-        graph.induced(keep[:5])
+        graph.subgraph(keep[:5])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import Graph, graphs
-from mpnn.models.graph_bert import GraphBert, Subgraphs, intimate_subgraphs
+from mpnn.models.graph.graph_bert import GraphBert, Subgraphs, intimate_subgraphs
 
 SYSTEM = "Graph-BERT, encodings"
 N, IN, DIM, HEADS, K = 12, 5, 8, 2, 4
@@ -132,5 +132,5 @@ def test_learns_and_is_saved(graph: Graph, tmp_path) -> None:
 def test_refusals_name_what_does_not_fit(graph: Graph) -> None:
     with pytest.raises(ValueError, match="less than the number of nodes, 12; got 12"):
         intimate_subgraphs(graph, N)
-    with pytest.raises(ValueError, match="dim must be even, as sines and cosines come in pairs; got 9"):
+    with pytest.raises(ValueError, match="dim must be even, because the encodings are pairs of sine and cosine; got 9"):
         GraphBert(IN, 2, 9, 3)

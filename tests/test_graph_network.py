@@ -89,5 +89,5 @@ def test_it_can_be_kept(tmp_path: Path, graph: Graph) -> None:
 
 
 def test_features_of_edges_are_asked_for() -> None:
-    with pytest.raises(ValueError, match="edges start from their features"):
+    with pytest.raises(ValueError, match="a graph network needs edge features"):
         GraphNetwork(IN, EDGE, CLASSES)(torch.randn(3, IN), graphs.from_edges([[0], [1]], 3))

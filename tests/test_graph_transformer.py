@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, graphs
-from mpnn.models.graph_transformer import EdgeScaled, GraphTransformer
+from mpnn.models.graph.graph_transformer import EdgeScaled, GraphTransformer
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -134,7 +134,7 @@ def test_it_can_be_kept(tmp_path: Path, graph: Graph) -> None:
 def test_what_does_not_fit_is_refused(graph: Graph) -> None:
     with pytest.raises(ValueError, match="edges must be 'add' or 'weigh'; got 'multiply'"):
         GraphTransformer(IN, CLASSES, edges="multiply")
-    with pytest.raises(ValueError, match="edges that weigh scores need edge_dim"):
+    with pytest.raises(ValueError, match="EdgeScaled needs edge_dim"):
         GraphTransformer(IN, CLASSES, edges="weigh")(torch.randn(N, IN), graph)
-    with pytest.raises(ValueError, match="made with edge_dim"):
+    with pytest.raises(ValueError, match="this attention has edge_dim"):
         GraphTransformer(IN, CLASSES, edge_dim=EDGE)(torch.randn(N, IN), graphs.window(1))

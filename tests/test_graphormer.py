@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import Graph, graphs
-from mpnn.models.graphormer import Graphormer
+from mpnn.models.graph.graphormer import Graphormer
 
 SYSTEM = "Graphormer"
 IN, EDGE, DIM, HEADS, STEPS, FAR = 5, 3, 12, 3, 2, 3
@@ -137,7 +137,7 @@ def test_loss_falls_and_the_model_is_saved(molecules: list[Graph], tmp_path) -> 
 
 
 def test_refusals_name_what_does_not_fit(model: Graphormer, molecules: list[Graph]) -> None:
-    with pytest.raises(ValueError, match="the 3 molecules have 11 nodes, but there are features of 10"):
+    with pytest.raises(ValueError, match="the 3 molecules have 11 nodes, but x has 10 rows"):
         model(torch.randn(10, IN), molecules)
     bare = graphs.from_edges([[0, 1], [1, 0]])
     with pytest.raises(ValueError, match=r"edge_attr must have shape \[2, 3\], as edge_dim says; got none"):

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from mpnn import graphs
 from mpnn.models import Bert, BertConfig, MaskedLM, SentenceClassifier, TokenClassifier, from_hf
-from mpnn.models.heads import IGNORED, hidden
+from mpnn.models.text.heads import IGNORED, hidden
 
 SIZES = BertConfig(vocabulary=20, dim=16, layers=1, heads=2, hidden=32, context=12, dropout=0.0, attention_dropout=0.0)
 TOKENS = torch.tensor([[4, 5, 6, 7], [8, 9, 0, 0]])

@@ -360,7 +360,7 @@ def test_a_topology_whose_rows_depend_on_the_length_is_read_anew_each_time():
 
 @pytest.mark.parametrize("family", BARE)
 def test_a_graph_that_hears_the_future_is_refused(family):
-    with pytest.raises(ValueError, match="must not hear the tokens that it is to predict"):
+    with pytest.raises(ValueError, match="must not attend to the tokens that it predicts"):
         from_hf(bare(family), graph=complete())
 
 
@@ -408,7 +408,7 @@ def test_calls_that_do_not_fit_get_a_sentence():
         ours(ids, position_ids=torch.zeros(1, LENGTH, dtype=torch.int64))
     with pytest.raises(ValueError, match="does not take token_type_ids"):
         ours(ids, token_type_ids=ids)
-    with pytest.raises(ValueError, match=r"keeps no gradients; decode under torch.no_grad\(\)"):
+    with pytest.raises(ValueError, match=r"a cache does not store gradients; decode under torch.no_grad\(\)"):
         ours(ids[:, :1], past_key_values=ours(ids).past_key_values)
     foreign = transformers.DynamicCache()
     foreign.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), 0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hf_models import BATCH, LENGTH, OFFERED, call_of, made
 
-from mpnn.decoding import Cache
+from mpnn.decoding.cache import Cache
 from mpnn.models import from_hf, to_hf
 
 transformers = pytest.importorskip("transformers")

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
+from mpnn.integrations.hf import FAMILIES
 from mpnn.models import from_hf
-from mpnn.models.hf import FAMILIES
 from mpnn.position import Rotary
 from mpnn.update import FeedForward, PreNorm
 
@@ -41,7 +41,7 @@ OTHERS = {
 }
 DATA_DECIDES = {
     "xlnet": ("XLNetLMHeadModel", "masks, segments, memory and permutations decide the graph"),
-    "longformer": ("LongformerForMaskedLM", "which tokens hear and are heard by all decides the graph"),
+    "longformer": ("LongformerForMaskedLM", "the values of hubs decide the graph"),
     "reformer": ("ReformerForMaskedLM", "the tokens' hashes decide the graph"),
     "vit_mae": ("ViTMAEForPreTraining", "the patches that are seen decide the graph"),
 }

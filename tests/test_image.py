@@ -38,7 +38,7 @@ def test_the_class_of_an_edge_is_its_relative_position(topology: Topology) -> No
     src, dst = graph.edge_index
     dy, dx = src // 5 - dst // 5, src % 5 - dst % 5
     assert torch.equal(graph.edge_type, (dy + 1) * 3 + (dx + 1))
-    assert graph.num_relations == 9
+    assert graph.num_edge_types == 9
 
 
 def test_a_neighbourhood_with_a_number_for_each_class_is_a_convolution() -> None:

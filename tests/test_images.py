@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpnn import graphs
-from mpnn.models.parts.images import (
+from mpnn.models.layers.images import (
     GridPositions,
     as_image,
     patchify,
@@ -13,7 +13,7 @@ from mpnn.models.parts.images import (
     unpatchify,
     with_class_token,
 )
-from mpnn.models.parts.positions import sinusoid
+from mpnn.models.layers.positions import sinusoid
 
 # ------------------------------------------------------------------------------------------------ patches
 

@@ -14,62 +14,57 @@ ROOT = Path(mpnn.__file__).parent
 
 # What each room may import, besides itself: only rooms above it, so the order of this table is a proof of no cycles.
 ROOMS: dict[str, set[str]] = {
-    "capacity": set(),
-    "runs": {"capacity"},
-    "relation": set(),
-    "edges": set(),
-    "handles": set(),
-    "reach": {"runs"},
-    "reorder": set(),
-    "graph": {"runs", "relation", "edges", "reach", "reorder", "handles", "capacity"},
-    "bind_cache": {"edges", "graph"},
-    "topology": {"runs", "relation", "graph", "handles", "bind_cache"},
-    "random": set(),
+    "graph": set(),
     "aggregate": set(),
-    "scores": {"edges", "relation", "graph", "aggregate"},
-    "check": {"graph", "topology", "scores"},
-    "graphs": {"runs", "relation", "edges", "graph", "topology", "bind_cache", "check"},
+    "request": {"graph", "aggregate"},
+    "graphs": {"graph", "request"},
     "kernels": set(),
-    "dropout": {"random", "kernels"},
-    "update": {"dropout", "check"},
-    "position": {"relation", "graph", "scores"},
-    "attention": {"relation", "graph", "graphs", "scores", "check", "position"},
-    "decoding": {"runs", "graph", "topology", "attention"},
-    "tiling": {"runs"},
-    "backends": {"runs", "relation", "edges", "graph", "random", "aggregate", "scores", "tiling", "kernels"},
-    "plan": {"scores", "backends"},
-    "eager": {"random", "scores", "check", "plan"},
-    "compiled": {
-        *("runs", "relation", "graph", "topology", "graphs", "handles", "aggregate", "scores", "check", "eager"),
-    },
-    "ops": {"graph", "topology", "aggregate", "scores", "check", "eager", "compiled"},
-    "message_passing": {
-        *("graph", "topology", "aggregate", "update", "scores", "attention", "decoding", "check"),
-        *("eager", "compiled", "ops"),
-    },
+    "dropout": {"request", "kernels"},
+    "update": {"request", "dropout"},
+    "position": {"graph", "request"},
+    "attention": {"graph", "graphs", "request", "position"},
+    "decoding": {"graph", "attention"},
+    "backends": {"graph", "aggregate", "request", "kernels"},
+    "engine": {"graph", "graphs", "aggregate", "request", "backends"},
+    "ops": {"graph", "aggregate", "request", "engine"},
+    "message_passing": {"graph", "aggregate", "update", "request", "attention", "decoding", "engine", "ops"},
     "data": set(),
-    "plot": {"runs", "graph", "topology"},
-    "encodings": {"graph", "runs", "relation", "reach"},
+    "plot": {"graph"},
+    "encodings": {"graph"},
     "files": set(),
     "models": {
-        *("relation", "graph", "topology", "graphs", "encodings"),
-        *("aggregate", "dropout", "update", "scores", "position", "attention"),
-        *("ops", "message_passing", "decoding", "check", "bind_cache", "files"),
+        *("graph", "graphs", "request", "aggregate", "dropout", "update", "position", "attention", "decoding"),
+        *("ops", "message_passing", "encodings", "files"),
     },
-    "checkpoint": {"files"},
-    "train": {"graph", "topology", "message_passing", "data", "checkpoint"},
+    "integrations": {
+        *("graph", "graphs", "request", "aggregate", "dropout", "update", "position", "attention", "decoding"),
+        *("ops", "message_passing", "encodings", "files", "models"),
+    },
+    "train": {"graph", "message_passing", "data", "files"},
     "mpnn": {
-        *("runs", "relation", "graph", "topology", "graphs", "aggregate", "update", "position", "attention"),
-        *("compiled", "plan", "ops", "message_passing", "encodings", "models"),
+        *("graph", "graphs", "request", "aggregate", "update", "position", "attention", "engine", "ops"),
+        *("message_passing", "encodings", "models"),
     },
     "cli": {
-        *("runs", "graph", "topology", "graphs", "scores", "plan", "message_passing"),
-        *("data", "plot", "models", "files", "checkpoint", "train", "mpnn"),
+        *(
+            "graph",
+            "graphs",
+            "request",
+            "engine",
+            "message_passing",
+            "data",
+            "plot",
+            "models",
+            "files",
+            "train",
+            "mpnn",
+        ),
     },
     "__main__": {"cli"},
 }
-# Graph.plot() draws itself, and imports what draws when it is called; a topology is pickled as the text that is parsed.
-ON_REQUEST = {("graph", "plot"), ("topology", "graphs")}
+# Graph.plot() imports what draws when it is called; a topology is pickled as the text that is parsed; conversions of
+# other libraries' models stand above the models and are offered beside them.
+ON_REQUEST = {("graph", "plot"), ("graph", "graphs"), ("models", "integrations")}
 
 
 def modules() -> dict[str, Path]:
@@ -85,13 +80,14 @@ MODULES = modules()
 
 
 def imports(path: Path) -> set[tuple[str, bool]]:
-    """The modules of mpnn that a file imports anywhere, and whether only inside a function."""
+    """The modules of mpnn that a file imports anywhere, and whether only inside a function or for type checkers."""
     found = set()
     tree = ast.parse(path.read_text())
     inside = {
         id(node)
         for function in ast.walk(tree)
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        or (isinstance(function, ast.If) and ast.unparse(function.test) == "TYPE_CHECKING")
         for node in ast.walk(function)
     }
     for node in ast.walk(tree):
@@ -134,7 +130,7 @@ def test_backends_do_not_know_each_other() -> None:
             own = ".".join(module.split(".")[:3])
             siblings = {name for name, _ in imports(path) if name.startswith("mpnn.backends")}
             siblings = {name for name in siblings if name != own and not name.startswith(f"{own}.")}
-            assert siblings <= {"mpnn.backends.estimate"}, f"{module} imports {siblings}"
+            assert siblings <= {"mpnn.backends.cost_model"}, f"{module} imports {siblings}"
 
 
 # ---------------------------------------------------------------------------------------- in a fresh process

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mpnn import graphs, ops
+from mpnn.graph.topology import Topology
 from mpnn.kernels import tile_attention
 from mpnn.position import ALiBi
-from mpnn.topology import Topology
 
 SCRIPT = """
 import torch

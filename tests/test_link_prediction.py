@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mpnn import Graph, graphs
 from mpnn.models import GCN, RGCN, DistMult, Inner, LinkPredictor, Model, PairMLP
-from mpnn.models.link_prediction import hits_at
+from mpnn.models.graph.link_prediction import hits_at
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -117,7 +117,7 @@ def test_it_can_be_kept(tmp_path: Path, graph: Graph, decoder: Model) -> None:
 
 def test_what_does_not_fit_is_refused(graph: Graph) -> None:
     x, pairs = torch.randn(N, IN), torch.randint(0, N, (2, 9))
-    with pytest.raises(ValueError, match=r"pairs must be int64 \[2, P\], sources above destinations; got \[9, 2\]"):
+    with pytest.raises(ValueError, match=r"pairs must be int64 \[2, P\], sources then destinations; got \[9, 2\]"):
         LinkPredictor(gcn(), Inner())(x, pairs.T, graph)
-    with pytest.raises(ValueError, match="DistMult scores 3 kinds of links: say which"):
+    with pytest.raises(ValueError, match="DistMult scores 3 edge types: pass relation"):
         LinkPredictor(gcn(), DistMult(DIM, RELATIONS))(x, pairs, graph)

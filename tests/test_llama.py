@@ -96,7 +96,7 @@ def test_a_saved_model_is_made_again(tmp_path):
 
 
 def test_what_does_not_fit_gets_a_sentence():
-    with pytest.raises(ValueError, match="node 0 hears node 23; use causal"):
+    with pytest.raises(ValueError, match="node 0 attends to node 23; use causal"):
         small(complete())
     with pytest.raises(ValueError, match="got 25 tokens, but this model was made with context=24"):
         small()(tokens(1, 25))

@@ -15,7 +15,7 @@ from mpnn.attention import Kernel
 from mpnn.backends import edge_list, low_rank
 from mpnn.backends.low_rank import Block, linear_attention
 from mpnn.graph import Graph
-from mpnn.scores import Dot, Request
+from mpnn.request.request import Dot, Request
 
 PACKED = graphs.documents([100, 130, 1, 70])
 GRAPHS: dict[str, Graph] = {
@@ -105,15 +105,15 @@ def test_blocks_of_a_graph() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"normalize": "softmax"}, "only where the dot products themselves are the weights"),
-        ({"dropout": 0.1}, "never has a single weight in hand"),
-        ({"return_weights": True}, "never has a single weight in hand"),
+        ({"normalize": "softmax"}, "needs dot products as weights"),
+        ({"dropout": 0.1}, "never computes single weights"),
+        ({"return_weights": True}, "never computes single weights"),
         ({"reduce": Max()}, "it sums messages"),
-        ({"score": None}, "needs weights that are dot products"),
-        ({"bias": (torch.zeros(1, 1),)}, "numbers on edges"),
-        ({"edge_value": torch.zeros(1, 4, 7)}, "numbers on edges"),
-        ({"graph": graphs.window(2).bind(37)}, "rows must hear the same sources as the row before"),
-        ({"graph": graphs.longformer(8, globals=1).bind(37)}, "rows must hear the same sources as the row before"),
+        ({"score": None}, "needs dot-product scores"),
+        ({"bias": (torch.zeros(1, 1),)}, "does not support biases"),
+        ({"edge_value": torch.zeros(1, 4, 7)}, "does not support biases"),
+        ({"graph": graphs.window(2).bind(37)}, "each row must have the same sources as the row before"),
+        ({"graph": graphs.longformer(8, globals=1).bind(37)}, "each row must have the same sources as the row before"),
         ({"graph": graphs.from_edges(torch.zeros(2, 1, dtype=torch.int64), 37)}, "the graph is a list of edges"),
     ],
     ids=str,
@@ -124,8 +124,12 @@ def test_refuses_with_a_sentence(change: dict[str, object], reason: str) -> None
 
 def test_softcap_and_vectors_on_edges_are_refused() -> None:
     given = request(graphs.complete().bind(3))
-    assert "only where" in low_rank.supports(replace(given, score=replace(given.score, softcap=2.0)))
-    assert "numbers on" in low_rank.supports(replace(given, score=replace(given.score, edge_key=leaf(9, 4, 5))))
+    assert "without a normaliser or softcap" in low_rank.supports(
+        replace(given, score=replace(given.score, softcap=2.0))
+    )
+    assert "does not support biases" in low_rank.supports(
+        replace(given, score=replace(given.score, edge_key=leaf(9, 4, 5)))
+    )
 
 
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal()], ids=str)

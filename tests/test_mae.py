@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from mpnn import graphs
+from mpnn.integrations.hf.vit_mae import Decoder
 from mpnn.models import MAE, MAEConfig, from_hf
-from mpnn.models.hf.vit_mae import Decoder
-from mpnn.models.mae import least
-from mpnn.models.parts.images import patchify
+from mpnn.models.layers.images import patchify
+from mpnn.models.vision.mae import least
 
 transformers = pytest.importorskip("transformers")
 

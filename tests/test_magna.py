@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, graphs
 from mpnn.aggregate import Diffusion
-from mpnn.models.magna import MAGNA, MagnaAttention
+from mpnn.models.graph.magna import MAGNA, MagnaAttention
 
 SYSTEM = "multi-hop attention (MAGNA)"
 N, IN, DIM, HEADS, CLASSES = 17, 5, 12, 3, 4
@@ -130,7 +130,7 @@ def test_learns_and_is_saved(tmp_path) -> None:
 def test_refusals_name_what_does_not_fit(graph: Graph) -> None:
     with pytest.raises(ValueError, match="5 heads do not divide a width of 12"):
         MAGNA(IN, CLASSES, DIM, 5)
-    with pytest.raises(ValueError, match=r"made for 2 relations; the edges of .* have 3"):
+    with pytest.raises(ValueError, match=r"has 2 edge types; .* has 3"):
         MAGNA(IN, CLASSES, DIM, HEADS, relations=2)(torch.randn(N, IN), graph)
-    with pytest.raises(ValueError, match=r"made for 2 relations; the edges of .* have none"):
+    with pytest.raises(ValueError, match=r"has 2 edge types; .* has none"):
         MAGNA(IN, CLASSES, DIM, HEADS, relations=2)(torch.randn(4, IN), graphs.complete())

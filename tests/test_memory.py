@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from mpnn import MessagePassing, Topology, capacity, graphs, ops
+from mpnn import MessagePassing, Topology, graphs, ops
 from mpnn.attention import DotProduct
-from mpnn.bind_cache import BindCache, bytes_of
-from mpnn.graph import Graph
-from mpnn.relation import Offset, Table
-from mpnn.runs import Runs
+from mpnn.graph import Graph, capacity
+from mpnn.graph.bind_cache import BindCache, bytes_of
+from mpnn.graph.relations import Offset, Table
+from mpnn.graph.runs import Runs
 
 # ---------------------------------------------------------------------------------------- the cache
 
@@ -84,7 +84,7 @@ def test_what_hits_derive_counts_too(cache: BindCache) -> None:
 def test_graphs_derived_from_graphs_count_too(cache: BindCache) -> None:
     graph = graphs.causal().bind(200)
     before = cache.nbytes
-    reverse = graph.memo("reverse", graph.reverse)
+    reverse = graph.cached("reverse", graph.reverse)
     _ = reverse.csr
     assert cache.nbytes - before >= 16 * graph.num_edges
 
@@ -156,7 +156,7 @@ def test_a_graph_remembers_no_dropout_rate() -> None:
         lambda: graphs.causal()._graph(200, 200),
         lambda: graphs.documents([150, 50])._graph(200, 200),
         lambda: graphs.from_edges(torch.randint(0, 200, (2, 500)), 200, edge_attr=torch.rand(500, 2)),
-        lambda: graphs.causal().related(Offset(3))._graph(200, 200).rows(50, 90),
+        lambda: graphs.causal().with_relation(Offset(3))._graph(200, 200).rows(50, 90),
     ],
     ids=["runs", "labels", "edges", "rows with positions"],
 )
@@ -170,7 +170,7 @@ def test_copies_and_pickles_hold_the_definition_alone(make, copied) -> None:
     assert not {"csr", "csc", "edge_index"} & vars(other).keys()
     assert torch.equal(other.edge_index, graph.edge_index)
     assert other.edge_attr is graph.edge_attr is None or torch.equal(other.edge_attr, graph.edge_attr)
-    assert other.num_relations == graph.num_relations
+    assert other.num_edge_types == graph.num_edge_types
 
 
 def test_pickles_are_as_large_as_the_runs() -> None:
@@ -182,7 +182,7 @@ def test_pickles_are_as_large_as_the_runs() -> None:
 def test_pickles_hold_no_memory_beyond_a_view() -> None:
     edges = torch.randint(0, 9, (100, 2, 1000))
     assert len(pickle.dumps(graphs.from_edges(edges[3], 9))) < 20_000
-    image = graphs.grid(100, 100).bind(10_000).placed(torch.arange(10_000), torch.arange(10_000))
+    image = graphs.grid(100, 100).bind(10_000).with_positions(torch.arange(10_000), torch.arange(10_000))
     assert len(pickle.dumps(image.rows(0, 2))) < 100_000
 
 
@@ -281,7 +281,7 @@ def test_thousands_of_topologies_are_joined(join) -> None:
     assert pickle.loads(pickle.dumps(topology)) == topology
     graph = topology.bind(3)
     assert graph.num_edges == {operator.or_: 9, operator.and_: 3, operator.sub: 0}[join]
-    assert topology.related(Offset(1)).bind(3).num_relations == 3
+    assert topology.with_relation(Offset(1)).bind(3).num_edge_types == 3
     if COUNT < 2000:
         assert graphs.parse(str(topology)) == topology
     else:
@@ -317,7 +317,7 @@ def nested(depth: int) -> Topology:
     topology = graphs.memory(2)
     for k in range(depth):
         topology = ~(topology | graphs.window(k % 3)) if k % 2 else graphs.complete() - topology
-    return topology.related(Offset(2))
+    return topology.with_relation(Offset(2))
 
 
 def test_expressions_are_nested_as_deep_as_a_text_can_be() -> None:
@@ -346,9 +346,9 @@ def test_a_long_text_with_a_mistake_names_it() -> None:
 
 
 def test_balanced_unions_keep_what_the_first_operand_says() -> None:
-    near = graphs.window(1).related(Offset(1))
+    near = graphs.window(1).with_relation(Offset(1))
     graph = functools.reduce(operator.or_, [graphs.identity(), near, *[graphs.window(2)] * 9]).bind(5)
     assert isinstance(graph, Graph)
-    assert graph.num_relations == 3
+    assert graph.num_edge_types == 3
     own = MessagePassing(graphs.causal() | graphs.memory(2), "sum", None, DotProduct(4, 1))
     assert own(torch.rand(3, 4), source=torch.rand(5, 4)).shape == (3, 4)

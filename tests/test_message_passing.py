@@ -60,7 +60,9 @@ MODELS: dict[str, Callable[[], MessagePassing]] = {
     "ggnn": lambda: MessagePassing(cora(), "sum", GRU(8), Typed(8, 8, relations=4)),
     "convolution": lambda: MessagePassing(graphs.neighborhood(4, 3, 1), "sum", None, Typed(8, 64, relations=9)),
     "magna": lambda: MessagePassing(cora(), Diffusion(hops=6, alpha=0.1), PreNorm(8, FeedForward(8)), DotProduct(8, 2)),
-    "graphormer": lambda: layer(graphs.complete().related(torch.randint(0, 5, (N, N))), position=Table(2, relations=5)),
+    "graphormer": lambda: layer(
+        graphs.complete().with_relation(torch.randint(0, 5, (N, N))), position=Table(2, relations=5)
+    ),
     "robust": lambda: MessagePassing(cora(), median, Concat(8, 8), None),
     "pna": lambda: MessagePassing(cora(), "pna", Concat(8, 8, message_dim=12 * 8), None),
 }
@@ -114,7 +116,7 @@ def test_the_graph_of_a_call_takes_the_place_of_the_operators() -> None:
     causal = MessagePassing(graphs.causal(), "sum", op.update, op.attention)
     assert op(x, graphs.causal()).equal(causal(x))
     assert op(x, graphs.causal().bind(N)).equal(causal(x))
-    with pytest.raises(ValueError, match=r"without a graph; give one with the call: op\(x, graph=...\)"):
+    with pytest.raises(ValueError, match=r"has no graph; pass one with the call: op\(x, graph=...\)"):
         layer(None)(x)
 
 
@@ -132,7 +134,7 @@ def test_edge_attributes_of_the_graph_or_of_the_call_in_the_callers_order() -> N
     order = torch.randperm(graph.num_edges)
     shuffled = graphs.from_edges(graph.edge_index[:, order], N, edge_attr=graph.edge_attr[order])
     torch.testing.assert_close(op(x, shuffled), op(x))
-    with pytest.raises(ValueError, match="the graph or the call must give edge_attr"):
+    with pytest.raises(ValueError, match="the graph or the call must provide edge_attr"):
         op(x, bare)
 
 
@@ -295,7 +297,7 @@ def test_diffusion_of_fixed_weights() -> None:
 
 
 def test_diffusion_refuses_what_it_cannot_mean() -> None:
-    with pytest.raises(ValueError, match="give the operator an attention that has them"):
+    with pytest.raises(ValueError, match="use an attention that computes weights"):
         MessagePassing(graphs.complete(), Diffusion(2, 0.5))(torch.randn(3, 8))
     op = MessagePassing(graphs.complete(), Diffusion(2, 0.5), None, DotProduct(8, 2))
     with pytest.raises(ValueError, match="one set of nodes; the graph is 3 x 5"):

@@ -103,7 +103,7 @@ def test_it_can_be_compiled_whole() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     graph, x = graphs.from_edges(edges(), N), torch.randn(N, IN)
     with pytest.raises(
-        ValueError, match=r"must give messages \[20, 'F'\], or \[20, 'H', 'F'\] for several heads; got \[4"
+        ValueError, match=r"must return messages \[20, 'F'\], or \[20, 'H', 'F'\] for several heads; got \[4"
     ):
         MessagePassing(None, "sum", None, EdgeMessage(lambda dst, src, edge: src.T))(x, graph)
     with pytest.raises(ValueError, match=r"one weight for each of 20 edges; got \[20, 2\]"):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import mpnn
 from mpnn import MessagePassing, attention, graphs, models, ops, position, update
 from mpnn.backends import BACKENDS
-from mpnn.scores import AdditiveV2Score, Dot, LeakyReLU, Request
+from mpnn.request.request import AdditiveV2Score, Dot, LeakyReLU, Request
 
 RULE = graphs.window(1)
 GRAPH = RULE.bind(5)
@@ -41,8 +41,8 @@ SPECS: dict[str, Callable[[], attention.Attention]] = {
     "Near": lambda: attention.Near(nn.Linear(4, 6), 2),
     "Mapped": lambda: attention.Mapped(nn.Linear(4, 4)),
     "EdgeWeight": lambda: attention.EdgeWeight(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
-    "MAGNA": lambda: models.magna.MagnaAttention(4, 2),
-    "Linformer": lambda: models.linformer.Linformer(4, 2, length=8, landmarks=3),
+    "MAGNA": lambda: models.graph.magna.MagnaAttention(4, 2),
+    "Linformer": lambda: models.text.linformer.Linformer(4, 2, length=8, landmarks=3),
 }
 COMPLETE = graphs.complete().bind(5)
 
@@ -78,7 +78,7 @@ FEATURES: dict[str, tuple[dict[str, Any], str]] = {
     "few edge_attr": ({"edge_attr": torch.rand(3)}, "edge_attr must have a row for each of the 25 edges"),
     "an edge_index for the graph": ({"graph": COMPLETE.edge_index}, "graph must be a Topology, a Graph or None"),
     "text for the graph": ({"graph": "causal"}, r"graph must be .*; got str; text becomes one by graphs.parse"),
-    "a number for the cache": ({"cache": 3}, "cache must be an mpnn.decoding.Cache; got int"),
+    "a number for the cache": ({"cache": 3}, "cache must be an mpnn.decoding.cache.Cache; got int"),
 }
 
 
@@ -120,11 +120,13 @@ def test_features_that_an_update_cannot_take(name: str) -> None:
     assert op()(X).shape == (5, 4)
     with torch.autocast("cpu", torch.bfloat16):
         op()(X)
-    with pytest.raises(ValueError, match=r"x is 3 wide .* for a width of 4|features and messages that are 8 wide"):
+    with pytest.raises(
+        ValueError, match=r"x is 3 wide .* for a width of 4|features and messages with a total width of 8"
+    ):
         op()(NARROW)
     with pytest.raises(TypeError, match=r"x is torch.float16 and the weights of .* are torch.float32"):
         op()(X.half())
-    with pytest.raises(ValueError, match=r"message is 3 wide|adds the message|messages that are 8 wide"):
+    with pytest.raises(ValueError, match=r"message is 3 wide|adds the message|messages with a total width of 8"):
         MessagePassing(RULE, "sum", UPDATES[name](), attention.Additive(4, 3))(X)
 
 
@@ -162,7 +164,7 @@ def test_models_given_what_they_cannot_take(name: str) -> None:
         model(GRAPH, X)
     with pytest.raises(TypeError, match="x must be a tensor; got ndarray"):
         model(X.numpy(), GRAPH)
-    with pytest.raises(ValueError, match=r"x is 3 wide|features and messages that are 8 wide"):
+    with pytest.raises(ValueError, match=r"x is 3 wide|features and messages with a total width of 8"):
         model(NARROW, GRAPH)
     with pytest.raises(TypeError, match=r"x is torch.float16 and the weights of .* are torch.float32"):
         model(X.half(), GRAPH)
@@ -228,9 +230,9 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "to_torch_sparse": (lambda: graphs.to_torch_sparse(RULE), "graph must be of a size"),
     "to_sparse_tensor": (lambda: graphs.to_sparse_tensor(None), "graph must be a Graph; got NoneType"),
     "batch": (lambda: graphs.batch(GRAPH), "graphs must be a list of graphs; got Graph"),
-    "related": (lambda: RULE.related("left"), "relation must be a Relation, or an integer matrix .*; got str"),
+    "related": (lambda: RULE.with_relation("left"), "relation must be a Relation, or an integer matrix .*; got str"),
     "rows": (lambda: GRAPH.rows("a", 3), "start must be an integer; got 'a'"),
-    "induced": (lambda: GRAPH.induced("a"), "keep must be a bool tensor"),
+    "induced": (lambda: GRAPH.subgraph("a"), "keep must be a bool tensor"),
     "drop_edges": (lambda: GRAPH.drop_edges("half"), "p must be a number from 0 to 1; got 'half'"),
 }
 
@@ -296,14 +298,14 @@ def test_a_relation_of_heterogeneous_data_is_a_graph_between_two_sets() -> None:
     data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1], [2, 3]])
     graph = graphs.from_pyg(data["author", "writes", "paper"])
     assert (graph.num_src, graph.num_dst, graph.edge_index.tolist()) == (3, 6, [[0, 1], [2, 3]])
-    with pytest.raises(ValueError, match=r"HeteroData has one for each relation; give one of them"):
+    with pytest.raises(ValueError, match=r"HeteroData has one per relation; pass one of them"):
         graphs.from_pyg(data)
 
 
 def test_weights_of_networkx_are_numbers() -> None:
     path = networkx.path_graph(3)
     networkx.set_edge_attributes(path, "far", "weight")
-    with pytest.raises(ValueError, match="weight must name numbers, one for each edge; 'weight' does not"):
+    with pytest.raises(ValueError, match="weight must be the name of a numeric edge attribute; 'weight' is not"):
         graphs.from_networkx(path, "weight")
 
 

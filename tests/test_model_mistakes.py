@@ -35,13 +35,13 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a graph of one length": (
         lambda: Bert(BertConfig(**SIZES), WINDOW),
         TypeError,
-        "sequences of any length need a Topology, such as window(16), or one a layer; got Graph(window(2): 9 nodes",
+        "graph must be a Topology, such as window(16), or one per layer; got Graph(window(2): 9 nodes",
     ),
-    "graphs of one length": (lambda: GPT(17, 16, 2, 1, [WINDOW]), TypeError, "sequences of any length need a Topology"),
+    "graphs of one length": (lambda: GPT(17, 16, 2, 1, [WINDOW]), TypeError, "graph must be a Topology"),
     "topologies for other layers": (
         lambda: Llama(LlamaConfig(**SIZES), [graphs.causal()] * 3),
         ValueError,
-        "give one topology, or one for each of 2 layers; got 3",
+        "graph must be one topology, or one for each of 2 layers; got 3",
     ),
     "an unknown activation": (
         lambda: Bert(BertConfig(**SIZES, activation="gleu")),
@@ -52,7 +52,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "three sizes": (
         lambda: Convolution(3, 4, (1, 2, 3)),
         ValueError,
-        "a size is one integer, or two: down and across; got [1, 2, 3]",
+        "a size must be one integer, or two: height and width; got [1, 2, 3]",
     ),
     "more than there are": (
         lambda: PinSage(6, 3).recommend(torch.rand(5, 3), torch.tensor([0]), 5),

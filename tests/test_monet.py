@@ -90,9 +90,9 @@ def test_it_can_be_kept_and_take_another_graph(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_asked_for() -> None:
     x = torch.randn(N, IN)
-    with pytest.raises(ValueError, match="without a graph; give one with the call"):
+    with pytest.raises(ValueError, match="this model has no graph; pass one with the call"):
         MoNet(IN, CLASSES)(x)
-    with pytest.raises(ValueError, match="made for coordinates: the graph or the call must give edge_attr"):
+    with pytest.raises(ValueError, match="this model needs coordinates: pass edge_attr, or a graph that has edge_attr"):
         MoNet(IN, CLASSES, coordinates=2)(x, graphs.window(1))
     with pytest.raises(ValueError, match=r"pseudo-coordinates as edge_attr, \[40, 2\]; got \[40, 3\]"):
         MessagePassing(None, "sum", None, Gaussian(IN, 2, 2, 2))(

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 from mpnn import graphs, ops
 from mpnn.dropout import Dropout
 from mpnn.kernels.feature_dropout import FeatureDropout
-from mpnn.kernels.once import once_differentiable
+from mpnn.kernels.once_differentiable import once_differentiable
 
 GRAPH = graphs.causal().bind(5)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import graphs
-from mpnn.decoding import Cache
+from mpnn.decoding.cache import Cache
 from mpnn.models import (
     GPT,
     Bert,
@@ -118,14 +118,14 @@ def test_calls_with_documents_compile_whole() -> None:
     model, given = DECODERS["GPT"](), {"graph": graphs.causal() & graphs.window(2), "lengths": LENGTHS}
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(words(), **given), model(words(), **given))
-    with pytest.raises(Exception, match="must not hear the tokens"):
+    with pytest.raises(Exception, match="must not attend to the tokens"):
         compiled(words(total=6), graph=graphs.window(1))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "the future": ({"graph": graphs.window(1)}, "must not hear the tokens that it is to predict"),
-    "the future, bound": ({"graph": graphs.window(1).bind(TOTAL)}, "must not hear the tokens"),
-    "the future in a document": ({"graph": graphs.window(1), "lengths": LENGTHS}, "must not hear the tokens"),
+    "the future": ({"graph": graphs.window(1)}, "must not attend to the tokens that it predicts"),
+    "the future, bound": ({"graph": graphs.window(1).bind(TOTAL)}, "must not attend to the tokens"),
+    "the future in a document": ({"graph": graphs.window(1), "lengths": LENGTHS}, "must not attend to the tokens"),
     "other lengths": ({"lengths": [5, 7]}, r"at least 1 each and 13 together, as each row has; got 12 in \[5, 7\]"),
     "an empty document": ({"lengths": [0, 13]}, "at least 1 each"),
     "too long a document": ({"lengths": [13]}, "got a document of 13 tokens, but this model was made with context=8"),

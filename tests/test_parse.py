@@ -68,7 +68,7 @@ def test_every_topology_of_the_builders_can_be_written() -> None:
         ("window(*[1])", 8, "arguments are integers or lists of integers"),
         ("window(**{})", 10, "arguments are integers or lists of integers"),
         ("documents([2, [x]])", 16, "arguments are integers or lists of integers"),
-        ("window(99999999999999999999)", 1, r"radius must not be beyond 2\*\*61"),
+        ("window(99999999999999999999)", 1, r"radius must not exceed 2\*\*61"),
         ("causal | 5", 10, r"expected a topology such as window\(256\), or two joined by \| & -"),
         ("causal + identity", 1, "expected a topology"),
         ("causal and identity", 1, "expected a topology"),
@@ -182,7 +182,7 @@ def test_a_registered_builder_is_part_of_the_language(text: str, checkerboard: A
         ("checkerboard(print)", "there is no topology 'print'"),
         ("checkerboard(b'1')", "arguments are numbers, text, True, False, None, topologies or lists of these"),
         ("window('1')", "arguments are integers or lists of integers"),
-        ("checker", "there is no topology 'checker'; there are .*, checkerboard, .*, and yours by graphs.register"),
+        ("checker", "there is no topology 'checker'; there are .*, checkerboard, .*; add yours by graphs.register"),
     ],
 )
 def test_what_a_registered_builder_refuses_is_refused_with_a_column(text: str, why: str, checkerboard: Any) -> None:

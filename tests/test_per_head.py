@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpnn import MessagePassing, graphs
-from mpnn.models.parts.per_head import PerHead
+from mpnn.models.layers.per_head import PerHead
 from mpnn.position import ALiBi
 
 
@@ -21,14 +21,14 @@ def test_heads_hear_over_graphs_of_their_own():
         parts = [(y - op.to_out.bias) @ inverse.T for y in (found, *alone)]
     assert torch.allclose(parts[0][..., :4], parts[1][..., :4], atol=1e-5)
     assert torch.allclose(parts[0][..., 4:], parts[2][..., 4:], atol=1e-5)
-    with pytest.raises(ValueError, match="the heads that hear along them: 3, not 2"):
+    with pytest.raises(ValueError, match="at most 2; the graph has 3"):
         layer(x, graphs.from_edges(edges, 5, edge_type=heads + 1))
 
 
 def test_heads_that_share_keys_or_know_positions_hear_over_one_graph():
     edges = graphs.from_edges([[0, 1], [1, 0]], edge_type=torch.tensor([0, 1]))
     for options in ({"kv_heads": 1}, {"position": ALiBi(2)}):
-        with pytest.raises(ValueError, match="graphs of their own"):
+        with pytest.raises(ValueError, match="per-head graphs need"):
             MessagePassing(edges, "sum", None, PerHead(8, 2, **options))(torch.randn(2, 8))
 
 

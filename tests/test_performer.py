@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from mpnn import graphs
 from mpnn.attention import Kernel
 from mpnn.models import BertConfig, Performer, PerformerConfig, PerformerEncoder, PerformerEncoderConfig
-from mpnn.models.bert import Bert
-from mpnn.models.gpt import GPT2, GPTConfig
+from mpnn.models.text.bert import Bert
+from mpnn.models.text.gpt import GPT2, GPTConfig
 
 DIM, HEADS, VOCABULARY, CONTEXT, FEATURES = 16, 2, 11, 12, 9
 EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1

@@ -7,9 +7,9 @@ import mpnn
 from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS
-from mpnn.plan import Plan, Refused, choose, plan
-from mpnn.scores import Dot, Request
-from mpnn.topology import Topology
+from mpnn.engine.plan import Plan, Refused, choose, plan
+from mpnn.graph.topology import Topology
+from mpnn.request.request import Dot, Request
 
 
 def request(topology: Topology, n: int, heads: int = 4, width: int = 32, grad: bool = False) -> Request:

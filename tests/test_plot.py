@@ -62,7 +62,7 @@ def test_a_small_graph_is_drawn_edge_by_edge(ax: Axes) -> None:
     drawn = ax.images[0].get_array()
     np.testing.assert_array_equal(np.ma.getmaskarray(drawn), ~graph.dense().numpy())
     assert ax.get_title(loc="left") == graph.name
-    assert (ax.get_ylabel(), ax.get_xlabel()) == ("destination (hears)", "source (is heard)")
+    assert (ax.get_ylabel(), ax.get_xlabel()) == ("destination (receives)", "source (sends)")
     assert "7 edges" in ax.texts[0].get_text()
 
 

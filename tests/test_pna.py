@@ -71,5 +71,5 @@ def test_it_can_be_kept_and_take_another_graph(tmp_path: Path) -> None:
 
 
 def test_features_of_edges_are_asked_for(graph: Graph) -> None:
-    with pytest.raises(ValueError, match="made with edge_dim, so the graph or the call must give edge_attr"):
+    with pytest.raises(ValueError, match="created with edge_dim: pass edge_attr, or a graph that has edge_attr"):
         PNA(IN, CLASSES, DIM, edge_dim=EDGE)(torch.randn(N, IN), graphs.window(1))

@@ -8,7 +8,7 @@ import torch
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
-from mpnn.models.parts.positions import binary, normalised, sinusoid, sinusoidal
+from mpnn.models.layers.positions import binary, normalised, sinusoid, sinusoidal
 from mpnn.position import T5, ALiBi, Rotary, Shaw
 
 EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
@@ -21,7 +21,7 @@ def largest(difference):
 
 @pytest.mark.parametrize(("buckets", "bidirectional"), [(3, True), (0, True), (1, False), (32, True)])
 def test_t5_refuses_buckets_that_its_logarithm_cannot_fill(buckets, bidirectional):
-    with pytest.raises(ValueError, match=f"of {buckets} buckets . hold one offset each; .* max_distance, 8"):
+    with pytest.raises(ValueError, match=f"of {buckets} buckets . hold one offset each; .* max_distance=8"):
         T5(2, buckets, 8, bidirectional)
 
 
@@ -100,7 +100,7 @@ def test_binary_neighbours_are_not_near():
     assert distance[8, 10] == 1
     waves = sinusoidal(16, 4)
     assert torch.cdist(waves, waves).diagonal(1).max() < torch.cdist(waves, waves).diagonal(2).min()
-    with pytest.raises(ValueError, match="3 bits number 8 positions; got a length of 9"):
+    with pytest.raises(ValueError, match="3 bits encode at most 8 positions; got a length of 9"):
         binary(9, 3)
 
 

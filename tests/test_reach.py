@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mpnn import Topology, graphs, reach
-from mpnn.runs import Runs
+from mpnn import Topology, graphs
+from mpnn.graph import reachability
+from mpnn.graph.runs import Runs
 
 squares = st.integers(0, 9).flatmap(lambda n: arrays(bool, (n, n)))
 
@@ -38,7 +39,7 @@ def walks(matrix: np.ndarray, k: int) -> np.ndarray:
 
 def check_power(runs: Runs, matrix: np.ndarray) -> None:
     for k in range(1, 6):
-        assert reach.power(runs, k).same_as(Runs.from_edges(*matrix.shape, *np.nonzero(walks(matrix, k)))), k
+        assert reachability.power(runs, k).same_as(Runs.from_edges(*matrix.shape, *np.nonzero(walks(matrix, k)))), k
 
 
 @given(squares)
@@ -67,9 +68,9 @@ def test_reach_counts_those_heard_of(matrix: np.ndarray) -> None:
     keeping = matrix | np.eye(n, dtype=bool)  # a node keeps what it knows
     for layers in range(5):
         expected = walks(keeping, layers).mean() if n else 1.0
-        assert reach.fraction(runs, layers) == pytest.approx(expected, abs=1e-12)
+        assert reachability.fraction(runs, layers) == pytest.approx(expected, abs=1e-12)
     complete_after = [layers for layers in range(n + 1) if walks(keeping, layers).all()]
-    assert reach.diameter(runs) == (complete_after[0] if complete_after else None)
+    assert reachability.diameter(runs) == (complete_after[0] if complete_after else None)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
@@ -108,7 +109,7 @@ def test_large_graphs_are_sampled() -> None:
 def test_sources_in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = (graphs.window(2) | graphs.random(1)).bind(61)
     whole = graph.reach(2), graph.diameter()
-    monkeypatch.setattr(reach, "_CHUNK", 1)
+    monkeypatch.setattr(reachability, "_CHUNK", 1)
     assert (graph.reach(2), graph.diameter()) == (pytest.approx(whole[0], abs=1e-12), whole[1])
 
 
@@ -124,7 +125,7 @@ def test_explicit_graphs_reach_too() -> None:
 @given(st.tuples(st.integers(0, 7), st.integers(0, 7)).flatmap(lambda shape: arrays(bool, shape)))
 def test_components_are_sources_that_rows_join(matrix: np.ndarray) -> None:
     dst, src = matrix.nonzero()
-    found = reach.components(Runs.from_edges(*matrix.shape, dst, src))
+    found = reachability.components(Runs.from_edges(*matrix.shape, dst, src))
     together = matrix.T.astype(int) @ matrix > 0
     joined = walks(together | np.eye(len(together), dtype=bool), matrix.shape[1])
     assert (joined == (found[:, None] == found)).all()

@@ -7,8 +7,8 @@ import torch
 
 from mpnn import graphs
 from mpnn.models import Reformer, ReformerConfig, ReformerLM, from_hf
-from mpnn.models.hashing import Chunks, Heard, hashes
-from mpnn.models.parts.packing import Packing
+from mpnn.models.layers.packing import Packing
+from mpnn.models.text.reformer_hashing import Chunks, Heard, hashes
 
 transformers = pytest.importorskip("transformers")
 
@@ -268,7 +268,7 @@ def test_is_kept_and_a_causal_one_hears_nothing_later(tmp_path):
     model.save_pretrained(tmp_path)
     found = model(tokens)
     assert torch.equal(ReformerLM.from_pretrained(tmp_path)(tokens), found)
-    with pytest.raises(ValueError, match="node 0 hears node 1"):
+    with pytest.raises(ValueError, match="node 0 attends to node 1"):
         ReformerLM.from_pretrained(tmp_path, graph=graphs.window(1))
     over = ReformerLM.from_pretrained(tmp_path, graph=graphs.causal() & graphs.window(3))
     later = torch.cat([tokens[:, :20], tokens[:, 20:].flip(1)], 1)
@@ -300,5 +300,5 @@ def test_refuses_arguments_that_mean_nothing_here(call, sentence):
 def test_refuses_other_layers_and_lengths_beyond_the_positions():
     with pytest.raises(ValueError, match='layers are "local" or "lsh"; got \'full\''):
         Reformer(ReformerConfig(layers=["full"]))
-    with pytest.raises(IndexError, match="position 64 is not among those that the model has, 0 to 63"):
+    with pytest.raises(IndexError, match="position 64 is out of range: the model has 0 to 63"):
         from_hf(transformers.ReformerModel(config()).eval())(torch.zeros(1, 65).long())

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mpnn import graphs, ops
-from mpnn.relation import Flipped, GridOffset, Offset, Relation, Table, as_relation
-from mpnn.scores import Lookup
+from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Table, as_relation
+from mpnn.request.request import BiasTable
 
 
 def classes(relation: Relation, num_dst: int, num_src: int) -> Tensor:
@@ -40,7 +40,7 @@ def test_tables_are_looked_up() -> None:
     relation = as_relation(table)
     assert torch.equal(classes(relation, 3, 2), table.long())
     assert relation.count == 4
-    assert repr(relation) == "Table(3 x 2, 4 classes)"
+    assert repr(relation) == "Table(3 x 2, 4 edge types)"
     assert as_relation(relation) is relation
     assert Table(torch.zeros(0, 0, dtype=torch.int64)).count == 0
 
@@ -63,7 +63,7 @@ def test_rules_are_equal_when_they_say_the_same() -> None:
     [
         (torch.zeros(3), r"integer matrix \[num_dst, num_src\]; got torch.float32 of shape \[3\]"),
         (torch.zeros(2, 2), r"integer matrix \[num_dst, num_src\]; got torch.float32 of shape \[2, 2\]"),
-        (torch.tensor([[0, -1]]), "classes from 0 upward; it holds a negative one"),
+        (torch.tensor([[0, -1]]), "must not be negative; it holds a negative one"),
     ],
 )
 def test_bad_tables_are_refused(table: Tensor, sentence: str) -> None:
@@ -76,7 +76,7 @@ def test_a_graph_keeps_no_table_alive_that_a_call_brought(backend: str) -> None:
     graph, x = graphs.causal().bind(5), torch.randn(5, 1, 8, requires_grad=True)
     table = Table(torch.randint(0, 3, (5, 5)))
     bias = torch.randn(table.count, 1, requires_grad=True)
-    ops.attend(graph, x, x, x, bias=Lookup(bias, table), backend=backend).sum().backward()
+    ops.attend(graph, x, x, x, bias=BiasTable(bias, table), backend=backend).sum().backward()
     gone = weakref.ref(table)
     del table
     gc.collect()

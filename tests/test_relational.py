@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, graphs
-from mpnn.models.relational import OwnMaps, RelationalMLP
+from mpnn.models.graph.relational import OwnMaps, RelationalMLP
 
 SYSTEM = "relational graph view of an MLP"
 NODES, IN, OUT = 5, 3, 2
@@ -101,5 +101,5 @@ def test_refusals_name_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="5 groups of neurons cannot share in_dim=12 evenly"):
         RelationalMLP(12, 2, 10, nodes=5)
     layer = MessagePassing(None, attention=OwnMaps(ring(), IN, OUT))
-    with pytest.raises(ValueError, match=r"these maps belong to 15 edges into 5 nodes; the graph is .*25 edges"):
+    with pytest.raises(ValueError, match=r"OwnMaps has maps for 15 edges into 5 nodes; the graph is .*25 edges"):
         layer(torch.randn(NODES, IN), graphs.complete())

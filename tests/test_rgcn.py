@@ -10,7 +10,7 @@ import torch
 
 from mpnn import graphs
 from mpnn.models import RGCN
-from mpnn.models.rgcn import BasisTyped, BlockTyped
+from mpnn.models.graph.rgcn import BasisTyped, BlockTyped
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -64,5 +64,5 @@ def test_it_can_be_kept(tmp_path: Path) -> None:
 
 def test_a_graph_of_more_classes_is_refused() -> None:
     graph = graphs.from_edges([[0, 1], [1, 0]], N, edge_type=torch.tensor([0, 4]))
-    with pytest.raises(ValueError, match="the graph has 5 classes of edges, but this layer has 4 maps"):
+    with pytest.raises(ValueError, match="the graph has 5 edge types, but this layer has 4 maps"):
         RGCN(IN, CLASSES, RELATIONS)(torch.randn(N, IN), graph)

@@ -13,7 +13,7 @@ from mpnn import graphs, ops
 from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, total
 from mpnn.backends import csr, edge_list
 from mpnn.graph import Graph
-from mpnn.scores import Lookup, Request
+from mpnn.request.request import BiasTable, Request
 
 AGGREGATORS = (Sum(), Mean(), Max(), Min(), Var(), Std(), PNA())
 # Sums of at most 500 float64 terms of size about 10, squared at most, and twice over: 500 * 100 * 2 * 1.1e-16 = 1e-11.
@@ -122,14 +122,14 @@ def test_every_width(width: int, aggregator: Aggregator) -> None:
 
 @pytest.mark.parametrize("aggregator", [Sum(), Max(), Var()], ids=lambda a: type(a).__name__)
 def test_every_form_of_weights(aggregator: Aggregator) -> None:
-    graph = random_graph(9, 9, 60).related(torch.randint(0, 4, (9, 9)))
+    graph = random_graph(9, 9, 60).with_relation(torch.randint(0, 4, (9, 9)))
     table = torch.randint(-2, 3, (4, 3)).double().requires_grad_()
     for given in (
         (weights(graph, 1),),
         (weights(graph, 3, (2,)),),
         (weights(graph, 3), weights(graph, 1)),
-        (Lookup(table, graph.relation),),
-        (Lookup(table, graph.relation), weights(graph, 1, (2,))),
+        (BiasTable(table, graph.relation),),
+        (BiasTable(table, graph.relation), weights(graph, 1, (2,))),
     ):
         check(Request(graph, values(2, 9, 3, 4), bias=given, normalize="none", reduce=aggregator))
     shared = Request(graph, values(2, 9, 1, 4), bias=(weights(graph, 3),), normalize="none", reduce=aggregator)
@@ -258,11 +258,11 @@ def test_what_it_does_not_take_is_told_in_sentences() -> None:
         reduce = Product.reduce
 
     for aggregator, reason in (
-        (Median(), "it cannot take Median apart: it gives no combine"),
-        (Product(), "Product gives no gradient"),
+        (Median(), "Median has no combine"),
+        (Product(), "Product has no gradient"),
         (Bound(), "combine of Bound must be a function of two numbers: make it a staticmethod"),
-        (Nameless(), "Nameless gives combine.*no identity"),
-        (PNA(["mean", Median()]), "it cannot take Median apart"),
+        (Nameless(), "Nameless has combine.*no identity"),
+        (PNA(["mean", Median()]), "Median has no combine"),
     ):
         with pytest.raises(ValueError, match=f"backend 'csr' cannot run this: .*{reason}"):
             ops.aggregate(graph, x, aggregator, backend="csr")

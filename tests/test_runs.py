@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from mpnn.runs import Runs, expand
+from mpnn.graph.runs import Runs, expand
 
 matrices = arrays(bool, array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=9))
 
@@ -90,7 +90,7 @@ def test_a_matrix_and_its_runs_say_the_same(matrix: np.ndarray) -> None:
     assert (runs.degree() == matrix.sum(1)).all()
     assert np.array_equal(np.stack(runs.edges()), np.stack(np.nonzero(matrix)))
     dst, src = np.indices(matrix.shape)
-    assert (runs.holds(dst.ravel(), src.ravel()) == matrix.ravel()).all()
+    assert (runs.contains(dst.ravel(), src.ravel()) == matrix.ravel()).all()
     assert runs.is_complete == bool(matrix.all(1).all() and (matrix.shape[1] > 0 or matrix.shape[0] == 0))
 
 

@@ -108,9 +108,9 @@ def test_a_batch_of_nodes_hears_what_it_would_in_the_whole_graph() -> None:
     layers = [MessagePassing(None, "mean", Concat(4, 4)) for _ in range(2)]
     whole = layers[1](layers[0](x, graph), graph)
     nodes = torch.tensor([7, 2, 11])
-    index, last = sampled(graph, 40, nodes).heard()
+    index, last = sampled(graph, 40, nodes).compact()
     before = torch.cat([nodes, index])
-    heard, first = sampled(graph, 40, before).heard()
+    heard, first = sampled(graph, 40, before).compact()
     h = layers[0](x[before], first, source=x[heard])
     torch.testing.assert_close(layers[1](h[:3], last, source=h[3:]), whole[nodes])
 

@@ -45,7 +45,7 @@ def test_a_graph_of_data_is_given_again(tmp_path):
     model = GAT(4, 2, graph=cycle).eval()
     model.save_pretrained(tmp_path)
     with pytest.raises(
-        ValueError, match=r"over a graph, Graph\(3 nodes, 3 edges\); give it: from_pretrained\(..., graph="
+        ValueError, match=r"with a graph, Graph\(3 nodes, 3 edges\); pass it: from_pretrained\(..., graph="
     ):
         GAT.from_pretrained(tmp_path)
     x = torch.randn(3, 4)
@@ -120,7 +120,7 @@ def test_weights_of_another_model_are_refused(folder, tmp_path_factory):
         ('{"model": "GPT", "argum', "is damaged"),
         ('{"hidden_size": 768}', "was not written by save_pretrained"),
         ('{"model": "Bert", "arguments": {}}', "describes a Bert, not a GPT"),
-        ('{"model": "GPT", "arguments": {"width": 8}}', "does not describe a GPT, which takes no width"),
+        ('{"model": "GPT", "arguments": {"width": 8}}', "does not describe a GPT, which has no argument width"),
     ],
 )
 def test_a_foreign_configuration_is_refused(folder, text, sentence):

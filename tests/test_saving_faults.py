@@ -63,7 +63,7 @@ def wrong_values(config: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
                 yield field, wrong
 
 
-def refuses(kind: type[Model], folder: Path, wrong: Any) -> str | None:
+def refuses(kind: type[Model], folder: Path, wrong: Any, seconds: float = 5) -> str | None:
     """What the ValueError says; None where the model loads. Anything else that is raised fails the test."""
     (folder / CONFIG).write_text(json.dumps(wrong))
     start = time.process_time()
@@ -72,7 +72,7 @@ def refuses(kind: type[Model], folder: Path, wrong: Any) -> str | None:
     except ValueError as error:
         return str(error)
     finally:
-        assert time.process_time() - start < 5  # an attack takes minutes, and a shared processor some tenths more
+        assert time.process_time() - start < seconds  # an attack takes minutes, and a shared processor more
     return None
 
 
@@ -121,7 +121,7 @@ def sweep_without_configuration(name: str, folder: Path, most: int) -> None:
     before = peak()
     wrongs = list(wrong_values(config))
     for _, wrong in random.Random(0).sample(wrongs, min(most, len(wrongs))):
-        refuses(kind, folder, wrong)
+        refuses(kind, folder, wrong, 120)
     assert peak() - before < 2**28
 
 
@@ -149,7 +149,7 @@ def test_a_pair_that_describes_an_enormous_model_is_refused(tmp_path: Path) -> N
         before = peak()
         sentence = refuses(kind, tmp_path, wrong)
         assert sentence is not None
-        assert name in sentence or "token.weight has shape [17, 16] there" in sentence
+        assert name in sentence or "token.weight has shape [17, 16] in the file" in sentence
         assert peak() - before < 2**30
 
 
@@ -167,7 +167,7 @@ def test_a_large_number_that_is_no_size_is_given_again(tmp_path: Path) -> None:
     assert Hashed.from_pretrained(tmp_path / "default").mask.all(0)[0]
     Hashed(2**40).save_pretrained(tmp_path / "large")
     with pytest.raises(
-        ValueError, match=r"arguments\.prime is 1099511627776, but .* holds 3 numbers; if it is no size"
+        ValueError, match=r"arguments\.prime is 1099511627776, but .* holds 3 numbers; if the value is not a size"
     ):
         Hashed.from_pretrained(tmp_path / "large")
     assert Hashed.from_pretrained(tmp_path / "large", prime=2**40).weight[0] == 2**40

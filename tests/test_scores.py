@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import graphs, ops
-from mpnn.relation import Offset
-from mpnn.scores import AdditiveScore, Dot, LeakyReLU, Lookup, Request
+from mpnn.graph.relations import Offset
+from mpnn.request.request import AdditiveScore, BiasTable, Dot, LeakyReLU, Request
 
 
 def features() -> list[Tensor]:
@@ -48,6 +48,6 @@ def test_activations_that_fused_kernels_know_are_told_from_others() -> None:
 
 
 def test_a_table_of_too_few_classes_is_named_where_nodes_have_places_too() -> None:
-    graph = graphs.complete().bind(4).placed(torch.arange(4), torch.arange(4))
-    with pytest.raises(ValueError, match=r"bias must have shape \[3, 2\], one row for each class; got \[2, 2\]"):
-        ops.attend(graph, *features(), bias=Lookup(torch.zeros(2, 2), Offset(1)))
+    graph = graphs.complete().bind(4).with_positions(torch.arange(4), torch.arange(4))
+    with pytest.raises(ValueError, match=r"bias must have shape \[3, 2\], one row for each edge type; got \[2, 2\]"):
+        ops.attend(graph, *features(), bias=BiasTable(torch.zeros(2, 2), Offset(1)))

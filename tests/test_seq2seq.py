@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from mpnn import MessagePassing
 from mpnn.attention import AdditiveV2
 from mpnn.graphs import complete
-from mpnn.models.seq2seq import Seq2Seq
+from mpnn.models.text.seq2seq import Seq2Seq
 
 EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
 KEEP = torch.arange(6) < torch.tensor([4, 6, 1])[:, None]
@@ -156,9 +156,9 @@ def test_is_saved_and_loaded(tmp_path):
 def test_bad_input_gets_a_sentence():
     model, (source, target) = small(), sentences()
     for keep in (KEEP.flip(1), torch.zeros_like(KEEP)):
-        with pytest.raises(ValueError, match="source_keep must keep the first places of each sentence, at least one"):
+        with pytest.raises(ValueError, match="source_keep must be True at the first positions of each sentence"):
             model(source, target, keep)
-    with pytest.raises(IndexError, match="token 24 is not among those that the model has, 0 to 23"):
+    with pytest.raises(IndexError, match="token 24 is out of range: the model has 0 to 23"):
         model(source, torch.full((3, 2), 24))
     with pytest.raises(ValueError, match="dim must be even"):
         Seq2Seq(9, 9, 4, 7)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpnn import graphs, ops
-from mpnn.scores import Dot, Lookup, Request
+from mpnn.request.request import BiasTable, Dot, Request
 
 EDGES = torch.tensor([[0, 1, 2, 2, 0], [1, 1, 0, 1, 3]])
 
@@ -27,7 +27,7 @@ def test_features_that_need_gradients_are_planned_for_apart() -> None:
     def signature(*learned: torch.Tensor, table: torch.Tensor) -> object:
         for x in (query, key, value):
             x.requires_grad_(any(x is one for one in learned))
-        return Request(graph, value, Dot(query, key, 1.0), bias=(Lookup(table),)).signature
+        return Request(graph, value, Dot(query, key, 1.0), bias=(BiasTable(table),)).signature
 
     plain, learned = torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)
     without = signature(table=plain)

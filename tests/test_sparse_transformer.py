@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from mpnn import graphs
 from mpnn.models import SparseTransformer
-from mpnn.models.gpt import GPT2, GPTConfig
-from mpnn.models.sparse_transformer import fixed_patterns, strided_patterns
+from mpnn.models.text.gpt import GPT2, GPTConfig
+from mpnn.models.text.sparse_transformer import fixed_patterns, strided_patterns
 
 DIM, HEADS, LAYERS, CONTEXT, VOCABULARY = 16, 4, 3, 13, 11
 EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
@@ -134,7 +134,7 @@ def test_generates_token_by_token_what_the_full_pass_says(by):
 
 
 def test_refuses_what_it_cannot():
-    with pytest.raises(ValueError, match='by "layers", "heads" or "none"; got \'tokens\''):
+    with pytest.raises(ValueError, match='by must be "layers", "heads" or "none"; got \'tokens\''):
         SparseTransformer(CONFIG, strided_patterns(4), by="tokens")
-    with pytest.raises(ValueError, match="node 0 hears node 2"):
+    with pytest.raises(ValueError, match="node 0 attends to node 2"):
         SparseTransformer(CONFIG, [graphs.causal(), graphs.window(2)], by="layers")

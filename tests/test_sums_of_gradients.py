@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import eager, graphs, ops
+from mpnn import graphs, ops
+from mpnn.engine import dispatch
 from mpnn.graph import Graph
+from mpnn.graph.relations import Offset, Relation
 from mpnn.position import T5
-from mpnn.relation import Offset, Relation
-from mpnn.scores import Dot, Lookup, Request
+from mpnn.request.request import BiasTable, Dot, Request
 
 BIASED = ["edge_list", "tiles"]
 
@@ -25,7 +26,7 @@ class Parity(Relation):
         return (dst + src) % 2
 
 
-def request(graph: Graph, dtype: torch.dtype, *tables: Lookup) -> Request:
+def request(graph: Graph, dtype: torch.dtype, *tables: BiasTable) -> Request:
     """Scores of zero, so that all weights of a row are alike before biases."""
     nodes = torch.zeros(graph.num_src, 1, 8, dtype=dtype)
     value = torch.randn(graph.num_src, 1, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -33,7 +34,7 @@ def request(graph: Graph, dtype: torch.dtype, *tables: Lookup) -> Request:
 
 
 def gradients(given: Request, backend: str) -> list[Tensor]:
-    out, _ = eager.run(given.told(), backend)
+    out, _ = dispatch.run(given, backend)
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out.dtype)
     return list(torch.autograd.grad(out, [b.table for b in given.bias], cotangent))
 
@@ -44,11 +45,11 @@ def gradients(given: Request, backend: str) -> list[Tensor]:
 def test_a_table_in_16_bits_gets_the_sum_that_float64_gives(relation: Relation, placed: bool, backend: str) -> None:
     graph = graphs.causal().bind(500)
     if placed:
-        graph = graph.placed(*graph.where())
+        graph = graph.with_positions(*graph.node_positions())
     tables = [torch.zeros(relation.count, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
-    narrow = request(graph, torch.bfloat16, *(Lookup(t, relation) for t in tables))
+    narrow = request(graph, torch.bfloat16, *(BiasTable(t, relation) for t in tables))
     wide = [t.detach().double().requires_grad_() for t in tables]
-    exact = request(graph, torch.bfloat16, *(Lookup(t, relation) for t in wide))
+    exact = request(graph, torch.bfloat16, *(BiasTable(t, relation) for t in wide))
     exact = replace(exact, value=exact.value.double(), score=Dot(*[exact.score.query.double()] * 2, 1.0))
     for found, wanted in zip(gradients(narrow, backend), gradients(exact, "edge_list"), strict=True):
         # the sum is rounded once; float32 sums of 125,250 edges, weighed 1 / degree, are off by far less
@@ -66,8 +67,8 @@ def test_a_bucket_of_t5_in_16_bits_gets_the_sum_of_all_offsets_in_it() -> None:
 def softmax(graph: Graph) -> Callable[[], Tensor]:
     bias = torch.zeros(3, 8, requires_grad=True)
     value = torch.randn(graph.num_src, 8, 4, generator=torch.Generator().manual_seed(1))
-    given = Request(graph, value, bias=(Lookup(bias, Offset(1)),))
-    return lambda: torch.autograd.grad(eager.run(given.told(), "edge_list")[0].square().sum(), bias)[0]
+    given = Request(graph, value, bias=(BiasTable(bias, Offset(1)),))
+    return lambda: torch.autograd.grad(dispatch.run(given, "edge_list")[0].square().sum(), bias)[0]
 
 
 def variance(graph: Graph) -> Callable[[], Tensor]:
@@ -81,7 +82,7 @@ def test_the_specification_gives_the_same_bits_on_any_number_of_threads(
 ) -> None:
     """Torch's gradient of `x[index]` does not: threads add to a row as they come."""
     graph, threads = graphs.causal().bind(300), torch.get_num_threads()
-    again = gradient(graph.placed(*graph.where()))
+    again = gradient(graph.with_positions(*graph.node_positions()))
     torch.set_num_threads(1)
     try:
         first = again()

@@ -8,10 +8,10 @@ from torch import nn
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
+from mpnn.graph.relations import GridOffset
 from mpnn.models import ImageClassifier, Swin, SwinConfig, from_hf
-from mpnn.models.swin import PatchMerging
+from mpnn.models.vision.swin import PatchMerging
 from mpnn.position import Table
-from mpnn.relation import GridOffset
 
 transformers = pytest.importorskip("transformers")
 
@@ -228,7 +228,7 @@ def test_an_unsupported_configuration_is_named(changes, why):
     ("arguments", "why"),
     [
         ({}, "give pixel_values"),
-        ({"pixel_values": torch.zeros(1, 3, 16, 16), "bool_masked_pos": torch.ones(1, 16)}, "make it with hides=True"),
+        ({"pixel_values": torch.zeros(1, 3, 16, 16), "bool_masked_pos": torch.ones(1, 16)}, "with hides=True"),
         ({"pixel_values": torch.zeros(1, 3, 20, 16)}, "for 4 x 4 patches, and the image has 5 x 4"),
         ({"pixel_values": torch.zeros(1, 3, 16, 16), "always_partition": True}, "does not take always_partition"),
     ],

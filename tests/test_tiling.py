@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpnn import graphs
-from mpnn.runs import Runs
-from mpnn.tiling import Tiles
-from mpnn.topology import Topology
+from mpnn.graph.blocks import Tiles
+from mpnn.graph.runs import Runs
+from mpnn.graph.topology import Topology
 
 
 def listed(tiles: Tiles) -> list[tuple[int, int, bool, int, int]]:

@@ -9,7 +9,8 @@ import torch
 from hf_models import BATCH, LENGTH, OFFERED, call_of, made, tensors
 
 from mpnn import graphs
-from mpnn.models import Bert, BertConfig, from_hf, hf, to_hf
+from mpnn.integrations import hf
+from mpnn.models import Bert, BertConfig, from_hf, to_hf
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_runs import check_well_formed
 
 from mpnn import Graph, MessagePassing, Topology, graphs
-from mpnn.relation import Flipped, GridOffset, Offset, Table, Taps
+from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps
 
 SAMPLES = [
     graphs.complete(),
@@ -75,12 +75,12 @@ def test_long_lists_are_written_in_full_and_cut_short_for_people() -> None:
 
 
 RELATED = [
-    graphs.window(1).related(Offset(1)),
-    (graphs.window(1) | graphs.causal()).related(GridOffset(4, 1, 2)),
-    (~graphs.window(1)).related(Offset(2)),
-    ~graphs.window(1).related(Offset(2)),
-    graphs.window(1).related(Offset(2)) - graphs.identity(),
-    graphs.complete().related(Flipped(Taps(4, 2, (1, 2), padding=(0, 1)))),
+    graphs.window(1).with_relation(Offset(1)),
+    (graphs.window(1) | graphs.causal()).with_relation(GridOffset(4, 1, 2)),
+    (~graphs.window(1)).with_relation(Offset(2)),
+    ~graphs.window(1).with_relation(Offset(2)),
+    graphs.window(1).with_relation(Offset(2)) - graphs.identity(),
+    graphs.complete().with_relation(Flipped(Taps(4, 2, (1, 2), padding=(0, 1)))),
     graphs.convolution(4, 6, [1, 3], padding=[0, 1], dilation=2),
     graphs.pooling(4, 6, [2, 3]),
 ]
@@ -177,7 +177,7 @@ def test_memory_counts_within_expressions() -> None:
 
 
 def test_relative_positions_know_where_the_segment_stands() -> None:
-    graph = graphs.memory(2).related(Offset(4)).bind(3)
+    graph = graphs.memory(2).with_relation(Offset(4)).bind(3)
     src, dst = graph.edge_index
     assert torch.equal(graph.edge_type, src - (dst + 2) + 4)
 
@@ -196,7 +196,7 @@ POSITIONAL = [
     graphs.memory(0),
     graphs.complete() - graphs.identity(),
     ~graphs.causal(),
-    graphs.causal().related(Offset(1)),
+    graphs.causal().with_relation(Offset(1)),
 ]
 
 
@@ -244,7 +244,7 @@ def test_bad_sizes_are_named() -> None:
         graphs.causal().bind(-1)
     with pytest.raises(ValueError, match="num_src must not be negative; got -3"):
         graphs.causal().bind(2, -3)
-    with pytest.raises(ValueError, match=r"memory\(2\) has 2 remembered sources.*num_src must be 5; got 4"):
+    with pytest.raises(ValueError, match=r"memory\(2\) are 2 memory nodes.*num_src must be 5; got 4"):
         graphs.memory(2).bind(3, 4)
     with pytest.raises(ValueError, match=r"memory\(2\).*num_src must be 5; got 6"):
         (graphs.memory(2) | graphs.memory(3)).bind(3)
@@ -257,11 +257,11 @@ def test_bad_sizes_are_named() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (lambda i, n: (i, i + 1), r"must return a list of pairs \[\(start, stop\), ...\], also where there is one"),
-        (lambda i, n: (0, n), "also where there is one; got int for a pair"),
+        (lambda i, n: (i, i + 1), r"must return a list of pairs \[\(start, stop\), ...\], even for a single pair"),
+        (lambda i, n: (0, n), "even for a single pair; got int for a pair"),
         (lambda i, n: [(0, i, n)], "got tuple for a pair"),
         (lambda i, n: None, r"must return a list of pairs \[\(start, stop\), ...\]; got None"),
-        (lambda i, n: [(i / 2, i + 1)], "must be integers; got float64: divide by // instead of /"),
+        (lambda i, n: [(i / 2, i + 1)], "must be integers; got float64: divide with // instead of /"),
     ],
     ids=["a pair of arrays", "a pair of numbers", "three", "nothing", "floats"],
 )
@@ -291,7 +291,7 @@ def test_a_rule_has_nothing_of_a_graph_and_says_so(name: str) -> None:
 @pytest.mark.parametrize("graph", [graphs.causal(), graphs.causal().bind(3)], ids=["topology", "graph"])
 def test_neither_and_nor_or_nor_not_can_join_sets_of_edges(graph: Any) -> None:
     for join in (lambda: graph and graph, lambda: graph or graph, lambda: not graph):
-        with pytest.raises(TypeError, match=r"true nor false: write a & b, a \| b or ~a.* and `is None`"):
+        with pytest.raises(TypeError, match=r"true nor false: write a & b, a \| b or ~a.* with `is None`"):
             join()
 
 
@@ -369,22 +369,22 @@ def test_only_topologies_and_graphs_combine(other: Any) -> None:
 
 
 def test_relations_ride_along() -> None:
-    near = graphs.window(1).related(Offset(1))
-    assert str(near & graphs.causal()) == "window(1).related(Offset(clip=1)) & causal()"
+    near = graphs.window(1).with_relation(Offset(1))
+    assert str(near & graphs.causal()) == "window(1).with_relation(Offset(clip=1)) & causal()"
     graph = (near & graphs.causal()).bind(3)
     assert graph.edge_index.tolist() == [[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]]
     assert graph.edge_type.tolist() == [1, 0, 1, 0, 1]
-    assert graph.num_relations == 3
+    assert graph.num_edge_types == 3
     distances = torch.tensor([[0, 1, 2], [1, 0, 1], [2, 1, 0]])
-    assert graphs.causal().related(distances).bind(3).edge_type.tolist() == [0, 1, 0, 2, 1, 0]
+    assert graphs.causal().with_relation(distances).bind(3).edge_type.tolist() == [0, 1, 0, 2, 1, 0]
 
 
 def test_a_table_of_classes_must_fit() -> None:
     table = torch.zeros(3, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"Table\(3 x 3, 1 classes\) does not fit a graph of 4 x 4"):
-        graphs.causal().related(table).bind(4)
-    with pytest.raises(ValueError, match="remembered sources"):
-        graphs.memory(2).related(Table(torch.zeros(3, 5, dtype=torch.int64))).bind(3)
+    with pytest.raises(ValueError, match=r"Table\(3 x 3, 1 edge types\) does not fit a graph of 4 x 4"):
+        graphs.causal().with_relation(table).bind(4)
+    with pytest.raises(ValueError, match="memory nodes"):
+        graphs.memory(2).with_relation(Table(torch.zeros(3, 5, dtype=torch.int64))).bind(3)
 
 
 # ------------------------------------------------------------------------------------------------ random expressions

@@ -10,9 +10,9 @@ import torch
 from mpnn import graphs
 from mpnn.backends import edge_list
 from mpnn.backends.tiles import bias, cuda
+from mpnn.graph.relations import Offset
 from mpnn.kernels import flex, varlen
-from mpnn.relation import Offset
-from mpnn.scores import Dot, Lookup, Request
+from mpnn.request.request import BiasTable, Dot, Request
 
 # Unfused on purpose: compiled, it takes half a minute.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
@@ -83,11 +83,11 @@ def test_rectangular_graphs_batches_and_grouped_heads():
 def test_biases_by_offset_and_soft_capping():
     graph = (graphs.causal() & graphs.window(50)).bind(140)
     table = torch.randn(2 * 7 + 1, 2, dtype=torch.float64)
-    request = asked(graph, bias=(Lookup(table, Offset(7)),))
+    request = asked(graph, bias=(BiasTable(table, Offset(7)),))
     assert_agrees(request)
     assert_agrees(replace(request, bias=(), score=replace(request.score, softcap=2.0)))
     remembered = graphs.memory(10).bind(50)
-    assert_agrees(asked(remembered, bias=(Lookup(table, Offset(7)),)))
+    assert_agrees(asked(remembered, bias=(BiasTable(table, Offset(7)),)))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_biases_by_offset_and_soft_capping():
     [
         ({"dropout": 0.1}, "no dropout"),
         ({"graph": graphs.strided(8).bind(301)}, "rows? has .* runs, and on CUDA it compares at most 16"),
-        ({"bias": (torch.zeros(301 * 301, 2),)}, "those that follow from j - i"),
+        ({"bias": (torch.zeros(301 * 301, 2),)}, "only biases by offset j - i"),
         ({"graph": (graphs.causal() - graphs.causal()).bind(301)}, "has no edges"),
     ],
 )

@@ -11,12 +11,12 @@ import torch
 from full_disk import full_after
 from torch import Tensor, nn
 
-from mpnn import checkpoint as checkpoint_module
 from mpnn import graphs
-from mpnn.checkpoint import Checkpoint
 from mpnn.data import PointClassification
 from mpnn.models import GCN, GPT
-from mpnn.train import (
+from mpnn.train import checkpoint as checkpoint_module
+from mpnn.train.checkpoint import Checkpoint
+from mpnn.train.loops import (
     History,
     Progress,
     TrainingDiverged,
@@ -259,7 +259,7 @@ def test_checkpoints_are_written_when_they_are_due(tmp_path, monkeypatch) -> Non
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path) -> None:
     train_text(checkpoint=Checkpoint(tmp_path / "c.pt", run={"seed": 3}))
-    with pytest.raises(ValueError, match=r"another training: seed was 3 and is 4 now; lr was 0.001 and is 0.1 now"):
+    with pytest.raises(ValueError, match=r"another training run: seed was 3 and is 4 now; lr was 0.001 and is 0.1 now"):
         train_text(lr=0.1, checkpoint=Checkpoint(tmp_path / "c.pt", run={"seed": 4}))
 
 
@@ -274,7 +274,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path, nodes) -> None:
     """Its own learning rate would take the place of the one that was asked for."""
     train_nodes(nodes, checkpoint=Checkpoint(tmp_path / "c.pt"))
     model = GCN(3, 3, dropout=0.4)
-    with pytest.raises(ValueError, match=r"another training: optimizer was Adam \(.* lr: 0.2 .* is Adam \(.* lr: 0.1 "):
+    with pytest.raises(ValueError, match=r"training run: optimizer was Adam \(.* lr: 0.2 .* is Adam \(.* lr: 0.1 "):
         fit_node_classifier(
             model, RING, nodes, model.optimizer(lr=0.1), epochs=40, patience=6, checkpoint=Checkpoint(tmp_path / "c.pt")
         )
@@ -295,7 +295,7 @@ def test_a_damaged_checkpoint_is_refused_and_no_code_in_it_runs(tmp_path, kind, 
         path.write_text("hello")
     else:
         torch.save({"weights": torch.zeros(3)} if kind == "foreign" else Hostile(), path)
-    with pytest.raises(ValueError, match=r"c\.pt is (damaged|not a checkpoint).*delete it to begin anew"):
+    with pytest.raises(ValueError, match=r"c\.pt is (damaged|not a checkpoint).*delete it to start over"):
         train_text(checkpoint=Checkpoint(path))
     assert capsys.readouterr().out == ""
 

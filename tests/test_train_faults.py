@@ -29,14 +29,14 @@ from real_data import real
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from mpnn import checkpoint as checkpoint_module
-from mpnn.checkpoint import Checkpoint
 from mpnn.cli import pictures, tasks
 from mpnn.cli.app import app
 from mpnn.cli.stop import Stopped, stop_between_steps
 from mpnn.cli.tasks import Nodes
 from mpnn.data import locate
 from mpnn.models import GAT, GPT, Model
+from mpnn.train import checkpoint as checkpoint_module
+from mpnn.train.checkpoint import Checkpoint
 
 SHAPE = ["--context", "16", "--dim", "8", "--heads", "2", "--layers", "1", "--batch", "4"]
 VERSES = "so much depends upon a red wheel barrow\n" * 30
@@ -265,7 +265,7 @@ def test_a_stopped_training_saves_what_there_is_and_says_where(
         assert process.exitcode == status, log.read_text()
     said = log.read_text()
     step = torch.load(out / "checkpoint.pt", weights_only=True)["step"]
-    assert f"stopped after step {step} of 150; the model as it is now is in {out / 'stopped'}; " in said
+    assert f"stopped after step {step} of 150; the current model is in {out / 'stopped'}; " in said
     assert f"the checkpoint of step {step} is in {out / 'checkpoint.pt'}; the same command with --resume" in said
     assert {path.name for path in out.iterdir()} == {"checkpoint.pt", "stopped"}
     assert GPT.from_pretrained(out / "stopped")(torch.zeros(1, 4, dtype=torch.int64)).shape[:2] == (1, 4)
@@ -288,7 +288,7 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path, text: list[str]) -> None:
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    assert "of 100000; the model as it is now is in" in errors
+    assert "of 100000; the current model is in" in errors
 
 
 def test_a_second_signal_stops_at_once_and_handlers_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,7 +308,7 @@ def test_a_second_signal_stops_at_once_and_handlers_are_put_back(capsys: pytest.
         steps(signals=2)
     assert not isinstance(at_once.value, Stopped)
     assert signal.getsignal(signal.SIGINT) is before
-    assert "stopping after this step; once more to stop at once" in capsys.readouterr().err
+    assert "stopping after this step; press Ctrl-C again to stop immediately" in capsys.readouterr().err
 
 
 def test_a_signal_that_was_ignored_stays_ignored() -> None:
@@ -330,7 +330,7 @@ def test_stopped_at_once_before_the_first_step_leaves_no_folder(
 
     monkeypatch.setattr(tasks, "train_all", interrupted)
     result = in_process(*text, "--out", tmp_path / "runs" / "out")
-    assert "stopped at once; nothing was saved" in sentence(result, 130)
+    assert "stopped immediately; nothing was saved" in sentence(result, 130)
     assert not (tmp_path / "runs").exists()
 
 
@@ -480,9 +480,9 @@ def test_an_unfinished_run_is_not_overwritten_without_a_word(tmp_path: Path, unf
     assert "out holds an unfinished run: continue it with --resume, start over with --force" in sentence(
         in_process(*unfinished), 2
     )
-    assert "give one of them" in sentence(in_process(*unfinished, "--resume", "--force"), 2)
+    assert "use only one of them" in sentence(in_process(*unfinished, "--resume", "--force"), 2)
     said = sentence(in_process(*unfinished, "--resume", "--lr", "0.5", "--seed", "1"), 2)
-    assert "is a checkpoint of another training: seed was 0 and is 1 now; lr was 0.006 and is 0.5 now; give the" in said
+    assert "of another training run: seed was 0 and is 1 now; lr was 0.006 and is 0.5 now; use the" in said
     assert (tmp_path / "out" / "checkpoint.pt").read_bytes() == before
 
 
@@ -511,7 +511,7 @@ def test_a_finished_run_is_not_overwritten_without_a_word(tmp_path: Path, text: 
     assert "is finished; there is nothing to continue" in again.output
     assert "holds a finished run: name another folder" in sentence(in_process(*command[:-1]), 2)
     said = sentence(in_process(*command, "--steps", "3"), 2)
-    assert "holds a finished run of other settings: steps was 2 and is 3 now; name another folder" in said
+    assert "holds a finished run with other settings: steps was 2 and is 3 now; name another folder" in said
     assert (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns == before.st_mtime_ns
     (tmp_path / "out" / "run.json").write_text("{")
     assert "run.json is damaged" in sentence(in_process(*command), 2)

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpnn import graphs
-from mpnn.decoding import Cache
-from mpnn.models.transformer import Transformer, TransformerConfig
+from mpnn.decoding.cache import Cache
+from mpnn.models.text.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(
     vocabulary=50, dim=32, heads=4, hidden=48, encoder_layers=2, decoder_layers=3, context=30, final_norm=True
@@ -277,7 +277,7 @@ def test_graphs_are_arguments_and_no_weights():
     other = Transformer(ours.config, graphs.window(1), graphs.causal() & graphs.window(1)).double().eval()
     other.load_state_dict(ours.state_dict())
     assert largest(ours(source, target) - other(source, target)) > 0.1
-    with pytest.raises(ValueError, match="node 0 hears node 29; use causal"):
+    with pytest.raises(ValueError, match="node 0 attends to node 29; use causal"):
         Transformer(CONFIG, target_graph=graphs.complete())
 
 
@@ -299,11 +299,11 @@ def test_bad_input_gets_a_sentence():
     ours, (source, target) = small(), sentences()
     with pytest.raises(ValueError, match="got 33 tokens, but this model was made with context=30"):
         ours(source.repeat(1, 3), target)
-    with pytest.raises(IndexError, match="token 50 is not among those that the model has, 0 to 49"):
+    with pytest.raises(IndexError, match="token 50 is out of range: the model has 0 to 49"):
         ours(source, torch.full((3, 2), 50))
     with pytest.raises(ValueError, match="steps must be less than the context of 30; got 30"):
         ours.generate(source, 30)
     with pytest.raises(ValueError, match="beams and steps must be at least 1; got 0 and 5"):
         ours.search(source, 5, beams=0)
-    with torch.no_grad(), pytest.raises(ValueError, match="with a cache every place holds a word"):
+    with torch.no_grad(), pytest.raises(ValueError, match="with a cache, rows must have no padding"):
         ours.decode(target, ours.encode(source), TARGET, cache=Cache(8))

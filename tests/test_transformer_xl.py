@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
-from mpnn.decoding import Cache
+from mpnn.decoding.cache import Cache
 from mpnn.models import TransformerXL, from_hf
-from mpnn.models.parts.relative import RelativeDotProduct
+from mpnn.models.layers.relative import RelativeDotProduct
 
 VOCABULARY, DIM, HEADS, LAYERS, REMEMBER = 11, 16, 2, 3, 4
 EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1

@@ -28,12 +28,13 @@ from on_triton import (  # noqa: F401 - fixtures
 )
 from torch import Tensor
 
-from mpnn import graphs, random
+from mpnn import graphs
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import cuda_attention, cuda_reduce, on_device
 from mpnn.graph import Graph
 from mpnn.kernels.cuda.schedule import Sorted
-from mpnn.scores import Dot, LeakyReLU, Lookup, Request
+from mpnn.request import rng
+from mpnn.request.request import BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
 
 pytestmark = MARKS
 
@@ -103,7 +104,7 @@ def test_dropout_falls_where_the_specification_says_and_where_it_falls_on_a_cpu(
     given = Request(graph, value, bias=(ones,), normalize="none", dropout=0.5, seed=SEED)
     out = cuda_attention.run(given)[0]
     i, h, j = torch.meshgrid(*(torch.arange(n, device=DEVICE) for n in (10, 2, 10)), indexing="ij")
-    kept = random.keep(SEED, h, i, j, 0.5)
+    kept = rng.keep(SEED, h, i, j, 0.5)
     count = torch.zeros(10, 10, dtype=torch.float64, device=DEVICE)
     count.index_put_((graph.edge_index[1], graph.edge_index[0]), ones[:, 0], accumulate=True)
     assert out.equal(2.0 * kept * count[:, None])
@@ -120,12 +121,12 @@ def test_hubs_are_divided_and_put_together_again(kind: str) -> None:
     graph = hubs()
     given = {
         "dot": lambda: replace(
-            dot(graph, heads=2, shared=1), bias=(Lookup(leaf(2, 2)),), dropout=0.5, seed=SEED, return_weights=True
+            dot(graph, heads=2, shared=1), bias=(BiasTable(leaf(2, 2)),), dropout=0.5, seed=SEED, return_weights=True
         ),
         "additive": lambda: additive(graph, LeakyReLU()),
         "additive v2": lambda: additive_v2(graph, LeakyReLU()),
         "sigmoid": lambda: replace(dot(graph), normalize="sigmoid"),
-        "by class": lambda: with_vectors(graph, Lookup(leaf(2, 3, 5)), Lookup(leaf(2, 3, 7))),
+        "by class": lambda: with_vectors(graph, EmbeddingTable(leaf(2, 3, 5)), EmbeddingTable(leaf(2, 3, 7))),
     }[kind]()
     for edges in (on_device.rows(graph), on_device.columns(graph)()):
         assert edges.divided.slots >= 2

@@ -18,9 +18,9 @@ from mpnn import graphs
 from mpnn.aggregate import Max
 from mpnn.backends import csr
 from mpnn.backends.csr import cuda_attention
+from mpnn.engine.plan import plan
 from mpnn.graph import Graph
-from mpnn.plan import plan
-from mpnn.scores import AdditiveScore, Dot, LeakyReLU, Request
+from mpnn.request.request import AdditiveScore, Dot, LeakyReLU, Request
 
 pytestmark = MARKS
 
@@ -31,7 +31,7 @@ def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
     refused = {
         "cannot compile elu": replace(given, score=replace(additive(graph, F.elu).score)),
         "sums messages or takes their mean": replace(given, reduce=Max()),
-        "at most 4,096 wide, and these 5,000": replace(given, value=leaf(10, 3, 5000)),
+        "at most 4,096 wide, and these are 5,000 wide": replace(given, value=leaf(10, 3, 5000)),
     }
     for sentence, request in refused.items():
         assert sentence in cuda_attention.supports(request)
@@ -77,7 +77,7 @@ def test_the_plan_for_a_gpu_is_sensible_where_it_is_clear(kind: str, graph: Grap
 def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, sentence in (
         (None, 'triton is not installed: pip install "mpnn[triton]"'),
-        (SimpleNamespace(__version__="3.6.0"), "need triton 3.7, as PyTorch 2.12 and newer bring it"),
+        (SimpleNamespace(__version__="3.6.0"), "need triton 3.7, which PyTorch 2.12 and newer install"),
     ):
         monkeypatch.setitem(sys.modules, "triton", module)
         for kind in ("dot", "aggregation"):

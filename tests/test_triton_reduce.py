@@ -22,7 +22,7 @@ from mpnn import graphs
 from mpnn.aggregate import PNA, Aggregator, Max, Mean, Min, Std, Sum, Var
 from mpnn.backends import edge_list
 from mpnn.backends.csr import cuda_reduce
-from mpnn.scores import Lookup, Request
+from mpnn.request.request import BiasTable, Request
 
 pytestmark = MARKS
 
@@ -52,7 +52,7 @@ def test_aggregation_divides_hubs(aggregator: Aggregator) -> None:
         plain = Request(graph, halves(9, 1, width), normalize="none", reduce=aggregator)
         check(plain, {"rtol": 1e-10, "atol": 1e-10})
     weight = torch.randint(-2, 3, (graph.num_edges, 1)).to(DEVICE).double().requires_grad_()
-    check(replace(plain, bias=(weight, Lookup(leaf(2, 1)))), {"rtol": 1e-9, "atol": 1e-9})
+    check(replace(plain, bias=(weight, BiasTable(leaf(2, 1)))), {"rtol": 1e-9, "atol": 1e-9})
 
 
 def test_one_weight_for_all_heads_and_one_head_for_all_weights() -> None:

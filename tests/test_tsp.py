@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpnn import data
-from mpnn.models.tsp import TSP, tour_length
+from mpnn.models.graph.tsp import TSP, tour_length
 
 SYSTEM = "travelling salesman attention model"
 EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
@@ -181,7 +181,7 @@ def test_is_saved_and_loaded(tmp_path):
 
 
 def test_bad_input_gets_a_sentence():
-    with pytest.raises(ValueError, match=r"cities are points \[B, N, 2\], at least one; got \[5, 2\]"):
+    with pytest.raises(ValueError, match=r"cities must be points \[B, N, 2\] with B and N at least 1; got \[5, 2\]"):
         TSP(dim=8, heads=2, layers=1).solve(torch.rand(5, 2))
     with pytest.raises(ValueError, match="not the weights of an attention model for the TSP: 'embedder"):
         TSP.from_published({})

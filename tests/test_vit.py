@@ -5,7 +5,7 @@ import torch
 
 from mpnn import graphs
 from mpnn.models import ImageClassifier, ViT, ViTConfig, from_hf
-from mpnn.models.parts.images import with_class_token
+from mpnn.models.layers.images import with_class_token
 
 transformers = pytest.importorskip("transformers")
 
@@ -202,7 +202,7 @@ def test_an_unsupported_configuration_is_named(changes, why):
         ),
         ({"pixel_values": torch.zeros(1, 1, 20, 20)}, r"images must be floating point \[batch, 3, height, width\]"),
         ({"pixel_values": torch.zeros(1, 3, 16, 20)}, "for 5 x 5 patches, and the image has 4 x 5"),
-        ({"pixel_values": torch.zeros(1, 3, 20, 20), "bool_masked_pos": torch.ones(1, 25)}, "make it with hides=True"),
+        ({"pixel_values": torch.zeros(1, 3, 20, 20), "bool_masked_pos": torch.ones(1, 25)}, "with hides=True"),
         ({"pixel_values": torch.zeros(1, 3, 20, 20), "bool_masked_pos": torch.ones(1, 9)}, "bool_masked_pos must have"),
         ({"pixel_values": torch.zeros(1, 3, 20, 20), "attention_mask": torch.ones(1, 25)}, "attention_mask must have"),
         ({"pixel_values": torch.zeros(1, 3, 20, 20), "head_mask": torch.ones(2, 4)}, "does not take head_mask"),

@@ -10,8 +10,8 @@ import torch
 from test_every_model import EVERY
 
 from mpnn import Graph, Topology, graphs, models
-from mpnn.relation import Offset
-from mpnn.runs import Runs
+from mpnn.graph.relations import Offset
+from mpnn.graph.runs import Runs
 
 
 def loaded(value: Any) -> Any:
@@ -26,7 +26,7 @@ def loaded(value: Any) -> Any:
     [
         graphs.causal() & graphs.window(3),
         graphs.permutation(range(9)) - graphs.identity(),
-        graphs.window(2).related(Offset(1)),
+        graphs.window(2).with_relation(Offset(1)),
     ],
     ids=str,
 )
@@ -47,8 +47,8 @@ EDGES = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 0]])
         graphs.causal().bind(0),
         graphs.from_edges(EDGES, 3, edge_attr=torch.rand(4, 2), edge_type=torch.tensor([0, 1, 0, 2])),
         graphs.from_edges(EDGES, 3).reordered(),
-        graphs.from_edges(EDGES, 3).placed(torch.arange(3) + 7, torch.arange(3) + 7).related(Offset(1)),
-        graphs.causal().bind(3).related(torch.arange(9).view(3, 3)),
+        graphs.from_edges(EDGES, 3).with_positions(torch.arange(3) + 7, torch.arange(3) + 7).with_relation(Offset(1)),
+        graphs.causal().bind(3).with_relation(torch.arange(9).view(3, 3)),
     ],
     ids=str,
 )
@@ -60,7 +60,7 @@ def test_graphs(graph: Graph) -> None:
     for name in ("edge_attr", "edge_type", "order"):
         ours, theirs = getattr(graph, name), getattr(again, name)
         assert (ours is None and theirs is None) or torch.equal(ours, theirs)
-    assert all(map(torch.equal, again.where(), graph.where()))
+    assert all(map(torch.equal, again.node_positions(), graph.node_positions()))
 
 
 RUNS = {
@@ -114,7 +114,7 @@ def test_runs_that_kernels_could_not_trust_are_refused(change: dict[str, Any]) -
         ({"_edges": None, "_labels": torch.tensor([0, 1])}, ValueError),
         ({"_edges": None, "_labels": None}, ValueError),
         ({"_edges": None, "_given_runs": graphs.causal().bind(4).runs}, ValueError),
-        ({"places": (torch.arange(2), torch.arange(3))}, ValueError),
+        ({"positions": (torch.arange(2), torch.arange(3))}, ValueError),
     ],
     ids=str,
 )

@@ -291,7 +291,7 @@ def test_comes_back_as_it_was_saved(tmp_path):
 
 def test_predictions_need_the_head_and_a_whole_order():
     tokens = torch.randint(VOCABULARY, (2, LENGTH))
-    with pytest.raises(ValueError, match="make the model with head=True"):
+    with pytest.raises(ValueError, match="create the model with head=True"):
         own(head=False).predict(tokens, ORDER)
     with pytest.raises(ValueError, match=re.escape("order must hold each of 0..8 once")):
         own().predict(tokens, [0] * LENGTH)

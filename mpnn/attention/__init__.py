@@ -1,4 +1,4 @@
-"""Attention specs: how much a destination listens to each source, and what it hears."""
+"""Attention specs: how destinations weight their sources, and which values the sources send."""
 
 from mpnn.attention.additive import Additive, AdditiveV2
 from mpnn.attention.degree import Degree, degree_weights

@@ -1,4 +1,4 @@
-"""Additive attention: GAT's, whose ranking of sources is the same for all listeners, and GATv2's and Bahdanau's."""
+"""Additive attention: GAT (all destinations rank the sources alike), GATv2 and Bahdanau attention."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import check
 from mpnn.attention.heads import check_integers, edges_by_head, joined
 from mpnn.attention.spec import Attention, KeyValue, Terms
 from mpnn.graph import Graph
-from mpnn.graphs.check import at_least
-from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
+from mpnn.graphs.arguments import at_least
+from mpnn.request import validation
+from mpnn.request.request import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
 
 
 class Additive(Attention):
@@ -21,14 +21,14 @@ class Additive(Attention):
         m_i  = || _h sum_j w_ij W h_j
 
     Args:
-        in_dim: width of the features. out_dim: width of each head. heads: their number.
-        concat: heads side by side (`heads * out_dim`), else their mean (`out_dim`).
+        in_dim: width of the features. out_dim: width of each head. heads: number of heads.
+        concat: concatenate the heads (`heads * out_dim`); otherwise take their mean (`out_dim`).
         negative_slope: of the LeakyReLU. dropout: of attention weights, in training.
         edge_dim: width of edge attributes that take part in the score.
         bias: whether a learned bias is added to the message.
     """
 
-    one_map = True  # listeners and sources go through the same one
+    one_map = True  # destinations and sources share one linear map
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Additive(Attention):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
 
-    def takes(self) -> tuple[check.Takes, check.Takes]:
-        return check.takes(self.to_value), check.takes(self.to_value)
+    def takes(self) -> tuple[validation.Takes, validation.Takes]:
+        return validation.takes(self.to_value), validation.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
@@ -80,14 +80,14 @@ class Additive(Attention):
 
 
 class AdditiveV2(KeyValue):
-    """Additive attention whose ranking of sources depends on the listener: GATv2 (Brody et al. 2022, eq. 7) and, with
-    `activation=torch.tanh`, Bahdanau et al. 2015.
+    """Additive attention whose ranking of sources depends on the destination: GATv2 (Brody et al. 2022, eq. 7), or
+    Bahdanau et al. 2015 with `activation=torch.tanh`.
 
         w_ij = softmax_j( a . act( W_dst h_i + W_src h_j [+ W_e e_ij] ) ),   m_i = || _h sum_j w_ij W_src h_j
 
-    Args as `Additive`; `source_dim` is the width of the sources' features where it differs from `in_dim`, `share` makes
-    W_dst and W_src one map, `bias` gives the maps and the message biases. Without `map_value` the sources are heard as
-    they are (Bahdanau), `m_i = || _h sum_j w_ij h_j`, and the message has no bias.
+    Arguments as for `Additive`. `source_dim` is the width of the sources' features (default: `in_dim`). `share` makes
+    W_dst and W_src one map. `bias` adds biases to the maps and the message. If `map_value` is False, values are the
+    features themselves (Bahdanau), `m_i = || _h sum_j w_ij h_j`, and the message has no bias.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class AdditiveV2(KeyValue):
         self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias and map_value else None
         nn.init.xavier_uniform_(self.vector)
 
-    def takes(self) -> tuple[check.Takes, check.Takes]:
-        return check.takes(self.to_query), check.takes(self.to_value)
+    def takes(self) -> tuple[validation.Takes, validation.Takes]:
+        return validation.takes(self.to_query), validation.takes(self.to_value)
 
     def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key = self.to_query(dst), self.to_value(src).unflatten(-1, (self.heads, -1))
@@ -133,8 +133,8 @@ class AdditiveV2(KeyValue):
 
 
 def _by_head(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """`<x_h, vector_h>` for each head, [..., H] of x [..., H, D], for each of the vectors [H, D]: one product with a
-    matrix that is zero between heads, which reads x once and takes no room for x times vectors."""
+    """`<x_h, vector_h>` for each head, [..., H] of x [..., H, D], for each of the vectors [H, D]. Computed as one
+    product with a block-diagonal matrix, which reads x once and does not materialise x * vector."""
     heads = len(vectors[0])
-    apart = torch.eye(heads, dtype=x.dtype, device=x.device)[:, :, None] * torch.stack(vectors)[:, :, None]
-    return F.linear(x.flatten(-2), apart.flatten(2).flatten(0, 1)).chunk(len(vectors), -1)
+    blocks = torch.eye(heads, dtype=x.dtype, device=x.device)[:, :, None] * torch.stack(vectors)[:, :, None]
+    return F.linear(x.flatten(-2), blocks.flatten(2).flatten(0, 1)).chunk(len(vectors), -1)

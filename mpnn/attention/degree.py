@@ -1,21 +1,21 @@
-"""Weights that follow from the graph alone: GCN's normalisation by degrees."""
+"""Weights that depend on the graph only: GCN's normalisation by degree."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from mpnn import check
 from mpnn.attention.heads import check_integers, joined
 from mpnn.attention.spec import ANY, Attention, Terms
 from mpnn.graph import Graph
+from mpnn.request import validation
 
 
 class Degree(Attention):
     """GCN's fixed weights (Kipf & Welling 2017, eq. 2): `w_ij = a_ij / sqrt(d_i d_j)`, value `W h_j`.
 
-    d is the number of edges that a node hears, or the sum of their weights a_ij where edges have one-dimensional
-    attributes. The paper's self-loops are the graph's business: `graph.with_self_loops(fill=1.0)`.
+    d is the in-degree of a node, or the sum of the weights a_ij of its incoming edges if edges have one-dimensional
+    attributes. To add the paper's self-loops, use `graph.with_self_loops(fill=1.0)`.
     """
 
     normalize = "none"
@@ -28,18 +28,18 @@ class Degree(Attention):
         self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
         nn.init.xavier_uniform_(self.to_value.weight)
 
-    def takes(self) -> tuple[check.Takes, check.Takes]:
-        return ANY, check.takes(self.to_value)
+    def takes(self) -> tuple[validation.Takes, validation.Takes]:
+        return ANY, validation.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         if graph.num_dst != graph.num_src:
             raise ValueError(f"Degree needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
         if edge_attr is None:
-            weight = graph.memo(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
+            weight = graph.cached(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
         else:
             if edge_attr.numel() != graph.num_edges:
                 raise ValueError(
-                    f"Degree takes one weight an edge as edge_attr, [{graph.num_edges}]; got {list(edge_attr.shape)}"
+                    f"Degree takes one weight per edge as edge_attr, [{graph.num_edges}]; got {list(edge_attr.shape)}"
                 )
             weight = degree_weights(graph, edge_attr.reshape(-1), src.dtype)
         return Terms(self.to_value(src).unsqueeze(-2), bias=(weight[:, None],))
@@ -49,17 +49,23 @@ class Degree(Attention):
 
 
 def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """`a_ij / sqrt(d_i d_j)` for each edge, [E] in the caller's order; isolated ends count as weight 0.
+    """`a_ij / sqrt(d_i d_j)` for each edge, [E] in the caller's order; 0 if an end has degree 0.
 
-    `dtype`: of the result; default: that of the weights, float32 where there are none. Degrees are added up in float32
-    at least: a bfloat16 counts no further than 256.
+    `dtype` is the dtype of the result. Default: that of `weight`, or float32 without `weight`. Degrees are summed in
+    float32 or wider, because bfloat16 counts no further than 256.
     """
     src, dst = graph.edge_index
     if dtype is None:
         dtype = torch.float32 if weight is None else weight.dtype
-    wide = torch.promote_types(dtype, torch.float32)
-    weight = torch.ones(graph.num_edges, dtype=wide, device=graph.device) if weight is None else weight.to(wide)
+    accumulate_dtype = torch.promote_types(dtype, torch.float32)
+    weight = (
+        torch.ones(graph.num_edges, dtype=accumulate_dtype, device=graph.device)
+        if weight is None
+        else weight.to(accumulate_dtype)
+    )
     degree = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
-    inverse = torch.where(degree > 0, degree.clamp(min=torch.finfo(wide).tiny).rsqrt(), torch.zeros_like(degree))
-    # index_select, as the backward of indexing adds up in an order of its own on several threads
+    inverse = torch.where(
+        degree > 0, degree.clamp(min=torch.finfo(accumulate_dtype).tiny).rsqrt(), torch.zeros_like(degree)
+    )
+    # index_select, because the backward of indexing sums in a nondeterministic order on several threads
     return (inverse.index_select(0, dst) * weight * inverse.index_select(0, src)).to(dtype)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from mpnn import check
 from mpnn.attention.heads import check_integers, edges_by_head
 from mpnn.attention.spec import KeyValue, Terms
 from mpnn.graph import Graph
 from mpnn.position import Position
-from mpnn.scores import Dot, Lookup, PerEdge
+from mpnn.request import validation
+from mpnn.request.request import Dot, EmbeddingTable, PerEdge
 
 
 class DotProduct(KeyValue):
@@ -26,11 +26,11 @@ class DotProduct(KeyValue):
         edge_dim: width of edge attributes, which a linear map adds to keys and values (Shi et al. 2021, UniMP).
         position: a relative position from `mpnn.position`, or several.
         kv_heads: heads of keys and values, which divide `heads` (grouped queries, Ainslie et al. 2023).
-        source_dim, query_dim: widths of the sources' and the destinations' features where they differ from `dim`.
+        source_dim, query_dim: widths of the sources' and the destinations' features. Default: `dim`.
         normalize: "softmax", "sigmoid" or "none".
-        softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2).
-        head_dim: width D of a head where it differs from `dim / heads`.
-        scale: of the scores where it differs from 1 / sqrt(D).
+        softcap: logits become `softcap * tanh(logit / softcap)` (Gemma 2).
+        head_dim: width D of a head. Default: `dim / heads`.
+        scale: factor of the inner products. Default: 1 / sqrt(D).
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class DotProduct(KeyValue):
         self.to_value = nn.Linear(source_dim, kv_heads * self.head_dim, bias)
         self.to_out = nn.Linear(wide, dim, bias)
         self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, wide, bias=False)
-        given = () if position is None else tuple(position) if isinstance(position, Sequence) else (position,)
-        for one in given:
-            if not isinstance(one, Position):
+        positions = () if position is None else tuple(position) if isinstance(position, Sequence) else (position,)
+        for p in positions:
+            if not isinstance(p, Position):
                 raise TypeError(
-                    f"position must be one of mpnn.position, such as Rotary(head_dim), or several; got {one!r}"
+                    f"position must be one of mpnn.position, such as Rotary(head_dim), or several; got {p!r}"
                 )
-        self.positions = nn.ModuleList(given)
+        self.positions = nn.ModuleList(positions)
 
-    def takes(self) -> tuple[check.Takes, check.Takes]:
-        return check.takes(self.to_query), check.takes(self.to_key)
+    def takes(self) -> tuple[validation.Takes, validation.Takes]:
+        return validation.takes(self.to_query), validation.takes(self.to_key)
 
     def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))
@@ -89,24 +89,25 @@ class DotProduct(KeyValue):
         return query, key, value
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        on_key: PerEdge | None = None if self.to_edge is None else edges_by_head(self.to_edge, edge_attr, self.heads)
-        on_value = on_key
+        edge_key: PerEdge | None = None if self.to_edge is None else edges_by_head(self.to_edge, edge_attr, self.heads)
+        edge_value = edge_key
         bias: list[PerEdge] = []
         for position in self.positions:
             assert isinstance(position, Position)
             bias += [b for b in (position.bias(graph, edge_attr),) if b is not None]
-            on_key = _one("key", on_key, position.key())
-            on_value = _one("value", on_value, position.value())
-        score = Dot(query, key, self.scale, on_key, self.softcap)
-        return Terms(value, score, tuple(bias), on_value)
+            edge_key = _at_most_one("key", edge_key, position.key())
+            edge_value = _at_most_one("value", edge_value, position.value())
+        score = Dot(query, key, self.scale, edge_key, self.softcap)
+        return Terms(value, score, tuple(bias), edge_value)
 
     def merge(self, out: Tensor) -> Tensor:
         message = out.flatten(-2)
-        check.widened("DotProduct", message.shape[-1], self.heads * self.head_dim)
+        validation.widened("DotProduct", message.shape[-1], self.heads * self.head_dim)
         return self.to_out(message)
 
 
-def _one(what: str, a: PerEdge | None, b: Lookup | None) -> PerEdge | None:
+def _at_most_one(what: str, a: PerEdge | None, b: EmbeddingTable | None) -> PerEdge | None:
+    """The one that is not None. Raises ValueError if both are given: a request has one tensor for each."""
     if a is not None and b is not None:
         raise ValueError(f"only one source of vectors can be added to each edge's {what}; two were given")
     return b if a is None else a

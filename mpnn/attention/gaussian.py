@@ -1,26 +1,26 @@
-"""Listening to what is near: Gaussians of pseudo-coordinates (MoNet), and of distances (VAIN)."""
+"""Weights that decay with distance: Gaussians of pseudo-coordinates (MoNet) and of learned vectors (VAIN)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from mpnn import check
 from mpnn.attention.heads import check_integers, joined
 from mpnn.attention.spec import ANY, Attention, Terms
 from mpnn.graph import Graph
-from mpnn.scores import Dot
+from mpnn.request import validation
+from mpnn.request.request import Dot
 
 
 class Gaussian(Attention):
-    """Weights by where an edge's pseudo-coordinates u_ij lie (MoNet, Monti et al. 2017, eq. 9-11):
+    """Gaussian weights of an edge's pseudo-coordinates u_ij (MoNet, Monti et al. 2017, eq. 9-11):
 
         w_ijk = exp( -1/2 (u_ij - mu_k)^T Sigma_k^-1 (u_ij - mu_k) ),   m_i = sum_k reduce_j w_ijk W_k h_j
 
-    Sigma_k is diagonal, as in the paper. Edges bring their coordinates as attributes [E, coordinates].
+    Sigma_k is diagonal, as in the paper. `edge_attr` holds the coordinates, [E, coordinates].
 
     Args:
-        in_dim: width of the features. out_dim: of the message. kernels: their number. coordinates: width of u_ij.
+        in_dim: width of the features. out_dim: width of the message. kernels: their number. coordinates: width of u_ij.
         bias: whether a learned bias is added to the message.
     """
 
@@ -37,19 +37,19 @@ class Gaussian(Attention):
         nn.init.uniform_(self.mu)
         nn.init.uniform_(self.sigma, 0.5, 1.5)
 
-    def takes(self) -> tuple[check.Takes, check.Takes]:
-        return ANY, check.takes(self.to_value)
+    def takes(self) -> tuple[validation.Takes, validation.Takes]:
+        return ANY, validation.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         coordinates = self.mu.shape[1]
         if edge_attr is None or edge_attr.numel() != graph.num_edges * coordinates:
-            given = "none" if edge_attr is None else list(edge_attr.shape)
+            shape = "none" if edge_attr is None else list(edge_attr.shape)
             raise ValueError(
                 f"Gaussian needs the edges' pseudo-coordinates as edge_attr, [{graph.num_edges}, {coordinates}]; got "
-                f"{given}"
+                f"{shape}"
             )
-        apart = edge_attr.to(src.dtype).reshape(-1, 1, coordinates) - self.mu
-        weight = (-0.5 * (apart.square() / (self.sigma.square() + 1e-15)).sum(-1)).exp()
+        offset = edge_attr.to(src.dtype).reshape(-1, 1, coordinates) - self.mu
+        weight = (-0.5 * (offset.square() / (self.sigma.square() + 1e-15)).sum(-1)).exp()
         return Terms(self.to_value(src).unflatten(-1, (self.kernels, -1)), bias=(weight,))
 
     def merge(self, out: Tensor) -> Tensor:
@@ -57,16 +57,16 @@ class Gaussian(Attention):
 
 
 class Near(Attention):
-    """Weights by how near two nodes' own vectors are (VAIN, Hoshen 2017, section 3):
+    """Gaussian weights of the distance between two nodes' vectors (VAIN, Hoshen 2017, section 3):
 
         w_ij = exp( -|a_i - a_j|^2 ), divided by their sum over j when normalized,   m_i = sum_j w_ij v_j
 
-    When normalized, |a_i|^2 cancels, so the score is the inner product of (2 a_i, -1) and (a_j, |a_j|^2): what runs
-    dot-product attention runs this, and nothing is written out edge by edge.
+    When normalized, |a_i|^2 cancels, so the score is the inner product of (2 a_i, -1) and (a_j, |a_j|^2). Any backend
+    for dot-product attention runs this without materialising a tensor of edges.
 
     Args:
-        encode: a module that makes of features [..., N, d] what a node says, v, and where it stands, a, side by side.
-        places: width of a. normalized: whether weights add up to 1. dropout: of attention weights, in training.
+        encode: a module that maps features [..., N, d] to the concatenation of the value v and the vector a.
+        places: width of a. normalized: whether weights sum to 1. dropout: of attention weights, in training.
     """
 
     def __init__(self, encode: nn.Module, places: int, *, normalized: bool = True, dropout: float = 0.0) -> None:
@@ -74,17 +74,17 @@ class Near(Attention):
         self.encode, self.places, self.dropout = encode, places, dropout
         self.normalize = "softmax" if normalized else "none"
 
-    def takes(self) -> tuple[check.Takes, check.Takes]:
-        return check.takes(self.encode), check.takes(self.encode)
+    def takes(self) -> tuple[validation.Takes, validation.Takes]:
+        return validation.takes(self.encode), validation.takes(self.encode)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         encoded = self.encode(src)
-        value, there = encoded[..., : -self.places].unsqueeze(-2), encoded[..., -self.places :]
-        here = there if dst is src else self.encode(dst)[..., -self.places :]
+        value, a_src = encoded[..., : -self.places].unsqueeze(-2), encoded[..., -self.places :]
+        a_dst = a_src if dst is src else self.encode(dst)[..., -self.places :]
         if self.normalize == "none":
             from_src, to_dst = graph.edge_index
-            apart = here.index_select(-2, to_dst) - there.index_select(-2, from_src)
-            return Terms(value, bias=((-apart.square().sum(-1, keepdim=True)).exp(),))
-        query = torch.cat([2 * here, -torch.ones_like(here[..., :1])], -1)
-        key = torch.cat([there, there.square().sum(-1, keepdim=True)], -1)
+            offset = a_dst.index_select(-2, to_dst) - a_src.index_select(-2, from_src)
+            return Terms(value, bias=((-offset.square().sum(-1, keepdim=True)).exp(),))
+        query = torch.cat([2 * a_dst, -torch.ones_like(a_dst[..., :1])], -1)
+        key = torch.cat([a_src, a_src.square().sum(-1, keepdim=True)], -1)
         return Terms(value, Dot(query.unsqueeze(-2), key.unsqueeze(-2), 1.0))

@@ -1,33 +1,33 @@
-"""What specs with several heads share: edge attributes apart by head, and heads joined in one message."""
+"""Shared by specs with several heads: splits edge attributes by head and joins heads to one message."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mpnn import check
+from mpnn.request import validation
 
 
 def check_integers(**sizes: int | None) -> None:
-    """Raises TypeError, naming the argument, unless these are integers, or None."""
+    """Raises TypeError, naming the argument, if a size is neither an integer nor None."""
     for name, size in sizes.items():
         if size is not None:
-            check.width(name, size)
+            validation.width(name, size)
 
 
 def edges_by_head(to_edge: nn.Linear, edge_attr: Tensor | None, heads: int) -> Tensor:
-    """A vector for each edge and head, [E, H, D], from attributes [E, edge_dim], or [E] when there is one an edge."""
+    """A vector for each edge and head, [E, H, D], from attributes [E, edge_dim], or [E] if edge_dim is 1."""
     if edge_attr is None:
-        raise ValueError("this attention was made with edge_dim, so the graph or the call must give edge_attr")
+        raise ValueError("this attention has edge_dim, so the graph or the call must provide edge_attr")
     edge_attr = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
     if edge_attr.shape[-1] != to_edge.in_features:
-        raise ValueError(f"this attention was made with edge_dim={to_edge.in_features}; got {list(edge_attr.shape)}")
+        raise ValueError(f"this attention has edge_dim={to_edge.in_features}; got edge_attr {list(edge_attr.shape)}")
     return to_edge(edge_attr).unflatten(-1, (heads, -1))
 
 
 def joined(out: Tensor, concat: bool, bias: Tensor | None) -> Tensor:
-    """The message [..., N, F] of what each head heard, [..., N, H, D]: side by side or their mean, and a bias."""
+    """The message [..., N, F] of the heads [..., N, H, D]: concatenated, or else their mean, plus a bias."""
     out = out.flatten(-2) if concat else out.mean(-2)
     if bias is None:
         return out
-    check.widened("attention with a bias", out.shape[-1], len(bias))
+    validation.widened("attention with a bias", out.shape[-1], len(bias))
     return out + bias

@@ -1,4 +1,4 @@
-"""Linear attention: weights that are products of features, Performer's among them."""
+"""Linear attention: weights are inner products of feature maps (Performer and others)."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import check
 from mpnn.attention.heads import check_integers
 from mpnn.attention.spec import KeyValue, Terms
 from mpnn.graph import Graph
-from mpnn.scores import Dot
+from mpnn.request import validation
+from mpnn.request.request import Dot
 
 
 class Kernel(KeyValue):
-    """Linear attention: weights are products of positive features, so that sums over sources can be taken before any
-    destination is known; over complete and causal graphs the cost is linear in the nodes.
+    """Linear attention: weights are inner products of positive features. Sums over sources do not depend on the
+    destination, so over complete and causal graphs the cost is linear in the number of nodes.
 
         w_ij = <phi(W_Q h_i), phi(W_K h_j)>,   m_i = W_O || _h ( sum_j w_ij W_V h_j / sum_j w_ij )
 
-    With a number of `features`, Performer's (Choromanski et al. 2021), softmax's weights in expectation (lemma 1):
+    If `features` is an integer, phi is Performer's (Choromanski et al. 2021); the expectation of the weights is that of
+    softmax (lemma 1):
 
         phi(x) = exp(omega x - |x|^2 / 2) / sqrt(features) of x / D^(1/4),   omega random and orthogonal in blocks
 
-    With "elu", those of Katharopoulos et al. 2020 (eq. 7): phi(x) = elu(x) + 1, as many features as a head is wide.
-    The sum of weights travels as one more value; weights that are asked for come without it, each row up to a factor.
+    If it is "elu", phi is that of Katharopoulos et al. 2020 (eq. 7): phi(x) = elu(x) + 1, with D features.
+    The sum of the weights is computed as one more component of the values. Returned weights are not divided by it: each
+    row is correct up to a factor.
 
     Args:
-        dim: width of the features, a multiple of `heads`. features: how many random directions, more being closer to
-            softmax; or "elu". bias: whether the four maps have biases. seed: of the directions, which are saved with
+        dim: width of the features, a multiple of `heads`. features: number of random directions (more are closer to
+            softmax), or "elu". bias: whether the four maps have biases. seed: of the directions, which are saved with
             the module.
     """
 
@@ -53,8 +55,8 @@ class Kernel(KeyValue):
         self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(dim, dim, bias) for _ in range(4))
         self.register_buffer("directions", None if features == "elu" else _orthogonal(features, self.head_dim, seed))
 
-    def takes(self) -> tuple[check.Takes, check.Takes]:
-        return check.takes(self.to_query), check.takes(self.to_key)
+    def takes(self) -> tuple[validation.Takes, validation.Takes]:
+        return validation.takes(self.to_query), validation.takes(self.to_key)
 
     def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = (
@@ -65,19 +67,19 @@ class Kernel(KeyValue):
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-        # A factor for each query cancels, and so does one for all keys of a head that share a destination. They keep
-        # exponentials from overflowing, and a document's keys from vanishing beside those of another document.
-        queries, keys = self._features(query, _largest_of_each), self._features(key, partial(_largest, graph))
+        # A factor per query cancels, and so does a factor shared by all keys of a head in a component. The factors
+        # keep exponentials from overflowing, and the keys of one document from underflowing beside those of another.
+        queries, keys = self._features(query, _node_max), self._features(key, partial(_component_max, graph))
         return Terms(value, Dot(queries, keys, 1.0))
 
     def merge(self, out: Tensor) -> Tensor:
-        check.widened("Kernel", out.shape[-1], self.head_dim + 1)
+        validation.widened("Kernel", out.shape[-1], self.head_dim + 1)
         total = out[..., -1:]
         return self.to_out((out[..., :-1] / torch.where(total == 0, torch.ones_like(total), total)).flatten(-2))
 
     def _features(self, x: Tensor, largest: Callable[[Tensor], Tensor]) -> Tensor:
-        """phi(x) [..., N, H, features] of x [..., N, H, D], divided by the exponential of `largest(y)`, where y
-        [..., N, H] is the logarithm of each node's largest feature."""
+        """phi(x) [..., N, H, features] of x [..., N, H, D], divided by exp(largest(y)), where y [..., N, H]
+        is the logarithm of each node's largest feature."""
         if self.directions is None:
             return F.elu(x) + 1
         x = x * self.head_dim**-0.25
@@ -85,19 +87,19 @@ class Kernel(KeyValue):
         exponent = x @ self.directions.to(x.dtype).T
         if not exponent.numel():
             return exponent
-        top = largest(exponent.detach().amax(-1) - half.detach().squeeze(-1)).unsqueeze(-1)
-        # In place: the features are the largest tensor of a layer, and its room is taken once.
-        return exponent.sub_(half + top + log(len(self.directions)) / 2).exp_()
+        maximum = largest(exponent.detach().amax(-1) - half.detach().squeeze(-1)).unsqueeze(-1)
+        # In place: the features are the largest tensor of a layer, and this allocates them once.
+        return exponent.sub_(half + maximum + log(len(self.directions)) / 2).exp_()
 
 
-def _largest_of_each(x: Tensor) -> Tensor:
+def _node_max(x: Tensor) -> Tensor:
     return x
 
 
-def _largest(graph: Graph, x: Tensor) -> Tensor:
-    """The largest number of each component of the graph, for each of its sources: x [..., N_src, H], or [..., 1, H]
-    where there is one component. A compiled program, which is one for all graphs, takes all sources for one."""
-    component = None if torch.compiler.is_compiling() else graph.memo("components", lambda: _components(graph))
+def _component_max(graph: Graph, x: Tensor) -> Tensor:
+    """The maximum of x [..., N_src, H] over the component of each source, [..., N_src, H], or [..., 1, H] if there is
+    one component. A compiled program serves all graphs, so it treats all sources as one component."""
+    component = None if torch.compiler.is_compiling() else graph.cached("components", lambda: _components(graph))
     if component is None:
         return x.amax(-2, keepdim=True)
     index = component[:, None].expand_as(x)
@@ -105,17 +107,17 @@ def _largest(graph: Graph, x: Tensor) -> Tensor:
 
 
 def _components(graph: Graph) -> Tensor | None:
-    """The component of each source, int64 [N_src]; None where there is only one."""
+    """The component of each source, int64 [N_src]; None if there is only one."""
     component = graph.components()
     return component if bool(component.any()) else None
 
 
 def _orthogonal(count: int, dim: int, seed: int) -> Tensor:
-    """[count, dim]: normal vectors, orthogonal to one another in blocks of `dim` (the paper's section 2.4)."""
+    """[count, dim]: normal vectors, orthogonal within blocks of `dim` rows (section 2.4 of the paper)."""
     generator = torch.Generator().manual_seed(seed)
     blocks = []
     for _ in range(-(-count // dim)):
         q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator))
-        blocks.append((q * r.diagonal().sign()).T)  # without the signs, directions would lean to one side
+        blocks.append((q * r.diagonal().sign()).T)  # without the signs, the directions are biased
     lengths = torch.randn(count, dim, generator=generator).norm(dim=1, keepdim=True)
     return torch.cat(blocks)[:count] * lengths

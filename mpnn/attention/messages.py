@@ -1,4 +1,4 @@
-"""No choice among sources: weights that edges bring, and messages made edge by edge."""
+"""Specs without attention: mapped values, weights from edge attributes, and messages computed for each edge."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from mpnn import check
 from mpnn.attention.spec import ANY, Attention, Terms
 from mpnn.graph import Graph
 from mpnn.graphs.incidence import edges_into
+from mpnn.request import validation
 
 Message = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(features of the destinations [..., E, d], of the sources [..., E, d_src], edge_attr [E, ...]) -> [..., E, F], or
@@ -19,12 +19,12 @@ Message = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Mapped(Attention):
-    """Maps around an aggregation in which every source counts alike.
+    """Linear or other maps before and after an aggregation that weights all sources equally.
 
         m_i = out( reduce_j value(h_j) )
 
     Args:
-        value: what is done to each source's features, None for nothing. out: what to the message.
+        value: a module for the features of each source, or None. out: a module for the message, or None.
     """
 
     normalize = "none"
@@ -33,8 +33,8 @@ class Mapped(Attention):
         super().__init__()
         self.value, self.out = value, out
 
-    def takes(self) -> tuple[check.Takes, check.Takes]:
-        return ANY, check.takes(self.value)
+    def takes(self) -> tuple[validation.Takes, validation.Takes]:
+        return ANY, validation.takes(self.value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         return Terms((src if self.value is None else self.value(src)).unsqueeze(-2))
@@ -45,12 +45,12 @@ class Mapped(Attention):
 
 
 class EdgeWeight(Mapped):
-    """`Mapped` with the weights that edges bring as attributes, a number each (1 where they bring none).
+    """`Mapped` with weights a_ij from `edge_attr`, one number per edge (1 without `edge_attr`).
 
         m_i = out( reduce_j a_ij value(h_j) )
 
-    `normalized` divides weights, which must not be negative then, by their sum over the sources of each destination:
-    PinSage's importance pooling (Ying et al. 2018, section 3.2).
+    `normalized` divides the weights, which must not be negative, by their sum over the in-neighbors of each
+    destination: PinSage's importance pooling (Ying et al. 2018, section 3.2).
     """
 
     def __init__(
@@ -69,25 +69,25 @@ class EdgeWeight(Mapped):
                 f"edge_attr must hold one weight for each of {graph.num_edges} edges; got {list(weight.shape)}"
             )
         weight = weight.reshape(-1)
-        shares = _shares(weight, graph) if self.balanced else weight
-        return replace(terms, bias=(shares.to(src.dtype)[:, None],))
+        weight = _normalize(weight, graph) if self.balanced else weight
+        return replace(terms, bias=(weight.to(src.dtype)[:, None],))
 
 
-def _shares(weight: Tensor, graph: Graph) -> Tensor:
-    """Weights [E] over their sums at each destination, 0 where these are; in float32 at least, as sums are long."""
+def _normalize(weight: Tensor, graph: Graph) -> Tensor:
+    """Weights [E] divided by their sum at each destination; 0 if the sum is 0. Computed in float32 or wider."""
     weight, dst = weight.to(torch.promote_types(weight.dtype, torch.float32)), graph.edge_index[1]
     sums = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
     return weight / torch.where(sums == 0, torch.ones_like(sums), sums)[dst]
 
 
 class EdgeMessage(Attention):
-    """Messages that are any function of both ends and the edge, and count alike.
+    """Messages that are any function of both ends and the edge, with equal weights.
 
         m_i = reduce_j f(h_i, h_j, e_ij)
 
     `f` = relu(h_j + e_ij) is GINE's, A(e_ij) h_j the edge network's (Gilmer et al. 2017, section 5), an MLP of all
-    three PNA's. Such messages differ from edge to edge, so they are written out, E of them: each edge becomes a source,
-    and the round runs over `graphs.edges_into(graph)` with any backend.
+    three PNA's. The messages differ from edge to edge, so all E are materialised: each edge becomes a source, and the
+    round runs over `graphs.edges_into(graph)` with any backend.
 
     Args:
         function: `(dst, src, edge_attr) -> messages`, see `Message`.
@@ -104,10 +104,10 @@ class EdgeMessage(Attention):
         message = self.function(dst.index_select(-2, to_dst), src.index_select(-2, from_src), edge_attr)
         if message.dim() == src.dim():
             message = message.unsqueeze(-2)
-        wanted = (*src.shape[:-2], graph.num_edges)
-        if message.shape[:-2] != wanted:
+        shape = (*src.shape[:-2], graph.num_edges)
+        if message.shape[:-2] != shape:
             raise ValueError(
-                f"the function of EdgeMessage must give messages {[*wanted, 'F']}, or {[*wanted, 'H', 'F']} for "
+                f"the function of EdgeMessage must return messages {[*shape, 'F']}, or {[*shape, 'H', 'F']} for "
                 f"several heads; got {list(message.shape)}"
             )
-        return Terms(message, graph=graph.derived(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges))
+        return Terms(message, graph=graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges))

@@ -1,7 +1,7 @@
-"""What an attention spec is: how much a destination listens to each source, and what it hears.
+"""The base classes of attention specs.
 
-Each owns its weights. `forward` turns features into `Terms`, the numbers that go along the edges; `merge` turns what
-arrived into the message. Backends run the terms; a spec never computes an edge itself.
+A spec owns its parameters. `forward` maps features to `Terms`: the score, biases and values of the edges. `merge` maps
+the aggregated heads to the message. Backends run the terms; a spec does not compute edges itself.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from mpnn import check
 from mpnn.graph import Graph
-from mpnn.scores import Lookup, PerEdge, Score
+from mpnn.request import validation
+from mpnn.request.request import EmbeddingTable, PerEdge, Score
 
-ANY: check.Takes = (None, None)
+ANY: validation.Takes = (None, None)
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What an attention spec says of a graph's edges; see `mpnn.scores.Request` for shapes.
+    """The terms of attention along the edges of a graph. See `mpnn.request.request.Request` for shapes.
 
-    `graph` replaces the operator's where a spec spreads its messages over other destinations.
+    `graph`, if not None, replaces the operator's graph; a spec sets it to send messages to other destinations.
 
     Raises:
-        ValueError, TypeError: a part that lacks the dimension of heads, or is something else altogether.
+        ValueError: if a tensor lacks the dimension of heads.
+        TypeError: if a term has an unsupported type.
     """
 
     value: Tensor
@@ -41,24 +42,28 @@ class Terms:
             )
         if self.score is not None and not isinstance(self.score, Score):
             raise TypeError(
-                f"score is a Dot, AdditiveScore or AdditiveV2Score; got {type(self.score).__name__}: give any other "
+                f"score is a Dot, AdditiveScore or AdditiveV2Score; got {type(self.score).__name__}: pass any other "
                 "score as a bias for each edge"
             )
         if not isinstance(self.bias, tuple):
             raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
         for bias in self.bias:
-            if not isinstance(bias, (Tensor, Lookup)):
-                raise TypeError(f"a bias is a tensor [..., E, H] or a Lookup; got {type(bias).__name__}")
+            if not isinstance(bias, (Tensor, EmbeddingTable)):
+                raise TypeError(f"a bias is a tensor [..., E, H] or a BiasTable; got {type(bias).__name__}")
             if isinstance(bias, Tensor) and bias.dim() < 2:
                 raise ValueError(f"a bias is [..., E, H]; got {list(bias.shape)}: for one head, bias[:, None]")
 
 
 class Attention(nn.Module, ABC):
-    """An attention spec: `forward` gives the terms, `merge` the message; `normalize` and `dropout` say the rest.
-    `balanced`: weights that need no normaliser, because they are made to suit the edges that are there, as GCN's are.
+    """An attention spec. `forward` returns the terms and `merge` the message.
 
-    To add one, subclass this. A score that none of `mpnn.scores` expresses is given as a bias, [..., E, H] in the
-    caller's edge order, made from `graph.edge_index`.
+    To add a spec, subclass this. A score that no class of `mpnn.request.request` expresses is passed as a bias,
+    [..., E, H] in the caller's edge order, computed from `graph.edge_index`.
+
+    Attributes:
+        normalize: "softmax", "sigmoid" or "none".
+        dropout: probability that a weight is dropped in training.
+        balanced: whether the weights already account for the in-degree without a normaliser, as GCN's do.
     """
 
     normalize: str = "softmax"
@@ -69,27 +74,27 @@ class Attention(nn.Module, ABC):
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         """Terms for destinations [..., N_dst, d] and sources [..., N_src, d]; edge_attr [E, ...] in caller's order."""
 
-    def takes(self) -> tuple[check.Takes, check.Takes]:
-        """The width and the type of the features that destinations and that sources must have, see `check.takes`."""
+    def takes(self) -> tuple[validation.Takes, validation.Takes]:
+        """Required width and dtype of the destinations' and of the sources' features, see `validation.takes`."""
         return ANY, ANY
 
     def merge(self, out: Tensor) -> Tensor:
-        """What arrived, [..., N_dst, H, D], as the message [..., N_dst, F]; default: heads side by side."""
+        """Maps the aggregated heads [..., N_dst, H, D] to the message [..., N_dst, F]; default: concatenates them."""
         return out.flatten(-2)
 
 
 class KeyValue(Attention):
-    """Attention by queries, keys and values that follow from each node alone, so that those of nodes that were there
-    before can be kept (`mpnn.decoding`)."""
+    """Attention whose queries, keys and values each depend on one node only, so that the keys and values of earlier
+    nodes can be cached (`mpnn.decoding.cache`)."""
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         return self.terms(*self.mapped(dst, src, graph), graph, edge_attr)
 
     @abstractmethod
     def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D], turned to where their nodes stand: what
-        follows from each node alone, edges aside."""
+        """Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D], with rotary positions applied. Each
+        depends on one node only, not on edges."""
 
     @abstractmethod
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        """The terms of what `mapped` gave."""
+        """The terms for the queries, keys and values that `mapped` returned."""

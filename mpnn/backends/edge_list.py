@@ -1,6 +1,7 @@
-"""The specification: every edge written out in plain torch.
+"""The reference: materialises all edges in plain torch.
 
-It takes everything, works in float64, differentiates twice, and is slow; every other backend is tested against it.
+It supports every request, works in float64, differentiates twice, and is slow. All other backends are tested against
+it.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpnn import random
 from mpnn.aggregate import Index, Mean, Sum, segment_softmax
-from mpnn.backends.estimate import Estimate, both_ways, on_gpu, priced
-from mpnn.edges import CSR
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, Lookup, PerEdge, Request
+from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
+from mpnn.graph.csr import CSR
+from mpnn.request import rng
+from mpnn.request.request import AdditiveScore, AdditiveV2Score, Dot, EmbeddingTable, PerEdge, Request
 
 NAME = "edge_list"
 
@@ -22,49 +23,52 @@ def supports(request: Request) -> str | None:
 
 
 def counts(request: Request) -> dict[str, float]:
-    """Edges and numbers on them, by what is done with them."""
+    """The number of edges and of their components, by operation."""
     edges = float(request.graph.num_edges * request.batch.numel() * request.heads)
     numbers = edges * request.value.shape[-1]
     if not request.weighted:
-        found = {"sum": 1.0, "summed number" if isinstance(request.reduce, (Sum, Mean)) else "reduced number": numbers}
+        operations = {
+            "sum": 1.0,
+            "summed number" if isinstance(request.reduce, (Sum, Mean)) else "reduced number": numbers,
+        }
     else:
         kind = "dot" if isinstance(request.score, Dot) else "weighted"
-        found = {"call": 1.0, "edge": edges, f"{kind} number": numbers}
+        operations = {"call": 1.0, "edge": edges, f"{kind} number": numbers}
         if request.normalize == "softmax":
-            found["softmax"] = 1.0
+            operations["softmax"] = 1.0
         if request.dropout:
-            found["dropped edge"] = edges
-    if numbers * torch.finfo(request.wide).bits / 8 > 1 << 24:
-        # Large tensors come fresh from the operating system each time, and are paid for page by page.
-        found["fresh number"] = numbers * torch.finfo(request.wide).bits / 32
-    return both_ways(found, request.needs_grad)
+            operations["dropped edge"] = edges
+    if numbers * torch.finfo(request.accumulate_dtype).bits / 8 > 1 << 24:
+        # Large tensors are allocated by the operating system in each call, at a cost per page.
+        operations["fresh number"] = numbers * torch.finfo(request.accumulate_dtype).bits / 32
+    return both_ways(operations, request.needs_grad)
 
 
 def estimate(request: Request) -> Estimate:
     numbers = request.graph.num_edges * request.batch.numel() * request.heads * request.value.shape[-1]
     tensors = (6 if request.needs_grad else 4) if request.weighted else 2
-    size = numbers * tensors * torch.finfo(request.wide).bits / 8
-    if request.value.device.type == "cuda":  # every tensor is written and read, by some ten operations
+    size = numbers * tensors * torch.finfo(request.accumulate_dtype).bits / 8
+    if request.value.device.type == "cuda":  # about ten operations, each of which reads and writes a tensor
         passes = 3 if request.needs_grad else 1
-        return Estimate(on_gpu(0.0, 2 * passes * size, request.wide, 10.0 * passes), size)
+        return Estimate(on_gpu(0.0, 2 * passes * size, request.accumulate_dtype, 10.0 * passes), size)
     return priced(NAME, counts(request), size)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     csr = request.graph.csr
-    index = request.graph.memo("edge list index", lambda: Index.of(csr.row, csr.ptr))
-    messages = _grouped(_nodes_first(request.value, request).index_select(0, csr.col), request)
+    index = request.graph.cached("edge list index", lambda: Index.of(csr.row, csr.ptr))
+    messages = _repeat_heads(_nodes_first(request.value, request).index_select(0, csr.col), request)
     if request.edge_value is not None:
         messages = messages + _per_edge(request.edge_value, request, csr, trailing=2)
     weights = _weights(request, csr, index) if request.weighted else None
     if weights is not None:
-        kept = _dropped(weights, request, csr) if request.dropout else weights
-        messages = kept[..., None] * messages
+        dropped = _dropout(weights, request, csr) if request.dropout else weights
+        messages = dropped[..., None] * messages
     out = request.reduce.reduce(messages, index)
     if not isinstance(out, Tensor) or out.dim() != messages.dim() or out.shape[0] != index.num_dst:
         raise ValueError(
             f"the aggregator must reduce messages {list(messages.shape)} to one row for each of {index.num_dst} "
-            f"destinations; it gave {list(out.shape) if isinstance(out, Tensor) else out!r}"
+            f"destinations; it returned {list(out.shape) if isinstance(out, Tensor) else out!r}"
         )
     out = _cast(out.movedim(0, -3) if request.batch else out, request.value.dtype)
     if not request.return_weights:
@@ -79,16 +83,16 @@ def _weights(request: Request, csr: CSR, index: Index) -> Tensor:
     terms = [_per_edge(b, request, csr, trailing=1) for b in request.bias]
     if request.score is not None:
         terms.append(_score(request, csr))
-    scores = sum(terms[1:], terms[0])
+    logits = sum(terms[1:], terms[0])
     if request.normalize == "softmax":
-        return segment_softmax(scores, index)
-    return scores.sigmoid() if request.normalize == "sigmoid" else scores
+        return segment_softmax(logits, index)
+    return logits.sigmoid() if request.normalize == "sigmoid" else logits
 
 
 def _score(request: Request, csr: CSR) -> Tensor:
     match request.score:
         case Dot(query, key, scale, edge_key, softcap):
-            keys = _grouped(_nodes_first(key, request).index_select(0, csr.col), request)
+            keys = _repeat_heads(_nodes_first(key, request).index_select(0, csr.col), request)
             if edge_key is not None:
                 keys = keys + _per_edge(edge_key, request, csr, trailing=2)
             score = scale * (_nodes_first(query, request).index_select(0, csr.row) * keys).sum(-1)
@@ -100,7 +104,7 @@ def _score(request: Request, csr: CSR) -> Tensor:
             total = _both_ends(dst, src, request, csr, trailing=2)
             total = total if edge is None else total + _per_edge(edge, request, csr, trailing=2)
             return (activation(total) * vector.to(total.dtype)).sum(-1)
-    raise TypeError(f"edge_list knows no score of type {type(request.score).__name__}")
+    raise TypeError(f"edge_list does not support scores of type {type(request.score).__name__}")
 
 
 def _both_ends(dst: Tensor, src: Tensor, request: Request, csr: CSR, trailing: int) -> Tensor:
@@ -109,35 +113,35 @@ def _both_ends(dst: Tensor, src: Tensor, request: Request, csr: CSR, trailing: i
     return of_dst.index_select(0, csr.row) + of_src.index_select(0, csr.col)
 
 
-def _dropped(weights: Tensor, request: Request, csr: CSR) -> Tensor:
+def _dropout(weights: Tensor, request: Request, csr: CSR) -> Tensor:
     assert request.seed is not None
-    streams = random.streams(request.batch, request.heads, weights.device)
+    streams = rng.streams(request.batch, request.heads, weights.device)
     ends = [ids.view(-1, *[1] * streams.dim()) for ids in (csr.row, csr.col)]
-    kept = random.keep(request.seed, streams, ends[0], ends[1], request.dropout)
-    return torch.where(kept, weights / (1 - request.dropout), torch.zeros_like(weights))
+    keep = rng.keep(request.seed, streams, ends[0], ends[1], request.dropout)
+    return torch.where(keep, weights / (1 - request.dropout), torch.zeros_like(weights))
 
 
 def _per_edge(data: PerEdge, request: Request, csr: CSR, trailing: int) -> Tensor:
-    """[E, ..., H] or [E, ..., H, D] (`trailing` dimensions behind the batch), in CSR order."""
-    if isinstance(data, Lookup):
-        rows = data.table.to(request.wide).index_select(0, data.ids(request.graph))
+    """[E, ..., H] or [E, ..., H, D] (`trailing` dimensions after the batch), in CSR order."""
+    if isinstance(data, EmbeddingTable):
+        rows = data.table.to(request.accumulate_dtype).index_select(0, data.ids(request.graph))
     else:
         rows = csr.from_caller(_nodes_first(data, request, trailing))
     missing = len(request.batch) - (rows.dim() - 1 - trailing)
     return rows.view(rows.shape[0], *[1] * missing, *rows.shape[1:]) if missing else rows
 
 
-def _grouped(rows: Tensor, request: Request) -> Tensor:
-    """[E, ..., H_kv, D] with each shared head repeated for the heads that share it."""
-    given = rows.shape[-2]
-    return rows if given == 1 or given == request.heads else rows.repeat_interleave(request.heads // given, -2)
+def _repeat_heads(rows: Tensor, request: Request) -> Tensor:
+    """Repeats each key/value head of rows [E, ..., H_kv, D] for the heads that share it."""
+    heads = rows.shape[-2]
+    return rows if heads == 1 or heads == request.heads else rows.repeat_interleave(request.heads // heads, -2)
 
 
 def _nodes_first(x: Tensor, request: Request, trailing: int = 2) -> Tensor:
-    wide = _cast(x, request.wide)
-    return wide if wide.dim() == trailing + 1 else wide.movedim(-1 - trailing, 0)
+    x = _cast(x, request.accumulate_dtype)
+    return x if x.dim() == trailing + 1 else x.movedim(-1 - trailing, 0)
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    # On a molecule, an operation that changes nothing takes as long as one that does.
+    # On a molecule a no-op `to` takes as long as an operation that computes.
     return x if x.dtype == dtype else x.to(dtype)

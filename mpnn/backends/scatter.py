@@ -1,4 +1,4 @@
-"""Sums, means and extremes by torch_sparse's kernels (the extra `mpnn[scatter]`): no tensor of E x d is made."""
+"""Sums, means and extremes with torch_sparse's kernels (the extra `mpnn[scatter]`), without an E x d tensor."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum
-from mpnn.backends.estimate import Estimate, both_ways, on_gpu, priced
-from mpnn.scores import Lookup, Request
+from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
+from mpnn.request.request import EmbeddingTable, Request
 
 NAME = "scatter"
 
@@ -23,17 +23,19 @@ def supports(request: Request) -> str | None:
     if type(request.reduce) not in _NAMES:
         return "it takes sum, mean, max and min only"
     if request.score is not None or request.edge_value is not None or request.normalize != "none":
-        return "it aggregates features, and computes no attention"
+        return "it aggregates features and does not compute attention"
     if request.dropout or request.return_weights:
         return "it neither drops nor returns weights"
     if request.value.dtype not in (torch.float32, torch.float64):
-        return f"it adds up in the type it is given, which is too coarse for {request.value.dtype}"
-    if len(request.bias) > 1 or any(isinstance(b, Lookup) or b.dim() != 2 or b.shape[1] != 1 for b in request.bias):
-        return "it takes one weight an edge"
+        return f"it accumulates in the dtype of the features, and {request.value.dtype} is too coarse for that"
+    if len(request.bias) > 1 or any(
+        isinstance(b, EmbeddingTable) or b.dim() != 2 or b.shape[1] != 1 for b in request.bias
+    ):
+        return "it takes one weight per edge"
     if request.graph.num_edges == 0:
-        return "the graph has no edge, which its kernels do not expect"
+        return "its kernels do not support a graph without edges"
     if type(request.reduce) in (Max, Min) and request.needs_grad:
-        return "of equal extremes its kernels give one the whole gradient, which all share"
+        return "its kernels give the whole gradient to one of several equal extremes, instead of sharing it"
     return None
 
 
@@ -51,7 +53,7 @@ def estimate(request: Request) -> Estimate:
     if request.value.device.type == "cuda":
         passes, edges = 2 if request.needs_grad else 1, request.graph.num_edges * request.batch.numel()
         moved = edges * (request.value.shape[-2:].numel() * request.value.element_size() + 24)
-        return Estimate(on_gpu(0.0, passes * moved, request.wide, 2.0 * passes), 0.0)
+        return Estimate(on_gpu(0.0, passes * moved, request.accumulate_dtype, 2.0 * passes), 0.0)
     return priced(NAME, counts(request), 0.0)
 
 
@@ -59,7 +61,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     from torch_sparse import SparseTensor, matmul
 
     graph, csr = request.graph, request.graph.csr
-    weights = [csr.from_caller(b[:, 0].to(request.wide)) for b in request.bias if isinstance(b, Tensor)]
+    weights = [csr.from_caller(b[:, 0].to(request.accumulate_dtype)) for b in request.bias if isinstance(b, Tensor)]
     matrix = SparseTensor(
         rowptr=csr.ptr,
         col=csr.col,

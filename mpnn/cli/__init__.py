@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
-_NEEDED = ("typer", "rich", "matplotlib", "sklearn", "safetensors")
+_REQUIRED = ("typer", "rich", "matplotlib", "sklearn", "safetensors")
 
 
 def main() -> None:
     """The entry point `mpnn`."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in _REQUIRED if find_spec(name) is None]
     if missing:
         print(f'the mpnn command needs {", ".join(missing)}; run: pip install "mpnn[cli]"', file=sys.stderr)
         sys.exit(2)

@@ -12,7 +12,7 @@ from mpnn.cli.console import console
 
 app = typer.Typer(
     help="Neural networks as message passing over graphs: the choice of graph is the choice of model.",
-    epilog="Begin with [bold]mpnn demo[/bold]: two minutes, nothing to download, and pictures to look at.",
+    epilog="Start with [bold]mpnn demo[/bold]: it takes two minutes, downloads nothing, and draws pictures.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     no_args_is_help=True,

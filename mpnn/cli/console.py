@@ -1,4 +1,4 @@
-"""What every command shares: where it prints, and how it refuses."""
+"""Functions that all commands share: output and error handling."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """What the user gave wrong becomes one sentence on stderr and exit code 2.
+    """Turns errors in the user's input into one sentence on stderr and exit code 2.
 
-    Wrapped around the reading of what was given, not around the work on it: a traceback of our own is worth seeing.
+    Use it only around the parsing of input, not around the computation: there, an error is a bug that needs its
+    traceback.
     """
     try:
         yield
@@ -34,19 +35,20 @@ def refusing() -> Iterator[None]:
 
 
 def sentence(error: Exception) -> str:
-    """What went wrong, without the number that the system has for it."""
+    """The message of an error, without the error number of the system."""
     at, why = getattr(error, "filename", None), getattr(error, "strerror", None)
     return f"cannot read or write {at}: {why}" if at and why else why or str(error)
 
 
 def refuse(why: str) -> NoReturn:
+    """Ends the command with exit code 2 because its input is invalid."""
     warn(why)
     raise typer.Exit(REFUSED)
 
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """A full disk, and whatever else the system refuses to do for the work, becomes one sentence on stderr."""
+    """Turns an OSError during the computation, such as a full disk, into one sentence on stderr and exit code 1."""
     try:
         yield
     except OSError as error:
@@ -54,7 +56,7 @@ def failing() -> Iterator[None]:
 
 
 def fail(why: str) -> NoReturn:
-    """Ends the command because its work failed, for no fault in what it was asked for."""
+    """Ends the command with exit code 1 because the computation failed."""
     warn(why)
     raise typer.Exit(FAILED)
 
@@ -65,9 +67,9 @@ def warn(what: str) -> None:
 
 @contextmanager
 def folder(path: Path) -> Iterator[None]:
-    """Creates the folder of results for the block, or refuses: better now than after minutes of training.
+    """Creates the output folder before the block runs, so that an error appears before minutes of training.
 
-    A folder that this creates and that is empty at the end, because the command failed or was stopped, is deleted.
+    If the folder is new and is empty at the end, because the command failed or was stopped, it is deleted.
     """
     created = [folder for folder in (path, *path.parents) if not folder.exists()]
     with refusing():
@@ -77,7 +79,7 @@ def folder(path: Path) -> Iterator[None]:
             refuse(f"cannot write into {path}: permission denied; name another folder with --out")
         yield
     finally:
-        with suppress(OSError):  # not empty
+        with suppress(OSError):  # the folder is not empty
             for folder in created:
                 folder.rmdir()
 

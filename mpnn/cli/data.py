@@ -1,4 +1,4 @@
-"""`mpnn data`: what there is to train on, and fetching it."""
+"""`mpnn data`: lists, finds and downloads datasets."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ app = typer.Typer(help="Find or download datasets.", no_args_is_help=True, rich_
 
 @app.command("list")
 def list_datasets() -> None:
-    """List the datasets, and say which of them are on this machine.
+    """List the datasets, and show which of them are on this machine.
 
     Example: mpnn data list
     """
     table = Table("name", "size", box=None, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column("where", overflow="fold")  # a path that is cut short is of no use
+    table.add_column("where", overflow="fold")  # a truncated path would be useless
     for name, where in BUILT_IN.items():
         table.add_row(name, "", where)
     for name, source in SOURCES.items():
         folder = folder_of(source)
-        where = str(folder) if folder else "to be downloaded" if _size(source) else "to be unpacked by hand"
+        where = str(folder) if folder else "can be downloaded" if _size(source) else "must be unpacked by hand"
         size = f"{_size(source) / 1e6:.1f} MB" if _size(source) else ""
         table.add_row(name, size, where)
     console.print(table)
@@ -37,16 +37,17 @@ def list_datasets() -> None:
 
 @app.command("get")
 def get(name: Annotated[str, typer.Argument(help="A name from mpnn data list.")]) -> None:
-    """Find a dataset on this machine or download it, check it, and print where it is.
+    """Find a dataset on this machine or download it, check it, and print its folder.
 
-    Looked for in the folder that the environment variable MPNN_DATA names, then in the cache; downloaded to the cache.
+    The command searches the folder of the environment variable MPNN_DATA,
+    then the cache. Downloads go to the cache.
     \b
     Examples:
       mpnn data get cora
       MPNN_DATA=~/datasets mpnn data get tinyshakespeare
     """
     if name in BUILT_IN:
-        console.print(f"{name}: {BUILT_IN[name]}; nothing to fetch")
+        console.print(f"{name}: {BUILT_IN[name]}; nothing to download")
         return
     with refusing(), console.status(f"finding {name}"):
         folder = locate(name)
@@ -56,9 +57,9 @@ def get(name: Annotated[str, typer.Argument(help="A name from mpnn data list.")]
 
 
 def folder_of(source: Source) -> Path | None:
-    """Where all files of the dataset are, if they are on this machine."""
-    given = os.environ.get("MPNN_DATA")
-    roots = [Path(given).expanduser()] if given else []
+    """The folder that contains all files of the dataset, or None."""
+    data_dir = os.environ.get("MPNN_DATA")
+    roots = [Path(data_dir).expanduser()] if data_dir else []
     for root in [*roots, cache_dir()]:
         if all((root / source.folder / file.name).is_file() for file in source.files):
             return root / source.folder

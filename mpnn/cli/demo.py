@@ -1,4 +1,4 @@
-"""`mpnn demo`: one model over three graphs, a graph network on digits, and a page that shows what came of it."""
+"""`mpnn demo`: trains one model over three graphs and a GAT on digits, and writes a page with the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Annotated
 import torch
 import typer
 
-from mpnn.checkpoint import Checkpoint, CheckpointError
 from mpnn.cli import page, pictures, tasks
 from mpnn.cli.console import console, fail, failing, folder, refuse, refusing, warn
 from mpnn.cli.measure import attention_weights, machine, one_thread, versions
@@ -21,21 +20,22 @@ from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
 from mpnn.files import write_atomically
 from mpnn.models import GPT
-from mpnn.train import TrainingDiverged
+from mpnn.train.checkpoint import Checkpoint, CheckpointError
+from mpnn.train.loops import TrainingDiverged
 
 TOPOLOGIES = {
-    "causal": "Every character hears itself and all that came before it: GPT.",
+    "causal": "Each character attends to itself and to all characters before it, as in GPT.",
     "causal & window(8)": (
-        "Every character hears itself and the eight before it: a sliding window. News travels eight characters a "
-        "layer, so two layers hear no further back than sixteen."
+        "Each character attends to itself and to the eight characters before it: a sliding window. Information travels "
+        "eight characters per layer, so with two layers at most sixteen."
     ),
     "strided(8)": (
-        "Every character hears the last eight, itself among them, and every eighth one before those (the Sparse "
-        "Transformer). Far fewer edges than causal, and still two layers carry news from each character to all later "
-        "ones."
+        "Each character attends to the last eight characters, itself included, and to every eighth character before "
+        "them (Sparse Transformer). There are far fewer edges than in the causal graph, but two layers still carry "
+        "information from each character to all later ones."
     ),
 }
-ALONE = "identity"
+SELF_LOOPS_ONLY = "identity"
 EPOCHS = 100
 PROMPT = "If the "
 SAMPLE = 280
@@ -46,19 +46,20 @@ def demo(
         "runs/demo"
     ),
     steps: Annotated[int, typer.Option(help="Training steps of each character model.")] = TextSettings().steps,
-    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of weights and batches.")] = 0,
 ) -> None:
     """Train one character model over three graphs and a GAT on digits, and draw what they learned.
 
-    Nothing to download: the text is Python's own manual, the digits come with scikit-learn. Two minutes on two cores.
-    Prints a table, and writes every picture and a page that shows them, index.html. After Ctrl-C or a crash the same
-    command continues where it was.
+    The demo downloads nothing: the text is Python's manual, and the digits
+    are part of scikit-learn. It takes two minutes on two cores, prints a
+    table, and writes pictures and a page that shows them, index.html. After
+    Ctrl-C or a crash, the same command continues from its last checkpoint.
     \b
     Examples:
       mpnn demo
       mpnn demo --steps 100 --out /tmp/quick
     """
-    began = perf_counter()
+    start = perf_counter()
     if steps < 1:
         refuse(f"--steps must be at least 1; got {steps}")
     settings = replace(TextSettings(), steps=steps)
@@ -80,7 +81,7 @@ def demo(
             ("command", shlex.join(["mpnn", *sys.argv[1:]])),
             ("machine", where),
             ("versions", versions()),
-            ("time", f"{perf_counter() - began:.0f} s in all, {steps} steps, seed {seed}"),
+            ("time", f"{perf_counter() - start:.0f} s in all, {steps} steps, seed {seed}"),
         ]
         html = _page(results, chapters, curves, digits, settings, footer)
         with failing():
@@ -88,15 +89,15 @@ def demo(
             for checkpoint in checkpoints:
                 checkpoint.delete()
     console.print("", tasks.table(results), "", tasks.legend(), "", sep="\n")
-    console.print(f"see {index}, written after {perf_counter() - began:.0f} s", soft_wrap=True)
+    console.print(f"see {index}, written after {perf_counter() - start:.0f} s", soft_wrap=True)
 
 
 def _train(
     corpus: Corpus, nodes: Nodes, settings: TextSettings, seed: int, checkpoints: list[Checkpoint]
 ) -> list[Trained]:
-    """From their checkpoints; those of a demo with other settings are deleted, as nothing in them took long."""
+    """Trains all runs, or resumes them from their checkpoints. Checkpoints with other settings are deleted."""
     runs: list[Run] = [TextRun(name, corpus, settings, seed) for name in TOPOLOGIES]
-    runs += [NodeRun(name, nodes, min(EPOCHS, settings.steps), seed) for name in (nodes.own_graph, ALONE)]
+    runs += [NodeRun(name, nodes, min(EPOCHS, settings.steps), seed) for name in (nodes.own_graph, SELF_LOOPS_ONLY)]
     for run, checkpoint in zip(runs, checkpoints, strict=True):
         checkpoint.run = run.settings
     try:
@@ -121,19 +122,19 @@ def _chapter(trained: Trained, corpus: Corpus, out: Path, seed: int) -> Chapter:
     weights = [of_layer[0] for of_layer in attention_weights(model, crop)]
     pictures.topology(trained, out / f"{file}.png")
     pictures.heads(trained, weights, out / f"{file}-attention.png")
-    written = _sample(model, corpus, seed)
+    sample = _sample(model, corpus, seed)
     edges = Picture(
         out / f"{file}.png",
         f"Adjacency of {trained.expression}",
-        f"Who hears whom among {model.context} characters: a row is one that hears, a column one that is heard.",
+        f"The graph over {model.context} characters: a row is a destination, a column a source, a cell an edge.",
     )
     attention = Picture(
         out / f"{file}-attention.png",
         f"Attention over {trained.expression} after training",
-        f"The same edges after training, on {model.context} characters that the model was not trained on: the darker a "
-        "cell, the more its row listens to its column. Each row's weights add up to one; grey pairs are no edges.",
+        f"Attention weights of these edges after training, on {model.context} characters of the validation text: the "
+        "darker a cell, the larger its weight. The weights of each row add up to one; grey pairs are not edges.",
     )
-    return Chapter(trained.expression, TOPOLOGIES[trained.expression], [edges, attention], PROMPT, written)
+    return Chapter(trained.expression, TOPOLOGIES[trained.expression], [edges, attention], PROMPT, sample)
 
 
 def _sample(model: GPT, corpus: Corpus, seed: int) -> str:
@@ -148,33 +149,33 @@ def _curves(texts: list[Trained], out: Path) -> Picture:
     return Picture(
         out / "learning-curves.png",
         "Validation loss over the training steps",
-        "Loss on the last tenth of the text, which no model was trained on, in nats a character: lower is better. All "
-        "three began with the same weights and saw the same batches.",
+        "Loss on the last tenth of the text, which is not used for training, in nats per character: lower is better. "
+        "All three models start with the same weights and use the same batches.",
     )
 
 
 def _digits(trained: Trained, nodes: Nodes, out: Path) -> list[Picture]:
-    found, graph = nodes.data, trained.graph
+    images, graph = nodes.data, trained.graph
     trained.model.eval()
     with torch.no_grad():
-        predicted = trained.model(found.x, graph).argmax(1)
-    weights = attention_weights(trained.model, found.x, graph)[0].mean(1)
-    tested = found.test_mask.nonzero().squeeze(1)
-    examples = [int(tested[found.y[tested] == digit][0]) for digit in (3, 5, 8, 9)]
-    pictures.points(graph, found.x, predicted, out / "digits-graph.png")
-    pictures.neighbours(graph, weights, found.x, found.y, examples, out / "digits-attention.png")
+        predicted = trained.model(images.x, graph).argmax(1)
+    weights = attention_weights(trained.model, images.x, graph)[0].mean(1)
+    test_nodes = images.test_mask.nonzero().squeeze(1)
+    examples = [int(test_nodes[images.y[test_nodes] == digit][0]) for digit in (3, 5, 8, 9)]
+    pictures.points(graph, images.x, predicted, out / "digits-graph.png")
+    pictures.neighbours(graph, weights, images.x, images.y, examples, out / "digits-attention.png")
     return [
         Picture(
             out / "digits-graph.png",
             "The nearest-neighbour graph of the digits",
-            "Each dot is an image, coloured by the digit that the GAT takes it for, and tied to the images it hears: "
-            f"{graph.num_edges:,} edges, found by distance between pixels alone. Dots stand where ties pull them.",
+            "Each dot is an image, coloured by the digit that the GAT predicts, with edges from its in-neighbors: "
+            f"{graph.num_edges:,} edges, computed from distances between pixels only. The layout is force-directed.",
         ),
         Picture(
             out / "digits-attention.png",
-            "Four test images with the neighbours they listen to",
-            "Four test images (left), and the neighbours that the GAT's first layer listens to, the loudest first, "
-            "with the mean weight over its heads. Names are the true digits.",
+            "Four test images with the neighbours they attend to",
+            "Four test images (left) and their neighbours in the order of attention weight in the GAT's first layer "
+            "(mean over heads). Names are the true digits.",
         ),
     ]
 
@@ -187,31 +188,30 @@ def _page(
     settings: TextSettings,
     footer: list[tuple[str, str]],
 ) -> str:
-    with_graph, alone = (result.result for result in results[-2:])
+    with_graph, without_graph = (result.result for result in results[-2:])
     parts = [
         page.paragraph(
             "A network layer is one round of message passing over a graph, and the choice of graph is the choice of "
             "model. Below, one small character model was trained three times on Python's manual (without its tables); "
-            "only the graph that says which character hears which differs. Then a graph attention network was trained "
-            "on handwritten digits, over a graph of nearest neighbours and, for comparison, with every image hearing "
-            "itself alone."
+            "the runs differ only in the graph, which defines which characters attend to which. Then a graph attention "
+            "network was trained on handwritten digits, over a graph of nearest neighbours and, for comparison, over a "
+            "graph of self-loops only."
         ),
         page.table(tasks.HEADINGS, [result.row for result in results]),
         page.legend(tasks.LEGEND),
         "<h2>Text: one model, three graphs</h2>",
         page.paragraph(
             f"A transformer of {settings.layers} layers, {settings.heads} heads and width {settings.dim} reads "
-            f"{settings.context} characters at a time and learns to tell the next one. After {settings.steps} steps "
-            "each has written a few lines of manual; its prompt is set in bold."
+            f"{settings.context} characters at a time and learns to predict the next one. The samples below were "
+            f"generated after {settings.steps} steps; the prompt is bold."
         ),
         *(chapter.html() for chapter in chapters),
-        "<h3>How fast they learned</h3>",
+        "<h3>Learning curves</h3>",
         page.narrow(curves),
-        "<h2>Digits: neighbours worth listening to</h2>",
+        "<h2>Digits: attention to neighbours</h2>",
         page.paragraph(
-            "Of 1,797 images 200 carry a label. The GAT hears each image's nearest neighbours and gets "
-            f"{with_graph} of those it is tested on right; the same network, with each image hearing itself alone, "
-            f"{alone}."
+            f"200 of the 1,797 images are labelled. With edges from neighbours, the GAT classifies {with_graph} "
+            f"of the test images correctly; with self-loops only, {without_graph}."
         ),
         *(page.narrow(picture) for picture in digits),
     ]

@@ -1,4 +1,4 @@
-"""A graph in the terminal: two rows of cells to a line of text, coloured halves of characters."""
+"""Draws a graph in the terminal: each line of text shows two rows of cells as half-block characters."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
+from mpnn.graph.runs import Runs
 from mpnn.plot import EMPTY, SEQUENTIAL, density
-from mpnn.runs import Runs
 
 _MOST_CELLS = 64
 _SMALL = 32
 
-# Bayer's matrix: without colours, a share of a tile becomes that share of its neighbourhood.
+# Bayer matrix for ordered dithering: without colours, a density becomes a share of filled cells.
 _DITHER = (np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]]) + 0.5) / 16
 _HALVES = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
 
 
 def matrix(runs: Runs, plain: bool, width: int = _MOST_CELLS + 2) -> Text:
-    """Destinations down, sources across, the darker the more of a cell's pairs are edges, no wider than `width`
-    characters; `plain`: without colours, in a frame."""
+    """Draws destinations as rows and sources as columns, at most `width` characters wide. Darker cells contain more
+    edges. `plain`: without colours, in a frame."""
     cells = _cells(runs, max(1, min(_MOST_CELLS, width - 2 * plain)))
     if len(cells) % 2:
         cells = np.vstack([cells, np.full_like(cells[:1], np.nan)])
@@ -29,7 +29,7 @@ def matrix(runs: Runs, plain: bool, width: int = _MOST_CELLS + 2) -> Text:
 
 
 def _cells(runs: Runs, most: int) -> NDArray[np.float64]:
-    """Square roots of densities, so that sparse tiles still show; small graphs enlarged to be seen."""
+    """Square roots of densities, so that sparse tiles remain visible. Small graphs are enlarged."""
     longest = max(runs.num_dst, runs.num_src)
     shrink = min(1.0, most / longest)
     rows, columns = (max(1, round(n * shrink)) for n in (runs.num_dst, runs.num_src))

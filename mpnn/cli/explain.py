@@ -1,4 +1,4 @@
-"""`mpnn explain`: the plan for dot-product attention over a topology, without running it."""
+"""`mpnn explain`: the execution plan of dot-product attention over a topology, without running it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 import mpnn
 from mpnn.cli.console import refuse, refusing
 from mpnn.graphs import parse
-from mpnn.scores import Dot, Request
+from mpnn.request.request import Dot, Request
 
 
 class Dtype(str, Enum):
@@ -31,12 +31,13 @@ def explain(
     batch: Annotated[int, typer.Option(help="Sequences in the batch.")] = 1,
     dtype: Annotated[Dtype, typer.Option(help="Precision of the features.")] = Dtype.float32,
     grad: Annotated[
-        bool, typer.Option("--grad/--no-grad", help="Whether gradients are needed, as in training.")
+        bool, typer.Option("--grad/--no-grad", help="Whether gradients are computed, as in training.")
     ] = True,
 ) -> None:
-    """Say which backend would run dot-product attention over a topology, how long it would take, and why no other.
+    """Show which backend would run dot-product attention over a topology, its estimated time, and why others would not.
 
-    Nothing is run and no features are allocated; times and memory are the planner's estimates.
+    Nothing is run and no features are allocated. Times and memory are
+    estimates of the planner.
 
     Examples:
     \b
@@ -44,9 +45,9 @@ def explain(
       mpnn explain "longformer(512, globals=4)" --n 16384 --no-grad
       mpnn explain causal --batch 8 --dtype bfloat16
     """
-    for name, given in (("heads", heads), ("dim", dim), ("batch", batch)):
-        if given < 1:
-            refuse(f"--{name} must be at least 1; got {given}")
+    for name, value in (("heads", heads), ("dim", dim), ("batch", batch)):
+        if value < 1:
+            refuse(f"--{name} must be at least 1; got {value}")
     with refusing():
         graph = parse(expression).bind(n)
         mpnn.explain(_request(graph, (batch, n, heads, dim), getattr(torch, dtype.value), grad))

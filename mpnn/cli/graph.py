@@ -1,4 +1,4 @@
-"""`mpnn graph`: what a topology is at a size, in numbers and as a drawing."""
+"""`mpnn graph`: statistics and a drawing of a topology at a given size."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from mpnn.graph import Graph
 from mpnn.graphs import parse
 
 _DEEPEST = 32
-_PATIENCE = 20.0
+_TIME_LIMIT = 20.0  # seconds
 
 
 def graph(
     expression: Annotated[str, typer.Argument(metavar="EXPR", help='A topology, such as "causal & window(16)".')],
-    n: Annotated[int, typer.Option("--n", help="Number of nodes: of destinations, those that hear.")] = 64,
+    n: Annotated[int, typer.Option("--n", help="Number of nodes (destinations, which receive messages).")] = 64,
     num_src: Annotated[
-        int | None, typer.Option("--num-src", help="Number of sources, where these are other nodes. Default: as --n.")
+        int | None, typer.Option("--num-src", help="Number of sources, if they are other nodes. Default: same as --n.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also draw it into this file (.png, .svg, .pdf).", dir_okay=False)
+        Path | None, typer.Option("--out", "-o", help="Also draw it to this file (.png, .svg, .pdf).", dir_okay=False)
     ] = None,
 ) -> None:
-    """Draw a topology, and count its edges and how far messages travel.
+    """Draw a topology, count its edges, and compute how far messages travel.
 
-    Topologies are sets of edges. Join them with [bold]|[/bold] (either), [bold]&[/bold] (both), [bold]-[/bold]
-    (without) and [bold]~[/bold] (all others):
+    Topologies are sets of edges. Combine them with [bold]|[/bold] (union), [bold]&[/bold] (intersection),
+    [bold]-[/bold] (difference) and [bold]~[/bold] (complement):
     \b
       causal  complete  identity  window(radius, dilation=1)
       strided(stride)  prefix(k)  global_nodes(count)  memory(length)
@@ -65,20 +65,20 @@ def graph(
         plain = console.no_color or console.color_system is None
         console.print(drawing.matrix(runs, plain, console.width))
         cell = "filled" if plain else "coloured"
-        console.print(f"destinations down, sources across; a {cell} cell: the row hears the column", style="dim")
+        console.print(f"rows: destinations, columns: sources; a {cell} cell is an edge", style="dim")
     if out is not None:
         _draw(expression, bound, out)
 
 
 def reach_by_layer(graph: Graph) -> list[tuple[int, float]]:
-    """The reach after 1, 2, 4, ... layers, until it no longer grows or too much time has passed."""
-    began, found = perf_counter(), [(1, graph.reach(1))]
-    while found[-1][0] < _DEEPEST and perf_counter() - began < _PATIENCE:
-        layers = 2 * found[-1][0]
-        found.append((layers, graph.reach(layers)))
-        if found[-1][1] == found[-2][1]:
-            return found[:-1]
-    return found
+    """The reach after 1, 2, 4, ... layers, until it stops growing or a time limit is exceeded."""
+    start, reached = perf_counter(), [(1, graph.reach(1))]
+    while reached[-1][0] < _DEEPEST and perf_counter() - start < _TIME_LIMIT:
+        layers = 2 * reached[-1][0]
+        reached.append((layers, graph.reach(layers)))
+        if reached[-1][1] == reached[-2][1]:
+            return reached[:-1]
+    return reached
 
 
 def _facts(expression: str, graph: Graph) -> Table:
@@ -87,12 +87,14 @@ def _facts(expression: str, graph: Graph) -> Table:
     table.add_column()
     pairs = graph.num_dst * graph.num_src
     table.add_row("graph", expression)
-    size = f"{graph.num_dst:,}" if graph.num_dst == graph.num_src else f"{graph.num_dst:,} hear {graph.num_src:,}"
+    size = f"{graph.num_dst:,}"
+    if graph.num_dst != graph.num_src:
+        size += f" destinations, {graph.num_src:,} sources"
     table.add_row("nodes", size)
     table.add_row("edges", f"{graph.num_edges:,}")
     if pairs:
         table.add_row("density", f"{graph.num_edges / pairs:.2%} of {pairs:,} pairs")
-    table.add_row("runs", f"{len(graph.runs.start):,}, what the graph is stored as")
+    table.add_row("runs", f"{len(graph.runs.start):,}, the storage format of the graph")
     if graph.num_dst:
         degree = graph.degree()
         mean = graph.num_edges / graph.num_dst
@@ -101,8 +103,8 @@ def _facts(expression: str, graph: Graph) -> Table:
         reached = reach_by_layer(graph)
         for layers, fraction in reached:
             name = f"reach after {layers} layer{'s' * (layers > 1)}"
-            table.add_row(name, f"{fraction:.1%} of all pairs" + ", as each knows itself" * (layers == 1))
-        table.add_row("all hear all", _full_reach(graph, reached))
+            table.add_row(name, f"{fraction:.1%} of all pairs" + ", each node with itself included" * (layers == 1))
+        table.add_row("full reach", _full_reach(graph, reached))
     return table
 
 
@@ -112,7 +114,7 @@ def _full_reach(graph: Graph, reached: list[tuple[int, float]]) -> str:
         layers = graph.diameter()
         return f"after {layers} layer{'s' * (layers != 1)}"
     again = graph.reach(deepest + 1)
-    return f"not within {deepest} layers" if again > fraction else f"never: no more than {fraction:.1%}"
+    return f"not within {deepest} layers" if again > fraction else f"never: at most {fraction:.1%}"
 
 
 def _draw(expression: str, graph: Graph, path: Path) -> None:
@@ -123,5 +125,5 @@ def _draw(expression: str, graph: Graph, path: Path) -> None:
     figure = Figure(figsize=(5.6, 5.4), layout="constrained")
     adjacency(graph, figure.add_subplot(), title=expression)
     with refusing():
-        figure.savefig(path, dpi=160, bbox_inches="tight")  # cut to a graph that is wide or tall
-    console.print(f"drawn into {path}")
+        figure.savefig(path, dpi=160, bbox_inches="tight")  # crops the margins of a wide or tall graph
+    console.print(f"saved to {path}")

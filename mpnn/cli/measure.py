@@ -1,4 +1,4 @@
-"""What is measured of a model besides its loss, and on what machine."""
+"""Measurements of a model besides its loss, and the description of the machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import mpnn
+from mpnn.engine.plan import plan
 from mpnn.message_passing import MessagePassing
-from mpnn.plan import plan
 
 
 def kept_for_backward(model: nn.Module, loss: Callable[[], Tensor]) -> int:
-    """The bytes that one forward pass in training keeps until its backward pass: the storage of every tensor that
-    autograd saves, each once, without the model's own parameters."""
-    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    """The bytes that one forward pass in training stores for its backward pass: the storages of all tensors saved by
+    autograd, without duplicates and without the model's parameters."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, Tensor] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -30,26 +30,26 @@ def kept_for_backward(model: nn.Module, loss: Callable[[], Tensor]) -> int:
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         loss()
-    return sum(t.untyped_storage().nbytes() for at, t in saved.items() if at not in known)
+    return sum(t.untyped_storage().nbytes() for at, t in saved.items() if at not in parameters)
 
 
 @torch.no_grad()
 def attention_weights(model: nn.Module, *inputs: Any) -> list[Tensor]:
     """The weights [..., E, H] of every layer of `model(*inputs)`, first layer first."""
-    return [layer(*given, return_weights=True)[1] for layer, given in _calls(model.eval(), *inputs)]
+    return [layer(*args, return_weights=True)[1] for layer, args in _calls(model.eval(), *inputs)]
 
 
 def backends(model: nn.Module, *inputs: Any) -> str:
-    """The backends that the plan chose for the layers of `model(*inputs)` in training."""
-    chosen = [plan(layer.request(*given)).backend for layer, given in _calls(model.train(), *inputs)]
+    """The backends that the plan selects for the layers of `model(*inputs)` in training."""
+    chosen = [plan(layer.request(*args)).backend for layer, args in _calls(model.train(), *inputs)]
     return ", ".join(dict.fromkeys(chosen))
 
 
 def _calls(model: nn.Module, *inputs: Any) -> list[tuple[MessagePassing, tuple[Any, ...]]]:
-    """Every round of message passing in `model(*inputs)`, with what it was given."""
+    """All `MessagePassing` layers that run in `model(*inputs)`, with their arguments."""
     calls: list[tuple[MessagePassing, tuple[Any, ...]]] = []
     layers = [module for module in model.modules() if isinstance(module, MessagePassing)]
-    handles = [layer.register_forward_pre_hook(lambda layer, given: calls.append((layer, given))) for layer in layers]
+    handles = [layer.register_forward_pre_hook(lambda layer, args: calls.append((layer, args))) for layer in layers]
     try:
         model(*inputs)
     finally:
@@ -60,8 +60,8 @@ def _calls(model: nn.Module, *inputs: Any) -> list[tuple[MessagePassing, tuple[A
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Has torch use one core: operations of some microseconds are slower when shared, and several times so where
-    other work keeps the cores busy and threads wait for each other."""
+    """Limits torch to one thread in the block. Operations of a few microseconds are slower on several threads, and much
+    slower if other processes keep the cores busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""The demo's page: one HTML file that holds its pictures, for light and dark screens, with nothing to load."""
+"""The page of the demo: one HTML file with embedded pictures, for light and dark mode."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ footer code { overflow-wrap: anywhere; }
 
 @dataclass(frozen=True)
 class Picture:
-    """An image file (PNG), what it shows in a few words, and what one sees in it."""
+    """An image file (PNG) with its alternative text and caption."""
 
     path: Path
     alt: str
@@ -66,7 +66,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A model over one topology: what the topology is, its pictures side by side, and what the model wrote."""
+    """A section about one topology: its description, its pictures side by side, and a text sample of its model."""
 
     expression: str
     about: str
@@ -109,7 +109,7 @@ def narrow(picture: Picture) -> str:
 
 
 def page(title: str, parts: Sequence[str], footer: Sequence[tuple[str, str]]) -> str:
-    """The whole document; `parts` are HTML, `footer` names and values as text."""
+    """The HTML document; `parts` are HTML, `footer` is names and values as text."""
     facts = "<br>\n".join(f"{escape(name)}: <code>{escape(value)}</code>" for name, value in footer)
     body = "\n\n".join(parts)
     return (

@@ -1,4 +1,4 @@
-"""The pictures that the demo and training leave behind, each one file."""
+"""The pictures of `mpnn demo` and `mpnn train`, one file each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def topology(trained: Trained, path: Path) -> None:
 
 
 def heads(trained: Trained, weights: Sequence[Tensor], path: Path) -> None:
-    """One small map for each layer (a row) and head (a column); weights [E, H] of each layer."""
+    """One attention matrix for each layer (row) and head (column); `weights` has [E, H] for each layer."""
     columns = weights[0].shape[1]
     figure = Figure(figsize=(1.45 * columns + 0.9, 1.6 * len(weights) + 0.2), layout="constrained")
     axes = figure.subplots(len(weights), columns, squeeze=False)
@@ -43,45 +43,45 @@ def heads(trained: Trained, weights: Sequence[Tensor], path: Path) -> None:
 
 
 def losses(results: Sequence[Trained], path: Path) -> None:
-    """Validation loss (text) or accuracy (nodes) of each over the steps; a single one's name is the title."""
+    """Validation loss (text) or accuracy (nodes) over the steps. The name of a single result is the title."""
     figure = Figure(figsize=(7.4, 4.0), layout="constrained")
     ax = figure.add_subplot()
     of_nodes = bool(results[0].history.val_accuracy)
-    alone = len(results) == 1
+    single = len(results) == 1
     history = {
-        "" if alone else r.expression: (r.history.val_step, r.history.val_accuracy if of_nodes else r.history.val_loss)
+        "" if single else r.expression: (r.history.val_step, r.history.val_accuracy if of_nodes else r.history.val_loss)
         for r in results
     }
     ylabel = "validation accuracy" if of_nodes else "validation loss (nats a character)"
-    title = results[0].expression if alone else ""
+    title = results[0].expression if single else ""
     plot.curves(history, ax, ylabel=ylabel, xlabel="epoch" if of_nodes else "step", title=title)
     _save(figure, path)
 
 
 def points(graph: Graph, x: Tensor, classes: Tensor, path: Path) -> None:
-    """The graph over points x [N, F]: nodes start at their first two principal components and are pulled by links."""
+    """The graph over points x [N, F]: a force-directed layout that starts at the first two principal components."""
     figure = Figure(figsize=(7.4, 6.4), layout="constrained")
     _, _, directions = torch.linalg.svd(x - x.mean(0), full_matrices=False)
-    start = (x - x.mean(0)) @ directions[:2].T
-    positions = plot.springs(graph, start / start.abs().max(), _ROUNDS)
+    components = (x - x.mean(0)) @ directions[:2].T
+    positions = plot.springs(graph, components / components.abs().max(), _ROUNDS)
     plot.network(graph, figure.add_subplot(), positions=positions, classes=classes, title="")
     _save(figure, path)
 
 
 def neighbours(graph: Graph, weights: Tensor, images: Tensor, labels: Tensor, nodes: Sequence[int], path: Path) -> None:
-    """For each of some nodes its image, then those that it hears, the loudest first, with the weights [E] they get."""
+    """One row for each of `nodes`: its image, then its in-neighbors with their weights [E], the largest first."""
     src, dst = graph.edge_index
-    shown = 9
+    columns = 9
     figure = Figure(figsize=(7.0, 0.9 * len(nodes)))
     margins = {"left": 0.01, "right": 0.99, "top": 1 - 0.2 / len(nodes), "bottom": 0.01, "hspace": 0.35, "wspace": 0.12}
-    axes = figure.subplots(len(nodes), shown + 1, squeeze=False, gridspec_kw=margins)
+    axes = figure.subplots(len(nodes), columns + 1, squeeze=False, gridspec_kw=margins)
     for row, node in zip(axes, nodes, strict=True):
         _image(row[0], images[node], f"a {int(labels[node])}", plot.INK)
         edges = (dst == node).nonzero().squeeze(1)
-        loudest = edges[weights[edges].argsort(descending=True)][:shown]
+        strongest = edges[weights[edges].argsort(descending=True)][:columns]
         for ax in row[1:]:
             ax.axis("off")
-        for ax, edge in zip(row[1:], loudest.tolist(), strict=False):
+        for ax, edge in zip(row[1:], strongest.tolist(), strict=False):
             source = int(src[edge])
             name = "itself" if source == node else f"a {int(labels[source])}"
             _image(ax, images[source], f"{name}: {weights[edge]:.2f}", plot.MUTED)

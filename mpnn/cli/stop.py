@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during training: the first ends it after the present step, the second at once."""
+"""Ctrl-C and SIGTERM during training: the first signal stops it after the current step, the second immediately."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from mpnn.cli.console import warn
 
 
 class Stopped(KeyboardInterrupt):
-    """The user, or the system, asked the command to end, and training ended after a whole step.
+    """Training stopped after a complete step because of a signal from the user or the system.
 
     Args:
-        number: of the signal.
+        number: the signal number.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.exit_code = 128 + number  # as shells have it: 130 for Ctrl-C
+        self.exit_code = 128 + number  # as in shells: 130 for Ctrl-C
 
 
 @contextmanager
 def stop_between_steps() -> Iterator[Callable[[], None]]:
-    """Yields a function to call after every step: it raises `Stopped` if a signal has arrived since.
+    """Yields a function to call after every step. It raises `Stopped` if a signal has arrived.
 
-    A second signal raises KeyboardInterrupt at once. Signals that the command was started to ignore (`nohup`, or `&` in
-    a script) stay ignored.
+    A second signal raises KeyboardInterrupt immediately. Signals that were ignored when the command started (`nohup`,
+    or `&` in a script) stay ignored.
     """
     received: list[int] = []
 
@@ -35,7 +35,7 @@ def stop_between_steps() -> Iterator[Callable[[], None]]:
         received.append(number)
         if len(received) > 1:
             raise KeyboardInterrupt
-        warn("stopping after this step; once more to stop at once")
+        warn("stopping after this step; press Ctrl-C again to stop immediately")
 
     def check() -> None:
         if received:

@@ -1,4 +1,4 @@
-"""The two kinds of training that the command line offers, and the row of the table that each ends in."""
+"""The two kinds of training runs of the command line, and the table of their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import data
-from mpnn.checkpoint import Checkpoint
 from mpnn.cli.console import training_bars
 from mpnn.cli.measure import backends, kept_for_backward
 from mpnn.cli.stop import stop_between_steps
@@ -32,27 +31,28 @@ from mpnn.graph import Graph
 from mpnn.graphs import from_edges, knn, parse
 from mpnn.models import GAT, GPT
 from mpnn.models.saving import Model
-from mpnn.train import History, LabelledNodes, Progress, fit_language_model, fit_node_classifier
+from mpnn.train.checkpoint import Checkpoint
+from mpnn.train.loops import History, LabelledNodes, Progress, fit_language_model, fit_node_classifier
 
 _VALIDATION = 0.1
 _VALIDATIONS = 10
 CHARACTERS = "characters.txt"
 
 HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory", "loss or\naccuracy")
-_WORDS = ("task", "graph", "backend")
+_LEFT_ALIGNED = ("task", "graph", "backend")
 LEGEND = {
-    "reach": "share of all pairs that the model's layers connect; just over half at most where nobody hears the future",
-    "backend": "what the plan chose; dense computes every pair and leaves out what is no edge, csr the edges only",
-    "time": "median of all steps; forward, backward and update",
-    "memory": "what the forward pass of a training step keeps for its backward pass, measured, without parameters",
-    "loss": "nats a character, on text not trained on",
+    "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
+    "backend": "selected by the plan; dense computes all pairs and masks those without an edge, csr the edges only",
+    "time": "median over all steps of forward, backward and optimizer step",
+    "memory": "what the forward pass of a training step stores for the backward pass besides parameters",
+    "loss": "nats per character on the validation text",
     "accuracy": "on the test nodes",
 }
 
 
 @dataclass(frozen=True)
 class TextSettings:
-    """A character model and its training; the defaults learn most in half a minute on two cores."""
+    """A character model and its training; the defaults are the best for half a minute on two cores."""
 
     context: int = 48
     dim: int = 64
@@ -65,7 +65,7 @@ class TextSettings:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as numbers: int64 [characters], its last tenth for validation; `digest` tells texts apart."""
+    """A text as numbers, int64 [characters]; the last tenth is for validation, `digest` identifies the text."""
 
     name: str
     digest: str
@@ -75,7 +75,7 @@ class Corpus:
 
     @staticmethod
     def of(name: str, text: str, context: int) -> Corpus:
-        """Raises ValueError when the text is too short for a crop in either part."""
+        """Raises ValueError if the validation part is too short for one crop."""
         characters = data.Characters(text)
         tokens = characters.encode(text)
         cut = len(tokens) - int(len(tokens) * _VALIDATION)
@@ -87,14 +87,14 @@ class Corpus:
 
 
 def manual() -> str:
-    """Python's manual without its tables, whose rulers and blanks are most of what a small model would learn."""
+    """Python's manual without its tables, because a small model would mostly learn their rulers and blanks."""
     lines = data.pydoc_topics().split("\n")
     return "\n".join(line for line in lines if not line.lstrip().startswith(("|", "+")))
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes to classify, the graph they come with, and how GAT is trained on them."""
+    """Nodes to classify, their default graph, and the settings of the GAT."""
 
     name: str
     data: LabelledNodes
@@ -110,15 +110,20 @@ class Nodes:
     @staticmethod
     def cora() -> Nodes:
         """With the settings of Velickovic et al. 2018, section 3.3."""
-        found = data.cora()
+        original = data.cora()
         normalized = data.NodeClassification(
-            data.row_normalize(found.x), found.edge_index, found.y, found.train_mask, found.val_mask, found.test_mask
+            data.row_normalize(original.x),
+            original.edge_index,
+            original.y,
+            original.train_mask,
+            original.val_mask,
+            original.test_mask,
         )
         return Nodes("cora", normalized, "cora", dropout=0.6, lr=0.005, patience=100)
 
     def graph(self, expression: str) -> Graph:
-        """`cora` (its citations) and `knn(k)` (k nearest by features), both ways and with self-loops; any other
-        topology as it is."""
+        """Parses `cora` (the citations) or `knn(k)` (k nearest neighbours by features), both undirected and with
+        self-loops, or any other topology, used unchanged."""
         nearest = re.fullmatch(r"\s*knn\((\d+)\)\s*", expression)
         if nearest is not None:
             return knn(self.data.x, int(nearest[1])).undirected().with_self_loops()
@@ -129,7 +134,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Trained:
-    """A model after training, with what was measured on the way."""
+    """A trained model with its measurements."""
 
     task: str
     expression: str
@@ -138,7 +143,7 @@ class Trained:
     model: Model
     history: History
     backend: str
-    kept: int
+    saved_bytes: int
 
     @property
     def result(self) -> str:
@@ -155,17 +160,17 @@ class Trained:
             f"{self.graph.reach(self.layers):.1%}",
             self.backend,
             f"{self.history.seconds_per_step * 1e3:.0f} ms",
-            f"{self.kept / 1e6:.1f} MB",
+            f"{self.saved_bytes / 1e6:.1f} MB",
             self.result,
         )
 
 
 class Run(ABC):
-    """One training, made ready: whatever was given wrong has been refused before the first step.
+    """One training run. The constructor validates all settings before the first step.
 
     Attributes:
-        model: as it is trained, and at any time as it is then.
-        settings: what decides the trained weights, by name.
+        model: the model, which is trained in place.
+        settings: all settings that determine the trained weights, by name.
     """
 
     task: str
@@ -178,25 +183,25 @@ class Run(ABC):
     def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained: ...
 
     def save(self, folder: Path) -> None:
-        """Writes the model, as `save_pretrained` does, and what else somebody needs to use it."""
+        """Writes the model with `save_pretrained`, and any other files needed to use it."""
         self.model.save_pretrained(folder)
 
     def check_saving(self) -> None:
-        """Saves the model once, untrained: a model that cannot be saved is refused before training.
+        """Saves the untrained model to a temporary folder, so that a model that cannot be saved fails before training.
 
         Raises:
-            ValueError: the model cannot be written; the sentence says why.
+            ValueError: if the model cannot be saved.
         """
-        with suppress(OSError, SafetensorError), TemporaryDirectory() as folder:  # a full disk there is no fault here
+        with suppress(OSError, SafetensorError), TemporaryDirectory() as folder:  # not an error of the model
             self.save(Path(folder))
 
 
 class TextRun(Run):
-    """A GPT over a topology. The same seed gives the same first weights and the same batches, whatever the graph.
+    """A GPT over a topology. The initial weights and the batches depend on the seed only, not on the graph.
 
     Raises:
-        ValueError: no such topology, one that hears the future or does not fit the context, or heads that do not
-            divide the width.
+        ValueError: if the topology is invalid, has edges from later nodes or does not fit the context, or if heads does
+            not divide the width.
     """
 
     def __init__(self, expression: str, corpus: Corpus, settings: TextSettings, seed: int) -> None:
@@ -236,9 +241,9 @@ class TextRun(Run):
             checkpoint=checkpoint,
         )
         tokens, targets = data.batches(corpus.train, settings.context, settings.batch)
-        kept = kept_for_backward(model, lambda: model.loss(tokens, targets))
+        saved_bytes = kept_for_backward(model, lambda: model.loss(tokens, targets))
         backend = backends(model, tokens)
-        return Trained(self.task, self.expression, self.graph, settings.layers, model, history, backend, kept)
+        return Trained(self.task, self.expression, self.graph, settings.layers, model, history, backend, saved_bytes)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -248,10 +253,10 @@ class TextRun(Run):
 
 
 class NodeRun(Run):
-    """A GAT over a graph, on all nodes at once.
+    """A GAT over a graph, trained on all nodes in each step.
 
     Raises:
-        ValueError: no such topology, or none with so many nodes.
+        ValueError: if the topology is invalid or does not fit the number of nodes.
     """
 
     def __init__(self, expression: str, nodes: Nodes, epochs: int, seed: int) -> None:
@@ -264,12 +269,12 @@ class NodeRun(Run):
         self._random = torch.get_rng_state()
 
     def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained:
-        nodes, found, graph, model = self.nodes, self.nodes.data, self.graph, self.model
+        nodes, nodes_data, graph, model = self.nodes, self.nodes.data, self.graph, self.model
         torch.set_rng_state(self._random)
         history = fit_node_classifier(
             model,
             graph,
-            found,
+            nodes_data,
             model.optimizer(lr=nodes.lr),
             epochs=self.steps,
             patience=nodes.patience,
@@ -278,24 +283,25 @@ class NodeRun(Run):
         )
 
         def loss() -> Tensor:
-            return F.cross_entropy(model(found.x, graph)[found.train_mask], found.y[found.train_mask])
+            mask = nodes_data.train_mask
+            return F.cross_entropy(model(nodes_data.x, graph)[mask], nodes_data.y[mask])
 
-        kept, backend = kept_for_backward(model, loss), backends(model, found.x, graph)
-        return Trained(self.task, self.expression, graph, len(model.layers), model, history, backend, kept)
+        saved_bytes, backend = kept_for_backward(model, loss), backends(model, nodes_data.x, graph)
+        return Trained(self.task, self.expression, graph, len(model.layers), model, history, backend, saved_bytes)
 
 
 def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Trained]:
-    """One after the other, each with its checkpoint and a progress bar.
+    """Trains the runs one after the other, each with its checkpoint and a progress bar.
 
     Raises:
-        Stopped: Ctrl-C or SIGTERM; the checkpoint of the last step is written.
-        TrainingDiverged, OSError: see `mpnn.train`.
+        Stopped: after Ctrl-C or SIGTERM; the checkpoint of the last step is then written.
+        TrainingDiverged, OSError: see `mpnn.train.loops`.
     """
     with stop_between_steps() as check, training_bars() as bars:
-        waiting = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]
+        queue = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]
         return [
             run.train(partial(_tick, bars, bar, check), checkpoint)
-            for (run, bar), checkpoint in zip(waiting, checkpoints, strict=True)
+            for (run, bar), checkpoint in zip(queue, checkpoints, strict=True)
         ]
 
 
@@ -305,19 +311,19 @@ def _tick(bars: Bars, bar: TaskID, check: Callable[[], None], step: int, history
 
 
 def table(results: Sequence[Trained]) -> Table:
-    """The rows under their headings."""
-    found = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    """The results as a table."""
+    rows = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
-        justify: Literal["left", "right"] = "left" if heading in _WORDS else "right"
-        found.add_column(heading, justify=justify, overflow="fold", no_wrap=heading != "graph")
+        justify: Literal["left", "right"] = "left" if heading in _LEFT_ALIGNED else "right"
+        rows.add_column(heading, justify=justify, overflow="fold", no_wrap=heading != "graph")
     for result in results:
-        found.add_row(*result.row)
-    return found
+        rows.add_row(*result.row)
+    return rows
 
 
 def legend() -> Table:
-    """What the table's columns mean."""
-    found = Table.grid(padding=(0, 2))
+    """The meanings of the columns of the table."""
+    meanings = Table.grid(padding=(0, 2))
     for name, meaning in LEGEND.items():
-        found.add_row(name, meaning, style="dim")
-    return found
+        meanings.add_row(name, meaning, style="dim")
+    return meanings

@@ -1,4 +1,4 @@
-"""`mpnn train`: one model, on one task, over one graph of the user's choice."""
+"""`mpnn train`: trains a model on a task over a graph that the user chooses."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import typer
 from safetensors import SafetensorError
 
 from mpnn import data
-from mpnn.checkpoint import Checkpoint, CheckpointError, differences
 from mpnn.cli import pictures, tasks
 from mpnn.cli.console import console, fail, folder, refuse, refusing, sentence, warn
 from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import CHARACTERS, Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
 from mpnn.files import write_atomically
 from mpnn.models.saving import CONFIG, WEIGHTS
-from mpnn.train import TrainingDiverged
+from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
+from mpnn.train.loops import TrainingDiverged
 
 _DEFAULT = TextSettings()
 _EPOCHS = 200
@@ -52,14 +52,14 @@ def train(
         typer.Option(
             "--graph",
             metavar="EXPR",
-            help="The graph: a topology as in mpnn graph --help, or cora (its citations) or knn(k) (nearest by "
-            "features), both with self-loops. Default: causal, cora or knn(8), by task.",
+            help="The graph: a topology (see mpnn graph --help), or cora (its citations) or knn(k) (nearest features), "
+            "both with self-loops. Default: causal for text, cora for cora, knn(8) for digits.",
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help=f"Training steps; for nodes, epochs. Default: {_DEFAULT.steps}; {_EPOCHS}.")
+        int | None, typer.Option(help=f"Training steps (text) or epochs (nodes). Default: {_DEFAULT.steps}; {_EPOCHS}.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of weights and batches.")] = 0,
     out: Annotated[
         Path, typer.Option("--out", help="Folder for the model, the pictures and the checkpoint.", file_okay=False)
     ] = Path("runs/train"),
@@ -67,7 +67,7 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="Continue the run in --out from its checkpoint; without one, start. Give the same options again.",
+            help="Continue the run in --out from its checkpoint, or start if there is none. Repeat the same options.",
             rich_help_panel=_CONTINUE,
         ),
     ] = False,
@@ -77,40 +77,40 @@ def train(
     checkpoint_every: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", help="Time between checkpoints; 0: after every step.", rich_help_panel=_CONTINUE
+            metavar="SECONDS", help="Time between checkpoints; 0: one after every step.", rich_help_panel=_CONTINUE
         ),
     ] = 30.0,
     text: Annotated[TextName, typer.Option("--data", help="Which text.", rich_help_panel=_TEXT_ONLY)] = TextName.pydoc,
     file: Annotated[
         Path | None,
-        typer.Option(help="A text file of your own (UTF-8) in its place.", rich_help_panel=_TEXT_ONLY, dir_okay=False),
+        typer.Option(help="Your own text file (UTF-8), instead of --data.", rich_help_panel=_TEXT_ONLY, dir_okay=False),
     ] = None,
     context: Annotated[
-        int, typer.Option(help="Characters the model reads at a time.", rich_help_panel=_TEXT_ONLY)
+        int, typer.Option(help="Number of characters that the model reads at a time.", rich_help_panel=_TEXT_ONLY)
     ] = _DEFAULT.context,
     dim: Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.dim,
-    heads: Annotated[int, typer.Option(help="Attention heads; they divide --dim.", rich_help_panel=_TEXT_ONLY)] = (
+    heads: Annotated[int, typer.Option(help="Attention heads; must divide --dim.", rich_help_panel=_TEXT_ONLY)] = (
         _DEFAULT.heads
     ),
-    layers: Annotated[int, typer.Option(help="Layers.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.layers,
-    batch: Annotated[int, typer.Option(help="Crops of text in a step.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.batch,
-    lr: Annotated[float, typer.Option(help="Highest learning rate.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.lr,
+    layers: Annotated[int, typer.Option(help="Number of layers.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.layers,
+    batch: Annotated[int, typer.Option(help="Crops of text per step.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.batch,
+    lr: Annotated[float, typer.Option(help="Maximum learning rate.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.lr,
 ) -> None:
-    """Train a model over a graph of your choice; print a table, and save the model and pictures.
+    """Train a model over a graph of your choice, print a table of results, and save the model and pictures.
 
-    Writes the model, config.json and model.safetensors, as save_pretrained
-    does; of text also characters.txt, the model's characters in the order of
-    their numbers; then graph.png, curves.png and run.json, the settings and
-    the result. A finished run is overwritten by --force alone.
+    The command writes the model (config.json and model.safetensors, as
+    save_pretrained does), for text also characters.txt (the vocabulary in the
+    order of its numbers), graph.png, curves.png and run.json (the settings and
+    the result). Only --force overwrites a finished run.
 
-    Ctrl-C ends a run after the present step and saves a checkpoint and, in the
-    folder "stopped", the model as it is. After a crash, a full disk or kill -9
-    there is the last checkpoint. The same command with --resume continues, and
-    ends with the same weights, bit for bit, as a run that was never stopped,
-    on the same machine with the same versions. A loss that is NaN or infinite
-    ends a run without a model.
+    Ctrl-C stops a run after the current step, and saves a checkpoint and, in
+    the folder "stopped", the current model. After a crash, a full disk or
+    kill -9, the last checkpoint remains. The same command with --resume
+    continues and, on the same machine with the same versions, ends with the
+    same weights, bit for bit, as an uninterrupted run. A loss that is NaN or
+    infinite ends a run without a model.
 
-    Exit status: 0 finished, 1 failed, 2 refused, 130 stopped by Ctrl-C.
+    Exit status: 0 finished, 1 failed, 2 invalid input, 130 stopped by Ctrl-C.
     \b
     Examples:
       mpnn train --graph "causal & window(16)"
@@ -122,9 +122,9 @@ def train(
     """
     settings = TextSettings(context, dim, heads, layers, batch, lr, _DEFAULT.steps if steps is None else steps)
     epochs = _EPOCHS if steps is None else steps
-    for name, given in {**asdict(settings), "steps": epochs}.items():
-        if not 0 < given < math.inf:
-            refuse(f"--{name} must be more than 0; got {given}")
+    for name, value in {**asdict(settings), "steps": epochs}.items():
+        if not 0 < value < math.inf:
+            refuse(f"--{name} must be more than 0; got {value}")
     if not 0 <= checkpoint_every < math.inf:
         refuse(f"--checkpoint-every must be 0 seconds or more; got {checkpoint_every}")
     _check_folder(out, resume, force)
@@ -146,14 +146,14 @@ def train(
         try:
             _finish(run, _train(run, checkpoint, out), checkpoint, out)
         except KeyboardInterrupt:
-            warn(f"stopped at once; {_kept(checkpoint)}")
+            warn(f"stopped immediately; {_checkpoint_note(checkpoint)}")
             raise
 
 
 def _check_folder(out: Path, resume: bool, force: bool) -> None:
-    """Refuses to write over a run without a word from the user."""
+    """Refuses to overwrite a run without --resume or --force."""
     if resume and force:
-        refuse("--resume continues a run and --force starts it over; give one of them")
+        refuse("--resume continues a run and --force starts it over; use only one of them")
     if resume or force:
         return
     if (out / CHECKPOINT).exists():
@@ -165,7 +165,7 @@ def _check_folder(out: Path, resume: bool, force: bool) -> None:
 
 
 def _check_finished(out: Path, run: Run) -> None:
-    """Ends the command if its run is finished, and refuses if another run is."""
+    """Ends the command if the run is finished. Refuses if the folder contains another run."""
     if (out / FINISHED).exists():
         try:
             before = json.loads((out / FINISHED).read_text(encoding="utf-8"))["settings"]
@@ -175,14 +175,14 @@ def _check_finished(out: Path, run: Run) -> None:
             console.print(f"the run in {out} is finished; there is nothing to continue", soft_wrap=True)
             raise typer.Exit
         refuse(
-            f"{out} holds a finished run of other settings: {changes}; name another folder with --out, or use --force"
+            f"{out} holds a finished run with other settings: {changes}; name another folder with --out, or use --force"
         )
     if (out / WEIGHTS).exists():
         refuse(f"{out} holds a model without a checkpoint: name another folder with --out, or replace it with --force")
 
 
 def _delete(out: Path, checkpoint: Checkpoint) -> None:
-    """Deletes a run, and nothing else in its folder; the checkpoint last, as it marks the run as unfinished."""
+    """Deletes the files of a run and nothing else. The checkpoint is last, because it marks the run as unfinished."""
     with refusing():
         for name in (FINISHED, WEIGHTS, CONFIG, CHARACTERS, GRAPH, CURVES):
             (out / name).unlink(missing_ok=True)
@@ -194,32 +194,32 @@ def _train(run: Run, checkpoint: Checkpoint, out: Path) -> Trained:
     try:
         return tasks.train_all([run], [checkpoint])[0]
     except CheckpointError as error:
-        refuse(f"{error}; give the same options to continue it, or start over with --force")
+        refuse(f"{error}; use the same options to continue it, or start over with --force")
     except TrainingDiverged as error:
         fail(
             f"{error}; no model was saved"
-            + (f", the checkpoint of step {checkpoint.step} is kept" if checkpoint.step else "")
+            + (f", the checkpoint of step {checkpoint.step} remains" if checkpoint.step else "")
         )
     except OSError as error:
-        fail(f"{sentence(error)}; {_kept(checkpoint)}")
+        fail(f"{sentence(error)}; {_checkpoint_note(checkpoint)}")
     except Stopped as stop:
         try:
             run.save(out / STOPPED)
-            where = f"the model as it is now is in {out / STOPPED}"
+            where = f"the current model is in {out / STOPPED}"
         except (OSError, SafetensorError) as error:
-            where = f"the model as it is now could not be saved ({sentence(error)})"
-        warn(f"stopped after step {checkpoint.step} of {run.steps}; {where}; {_kept(checkpoint)}")
+            where = f"the current model could not be saved ({sentence(error)})"
+        warn(f"stopped after step {checkpoint.step} of {run.steps}; {where}; {_checkpoint_note(checkpoint)}")
         raise typer.Exit(stop.exit_code) from None
 
 
 def _finish(run: Run, trained: Trained, checkpoint: Checkpoint, out: Path) -> None:
-    """Saves the model first, as that is what training was for, and draws; then there is nothing left to continue."""
+    """Saves the model first, then pictures and results, and finally deletes the checkpoint."""
     try:
         run.save(out)
     except (OSError, SafetensorError) as error:
-        fail(f"the model could not be saved: {sentence(error)}; {_kept(checkpoint)}")
+        fail(f"the model could not be saved: {sentence(error)}; {_checkpoint_note(checkpoint)}")
     console.print("", tasks.table([trained]), "", tasks.legend(), "", sep="\n")
-    console.print(f"saved the model in {out}; read it again in Python:", soft_wrap=True)
+    console.print(f"saved the model in {out}; load it in Python with:", soft_wrap=True)
     console.print(f"  mpnn.models.{type(trained.model).__name__}.from_pretrained({str(out)!r})", soft_wrap=True)
     result = json.dumps({"settings": run.settings, "result": trained.result}, indent=2) + "\n"
     try:
@@ -232,10 +232,10 @@ def _finish(run: Run, trained: Trained, checkpoint: Checkpoint, out: Path) -> No
         )
     shutil.rmtree(out / STOPPED, ignore_errors=True)
     checkpoint.delete()
-    console.print(f"saved {GRAPH}, {CURVES} and {FINISHED} beside it", soft_wrap=True)
+    console.print(f"saved {GRAPH}, {CURVES} and {FINISHED} in the same folder", soft_wrap=True)
 
 
-def _kept(checkpoint: Checkpoint) -> str:
+def _checkpoint_note(checkpoint: Checkpoint) -> str:
     if not checkpoint.path.exists():
         return "nothing was saved"
     step = "" if checkpoint.step is None else f" of step {checkpoint.step}"
@@ -248,5 +248,5 @@ def _corpus(text: TextName, file: Path | None, context: int) -> Corpus:
             return Corpus.of(file.name, file.read_text(encoding="utf-8"), context)
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    found = tasks.manual() if text is TextName.pydoc else data.tinyshakespeare()
-    return Corpus.of(text.value, found, context)
+    content = tasks.manual() if text is TextName.pydoc else data.tinyshakespeare()
+    return Corpus.of(text.value, content, context)

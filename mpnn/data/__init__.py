@@ -1,15 +1,15 @@
-"""Real data to run on: each loader finds its files, checks them, and returns plain tensors or text.
+"""Datasets: each loader finds its files, validates them, and returns plain tensors or text.
 
-| loader | what |
+| loader | content |
 |---|---|
-| `cora()` | citation graph, nodes to classify |
-| `tu("MUTAG")`, `tu("PROTEINS")` | small graphs to classify |
-| `digits()` | points to classify (scikit-learn) |
-| `city()`, `trips(city, ...)` | made-up traffic: times of segments and routes to predict |
-| `tinyshakespeare()`, `pydoc_topics()` | text, read character by character |
+| `cora()` | citation graph for node classification |
+| `tu("MUTAG")`, `tu("PROTEINS")` | small graphs for graph classification |
+| `digits()` | points for classification (scikit-learn) |
+| `city()`, `trips(city, ...)` | simulated traffic, to predict the times of segments and routes |
+| `tinyshakespeare()`, `pydoc_topics()` | text for character models |
 | `multi30k(split)` | English-German sentence pairs |
-| `sentences()` | sentences to search in |
-| `cities()`, `tsp_weights()` | points to visit, and the weights of a model that finds short tours |
+| `sentences()` | sentences for semantic search |
+| `cities()`, `tsp_weights()` | travelling salesman instances, and the weights of a model for them |
 """
 
 from mpnn.data.city import City, Trips, city, trips

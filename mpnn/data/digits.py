@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: points that a nearest-neighbour graph can connect."""
+"""Handwritten digits from scikit-learn: points for a nearest-neighbour graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VALIDATION = 400
 
 @dataclass(frozen=True, eq=False)
 class PointClassification:
-    """Points to be classified, without a graph.
+    """Points for classification, without a graph.
 
     Args:
         x: features, float32 `[N, F]`.
@@ -36,11 +36,11 @@ class PointClassification:
 def digits() -> PointClassification:
     """1,797 images of 8 x 8 pixels from 0 to 1, split 200 / 400 / 1,197.
 
-    The split is fixed, and as in Planetoid only 20 images a class carry a label for training: the case in
-    which neighbours are worth listening to.
+    The split is fixed. As in Planetoid, only 20 images per class are labelled for training, so that messages from
+    neighbours improve the accuracy.
 
     Raises:
-        ImportError: scikit-learn is not installed.
+        ImportError: if scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits
@@ -53,7 +53,7 @@ def digits() -> PointClassification:
     train = np.concatenate([order[labels[order] == c][:_LABELLED_PER_CLASS] for c in range(10)])
     rest = order[~np.isin(order, train)]
     return PointClassification(
-        # 16 is the brightest pixel: the dataset counts the set bits in blocks of 4 x 4.
+        # The maximum is 16: each pixel counts the set bits in a block of 4 x 4.
         x=torch.from_numpy(images.astype(np.float32) / 16),
         y=torch.from_numpy(labels.astype(np.int64)),
         train_mask=_mask(len(labels), train),
@@ -62,7 +62,7 @@ def digits() -> PointClassification:
     )
 
 
-def _mask(count: int, chosen: np.ndarray) -> Tensor:
+def _mask(count: int, nodes: np.ndarray) -> Tensor:
     mask = torch.zeros(count, dtype=torch.bool)
-    mask[torch.from_numpy(chosen)] = True
+    mask[torch.from_numpy(nodes)] = True
     return mask

@@ -1,15 +1,15 @@
-"""What can be wrong with a dataset on disk, as three errors that each name the file and say what to do."""
+"""Errors of dataset files. Each message names the file and the fix."""
 
 from __future__ import annotations
 
 
 class DatasetNotFound(FileNotFoundError):
-    """The dataset is neither on this machine nor to be downloaded; the message says how to get it."""
+    """The dataset is not on this machine and cannot be downloaded; the message explains how to get it."""
 
 
 class DamagedFile(ValueError):
-    """A data file is there but truncated or not in its format; the message names the file (and line)."""
+    """A data file exists but is truncated or has the wrong format; the message names the file (and line)."""
 
 
 class UnsafePickle(ValueError):
-    """A pickle asks for something that plain data never needs; the message names it. Nothing was run."""
+    """A pickle refers to a function or class that plain data does not need; the message names it. No code was run."""

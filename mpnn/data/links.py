@@ -1,4 +1,4 @@
-"""Links without a direction, as the edges that message passing needs."""
+"""Converts undirected links to directed edges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def both_directions(links: Iterable[tuple[int, int]]) -> Tensor:
-    """Every link as two edges: int64 `[2, E]`, src over dst, ordered by dst, then src.
+    """Two edges for each link: int64 `[2, E]`, row 0 is src, row 1 dst, ordered by dst, then src.
 
     Duplicates and self-loops are dropped.
     """

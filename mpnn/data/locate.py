@@ -1,8 +1,8 @@
-"""Finds a dataset's files, so that no loader knows about folders or networks.
+"""Finds or downloads the files of a dataset.
 
-The order: `$MPNN_DATA/<folder>`, then the cache, then a download into the cache, then one sentence that
-says how to get the files. A download is checked by size and SHA-256 and moved into place in one step:
-a file in the cache is whole, or it is not there.
+It looks in `$MPNN_DATA/<folder>`, then in the cache, then downloads into the cache. If this fails, the error explains
+how to get the files. A download is checked by size and SHA-256 and renamed atomically: the cache never contains a
+partial file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TIMEOUT_S = 30.0
 
 def cache_dir() -> Path:
     """The folder for downloads: `$MPNN_CACHE`, else the platform's cache folder for `mpnn`."""
-    if chosen := os.environ.get("MPNN_CACHE"):
-        return Path(chosen).expanduser()
+    if path := os.environ.get("MPNN_CACHE"):
+        return Path(path).expanduser()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "mpnn"
     if sys.platform == "win32":
@@ -38,19 +38,19 @@ def cache_dir() -> Path:
 
 
 def locate(name: str, *names: str) -> Path:
-    """The folder that holds a dataset's files, downloading them where that is possible.
+    """Returns the folder with a dataset's files, and downloads missing ones if possible.
 
     Args:
         name: a key of `SOURCES`.
-        names: files needed, relative to the dataset's folder; all of them when none is named.
+        names: the files needed, relative to the dataset's folder; default: all files.
 
     Returns:
-        A folder in which every file asked for exists.
+        A folder that contains all these files.
 
     Raises:
-        ValueError: there is no such dataset, or it has no such file.
-        DatasetNotFound: the files are not here and could not be downloaded.
-        DamagedFile: a file is here, but not of the size it has at its source, or a folder has its name.
+        ValueError: if there is no such dataset, or it has no such file.
+        DatasetNotFound: if the files are not on this machine and cannot be downloaded.
+        DamagedFile: if a file has the wrong size, or a folder has its name.
     """
     source = _source(name)
     files = _files(source, names)
@@ -69,15 +69,15 @@ def locate(name: str, *names: str) -> Path:
 
 
 def download(file: RemoteFile, target: Path) -> None:
-    """Downloads one file to `target`, which afterwards is whole and checked, or does not exist.
+    """Downloads one file to `target` and verifies it. On failure, `target` is not created.
 
     Raises:
-        OSError, HTTPException: it cannot be downloaded, or what arrived is not the file asked for.
+        OSError, HTTPException: if the download fails, or its size or checksum is wrong.
     """
     if file.url is None:
         raise OSError(f"{file.name} has no address to download it from")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own for each process: two that download at once each replace a whole file by a whole file.
+    # A unique name: processes that download at the same time replace a complete file by a complete file.
     handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as out:
@@ -95,13 +95,13 @@ def _copy_checked(file: RemoteFile, url: str, out: BinaryIO) -> None:
         while chunk := response.read(_CHUNK):
             received += len(chunk)
             if file.size is not None and received > file.size:
-                raise OSError(f"{url} sends more than the {file.size} bytes expected")
+                raise OSError(f"{url} sent more than the expected {file.size} bytes")
             digest.update(chunk)
             out.write(chunk)
     if file.size is not None and received != file.size:
-        raise OSError(f"{url} sent {received} bytes where {file.size} were expected")
+        raise OSError(f"{url} sent {received} bytes, expected {file.size}")
     if file.sha256 is not None and digest.hexdigest() != file.sha256:
-        raise OSError(f"{url} has the SHA-256 {digest.hexdigest()} where {file.sha256} was expected")
+        raise OSError(f"{url} has the SHA-256 {digest.hexdigest()}, expected {file.sha256}")
 
 
 def _open(url: str) -> BinaryIO:
@@ -123,9 +123,9 @@ def _files(source: Source, names: Sequence[str]) -> list[RemoteFile]:
 
 
 def _roots() -> list[Path]:
-    """Where to look, in order; the last one is the cache."""
-    given = os.environ.get("MPNN_DATA")
-    return ([Path(given).expanduser()] if given else []) + [cache_dir()]
+    """The folders to search, in order; the last one is the cache."""
+    data_dir = os.environ.get("MPNN_DATA")
+    return ([Path(data_dir).expanduser()] if data_dir else []) + [cache_dir()]
 
 
 def _missing(folder: Path, files: Sequence[RemoteFile]) -> list[RemoteFile]:
@@ -134,19 +134,19 @@ def _missing(folder: Path, files: Sequence[RemoteFile]) -> list[RemoteFile]:
 
 def _check_sizes(folder: Path, files: Sequence[RemoteFile]) -> None:
     for file in files:
-        found = (folder / file.name).stat().st_size
-        if file.size is not None and found != file.size:
+        size = (folder / file.name).stat().st_size
+        if file.size is not None and size != file.size:
             raise DamagedFile(
-                f"{folder / file.name} has {found} bytes where {file.size} are expected: it is truncated or "
+                f"{folder / file.name} has {size} bytes, expected {file.size}: it is truncated or "
                 f"another file; delete it and fetch it again"
             )
 
 
 def _how_to_get(source: Source, files: Sequence[RemoteFile], folders: Sequence[Path], why: str) -> str:
     names = ", ".join(file.name for file in files)
-    places = " nor ".join(str(folder) for folder in folders)
+    searched = " nor ".join(str(folder) for folder in folders)
     return (
-        f"the dataset {source.name} ({names}) is not in {places} and could not be downloaded ({why}); "
+        f"the dataset {source.name} ({names}) is not in {searched} and could not be downloaded ({why}); "
         f"to get it, {source.how} into {folders[-1]}, or into {source.folder} "
         f"of a folder named by the environment variable MPNN_DATA"
     )

@@ -1,10 +1,10 @@
-"""Reads the numbers out of an old pickle without running any of it.
+"""Reads numeric data from an old pickle without running code from it.
 
-A pickle is a program: it names functions, and unpickling calls them; even one that calls nothing can ask for memory
-without end. The Planetoid files need six names, all for plain data. So this file interprets the few instructions that
-plain data needs, in time and memory that grow with the file and not with the numbers in it. Each of the six names
-stands for a passive class of this file, every other one is refused, and numpy and scipy objects are made afterwards,
-with checks.
+A pickle is a program: it names functions, and unpickling calls them. Even a pickle without calls can allocate unlimited
+memory. The Planetoid files need only six names, all for plain data. This module therefore interprets only the
+instructions that plain data needs, in time and memory linear in the size of the file. Each of the six names is replaced
+by a passive class or function of this module, and any other name is refused. Numpy and scipy objects are constructed
+afterwards, with checks.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import scipy.sparse as sp
 from mpnn.data.errors import DamagedFile, UnsafePickle
 from mpnn.data.read import read_bytes
 
-_DENSE = 64  # elements for each byte of the file, at most: those of Planetoid have 2 to 15
+_DENSE = 64  # maximum elements per byte of the file; Planetoid files have 2 to 15
 
 
 def load_plain(path: Path) -> Any:
     """The array, sparse matrix, or dictionary of lists in a (Python 2) pickle.
 
     Raises:
-        UnsafePickle: the file names anything else; nothing of it was run.
-        DatasetNotFound: there is no such file.
-        DamagedFile: the file is truncated or is no pickle.
+        UnsafePickle: if the file refers to any other function or class. No code was run.
+        DatasetNotFound: if the file does not exist.
+        DamagedFile: if the file is truncated or not a pickle.
     """
     program = read_bytes(path)
     try:
-        return _finish(_interpret(program), len(program))
+        return _to_numpy(_interpret(program), len(program))
     except UnsafePickle as refusal:
         raise UnsafePickle(f"{path}: {refusal}") from None
-    # A damaged pickle can fail in any instruction, hence with nearly any exception.
+    # A damaged pickle can fail in any instruction, with nearly any exception.
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise DamagedFile(
@@ -79,8 +79,8 @@ class _Array:
 
 
 def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    if not all(type(size) is int and size >= 0 for size in shape):  # text times an integer is a long text
-        raise ValueError("a shape holds something that is no size")
+    if not all(type(size) is int and size >= 0 for size in shape):  # text * integer would be a long text
+        raise ValueError("a shape contains something other than a size")
     return shape
 
 
@@ -95,8 +95,8 @@ class _CsrMatrix:
         if rows * columns > _DENSE * bytes_in_file:
             raise ValueError(f"a matrix of {rows} x {columns} in a file of {bytes_in_file} bytes")
         data, indices, indptr = (self.state[key].numpy() for key in ("data", "indices", "indptr"))
-        if ((indptr < 0) | (indptr > len(indices))).any():  # scipy's own check subtracts them, which may wrap around
-            raise ValueError("a row of a sparse matrix lies outside of its numbers")
+        if ((indptr < 0) | (indptr > len(indices))).any():  # scipy's check subtracts them, which may overflow
+            raise ValueError("a row of a sparse matrix is out of range")
         matrix = sp.csr_matrix((data, indices, indptr), shape=(rows, columns))
         matrix.check_format(full_check=True)
         return matrix
@@ -118,19 +118,19 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "defaultdict"): _defaultdict,
     ("__builtin__", "list"): list,
 }
-_CALLED = (_Dtype, _reconstruct, _CsrMatrix, _defaultdict)
+_CALLABLE = (_Dtype, _reconstruct, _CsrMatrix, _defaultdict)
 
 
-def _allowed(module: str, name: str) -> Any:
+def _resolve(module: str, name: str) -> Any:
     if (module, name) not in _ALLOWED:
         raise UnsafePickle(
             f"the pickle asks for {module[:60]}.{name[:60]}, which no Planetoid file needs; it was refused and "
-            f"nothing was run; fetch the file again from its source"
+            f"no code was run; fetch the file again from its source"
         )
     return _ALLOWED[module, name]
 
 
-_NOTHING = {"PROTO", "FRAME"}
+_IGNORED = {"PROTO", "FRAME"}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _ARGUMENTS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"}
 _ARGUMENTS |= {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"}
@@ -138,8 +138,8 @@ _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def _interpret(program: bytes) -> Any:
-    """What the program leaves on its stack. The arguments of its instructions are bytes of the program, so that each
-    instruction takes constant time, or as long as reading it."""
+    """Runs the program and returns the top of its stack. Arguments of instructions are bytes of the program, so each
+    instruction takes time linear in its length."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[Any, Any] = {}
@@ -160,7 +160,7 @@ def _interpret(program: bytes) -> Any:
         match instruction.name:
             case "STOP":
                 return pop(1)[0]
-            case name if name in _NOTHING:
+            case name if name in _IGNORED:
                 pass
             case name if name in _CONSTANTS:
                 stack.append(_CONSTANTS[name])
@@ -181,15 +181,15 @@ def _interpret(program: bytes) -> Any:
             case "LIST":
                 stack.append(pop_to_mark())
             case "DICT":
-                stack.append(_filled({}, pop_to_mark()))
+                stack.append(_update_dict({}, pop_to_mark()))
             case "APPEND" | "APPENDS" as name:
                 items = pop(1) if name == "APPEND" else pop_to_mark()
                 if type(stack[-1]) is not list:
-                    raise TypeError("appends to something that is no list")
+                    raise TypeError("appends to something that is not a list")
                 stack[-1].extend(items)
             case "SETITEM" | "SETITEMS" as name:
                 items = pop(2) if name == "SETITEM" else pop_to_mark()
-                _filled(stack[-1], items)
+                _update_dict(stack[-1], items)
             case "PUT" | "BINPUT" | "LONG_BINPUT":
                 memo[argument] = stack[-1]
             case "MEMOIZE":
@@ -197,42 +197,42 @@ def _interpret(program: bytes) -> Any:
             case "GET" | "BINGET" | "LONG_BINGET":
                 stack.append(memo[argument])
             case "GLOBAL":
-                stack.append(_allowed(*str(argument).split(" ", 1)))
+                stack.append(_resolve(*str(argument).split(" ", 1)))
             case "STACK_GLOBAL":
-                stack.append(_allowed(*pop(2)))
+                stack.append(_resolve(*pop(2)))
             case "REDUCE" | "NEWOBJ":
                 function, arguments = pop(2)
-                if not any(function is allowed for allowed in _CALLED):
-                    raise TypeError("calls something that is no function")
+                if not any(function is allowed for allowed in _CALLABLE):
+                    raise TypeError("calls something that is not a function")
                 stack.append(function(*arguments))
             case "BUILD":
                 (state,) = pop(1)
                 if not isinstance(stack[-1], (_Dtype, _Array, _CsrMatrix)):
-                    raise TypeError("builds something that has no state")
+                    raise TypeError("sets the state of something without a state")
                 stack[-1].build(state)
             case name:
                 raise ValueError(f"plain data needs no {name}")
     raise ValueError("the pickle does not end")
 
 
-def _filled(target: Any, items: list[Any]) -> dict[Any, Any]:
-    """The dictionary with these keys and values, one after the other."""
+def _update_dict(target: Any, items: list[Any]) -> dict[Any, Any]:
+    """Adds alternating keys and values to the dictionary `target`."""
     keys = items[::2]
     if type(target) is not dict or len(items) % 2:
-        raise TypeError("sets items of something that is no dictionary")
-    if not all(isinstance(key, (int, str)) for key in keys):  # hashing nested tuples can take forever
+        raise TypeError("sets items of something that is not a dictionary")
+    if not all(isinstance(key, (int, str)) for key in keys):  # hashing nested tuples can take exponential time
         raise TypeError("a key is neither an integer nor text")
     target.update(zip(keys, items[1::2], strict=True))
     return target
 
 
-def _finish(loaded: object, bytes_in_file: int) -> Any:
+def _to_numpy(loaded: object, bytes_in_file: int) -> Any:
     if isinstance(loaded, _Array):
         return loaded.numpy()
     if isinstance(loaded, _CsrMatrix):
         return loaded.scipy(bytes_in_file)
     if isinstance(loaded, dict):
         if sum(map(len, loaded.values())) > bytes_in_file:
-            raise ValueError("its lists, some of which are one, have more items than the file has bytes")
+            raise ValueError("its lists, some of them shared, have more items than the file has bytes")
         return {key: list(values) for key, values in loaded.items()}
     raise TypeError(f"holds a {type(loaded).__name__}")

@@ -1,4 +1,4 @@
-"""Cora, the citation graph on which GCN and GAT were published, with Planetoid's fixed split."""
+"""Cora, the citation graph of the GCN and GAT papers, with the fixed Planetoid split."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VALIDATION_NODES = 500
 
 @dataclass(frozen=True, eq=False)
 class NodeClassification:
-    """A graph whose nodes are to be classified.
+    """A graph for node classification.
 
     Args:
         x: features, float32 `[N, F]`.
@@ -51,8 +51,8 @@ class NodeClassification:
 def cora() -> NodeClassification:
     """Cora: 2,708 papers, 1,433 words (0 or 1 each), 7 topics, 5,278 links, split 140 / 500 / 1000.
 
-    The file lists 10,858 neighbours: every link from both its ends, and 151 links twice. Duplicates are
-    dropped and so would self-loops be (Cora has none), which leaves 10,556 directed edges.
+    The file lists 10,858 neighbours: every link in both directions, and 151 links twice. Duplicates and self-loops
+    (Cora has none) are dropped, which leaves 10,556 directed edges.
 
     Raises:
         DatasetNotFound, DamagedFile, UnsafePickle: see `mpnn.data.errors`.
@@ -63,8 +63,8 @@ def cora() -> NodeClassification:
 def read_planetoid(folder: Path, name: str) -> NodeClassification:
     """Reads the files `ind.<name>.*` in `folder`.
 
-    The training nodes come first, then 500 validation nodes (fewer if the test nodes begin before); the
-    test nodes stand at the end, in the files in the shuffled order that `ind.<name>.test.index` gives.
+    The training nodes come first, then 500 validation nodes (fewer if the test nodes begin before). The test nodes come
+    last; in the files they are in the shuffled order of `ind.<name>.test.index`.
     """
     test = _read_index(folder / f"ind.{name}.test.index")
     known_x, test_x = (_features(folder / f"ind.{name}.{part}") for part in ("allx", "tx"))
@@ -103,7 +103,7 @@ def read_planetoid(folder: Path, name: str) -> NodeClassification:
 
 
 def row_normalize(x: Tensor) -> Tensor:
-    """Scales every row of `x` `[..., F]` to the sum 1, as GCN and GAT do; rows that sum to 0 stay."""
+    """Scales every row of `x` `[..., F]` to the sum 1, as GCN and GAT do; rows with the sum 0 are unchanged."""
     total = x.sum(dim=-1, keepdim=True)
     return x / total.masked_fill(total == 0, 1)
 

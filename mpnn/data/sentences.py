@@ -17,18 +17,18 @@ _CHANGE_NOTE = re.compile(r"(Changed in|Added in|New in|Deprecated since) versio
 def sentences(limit: int = 400) -> list[str]:
     """At most `limit` different sentences of 5 to 40 words, spread evenly over the manual's topics.
 
-    Code blocks, headings, tables and sentences with code in them are left out. The same Python version
-    always gives the same list.
+    Code blocks, headings, tables and sentences with code are excluded. The result depends on the Python version
+    only.
 
     Raises:
-        ValueError: `limit` is less than 1.
-        DatasetNotFound: this Python was installed without its manual.
+        ValueError: if `limit` is less than 1.
+        DatasetNotFound: if this Python was installed without its manual.
     """
     if limit < 1:
         raise ValueError(f"expected a limit of at least 1, got {limit}")
-    found = list(dict.fromkeys(s for text in topics().values() for s in _sentences_in(text)))
-    count = min(limit, len(found))
-    return [found[i * len(found) // count] for i in range(count)]
+    candidates = list(dict.fromkeys(s for text in topics().values() for s in _sentences_in(text)))
+    count = min(limit, len(candidates))
+    return [candidates[i * len(candidates) // count] for i in range(count)]
 
 
 def _sentences_in(text: str) -> list[str]:
@@ -39,7 +39,7 @@ def _sentences_in(text: str) -> list[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """The manual indents code, grammar and definitions; what starts at the margin is text or a heading."""
+    """The manual indents code, grammar and definitions; unindented paragraphs are text or headings."""
     lines = paragraph.split("\n")
     return lines[0][:1].isupper() and not any(line.startswith((" ", "\t", "*", "=", "-", "~")) for line in lines)
 

@@ -1,7 +1,7 @@
-"""Where the public datasets come from: addresses, sizes, checksums, licences.
+"""Sources of the public datasets: addresses, sizes, checksums, licences.
 
-Kept apart from the code that fetches them, so that this file is only facts. Addresses are pinned to a
-commit, and every size and checksum is that of the file at this commit.
+This file contains only data; `locate.py` has the code that downloads them. Addresses are pinned to a commit, and sizes
+and checksums are those of the files at this commit.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a dataset: its name in the dataset's folder and what is known about it.
+    """One file of a dataset: its name in the dataset's folder, address, size and checksum.
 
     Args:
         name: file name relative to the dataset's folder.
-        url: address it can be downloaded from; None when it has to be unpacked by hand.
-        size: bytes; None when `url` is None.
-        sha256: checksum in hexadecimal; None when `url` is None.
+        url: download address; None if the user has to unpack the file by hand.
+        size: bytes; None if `url` is None.
+        sha256: checksum in hexadecimal; None if `url` is None.
     """
 
     name: str
@@ -31,11 +31,11 @@ class Source:
     """One dataset.
 
     Args:
-        name: what the user calls it.
+        name: the name for `locate` and `mpnn data get`.
         folder: its folder under `$MPNN_DATA` and under the cache.
         files: all of its files.
-        homepage: where a person finds it.
-        how: what to do by hand, as the second half of the sentence "to get it, ...".
+        homepage: address of its web page.
+        how: instructions, as the second half of the sentence "to get it, ...".
         licence: licence or terms of use, as the source states them.
         cite: the paper to cite.
     """
@@ -133,4 +133,4 @@ TSP = Source(
 SOURCES: dict[str, Source] = {
     source.name: source for source in (CORA, TINYSHAKESPEARE, MULTI30K, TSP, _tu("MUTAG"), _tu("PROTEINS"))
 }
-"""Every dataset that lives in files, by name."""
+"""Every dataset that is stored in files, by name."""

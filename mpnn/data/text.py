@@ -1,4 +1,4 @@
-"""Text to learn from: plays, Python's own manual, translated captions; and characters as numbers."""
+"""Text datasets: plays, the Python manual, translated captions; and a character vocabulary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpnn.data.errors import DamagedFile, DatasetNotFound
 from mpnn.data.locate import locate
 from mpnn.data.read import read_bytes
 
-_LARGEST_RATIO = 100  # of unpacked bytes to packed ones: captions have 3, and a bomb 1,000
+_LARGEST_RATIO = 100  # unpacked bytes per packed byte: captions have 3, a decompression bomb 1,000
 SPLITS = ("train", "val", "test_2016_flickr")
 
 
@@ -26,14 +26,14 @@ def tinyshakespeare() -> str:
         DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
     """
     path = locate("tinyshakespeare") / "input.txt"
-    return _decoded(path, read_bytes(path))
+    return _decode(path, read_bytes(path))
 
 
 def topics() -> dict[str, str]:
-    """The manual that comes with Python, by topic, in alphabetical order; it differs between versions.
+    """The manual that is part of Python, by topic, in alphabetical order; it depends on the Python version.
 
     Raises:
-        DatasetNotFound: this Python was installed without its manual.
+        DatasetNotFound: if this Python was installed without its manual.
     """
     try:
         from pydoc_data.topics import topics as manual
@@ -46,11 +46,11 @@ def topics() -> dict[str, str]:
 
 
 def pydoc_topics() -> str:
-    """The text of `topics()`, some 370 kB of English, with nothing to download.
+    """The text of `topics()`: about 370 kB of English, without a download.
 
-    The manual repeats whole sections under several topics (a fifth of the text); only a paragraph's first
-    occurrence is kept, because text of the training part that returns in the validation part would make
-    the validation loss a test of memory.
+    The manual repeats sections under several topics (a fifth of the text). Only the first occurrence of a paragraph is
+    kept, because otherwise training text would appear in the validation part, and the validation loss would reward
+    memorisation.
     """
     paragraphs = (paragraph.strip("\n") for text in topics().values() for paragraph in text.split("\n\n"))
     return "\n\n".join(dict.fromkeys(filter(None, paragraphs))) + "\n"
@@ -61,7 +61,7 @@ def multi30k(split: str) -> list[tuple[str, str]]:
     "test_2016_flickr".
 
     Raises:
-        ValueError: another split.
+        ValueError: if there is no such split.
         DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
     """
     if split not in SPLITS:
@@ -78,7 +78,7 @@ def multi30k(split: str) -> list[tuple[str, str]]:
 
 
 def read_gzip_lines(path: Path) -> list[str]:
-    """The lines of a gzipped UTF-8 file, without their ends."""
+    """The lines of a gzipped UTF-8 file, without line ends."""
     packed = read_bytes(path)
     most = _LARGEST_RATIO * len(packed)
     try:
@@ -88,13 +88,13 @@ def read_gzip_lines(path: Path) -> list[str]:
         raise DamagedFile(f"{path} is truncated or not gzipped ({error}); delete it and fetch it again") from error
     if len(content) > most:
         raise DamagedFile(
-            f"{path} has {len(packed):,} bytes that unpack to more than {_LARGEST_RATIO} times as many, which no text "
-            "does; delete it and fetch it again"
+            f"{path} has {len(packed):,} bytes that unpack to more than {_LARGEST_RATIO} times as many, which is not "
+            "plausible for text; delete it and fetch it again"
         )
-    return _decoded(path, content).removesuffix("\n").split("\n")
+    return _decode(path, content).removesuffix("\n").split("\n")
 
 
-def _decoded(path: Path, content: bytes) -> str:
+def _decode(path: Path, content: bytes) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -102,7 +102,7 @@ def _decoded(path: Path, content: bytes) -> str:
 
 
 class Characters:
-    """A vocabulary of characters, numbered in their sorted order.
+    """A vocabulary of characters, numbered in sorted order.
 
     Args:
         symbols: the characters, or any text that contains them.
@@ -116,10 +116,10 @@ class Characters:
         return len(self.symbols)
 
     def encode(self, text: str) -> Tensor:
-        """`text` as int64 `[len(text)]`.
+        """The numbers of the characters of `text`, int64 `[len(text)]`.
 
         Raises:
-            ValueError: a character is not in the vocabulary; says which, and where.
+            ValueError: if a character (named with its position) is not in the vocabulary.
         """
         try:
             return torch.tensor([self._index[symbol] for symbol in text], dtype=torch.int64)
@@ -131,10 +131,10 @@ class Characters:
             ) from None
 
     def decode(self, indices: Tensor) -> str:
-        """The text of int64 `[length]`.
+        """The text with these character numbers, int64 `[length]`.
 
         Raises:
-            ValueError: not one-dimensional, or a number is not in the vocabulary; says which, and where.
+            ValueError: if `indices` is not one-dimensional, or a number (named with its position) is out of range.
         """
         if indices.ndim != 1:
             raise ValueError(f"expected indices of shape [length], got {list(indices.shape)}; decode row by row")
@@ -146,19 +146,19 @@ class Characters:
 
 
 def batches(data: Tensor, length: int, batch: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Draws `batch` random crops of `data` and what follows each of their characters.
+    """Samples `batch` random crops of `data`, and the next character of each of their characters.
 
     Args:
         data: encoded text, `[characters]`.
         length: characters in a crop.
         batch: number of crops.
-        generator: source of the draws, on the device it was made for; the crops stay on `data`'s.
+        generator: random generator, on any device; the crops are on the device of `data`.
 
     Returns:
         `x` and `y`, both `[batch, length]`, with `y[:, t] == x[:, t + 1]` wherever both exist.
 
     Raises:
-        ValueError: `data` is not one-dimensional or too short for one crop and its next character.
+        ValueError: if `data` is not one-dimensional, or too short for one crop and its next character.
     """
     if data.ndim != 1:
         raise ValueError(f"expected data of shape [characters], got {list(data.shape)}")

@@ -1,4 +1,4 @@
-"""Travelling salesman: the instances that results are published on, and the weights of a model that solves them."""
+"""Travelling salesman problem: the published test instances, and the weights of a model that solves them."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _FILE = "attention_model_tsp20.safetensors"
 def cities(count: int = 10_000, size: int = 20, seed: int = 1234) -> Tensor:
     """Instances of `size` points in the unit square, float32 [count, size, 2]: by default those of Kool et al. 2019.
 
-    `count` instances are the first so many of any larger number.
+    A smaller `count` gives the first `count` of the same instances.
     """
     points = np.random.RandomState(seed).uniform(size=(count, size, 2))
     return torch.from_numpy(points.astype(np.float32))
 
 
 def tsp_weights() -> dict[str, Tensor]:
-    """The attention model of Kool et al. 2019, trained by its authors on 20 cities: tensors under their names, for
+    """The attention model of Kool et al. 2019, trained by its authors on 20 cities: tensors by name, for
     `mpnn.models.TSP.from_published`.
 
     Raises:
-        DatasetNotFound: the file is not here; the message says how to get it.
-        DamagedFile: the file is truncated or not one of safetensors.
-        ImportError: safetensors is not installed.
+        DatasetNotFound: if the file is not on this machine; the message explains how to get it.
+        DamagedFile: if the file is truncated or not a safetensors file.
+        ImportError: if safetensors is not installed.
     """
     try:
         from safetensors.torch import load_file
     except ImportError as error:
         raise ImportError(
-            'the weights are kept with safetensors, which is not installed; run: pip install "mpnn[hf]"'
+            'the weights are stored with safetensors, which is not installed; run: pip install "mpnn[hf]"'
         ) from error
     path = locate("tsp", _FILE) / _FILE
     try:
         weights: dict[str, Tensor] = load_file(path)
-    except Exception as error:  # safetensors has its own kinds
-        raise DamagedFile(f"{path} does not hold weights ({error}); delete it and fetch it again") from None
+    except Exception as error:  # safetensors raises its own exception types
+        raise DamagedFile(f"{path} does not contain weights ({error}); delete it and fetch it again") from None
     return weights

@@ -27,7 +27,7 @@ class SmallGraph:
     Args:
         edge_index: int64 `[2, E]`, both directions of every link, no duplicates, no self-loops,
             ordered by dst, then src.
-        tags: the kind of every node (an atom, a secondary structure), int64 `[N]`, from 0.
+        tags: the type of every node (an atom, a secondary structure), int64 `[N]`, from 0.
         label: the class of the graph, from 0.
     """
 
@@ -42,12 +42,12 @@ class SmallGraph:
 
 @dataclass(frozen=True, eq=False)
 class GraphClassification:
-    """A collection of small graphs to be classified.
+    """A collection of small graphs for graph classification.
 
     Args:
         graphs: the graphs, in the order of the file.
-        num_tags: how many kinds of node there are.
-        num_classes: how many classes of graph there are.
+        num_tags: number of node types.
+        num_classes: number of graph classes.
     """
 
     graphs: tuple[SmallGraph, ...]
@@ -58,12 +58,12 @@ class GraphClassification:
 def tu(name: str) -> GraphClassification:
     """MUTAG (188 molecules, mutagenic or not) or PROTEINS (1,113 proteins, enzymes or not).
 
-    A link listed from one end only counts for both, as in the GIN paper's own reader. The collections have
-    7 tags and 3; a copy of MUTAG in circulation has 9, because the first nine lines of its first graph
-    carry an extra number.
+    A link that is listed for one of its nodes only counts in both directions, as in the reader of the GIN paper. MUTAG
+    has 7 tags and PROTEINS 3. Another copy of MUTAG has 9 tags, because the first nine lines of its first graph contain
+    an extra number.
 
     Raises:
-        ValueError: another name.
+        ValueError: if there is no such collection.
         DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
     """
     if name not in NAMES:
@@ -111,30 +111,30 @@ def _read_graph(lines: _Lines) -> tuple[list[tuple[int, int]], list[int], int]:
 
 
 class _Lines:
-    """The lines of a file, one after the other, with errors that name the line."""
+    """An iterator over the lines of a file, whose errors name the line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Bytes that are not ASCII come through as a word that is no number: the error then has its line.
+        # Bytes that are not ASCII become words that are not numbers, so that the error names their line.
         self._lines = read_bytes(path).decode("ascii", errors="replace").splitlines()
         self._read = 0
 
     def numbers(self, what: str, count: int | None = None) -> list[int]:
-        """The next line's whole numbers: `count` of them, or at least two."""
+        """The integers of the next line: exactly `count`, or at least two."""
         if self._read == len(self._lines):
             self._read += 1
             raise self.error(f"the file ends where {what} should follow; it is truncated")
         line = self._lines[self._read]
         self._read += 1
         try:
-            found = [int(word) for word in line.split()]
+            numbers = [int(word) for word in line.split()]
         except ValueError:
-            found = []
-        if any(number.bit_length() > 63 for number in found):
+            numbers = []
+        if any(number.bit_length() > 63 for number in numbers):
             raise self.error(f"expected {what} in 64 bits, found {line[:40]!r}")
-        if len(found) != count if count is not None else len(found) < 2:
+        if len(numbers) != count if count is not None else len(numbers) < 2:
             raise self.error(f"expected {what} in whole numbers, found {line[:40]!r}")
-        return found
+        return numbers
 
     def expect_end(self) -> None:
         for line in self._lines[self._read :]:

@@ -1,18 +1,19 @@
-"""Encodings: what a node can know of its place in a graph before it hears anybody.
+"""Encodings: node features that describe the position of a node in its graph.
 
-Attention over a complete graph sees no edges; these numbers tell it where the edges were. All are functions of a graph
-alone, the same at each call, and of a batch of graphs (`graphs.batch`) they are what each graph would get by itself.
+Attention over a complete graph does not see the edges of the original graph; encodings add this information. Each
+encoding is a deterministic function of the graph. Each graph of a batch (`graphs.batch`) gets the same encoding as on
+its own.
 
-| function | what |
+| function | result |
 |---|---|
 | `laplacian(graph, k)` | eigenvectors of the Laplacian with the smallest eigenvalues, signs fixed |
-| `random_walk(graph, steps)` | how likely a walk is back where it began after 1, 2, ... steps |
-| `weisfeiler_lehman(graph, rounds)` | roles: nodes whose neighbourhoods look alike have the same number |
-| `shortest_paths(graph, max_distance)` | hops between every two nodes, as classes |
-| `path_edges(graph, steps)` | the edges on a shortest path between every two nodes |
-| `pagerank(graph, alpha)` | how close every two nodes are, all paths taken together |
-| `degrees(graph, most)` | how many edges arrive and leave |
-| `random_features(num_nodes, k, seed)` | numbers that only tell nodes apart |
+| `random_walk(graph, steps)` | probability that a walk returns to its start after 1, 2, ... steps |
+| `weisfeiler_lehman(graph, rounds)` | roles: nodes with similar neighbourhoods have the same number |
+| `shortest_paths(graph, max_distance)` | hops between all pairs of nodes, as edge types |
+| `path_edges(graph, steps)` | the edges on a shortest path between all pairs of nodes |
+| `pagerank(graph, alpha)` | proximity of all pairs of nodes, over all paths |
+| `degrees(graph, most)` | in-degree and out-degree |
+| `random_features(num_nodes, k, seed)` | random numbers that distinguish nodes |
 """
 
 from mpnn.encodings.degree import degrees

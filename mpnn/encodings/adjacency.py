@@ -1,4 +1,4 @@
-"""The adjacency of a graph as a sparse matrix, which most encodings begin with."""
+"""The adjacency of a graph as a sparse matrix, which most encodings use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def adjacency(graph: Graph, what: str) -> csr_array:
-    """[N, N] in float64: entry (i, j) is how many edges go from j to i.
+    """[N, N] in float64: entry (i, j) is the number of edges from j to i.
 
     Raises:
-        ValueError: the graph has other sources than destinations; the sentence says what needed one set of nodes.
+        ValueError: if the numbers of sources and destinations differ; the message begins with `what`.
     """
     from scipy.sparse import csr_array
 

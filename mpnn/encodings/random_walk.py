@@ -1,4 +1,4 @@
-"""Random walks: how often a walker who follows edges at random comes back."""
+"""Random walks: the probability that a random walk returns to its start."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 from mpnn.encodings.adjacency import adjacency, inverse_or_zero
-from mpnn.encodings.check import not_negative
+from mpnn.encodings.arguments import not_negative
 from mpnn.graph import Graph
 
-_NUMBERS = 1 << 22  # of the rows of a power held at a time
+_MAX_ELEMENTS = 1 << 22  # of the rows of a power in memory at a time
 
 
 def random_walk(graph: Graph, steps: int) -> Tensor:
     """`diag((A D^-1)^k)` for k = 1 to `steps`: the probability of being back after k steps (Dwivedi et al. 2022,
     "Graph neural networks with learnable structural and positional representations").
 
-    A walk leaves a node along one of its edges, each as likely as the others; one that cannot leave is lost. No power
-    is held as a whole, nor computed beyond half of the steps:
+    A walk leaves a node along one of its outgoing edges, all with equal probability. A walk at a node without outgoing
+    edges ends. No power is stored as a whole or computed beyond half of the steps:
 
         diag(P^(a + b))_i = sum_j (P^a)_ij (P^b)_ji
 
@@ -26,7 +26,7 @@ def random_walk(graph: Graph, steps: int) -> Tensor:
         [N, steps] in torch's default dtype, on the graph's device.
 
     Raises:
-        ValueError: steps is negative, or the graph has two sets of nodes.
+        ValueError: if steps is negative, or the graph has two sets of nodes.
     """
     not_negative("steps", steps)
     walk = adjacency(graph, "a random walk")
@@ -34,7 +34,7 @@ def random_walk(graph: Graph, steps: int) -> Tensor:
     back = walk.T.tocsr()
     n = graph.num_dst
     out = np.zeros((n, steps))
-    rows = max(1, _NUMBERS // max(n, 1))
+    rows = max(1, _MAX_ELEMENTS // max(n, 1))
     for first in range(0, n if steps else 0, rows):
         here = slice(first, first + rows)
         forth_k, back_k = walk[here], back[here]  # rows of P^a and of the transpose of P^b

@@ -1,6 +1,6 @@
-"""Hop distances between every two nodes, and the edges on the way: what Graphormer's attention knows of the graph.
+"""Hop distances between all pairs of nodes, and the edges on shortest paths, as used by Graphormer's attention.
 
-Both are matrices over all pairs, for graphs of up to some thousand nodes, such as molecules.
+Both are matrices over all pairs, for graphs of up to a few thousand nodes, such as molecules.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from mpnn.encodings.adjacency import adjacency
-from mpnn.encodings.check import not_negative
+from mpnn.encodings.arguments import not_negative
 from mpnn.graph import Graph
 
 
 def shortest_paths(graph: Graph, max_distance: int) -> Tensor:
-    """How many hops lead from j to i, as classes that `topology.related(...)` and position tables take.
+    """Number of hops from j to i, as edge types for `topology.with_relation(...)` and position tables.
 
-    Entry (i, j) is the length of a shortest path from j to i along the edges, 0 where i = j; lengths above
-    `max_distance` count as `max_distance`; where no path leads from j to i it is `max_distance + 1`.
+    Entry (i, j) is the length of a shortest path from j to i forward the edges, 0 where i = j. Lengths above
+    `max_distance` are clamped to `max_distance`. Without a path from j to i, the entry is `max_distance + 1`.
 
     Returns:
-        int64 [N, N], destinations down and sources across, on the graph's device.
+        int64 [N, N], rows are destinations and columns sources, on the graph's device.
 
     Raises:
-        ValueError: max_distance is negative, or the graph has two sets of nodes.
+        ValueError: if max_distance is negative, or the graph has two sets of nodes.
     """
     not_negative("max_distance", max_distance)
     hops = np.minimum(_hops(graph), max_distance)
@@ -32,14 +32,13 @@ def shortest_paths(graph: Graph, max_distance: int) -> Tensor:
 
 
 def path_edges(graph: Graph, steps: int) -> Tensor:
-    """The edges on a shortest path from j to i, counted from i: entry (i, j, 0) is the edge that arrives at i.
+    """The edges on a shortest path from j to i, counted from i: entry (i, j, 0) is the last edge of the path, into i.
 
-    Where there are several shortest paths, at each step the first of the edges that belong to one is taken, in the
-    caller's order. Of paths longer than `steps`, the rest is left out; where a path has ended, or there is none, the
-    entry is -1.
+    Among several shortest paths, each step takes the first possible edge in the caller's order. Paths longer than
+    `steps` are truncated. The entry is -1 after the end of a path, or if there is none.
 
     Returns:
-        int64 [N, N, steps], numbers of edges in the caller's order, on the graph's device.
+        int64 [N, N, steps], edge numbers in the caller's order, on the graph's device.
     """
     not_negative("steps", steps)
     hops = _hops(graph)
@@ -49,7 +48,7 @@ def path_edges(graph: Graph, steps: int) -> Tensor:
     edge, start = np.nonzero(on_path[::-1])
     edge = len(src) - 1 - edge
     last = np.full((n, n), -1)
-    last[dst[edge], start] = edge  # later assignments count, which are those of earlier edges
+    last[dst[edge], start] = edge  # the last assignment wins, which is that of the earliest edge
     out = np.full((n, n, steps), -1)
     at, start = np.broadcast_arrays(np.arange(n)[:, None], np.arange(n)[None, :])
     for step in range(steps):
@@ -59,11 +58,11 @@ def path_edges(graph: Graph, steps: int) -> Tensor:
 
 
 def _hops(graph: Graph) -> np.ndarray:
-    """int64 [N, N]: hops from j to i, -1 where no path leads there."""
+    """int64 [N, N]: hops from j to i, -1 without a path."""
     from scipy.sparse.csgraph import dijkstra
 
     if graph.num_dst == 0:
         return np.zeros((0, 0), np.int64)
-    along = adjacency(graph, "a shortest path").T.tocsr()
-    distance = dijkstra(along, unweighted=True).T
+    forward = adjacency(graph, "a shortest path").T.tocsr()
+    distance = dijkstra(forward, unweighted=True).T
     return np.where(np.isinf(distance), -1, distance).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Graph: who hears whom, at a definite size."""
+"""Graph: the edges between a fixed number of sources and destinations."""
 
 from mpnn.graph.graph import Graph
 

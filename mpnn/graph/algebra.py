@@ -1,4 +1,4 @@
-"""The algebra of sets of edges, for two graphs over the same nodes."""
+"""Set algebra on the edges of two graphs over the same nodes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import torch
 
-from mpnn.graph.made import edge_data, selected, structured
-from mpnn.runs import Runs
+from mpnn.graph.derive import edge_data, selected, structured
+from mpnn.graph.runs import Runs
 
 if TYPE_CHECKING:
     from mpnn.graph.graph import Graph
@@ -29,7 +29,7 @@ def intersection(one: Graph, other: Graph) -> Graph:
         one, other = other, one
     runs = _merged(one, other, Runs.__and__)
     if one.is_explicit:
-        return _found_in(one, runs, other)
+        return _edges_in(one, runs, other)
     labels = None
     if one.labels is not None and other.labels is not None:
         labels = np.unique(np.stack([one.labels, other.labels]), axis=1, return_inverse=True)[1].reshape(-1)
@@ -39,14 +39,14 @@ def intersection(one: Graph, other: Graph) -> Graph:
 def difference(one: Graph, other: Graph) -> Graph:
     """`one - other`, see `Graph`."""
     runs = _merged(one, other, Runs.__sub__)
-    return _found_in(one, runs, other) if one.is_explicit else structured(one, runs, other)
+    return _edges_in(one, runs, other) if one.is_explicit else structured(one, runs, other)
 
 
 def refuse_truth(edges: object) -> NoReturn:
-    """Raises TypeError: Python's `a and b` asks whether `a` is true, and then is `b` alone."""
+    """Raises TypeError, because Python evaluates `a and b` to `b` if `a` is true."""
     raise TypeError(
         f"{edges} is a set of edges, which is neither true nor false: write a & b, a | b or ~a instead of `and`, `or` "
-        "or `not`, and `is None` to ask whether there is one"
+        "or `not`, and test for a missing graph with `is None`"
     )
 
 
@@ -56,7 +56,7 @@ def _merged(one: Graph, other: Graph, merge: Callable[[Runs, Runs], Runs]) -> Ru
     return merge(one.runs, other.runs)
 
 
-def _found_in(graph: Graph, runs: Runs, other: Graph) -> Graph:
-    """Those of the explicit edges that are in the runs too."""
+def _edges_in(graph: Graph, runs: Runs, other: Graph) -> Graph:
+    """The explicit edges that are also in `runs`, with their data."""
     src, dst = graph.edge_index.cpu().numpy()
-    return selected(graph, torch.from_numpy(runs.holds(dst, src)).to(graph.device), other)
+    return selected(graph, torch.from_numpy(runs.contains(dst, src)).to(graph.device), other)

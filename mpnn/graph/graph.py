@@ -1,8 +1,8 @@
-"""Graph: who hears whom, at a definite size.
+"""Graph: the edges between a fixed number of sources and destinations.
 
-An edge goes from `src` to `dst`; `dst` hears `src`; `edge_index[0]` is src and `edge_index[1]` is dst. A graph is
-held in one of three forms and yields the others when first asked: rows of runs (from a topology), labels (disjoint
-cliques), or explicit edges in the caller's order, repeated edges and edge attributes included.
+Messages flow along an edge from `src` to `dst`; `edge_index[0]` is src and `edge_index[1]` is dst. A graph stores one
+of three forms and computes the others on first use: rows of runs (from a topology), labels (disjoint cliques), or
+explicit edges in the caller's order, with repeated edges and edge attributes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn import capacity, reach, reorder
-from mpnn import edges as edge_lists
-from mpnn.edges import CSR, built_once, sorted_by, trainable
-from mpnn.graph import algebra, parts, rewired
-from mpnn.graph.made import check_form, edge_data, structured
-from mpnn.handles import Handled
-from mpnn.relation import Relation, Table, as_relation
-from mpnn.runs import Ints, Runs, cliques_of
+from mpnn.graph import algebra, capacity, ordering, subgraphs, transforms
+from mpnn.graph import csr as edge_lists
+from mpnn.graph import reachability as reach
+from mpnn.graph.csr import CSR, graph_property, outside_inference_mode, sorted_by
+from mpnn.graph.derive import check_form, edge_data, structured
+from mpnn.graph.handles import Handled
+from mpnn.graph.relations import Relation, Table, as_relation
+from mpnn.graph.runs import Ints, Runs, cliques_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,10 +34,11 @@ _ABSENT: Any = object()
 class Graph(Handled):
     """Destinations, sources and the edges between them.
 
-    Made by `Topology.bind` and the builders in `mpnn.graphs`. `relation` is the rule that gives each edge its class
-    (`edge_type` holds the classes); `shift` says where destinations stand among the sources: destination i is the
-    source i + shift, which matters to relative positions only. Where nodes stand elsewhere than at their numbers,
-    `places` says it: int64 [num_dst] and [num_src].
+    Created by `Topology.bind` and the builders in `mpnn.graphs`.
+
+    `relation` is the rule that gives each edge its type; `edge_type` holds the types. `shift` is the offset of
+    destinations among sources: destination i is source i + shift. It only affects relative positions. `positions`,
+    int64 [num_dst] and [num_src], are the sequence positions of the nodes if they differ from the node numbers.
     """
 
     def __init__(
@@ -52,22 +53,22 @@ class Graph(Handled):
         edge_type: Tensor | None = None,
         relation: Relation | None = None,
         shift: int = 0,
-        places: tuple[Tensor, Tensor] | None = None,
+        positions: tuple[Tensor, Tensor] | None = None,
         name: str = "",
         device: torch.device | str = "cpu",
     ) -> None:
         self.num_dst, self.num_src = num_dst, num_src
         self.edge_attr = edge_attr
-        self.relation, self.shift, self.places, self.name = relation, shift, places, name
+        self.relation, self.shift, self.positions, self.name = relation, shift, positions, name
         self.device = torch.device(device)
         self._given_runs, self._labels, self._edges, self._edge_type = runs, labels, edges, edge_type
         self._moved: dict[torch.device, Graph] = {}
-        self._moved_from: weakref.ref[Graph] | None = None  # weak: a graph that is let go is gone, with all its edges
+        self._moved_from: weakref.ref[Graph] | None = None  # weak, so that a copy does not keep the original alive
         self._memo: dict[Hashable, Any] = {}
-        self.kept: Tensor | None = None
+        self.edge_ids: Tensor | None = None
         self.order: Tensor | None = None
 
-    # ------------------------------------------------------------------------------------------------ made from
+    # ------------------------------------------------------------------------------------------------ constructors
 
     @staticmethod
     def from_runs(runs: Runs, *, relation: Relation | None = None, shift: int = 0, name: str = "") -> Graph:
@@ -75,7 +76,7 @@ class Graph(Handled):
 
     @staticmethod
     def from_labels(labels: Ints, *, relation: Relation | None = None, name: str = "") -> Graph:
-        """Disjoint cliques: i hears j when `labels[i] == labels[j]`; int64 [num_nodes]."""
+        """Disjoint cliques: i receives from j if `labels[i] == labels[j]`; labels are int64 [num_nodes]."""
         return Graph(len(labels), len(labels), labels=labels, relation=relation, name=name)
 
     @staticmethod
@@ -88,7 +89,7 @@ class Graph(Handled):
         edge_type: Tensor | None = None,
         name: str = "",
     ) -> Graph:
-        """Explicit edges, int64 [2, E]: kept in this order, repeated ones too; checked here."""
+        """Explicit edges, int64 [2, E], validated. Order and repeated edges are preserved."""
         return Graph(
             num_dst,
             num_src,
@@ -103,10 +104,10 @@ class Graph(Handled):
 
     @property
     def is_explicit(self) -> bool:
-        """Whether the graph is a list of edges in its caller's order, rather than a structured one."""
+        """Whether the graph is a list of edges in the caller's order, as opposed to a structured graph."""
         return self._edges is not None
 
-    @built_once
+    @graph_property
     def runs(self) -> Runs:
         """The edges as a set, in rows of runs; repeated edges count once."""
         if self._given_runs is not None:
@@ -116,21 +117,24 @@ class Graph(Handled):
         src, dst = self.edge_index.cpu().numpy()
         return Runs.from_edges(self.num_dst, self.num_src, dst, src)
 
-    @built_once
+    @graph_property
     def edge_index(self) -> Tensor:
-        """[2, E] int64: row 0 the sources, row 1 the destinations. In the caller's order for explicit graphs, by
-        destination and then source for structured ones, whose edges are written out here and only on request."""
+        """int64 [2, E]: row 0 holds the sources, row 1 the destinations.
+
+        Explicit graphs keep the caller's order. Structured graphs are sorted by destination, then source, and
+        materialize their edges only when this property is first read.
+        """
         if self._edges is not None:
             return self._edges
         capacity.require(
             self.num_edges * 32,  # the result, and as much again while it is written
             f"the edges of {self} do not fit into memory: int64 [2, E]",
-            "its runs, degrees, algebra and structured kernels need none of them",
+            "runs, degrees, set algebra and structured kernels work without them",
         )
         dst, src = self.runs.edges()
         return torch.from_numpy(np.stack([src, dst])).to(self.device)
 
-    @built_once
+    @graph_property
     def csr(self) -> CSR:
         """Edges by destination."""
         if self._edges is None:
@@ -138,28 +142,28 @@ class Graph(Handled):
             return CSR(ptr.to(self.device), self.edge_index[0], None)
         return sorted_by(self.edge_index[1], self.edge_index[0], self.num_dst)
 
-    @built_once
+    @graph_property
     def csc(self) -> CSR:
-        """Edges by source: the transposed graph, whose rows are sources and whose columns are destinations."""
+        """Edges by source: the transposed graph. Its rows are sources and its columns are destinations."""
         return sorted_by(self.edge_index[0], self.edge_index[1], self.num_src)
 
-    @built_once
+    @graph_property
     def labels(self) -> Ints | None:
-        """For a graph of disjoint cliques, the clique of each node, [N]; else None."""
+        """The clique of each node, [N], if the graph consists of disjoint cliques; otherwise None."""
         if self._labels is None and self._edges is None and self.num_dst == self.num_src and self.runs.is_complete:
             return np.zeros(self.num_dst, np.int64)
         return self._labels
 
-    @built_once
+    @graph_property
     def cliques(self) -> list[Tensor]:
-        """The members of the disjoint cliques, one int64 tensor [number of cliques, size] for each size there is."""
+        """The members of the disjoint cliques: one int64 tensor [number of cliques, size] per clique size."""
         if self.labels is None:
             raise ValueError(f"{self} is not a graph of disjoint cliques")
         return [torch.from_numpy(members).to(self.device) for members in cliques_of(self.labels)]
 
-    # ------------------------------------------------------------------------------------------------ what it holds
+    # ------------------------------------------------------------------------------------------------ properties
 
-    @built_once
+    @graph_property
     def num_edges(self) -> int:
         if self._edges is not None:
             return self._edges.shape[1]
@@ -167,44 +171,44 @@ class Graph(Handled):
             return int((np.unique(self._labels, return_counts=True)[1] ** 2).sum())
         return self.runs.num_edges
 
-    @built_once
+    @graph_property
     def edge_type(self) -> Tensor | None:
-        """The class of each edge, int64 [E] in the order of `edge_index`; None when edges have no classes."""
+        """The type of each edge, int64 [E] in the order of `edge_index`; None if edges have no types."""
         if self._edge_type is None and self.relation is not None:
-            return self.relation.ids(*self.ends())
+            return self.relation.ids(*self.edge_positions())
         return self._edge_type
 
-    def where(self) -> tuple[Tensor, Tensor]:
-        """Where destinations and sources stand, int64 [num_dst] and [num_src]."""
-        if self.places is not None:
-            return self.places
+    def node_positions(self) -> tuple[Tensor, Tensor]:
+        """The positions of destinations and sources, int64 [num_dst] and [num_src]."""
+        if self.positions is not None:
+            return self.positions
         dst, src = (torch.arange(n, device=self.device) for n in (self.num_dst, self.num_src))
         return dst + self.shift, src
 
-    def ends(self) -> tuple[Tensor, Tensor]:
-        """Where the destination and the source of each edge stand, int64 [E] each, in the order of `edge_index`."""
+    def edge_positions(self) -> tuple[Tensor, Tensor]:
+        """The positions of the destination and the source of each edge, int64 [E] each, in `edge_index` order."""
         src, dst = self.edge_index
-        return (dst + self.shift, src) if self.places is None else (self.places[0][dst], self.places[1][src])
+        return (dst + self.shift, src) if self.positions is None else (self.positions[0][dst], self.positions[1][src])
 
     @property
-    def class_rule(self) -> Relation | None:
-        """The rule that edges get their classes by; None when the classes are data, or there are none."""
+    def edge_type_rule(self) -> Relation | None:
+        """The rule that gives edges their types; None if the types are data or edges have no types."""
         return self.relation if self._edge_type is None else None
 
     @property
-    def has_classes(self) -> bool:
+    def has_edge_types(self) -> bool:
         return self._edge_type is not None or self.relation is not None
 
     @property
-    def num_relations(self) -> int:
-        """How many classes of edges there are; 0 when edges have none."""
+    def num_edge_types(self) -> int:
+        """The number of edge types; 0 if edges have no types."""
         if self._edge_type is not None:
             return int(self._edge_type.max()) + 1 if self.num_edges else 0
         return 0 if self.relation is None else self.relation.count
 
     def dense(self) -> Tensor:
-        """The adjacency as a bool matrix [num_dst, num_src], on the graph's device: O(N^2), to look at and to test."""
-        capacity.require(3 * self.num_dst * self.num_src, f"the matrix of {self}", "look at a smaller graph")
+        """The adjacency as a bool matrix [num_dst, num_src] on the graph's device: O(N^2), for inspection and tests."""
+        capacity.require(3 * self.num_dst * self.num_src, f"the matrix of {self}", "use a smaller graph")
         if self._edges is None:
             return torch.from_numpy(self.runs.dense()).to(self.device)
         matrix = torch.zeros(self.num_dst, self.num_src, dtype=torch.bool, device=self.device)
@@ -212,48 +216,51 @@ class Graph(Handled):
         return matrix
 
     def degree(self) -> Tensor:
-        """How many edges each destination hears, int64 [num_dst]."""
+        """The in-degree of each destination, int64 [num_dst]. Repeated edges count each time."""
         if self._edges is not None:
             return torch.bincount(self._edges[1], minlength=self.num_dst)
         return torch.from_numpy(self.runs.degree()).to(self.device)
 
-    def memo(self, key: Hashable, build: Callable[[], T]) -> T:
-        """What `build()` gave the first time for this graph and key: a place for whatever layers derive from it."""
-        found = self._memo.get(key, _ABSENT)
-        if found is _ABSENT:
-            found = self._memo[key] = trainable(build)
-        return found
+    def cached(self, key: Hashable, build: Callable[[], T]) -> T:
+        """Returns `build()`, computed once per graph and key. Layers cache what they derive from the graph here."""
+        value = self._memo.get(key, _ABSENT)
+        if value is _ABSENT:
+            value = self._memo[key] = outside_inference_mode(build)
+        return value
 
-    def derived(
+    def derive(
         self, build: Callable[..., Graph], *arguments: Hashable, num_dst: int, num_src: int | None = None
     ) -> Graph:
-        """`build(graph, *arguments)`, made once: a graph of `num_dst` destinations over `num_src` sources, by default
-        the same ones. Programs that `torch.compile` traces go on without it, and make it when they run."""
-        return self.memo((build, arguments), lambda: build(self, *arguments))
+        """Returns `build(graph, *arguments)`, computed once: a graph of `num_dst` destinations and `num_src` sources.
+
+        `num_src` defaults to this graph's. A program traced by `torch.compile` does not build the graph while tracing,
+        but when it runs.
+        """
+        return self.cached((build, arguments), lambda: build(self, *arguments))
 
     # ------------------------------------------------------------------------------------------------ new graphs
 
     def __or__(self, other: Graph) -> Graph:
-        """The edges of both, as a set in rows of runs; so neither may carry attributes or classes as data."""
+        """The union of both edge sets, as rows of runs. Neither graph may have edge attributes or types as data."""
         return algebra.union(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __and__(self, other: Graph) -> Graph:
-        """The edges that both have; those of an explicit graph keep their order, repeats and attributes."""
+        """The edges in both graphs. An explicit graph keeps its order, repeated edges and attributes."""
         return algebra.intersection(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __sub__(self, other: Graph) -> Graph:
-        """The edges that only this graph has; those of an explicit graph keep their order, repeats and attributes."""
+        """The edges in this graph only. An explicit graph keeps its order, repeated edges and attributes."""
         return algebra.difference(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __invert__(self) -> Graph:
-        """Every edge that is not there."""
+        """The complement: all pairs that are not edges."""
         return structured(self, self.runs.complement())
 
     def __bool__(self) -> NoReturn:
         algebra.refuse_truth(self)
 
-    def related(self, relation: Relation | Tensor) -> Graph:
-        """The same edges, each with the class that the relation (or an integer matrix [num_dst, num_src]) gives it."""
+    def with_relation(self, relation: Relation | Tensor) -> Graph:
+        """The same edges with edge types from a relation or an integer matrix [num_dst, num_src]."""
         relation = as_relation(relation)
         if isinstance(relation, Table):
             relation.check_fits(self.num_dst, self.num_src, self.shift)
@@ -261,81 +268,85 @@ class Graph(Handled):
         graph.relation, graph._edge_type = relation, None
         return graph
 
-    def placed(self, dst: Tensor, src: Tensor) -> Graph:
-        """The same edges, with destinations and sources that stand at these positions, int64 [num_dst] and [num_src]:
-        what relative positions and classes by rule go by."""
-        dst, src = (torch.as_tensor(at, device=self.device) for at in (dst, src))
-        for name, at, n in (("dst", dst, self.num_dst), ("src", src, self.num_src)):
-            if at.shape != (n,) or at.is_floating_point():
-                raise ValueError(f"{name} must hold {n} integers; got {at.dtype} of shape {list(at.shape)}")
+    def with_positions(self, dst: Tensor, src: Tensor) -> Graph:
+        """The same edges with these positions of destinations and sources, int64 [num_dst] and [num_src].
+
+        Relative positions and edge type rules are computed from them.
+        """
+        dst, src = (torch.as_tensor(position, device=self.device) for position in (dst, src))
+        for name, position, n in (("dst", dst, self.num_dst), ("src", src, self.num_src)):
+            if position.shape != (n,) or position.is_floating_point():
+                raise ValueError(f"{name} must hold {n} integers; got {position.dtype} of shape {list(position.shape)}")
         graph = self._copy()
-        graph.places = (dst, src)
+        graph.positions = (dst, src)
         return graph
 
     def rows(self, start: int, stop: int) -> Graph:
-        """Destinations `start` to `stop` alone, over the same sources; they stand where they stood.
+        """The graph of destinations `start` to `stop` over the same sources. Positions are preserved.
 
-        Takes time in what these rows hear, not in the size of the graph.
+        The cost depends on the in-neighbors of these rows, not on the size of the graph.
         """
-        return parts.rows(self, start, stop)
+        return subgraphs.rows(self, start, stop)
 
-    def heard(self) -> tuple[Tensor, Graph]:
-        """The sources that somebody hears, int64 ascending, and the graph over them alone; all stand where they
-        stood."""
-        return parts.heard(self)
+    def compact(self) -> tuple[Tensor, Graph]:
+        """The sources that have at least one edge, int64 ascending, and the graph over only these sources.
 
-    def induced(self, keep: Tensor) -> Graph:
-        """The nodes that are True in `keep`, bool [num_nodes], numbered anew, and the edges between them; all stand
-        where they stood."""
+        Positions are preserved.
+        """
+        return subgraphs.compact(self)
+
+    def subgraph(self, keep: Tensor) -> Graph:
+        """The nodes that are True in `keep`, bool [num_nodes], renumbered, and the edges between them.
+
+        Positions are preserved.
+        """
         self._need_square("a part of the nodes")
-        return parts.induced(self, keep)
+        return subgraphs.subgraph(self, keep)
 
     def reverse(self) -> Graph:
-        """Every edge turned round; attributes and classes stay with their edges."""
-        return rewired.reverse(self)
+        """Reverses every edge. Edges keep their attributes and types."""
+        return transforms.reverse(self)
 
     def power(self, k: int) -> Graph:
-        """i hears j when some walk of exactly `k` edges leads from j to i (with self-loops: of at most k)."""
+        """i receives from j if a walk of exactly `k` edges leads from j to i (with self-loops: at most k)."""
         self._need_square("power")
-        return rewired.power(self, k)
+        return transforms.power(self, k)
 
     def with_self_loops(self, fill: float = 0.0) -> Graph:
-        """Each node hears itself too; loops that are there already stay as they are. The new loops come last, with
-        edge attributes of `fill`."""
+        """Adds the missing self-loops. New loops come last, with edge attributes of `fill`."""
         self._need_square("self-loops")
-        return rewired.with_self_loops(self, fill)
+        return transforms.with_self_loops(self, fill)
 
     def undirected(self) -> Graph:
-        """Each edge goes both ways; an edge whose reverse was missing lends it its attributes. New edges come last."""
+        """Adds the missing reverse edges. They come last and copy the attributes of the original edge."""
         self._need_square("undirected")
-        return rewired.undirected(self)
+        return transforms.undirected(self)
 
     def drop_edges(self, p: float, generator: torch.Generator | None = None) -> Graph:
-        """Each edge kept with probability 1 - p (DropEdge, Rong et al. 2020); the rest keep order and attributes.
+        """Drops each edge with probability p (DropEdge, Rong et al. 2020). The other edges keep order and attributes.
 
-        `kept` of the result, int64, says which edges they are. Drawn on the CPU from `generator`, or from torch's
-        default one.
+        `edge_ids` of the result, int64, holds their indices in this graph. Samples are drawn on the CPU from
+        `generator`, or from torch's default generator.
         """
-        return rewired.drop_edges(self, p, generator)
+        return transforms.drop_edges(self, p, generator)
 
     def reordered(self, method: str = "rcm") -> Graph:
-        """The same graph, with an order in which kernels take its rows: those that hear the same follow each other.
+        """The same graph with an order in which kernels process its rows: rows with common sources become adjacent.
 
-        Nothing else changes: nodes, edges and whatever is computed keep the caller's order. Worth it for large meshes
-        and road maps whose nodes are numbered at random; aggregation on CPU heeds it. The order is found once, here,
-        and kept in `order`, int64 [N].
+        Nodes, edges and results keep the caller's order. This speeds up CPU aggregation on large meshes and road maps
+        with randomly numbered nodes. The order is computed once, here, and stored in `order`, int64 [N].
 
         Args:
-            method: "rcm" (reverse Cuthill-McKee: neighbours close together) or "degree" (rows that hear most first).
+            method: "rcm" (reverse Cuthill-McKee: neighbors close together) or "degree" (highest in-degree first).
         """
         self._need_square("reordered")
         src, dst = self.edge_index.cpu().numpy()
         graph = self._copy()
-        graph.order = torch.from_numpy(reorder.order(src, dst, self.num_dst, method))
+        graph.order = torch.from_numpy(ordering.order(src, dst, self.num_dst, method))
         return graph
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
-        """The graph on a device; moved once, then remembered. `non_blocking`: without waiting, from pinned memory."""
+        """The graph on a device. The copy is cached. `non_blocking`: copy asynchronously from pinned memory."""
         device = _resolved(device)
         origin = None if self._moved_from is None else self._moved_from()
         first = self if origin is None else origin
@@ -353,39 +364,47 @@ class Graph(Handled):
         """The same graph with its edges and their data in pinned memory; `DataLoader(pin_memory=True)` calls this."""
         return self._copy(Tensor.pin_memory)
 
-    # ------------------------------------------------------------------------------------------------ looking at it
+    # ------------------------------------------------------------------------------------------------ inspection
 
     def validate(self) -> Graph:
-        """Checks everything that explicit edges can get wrong, and names the offending edge; returns the graph.
+        """Validates explicit edges and returns the graph. Errors name the offending edge.
 
         Raises:
-            TypeError: edges are not integers.
-            ValueError: wrong shapes, or attributes that do not match the edges.
-            IndexError: an end that is no node.
+            TypeError: if edges are not integers.
+            ValueError: if a shape is wrong, or attributes do not match the edges.
+            IndexError: if an edge refers to a node that does not exist.
         """
         edge_lists.check(self._edges, self.num_dst, self.num_src, edge_data(self))
         return self
 
     def reach(self, layers: int) -> float:
-        """The fraction of (destination, source) pairs that `layers` rounds of message passing connect, each node
-        keeping what it knows: 1.0 when everybody has heard everybody. A node knows itself from the beginning, so that
-        `reach(1)` counts it although the share of pairs that are edges may not. Above 1,024 nodes, measured on 256
-        sources spread evenly."""
+        """The fraction of (destination, source) pairs that `layers` rounds of message passing connect.
+
+        1.0 means that every node has received from every node. Each node reaches itself in zero rounds, so `reach(1)`
+        counts the diagonal even if the graph has no self-loops. Above 1,024 nodes, the result is an estimate from 256
+        evenly spaced sources.
+        """
         self._need_square("reach")
         return reach.fraction(self.runs, layers)
 
     def diameter(self) -> int | None:
-        """How many layers until every node has heard every other; None when some never do. Sampled as `reach` is."""
+        """The number of layers after which every node has received from every other; None if this never happens.
+
+        Above 1,024 nodes, estimated from a sample of sources, like `reach`.
+        """
         self._need_square("diameter")
         return reach.diameter(self.runs)
 
     def components(self) -> Tensor:
-        """The component of each source, int64 [num_src], numbered from 0: two sources are in one component where a
-        destination receives from both, or where a chain of such pairs leads from one to the other."""
+        """The component of each source, int64 [num_src], numbered from 0.
+
+        Two sources are in the same component if a destination receives from both, or if a chain of such pairs connects
+        them.
+        """
         return torch.from_numpy(reach.components(self.runs)).to(self.device)
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
-        """Draws the edges that run, destinations down and sources across; see `mpnn.plot.adjacency`."""
+        """Plots the adjacency matrix, destinations as rows and sources as columns; see `mpnn.plot.adjacency`."""
         from mpnn import plot
 
         return plot.adjacency(self, ax=ax, **options)
@@ -395,25 +414,25 @@ class Graph(Handled):
         named = f"{self.name}: " if self.name else ""
         return f"Graph({named}{size}, {self.num_edges:,} edges)"
 
-    # ------------------------------------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------------------------------------ private
 
     def __getstate__(self) -> dict[str, Any]:
-        """What defines the graph. Copies and pickles derive the rest again, on the device where they need it."""
+        """The state that defines the graph. Copies and unpickled graphs recompute cached values on their own device."""
         state = {name: _compact(value) for name, value in super().__getstate__().items() if name not in _DERIVED}
         if self._edges is not None or self._labels is not None:
             state["_given_runs"] = None
         labels = None if self._labels is None else torch.tensor(self._labels)
-        there = torch.empty(0, device=self.device)  # a tensor, so that `torch.load(map_location=)` moves the graph
-        return {**state, "_labels": labels, "device": there, "_memo": {}, "_moved": {}, "_moved_from": None}
+        device = torch.empty(0, device=self.device)  # a tensor, so that `torch.load(map_location=)` moves the graph
+        return {**state, "_labels": labels, "device": device, "_memo": {}, "_moved": {}, "_moved_from": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Checks the graph, since kernels read wherever its edges point and a pickle may come from anywhere.
+        """Validates the graph: kernels do not check indices, and the pickle may be untrusted.
 
         Raises:
-            ValueError, TypeError, IndexError: as `validate`, and where the parts do not make one graph.
+            ValueError, TypeError, IndexError: as in `validate`, or if the parts are inconsistent.
         """
-        given = {name: value for name, value in state.items() if name not in _DERIVED}
-        self.__dict__.update(given, _memo={}, _moved={}, _moved_from=None)
+        attributes = {name: value for name, value in state.items() if name not in _DERIVED}
+        self.__dict__.update(attributes, _memo={}, _moved={}, _moved_from=None)
         self.device = state["device"].device
         if isinstance(labels := state.get("_labels"), Tensor):
             self._labels = labels.cpu().numpy()
@@ -424,33 +443,33 @@ class Graph(Handled):
         if self.num_dst != self.num_src:
             raise ValueError(f"{what} needs as many sources as destinations; got {self.num_dst} x {self.num_src}")
 
-    def _copy(self, moved: Callable[[Tensor], Tensor] = lambda x: x, device: torch.device | None = None) -> Graph:
-        data: Any = {name: None if old is None else moved(old) for name, old in edge_data(self).items()}
+    def _copy(self, convert: Callable[[Tensor], Tensor] = lambda x: x, device: torch.device | None = None) -> Graph:
+        data: Any = {name: None if old is None else convert(old) for name, old in edge_data(self).items()}
         graph = Graph(
             self.num_dst,
             self.num_src,
             runs=self.__dict__.get("runs", self._given_runs),
             labels=self._labels,
-            edges=None if self._edges is None else moved(self._edges),
+            edges=None if self._edges is None else convert(self._edges),
             **data,
             name=self.name,
             relation=self.relation,
             shift=self.shift,
             device=device or self.device,
         )
-        graph.places = self.places and (moved(self.places[0]), moved(self.places[1]))
+        graph.positions = self.positions and (convert(self.positions[0]), convert(self.positions[1]))
         graph.order = self.order
         return graph
 
 
-_DERIVED = {name for name, value in vars(Graph).items() if isinstance(value, built_once)}
+_DERIVED = {name for name, value in vars(Graph).items() if isinstance(value, graph_property)}
 
 
 def _compact(value: Any) -> Any:
-    """Tensors without the rest of the memory that they are views of, which a pickle would write out too."""
+    """Clones tensors that are views of a larger storage, because a pickle would contain the whole storage."""
     if isinstance(value, Tensor):
-        whole = value.layout != torch.strided or value.untyped_storage().nbytes() <= value.nbytes
-        return value if whole else value.clone()
+        is_compact = value.layout != torch.strided or value.untyped_storage().nbytes() <= value.nbytes
+        return value if is_compact else value.clone()
     return tuple(map(_compact, value)) if isinstance(value, tuple) else value
 
 

@@ -1,10 +1,10 @@
-"""Builders: small pure functions that say who hears whom.
+"""Builders: small pure functions that define the edges of a graph.
 
-Most return a `Topology`, a rule without a size that `bind(n)` makes a graph; those that are given data (edges,
+Most return a `Topology`, a rule that `bind(n)` turns into a `Graph` of n nodes. Builders that take data (edges,
 features, other libraries' graphs) return a `Graph`.
 """
 
-from mpnn.bind_cache import CACHE as cache
+from mpnn.graph.bind_cache import CACHE as cache
 from mpnn.graphs.content import chunks, knn, lsh
 from mpnn.graphs.convert import (
     from_networkx,

@@ -1,4 +1,4 @@
-"""Graphs built from features, anew at each call: hashing buckets and nearest neighbours."""
+"""Graphs built from features at each call: hash buckets and nearest neighbors."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graphs.check import at_least, whole
+from mpnn.graphs.arguments import as_integer, at_least
 
 _CHUNK = 1 << 24
 
 
 @torch.no_grad()
 def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
-    """Reformer's hashing (Kitaev et al. 2020): i hears j when some round puts both into the same bucket.
+    """Reformer's hashing (Kitaev et al. 2020): i receives from j if some round puts both into the same bucket.
 
-    A round draws R [d, buckets / 2] and takes `argmax([xR; -xR])`: nearby directions mostly share a bucket. One round
-    is a graph of disjoint cliques; several are united.
+    Each round samples R [d, buckets / 2] and computes `argmax([xR; -xR])`, so that vectors of similar direction tend to
+    share a bucket. One round is a graph of disjoint cliques; the result is the union of all rounds.
 
     ::
 
@@ -30,7 +30,7 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
         x: features [N, d].
 
     Raises:
-        ValueError: x is no matrix or not finite, or `buckets` is not a positive even number.
+        ValueError: if x is not a matrix or not finite, or `buckets` is not a positive even number.
     """
     _check_features("lsh", x)
     if x.numel() and not x.isfinite().all():
@@ -39,7 +39,7 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
     at_least("rounds", rounds, 1)
     if buckets % 2:
         raise ValueError(f"buckets must be even, half of them for each sign of the projection; got {buckets}")
-    generator = torch.Generator().manual_seed(whole("seed", seed))
+    generator = torch.Generator().manual_seed(as_integer("seed", seed))
     graph: Graph | None = None
     for _ in range(rounds):
         directions = torch.randn(x.shape[1], buckets // 2, generator=generator).to(x)
@@ -55,8 +55,10 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
 def chunks(
     order: Tensor, size: int, num_nodes: int, *, before: int = 1, after: int = 0, edge_type: Tensor | None = None
 ) -> Graph:
-    """Nodes in lists that are cut into chunks: i hears all in its own chunk and in so many chunks before and after it,
-    the first chunk following the last. Where i stands several times, it hears as often; edges may repeat.
+    """Lists of nodes are cut into chunks. i receives from all nodes of its own chunk, of the `before` chunks before it
+    and of the `after` chunks after it; the first chunk follows the last.
+
+    If a node occurs several times, each occurrence adds its edges, so edges may repeat.
 
     ::
 
@@ -68,29 +70,29 @@ def chunks(
                                                                           .#.###
 
     Args:
-        order: int64 [lists, length], -1 where nobody stands; the length is a multiple of `size`.
-        edge_type: the class of the edges that each list makes, int64 [lists].
+        order: int64 [lists, length], padded with -1; the length is a multiple of `size`.
+        edge_type: the type of the edges of each list, int64 [lists].
     """
     at_least("size", size, 1)
     at_least("num_nodes", num_nodes, 0)
     if order.dim() != 2 or order.shape[1] % size:
         raise ValueError(f"order must be [lists, length], the length a multiple of {size}; got {list(order.shape)}")
     if edge_type is not None and edge_type.shape != order.shape[:1]:
-        raise ValueError(f"edge_type must be [{len(order)}], a class for each list; got {list(edge_type.shape)}")
+        raise ValueError(f"edge_type must be [{len(order)}], a type for each list; got {list(edge_type.shape)}")
     at_least("before", before, 0)
     at_least("after", after, 0)
-    hears = order.unflatten(1, (-1, size))
-    heard = torch.cat([hears.roll(-shift, 1) for shift in range(-before, after + 1)], 2)
-    dst, src = torch.broadcast_tensors(hears[..., None], heard[..., None, :])  # [lists, chunks, size, heard]
-    there = (dst >= 0) & (src >= 0)
-    edges = torch.stack([src[there], dst[there]])
-    kind = None if edge_type is None else edge_type.view(-1, 1, 1, 1).expand_as(dst)[there]
-    return Graph.from_edges(edges, num_nodes, num_nodes, edge_type=kind, name=f"chunks of {size}")
+    destinations = order.unflatten(1, (-1, size))
+    sources = torch.cat([destinations.roll(-shift, 1) for shift in range(-before, after + 1)], 2)
+    dst, src = torch.broadcast_tensors(destinations[..., None], sources[..., None, :])  # [lists, chunks, size, sources]
+    valid = (dst >= 0) & (src >= 0)
+    edges = torch.stack([src[valid], dst[valid]])
+    per_edge = None if edge_type is None else edge_type.view(-1, 1, 1, 1).expand_as(dst)[valid]
+    return Graph.from_edges(edges, num_nodes, num_nodes, edge_type=per_edge, name=f"chunks of {size}")
 
 
 @torch.no_grad()
 def knn(x: Tensor, k: int) -> Graph:
-    """i hears its k nearest other nodes by Euclidean distance, nearest first; ties go to the lower index.
+    """i receives from its k nearest other nodes by Euclidean distance, nearest first. Ties go to the lower index.
 
     ::
 
@@ -103,11 +105,11 @@ def knn(x: Tensor, k: int) -> Graph:
         x: features [N, d].
 
     Raises:
-        ValueError: x is no matrix or holds NaN, or there are not k other nodes.
+        ValueError: if x is not a matrix or contains NaN, or there are fewer than k other nodes.
     """
     _check_features("knn", x)
     if x.isnan().any():
-        raise ValueError(f"knn has no distance to NaN; node {_first(x.isnan())} has features that are NaN")
+        raise ValueError(f"knn needs features without NaN; those of node {_first(x.isnan())} hold NaN")
     at_least("k", k, 0)
     n = len(x)
     x = x if x.dtype == torch.float64 else x.float()
@@ -117,7 +119,7 @@ def knn(x: Tensor, k: int) -> Graph:
     sources = []
     for rows in torch.arange(n, device=x.device).split(max(1, _CHUNK // max(n, 1))):
         distance = torch.cdist(x[rows], x, compute_mode="donot_use_mm_for_euclid_dist")
-        distance.nan_to_num_(nan=far, posinf=far)  # farther than any node, but nearer than a node is to itself
+        distance.nan_to_num_(nan=far, posinf=far)  # farther than any other node, but nearer than the node itself
         distance[torch.arange(len(rows), device=x.device), rows] = float("inf")
         sources.append(_smallest(distance, k))
     src = torch.cat(sources).reshape(-1) if sources else torch.zeros(0, dtype=torch.int64, device=x.device)
@@ -126,10 +128,10 @@ def knn(x: Tensor, k: int) -> Graph:
 
 
 def _smallest(x: Tensor, k: int) -> Tensor:
-    """The columns of the k smallest numbers of each row, [rows, k], ascending; of equal ones the first."""
+    """The columns of the k smallest values of each row, [rows, k], in ascending order. Ties go to the first column."""
     if not 0 < k <= x.shape[1] // 8:
         return x.sort(dim=1, stable=True).indices[:, :k]
-    # as good as a sort, and sorts no more than the numbers up to the k-th
+    # equals a stable sort, but sorts only the values up to the k-th smallest
     row, column = (x <= x.topk(k, dim=1, largest=False).values[:, -1:]).nonzero(as_tuple=True)
     order = x[row, column].argsort(stable=True)
     order = order[row[order].argsort(stable=True)]
@@ -138,7 +140,7 @@ def _smallest(x: Tensor, k: int) -> Tensor:
 
 
 def _first(bad: Tensor) -> int:
-    """The first row of [N, d] in which something is True."""
+    """The first row of [N, d] that contains True."""
     return int(bad.any(1).nonzero()[0])
 
 

@@ -1,6 +1,6 @@
-"""Graphs from and to the libraries that people keep them in: scipy, networkx, PyTorch Geometric, torch, torch_sparse.
+"""Conversion from and to other libraries: scipy, networkx, PyTorch Geometric, torch, torch_sparse.
 
-Matrices are adjacencies `A[dst, src]`: row i holds what node i hears. Their values are the edge attributes.
+Matrices are adjacency matrices `A[dst, src]`: row i holds the in-neighbors of node i. Values are edge attributes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn import check
 from mpnn.graph import Graph
 from mpnn.graphs.explicit import from_edges
+from mpnn.request import validation
 
 
 def from_scipy(matrix: Any) -> Graph:
@@ -35,21 +35,21 @@ def from_scipy(matrix: Any) -> Graph:
 
 
 def to_scipy(graph: Graph) -> Any:
-    """A scipy `csr_array` [num_dst, num_src]: one-dimensional edge attributes as values, else ones.
+    """A scipy `csr_array` [num_dst, num_src] with one-dimensional edge attributes as values, otherwise ones.
 
-    Repeated edges add up, as always in scipy.
+    Repeated edges are summed, as in scipy.
     """
     from scipy import sparse
 
-    check.graph(graph)
+    validation.graph(graph)
     src, dst = graph.edge_index.cpu().numpy()
     return sparse.csr_array((_values(graph).detach().cpu().numpy(), (dst, src)), shape=(graph.num_dst, graph.num_src))
 
 
 def from_networkx(graph: Any, weight: str | None = None) -> Graph:
-    """From a networkx graph: nodes numbered in its own order; undirected edges go both ways.
+    """From a networkx graph. Nodes are numbered in its order, and undirected edges go both ways.
 
-    An edge u -> v means that v hears u. `weight` names the edge attribute to take along as `edge_attr`.
+    v receives from u along an edge u -> v. `weight` is the name of the edge attribute to use as `edge_attr`.
 
     ::
 
@@ -75,18 +75,18 @@ def from_networkx(graph: Any, weight: str | None = None) -> Graph:
     try:
         attributes = None if weight is None else torch.tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"weight must name numbers, one for each edge; {weight!r} does not: {error}") from None
+        raise ValueError(f"weight must be the name of a numeric edge attribute; {weight!r} is not: {error}") from None
     return from_edges(index, len(number), edge_attr=attributes)
 
 
 def to_networkx(graph: Graph) -> Any:
     """A networkx `MultiDiGraph` over 0..N-1 (bipartite: ("src", j) and ("dst", i)), edges from source to destination.
 
-    One-dimensional edge attributes become `weight`, classes `edge_type`.
+    One-dimensional edge attributes become `weight`, edge types `edge_type`.
     """
     import networkx
 
-    check.graph(graph)
+    validation.graph(graph)
     square = graph.num_dst == graph.num_src
     out = networkx.MultiDiGraph()
     sources = [j if square else ("src", j) for j in range(graph.num_src)]
@@ -102,10 +102,10 @@ def to_networkx(graph: Graph) -> Any:
 
 
 def from_pyg(data: Any) -> Graph:
-    """From a PyTorch Geometric `Data`: `edge_index`, and `edge_attr` and `edge_type` where it has them.
+    """From a PyTorch Geometric `Data`: `edge_index`, and `edge_attr` and `edge_type` if present.
 
     One relation of a `HeteroData`, `data["author", "writes", "paper"]`, becomes a graph from its sources to its
-    destinations. A bare `edge_index` tensor goes to `from_edges`.
+    destinations. Use `from_edges` for an `edge_index` tensor.
 
     ::
 
@@ -115,10 +115,10 @@ def from_pyg(data: Any) -> Graph:
     """
     name = type(data).__name__
     if isinstance(data, Tensor):
-        raise TypeError("from_pyg needs data with an edge_index; got Tensor: an edge_index itself goes to from_edges")
+        raise TypeError("from_pyg needs data with an edge_index; got Tensor: use from_edges for an edge_index")
     if hasattr(data, "edge_types"):
         raise ValueError(
-            f"from_pyg needs data with one edge_index, and {name} has one for each relation; give one of them, as "
+            f"from_pyg needs data with one edge_index, and {name} has one per relation; pass one of them, as in "
             'from_pyg(data["author", "writes", "paper"])'
         )
     if getattr(data, "edge_index", None) is None:
@@ -140,12 +140,12 @@ def to_pyg(graph: Graph, **features: Tensor) -> Any:
     """A PyTorch Geometric `Data` with this graph's edges and the given features (`x=...`, `y=...`)."""
     from torch_geometric.data import Data
 
-    check.graph(graph)
+    validation.graph(graph)
     if graph.num_dst != graph.num_src:
         raise ValueError(f"Data holds one set of nodes; this graph is {graph.num_dst} x {graph.num_src}")
-    found = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type, **features}
-    given = {name: value for name, value in found.items() if value is not None}
-    return Data(edge_index=graph.edge_index, num_nodes=graph.num_dst, **given)
+    data = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type, **features}
+    present = {name: value for name, value in data.items() if value is not None}
+    return Data(edge_index=graph.edge_index, num_nodes=graph.num_dst, **present)
 
 
 def from_torch_sparse(matrix: Tensor) -> Graph:
@@ -160,8 +160,11 @@ def from_torch_sparse(matrix: Tensor) -> Graph:
 
 
 def to_torch_sparse(graph: Graph) -> Tensor:
-    """A torch sparse COO tensor [num_dst, num_src]: edge attributes as values, else ones; repeated edges add up."""
-    check.graph(graph)
+    """A torch sparse COO tensor [num_dst, num_src] with edge attributes as values, otherwise ones.
+
+    Repeated edges are summed.
+    """
+    validation.graph(graph)
     values = _values(graph) if graph.edge_attr is None else graph.edge_attr
     shape = (graph.num_dst, graph.num_src, *values.shape[1:])
     return torch.sparse_coo_tensor(graph.edge_index.flip(0), values, shape, check_invariants=True).coalesce()
@@ -178,7 +181,7 @@ def from_sparse_tensor(matrix: Any) -> Graph:
 
 def to_sparse_tensor(graph: Graph) -> Any:
     """A `torch_sparse.SparseTensor` [num_dst, num_src], PyTorch Geometric's `adj_t` (the extra `mpnn[scatter]`)."""
-    check.graph(graph)
+    validation.graph(graph)
     from torch_sparse import SparseTensor
 
     src, dst = graph.edge_index

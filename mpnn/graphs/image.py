@@ -1,6 +1,6 @@
-"""Topologies over images, whose nodes are pixels or patches in reading order: node = row * width + column.
+"""Topologies over images. Nodes are pixels or patches in row-major order: node = row * width + column.
 
-Those from one image to a smaller one (`convolution` with a stride, `pooling`) are rectangular: fewer hear than speak.
+Topologies from an image to a smaller one (`convolution` with a stride, `pooling`) have fewer destinations than sources.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpnn.graphs.check import at_least, whole
-from mpnn.relation import GridOffset, Taps
-from mpnn.runs import Ints
-from mpnn.topology import Topology
+from mpnn.graph.relations import GridOffset, Taps
+from mpnn.graph.runs import Ints
+from mpnn.graph.topology import Topology
+from mpnn.graphs.arguments import as_integer, at_least
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
 
 
 def grid(height: int, width: int, connectivity: int = 4) -> Topology:
-    """Side neighbours, with connectivity 8 corner neighbours too; a pixel does not hear itself.
+    """The 4 side neighbors of each pixel, or with connectivity 8 the corner neighbors too, without self-loops.
 
     ::
 
@@ -32,7 +32,7 @@ def grid(height: int, width: int, connectivity: int = 4) -> Topology:
                      ..#.#.
     """
     _check_size(height, width)
-    if whole("connectivity", connectivity) not in (4, 8):
+    if as_integer("connectivity", connectivity) not in (4, 8):
         raise ValueError(f"connectivity must be 4 (sides) or 8 (sides and corners); got {connectivity}")
     return Topology.of(_grid, int(height), int(width), int(connectivity), relation=GridOffset(int(width), 1, 1))
 
@@ -49,9 +49,9 @@ def _grid(i: Ints, num_src: int, height: int, width: int, connectivity: int = 4)
 
 
 def neighborhood(height: int, width: int, radius: int) -> Topology:
-    """A pixel hears those within `radius` rows and columns of it, itself included: a convolution's graph.
+    """Each pixel receives from the pixels within `radius` rows and columns, itself included: a convolution's graph.
 
-    The class of an edge is its relative position, `(dy + radius) * (2 * radius + 1) + (dx + radius)`.
+    The type of an edge is its relative position, `(dy + radius) * (2 * radius + 1) + (dx + radius)`.
 
     ::
 
@@ -84,11 +84,11 @@ def convolution(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
 ) -> Topology:
-    """The pixels under a kernel, as it slides over an image of `height` x `width`: what `torch.nn.Conv2d` sees.
+    """The graph of `torch.nn.Conv2d`: each output pixel receives from the pixels under the kernel.
 
-    Sizes are one integer, or two: down and across; 1-D is an image of height 1. Destinations are the result's pixels,
-    `(height + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1` down and the same across. Padding is nobody.
-    The class of an edge is the place in the kernel, in reading order.
+    Sizes are one integer or two (vertical, horizontal); 1-D is an image of height 1. Destinations are the output
+    pixels: `(height + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1` rows, and columns by the same formula.
+    Padding adds no sources. The type of an edge is the index of its kernel weight in row-major order.
 
     ::
 
@@ -135,7 +135,7 @@ def _convolution(
 
 
 def _taps(at: Ints, kernel: int, dilation: int, length: int) -> range:
-    """Which of the kernel's taps along one axis ever lie on the image, when it begins `at` these places."""
+    """The kernel taps along one axis that overlap the image for any of the kernel offsets `at`."""
     first, last = int(at.min()), int(at.max())
     return range(max(0, -(last // dilation)), min(kernel, (length - 1 - first) // dilation + 1))
 
@@ -148,10 +148,10 @@ def convolved(
     padding: tuple[int, int] = (0, 0),
     dilation: tuple[int, int] = (1, 1),
 ) -> tuple[int, int]:
-    """The rows and columns of a convolution's result.
+    """The rows and columns of a convolution's output.
 
     Raises:
-        ValueError: the kernel does not fit into the image.
+        ValueError: if the kernel does not fit into the image.
     """
     rows, columns = (
         (n + 2 * p - d * (k - 1) - 1) // s + 1
@@ -166,11 +166,11 @@ def convolved(
 
 
 def pooling(height: int, width: int, size: int | Sequence[int]) -> Topology:
-    """An image of `height` x `width` cut into cells of `size` pixels (one integer, or two: down and across), and for
-    each cell a node that hears its pixels; the last cells may be cut short by the edge.
+    """Cuts an image of `height` x `width` into cells of `size` pixels (one integer or two: vertical, horizontal). Each
+    cell is a destination that receives from its pixels.
 
-    There are `ceil(height / size)` x `ceil(width / size)` destinations. The class of an edge is the pixel's place in
-    its cell, in reading order. Patches, and the merging of patches, are such graphs.
+    There are `ceil(height / size)` x `ceil(width / size)` destinations; the last cells may be smaller. The type of an
+    edge is the index of the pixel in its cell, in row-major order. Patch embedding and patch merging use these graphs.
 
     ::
 
@@ -194,10 +194,10 @@ def _pooling(i: Ints, num_src: int, height: int, width: int, size: tuple[int, in
 
 
 def windows(height: int, width: int, size: int, shift: int = 0) -> Topology:
-    """Swin's windows: both pixels fall into the same size x size window after a cyclic shift by `shift`, and are
-    neighbours before it (Liu et al. 2021: what the shift brings together from opposite edges stays apart).
+    """Swin's windows (Liu et al. 2021): i receives from j if both pixels are in the same size x size window after a
+    cyclic shift by `shift`, unless only the wrap-around brings them together from opposite edges of the image.
 
-    The class of an edge is its relative position, `(dy + size - 1) * (2 * size - 1) + (dx + size - 1)`.
+    The type of an edge is its relative position, `(dy + size - 1) * (2 * size - 1) + (dx + size - 1)`.
 
     ::
 
@@ -229,24 +229,24 @@ def _windows(n: int, height: int, width: int, size: int, shift: int = 0) -> Ints
 
 
 def _window_of(at: Ints, length: int, size: int, shift: int) -> Ints:
-    """The window along one axis; pixels that the cyclic shift carried over the edge get windows of their own."""
-    moved = at - shift % max(length, 1)
-    return np.where(moved < 0, (moved + length) // size + -(-length // size), moved // size)
+    """The window index along one axis. Pixels that the cyclic shift wraps around get separate windows."""
+    shifted = at - shift % max(length, 1)
+    return np.where(shifted < 0, (shifted + length) // size + -(-length // size), shifted // size)
 
 
 def _row_runs(y: Ints, first: Ints, last: Ints, height: int, width: int) -> Pairs:
-    """The pixels `first..last` of image row `y`, cut at the image's edges."""
+    """The pixels `first..last` of image row `y`, clipped to the image."""
     inside = (y >= 0) & (y < height)
     first, last = np.maximum(first, 0), np.minimum(last, width - 1)
-    nothing = ~inside | (first > last)
-    return [(np.where(nothing, 0, y * width + first), np.where(nothing, 0, y * width + last + 1))]
+    empty = ~inside | (first > last)
+    return [(np.where(empty, 0, y * width + first), np.where(empty, 0, y * width + last + 1))]
 
 
 def _pixels(name: str, i: Ints, num_src: int, height: int, width: int) -> tuple[Ints, Ints]:
     if not len(i) == num_src == height * width:
         raise ValueError(
             f"{name} of {height} x {width} pixels needs {height * width} nodes, but the graph is {len(i)} x "
-            f"{num_src}; bind({height * width}), or give the image's own height and width"
+            f"{num_src}; use bind({height * width}), or the height and width of the image"
         )
     return i // width, i % width
 
@@ -259,11 +259,11 @@ def _check_nodes(name: str, i: Ints, num_src: int, dst: tuple[int, int], src: tu
         )
 
 
-def _pair(name: str, given: int | Sequence[int], least: int) -> tuple[int, int]:
-    """Down and across."""
-    both: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given, given]
+def _pair(name: str, size: int | Sequence[int], least: int) -> tuple[int, int]:
+    """Validates one integer or two and returns a pair (vertical, horizontal)."""
+    both: list[Any] = list(size) if isinstance(size, (list, tuple)) else [size, size]
     if len(both) != 2:
-        raise ValueError(f"{name} must be one integer or two, down and across; got {given!r}")
+        raise ValueError(f"{name} must be one integer or two, vertical and horizontal; got {size!r}")
     for one in both:
         at_least(name, one, least)
     return int(both[0]), int(both[1])

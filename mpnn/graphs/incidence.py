@@ -1,7 +1,6 @@
-"""Edges as nodes: graphs in which the edges of another hear their ends, and nodes hear their edges.
+"""Incidence graphs: nodes receive from their edges, and edges receive from their two ends.
 
-A message that is a function of both ends and the edge, and an edge whose features change from round to round, are
-rounds over these two.
+They express messages that are a function of both ends and the edge, and edge features that are updated in each round.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from mpnn.graph import Graph
 
 
 def edges_into(graph: Graph) -> Graph:
-    """Each node hears the edges that lead to it: its sources are the edges of `graph`, in that order.
+    """Each node receives from its incoming edges. Sources are the edges of `graph`, in the order of `edge_index`.
 
     ::
 
@@ -26,7 +25,7 @@ def edges_into(graph: Graph) -> Graph:
 
 
 def ends_of_edges(graph: Graph) -> Graph:
-    """Each edge hears its two ends: its source along an edge of class 0, its destination along one of class 1.
+    """Each edge receives from its source, with edge type 0, and from its destination, with edge type 1.
 
     ::
 
@@ -35,7 +34,7 @@ def ends_of_edges(graph: Graph) -> Graph:
                                                             .##
 
     Raises:
-        ValueError: the graph has two sets of nodes.
+        ValueError: if the graph has two sets of nodes.
     """
     if graph.num_dst != graph.num_src:
         raise ValueError(
@@ -45,4 +44,4 @@ def ends_of_edges(graph: Graph) -> Graph:
     edge = torch.arange(graph.num_edges, device=graph.device)
     edges = torch.cat([torch.stack([end, edge]) for end in graph.edge_index], 1)
     which_end = torch.arange(2, device=graph.device).repeat_interleave(graph.num_edges)
-    return Graph.from_edges(edges, graph.num_edges, graph.num_src, edge_type=which_end, name="edges hear their ends")
+    return Graph.from_edges(edges, graph.num_edges, graph.num_src, edge_type=which_end, name="ends of edges")

@@ -1,8 +1,7 @@
 """Topologies as text: `parse("causal & window(256)")`, for command lines and configuration files.
 
-The text is read with `ast` and never run: names of builders, numbers, lists of numbers, the set operators and
-`.related(...)` are all it can hold. `repr` of a topology made of them is text that gives it back. Builders of your own
-join them with `register`.
+The text is parsed with `ast` and never executed. It can contain names of builders, numbers, lists of numbers, the set
+operators and `.with_relation(...)`. `parse` reads the `repr` of these topologies.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Any, TypeVar
 
+from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Taps
+from mpnn.graph.topology import Topology
 from mpnn.graphs import image, sequence, sparse
-from mpnn.relation import Flipped, GridOffset, Offset, Relation, Taps
-from mpnn.topology import Topology
 
 B = TypeVar("B", bound=Callable[..., Topology])
 
@@ -57,7 +56,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Topology, Topology], Topology]] =
 
 
 def register(builder: B) -> B:
-    """Lets topologies of your own be written as text, by `save_pretrained`, `graphs.parse` and `torch.save`::
+    """Registers a builder, so that `graphs.parse`, `save_pretrained` and `torch.save` accept its topologies as text::
 
         @graphs.register
         def checkerboard(size: int) -> Topology:
@@ -65,20 +64,20 @@ def register(builder: B) -> B:
 
         def _checkerboard(i, num_src, size): ...
 
-    The rule has the name of the builder behind an underscore, so that the topology prints as the call that makes it,
-    `checkerboard(4)`. Whoever reads such a text registers the builder first: nothing in a text is imported. A builder
-    is called with whatever a text holds (numbers, text, True, False, None, topologies, lists of these), so it checks
-    them.
+    The name of the rule is an underscore and the name of the builder, so that the `repr` of the topology is the call
+    `checkerboard(4)`. A program that reads such a text must register the builder first: nothing is imported from a
+    text. The builder must validate its arguments, because a text can pass any numbers, strings, True, False, None,
+    topologies and lists of these.
 
     Raises:
-        ValueError: the name is no identifier, or another builder has it.
+        ValueError: if the name is not an identifier or belongs to another builder.
     """
     name = getattr(builder, "__name__", "")
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"a builder is registered under its name, which must be an identifier; got {name!r}")
-    known = BUILDERS.get(name) or _REGISTERED.get(name) or builder
-    if _import_path(known) != _import_path(builder):  # the same path: a module or a notebook cell that is run again
-        raise ValueError(f"{name!r} is the name of {_import_path(known)}; rename one of the two")
+    existing = BUILDERS.get(name) or _REGISTERED.get(name) or builder
+    if _import_path(existing) != _import_path(builder):  # a reloaded module or notebook cell has the same path
+        raise ValueError(f"{name!r} is the name of {_import_path(existing)}; rename one of the two")
     if name not in BUILDERS:
         _REGISTERED[name] = builder
     return builder
@@ -91,11 +90,11 @@ def _import_path(builder: Callable[..., Topology]) -> str:
 def parse(text: str) -> Topology:
     """The topology that the text describes.
 
-    `|` unites, `&` intersects, `-` takes away, `~` complements; `-` binds tighter than `&`, and `&` than `|`, as in
-    Python. A builder without arguments may leave its parentheses out.
+    `|` is union, `&` intersection, `-` difference and `~` complement. `-` binds tighter than `&`, and `&` tighter than
+    `|`, as in Python. The parentheses of a builder without arguments are optional.
 
     Raises:
-        ValueError: the text is no such expression; the sentence says where.
+        ValueError: if the text is not such an expression. The message names the column.
     """
     if not isinstance(text, str):
         raise TypeError(f"a topology is written as text; got {type(text).__name__}")
@@ -111,24 +110,24 @@ def parse(text: str) -> Topology:
 def _topology(node: ast.expr, text: str) -> Topology:
     match node:
         case ast.BinOp() if type(node.op) in _OPERATORS:
-            return _joined(node, text)
+            return _chain(node, text)
         case ast.UnaryOp(ast.Invert(), inner):
             return ~_topology(inner, text)
         case ast.Name(name):
-            return _built(node, text, name, [], {})
+            return _build(node, text, name, [], {})
         case ast.Call(ast.Name(name), args, keywords):
             kinds = _LITERALS if name in _REGISTERED else _INTEGERS
             named = {str(k.arg): _value(k.value, text, kinds) for k in keywords}
             if len(named) < len(keywords):
                 raise _error(node, text, "an argument is named twice")
-            return _built(node, text, name, [_value(a, text, kinds) for a in args], named)
-        case ast.Call(ast.Attribute(inner, "related"), [relation], []):
-            return _topology(inner, text).related(_relation(relation, text))
+            return _build(node, text, name, [_value(a, text, kinds) for a in args], named)
+        case ast.Call(ast.Attribute(inner, "with_relation"), [relation], []):
+            return _topology(inner, text).with_relation(_relation(relation, text))
     raise _error(node, text, "expected a topology such as window(256), or two joined by | & -")
 
 
-def _joined(node: ast.BinOp, text: str) -> Topology:
-    """`a | b | c | ...`, from the first operand on: a chain of thousands is as deep as it is long."""
+def _chain(node: ast.BinOp, text: str) -> Topology:
+    """Evaluates `a | b | c | ...` in a loop, because recursion is too deep for thousands of operands."""
     chain: list[ast.BinOp] = []
     first: ast.expr = node
     while isinstance(first, ast.BinOp) and type(first.op) in _OPERATORS:
@@ -140,11 +139,11 @@ def _joined(node: ast.BinOp, text: str) -> Topology:
     return joined
 
 
-def _built(node: ast.expr, text: str, name: str, args: list[Any], named: dict[str, Any]) -> Topology:
+def _build(node: ast.expr, text: str, name: str, args: list[Any], named: dict[str, Any]) -> Topology:
     builder = BUILDERS.get(name) or _REGISTERED.get(name)
     if builder is None:
         names = ", ".join(sorted(BUILDERS | _REGISTERED))
-        raise _error(node, text, f"there is no topology {name!r}; there are {names}, and yours by graphs.register")
+        raise _error(node, text, f"there is no topology {name!r}; there are {names}; add yours by graphs.register")
     try:
         topology = builder(*args, **named)
     except Exception as error:
@@ -157,7 +156,7 @@ def _built(node: ast.expr, text: str, name: str, args: list[Any], named: dict[st
 
 
 def _relation(node: ast.expr, text: str) -> Relation:
-    """A relation as its `repr` writes it: `Offset(clip=3)`."""
+    """Parses the `repr` of a relation: `Offset(clip=3)`."""
     match node:
         case ast.Call(ast.Name(name), [], keywords) if name in _RELATIONS:
             fields = {str(k.arg): _field(k.value, text) for k in keywords}

@@ -1,4 +1,4 @@
-"""Topologies over sequences: each a rule that states the runs of sources a position hears.
+"""Topologies over sequences. Each one is a rule that returns the runs of sources of every destination.
 
 Drawings show destinations as rows and sources as columns; `#` is an edge.
 """
@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from mpnn.graphs.check import at_least, distinct_indices, integers
-from mpnn.runs import Ints, Runs, require_room
-from mpnn.topology import Topology
+from mpnn.graph.runs import Ints, Runs, require_room
+from mpnn.graph.topology import Topology
+from mpnn.graphs.arguments import at_least, distinct_indices, integers
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
 
 
 def complete() -> Topology:
-    """Everybody hears everybody (BERT, ViT; rectangular: cross-attention).
+    """Every node receives from every node (BERT, ViT; rectangular: cross-attention).
 
     ::
 
@@ -36,7 +36,7 @@ def _complete(i: Ints, num_src: int) -> Pairs:
 
 
 def causal() -> Topology:
-    """i hears j when j <= i (GPT's DAG, with each node hearing itself).
+    """i receives from j if j <= i (GPT's DAG, with self-loops).
 
     ::
 
@@ -54,7 +54,7 @@ def _causal(i: Ints, num_src: int) -> Pairs:
 
 
 def identity() -> Topology:
-    """i hears itself alone.
+    """i receives from itself only.
 
     ::
 
@@ -71,7 +71,7 @@ def _identity(i: Ints, num_src: int) -> Pairs:
 
 
 def window(radius: int, dilation: int = 1) -> Topology:
-    """i hears j when i - j is a multiple of `dilation` and |i - j| <= radius * dilation (Longformer's sliding window).
+    """i receives from j if i - j is a multiple of `dilation` and |i - j| <= radius * dilation (Longformer's window).
 
     ::
 
@@ -100,7 +100,7 @@ def _window(i: Ints, num_src: int, radius: int, dilation: int = 1) -> Pairs:
 
 
 def strided(stride: int) -> Topology:
-    """i hears its last `stride` nodes, itself included, and every stride-th one before (Sparse Transformer).
+    """i receives from its last `stride` nodes, itself included, and every stride-th node before (Sparse Transformer).
 
     ::
 
@@ -116,7 +116,7 @@ def strided(stride: int) -> Topology:
 
 
 def _strided(i: Ints, num_src: int, stride: int) -> Pairs | Runs:
-    """A row has about i / stride runs: N^2 / (2 * stride) in all, so they are written in order, without sorting."""
+    """Row i has about i / stride runs, N^2 / (2 * stride) in total, so they are generated in order without sorting."""
     if stride == 1:
         return [(0, i + 1)]
     first = i % stride
@@ -136,8 +136,8 @@ def _strided(i: Ints, num_src: int, stride: int) -> Pairs | Runs:
 
 
 def fixed(block: int, summary: int = 1) -> Topology:
-    """i hears the nodes up to itself of its own block, and the last `summary` nodes of each block before (Sparse
-    Transformer).
+    """i receives from the nodes of its own block up to itself, and from the last `summary` nodes of each earlier block
+    (Sparse Transformer).
 
     ::
 
@@ -153,7 +153,7 @@ def fixed(block: int, summary: int = 1) -> Topology:
     at_least("block", block, 1)
     at_least("summary", summary, 0)
     if summary > block:
-        raise ValueError(f"summary must be at most the block of {block}; got {summary}")
+        raise ValueError(f"summary must be at most the block size {block}; got {summary}")
     return Topology.of(_fixed, int(block), int(summary), positional=True)
 
 
@@ -165,7 +165,7 @@ def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs:
 
 
 def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
-    """Hubs: i hears j when i or j is one of the first so many nodes (or one of the listed ones).
+    """Hubs: i receives from j if i or j is a global node. Global nodes are the first `count`, or the listed indices.
 
     ::
 
@@ -190,14 +190,14 @@ def _global_nodes(i: Ints, num_src: int, nodes: int | tuple[int, ...]) -> Pairs:
     hubs = np.arange(min(nodes, most)) if isinstance(nodes, int) else np.asarray(nodes, np.int64)
     if len(hubs) and hubs.max() >= most:
         raise ValueError(f"global node {hubs.max()} does not exist among {most} nodes; bind at least {hubs.max() + 1}")
-    everything = (0, np.where(np.isin(i, hubs), num_src, 0))
+    hub_rows = (0, np.where(np.isin(i, hubs), num_src, 0))
     breaks = np.flatnonzero(np.diff(hubs) != 1)
     first, last = np.append(0, breaks + 1), np.append(breaks, len(hubs) - 1)
-    return [everything, *((hubs[a], hubs[b] + 1) for a, b in zip(first, last, strict=True) if len(hubs))]
+    return [hub_rows, *((hubs[a], hubs[b] + 1) for a, b in zip(first, last, strict=True) if len(hubs))]
 
 
 def prefix(k: int) -> Topology:
-    """i hears j when j < k or j <= i: a prompt read both ways, then causal (UniLM, T5's prefix LM).
+    """i receives from j if j < k or j <= i: a bidirectional prompt, then causal (UniLM, T5's prefix LM).
 
     ::
 
@@ -216,7 +216,7 @@ def _prefix(i: Ints, num_src: int, k: int) -> Pairs:
 
 
 def documents(lengths: Sequence[int] | Tensor) -> Topology:
-    """i hears j when both lie in the same document; the lengths must add up to the bound size.
+    """i receives from j if both are in the same document. The lengths must add up to the bound size.
 
     ::
 
@@ -227,10 +227,10 @@ def documents(lengths: Sequence[int] | Tensor) -> Topology:
                                ..###.
                                .....#
     """
-    given = integers("lengths", lengths)
-    for k, n in enumerate(given):
+    sizes = integers("lengths", lengths)
+    for k, n in enumerate(sizes):
         at_least(f"lengths[{k}]", n, 0)
-    return Topology.cliques(_documents, given)
+    return Topology.cliques(_documents, sizes)
 
 
 def _documents(n: int, lengths: tuple[int, ...]) -> Ints:
@@ -243,9 +243,9 @@ def _documents(n: int, lengths: tuple[int, ...]) -> Ints:
 
 
 def permutation(order: Sequence[int] | Tensor) -> Topology:
-    """i hears j when j stands at or before i in the order: a causal DAG in any factorisation order (XLNet).
+    """i receives from j if j is at or before i in the order: a causal DAG in any factorization order (XLNet).
 
-    `permutation(order) - identity()` is XLNet's query stream, which does not see its own content.
+    `permutation(order) - identity()` is XLNet's query stream, in which no node attends to its own content.
 
     ::
 
@@ -266,12 +266,12 @@ def _permutation(i: Ints, num_src: int, order: tuple[int, ...]) -> Runs:
             "order of as many nodes as there are"
         )
     rank = np.argsort(np.asarray(order, np.int64))
-    # a node is heard from its own place in the order to the end: one run for each, if places were the sources
+    # row j holds the ranks that receive from node j, which is one run; the transpose has one row per rank
     return Runs.of(len(i), len(i), [(i, rank, len(i))]).transpose().take(rank)
 
 
 def memory(length: int) -> Topology:
-    """Sources are `length` remembered nodes, then the segment itself: j <= i + length (Transformer-XL).
+    """Sources are `length` memory nodes, then the segment itself: j <= i + length (Transformer-XL).
 
     ::
 

@@ -7,20 +7,20 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mpnn.graph.runs import Ints
+from mpnn.graph.topology import Topology
 from mpnn.graphs import sequence
-from mpnn.graphs.check import at_least
-from mpnn.runs import Ints
-from mpnn.topology import Topology
+from mpnn.graphs.arguments import at_least
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
 
 
 def random(degree: int, block: int = 1, seed: int = 0) -> Topology:
-    """`degree` sources drawn without replacement for each row, or for each block of rows, in whole blocks of sources.
+    """Samples `degree` sources without replacement for each row, or whole blocks of sources for each block of rows.
 
-    With `block` > 1 every row of a block of rows hears the same `degree / block` random blocks of sources (the last
-    one may be cut short by the end), so `degree` must be a multiple of it. The same seed and size give the same edges;
-    a degree beyond the number of sources means all of them.
+    With `block` > 1, all rows of a block receive from the same `degree / block` random blocks of sources, so `degree`
+    must be a multiple of `block`. The last block of sources may be shorter. The same seed and size give the same
+    edges. A degree larger than the number of sources selects all sources.
 
     ::
 
@@ -54,7 +54,7 @@ def _random(i: Ints, num_src: int, degree: int, block: int = 1, seed: int = 0) -
 
 
 def longformer(window: int, globals: int | list[int] = 0) -> Topology:
-    """`window(w // 2) | global_nodes(g)`: w is the whole width, as in Longformer (Beltagy et al. 2020).
+    """`window(w // 2) | global_nodes(g)`: w is the full width, as in Longformer (Beltagy et al. 2020).
 
     ::
 
@@ -71,10 +71,10 @@ def longformer(window: int, globals: int | list[int] = 0) -> Topology:
 
 
 def bigbird(block: int = 64, window: int = 3, random: int = 3, globals: int = 2, seed: int = 0) -> Topology:
-    """BigBird (Zaheer et al. 2020) in blocks: neighbours in a window of that many blocks, that many random blocks for
-    each block of rows, and the first `globals` blocks both ways.
+    """BigBird (Zaheer et al. 2020) in blocks of `block` nodes: a sliding window of `window` blocks, `random` random
+    blocks for each block of rows, and the first `globals` blocks as sources and destinations of all nodes.
 
-    As published, random blocks are drawn from those that are neither in the window nor global.
+    As in the paper, random blocks are sampled from the blocks that are neither in the window nor global.
 
     ::
 
@@ -92,7 +92,7 @@ def bigbird(block: int = 64, window: int = 3, random: int = 3, globals: int = 2,
     at_least("globals", globals, 0)
     at_least("seed", seed, 0)
     if window % 2 == 0:
-        raise ValueError(f"window must be an odd number of blocks, as many on each side; got {window}")
+        raise ValueError(f"window must be an odd number of blocks, so that it is symmetric; got {window}")
     sizes = (int(block), int(window), int(random), int(globals), int(seed))
     return Topology.of(_bigbird, *sizes, alike=int(block), positional=True)
 
@@ -101,29 +101,29 @@ def _bigbird(
     i: Ints, num_src: int, block: int = 64, window: int = 3, random: int = 3, globals: int = 2, seed: int = 0
 ) -> Pairs:
     columns, side, at = -(-num_src // block), window // 2, i // block
-    taken = min(globals, columns)
-    low = np.clip(np.maximum(at - side, taken), 0, columns)  # the blocks that the window adds to the global ones
+    num_global = min(globals, columns)
+    low = np.clip(np.maximum(at - side, num_global), 0, columns)  # blocks of the window that are not global
     high = np.clip(at + side + 1, low, columns)
     generator = np.random.default_rng([seed, len(i), num_src])
-    drawn = _draw(generator, np.where(at < globals, 0, columns - taken - (high - low)), random)
-    drawn = np.where(drawn < 0, drawn, drawn + taken)
+    drawn = _draw(generator, np.where(at < globals, 0, columns - num_global - (high - low)), random)
+    drawn = np.where(drawn < 0, drawn, drawn + num_global)
     blocks = np.where(drawn >= low[:, None], drawn + (high - low)[:, None], drawn)
-    everything = np.where(at < globals, num_src, taken * block)
-    return [(0, everything), (low * block, high * block), *_blocks(blocks, block)]
+    global_stop = np.where(at < globals, num_src, num_global * block)
+    return [(0, global_stop), (low * block, high * block), *_blocks(blocks, block)]
 
 
 def _blocks(blocks: Ints, size: int) -> Pairs:
-    """The runs of the source blocks drawn for each row [rows, count]; -1 stands for none."""
+    """Yields the runs of the sampled source blocks of each row, [rows, count]; -1 means no block."""
     for column in blocks.T:
         yield np.maximum(column, 0) * size, (column + 1) * size * (column >= 0)
 
 
 def _draw(generator: np.random.Generator, available: Ints, count: int) -> Ints:
-    """[rows, count]: distinct integers below `available[row]`, -1 where there are not so many."""
+    """Samples distinct integers below `available[row]`, [rows, count], padded with -1."""
     rows = len(available)
     most = int(available.max(initial=0))
     count = min(count, most)
-    if count * 8 >= most:  # dense draws: the first `count` of a random order
+    if count * 8 >= most:  # dense sampling: the first `count` of a random order
         keys = generator.random((rows, most))
         keys[np.arange(most) >= available[:, None]] = 2.0
         drawn = np.argsort(keys, axis=1)[:, :count]
@@ -135,7 +135,7 @@ def _draw(generator: np.random.Generator, available: Ints, count: int) -> Ints:
         drawn[r, : available[r]] = np.arange(available[r])
     todo = np.flatnonzero(enough)
     drawn[todo] = generator.integers(0, available[todo, None], (len(todo), count))
-    while len(todo):  # sparse draws: repeats are drawn again until none is left
+    while len(todo):  # sparse sampling: repeats are sampled again until all values are distinct
         part = np.sort(drawn[todo], axis=1)
         again = np.zeros(part.shape, bool)
         again[:, 1:] = part[:, 1:] == part[:, :-1]

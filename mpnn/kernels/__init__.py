@@ -1,1 +1,1 @@
-"""Fused kernels as differentiable functions of tensors; the compiled code behind them is in a folder per device."""
+"""Fused kernels as differentiable functions of tensors. The compiled code is in one folder per device."""

@@ -1,8 +1,8 @@
-"""Vectors by class, for a backend that holds a number for each pair: tables meet queries and weights before pairs do.
+"""Vectors by edge type, for a backend that materialises logits for all pairs, without a tensor of pairs x width.
 
-A table of R vectors is multiplied with all queries at once, [N_dst, R], and a pair picks its number by its class; on
-the way to values, weights are summed by class and then multiplied with the table. No vector is written out for a pair.
-Where classes are offsets the picking is a view: row i of the products begins one place further left than row i - 1.
+All queries are multiplied with a table of R vectors, [N_dst, R], and each pair selects its product by edge type. For
+values, weights are summed by edge type and then multiplied with the table. If edge types are offsets, the selection is
+a view: row i of the products begins one position further left than row i - 1.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ def products(x: Tensor, table: Tensor, numbers: Tensor | None = None) -> Tensor:
     by_head = x.movedim(-3, 0)
     vectors = table.expand(-1, len(by_head), -1).permute(1, 2, 0)
     if numbers is None:
-        found = torch.bmm(by_head.flatten(1, -2), vectors)
+        out = torch.bmm(by_head.flatten(1, -2), vectors)
     else:
-        found = torch.baddbmm(numbers.expand(-1, len(by_head)).mT[:, None], by_head.flatten(1, -2), vectors)
-    return found.view(*by_head.shape[:-1], len(table)).movedim(0, -3)
+        out = torch.baddbmm(numbers.expand(-1, len(by_head)).mT[:, None], by_head.flatten(1, -2), vectors)
+    return out.view(*by_head.shape[:-1], len(table)).movedim(0, -3)
 
 
 def mixed(x: Tensor, table: Tensor) -> Tensor:
@@ -28,33 +28,33 @@ def mixed(x: Tensor, table: Tensor) -> Tensor:
 
 
 def picked(x: Tensor, ids: Tensor) -> Tensor:
-    """The number of each pair by its class, [..., C, H, S, T] of x [..., C, H, S, R] and ids int64 [C, S, T]."""
+    """The number of each pair by edge type, [..., C, H, S, T] of x [..., C, H, S, R] and ids int64 [C, S, T]."""
     return x.gather(-1, ids[:, None].expand(*x.shape[:-1], ids.shape[-1]))
 
 
 def picked_by_offset(x: Tensor, clip: int, start: int, columns: int) -> Tensor:
-    """The same, [..., S, T] of x [..., S, R], where the class is clamp(j - i, -clip, clip) + clip, R = 2 clip + 1; the
-    rows stand at i = start, start + 1, ... and the `columns` at j = 0, 1, .... There is at least one of each."""
+    """The same, [..., S, T] of x [..., S, R], where the edge type is clamp(j - i, -clip, clip) + clip, R = 2 clip + 1.
+    Rows have positions i = start, start + 1, ..., the `columns` j = 0, 1, .... There is at least one of each."""
     rows = x.shape[-2]
     below, inside, above = _clipped(clip, start, rows, columns)
     numbers = x.narrow(-1, *inside)
     if below or above:
         left, right = x[..., :1].expand(*x.shape[:-1], below), x[..., -1:].expand(*x.shape[:-1], above)
         numbers = torch.cat([left, numbers, right], -1)
-    *steps, step, along = numbers.stride()
-    first = numbers.storage_offset() + (rows - 1) * along
-    return numbers.as_strided((*numbers.shape[:-1], columns), (*steps, step - along, along), first)
+    *strides, row_stride, stride = numbers.stride()
+    first = numbers.storage_offset() + (rows - 1) * stride
+    return numbers.as_strided((*numbers.shape[:-1], columns), (*strides, row_stride - stride, stride), first)
 
 
 def summed(weights: Tensor, ids: Tensor, count: int) -> Tensor:
-    """The sum of weights by class, [..., C, H, S, count] of [..., C, H, S, T] and ids int64 [C, S, T]."""
+    """The sum of weights by edge type, [..., C, H, S, count] of [..., C, H, S, T] and ids int64 [C, S, T]."""
     sums = weights.new_zeros(*weights.shape[:-1], count)
     return sums.scatter_add(-1, ids[:, None].expand(weights.shape), weights)
 
 
 def _clipped(clip: int, start: int, rows: int, columns: int) -> tuple[int, tuple[int, int], int]:
-    """Of all offsets j - i from least to largest: how many lie below a table from -clip to clip, where in it the others
-    begin and how many they are, and how many lie above."""
+    """Splits all offsets j - i by a table from -clip to clip: the number of offsets below it, the start and number of
+    those inside, and the number above."""
     least, largest, count = 1 - start - rows, columns - 1 - start, rows + columns - 1
     below, above = (min(max(0, beyond), count) for beyond in (-clip - least, largest - clip))
     return below, (min(max(0, clip + least), 2 * clip + 1), count - below - above), above

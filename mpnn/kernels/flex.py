@@ -1,10 +1,10 @@
 """Attention over the tiles of a structured graph on CUDA: FlexAttention (Dong et al. 2024), driven by runs.
 
-FlexAttention learns a mask by evaluating a predicate on every pair; here a graph's runs say directly which tiles are
-empty, full or partial, in time and memory linear in the runs. Inside a partial tile one predicate serves every graph:
-whether the source lies in one of the destination's runs, which are tensors that the compiled kernel reads. So another
-topology, or another length, runs in the program that is there already; only the largest number of runs in a row,
-rounded up to a power of two, is part of the program.
+FlexAttention usually evaluates a predicate on all pairs to build a block mask. Here a graph's runs determine which
+tiles are empty, full or partial, in time and memory linear in the runs. Inside partial tiles all graphs use the same
+predicate: whether the source is in one of the destination's runs, which are tensors that the compiled kernel reads.
+Another topology or another length therefore runs the same compiled program. Only the largest number of runs per row,
+rounded up to a power of two, is a constant of the program.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 from torch import Tensor
 
 SIDE = 128  # of a tile
-MOST_RUNS = 16  # in a row, which the predicate compares one by one
+MOST_RUNS = 16  # per row; the predicate compares them one by one
 
 Listed = tuple[Tensor, Tensor]
-"""Some of the tiles: how many each row of tiles has, int32 [1, 1, rows], and which, int32 [1, 1, rows, columns]."""
+"""Selected tiles per row of tiles: their number, int32 [1, 1, rows], and columns, int32 [1, 1, rows, columns]."""
 
 
 def blocks(start: Tensor, stop: Tensor, partial: Listed, full: Listed, num_src: int) -> Any:
-    """Torch's `BlockMask` of a graph whose destinations hear the runs start, stop, int32 [R, N_dst], some empty."""
+    """Torch's `BlockMask` of a graph with the runs start, stop, int32 [R, N_dst]; runs may be empty."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    def hears(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        found = (start[0, i] <= j) & (j < stop[0, i])
+    def is_edge(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        inside = (start[0, i] <= j) & (j < stop[0, i])
         for r in range(1, start.shape[0]):
-            found = found | ((start[r, i] <= j) & (j < stop[r, i]))
-        return found
+            inside = inside | ((start[r, i] <= j) & (j < stop[r, i]))
+        return inside
 
     return BlockMask.from_kv_blocks(
-        *partial, *full, BLOCK_SIZE=SIDE, mask_mod=hears, seq_lengths=(start.shape[1], num_src)
+        *partial, *full, BLOCK_SIZE=SIDE, mask_mod=is_edge, seq_lengths=(start.shape[1], num_src)
     )
 
 
@@ -50,13 +50,13 @@ def attention(
 ) -> Tensor:
     """Out [B, N_dst, H, DV] of query [B, N_dst, H, D], key and value [B, N_src, H_kv, D or DV]; differentiable.
 
-    table [H, N_dst + N_src - 1] by i - j + N_src - 1 is added to the scores; mask as `blocks` gives it.
-    `compiled=False` runs the same definition unfused, with all scores in memory, for tests.
+    table [H, N_dst + N_src - 1] by i - j + N_src - 1 is added to the logits. `mask` is the result of `blocks`.
+    `compiled=False` runs the same definition unfused, with all logits in memory, for tests.
     """
     run = _compiled() if compiled else _plain()
     out = run(
         *(x.transpose(1, 2) for x in (query, key, value)),
-        score_mod=_changed(table, softcap, key.shape[1]),
+        score_mod=_score_mod(table, softcap, key.shape[1]),
         block_mask=mask,
         scale=scale,
         enable_gqa=query.shape[2] != key.shape[2],
@@ -64,13 +64,15 @@ def attention(
     return out.transpose(1, 2)
 
 
-def _changed(table: Tensor | None, softcap: float | None, num_src: int) -> Any:
-    """What happens to a score before the softmax."""
+def _score_mod(table: Tensor | None, softcap: float | None, num_src: int) -> Any:
+    """FlexAttention's `score_mod`: softcap and table applied to a logit."""
     if table is None and softcap is None:
         return None
     if table is None:
         return lambda score, b, h, i, j: softcap * torch.tanh(score / softcap)
-    last = torch.full((), num_src - 1, dtype=torch.int32, device=table.device)  # a tensor: no part of the program
+    last = torch.full(
+        (), num_src - 1, dtype=torch.int32, device=table.device
+    )  # a tensor, so that it is not a constant of the program
     if softcap is None:
         return lambda score, b, h, i, j: score + table[h, i - j + last]
     return lambda score, b, h, i, j: softcap * torch.tanh(score / softcap) + table[h, i - j + last]

@@ -1,8 +1,7 @@
 """Attention along the rows of a sparse graph as a differentiable function of tensors, on CPU.
 
-`attend` takes features that are padded to whole vectors and of one type; what a `mpnn.scores.Request` says is brought
-into that form by the backend, with ordinary operations of torch. Nothing of E x D is made, forward or backward, but the
-gradients of such tensors that the caller gave.
+`attend` takes features of one dtype, padded to whole vectors. The backend converts a `mpnn.request.request.Request` to
+that form with torch operations. No E x D tensor is allocated, forward or backward, except gradients of E x D inputs.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import torch
 from torch import Tensor
 
 from mpnn.kernels import memory
-from mpnn.kernels.once import once_differentiable
+from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, DOT, LANES, NORMALIZERS, Array, Given, Order, Spec
 
 Problem = tuple[Any, ...]
 _NO_BATCH = torch.Size()
-_TRAILING = {"edge": 3, "edge_value": 3, "before": 2, "bias": 2, "table": 2}  # dimensions behind the batch
+_TRAILING = {"edge": 3, "edge_value": 3, "before": 2, "bias": 2, "table": 2}  # dimensions after the batch
 
 
 @cache
 def _kernels() -> Any:
-    """The compiled kernels: imported when first needed, since numba takes a while."""
+    """The compiled kernels. Imported at first use, because numba imports slowly."""
     from mpnn.kernels import cpu
     from mpnn.kernels.cpu import rows, rows_backward, scores, spread, threads  # noqa: F401
 
@@ -35,7 +34,7 @@ def _kernels() -> Any:
 
 
 def attend(spec: Spec, given: Given) -> tuple[Tensor, Tensor]:
-    """out [..., N_dst, H, DV], and weights before dropout [..., E, H] by destination, empty unless asked for."""
+    """out [..., N_dst, H, DV], and weights before dropout [..., E, H] by destination, empty unless returned."""
     out, weights = _RowAttention.apply(spec, *given)
     return out, weights
 
@@ -59,14 +58,14 @@ class _RowAttention(torch.autograd.Function):
             return (None,) * (1 + len(tensors))
         given = Given(*tensors)
         problems = ctx.problems or _problems(ctx.spec, given)
-        ctx.problems = None  # its arrays would outlive the saved tensors that they belong to
+        ctx.problems = None  # else its arrays would outlive the saved tensors
         d_out = torch.zeros_like(out) if d_out is None else d_out.contiguous()
-        passed = _Passed(out, norm, d_out, None if weights is None else d_weights, weights)
-        return None, *_backward(ctx.spec, given, problems, passed, ctx.needs_input_grad[1:])
+        inputs = _BackwardInputs(out, norm, d_out, None if weights is None else d_weights, weights)
+        return None, *_backward(ctx.spec, given, problems, inputs, ctx.needs_input_grad[1:])
 
 
 def _forward(spec: Spec, given: Given, problems: list[Problem]) -> tuple[Tensor, Tensor, Tensor]:
-    """out, what weights follow from [..., N_dst, 2, H], and weights."""
+    """out, the row maximum and inverse row sum [..., N_dst, 2, H], and the weights."""
     value, heads = given.value, spec.heads
     batch, width = value.shape[:-3], value.shape[-1]
     n, edges = len(spec.rows.ptr) - 1, len(spec.rows.col)
@@ -74,11 +73,11 @@ def _forward(spec: Spec, given: Given, problems: list[Problem]) -> tuple[Tensor,
         _by_rows(value, spec.rows, len(problems), heads * width, *batch, n, *shape)
         for shape in ((heads, width), (2, heads))
     )
-    scores = memory.empty(value, *batch, edges if spec.return_weights else 0, heads)
+    logits = memory.empty(value, *batch, edges if spec.return_weights else 0, heads)
     if not edges:
-        return out, norm, scores
+        return out, norm, logits
     parts = spec.rows.parts(heads * width)
-    outs = [_entries(x, len(problems)) for x in (out, norm, scores)]
+    outs = [_entries(x, len(problems)) for x in (out, norm, logits)]
     states = _states(len(problems), len(parts), heads * (2 + width), value)
     work = [
         (part, problem, _buffers(problem, 0, heads * (4 + width)), *(x[b] for x in outs), state.sums[p], state.row[p])
@@ -91,13 +90,13 @@ def _forward(spec: Spec, given: Given, problems: list[Problem]) -> tuple[Tensor,
     for b, state in enumerate(states if len(parts) > 1 else ()):
         cpu.rows.join(heads, width, softmax, outs[0][b], outs[1][b], state.sums, state.row)
     if spec.return_weights and softmax:
-        shift, inverse = norm.index_select(-3, _row_of_edge(spec)).unbind(-2)
-        scores.sub_(shift).exp_().mul_(inverse)
-    return out, norm, scores
+        row_max, inverse = norm.index_select(-3, _row_of_edge(spec)).unbind(-2)
+        logits.sub_(row_max).exp_().mul_(inverse)
+    return out, norm, logits
 
 
-class _Passed(NamedTuple):
-    """What the backward pass gets: of the forward one, its results; of what follows, gradients."""
+class _BackwardInputs(NamedTuple):
+    """The inputs of the backward pass: results of the forward pass, and incoming gradients."""
 
     out: Tensor
     norm: Tensor
@@ -107,52 +106,54 @@ class _Passed(NamedTuple):
 
 
 def _backward(
-    spec: Spec, given: Given, problems: list[Problem], passed: _Passed, needed: Sequence[bool]
+    spec: Spec, given: Given, problems: list[Problem], inputs: _BackwardInputs, needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The gradient of each tensor of `given`, None where it is not needed."""
+    """The gradient of each tensor of `given`, or None if it is not needed."""
     wanted = Given(*(x if need else None for x, need in zip(given, needed, strict=True)))
-    found = _Gradients(spec, given, wanted, len(problems))
+    gradients = _Gradients(spec, given, wanted, len(problems))
     if len(spec.rows.col) and problems:
-        d_out = [(x, *found.value_shape) for x in _entries(passed.d_out, len(problems))]
-        _by_source(spec, problems, passed, d_out, found)
-        for sums in found.sums():
-            _spread(sums, spec, problems, d_out, found)
-    return found.result()
+        d_out = [(x, *gradients.value_shape) for x in _entries(inputs.d_out, len(problems))]
+        _by_source(spec, problems, inputs, d_out, gradients)
+        for sums in gradients.sums():
+            _spread(sums, spec, problems, d_out, gradients)
+    return gradients.result()
 
 
-def _by_source(spec: Spec, problems: list[Problem], passed: _Passed, d_out: list[Any], found: _Gradients) -> None:
-    """Gradients of what sources and edges have."""
-    columns, count, size = spec.columns(), len(problems), found.size
-    parts, order = columns.parts(found.width), (columns.ptr, columns.col, columns.edge)
-    of_rows, weights = _of_rows(spec, passed, d_out), _entries(passed.d_weights, count, like=passed.norm)
-    states, outs = _states(count, len(parts), size, found.like), _outs(found.of_source(), found)
+def _by_source(
+    spec: Spec, problems: list[Problem], inputs: _BackwardInputs, d_out: list[Any], gradients: _Gradients
+) -> None:
+    """Gradients of the tensors of sources and edges."""
+    columns, count, size = spec.columns(), len(problems), gradients.size
+    parts, order = columns.parts(gradients.width), (columns.ptr, columns.col, columns.edge)
+    of_rows, weights = _of_rows(spec, inputs, d_out), _entries(inputs.d_weights, count, like=inputs.norm)
+    states, outs = _states(count, len(parts), size, gradients.like), _outs(gradients.of_source(), gradients)
     work = [
         [
             (
                 part, (order, *problem[1:]), _buffers(problem, 3 * spec.heads, size + 3 * LANES), d_out[b], of_rows[b],
-                weights[b], found.of_edges(b, p), found.edges(b), *outs[b], state.sums[p], state.row[p],
+                weights[b], gradients.of_edges(b, p), gradients.edges(b), *outs[b], state.sums[p], state.row[p],
             )
             for p, part in enumerate(parts)
         ]
         for b, (problem, state) in enumerate(zip(problems, states, strict=True))
     ]  # fmt: skip
-    # entries of a batch that share a tensor on edges would add to its gradient side by side
+    # entries of a batch that share a tensor of edges must not add to its gradient in parallel
     cpu = _kernels()
-    for together in work if found.shared else [[args for entry in work for args in entry]]:
+    for together in work if gradients.shared else [[args for entry in work for args in entry]]:
         cpu.threads.each(together, lambda args: cpu.rows_backward.backward(*args))
-    _join(parts, found, outs, states)
+    _join(parts, gradients, outs, states)
 
 
-def _of_rows(spec: Spec, passed: _Passed, d_out: list[Any]) -> list[Array]:
-    """What weights and their gradients follow from, by destination; empty without softmax."""
-    heads, count, norm, real = spec.heads, len(d_out), passed.norm, _real(passed.norm)
+def _of_rows(spec: Spec, inputs: _BackwardInputs, d_out: list[Any]) -> list[Array]:
+    """Per destination, the values that weights and their gradients depend on; empty without softmax."""
+    heads, count, norm, real = spec.heads, len(d_out), inputs.norm, _real(inputs.norm)
     if spec.normalize != NORMALIZERS["softmax"]:
         return [_nothing(real)] * count
     more = None
-    if passed.d_weights is not None and passed.weights is not None:
-        more = torch.zeros_like(norm[..., 0, :]).index_add_(-2, _row_of_edge(spec), passed.d_weights * passed.weights)
-    outs, norms, mores = (_entries(x, count, like=norm) for x in (passed.out, norm, more))
-    rows, width = len(spec.rows.ptr) - 1, heads * passed.out.shape[-1]
+    if inputs.d_weights is not None and inputs.weights is not None:
+        more = torch.zeros_like(norm[..., 0, :]).index_add_(-2, _row_of_edge(spec), inputs.d_weights * inputs.weights)
+    outs, norms, mores = (_entries(x, count, like=norm) for x in (inputs.out, norm, more))
+    rows, width = len(spec.rows.ptr) - 1, heads * inputs.out.shape[-1]
     cpu = _kernels()
     of_rows = np.empty((count, 3 * heads * rows), real)
     cuts = np.linspace(0, rows, len(spec.rows.parts(width)) + 1).astype(np.int64).tolist()
@@ -172,8 +173,9 @@ _Outs = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class _Sums(NamedTuple):
-    """What is added up along the rows of an order of edges: into values', keys' [..., rows, heads, D] and numbers'
-    [..., rows, heads], of which of the edges' numbers; whether those rows are destinations, or classes."""
+    """A sum along the rows of an order of edges. `outs`: gradients of values, of keys [..., rows, heads, D] and of
+    numbers [..., rows, heads]. `which`: the index of the summed number of an edge. `by_destination`: whether rows are
+    destinations or edge types."""
 
     order: Order
     outs: _Outs
@@ -181,46 +183,52 @@ class _Sums(NamedTuple):
     by_destination: bool
 
 
-def _spread(sums: _Sums, spec: Spec, problems: list[Problem], d_out: list[Any], found: _Gradients) -> None:
-    count, heads, size = len(problems), spec.heads, found.size
-    parts, order = sums.order.parts(found.width), (sums.order.ptr, sums.order.col, sums.order.edge)
-    states, outs, work = _states(count, len(parts), size, found.like), _outs(sums.outs, found), []
+def _spread(sums: _Sums, spec: Spec, problems: list[Problem], d_out: list[Any], gradients: _Gradients) -> None:
+    count, heads, size = len(problems), spec.heads, gradients.size
+    parts, order = sums.order.parts(gradients.width), (sums.order.ptr, sums.order.col, sums.order.edge)
+    states, outs, work = _states(count, len(parts), size, gradients.like), _outs(sums.outs, gradients), []
     for b, (problem, state) in enumerate(zip(problems, states, strict=True)):
         kind, dst, src, edge, *rest = problem[2]
-        ends = (src, dst, edge) if sums.by_destination else (dst, src, (_nothing(_real(found.like)), *edge[1:]))
+        ends = (src, dst, edge) if sums.by_destination else (dst, src, (_nothing(_real(gradients.like)), *edge[1:]))
         work += [
             (
-                part, order, heads, found.edges(b), sums.which, (kind, *ends, *rest),
-                _buffers(problem, 0, size + heads * found.key_width), d_out[b], *outs[b], state.sums[p], state.row[p],
+                part, order, heads, gradients.edges(b), sums.which, (kind, *ends, *rest),
+                _buffers(problem, 0, size + heads * gradients.key_width), d_out[b], *outs[b], state.sums[p],
+                state.row[p],
             )
             for p, part in enumerate(parts)
         ]  # fmt: skip
     cpu = _kernels()
     cpu.threads.each(work, lambda args: cpu.spread.gradients(*args))
-    _join(parts, found, outs, states)
+    _join(parts, gradients, outs, states)
 
 
-def _join(parts: list[Any], found: _Gradients, outs: list[Any], states: list[_State]) -> None:
-    shape = found.spec.heads, found.width // found.spec.heads, found.key_width, _real(found.like)(found.spec.scale)
+def _join(parts: list[Any], gradients: _Gradients, outs: list[Any], states: list[_State]) -> None:
+    shape = (
+        gradients.spec.heads,
+        gradients.width // gradients.spec.heads,
+        gradients.key_width,
+        _real(gradients.like)(gradients.spec.scale),
+    )
     for to, state in zip(outs, states, strict=True) if len(parts) > 1 else ():
         _kernels().spread.join(*shape, *to, state.sums, state.row)
 
 
-def _outs(outs: _Outs, found: _Gradients) -> list[Any]:
+def _outs(outs: _Outs, gradients: _Gradients) -> list[Any]:
     """Three `spread.Out` for each entry of the batch."""
-    arrays = [_entries(x, found.count, like=found.like) for x in outs]
+    arrays = [_entries(x, gradients.count, like=gradients.like) for x in outs]
     shared_by = [1 if x is None else x.shape[-2 if k < 2 else -1] for k, x in enumerate(outs)]
-    return [[(heads, x[b]) for heads, x in zip(shared_by, arrays, strict=True)] for b in range(found.count)]
+    return [[(heads, x[b]) for heads, x in zip(shared_by, arrays, strict=True)] for b in range(gradients.count)]
 
 
 class _Gradients:
-    """The gradients of a call: what is asked of the kernels, and what they wrote."""
+    """The gradients of a call: the outputs that kernels write."""
 
     def __init__(self, spec: Spec, given: Given, wanted: Given, count: int) -> None:
         self.spec, self.given, self.wanted, self.count = spec, given, wanted, count
         self.like, self.batch, heads = given.value, given.value.shape[:-3], spec.heads
         vectors = given.value.shape[-1] // LANES
-        self.width = heads * vectors * LANES  # of what an edge carries, by which parts are made
+        self.width = heads * vectors * LANES  # components of an edge, which determine the parts
         self.value_shape = (self.width, *_shape(heads, heads, vectors), vectors)
         self.key_width = given.dst.shape[-1] if spec.kind in (DOT, ACTIVATED) else 0  # type: ignore[union-attr]
         self.size = self.width + heads * (self.key_width + 1)
@@ -235,7 +243,7 @@ class _Gradients:
         self.shared = count > 1 and any(
             name in _TRAILING and x.shape[: -_TRAILING[name]].numel() < count for name, x in self.tensors.items()
         )
-        # of each edge: the gradient of its score, and what only some need
+        # numbers of each edge: the gradient of its logit, and optional ones
         with_weight = "edge_value" in self.tables
         with_bias = "table" in self.tables and (spec.cap != 0 or spec.kind in (ADDITIVE, ACTIVATED))
         self.stride = 1 + with_weight + with_bias if "dst" in self.tensors or self.tables else 0
@@ -246,7 +254,7 @@ class _Gradients:
         self.vector = np.zeros((count, parts, size), real)
 
     def _fresh(self, name: str, x: Tensor) -> Tensor:
-        """Memory for a gradient, with zeros where no kernel writes."""
+        """Allocates a gradient; rows that no kernel writes are zero."""
         if name in _TRAILING:
             return memory.zeros(x, *x.shape)
         order = self.spec.rows if name == "dst" else self.spec.columns()
@@ -278,7 +286,7 @@ class _Gradients:
             self.tensors[name] = out.sum(0)[..., : table.shape[-1]]
 
     def _ends(self, value: str, end: str) -> _Outs:
-        """An end of an additive score has numbers, of any other vectors."""
+        """The outputs of one end. Ends of an additive score have numbers, ends of other scores have vectors."""
         own, additive = self.tensors.get(end), self.spec.kind == ADDITIVE
         return self.tensors.get(value), None if additive else own, own if additive else None
 
@@ -292,8 +300,8 @@ class _Gradients:
 
 
 def _by_rows(like: Tensor, order: Order, count: int, width: int, *shape: int) -> Tensor:
-    """Memory for what kernels write along the rows of `order`, for `count` entries of the batch: zeros in the rows that
-    no part writes whole, where parts are of edges with `width` numbers each."""
+    """Allocates an output along the rows of `order`, for `count` entries of the batch. Rows that no part writes in full
+    are zero; an edge has `width` components."""
     out = memory.empty(like, *shape)
     if not memory.is_large(out) or not len(order.col):
         return out.zero_()
@@ -302,12 +310,12 @@ def _by_rows(like: Tensor, order: Order, count: int, width: int, *shape: int) ->
 
 
 def _whole_vectors(shape: torch.Size, name: str) -> tuple[int, ...]:
-    """The shape of a table, its vectors filled up."""
+    """The shape of a table, with vectors padded."""
     return tuple(shape) if name == "table" else (*shape[:-1], shape[-1] + -shape[-1] % LANES)
 
 
 class _State(NamedTuple):
-    """What parts have of the rows that they share with others: sums [parts, 2, size], and their rows, -1 for none."""
+    """Partial sums of rows shared by several parts: sums [parts, 2, size], and their rows, -1 for none."""
 
     sums: Array
     row: Array
@@ -321,7 +329,7 @@ class _State(NamedTuple):
 
 
 def _states(count: int, parts: int, size: int, like: Tensor) -> list[_State]:
-    """One for each entry of a batch. A single part shares nothing, so its state takes nothing."""
+    """One state for each entry of a batch. With a single part no row is shared, so the state is empty."""
     real, size = _real(like), size if parts > 1 else 0
     return [_State(np.empty((parts, 2, size), real), np.full((parts, 2), -1)) for _ in range(count)]
 
@@ -349,7 +357,7 @@ def _entries(
 ) -> list[Array]:
     """A flat array for each of the `count` entries of the batch; empty ones, typed as `like`, for None.
 
-    With `trailing` dimensions behind the batch, x may lack dimensions of it, or have 1 there: its entries repeat.
+    With `trailing` dimensions after the batch, x is broadcast over the batch.
     """
     if x is None:
         assert like is not None
@@ -365,16 +373,16 @@ def _entries(
 
 
 @lru_cache(maxsize=256)
-def _shape(heads: int, given: int, vectors: int) -> tuple[Array, Array, Array]:
-    """Where heads begin among the features of a node that has `given` of them, and for each vector of all heads, its
-    head and where it begins."""
-    start = np.arange(heads) * given // heads * vectors * LANES
+def _shape(heads: int, own_heads: int, vectors: int) -> tuple[Array, Array, Array]:
+    """The offset of each head in the features of a node with `own_heads` heads, and for each vector of all heads its
+    head and offset."""
+    start = np.arange(heads) * own_heads // heads * vectors * LANES
     offset = start[:, None] + np.arange(vectors) * LANES
     return start, np.repeat(np.arange(heads), vectors), offset.reshape(-1)
 
 
 def _buffers(problem: Problem, each: int, more: int) -> Any:
-    """`scores.Buffers` for one call, with so many numbers for each edge of a block, and so many others."""
+    """`scores.Buffers` for one call, with `each` numbers per edge of a block and `more` others."""
     edge, edge_value = problem[2][3], problem[6]
     return _kernels().scores.buffers(problem[1], each + 2 * edge[4] + edge_value[4], more, problem[5][0].dtype)
 
@@ -421,7 +429,7 @@ def _problems(spec: Spec, given: Given) -> list[Problem]:
 
 
 def _on_edges(x: Tensor | None, heads: int, vectors: int) -> tuple[Any, ...]:
-    """`layout.EdgeVectors` but for their data and ids."""
-    given, width = (1, 0) if x is None else x.shape[-2:]
-    start, _, offset = _shape(heads, given, vectors)
-    return given, width, given * max(vectors, 1) * LANES, start, offset
+    """`layout.EdgeVectors` without data and ids."""
+    own_heads, width = (1, 0) if x is None else x.shape[-2:]
+    start, _, offset = _shape(heads, own_heads, vectors)
+    return own_heads, width, own_heads * max(vectors, 1) * LANES, start, offset

@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.kernels.memory import empty
-from mpnn.kernels.once import once_differentiable
+from mpnn.kernels.once_differentiable import once_differentiable
 
 Array = NDArray[Any]
 Scalar = Callable[[float, float], float]
 
 KINDS = ("sum", "mean", "max", "min", "var")
-_PARTS = 16  # at most; whatever the number of threads, so that results do not depend on it
-_LEAST = 1 << 18  # numbers that are worth a part
+_PARTS = 16  # at most; independent of the number of threads, so that results are too
+_LEAST = 1 << 18  # components per part
 
 
 @dataclass(frozen=True)
 class Associative:
     """`combine(a, b)` of two numbers, associative and commutative; `combine(identity, m)` is m. `gradient(m, out)` is
-    the derivative of a row's result `out` by one of its messages m; None: there will be no backward pass."""
+    the derivative of a row's result `out` by one of its messages m, or None if there is no backward pass."""
 
     combine: Scalar
     identity: float
@@ -35,7 +35,7 @@ class Associative:
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """The rows of a graph in the order in which kernels take them: `arrays` as `mpnn.kernels.cpu.reduce.Walk`."""
+    """The rows of a graph in the order in which kernels process them: `arrays` as `mpnn.kernels.cpu.reduce.Walk`."""
 
     arrays: tuple[Array, ...]
 
@@ -45,7 +45,7 @@ class Walk:
 
     @cached_property
     def degree(self) -> Tensor:
-        """How many edges each node's row has, at least 1, [rows, 1]."""
+        """The number of edges of each row, at least 1, [rows, 1]."""
         ptr, _, _, node = self.arrays
         degree = np.maximum(np.diff(ptr), 1)
         if len(node):
@@ -53,9 +53,9 @@ class Walk:
         return torch.from_numpy(degree)[:, None]
 
     def parts(self, size: int) -> list[tuple[int, int, int, int]]:
-        """Parts of equally many edges: (first edge, last edge, first row that begins there, last row).
+        """Splits the edges into parts of equal size: (first edge, last edge, first row that begins there, last row).
 
-        Every part has an edge (if there are any): an empty part has no extreme and no product to join to the others.
+        If there are edges, no part is empty: an empty part would have no extreme to join with the others.
         """
         ptr, col = self.arrays[:2]
         edges = len(col)
@@ -71,7 +71,7 @@ class RowReduce(torch.autograd.Function):
     """`RowReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H * D].
 
     value [B, N_src, H * D], float32 or float64, contiguous; weight [B or 1, E, H], contiguous, in the caller's edge
-    order, or None for ones; `rows` the walk by destination, `columns` that by source, None where there will be no
+    order, or None for ones; `rows` is the walk by destination, `columns` the walk by source, or None if there is no
     backward pass. `kind` is one of KINDS, or an `Associative`.
     """
 
@@ -121,7 +121,7 @@ def _fold(
     own: Tensor | None = None,
     counted: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The rows' results [B, rows, size], and how many messages equal each extreme if those are `counted`."""
+    """The results of rows [B, rows, size], and the number of messages equal to each extreme if `counted`."""
     out = empty(value, value.shape[0], walk.num_rows, value.shape[2])
     count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
     if out.numel():
@@ -145,7 +145,7 @@ def _fold_one(
     factor, mean = real(-1 if kind == "min" else 1), kind in ("mean", "var")
     shared = walk.arrays, x, size, weight, heads, factor, mean, own
     pieces = np.empty((2, len(parts), size if len(parts) > 1 else 0), x.dtype)
-    _walked(parts, walk, lambda part, *into: reduce.forward(part, *shared, *into, shape), (out, count), pieces)
+    _run_parts(parts, walk, lambda part, *into: reduce.forward(part, *shared, *into, shape), (out, count), pieces)
     if len(parts) > 1:
         reduce.join(np.array(parts), walk.arrays, size, factor, kind in ("max", "min"), out, count, *pieces)
 
@@ -156,30 +156,31 @@ def _combine_one(x: Array, weight: Array, out: Array, size: int, heads: int, wal
     parts, code = walk.parts(size), combine.compiled(kind.combine, kind.gradient, x.dtype)
     shared = walk.arrays, x, size, weight, heads, x.dtype.type(kind.identity)
     pieces = np.empty((1, len(parts), size if len(parts) > 1 else 0), x.dtype)
-    _walked(parts, walk, lambda part, into: code.forward(part, *shared, into), (out,), pieces)
+    _run_parts(parts, walk, lambda part, into: code.forward(part, *shared, into), (out,), pieces)
     if len(parts) > 1:
         code.join(np.array(parts), walk.arrays, size, out, *pieces)
 
 
-def _walked(
+def _run_parts(
     parts: list[tuple[int, int, int, int]],
     walk: Walk,
     kernel: Callable[..., None],
     out: tuple[Array, ...],
     pieces: Array,
 ) -> None:
-    """Every part: rows that begin there into `out`, what it has of the row begun before into its own of `pieces`."""
+    """Runs the kernel on all parts. Rows that begin in a part are written to `out`; the part's share of the row before
+    is written to `pieces`."""
     from mpnn.kernels.cpu import threads
 
     ptr = walk.arrays[0]
 
-    def one(p: int) -> None:
+    def run(p: int) -> None:
         first, last, row, stop = parts[p]
         if first < ptr[row]:
             kernel((first, last, row - 1, row, False), *pieces[:, p])
         kernel((first, last, row, stop, True), *out)
 
-    threads.each(range(len(parts)), one)
+    threads.each(range(len(parts)), run)
 
 
 def _spread(
@@ -191,7 +192,7 @@ def _spread(
     kind: str | Associative,
     with_weight: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the value and, if it is asked for, of the weight."""
+    """Gradients of the value and, if `with_weight`, of the weight."""
     d_value = empty(value, *value.shape)
     d_weight = torch.zeros_like(weight) if with_weight and weight is not None else None
     if d_value.numel():
@@ -223,11 +224,11 @@ def _spread_one(
     pieces = np.empty((1, len(parts), size if len(parts) > 1 else 0), own.dtype)
     if isinstance(kind, Associative):
         code = combine.compiled(kind.combine, kind.gradient, own.dtype)
-        _walked(parts, walk, lambda part, into: code.backward(part, *shared, into), (out,), pieces)
+        _run_parts(parts, walk, lambda part, into: code.backward(part, *shared, into), (out,), pieces)
     else:
         shape = {"sum": fold.SUM, "mean": fold.SUM, "var": fold.SQUARES}.get(kind, fold.EXTREME)
         dots = (0,) if len(d_weight) else ()
-        _walked(parts, walk, lambda part, into: reduce.backward(part, *shared, into, shape, dots), (out,), pieces)
+        _run_parts(parts, walk, lambda part, into: reduce.backward(part, *shared, into, shape, dots), (out,), pieces)
     if len(parts) > 1:
         one, none = own.dtype.type(1), out[:0]
         reduce.join(np.array(parts), walk.arrays, size, one, False, out, none, pieces[0], pieces[0])
@@ -238,7 +239,7 @@ def _heads(weight: Tensor | None) -> int:
 
 
 def _entry(x: Tensor | None, b: int, like: Tensor) -> Array:
-    """Entry b of the batch, flat; where there is one entry, that; empty for what is absent."""
+    """Entry b of the batch, flat; the only entry if there is one; empty for None."""
     if x is None:
         return torch.empty(0, dtype=like.dtype).numpy()
     return x.detach().resolve_neg()[b if len(x) > 1 else 0].view(-1).numpy()

@@ -1,6 +1,6 @@
-"""What `mpnn.kernels.row_attention` is asked: a sparse graph, what weighs its edges, and what goes along them.
+"""The arguments of `mpnn.kernels.row_attention`: a sparse graph, the score, and the tensors of nodes and edges.
 
-Apart from it because backends fill this in, and know nothing of the rest.
+They are in a module of their own, because backends import these types only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ NORMALIZERS = {"softmax": 0, "sigmoid": 1, "none": 2}
 _NOTHING = np.zeros(0, np.int64)
 _NO_KEYS = np.zeros(0, np.uint32)
 _PARTS = 32
-_LEAST = 1 << 17  # numbers of edges' features that are worth a part
+_LEAST = 1 << 17  # components of edges per part
 
 Array = NDArray[Any]
 
 
 class Order:
-    """Edges sorted by row: `ptr` [rows + 1] and `col` [E], int64; `edge` [E] says where each of them
-    stands in the order of destinations, None when this is that order."""
+    """Edges sorted by row: `ptr` [rows + 1] and `col` [E], int64. `edge` [E] is the index of each edge in the order of
+    destinations, or None if this is that order."""
 
     def __init__(self, ptr: Array, col: Array, edge: Array | None = None) -> None:
         self.ptr, self.col, self.edge = ptr, col, _NOTHING if edge is None else edge
@@ -33,8 +33,9 @@ class Order:
         self._unwritten: dict[int, Array] = {}
 
     def parts(self, width: int) -> list[tuple[int, int, int]]:
-        """(first edge, last edge, row of the first) of parts of equal size, each of them worth a thread where an edge
-        has `width` numbers. They do not depend on the number of threads, so neither do sums."""
+        """Splits the edges into parts of equal size: (first edge, last edge, row of the first edge). A part is large
+        enough for a thread if an edge has `width` components. Parts do not depend on the number of threads, so sums
+        do not either."""
         count = max(1, min(_PARTS, len(self.col) * width // _LEAST))
         if count not in self._parts:
             cuts = np.linspace(0, len(self.col), count + 1).astype(np.int64)
@@ -43,7 +44,7 @@ class Order:
         return self._parts[count]
 
     def unwritten(self, width: int) -> Array:
-        """The rows that none of these parts writes whole: those without edges, and those that parts share."""
+        """The rows that no single part writes in full: rows without edges, and rows shared by several parts."""
         parts = self.parts(width)
         if len(parts) not in self._unwritten:
             shared = [row for _, _, row in parts[1:]]
@@ -52,9 +53,9 @@ class Order:
 
 
 class Ids(NamedTuple):
-    """Which row of a per-edge tensor each edge reads, in the order of destinations; empty for its own.
+    """The row of a per-edge tensor that each edge reads, in the order of destinations; empty if edge k reads row k.
 
-    `order` gives the edges sorted by these ids where several edges read one row, as in a table; None where none do.
+    `order` returns the edges sorted by these ids if several edges read one row, as in a table; else None.
     """
 
     ids: Array = _NOTHING
@@ -62,12 +63,13 @@ class Ids(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The tensors of a call, contiguous and of one type; None where there is none.
+    """The tensors of a call, contiguous and of one dtype; absent ones are None.
 
     value [..., N_src, H_kv, DV]. A `DOT` score: dst [..., N_dst, H, D] are queries, src [..., N_src, H_kv, D] keys.
     `ADDITIVE`: dst [..., N_dst, H], src [..., N_src, H]. `ACTIVATED`: dst and src [..., N, H, D], vector [H, D]. D and
-    DV are multiples of 8. Per edge, or per class: edge [..., E, H or 1, width] beside keys or under the activation,
-    edge_value likewise beside values, before [..., E, H or 1] under the activation, bias and table [..., E, H or 1].
+    DV are multiples of 8. Per edge or per edge type: edge [..., E, H or 1, width] is added to keys or before the
+    activation, edge_value [..., E, H or 1, width] to values, before [..., E, H or 1] before the activation, bias and
+    table [..., E, H or 1] to the logits.
     """
 
     value: Tensor
@@ -82,9 +84,9 @@ class Given(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """Everything else: the edges by destination and, when asked for, by source; which rows of per-edge tensors they
-    read (in the order of `Given`: edge, edge_value, before, bias, table); the score's kind and numbers; dropout's keys
-    [batch * H] uint32, empty without."""
+    """All other arguments. `rows`: the edges by destination. `columns`: returns the edges by source. `ids`: the rows of
+    per-edge tensors that edges read, for edge, edge_value, before, bias and table of `Given`. `kind` to `tanh`: the
+    score. `keys`: of dropout, [batch * H] uint32, empty without dropout."""
 
     rows: Order
     columns: Callable[[], Order]

@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.kernels.memory import empty, zeros
-from mpnn.kernels.once import once_differentiable
+from mpnn.kernels.once_differentiable import once_differentiable
 
 Arrays = tuple[NDArray[Any], ...]
 
 ROWS, COLUMNS = 32, 96  # of a tile; those of mpnn.kernels.cpu.tiles
-_LEAST = 1 << 23  # products that are worth a part: some 0.2 ms
-MOST_KEPT = 1 << 25  # bytes of tiles that a part keeps
-_SEGMENTS = 6  # work items that a backward pass is cut into at least, whatever the number of threads
+_LEAST = 1 << 23  # products per part: about 0.2 ms
+MOST_KEPT = 1 << 25  # bytes of cached tiles per part
+_SEGMENTS = 6  # least number of work items of a backward pass, for any number of threads
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What kernels read of a graph: its tiles by query tile and by key tile, each as (pointers, the other tile, full,
-    low, high), and its runs as (pointers, start, stop, number of the first edge)."""
+    """The arrays of a graph that kernels read: its tiles by query tile and by key tile, each as (pointers, the other
+    tile, full, low, high), and its runs as (pointers, start, stop, number of the first edge)."""
 
     by_query: Arrays
     by_key: Arrays
@@ -34,7 +34,7 @@ class Layout:
     _segments: dict[int, NDArray[Any]] = field(default_factory=dict)
 
     def segments(self, count: int) -> NDArray[Any]:
-        """Where to cut the key tiles into `count` segments of about as many tiles each."""
+        """The boundaries of `count` segments of key tiles with about the same number of tiles each."""
         if count not in self._segments:
             ptr = self.by_key[0]
             cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], count + 1), side="left")
@@ -45,7 +45,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Dropout:
-    """`keys` [B * H] uint32, empty for none, as `mpnn.random.keys` gives them; p the probability."""
+    """`keys` [B * H] uint32 from `mpnn.request.rng.keys`, empty without dropout; `p` is the probability."""
 
     keys: NDArray[np.uint32]
     p: float
@@ -58,8 +58,8 @@ class TileAttention(torch.autograd.Function):
     """`TileAttention.apply(query, key, value, table, bias, scale, softcap, dropout, layout)` -> out [B, N_dst, H, DV].
 
     query [B, N_dst, H, D], key [B, N_src, KV, D], value [B, N_src, KV, DV]; float32 or float64, widths multiples of 8.
-    table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to the scores, which
-    were capped at `softcap` before; each may be None.
+    table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to the logits after
+    `softcap`; each may be None.
     """
 
     @staticmethod
@@ -138,11 +138,11 @@ def _shape(query: Tensor, value: Tensor, bias: Tensor | None) -> tuple[int, ...]
 
 
 def _flat(x: Tensor) -> NDArray[Any]:
-    return x.detach().resolve_neg().numpy().reshape(-1)  # a view: all that come here are contiguous
+    return x.detach().resolve_neg().numpy().reshape(-1)  # a view, as x is contiguous
 
 
 def _strided(x: Tensor) -> tuple[NDArray[Any], tuple[int, int, int]]:
-    """All that x [B, N, H, D] spans, flat, and its strides for (batch, head, node)."""
+    """The memory of x [B, N, H, D] as a flat array, and its strides for (batch, head, node)."""
     x = x.resolve_neg()
     if x.is_contiguous() or x.stride(-1) != 1:
         _, nodes, heads, width = x.shape
@@ -153,7 +153,7 @@ def _strided(x: Tensor) -> tuple[NDArray[Any], tuple[int, int, int]]:
 
 
 def _room(tiles: Arrays, size: int) -> int:
-    """How many tiles of the other side, of so many bytes each, are worth keeping: all that one tile reaches over."""
+    """The number of tiles of the other side to cache, of `size` bytes each: the range of one tile, within MOST_KEPT."""
     ptr, other, *_ = tiles
     some = ptr[:-1] < ptr[1:]
     reach = other[ptr[1:][some] - 1] - other[ptr[:-1][some]]
@@ -169,7 +169,7 @@ def _products(shape: tuple[int, ...], layout: Layout) -> int:
 
 
 def _parts(items: int, work: int) -> list[tuple[int, int]]:
-    """Ranges of items, several for each thread, each worth one."""
+    """Splits the items into ranges, several per thread, each large enough for a thread."""
     threads = torch.get_num_threads()
     count = max(1, min(items, work // _LEAST, 8 * threads if threads > 1 else 1))
     if count == 1:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn import eager, graphs, ops
+from mpnn import graphs, ops
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS
+from mpnn.engine import dispatch
 from mpnn.graph import Graph
-from mpnn.relation import GridOffset, Offset, Relation
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, Request
-from mpnn.topology import Topology
+from mpnn.graph.relations import GridOffset, Offset, Relation
+from mpnn.graph.topology import Topology
+from mpnn.request.request import AdditiveScore, AdditiveV2Score, BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def graph_of(spec: dict[str, Any]) -> Graph:
     else:
         topology = topology_of(spec["rule"])
         if spec.get("related"):
-            topology = topology.related(_relation(spec["related"]))
+            topology = topology.with_relation(_relation(spec["related"]))
         graph = topology.bind(spec["num_dst"], spec["num_src"])
     for change in spec.get("changes", ()):
         graph = _changed(graph, *change)
@@ -65,15 +66,15 @@ def _changed(graph: Graph, name: str, *arguments: Any) -> Graph:
         case "rows":
             return graph.rows(*arguments)
         case "compact":
-            return graph.heard()[1]
+            return graph.compact()[1]
         case "subgraph":
             keep = torch.zeros(graph.num_dst, dtype=torch.bool)
             keep[list(arguments[0])] = True
-            return graph.induced(keep)
+            return graph.subgraph(keep)
         case "reverse":
             return graph.reverse()
         case "positions":
-            return graph.placed(*(torch.tensor(at, dtype=torch.int64) for at in arguments))
+            return graph.with_positions(*(torch.tensor(at, dtype=torch.int64) for at in arguments))
         case "reordered":
             return graph.reordered(*arguments)
         case "and":
@@ -96,7 +97,8 @@ def request_of(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) ->
             return None
         if spec["form"] == "edges":
             return leaves[name]
-        return Lookup(leaves[name], None if spec["relation"] is None else _relation(spec["relation"]))
+        table = BiasTable if name.startswith("bias") else EmbeddingTable
+        return table(leaves[name], None if spec["relation"] is None else _relation(spec["relation"]))
 
     asked: Any = None
     if score and score["kind"] == "dot":
@@ -121,7 +123,7 @@ def request_of(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) ->
         seed=torch.tensor(case["dropout_seed"]) if case["dropout"] else None,
         reduce=SUM if case["reduce"] == "sum" else aggregator(case["reduce"]),
         return_weights=case["return_weights"],
-    ).told()
+    )
 
 
 def backends(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> Iterator[tuple[str, str | None]]:
@@ -129,7 +131,7 @@ def backends(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> I
 
     The reference, which takes everything and is slow, runs where the case says so or no other backend does.
     """
-    request = request_of(case, graph, leaves)
+    request = request_of(case, graph, leaves).with_tables_per_edge()
     reasons = {backend.NAME: backend.supports(request) for backend in BACKENDS}
     others = [reason for name, reason in reasons.items() if name != "edge_list"]
     if not case["reference"] and any(reason is None for reason in others):
@@ -140,13 +142,13 @@ def backends(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> I
 
 
 def run(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor | None]:
-    return eager.run(request_of(case, graph, leaves), backend)
+    return dispatch.run(request_of(case, graph, leaves), backend)
 
 
 def public(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> Any:
     """The same through `ops.attend` or `ops.aggregate`; None where these cannot say it."""
     score, table = case["score"], any(spec["form"] == "table" for spec in case["bias"])
-    if case["edge_value"] or len(case["bias"]) > 1 or case["dropout"] or (graph.places is not None and table):
+    if case["edge_value"] or len(case["bias"]) > 1 or case["dropout"] or (graph.positions is not None and table):
         return None
     if score and score["kind"] == "dot" and not score["edge_key"] and not score["softcap"] and case["reduce"] == "sum":
         request = request_of(case, graph, leaves)

@@ -1,5 +1,4 @@
-"""Fused rows: everything a sparse graph asks for in one pass along each row, without a tensor of E x D; on CPU and on
-GPUs."""
+"""Fused row kernels for sparse graphs, on CPU and GPU: one pass along each row, without an E x D tensor."""
 
 from __future__ import annotations
 
@@ -7,13 +6,13 @@ from types import ModuleType
 
 from torch import Tensor
 
+from mpnn.backends.cost_model import Estimate
 from mpnn.backends.csr import attention, cuda_attention, cuda_reduce, reduce
-from mpnn.backends.estimate import Estimate
-from mpnn.scores import Request
+from mpnn.request.request import Request
 
 NAME = "csr"
 
-# for each type of device: plain aggregation, and attention
+# for each type of device: plain aggregation, attention
 _HALVES: dict[str, tuple[ModuleType, ModuleType]] = {
     "cpu": (reduce, attention),
     "cuda": (cuda_reduce, cuda_attention),
@@ -24,13 +23,13 @@ def supports(request: Request) -> str | None:
     device = request.value.device.type
     if device not in _HALVES:
         return f"its kernels are for {' and '.join(_HALVES)}, and the features are on {device}"
-    found: str | None = _half(request).supports(request)
-    return found
+    reason: str | None = _half(request).supports(request)
+    return reason
 
 
 def counts(request: Request) -> dict[str, float]:
-    found: dict[str, float] = _half(request).counts(request)
-    return found
+    operations: dict[str, float] = _half(request).counts(request)
+    return operations
 
 
 def estimate(request: Request) -> Estimate:
@@ -42,5 +41,5 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 
 
 def _half(request: Request) -> ModuleType:
-    plain, attending = _HALVES["cpu" if request.value.is_cpu else "cuda"]
-    return plain if reduce.is_plain(request) else attending
+    plain, attend = _HALVES["cpu" if request.value.is_cpu else "cuda"]
+    return plain if reduce.is_plain(request) else attend

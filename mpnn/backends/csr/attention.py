@@ -1,8 +1,7 @@
-"""Attention along the rows of any graph: brings a request into the form of `mpnn.kernels.row_attention`, which is for
-CPU; what it says of scores holds for GPUs too (see `mpnn.backends.csr.cuda_attention`).
+"""Attention along the rows of any graph on CPU: converts a request for `mpnn.kernels.row_attention`. The scores it
+supports are supported on GPUs too (`mpnn.backends.csr.cuda_attention`).
 
-Widths are filled up to whole vectors and 16-bit features widened with ordinary operations of torch, which
-differentiates them.
+Torch operations pad widths to whole vectors and cast 16-bit features to float32, so autograd differentiates both.
 """
 
 from __future__ import annotations
@@ -14,13 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import random
 from mpnn.aggregate import Mean, Sum
-from mpnn.backends.estimate import Estimate, both_ways, priced
+from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.graph import Graph
 from mpnn.kernels import row_attention
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, LANES, NORMALIZERS, Given, Ids, Order, Spec
-from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Lookup, PerEdge, Request
+from mpnn.request import rng
+from mpnn.request.request import (
+    Activation,
+    AdditiveScore,
+    AdditiveV2Score,
+    Dot,
+    EmbeddingTable,
+    LeakyReLU,
+    PerEdge,
+    Request,
+)
 
 _BEYOND_CACHE = 1 << 24  # bytes of features
 
@@ -36,64 +44,64 @@ def supports(request: Request) -> str | None:
     if request.heads == 0:
         return "there is no head to compute"
     if isinstance(score, (AdditiveScore, AdditiveV2Score)) and slope_of(score.activation) is None:
-        return f"its additive scores know LeakyReLU and tanh, and cannot compile {_named(score.activation)}"
+        return f"its additive scores support LeakyReLU and tanh, and it cannot compile {_name_of(score.activation)}"
     vectors = [("edge_value", request.edge_value, value.shape[-1])]
     if isinstance(score, Dot):
         vectors.append(("edge_key", score.edge_key, score.query.shape[-1]))
     if isinstance(score, AdditiveV2Score):
         vectors.append(("edge", score.edge, score.dst.shape[-1]))
     for name, data, width in vectors:
-        given = data.table if isinstance(data, Lookup) else data
-        if given is not None and given.shape[-1] != width:
-            return f"{name} is {given.shape[-1]} wide, and what it is added to {width}"
+        numbers = None if data is None else _numbers(data)
+        if numbers is not None and numbers.shape[-1] != width:
+            return f"{name} is {numbers.shape[-1]} wide, and the features it is added to are {width} wide"
     return None
 
 
 def counts(request: Request) -> dict[str, float]:
-    """Edges, edges of all heads, and the numbers that each edge gathers from its two ends."""
+    """Edges, edges times heads, and the components that each edge gathers from its two ends."""
     graph, batch, score = request.graph, request.batch.numel(), request.score
     width = request.heads * request.value.shape[-1]
     edges, nodes = float(graph.num_edges * batch), max(graph.num_dst, graph.num_src)
     gathered = edges * width * (2 if isinstance(score, (Dot, AdditiveV2Score)) else 1)
-    # features beyond the cache come from memory for each edge anew
-    far = nodes * width * (torch.finfo(request.wide).bits // 8) > _BEYOND_CACHE
-    found = {"attention": 1.0, "scored edge": edges, "scored head": edges * request.heads}
-    found |= {
+    # features that exceed the cache are read from memory for each edge
+    far = nodes * width * (torch.finfo(request.accumulate_dtype).bits // 8) > _BEYOND_CACHE
+    operations = {"attention": 1.0, "scored edge": edges, "scored head": edges * request.heads}
+    operations |= {
         "far gathered number" if far else "gathered number": gathered,
         "attending number": float(nodes * batch * width),
     }
     if isinstance(score, AdditiveV2Score):
-        found["activated number"] = edges * width
+        operations["activated number"] = edges * width
     added = (request.edge_value, score.edge_key if isinstance(score, Dot) else None)
     if vectors := sum(vector is not None for vector in added):
-        found["vector number"] = edges * width * vectors
+        operations["vector number"] = edges * width * vectors
     if request.dropout:
-        found["dropped head"] = edges * request.heads
-    return {**both_ways(found, request.needs_grad), "compiled": 1.0}
+        operations["dropped head"] = edges * request.heads
+    return {**both_ways(operations, request.needs_grad), "compiled": 1.0}
 
 
 def estimate(request: Request) -> Estimate:
     size = request.graph.num_edges * request.batch.numel() * request.heads * 2 * request.needs_grad
-    return priced("csr", counts(request), size * torch.finfo(request.wide).bits / 8)
+    return priced("csr", counts(request), size * torch.finfo(request.accumulate_dtype).bits / 8)
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    graph, score, dtype = request.graph, request.score, request.wide
-    edges = graph.memo("csr edges", lambda: _Edges(graph))
+    graph, score, dtype = request.graph, request.score, request.accumulate_dtype
+    edges = graph.cached("csr edges", lambda: _Edges(graph))
     bias, table = _biases(request)
     dst = src = vector = edge = before = None
     kind, scale, cap, slope = CONSTANT, 1.0, 0.0, 1.0
     if isinstance(score, Dot):
         kind, scale, cap, edge = DOT, score.scale, score.softcap or 0.0, score.edge_key
-        dst, src = _padded(score.query, dtype), _padded(score.key, dtype)
+        dst, src = _pad(score.query, dtype), _pad(score.key, dtype)
     elif isinstance(score, AdditiveScore):
         kind, before = ADDITIVE, score.edge
         dst, src = score.dst.to(dtype), score.src.to(dtype)
     elif isinstance(score, AdditiveV2Score):
         kind, edge = ACTIVATED, score.edge
-        dst, src, vector = (_padded(x, dtype) for x in (score.dst, score.src, score.vector))
+        dst, src, vector = (_pad(x, dtype) for x in (score.dst, score.src, score.vector))
     elif request.weighted:
-        scale = 0.0  # biases alone are the scores
+        scale = 0.0  # the logits are the biases
     tanh = isinstance(score, AdditiveScore | AdditiveV2Score) and slope_of(score.activation) == "tanh"
     if isinstance(score, AdditiveScore | AdditiveV2Score) and not tanh:
         slope = float(slope_of(score.activation))  # type: ignore[arg-type]
@@ -113,8 +121,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         request.return_weights,
     )
     numbers = (None if x is None else _numbers(x).to(dtype) for x in on_edges)
-    given = Given(_padded(request.value, dtype), dst, src, vector, *numbers)
-    out, weights = row_attention.attend(spec, given)
+    tensors = Given(_pad(request.value, dtype), dst, src, vector, *numbers)
+    out, weights = row_attention.attend(spec, tensors)
     width = request.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
     if type(request.reduce) is Mean:
@@ -125,18 +133,18 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 
 
 class _Edges:
-    """What kernels read of a graph, as arrays; none of them is a copy.
+    """The arrays of a graph that kernels read, without copies.
 
-    The graph keeps this, so this does not keep the graph: nobody could free them.
+    The graph caches this object, so it holds no reference to the graph: a cycle would keep both alive.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.csr = graph.csr
         self.rows = Order(self.csr.ptr.numpy(), self.csr.col.contiguous().numpy())
-        self.own = Ids() if self.csr.edge_id is None else Ids(self.csr.edge_id.numpy())
+        self.by_edge = Ids() if self.csr.edge_id is None else Ids(self.csr.edge_id.numpy())
 
     def by_source(self, graph: Graph) -> Order:
-        return graph.memo("csr edges by source", lambda: self._by_source(graph))
+        return graph.cached("csr edges by source", lambda: self._by_source(graph))
 
     def _by_source(self, graph: Graph) -> Order:
         csc = graph.csc
@@ -145,13 +153,13 @@ class _Edges:
         return Order(csc.ptr.numpy(), csc.col.numpy(), edge.numpy())
 
     def ids(self, data: PerEdge | None, graph: Graph) -> Ids:
-        """Which row of `data` each edge reads."""
+        """The row of `data` that each edge reads."""
         if data is None:
             return Ids()
         if isinstance(data, Tensor):
-            return self.own
-        ids = data.memo(graph, "csr classes", lambda: data.ids(graph).numpy())
-        return Ids(ids, partial(data.memo, graph, "csr edges by class", partial(self._by_class, ids)))
+            return self.by_edge
+        ids = data.cached(graph, "csr classes", lambda: data.ids(graph).numpy())
+        return Ids(ids, partial(data.cached, graph, "csr edges by class", partial(self._by_class, ids)))
 
     def _by_class(self, ids: np.ndarray) -> Order:
         edge = np.argsort(ids, kind="stable")
@@ -160,31 +168,33 @@ class _Edges:
 
     def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
         """[N_dst, 1, 1]."""
-        return graph.memo(
+        return graph.cached(
             ("csr inverse degree", dtype), lambda: (1 / self.csr.ptr.diff().clamp(min=1).to(dtype))[:, None, None]
         )
 
 
-def _biases(request: Request) -> tuple[Tensor | None, Lookup | None]:
-    """All biases as one tensor in the caller's order and one table; of several tables, all but one are spread."""
+def _biases(request: Request) -> tuple[Tensor | None, EmbeddingTable | None]:
+    """All biases as one tensor in the caller's order and one table. Further tables are expanded to edges."""
     csr = request.graph.csr
-    tables = [b for b in request.bias if isinstance(b, Lookup)]
-    spread = [csr.to_caller(b.table.to(request.wide).index_select(0, b.ids(request.graph))) for b in tables[1:]]
-    tensors = [x.to(request.wide) for x in (*(b for b in request.bias if isinstance(b, Tensor)), *spread)]
+    tables = [b for b in request.bias if isinstance(b, EmbeddingTable)]
+    expanded = [
+        csr.to_caller(b.table.to(request.accumulate_dtype).index_select(0, b.ids(request.graph))) for b in tables[1:]
+    ]
+    tensors = [x.to(request.accumulate_dtype) for x in (*(b for b in request.bias if isinstance(b, Tensor)), *expanded)]
     return sum(tensors[1:], tensors[0]) if tensors else None, tables[0] if tables else None
 
 
 def _numbers(data: PerEdge) -> Tensor:
-    return data.table if isinstance(data, Lookup) else data
+    return data.table if isinstance(data, EmbeddingTable) else data
 
 
 def _dropout(request: Request) -> tuple[np.ndarray, float]:
-    """The part of `mpnn.random.keep` that depends on seed and stream only, empty without dropout; and how many drop."""
+    """The keys of `mpnn.request.rng`, which depend on seed and stream only (empty without dropout), and the rate."""
     if not request.dropout or not request.weighted:
         return np.zeros(0, np.uint32), 0.0
     assert request.seed is not None
     streams = torch.arange(request.batch.numel() * request.heads)
-    return random.keys(request.seed, streams).numpy().view(np.uint32), request.dropout
+    return rng.keys(request.seed, streams).numpy().view(np.uint32), request.dropout
 
 
 def slope_of(activation: Activation) -> float | str | None:
@@ -196,11 +206,11 @@ def slope_of(activation: Activation) -> float | str | None:
     return "tanh" if activation in (torch.tanh, F.tanh) else None
 
 
-def _named(activation: Activation) -> str:
+def _name_of(activation: Activation) -> str:
     return getattr(activation, "__name__", type(activation).__name__)
 
 
-def _padded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Features filled up with zeros to whole vectors, one at least."""
+def _pad(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Features padded with zeros to at least one whole vector."""
     missing = -x.shape[-1] % LANES if x.shape[-1] else LANES
     return F.pad(x.to(dtype), (0, missing)) if missing else x.to(dtype)

@@ -1,7 +1,7 @@
-"""Attention along the rows of any graph on a GPU: brings a request into the form of `mpnn.kernels.cuda.row_attention`.
+"""Attention along the rows of any graph on a GPU: converts a request for `mpnn.kernels.cuda.row_attention`.
 
-Features go to the kernels as they are, of any width and any of their types; only heads that keys and values share
-differently are written out.
+Features of any width and any supported dtype are passed without a copy, except that heads are repeated if keys and
+values have different numbers of heads.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn import random
 from mpnn.aggregate import Mean
+from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.csr import attention, on_device
-from mpnn.backends.estimate import Counts, Estimate, on_gpu
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, PerEdge, Request
+from mpnn.request import rng
+from mpnn.request.request import AdditiveScore, AdditiveV2Score, Dot, PerEdge, Request
 
 
 def supports(request: Request) -> str | None:
@@ -24,8 +24,8 @@ def supports(request: Request) -> str | None:
 
 
 def counts(request: Request) -> Counts:
-    """Bytes that the forward pass must move: what each edge gathers from its source, its number, what it has of its
-    own; and what nodes are given."""
+    """Bytes moved by the forward pass: the features that each edge gathers from its source, its index and biases, and
+    the results of each node."""
     graph, batch, size = request.graph, request.batch.numel(), request.value.element_size()
     value = request.value.shape[-2:].numel()
     source = {
@@ -33,28 +33,30 @@ def counts(request: Request) -> Counts:
         AdditiveScore: lambda score: score.src.shape[-1],
         AdditiveV2Score: lambda score: score.src.shape[-2:].numel(),
     }.get(type(request.score), lambda score: 0)(request.score)
-    own = sum(x.shape[-1] * 4 for x in request.bias if isinstance(x, Tensor))
-    edges = graph.num_edges * batch * ((value + source) * size + own + 8)
+    biases = sum(x.shape[-1] * 4 for x in request.bias if isinstance(x, Tensor))
+    edges = graph.num_edges * batch * ((value + source) * size + biases + 8)
     nodes = graph.num_dst * batch * request.heads * (2 * request.value.shape[-1] * size + 4)
     return {"byte": float(edges + nodes), "number": float(graph.num_edges * batch * (value + source)), "launch": 3.0}
 
 
 def estimate(request: Request) -> Estimate:
-    """The backward pass gathers as much once more by destination, and once more by source."""
-    found, passes = counts(request), 3 if request.needs_grad else 1
-    # on ordinary cores, whatever the type of the features
-    arithmetic = torch.float64 if request.wide == torch.float64 else torch.float32
-    seconds = on_gpu(4 * passes * found["number"], passes * found["byte"], arithmetic, passes * found["launch"])
-    kept = request.graph.num_dst * request.batch.numel() * request.heads * 4.0 * passes
-    weighed = request.graph.num_edges * request.batch.numel() * request.heads * 4.0
-    return Estimate(seconds, kept + weighed * (request.return_weights + bool(request.bias) * request.needs_grad))
+    """The backward pass gathers the same bytes once by destination and once by source."""
+    operations, passes = counts(request), 3 if request.needs_grad else 1
+    # on ordinary cores, for features of any dtype
+    arithmetic = torch.float64 if request.accumulate_dtype == torch.float64 else torch.float32
+    seconds = on_gpu(
+        4 * passes * operations["number"], passes * operations["byte"], arithmetic, passes * operations["launch"]
+    )
+    saved = request.graph.num_dst * request.batch.numel() * request.heads * 4.0 * passes
+    weights = request.graph.num_edges * request.batch.numel() * request.heads * 4.0
+    return Estimate(seconds, saved + weights * (request.return_weights + bool(request.bias) * request.needs_grad))
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     from mpnn.kernels.cuda import row_attention
 
     graph, batch, heads = request.graph, request.batch, request.heads
-    features, options = _scored(request)
+    features, options = _score(request)
     bias = on_device.biases(request)
     if bias is not None:
         features["bias"] = on_device.per_edge(bias, heads, request)
@@ -72,52 +74,52 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     )
     out, weights = row_attention.attend(spec, row_attention.Given(**features))
     if type(request.reduce) is Mean:
-        wide = request.wide
-        inverse = graph.memo(("device inverse degree", wide), lambda: spec.rows.inverse_degree(wide))
+        dtype = request.accumulate_dtype
+        inverse = graph.cached(("device inverse degree", dtype), lambda: spec.rows.inverse_degree(dtype))
         out = (out * inverse).to(out.dtype)
     out = out.view(*batch, *out.shape[1:])
     return out, None if weights is None else weights.view(*batch, *weights.shape[1:]).to(out.dtype)
 
 
-def _scored(request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors of nodes, and of what scores know of edges, as `Given` names them; and the score as `Spec` does."""
+def _score(request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors of nodes and of the score as fields of `Given`, and the options of the score as fields of `Spec`."""
     score, heads, value = request.score, request.heads, _entries(request.value, request)
     options: dict[str, Any]
     if isinstance(score, Dot):
         query, key = _entries(score.query, request), _entries(score.key, request)
         if key.shape[2] != value.shape[2]:
-            key, value = _repeated(key, heads), _repeated(value, heads)
-        found, options = {"value": value, "dst": query, "src": key}, {"kind": DOT, "scale": score.scale}
+            key, value = _repeat(key, heads), _repeat(value, heads)
+        features, options = {"value": value, "dst": query, "src": key}, {"kind": DOT, "scale": score.scale}
         options["cap"] = score.softcap or 0.0
         if score.edge_key is not None:
-            found["edge"], options["edge_classes"] = _vectors(score.edge_key, request)
-        return found, options
+            features["edge"], options["edge_classes"] = _vectors(score.edge_key, request)
+        return features, options
     if score is None:
         return {"value": value}, {"kind": CONSTANT, "scale": 0.0 if request.weighted else 1.0}
     slope = attention.slope_of(score.activation)
     options = {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
-    found = {"value": _repeated(value, heads)}
+    features = {"value": _repeat(value, heads)}
     if isinstance(score, AdditiveScore):
-        found |= {"dst": _entries(score.dst[..., None], request), "src": _entries(score.src[..., None], request)}
+        features |= {"dst": _entries(score.dst[..., None], request), "src": _entries(score.src[..., None], request)}
         if score.edge is not None:
-            found["before"] = on_device.per_edge(score.edge, heads, request)
-        return found, {"kind": ADDITIVE, **options}
-    found |= {"dst": _entries(score.dst, request), "src": _entries(score.src, request), "vector": score.vector}
+            features["before"] = on_device.per_edge(score.edge, heads, request)
+        return features, {"kind": ADDITIVE, **options}
+    features |= {"dst": _entries(score.dst, request), "src": _entries(score.src, request), "vector": score.vector}
     if score.edge is not None:
-        found["edge"] = on_device.per_edge(score.edge, heads, request, trailing=2)
-    return found, {"kind": ACTIVATED, **options}
+        features["edge"] = on_device.per_edge(score.edge, heads, request, trailing=2)
+    return features, {"kind": ACTIVATED, **options}
 
 
-def _vectors(given: PerEdge, request: Request) -> tuple[Tensor, Any]:
-    """Vectors for each edge, or for each class, [B, E or classes, H, D]; and the classes, None for each edge's own."""
+def _vectors(data: PerEdge, request: Request) -> tuple[Tensor, Any]:
+    """Vectors per edge or per edge type, [B, E or edge types, H, D], and the edge types, None for vectors per edge."""
     from mpnn.kernels.cuda.row_attention import Classes, Ends
 
-    if isinstance(given, Tensor):
-        return on_device.per_edge(given, request.heads, request, trailing=2), None
+    if isinstance(data, Tensor):
+        return on_device.per_edge(data, request.heads, request, trailing=2), None
     graph = request.graph
     src, dst = graph.edge_index
-    classes = Classes(on_device.ids(given, graph), on_device.by_class(given, graph), Ends(dst, src))
-    return on_device.per_edge(given.table, request.heads, request, trailing=2), classes
+    classes = Classes(on_device.ids(data, graph), on_device.by_class(data, graph), Ends(dst, src))
+    return on_device.per_edge(data.table, request.heads, request, trailing=2), classes
 
 
 def _entries(x: Tensor, request: Request) -> Tensor:
@@ -125,15 +127,15 @@ def _entries(x: Tensor, request: Request) -> Tensor:
     return x.reshape(request.batch.numel(), *x.shape[-3:])
 
 
-def _repeated(x: Tensor, heads: int) -> Tensor:
-    """[..., H, D], each shared head repeated for those that share it."""
+def _repeat(x: Tensor, heads: int) -> Tensor:
+    """Repeats each shared head of x [..., H_kv, D] to [..., heads, D]."""
     return x if x.shape[-2] == heads else x.repeat_interleave(heads // x.shape[-2], -2)
 
 
 def _keys(request: Request) -> Tensor | None:
-    """What dropout's hash makes of the seed and each (batch, head) pair, int32 [B * H]; None without dropout."""
+    """The dropout key of each (batch, head) pair, int32 [B * H]; None without dropout."""
     if not request.dropout or not request.weighted:
         return None
     assert request.seed is not None
     streams = torch.arange(request.batch.numel() * request.heads, device=request.value.device)
-    return random.keys(request.seed, streams)
+    return rng.keys(request.seed, streams)

@@ -1,5 +1,4 @@
-"""Plain aggregation along the rows of any graph on a GPU: brings a request into the form of
-`mpnn.kernels.cuda.row_reduce`."""
+"""Plain aggregation along the rows of any graph on a GPU: converts a request for `mpnn.kernels.cuda.row_reduce`."""
 
 from __future__ import annotations
 
@@ -7,23 +6,23 @@ from typing import Any
 
 from torch import Tensor
 
+from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.csr import on_device
-from mpnn.backends.csr.reduce import KINDS, leaves_of, taken_apart
-from mpnn.backends.estimate import Counts, Estimate, on_gpu
-from mpnn.scores import Request
+from mpnn.backends.csr.reduce import KINDS, leaves_of, reduce_parts
+from mpnn.request.request import Request
 
-_TOGETHER = 1024  # numbers of all heads that are taken as one head where heads make no difference
+_TOGETHER = 1024  # most components of all heads that run as one head if there are no weights
 
 
 def supports(request: Request) -> str | None:
-    own = [type(leaf).__name__ for leaf in leaves_of(request.reduce) if type(leaf) not in KINDS]
-    if own:
-        return f"on CUDA it runs {', '.join(KINDS.values())} and what is composed of them, and not {own[0]}"
+    other = [type(leaf).__name__ for leaf in leaves_of(request.reduce) if type(leaf) not in KINDS]
+    if other:
+        return f"on CUDA it runs {', '.join(KINDS.values())} and compositions of them, and not {other[0]}"
     return on_device.unavailable(request)
 
 
 def counts(request: Request) -> Counts:
-    """Bytes that must move: each edge's features, neighbour, and weight, and what nodes are given."""
+    """Bytes moved: the features, source and weight of each edge, and the results of each node."""
     graph, times = request.graph, len(leaves_of(request.reduce)) * request.batch.numel()
     size, width = request.value.element_size(), request.heads * request.value.shape[-1]
     each = width * size + 8 * bool(request.bias) + 4
@@ -32,10 +31,10 @@ def counts(request: Request) -> Counts:
 
 
 def estimate(request: Request) -> Estimate:
-    found, passes = counts(request), 2 if request.needs_grad else 1
-    kept = request.graph.num_dst * request.batch.numel() * request.heads * request.value.shape[-1] * 4.0
-    seconds = on_gpu(0.0, passes * found["byte"], request.wide, passes * found["launch"])
-    return Estimate(seconds, kept * (2 if request.needs_grad else 1))
+    operations, passes = counts(request), 2 if request.needs_grad else 1
+    saved = request.graph.num_dst * request.batch.numel() * request.heads * request.value.shape[-1] * 4.0
+    seconds = on_gpu(0.0, passes * operations["byte"], request.accumulate_dtype, passes * operations["launch"])
+    return Estimate(seconds, saved * (2 if request.needs_grad else 1))
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
@@ -56,4 +55,4 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         out: Tensor = RowReduce.apply(features, weight, *walks, KINDS[type(aggregator)])
         return out.view(*request.batch, graph.num_dst, *value.shape[-2:])
 
-    return taken_apart(request.reduce, graph, fold).to(value.dtype), None
+    return reduce_parts(request.reduce, graph, fold).to(value.dtype), None

@@ -1,4 +1,4 @@
-"""What kernels on a GPU need of a graph and of tensors on its edges, beside what requests say of them."""
+"""Edge lists and tensors of edges in the form that GPU kernels read."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from mpnn.edges import CSR, sorted_by
 from mpnn.graph import Graph
+from mpnn.graph.csr import CSR, sorted_by
 from mpnn.kernels.cuda.schedule import Sorted
 from mpnn.kernels.cuda.shapes import WIDEST
-from mpnn.scores import Lookup, PerEdge, Request
+from mpnn.request.request import EmbeddingTable, PerEdge, Request
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_OLDEST = 3, 7  # of Triton: before, tuples that kernels take could not hold None
+_OLDEST = 3, 7  # Triton version; older ones do not accept tuples that hold None
 
 
 def unavailable(request: Request) -> str | None:
-    """Why no kernel on a GPU can take these features, if none can."""
+    """The reason why no GPU kernel supports the request, or None."""
     if (why := _unusable()) is not None:
         return why
     if request.value.dtype not in _TYPES:
         return f"it has no kernels for {request.value.dtype}"
     width = max((x.shape[-1] for x in request.tensors if x.dim()), default=0)
-    return f"on CUDA its features are at most {WIDEST:,} wide, and these {width:,}" if width > WIDEST else None
+    return f"on CUDA its features are at most {WIDEST:,} wide, and these are {width:,} wide" if width > WIDEST else None
 
 
 def _unusable() -> str | None:
@@ -34,18 +34,18 @@ def _unusable() -> str | None:
     except ImportError:
         return 'triton is not installed: pip install "mpnn[triton]"'
     if tuple(map(int, version.split(".")[:2])) < _OLDEST:
-        return f"its kernels need triton 3.7, as PyTorch 2.12 and newer bring it, and triton {version} is installed"
+        return f"its kernels need triton 3.7, which PyTorch 2.12 and newer install, and triton {version} is installed"
     return None
 
 
 def rows(graph: Graph) -> Sorted:
     """The edges by destination."""
-    return graph.memo("device rows", lambda: _sorted(graph.csr, graph.num_src))
+    return graph.cached("device rows", lambda: _sorted(graph.csr, graph.num_src))
 
 
 def columns(graph: Graph) -> Callable[[], Sorted]:
-    """The edges by source, sorted when asked for."""
-    return lambda: graph.memo("device columns", lambda: _sorted(graph.csc, graph.num_dst))
+    """A function that returns the edges sorted by source."""
+    return lambda: graph.cached("device columns", lambda: _sorted(graph.csc, graph.num_dst))
 
 
 def _sorted(edges: CSR, num_cols: int) -> Sorted:
@@ -53,8 +53,8 @@ def _sorted(edges: CSR, num_cols: int) -> Sorted:
 
 
 def per_edge(x: Tensor, heads: int, request: Request, trailing: int = 1) -> Tensor:
-    """[B, E, H] (or, with 2 trailing dimensions, [B, E, H, D]) of numbers that may lack dimensions of the batch, or
-    have 1 there or for heads: views that repeat them, where that is possible."""
+    """[B, E, H] (or, with 2 trailing dimensions, [B, E, H, D]) of x, broadcast over the batch and heads. A view
+    if possible."""
     shape = (*x.shape[-1 - trailing : -trailing], heads, *x.shape[x.dim() - trailing + 1 :])
     if x.dim() == trailing + 1:
         return x.expand(request.batch.numel(), *shape)
@@ -62,17 +62,19 @@ def per_edge(x: Tensor, heads: int, request: Request, trailing: int = 1) -> Tens
 
 
 def biases(request: Request) -> Tensor | None:
-    """All biases as one tensor in the caller's edge order; tables are spread, which takes E x H."""
+    """The sum of all biases in the caller's edge order. Tables are expanded to E x H."""
     graph, parts = request.graph, [b for b in request.bias if isinstance(b, Tensor)]
-    parts = [b.to(request.wide) for b in parts] + [_spread(b, graph, request.wide) for b in _tables(request.bias)]
+    parts = [b.to(request.accumulate_dtype) for b in parts] + [
+        _spread(b, graph, request.accumulate_dtype) for b in _tables(request.bias)
+    ]
     return sum(parts[1:], parts[0]) if parts else None
 
 
-def _tables(bias: tuple[PerEdge, ...]) -> list[Lookup]:
-    return [b for b in bias if isinstance(b, Lookup)]
+def _tables(bias: tuple[PerEdge, ...]) -> list[EmbeddingTable]:
+    return [b for b in bias if isinstance(b, EmbeddingTable)]
 
 
-def _spread(table: Lookup, graph: Graph, dtype: torch.dtype) -> Tensor:
+def _spread(table: EmbeddingTable, graph: Graph, dtype: torch.dtype) -> Tensor:
     """Each edge's entry of the table, [E, H], in the caller's order."""
     from mpnn.kernels.cuda.row_reduce import Spread
 
@@ -80,13 +82,13 @@ def _spread(table: Lookup, graph: Graph, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def ids(table: Lookup, graph: Graph) -> Tensor:
-    """The class of each edge, [E], in the caller's order."""
-    return table.memo(graph, "device classes", lambda: graph.csr.to_caller(table.ids(graph)))
+def ids(table: EmbeddingTable, graph: Graph) -> Tensor:
+    """The type of each edge, [E], in the caller's order."""
+    return table.cached(graph, "device classes", lambda: graph.csr.to_caller(table.ids(graph)))
 
 
-def by_class(table: Lookup, graph: Graph) -> Callable[[], Sorted]:
-    """Edges, numbered in the caller's order, by class; sorted when asked for."""
+def by_class(table: EmbeddingTable, graph: Graph) -> Callable[[], Sorted]:
+    """A function that returns the edges, numbered in the caller's order, sorted by edge type."""
     count = len(table.table)
 
     def build() -> Sorted:
@@ -95,4 +97,4 @@ def by_class(table: Lookup, graph: Graph) -> Callable[[], Sorted]:
         edges = sorted_by(classes, sources, count)
         return Sorted(edges.ptr, edges.col, None, len(classes))
 
-    return lambda: table.memo(graph, ("device edges by class", count), build)
+    return lambda: table.cached(graph, ("device edges by class", count), build)

@@ -1,11 +1,11 @@
-"""Structured graphs tile by tile: exact attention at the cost of the edges, forward and backward.
+"""Tiled attention for structured graphs: exact, at a cost proportional to the edges, forward and backward.
 
-The graph's runs say which tiles of (destinations, sources) are empty and which are full, at any length; nothing looks
-at pairs. On CPU the kernels are this library's own, on CUDA they are FlexAttention's, driven by the same runs.
+The graph's runs determine which tiles of (destinations, sources) are empty and which are full, for any length, without
+visiting pairs. On CPU the kernels are this library's, on CUDA they are FlexAttention's.
 
-NaN and infinities of a node reach only the rows that attend to it, on CPU: a query tile whose sums are not finite runs
-again, and goes edge by edge through the tiles in which some pairs are no edges. On CUDA, and in gradients, they can
-reach other rows of the same tiles, because a weight of zero times NaN is NaN.
+On CPU, NaN and infinities of a node reach only the rows that attend to it: a query tile with sums that are not finite
+runs again, edge by edge in partial tiles. On CUDA, and in gradients, they can reach other rows of the same tiles,
+because a weight of zero times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from types import ModuleType
 from torch import Tensor
 
 from mpnn.aggregate import Sum
-from mpnn.backends.estimate import Counts, Estimate
+from mpnn.backends.cost_model import Counts, Estimate
 from mpnn.backends.tiles import cpu, cuda
-from mpnn.scores import Dot, Request
+from mpnn.request.request import Dot, Request
 
 NAME = "tiles"
 
@@ -35,11 +35,11 @@ def supports(request: Request) -> str | None:
     if request.normalize != "softmax":
         return f"it normalises by softmax, not {request.normalize}"
     if graph.is_explicit:
-        return "the graph is a list of edges, which have no runs worth a tile"
+        return "the graph is a list of edges, without runs that fill tiles"
     if score.edge_key is not None or request.edge_value is not None:
-        return "vectors on edges would have to be written out for all pairs"
+        return "edge_key and edge_value would be materialised for all pairs"
     if request.return_weights:
-        return "it never writes weights down"
+        return "it does not materialise weights"
     return _BY_DEVICE[device].supports(request)
 
 

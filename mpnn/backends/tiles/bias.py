@@ -1,21 +1,22 @@
-"""Biases that follow from the offset of an edge's two ends, as one table that kernels look up in themselves."""
+"""Biases by offset i - j, as one table that kernels read."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from mpnn.relation import Offset
-from mpnn.scores import Lookup, PerEdge, Request
+from mpnn.graph.relations import Offset
+from mpnn.request.request import EmbeddingTable, PerEdge, Request
 
 
 def by_offset(bias: PerEdge) -> bool:
-    return isinstance(bias, Lookup) and isinstance(bias.relation, Offset)
+    """Whether a bias is a table by offset."""
+    return isinstance(bias, EmbeddingTable) and isinstance(bias.relation, Offset)
 
 
 def table(request: Request, room: int = 0) -> Tensor | None:
-    """All biases by offset as one [H, offsets]: that of i - j stands at i - j + num_src - 1, with some room at the end;
-    None when there are none."""
+    """The sum of all biases by offset, [H, offsets + room]: the bias of i - j is at index i - j + num_src - 1. None if
+    there are no such biases."""
     graph, biases = request.graph, [b for b in request.bias if by_offset(b)]
     if not biases:
         return None
@@ -23,8 +24,8 @@ def table(request: Request, room: int = 0) -> Tensor | None:
     i = torch.arange(offsets, device=graph.device) - (graph.num_src - 1) + graph.shift
     zero = torch.zeros((), dtype=torch.int64, device=graph.device)
     parts = [
-        b.table.to(request.wide).index_select(0, b.relation.ids(i, zero))
+        b.table.to(request.accumulate_dtype).index_select(0, b.relation.ids(i, zero))
         for b in biases
-        if isinstance(b, Lookup) and b.relation
+        if isinstance(b, EmbeddingTable) and b.relation
     ]
     return sum(parts[1:], parts[0]).expand(-1, request.heads).T.contiguous()

@@ -1,4 +1,4 @@
-"""Tiles on CUDA, by FlexAttention; `mpnn.kernels.flex` says how the graph drives it."""
+"""Tiles on CUDA, by FlexAttention; see `mpnn.kernels.flex`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.backends.estimate import Counts, Estimate, on_gpu
+from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
+from mpnn.graph.blocks import Tiles
+from mpnn.graph.runs import Runs
 from mpnn.kernels import flex
-from mpnn.runs import Runs
-from mpnn.scores import Dot, Request
-from mpnn.tiling import Tiles
+from mpnn.request.request import Dot, Request
 
-_LEAST_WIDTH = 16  # of a head, to fill a tensor core's operand
+_LEAST_WIDTH = 16  # of a head, the least operand of a tensor core
 
 
 def supports(request: Request) -> str | None:
@@ -27,7 +27,7 @@ def supports(request: Request) -> str | None:
     if request.dropout:
         return "FlexAttention has no dropout of weights"
     if not all(map(by_offset, request.bias)):
-        return "on CUDA its biases are those that follow from j - i"
+        return "on CUDA it supports only biases by offset j - i"
     runs = request.graph.runs
     if not runs.num_edges:
         return "the graph has no edges"
@@ -37,7 +37,7 @@ def supports(request: Request) -> str | None:
 
 
 def counts(request: Request) -> Counts:
-    """Pairs that the tiles span, for each head, and products on them."""
+    """Pairs in tiles times heads, and products on them."""
     score = request.score
     assert isinstance(score, Dot)
     pairs = float(_tiles(request.graph).area * request.batch.numel() * request.heads)
@@ -55,10 +55,10 @@ def estimate(request: Request) -> Estimate:
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     graph, score = request.graph, request.score
     assert isinstance(score, Dot)
-    query, key, value = (_padded(x) for x in (score.query, score.key, request.value))
+    query, key, value = (_pad(x) for x in (score.query, score.key, request.value))
     if key.shape[2] != value.shape[2]:
         key, value = (x.repeat_interleave(request.heads // x.shape[2], 2) for x in (key, value))
-    mask = graph.memo("flex blocks", lambda: blocks(graph))
+    mask = graph.cached("flex blocks", lambda: blocks(graph))
     out = flex.attention(query, key, value, table(request), score.softcap, score.scale, mask)
     return out[..., : request.value.shape[-1]].view(*request.batch, *out.shape[1:-1], -1), None
 
@@ -66,7 +66,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 def blocks(graph: Graph) -> Any:
     """The graph as FlexAttention's `BlockMask`, on the graph's device, in O(runs)."""
     runs, tiles = graph.runs, _tiles(graph)
-    numbers = (*_padded_runs(runs), *_listed(tiles, ~tiles.full), *_listed(tiles, tiles.full))
+    numbers = (*_pad_runs(runs), *_tile_list(tiles, ~tiles.full), *_tile_list(tiles, tiles.full))
     start, stop, *lists = (torch.from_numpy(x).to(graph.device, non_blocking=True) for x in numbers)
     return flex.blocks(start, stop, (lists[0], lists[1]), (lists[2], lists[3]), runs.num_src)
 
@@ -75,8 +75,8 @@ def _most_runs(runs: Runs) -> int:
     return int(np.diff(runs.ptr).max(initial=0))
 
 
-def _padded_runs(runs: Runs) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Starts and stops of each row's runs, [R, N_dst]: R is rounded up to a power of two, by empty runs."""
+def _pad_runs(runs: Runs) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Starts and stops of each row's runs, [R, N_dst]. Empty runs pad R to a power of two."""
     count = np.diff(runs.ptr)
     rank = np.arange(len(runs.start)) - np.repeat(runs.ptr[:-1], count)
     room = 1 << (max(_most_runs(runs), 1) - 1).bit_length()
@@ -85,8 +85,8 @@ def _padded_runs(runs: Runs) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     return start, stop
 
 
-def _listed(tiles: Tiles, which: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Some of the tiles: how many each row of tiles has, [1, 1, rows], and which, [1, 1, rows, columns]."""
+def _tile_list(tiles: Tiles, which: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The selected tiles of each row of tiles: their number, [1, 1, rows], and columns, [1, 1, rows, columns]."""
     rows = len(tiles.ptr) - 1
     row = np.repeat(np.arange(rows), np.diff(tiles.ptr))[which]
     count = np.bincount(row, minlength=rows)
@@ -97,11 +97,11 @@ def _listed(tiles: Tiles, which: NDArray[np.bool_]) -> tuple[NDArray[np.int32], 
 
 
 def _tiles(graph: Graph) -> Tiles:
-    return graph.memo("flex tiles", lambda: Tiles.of(graph.runs, flex.SIDE, flex.SIDE))
+    return graph.cached("flex tiles", lambda: Tiles.of(graph.runs, flex.SIDE, flex.SIDE))
 
 
-def _padded(x: Tensor) -> Tensor:
-    """[B, N, H, D] of x [..., N, H, D], D filled up to a power of two."""
+def _pad(x: Tensor) -> Tensor:
+    """x [..., N, H, D] as [B, N, H, D], with D padded to a power of two."""
     x = x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)
-    wide = max(_LEAST_WIDTH, 1 << (x.shape[-1] - 1).bit_length())
-    return F.pad(x, (0, wide - x.shape[-1])) if wide != x.shape[-1] else x
+    width = max(_LEAST_WIDTH, 1 << (x.shape[-1] - 1).bit_length())
+    return F.pad(x, (0, width - x.shape[-1])) if width != x.shape[-1] else x

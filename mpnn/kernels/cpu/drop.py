@@ -13,7 +13,7 @@ _LANES = (0,) * 8
 
 @njit(fastmath=MATH, cache=True, nogil=True)
 def drop(first, last, x, out, key, threshold, grow, width):  # type: ignore[no-untyped-def]
-    """out = x * grow where `mpnn.random.keep` keeps (row, column), else 0; rows `first` to `last` of [rows * width]."""
+    """out = x * grow where `mpnn.request.rng.keep` keeps (row, column), else 0, for rows `first` to `last`."""
     count = width // len(_LANES)
     for r in range(first, last):
         row_key = mix(np.uint32(key ^ np.uint32(r)))

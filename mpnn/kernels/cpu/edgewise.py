@@ -431,5 +431,5 @@ def _keep(typing, row_keys, cols, first, at, n, heads, threshold, grow, out):  #
 @njit(**INNER)
 def keep(row_keys, cols, first, at, n, heads, threshold, grow, out):  # type: ignore[no-untyped-def]
     """What each weight is multiplied by, 0 or `grow`, into `out[at + e * heads + h]` for n edges of one row, whose
-    sources stand at `cols[first:]`. `mpnn.random.keep` is the specification; `row_keys[h]` its first half."""
+    sources stand at `cols[first:]`. `mpnn.request.rng.keep` is the specification; `row_keys[h]` its first half."""
     _keep(row_keys, cols, first, at, n, heads, threshold, grow, out)

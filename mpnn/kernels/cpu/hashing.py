@@ -1,4 +1,4 @@
-"""Dropout's hash inside kernels, number by number and vector by vector; `mpnn.random` is the specification."""
+"""Dropout's hash inside kernels, number by number and vector by vector; `mpnn.request.rng` is the specification."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _A, _B = 0x7FEB352D, 0x846CA68B
 
 @njit(inline="always")
 def mix(x):  # type: ignore[no-untyped-def]
-    """`mpnn.random.mix` on uint32; numba would widen products to 64 bits."""
+    """`mpnn.request.rng.mix` on uint32; numba would widen products to 64 bits."""
     x = np.uint32(x ^ (x >> np.uint32(16)))
     x = np.uint32(x * np.uint32(_A))
     x = np.uint32(x ^ (x >> np.uint32(15)))

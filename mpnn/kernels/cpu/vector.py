@@ -226,7 +226,7 @@ def capped(typing, s, at, count, cap, slope, vectors, lanes):  # type: ignore[no
 @intrinsic
 def drop(typing, s, at, count, row_keys, first, threshold, grow, vectors, lanes):  # type: ignore[no-untyped-def]
     """`s[c, r] <- s[c, r] * grow` where `mix(row_keys[r] ^ (first + c)) >> 8` reaches `threshold`, else 0; the hash
-    is `mpnn.random.mix`."""
+    is `mpnn.request.rng.mix`."""
     signature = types.void(s, types.int64, types.int64, row_keys, types.int64, types.uint32, s.dtype, vectors, lanes)
 
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:

@@ -18,10 +18,10 @@ from mpnn.kernels.cuda.schedule import Bin, Divided, Sorted
 from mpnn.kernels.cuda.scores import PerEdge
 from mpnn.kernels.cuda.shapes import Tile, power_of_two, tile
 from mpnn.kernels.cuda.tensors import on_device, real, stepped, view
-from mpnn.kernels.once import once_differentiable
+from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.row_spec import CONSTANT, NORMALIZERS
 
-_BITS = 24  # of the hash that decides, as in `mpnn.random`
+_BITS = 24  # of the hash that decides, as in `mpnn.request.rng`
 
 
 class Given(NamedTuple):

@@ -16,7 +16,7 @@ from mpnn.kernels.cuda import reduce
 from mpnn.kernels.cuda.schedule import Edges, Sorted
 from mpnn.kernels.cuda.shapes import tile
 from mpnn.kernels.cuda.tensors import on_device, real, stepped, view
-from mpnn.kernels.once import once_differentiable
+from mpnn.kernels.once_differentiable import once_differentiable
 
 _FOLDS = {"sum": reduce.SUM, "mean": reduce.SUM, "max": reduce.LARGEST, "min": reduce.SMALLEST, "var": reduce.SQUARES}
 _KINDS = {name: fold.value for name, fold in _FOLDS.items()}

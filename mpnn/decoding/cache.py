@@ -1,0 +1,220 @@
+"""Cached decoding: nodes are processed one after the other, and earlier nodes are not computed again.
+
+If no node attends to a later one, the keys and values of a node do not change when more nodes follow. The cache stores
+them, so that a new node costs O(in-degree) instead of O(nodes so far).
+
+    cache = Cache(length=1024)                     # one for the whole model; its graphs are bound to this length
+    for new in pieces:                             # [B, n, dim]: a prompt, then one node at a time
+        for layer in layers:
+            new = layer(new, cache=cache)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.attention import Attention, KeyValue, Terms
+from mpnn.graph import Graph
+from mpnn.graph.runs import Runs
+from mpnn.graph.topology import Topology
+
+
+class Cache:
+    """Keys and values of the nodes processed so far, for each layer of a model.
+
+    Args:
+        length: the maximum number of nodes. Topologies are bound to it. Topologies whose rows depend on the size
+            (`bigbird`, `random`) therefore have the same rows as in one pass over `length` nodes, and decoding node by
+            node gives the same result.
+
+    Layers are identified by their module, so each module may be called only once for each new node.
+    """
+
+    def __init__(self, length: int) -> None:
+        if length < 1:
+            raise ValueError(f"length must be at least 1, the maximum number of nodes; got {length}")
+        self.length = length
+        self._entries: dict[nn.Module, _Entry] = {}
+        self._steps: dict[tuple[Graph, int], _Step] = {}
+
+    @property
+    def count(self) -> int:
+        """Number of cached nodes. Between two calls of a model, it is the same for all layers."""
+        return max((entry.count for entry in self._entries.values() if not entry.fixed), default=0)
+
+    def select(self, index: Tensor) -> None:
+        """Selects these batch entries, int64 [B'], in this order. An entry may be selected more than once."""
+        for entry in self._entries.values():
+            entry.key, entry.value = (x.index_select(0, index) for x in (entry.key, entry.value))
+
+    def crop(self, count: int) -> None:
+        """Truncates the cache to the first `count` nodes. Other nodes may then follow.
+
+        Raises:
+            ValueError: if the cache has fewer than `count` nodes.
+        """
+        cached = max((entry.seen for entry in self._entries.values()), default=0)
+        if not 0 <= count <= cached:
+            raise ValueError(f"count must be from 0 to {cached}, the number of nodes in the cache; got {count}")
+        for entry in self._entries.values():
+            entry.seen = min(entry.seen, count)
+            if not entry.fixed:
+                entry.count = entry.seen
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Cache:
+        """Returns an independent copy for the same layers, so that one prompt can be continued in several ways."""
+        other = Cache(self.length)
+        for layer, entry in self._entries.items():
+            if entry.key is not None:
+                other._entries[layer] = replace(entry, key=entry.key.clone(), value=entry.value.clone())
+        return other
+
+    def hear(
+        self, layer: nn.Module, attention: Attention | None, graph: Topology | Graph, x: Tensor, source: Tensor | None
+    ) -> tuple[Graph, Terms]:
+        """Returns the compact graph from cached nodes to the new nodes, and the terms of the layer's attention on it.
+
+        Args:
+            layer: the layer to which the keys and values belong. attention: its attention.
+            graph: the topology or the graph of all `length` nodes, or only the rows of the new nodes: a graph with one
+                source for each node so far, the new ones included.
+            x: prepared features of the new nodes, [..., n, dim]. Their keys and values are appended to the cache.
+            source: features of other nodes to attend to instead, [..., N_src, dim] (cross-attention). Their keys and
+                values are cached in the first call, with gradients.
+
+        Raises:
+            ValueError: if the attention or the graph cannot be decoded node by node.
+        """
+        if not isinstance(attention, KeyValue) or type(attention).forward is not KeyValue.forward:
+            raise ValueError(
+                f"only DotProduct, Kernel and AdditiveV2 attention can use a cache; got {type(attention).__name__}"
+            )
+        if torch.compiler.is_compiling():
+            raise ValueError("torch.compile does not trace cached decoding; call the uncompiled module with a cache")
+        entry = self._entries.setdefault(layer, _Entry(fixed=source is not None))
+        if entry.fixed != (source is not None):
+            raise ValueError(
+                "with one cache, a layer attends either to its own nodes or to a source; it was called with both"
+            )
+        stop = entry.seen + x.shape[-2]
+        num_src = stop if source is None else source.shape[-2]
+        if isinstance(graph, Topology):
+            graph = graph.bind(self.length, self.length if source is None else num_src).to(x.device)
+        step = self._step(graph, entry.seen, stop, num_src)
+        new = x if source is None else source[..., entry.count :, :]
+        query, key, value = attention.mapped(x, new, step.edgeless(entry.count, new.shape[-2]))
+        entry.append(key, value, self.length if source is None else num_src)
+        entry.seen = stop
+        key, value = step.gather(entry.key), step.gather(entry.value)
+        return step.graph, attention.terms(query, key, value, step.graph, step.graph.edge_attr)
+
+    def _step(self, graph: Graph, start: int, stop: int, num_src: int) -> _Step:
+        """The rows of nodes `start` to `stop`, computed once for all layers with the same graph."""
+        if stop > self.length:
+            raise ValueError(f"this cache has a length of {self.length} nodes; with the new ones there would be {stop}")
+        if any((step.start, step.stop) != (start, stop) for step in self._steps.values()):
+            self._steps.clear()
+        if (graph, num_src) not in self._steps:
+            self._steps[graph, num_src] = _Step.of(graph, start, stop, num_src, self.length)
+        return self._steps[graph, num_src]
+
+
+@dataclass(eq=False)
+class _Entry:
+    """Keys and values of one layer, [..., capacity, H_kv, D], of which the first `count` are valid.
+
+    `seen`: number of destinations processed; `fixed`: whether the sources are another set of nodes, complete from the
+    beginning.
+    """
+
+    fixed: bool
+    seen: int = 0
+    count: int = 0
+    key: Tensor = None  # type: ignore[assignment]
+    value: Tensor = None  # type: ignore[assignment]
+
+    def append(self, key: Tensor, value: Tensor, max_capacity: int) -> None:
+        if self.fixed and key.shape[-3] == 0:
+            return
+        if self.fixed and self.count == 0:  # never written in place, so gradients can flow
+            self.key, self.value, self.count = key, value, key.shape[-3]
+            return
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            raise ValueError("a cache does not store gradients; decode under torch.no_grad()")
+        stop = self.count + key.shape[-3]
+        self.key, self.value = (
+            _append(old, new, self.count, min(max(stop, 2 * self.count), max_capacity))
+            for old, new in ((self.key, key), (self.value, value))
+        )
+        self.count = stop
+
+
+def _append(old: Tensor | None, new: Tensor, count: int, capacity: int) -> Tensor:
+    """Writes `new` after the first `count` entries of `old`, in a new tensor of this capacity if `old` is full."""
+    stop = count + new.shape[-3]
+    if old is not None and old.shape[:-3] != new.shape[:-3]:
+        raise ValueError(f"this cache holds batches of {list(old.shape[:-3])}; got one of {list(new.shape[:-3])}")
+    if old is None or old.shape[-3] < stop:
+        larger = new.new_empty(*new.shape[:-3], capacity, *new.shape[-2:])
+        if old is not None:
+            larger[..., :count, :, :] = old[..., :count, :, :]
+        old = larger
+    old[..., count:stop, :, :] = new
+    return old
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """The new nodes `start` to `stop`, the indices of their in-neighbors, and the compact graph over these alone.
+
+    `src_positions`: the positions of all sources, None if they equal the node numbers.
+    """
+
+    start: int
+    stop: int
+    index: slice | Tensor
+    graph: Graph
+    src_positions: Tensor | None
+
+    @staticmethod
+    def of(full: Graph, start: int, stop: int, num_src: int, length: int) -> _Step:
+        rows = full
+        if (full.num_dst, full.num_src) != (stop - start, num_src):
+            if full.num_dst != length or full.num_src < num_src:
+                raise ValueError(
+                    f"nodes {start} to {stop - 1} of {length} need a graph of all {length} nodes or of their rows, "
+                    f"{stop - start} x {num_src} (destinations x sources); got {full}"
+                )
+            rows = full.rows(start, stop)
+        sources, graph = rows.compact()
+        first, last = (int(sources[0]), int(sources[-1]) + 1) if len(sources) else (0, 0)
+        if last > num_src:
+            raise ValueError(
+                f"cached decoding needs a graph in which no node attends to a later one, but in {full} one of the "
+                f"first {num_src} nodes attends to node {last - 1}; use causal() & (...)"
+            )
+        if first == 0 and last == len(sources) and rows.positions is None:
+            graph.positions = None  # positions equal node numbers, so offset tables need not be materialised
+        index = slice(first, last) if last - first == len(sources) else sources
+        return _Step(start, stop, index, graph, None if rows.positions is None else rows.positions[1])
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Selects the in-neighbors from keys or values [..., T, H_kv, D]."""
+        return x[..., self.index, :, :] if isinstance(self.index, slice) else x.index_select(-3, self.index)
+
+    def edgeless(self, first: int, count: int) -> Graph:
+        """A graph without edges of the new nodes and the sources `first` to `first + count`, with their positions."""
+        return self.graph.cached(("edgeless", first, count), lambda: self._build_edgeless(first, count))
+
+    def _build_edgeless(self, first: int, count: int) -> Graph:
+        dst_positions = self.graph.node_positions()[0]
+        if self.src_positions is None:
+            src_positions = torch.arange(first, first + count, device=dst_positions.device)
+        else:
+            src_positions = self.src_positions[first : first + count]
+        graph = Graph.from_runs(Runs.of(len(dst_positions), count, ())).to(dst_positions.device)
+        return graph.with_positions(dst_positions, src_positions)

@@ -1,0 +1,320 @@
+"""Requests as arguments of an operator: tensors, sizes, numbers, and a string that describes the rest.
+
+The string refers by name to objects that text cannot describe, such as a user's aggregator. The object is looked up
+when the program runs. Parameters of such modules are among the tensors, so that they get gradients.
+"""
+
+from __future__ import annotations
+
+import operator
+from ast import literal_eval
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import count
+from secrets import token_hex
+from typing import Any, NamedTuple, cast
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggregator
+from mpnn.engine import dispatch
+from mpnn.engine.compile.embedded import ADVICE, embedded
+from mpnn.engine.compile.names import describe, restore
+from mpnn.engine.compile.outline import Outline, constant
+from mpnn.graph import Graph
+from mpnn.graph.relations import Offset, Relation
+from mpnn.request.request import (
+    AdditiveScore,
+    AdditiveV2Score,
+    BiasTable,
+    Dot,
+    EmbeddingTable,
+    LeakyReLU,
+    PerEdge,
+    Request,
+    Score,
+)
+
+
+class Call(NamedTuple):
+    """The arguments of `torch.ops.mpnn.run`.
+
+    `token`: the number of the graph or topology, int64 scalar; or the serialised graph, uint8 [bytes] (`embedded`).
+    `sizes`: number of destinations, sources and edges (0 if nothing depends on them), destinations and sources of the
+    graph before `derive`, then the clips of relations. `tensors`: in the order of the form's slots, value first.
+    `form`: a `Form` as text. `numbers`: dropout, scale, softcap, slope of the activation. `needs`: which tensors need
+    gradients.
+    """
+
+    token: Tensor
+    sizes: Sequence[int]
+    tensors: Sequence[Tensor]
+    form: str
+    numbers: Sequence[float]
+    needs: Sequence[bool]
+
+
+class Form(NamedTuple):
+    """A request without its numbers and sizes.
+
+    `derived`: the function that derives the graph from the operator's graph, and its arguments. `slots` describe the
+    tensors: `name`, `name@relation` for a table, `=role.name` for a module's parameter. `reduced`: the last two
+    dimensions of aggregated messages, or None if the aggregator does not change them.
+    """
+
+    backend: str
+    derived: tuple[Any, ...]
+    score: str
+    slots: tuple[str, ...]
+    capped: bool
+    activation: str
+    normalize: str
+    reduce: str
+    reduced: tuple[int, int] | None
+    return_weights: bool
+
+
+# ---------------------------------------------------------------------------------------------------- while tracing
+
+
+def flatten(request: Request, backend: str) -> Call:
+    """Flattens a request to a call. Sizes may be symbols."""
+    graph, score, parts = cast(Outline, request.graph), request.score, _Parts()
+    parts.add("value", request.value)
+    parts.add("seed", request.seed)
+    for bias in request.bias:
+        parts.add("bias", bias)
+    parts.add("edge_value", request.edge_value)
+    scale, softcap, activation, slope = 1.0, None, "", 0.0
+    if isinstance(score, Dot):
+        scale, softcap = score.scale, score.softcap
+        for name, data in (("query", score.query), ("key", score.key), ("edge_key", score.edge_key)):
+            parts.add(name, data)
+    elif isinstance(score, AdditiveScore | AdditiveV2Score):
+        for name, data in (("dst", score.dst), ("src", score.src), ("edge", score.edge)):
+            parts.add(name, data)
+        if isinstance(score, AdditiveV2Score):
+            parts.add("vector", score.vector)
+        if isinstance(score.activation, LeakyReLU):
+            slope = score.activation.slope
+        else:
+            activation = parts.named("activation", score.activation)
+    reduce, reduced = parts.named("reduce", request.reduce), None
+    if reduce not in _PLAIN:
+        reduced = _reduced(reduce, operator.index(request.heads), operator.index(request.value.shape[-1]))
+    if torch.compiler.is_exporting():
+        token, recipe = embedded(graph), ()
+    else:
+        token, recipe = graph.token, (_name_of(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else ()
+    form = Form(
+        backend,
+        recipe,
+        type(score).__name__,
+        tuple(parts.slots),
+        softcap is not None,
+        activation,
+        request.normalize,
+        reduce,
+        reduced,
+        request.return_weights,
+    )
+    num_edges = graph.num_edges if request.return_weights or parts.per_edge else 0
+    return Call(
+        token,
+        [graph.num_dst, graph.num_src, num_edges, *graph.base, *parts.clips],
+        parts.tensors,
+        _to_text(*form),
+        [request.dropout, scale, 0.0 if softcap is None else softcap, slope],
+        [torch.is_grad_enabled() and t.requires_grad for t in parts.tensors],
+    )
+
+
+class _Parts:
+    """The tensors of a request, their slots, and the clips of relations."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.slots: list[str] = []
+        self.clips: list[int] = []
+        self.per_edge = False
+
+    def add(self, name: str, data: PerEdge | None) -> None:
+        if isinstance(data, EmbeddingTable):
+            self.tensors.append(data.table)
+            self.slots.append(name + "@" + self._relation(data.relation))
+        elif data is not None:
+            self.tensors.append(data)
+            self.slots.append(name)
+            self.per_edge = self.per_edge or name in ("bias", "edge_value", "edge_key", "edge")
+
+    def named(self, role: str, value: Any) -> str:
+        """The name of an object. Adds the parameters of a module."""
+        if isinstance(value, nn.Module):
+            for name, parameter in value.named_parameters():
+                self.tensors.append(parameter)
+                self.slots.append("=" + role + "." + name)
+        return type(value).__name__ if type(value) in _PLAIN_TYPES else _name_of(value)
+
+    def _relation(self, relation: Relation | None) -> str:
+        if relation is None:
+            return "graph"
+        if type(relation) is Offset:  # the clip may be a symbol: T5's and ALiBi's tables are as long as the graph
+            self.clips.append(relation.clip)
+            return "offset"
+        return _name_of(relation)
+
+
+def aggregator_of(reduce: Any) -> Any:
+    """The aggregator of this name. Returns objects and functions unchanged, as tracing cannot create modules."""
+    return _BY_NAME[reduce] if isinstance(reduce, str) and reduce in _BY_NAME else reduce
+
+
+@constant
+def _to_text(*fields: Any) -> str:
+    return repr(fields)
+
+
+@constant
+def _reduced(reduce: str, heads: int, width: int) -> tuple[int, int]:
+    module = aggregator(_object(reduce))
+    like = next(module.parameters(), torch.zeros(())) if isinstance(module, nn.Module) else torch.zeros(())
+    index = Index.of(*(torch.arange(n, device=like.device) for n in (2, 3)))
+    with torch.no_grad():
+        out = module.reduce(like.new_zeros(2, heads, width), index)
+    return out.shape[-2], out.shape[-1]
+
+
+# ---------------------------------------------------------------------------------------------------- objects by name
+
+_PLAIN_TYPES = (Sum, Mean, Max, Min, Var, Median)
+_PLAIN: dict[str, Any] = {kind.__name__: kind() for kind in _PLAIN_TYPES}
+_BY_NAME: dict[str, Any] = {name: aggregator(name) for name in NAMED}
+_NUMBERS, _PROCESS = count(), token_hex(4)
+_MODULES: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
+_OBJECTS: dict[str, Any] = {}
+
+
+@constant
+def _name_of(value: Any) -> str:
+    """The name of an object in a program. Names that are not descriptions are unique to this process, so that programs
+    cached by another process do not match."""
+    if torch.compiler.is_exporting():
+        return _describe(value)
+    name = f"{type(value).__name__} {_PROCESS}{next(_NUMBERS)}"
+    (_MODULES if isinstance(value, nn.Module) else _OBJECTS)[name] = value
+    return name
+
+
+def names_objects(call: Call) -> bool:
+    """Whether the request runs code that is not the library's."""
+    form = read(call.form)
+    return form.reduce not in _PLAIN or bool(form.activation)
+
+
+def _object(name: str) -> Any:
+    for known in (_PLAIN, _OBJECTS, _MODULES):
+        if name in known:
+            return known[name]
+    if "(" in name or "." in name:
+        return restore(name)
+    raise RuntimeError(f"a compiled program uses a {name.split()[0]!r} that was freed; keep a reference to it")
+
+
+def _describe(value: Any) -> str:
+    """The text of an object in a program that another process will run."""
+    text = describe(value)
+    if text is None:
+        value = getattr(value, "function", value)  # an aggregator may be a function
+        name = getattr(value, "__qualname__", type(value).__name__)
+        raise ValueError(
+            f"torch.export cannot save {name}: a saved program holds the aggregators and relations of this library and "
+            f"torch's activations, and no code of your own; {ADVICE}"
+        )
+    return text
+
+
+# ---------------------------------------------------------------------------------------------------- at run time
+
+
+@lru_cache(maxsize=1024)
+def read(form: str) -> Form:
+    return Form(*literal_eval(form))
+
+
+def derived(call: Call, graph: Graph) -> Graph:
+    """The graph of a request, derived from the operator's graph."""
+    build, *arguments = read(call.form).derived or ("",)
+    return graph.derive(_object(build), *arguments, num_dst=call.sizes[0]) if build else graph
+
+
+def unflatten(call: Call, graph: Graph) -> Request:
+    """Unflattens a call to a request over `graph`."""
+    form, clips = read(call.form), iter(call.sizes[5:])
+    parts: dict[str, Any] = {}
+    bias: list[PerEdge] = []
+    for slot, tensor in zip(form.slots, call.tensors, strict=True):
+        name, _, relation = slot.partition("@")
+        table = BiasTable if name == "bias" else EmbeddingTable
+        data = table(tensor, _relation(relation, clips)) if relation else tensor
+        if name == "bias":
+            bias.append(data)
+        else:
+            parts[name] = data
+    return Request(
+        graph,
+        parts["value"],
+        _score(form, parts, call.numbers),
+        tuple(bias),
+        parts.get("edge_value"),
+        form.normalize,
+        call.numbers[0],
+        parts.get("seed"),
+        aggregator(_object(form.reduce)),
+        form.return_weights,
+    )
+
+
+def _relation(name: str, clips: Iterator[int]) -> Relation | None:
+    if name == "graph":
+        return None
+    return Offset(next(clips)) if name == "offset" else _object(name)
+
+
+def _score(form: Form, parts: dict[str, Any], numbers: Sequence[float]) -> Score | None:
+    _, scale, softcap, slope = numbers
+    if form.score == "Dot":
+        return Dot(parts["query"], parts["key"], scale, parts.get("edge_key"), softcap if form.capped else None)
+    if "dst" not in parts:
+        return None
+    activation = _object(form.activation) if form.activation else LeakyReLU(slope)
+    dst, src, edge = parts["dst"], parts["src"], parts.get("edge")
+    if form.score == "AdditiveScore":
+        return AdditiveScore(dst, src, activation, edge)
+    return AdditiveV2Score(dst, src, parts["vector"], activation, edge)
+
+
+def result(call: Call, graph: Graph) -> list[Tensor]:
+    """Out, and the weights if the request returns them. Modules run with the call's tensors as parameters."""
+    form, request = read(call.form), unflatten(call, graph)
+    own = {slot[1:]: tensor for slot, tensor in zip(form.slots, call.tensors, strict=True) if slot[0] == "="}
+
+    def run() -> tuple[Tensor, Tensor | None]:
+        return dispatch.run(request, form.backend)
+
+    results = torch.func.functional_call(_Modules(request), own, (run,)) if own else run()
+    return [x for x in results if x is not None]
+
+
+class _Modules(nn.Module):
+    """The modules of a request by role. `forward` calls a function."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__()
+        for role, module in (("reduce", request.reduce), ("activation", getattr(request.score, "activation", None))):
+            if isinstance(module, nn.Module):
+                self.add_module(role, module)
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()

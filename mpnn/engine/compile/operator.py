@@ -1,0 +1,205 @@
+"""`torch.ops.mpnn.run` and its backward.
+
+Backends differentiate with torch's autograd. The operator therefore runs them with gradients enabled and stores the
+recorded graph for its own backward, `torch.ops.mpnn.run_backward`. The record lives as long as the memory of one of the
+operator's results, the ticket, which the compiled program saves for its backward like any other tensor. A compiler may
+overwrite tensors that it considers unused and recompute them for the backward. If it did, or if the ticket was copied,
+the forward runs a second time on the current tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.engine import dispatch
+from mpnn.engine.compile.embedded import opened
+from mpnn.engine.compile.form import Call, derived, flatten, names_objects, read, result, unflatten
+from mpnn.engine.compile.outline import bound
+from mpnn.graph import Graph
+from mpnn.request import validation
+from mpnn.request.request import Request
+
+
+def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """As `mpnn.engine.dispatch.run`, recorded in the traced program."""
+    out, weights, _ = torch.ops.mpnn.run(*flatten(dispatch.seeded(request.with_tables_per_edge()), backend))
+    return out, weights if request.return_weights else None
+
+
+# ---------------------------------------------------------------------------------------------------- forward
+
+
+def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Out, the weights (empty unless returned) and the ticket."""
+    call = Call(*arguments)
+    graph = _graph(call)
+    if any(call.needs):
+        recorded = _record(call, graph)
+        outputs, ticket = [x.detach() for x in recorded.outputs], _ticket(recorded)
+    else:
+        outputs, ticket = result(call, graph), torch.zeros((), dtype=torch.int64)
+    out, *weights = (_unaliased(x, call.tensors) for x in outputs)
+    return out, weights[0] if weights else out.new_empty(0), ticket
+
+
+def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    call = Call(*arguments)
+    form, value = read(call.form), call.tensors[0]
+    request = unflatten(call, cast(Graph, _Sizes(call.sizes, value.device)))
+    validation.request(request)
+    heads, width = form.reduced or (request.heads, value.shape[-1])
+    out = value.new_empty(*request.batch, call.sizes[0], heads, width)
+    weights_shape = (*request.batch, call.sizes[2], request.heads) if form.return_weights else (0,)
+    return out, value.new_empty(weights_shape), torch.empty((), dtype=torch.int64)
+
+
+class _Sizes:
+    """A stand-in for a graph that suffices for validation and shapes."""
+
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        self.num_dst, self.num_src, self.num_edges = sizes[:3]
+        self.device, self.num_edge_types = device, 0
+
+    def cached(self, key: Any, build: Callable[[], Any]) -> Any:
+        return build()
+
+    def __repr__(self) -> str:
+        return f"the graph ({self.num_dst} x {self.num_src})"
+
+
+def _graph(call: Call) -> Graph:
+    graph = bound(opened(call.token), *call.sizes[3:5]).to(call.tensors[0].device)
+    return derived(call, graph)
+
+
+# ---------------------------------------------------------------------------------------------------- records
+
+
+class _Recorded(NamedTuple):
+    """The record of a forward for its backward: the detached inputs and the outputs."""
+
+    graph: Graph
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+class _Memory(np.ndarray):
+    """The memory of a ticket, which owns the record."""
+
+    recorded: _Recorded
+
+
+_TICKETS: WeakValueDictionary[int, _Memory] = WeakValueDictionary()
+
+
+def _ticket(recorded: _Recorded) -> Tensor:
+    memory = np.zeros((), np.int64).view(_Memory)
+    memory.recorded = recorded
+    ticket = torch.from_numpy(memory)
+    _TICKETS[ticket.data_ptr()] = memory
+    return ticket
+
+
+def _record(call: Call, graph: Graph) -> _Recorded:
+    """Runs the forward with gradients enabled."""
+    with _differentiable():
+        inputs = [t.detach().requires_grad_(needed) for t, needed in zip(call.tensors, call.needs, strict=True)]
+        outputs = result(call._replace(tensors=inputs), graph)
+    if names_objects(call):
+        _check_learns_nothing_else(outputs, inputs)
+    return _Recorded(graph, inputs, outputs)
+
+
+def _check_learns_nothing_else(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Raises RuntimeError if a tensor that is not an input of the program requires gradients."""
+    known = {id(x) for x in inputs}
+    todo = [x.grad_fn for x in outputs]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if node is None:
+            continue
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in known:
+            raise RuntimeError(
+                f"an aggregator or activation learns a tensor {list(variable.shape)} that compiled programs cannot "
+                "see; make it an nn.Module that has the tensor as a parameter"
+            )
+        new = {n for n, _ in node.next_functions} - seen
+        seen |= new
+        todo += new
+
+
+@contextmanager
+def _differentiable() -> Iterator[None]:
+    """Enables autograd: inside an operator torch disables both its mode and its kernels."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
+
+
+def _unaliased(x: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """A contiguous tensor that shares no memory with the others, as torch requires for results of an operator."""
+    x = x.contiguous()
+    memory = x.untyped_storage().data_ptr()
+    return x.clone() if any(memory == t.untyped_storage().data_ptr() for t in others) else x
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+
+
+# ---------------------------------------------------------------------------------------------------- backward
+
+
+def run_backward(grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Tensor, *arguments: Any) -> list[Tensor]:
+    """The gradients of the tensors that need one. `outputs` are not read. They are arguments because backends may have
+    saved them, and the compiler does not overwrite arguments."""
+    call = Call(*arguments)
+    memory = _TICKETS.get(ticket.data_ptr())
+    if memory is None:
+        recorded = _record(call, _graph(call))
+    elif all(map(_same_memory, memory.recorded.inputs, call.tensors)):
+        recorded = memory.recorded
+    else:
+        recorded = _record(call, memory.recorded.graph)
+    inputs = [x for x, needed in zip(recorded.inputs, call.needs, strict=True) if needed]
+    pairs = [(x, g) for x, g in zip(recorded.outputs, grads, strict=False) if x.requires_grad]
+    with _differentiable():
+        gradients = torch.autograd.grad(
+            [x for x, _ in pairs], inputs, [g for _, g in pairs], retain_graph=True, allow_unused=True
+        )
+    results: list[Tensor] = []
+    for x, g in zip(inputs, gradients, strict=True):
+        results.append(x.new_zeros(x.shape) if g is None else _unaliased(g, [*grads, *results]))
+    return results
+
+
+def run_backward_fake(
+    grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Tensor, *arguments: Any
+) -> list[Tensor]:
+    call = Call(*arguments)
+    return [t.new_empty(t.shape) for t, needed in zip(call.tensors, call.needs, strict=True) if needed]
+
+
+def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    call = Call(*inputs)
+    ctx.save_for_backward(*output, call.token, *call.tensors)
+    ctx.sizes, ctx.rest = call.sizes, call[3:]
+
+
+def backward(ctx: Any, grad_out: Tensor, grad_weights: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    out, weights, ticket, token, *tensors = ctx.saved_tensors
+    call = Call(token, ctx.sizes, tensors, *ctx.rest)
+    grads = iter(torch.ops.mpnn.run_backward([grad_out, grad_weights], [out, weights], ticket, *call))
+    return None, None, [next(grads) if needed else None for needed in call.needs], None, None, None

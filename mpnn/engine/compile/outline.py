@@ -1,0 +1,133 @@
+"""The stand-in for a graph while a program is traced."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mpnn.graph import Graph
+from mpnn.graph.relations import Relation
+from mpnn.graph.topology import Topology
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def constant(function: F) -> F:
+    """Decorator: while a program is traced, the function runs immediately on real tensors, and its result is a constant
+    of the program."""
+
+    @wraps(function)
+    def run(*arguments: Any) -> Any:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # torch.export's modes, which fake tensors
+            return function(*arguments)
+
+    return cast(F, torch.compiler.assume_constant_result(run))
+
+
+class Outline:
+    """The properties of a graph that are known while a program is traced: its sizes, which may be symbols, and its
+    number.
+
+    It replaces a `Graph` in specs and requests. Edges of explicit graphs are available. Reading the edges of a
+    structured graph specialises the program to its sizes.
+    """
+
+    def __init__(self, original: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> None:
+        self.original, self.token = original, original.token
+        self.num_dst, self.num_src, self.device = num_dst, num_src, device
+        self.base = num_dst, num_src
+        self.recipe: tuple[Any, ...] = ()
+        self.shift: int = original.memory if isinstance(original, Topology) else original.shift
+        self.positions = None if isinstance(original, Topology) else original.positions
+        self.edge_attr: Tensor | None = None if isinstance(original, Topology) else original.edge_attr
+
+    node_positions, edge_positions = Graph.node_positions, Graph.edge_positions
+    edge_type_rule: Relation | None = None  # looked up in the graph when sizes are known
+
+    @property
+    def relation(self) -> Relation | None:
+        """The relation of the graph or topology."""
+        return None if self.recipe else getattr(self.original, "relation", None)
+
+    @property
+    def is_explicit(self) -> bool:
+        return isinstance(self.original, Graph) and self.original._edges is not None
+
+    @property
+    def edge_index(self) -> Tensor:
+        if self.recipe:
+            return self.__getattr__("edge_index")
+        if isinstance(self.original, Graph) and self.original._edges is not None:
+            return self.original._edges
+        size = operator.index(self.num_dst), operator.index(self.num_src)
+        return _edges(self.original, *size).to(self.device)
+
+    @property
+    def num_edges(self) -> int:
+        if self.recipe:
+            return self.__getattr__("num_edges")
+        if isinstance(self.original, Graph) and self.original._edges is not None:
+            return self.original._edges.shape[1]
+        return _num_edges(self.original, operator.index(self.num_dst), operator.index(self.num_src))
+
+    @property
+    def has_edge_types(self) -> bool:
+        if self.recipe:
+            return self.__getattr__("has_edge_types")
+        if isinstance(self.original, Graph):
+            return self.original.has_edge_types
+        return _has_edge_types(self.original, operator.index(self.num_dst), operator.index(self.num_src))
+
+    def derive(self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None) -> Outline:
+        """As `Graph.derive`; runs when sizes are known."""
+        graph = Outline(self.original, num_dst, self.num_src if num_src is None else num_src, self.device)
+        graph.base, graph.recipe = (self.num_dst, self.num_src), (build, *arguments)
+        return graph
+
+    def cached(self, key: Any, build: Callable[[], Any]) -> Any:
+        """Calls `build`: compiled programs do not cache values on graphs."""
+        return build()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name!r} of a graph is not known while torch.compile traces; known are num_dst, num_src, shift, "
+            "positions, device, edge_attr, edge_index, num_edges, has_edge_types. Compute it outside, or leave this "
+            "layer uncompiled"
+        )
+
+
+def outline(graph: Topology | Graph | Outline, num_dst: int, num_src: int, device: torch.device) -> Graph:
+    """A stand-in for a graph of this size in a traced program."""
+    return cast(Graph, graph if isinstance(graph, Outline) else Outline(graph, num_dst, num_src, device))
+
+
+def bound(graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:
+    """The graph, or the topology bound to these sizes."""
+    return graph.bind(num_dst, num_src) if isinstance(graph, Topology) else graph
+
+
+@constant
+def built(build: Callable[..., Any], *arguments: Any) -> Any:
+    """`build(*arguments)`, computed once per program."""
+    return build(*arguments)
+
+
+@constant
+def _num_edges(graph: Topology | Graph, num_dst: int, num_src: int) -> int:
+    return bound(graph, num_dst, num_src).num_edges
+
+
+@constant
+def _has_edge_types(topology: Topology, num_dst: int, num_src: int) -> bool:
+    return topology.bind(num_dst, num_src).has_edge_types
+
+
+@constant
+def _edges(graph: Topology | Graph, num_dst: int, num_src: int) -> Tensor:
+    return bound(graph, num_dst, num_src).edge_index

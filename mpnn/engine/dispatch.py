@@ -1,0 +1,79 @@
+"""The one door to the backends: validates a request, plans it once for its graph, seeds its dropout and runs it.
+
+Callers need no preparation; whatever a backend relies on is done here. Plans are cached on the graph, by the request's
+signature: requests of one shape over one graph are validated and planned once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mpnn.engine.plan import Direct, choose, direct
+from mpnn.request import rng, validation
+from mpnn.request.request import Request
+
+
+class Choice(NamedTuple):
+    """What runs all requests of one signature over a graph.
+
+    `device` is the type of the device: to write its name takes as long as to allocate a small tensor, so it is kept.
+    `direct` is the kernel itself if the backend does nothing else for these requests, see `plan.direct`.
+    """
+
+    backend: ModuleType
+    device: str
+    direct: Direct | None
+
+
+def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Runs a request.
+
+    The dtype of the features decides the arithmetic; autocast, which acts on the linear maps around, ends here.
+
+    Returns:
+        out [..., N_dst, H, D], and the weights [..., E, H] if the request asks for them.
+
+    Raises:
+        ValueError, TypeError: the parts of the request do not fit together, or the named backend refuses it.
+    """
+    request = request.with_tables_per_edge()
+    try:
+        key = "backend", backend, request.signature
+        chosen = request.graph.cached(key, lambda: choice(request, backend))
+    except TypeError:  # an unhashable option: validation has a sentence for it
+        chosen = choice(request, backend)
+    return run_by(chosen, request)
+
+
+def choice(request: Request, backend: str) -> Choice:
+    """Validates and plans a request.
+
+    Raises:
+        ValueError, TypeError: the parts of the request do not fit together, or the named backend refuses it.
+    """
+    validation.request(request)
+    if request.value.is_meta:
+        raise ValueError("tensors on the device meta hold no numbers; move the graph and the features elsewhere")
+    chosen = choose(request, backend)
+    return Choice(chosen, request.value.device.type, direct(chosen, request))
+
+
+def run_by(choice: Choice, request: Request) -> tuple[Tensor, Tensor | None]:
+    """Runs a request whose signature was planned before."""
+    request = seeded(request)
+    if not torch.is_autocast_enabled(choice.device):
+        return choice.backend.run(request)
+    with torch.autocast(choice.device, enabled=False):
+        return choice.backend.run(request)
+
+
+def seeded(request: Request) -> Request:
+    """The request with a dropout seed, drawn from torch's default generator, if it needs one and has none."""
+    if request.dropout and request.seed is None:
+        return replace(request, seed=rng.new_seed(request.value.device))
+    return request

@@ -1,0 +1,162 @@
+"""The plan: which backend runs a request, and the reasons against the others.
+
+Each backend that supports the request estimates its cost, and the one with the lowest estimate runs. A backend chosen
+by name runs, or raises `Refused` with its reason; there is no silent fallback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from mpnn.backends import BACKENDS
+from mpnn.request.request import Request
+
+Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""A function of query, key, value and scale that returns out [..., N_dst, H, D]."""
+
+
+class Refused(ValueError):
+    """The backend chosen by name cannot run the request."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One backend: its estimate in seconds and bytes, or the reason why it does not support the request."""
+
+    name: str
+    seconds: float
+    bytes: float
+    reason: str | None
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """The chosen backend and all candidates, the fastest first."""
+
+    backend: str
+    candidates: tuple[Candidate, ...]
+    graph: str
+    work: str
+
+    def __str__(self) -> str:
+        lines = [f"graph   {self.graph}", f"work    {self.work}", f"plan    {self.backend}"]
+        for c in self.candidates:
+            if c.reason is None:
+                note = "chosen" if c.name == self.backend else "would run, but is estimated slower"
+                lines.append(f"  {c.name:<10} {_seconds(c.seconds):>8}  {_bytes(c.bytes):>8}  {note}")
+            else:
+                lines.append(f"  {c.name:<10} {'-':>8}  {'-':>8}  no: {c.reason}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Plan(backend={self.backend!r})"
+
+
+def choose(request: Request, backend: str = "auto") -> ModuleType:
+    """The backend that runs the request.
+
+    Raises:
+        ValueError: if no backend has this name.
+        Refused: if the named backend does not support the request; the message states the reason.
+    """
+    if backend == "auto":
+        able = [b for b in BACKENDS if b.supports(request) is None]
+        return able[0] if len(able) == 1 else min(able, key=lambda b: b.estimate(request).seconds)
+    if not isinstance(backend, str):
+        raise TypeError(f'backend must be "auto" or the name of one; got {backend!r}')
+    named = {b.NAME: b for b in BACKENDS}
+    if backend not in named:
+        raise ValueError(f"there is no backend {backend!r}; there are auto, {', '.join(named)}")
+    reason = named[backend].supports(request)
+    if reason is not None:
+        raise Refused(f"backend {backend!r} cannot run this: {reason}")
+    return named[backend]
+
+
+def direct(chosen: ModuleType, request: Request) -> Direct | None:
+    """A kernel that computes all requests of this form by itself, if the chosen backend has one."""
+    kernel: Direct | None = chosen.direct(request) if hasattr(chosen, "direct") else None
+    return kernel
+
+
+def plan(request: Request, backend: str = "auto") -> Plan:
+    """The chosen backend, and the estimate or the reason of each candidate."""
+    request = request.with_tables_per_edge()
+    candidates = []
+    for b in BACKENDS:
+        reason = b.supports(request)
+        seconds, size = b.estimate(request) if reason is None else (float("inf"), float("inf"))
+        candidates.append(Candidate(b.NAME, seconds, size, reason))
+    candidates.sort(key=lambda c: c.seconds)
+    return Plan(choose(request, backend).NAME, tuple(candidates), _describe_graph(request), _describe_work(request))
+
+
+def explain(op: Any, *features: Any, **call: Any) -> Plan:
+    """Prints and returns the plan for `op(x, ...)`: the chosen backend with its estimated time and memory, and for
+    each other backend its estimate or the reason why it cannot run.
+
+    Args:
+        op: a `MessagePassing`, called as `explain(op, x, graph)`, or a `Request` without further arguments.
+
+    Raises:
+        TypeError: if `op` has another type, or the arguments do not match the signature of `op`.
+    """
+    if isinstance(op, Request):
+        request = op
+    elif not hasattr(op, "request"):
+        raise TypeError(
+            f"op must be a MessagePassing or a Request; got {type(op).__name__}: write explain(op, x, graph), with one "
+            "layer of a model as op"
+        )
+    else:
+        try:
+            signature(op.request).bind(*features, **call)
+        except TypeError as error:
+            raise TypeError(f"explain(op, x, graph, ...) takes what op(...) takes: {error}") from None
+        request = op.request(*features, **call)
+    result = plan(request, getattr(op, "backend", "auto"))
+    print(result)
+    return result
+
+
+def _describe_graph(request: Request) -> str:
+    graph = request.graph
+    pairs = max(graph.num_dst * graph.num_src, 1)
+    text = f"{graph!r}, {graph.num_edges / pairs:.2%} of all pairs"
+    if graph.is_explicit:
+        return text
+    if graph.labels is not None and (cliques := sum(map(len, graph.cliques))) > 1:
+        return f"{text}, {cliques:,} cliques"
+    return f"{text}, {len(graph.runs.start):,} runs"
+
+
+def _describe_work(request: Request) -> str:
+    value = request.value
+    what = (
+        "aggregation"
+        if request.score is None
+        else {"Dot": "dot-product", "AdditiveScore": "additive"}.get(type(request.score).__name__, "additive (v2)")
+        + f" attention, {request.normalize}"
+    )
+    batch = "" if not request.batch else f", batch {' x '.join(map(str, request.batch))}"
+    grad = "with gradients" if request.needs_grad else "without gradients"
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{what}, {request.heads} x {value.shape[-1]}{batch}, {dtype} on {value.device.type}, {grad}"
+
+
+def _seconds(s: float) -> str:
+    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.2f} ms" if s >= 1e-3 else f"{s * 1e6:.0f} us"
+
+
+def _bytes(b: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if b < 1000:
+            return f"{b:.0f} {unit}"
+        b /= 1000
+    return f"{b:.1f} GB"

@@ -1,0 +1,225 @@
+"""The LRU cache of bound graphs, shared by all layers and steps: limited in number and in bytes.
+
+A bound graph is small, but layers cache derived values on it: edge lists, sorted copies, copies on other devices. The
+cache counts all of them, and evicts the least recently used graphs when the total exceeds `limit`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import wraps
+from threading import RLock
+from types import FunctionType, ModuleType
+from typing import Any, ParamSpec
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpnn.graph import Graph, csr
+
+P = ParamSpec("P")
+
+_MOST = 256  # graphs
+_OBJECT = 4096  # bytes of a graph without any array, roughly
+_ATOMS = (str, bytes, int, float, type(None), type, torch.dtype, torch.device, ModuleType, nn.Module)
+
+
+@dataclass(eq=False)
+class _Entry:
+    graph: Graph
+    nbytes: int = _OBJECT
+    stamp: int = field(default=-1)
+
+
+class BindCache:
+    """An LRU cache of graphs, keyed by the function and arguments that build them.
+
+    `limit` is the number of bytes of all graphs and the values cached on them, on all devices. The most recently used
+    graph is never evicted. Eviction only drops the cache's reference.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._newest: _Entry | None = None
+        self._limit, self._derived = limit, csr.derivations()
+        self._lock = RLock()
+
+    @property
+    def limit(self) -> int:
+        return self._limit
+
+    @limit.setter
+    def limit(self, nbytes: int) -> None:
+        if isinstance(nbytes, bool) or not isinstance(nbytes, (int, np.integer)):
+            raise TypeError(f"limit must be an integer, a number of bytes; got {nbytes!r}")
+        if nbytes < 0:
+            raise ValueError(f"limit must not be negative; got {nbytes}")
+        with self._lock:
+            self._limit = int(nbytes)
+            self._measure(self._entries.values())
+            self._evict()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cached graphs and the values cached on them, measured now."""
+        with self._lock:
+            self._measure(self._entries.values())
+            return self._total()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def clear(self) -> None:
+        """Removes all graphs."""
+        with self._lock:
+            self._entries.clear()
+            self._newest = None
+
+    def get(self, build: Callable[..., Graph], *arguments: Hashable) -> Graph:
+        """Returns `build(*arguments)`, and the same graph as long as it is cached.
+
+        Concurrent threads may build it twice, but all receive the same graph.
+        """
+        key = build, arguments
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._use(key, entry)
+                return entry.graph
+        graph = build(*arguments)
+        with self._lock:
+            entry = self._entries.setdefault(key, _Entry(graph))
+            self._newest = entry
+            self._entries.move_to_end(key)
+            self._account(self._entries.values())
+            return entry.graph
+
+    def _use(self, key: Hashable, entry: _Entry) -> None:
+        before = self._newest
+        if entry is not before:  # hashing an expression takes as long as the rest of this function
+            self._newest = entry
+            self._entries.move_to_end(key)
+        if csr.derivations() != self._derived:
+            self._account((entry,) if before is None else (before, entry))
+
+    def _account(self, entries: Iterable[_Entry]) -> None:
+        """Measures those of the entries that have changed, and evicts.
+
+        The cache is not told which graph has changed. Between two lookups it is most likely the last one looked up,
+        so `_use` passes this entry and the current one. Building a graph is expensive anyway, so `get` passes all.
+        """
+        self._derived = csr.derivations()
+        self._measure(entries)
+        self._evict()
+
+    def _measure(self, entries: Iterable[_Entry]) -> None:
+        for entry in entries:
+            stamp = _stamp(entry.graph)
+            if stamp != entry.stamp:
+                entry.stamp, entry.nbytes = stamp, _OBJECT + bytes_of(entry.graph)
+
+    def _evict(self) -> None:
+        while len(self._entries) > 1 and (len(self._entries) > _MOST or self._total() > self._limit):
+            self._entries.popitem(last=False)
+
+    def _total(self) -> int:
+        return sum({id(entry.graph): entry.nbytes for entry in self._entries.values()}.values())
+
+    def unlock(self) -> None:
+        """Replaces the lock: in a forked process, the thread that holds it does not exist."""
+        self._lock = RLock()
+
+
+def cached_graph(build: Callable[P, Graph]) -> Callable[P, Graph]:
+    """Decorates a function of hashable arguments to keep its graphs in the cache."""
+
+    @wraps(build)
+    def cached(*arguments: P.args, **_: P.kwargs) -> Graph:
+        return CACHE.get(build, *arguments)
+
+    return cached
+
+
+def bytes_of(root: Any) -> int:
+    """Bytes of all arrays and tensors reachable from an object. Shared memory counts once."""
+    seen: set[int] = set()
+    todo, total = [root], 0
+    while todo:
+        x = todo.pop()
+        if isinstance(x, _ATOMS) or id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, Tensor):
+            total += _storage_bytes(x, seen)
+            todo += vars(x).values()
+        elif isinstance(x, np.ndarray):
+            if isinstance(x.base, (np.ndarray, Tensor)):
+                todo.append(x.base)
+            else:
+                total += x.nbytes
+        elif isinstance(x, dict):
+            todo += x.values()
+        elif isinstance(x, (list, tuple, set, frozenset)):
+            todo += x
+        elif isinstance(x, FunctionType):
+            todo += _closure(x)
+        else:
+            todo += getattr(x, "__dict__", {}).values()
+    return total
+
+
+def _closure(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
+
+
+def _storage_bytes(x: Tensor, seen: set[int]) -> int:
+    if x.layout != torch.strided:
+        return sum(_storage_bytes(part, seen) for part in (x.values(), *_indices(x)))
+    if x.is_meta:
+        return 0
+    storage = x.untyped_storage()
+    key = -storage.data_ptr()  # negative, so it differs from every object's id
+    if key in seen:
+        return 0
+    seen.add(key)
+    return storage.nbytes()
+
+
+def _indices(x: Tensor) -> tuple[Tensor, ...]:
+    if x.layout == torch.sparse_coo:
+        return (x.indices(),)
+    return (x.crow_indices(), x.col_indices())
+
+
+def _stamp(graph: Graph) -> int:
+    """A number that grows with each value cached on the graph."""
+    count = 0
+    for one in _derived_graphs(graph):
+        attributes = vars(one)
+        edge_lists = [attributes[name] for name in ("csr", "csc") if name in attributes]
+        count += len(attributes) + len(one._memo) + sum(len(vars(edges)) for edges in edge_lists)
+    return count
+
+
+def _derived_graphs(graph: Graph) -> Iterator[Graph]:
+    """The graph and all graphs cached on it: copies on other devices, and graphs derived by layers."""
+    todo, seen = [graph], {id(graph)}
+    while todo:
+        one = todo.pop()
+        yield one
+        for other in (*one._moved.values(), *one._memo.values()):
+            if isinstance(other, Graph) and id(other) not in seen:
+                seen.add(id(other))
+                todo.append(other)
+
+
+CACHE = BindCache(limit=2 << 30)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=CACHE.unlock)

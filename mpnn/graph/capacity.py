@@ -1,0 +1,41 @@
+"""Checks whether a large array fits into memory before it is allocated.
+
+Linux overcommits memory, so an allocation that is too large rarely fails: the process is killed while filling it. This
+check compares the size with the system's own estimate of available memory, and raises an error instead.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_SMALL = 1 << 28  # bytes below which nothing is checked
+
+
+def require(nbytes: int, what: str, advice: str) -> None:
+    """Raises unless `nbytes` bytes are available.
+
+    Raises:
+        MemoryError: if less memory is available. The message names `what` needs it and ends with `advice`.
+    """
+    if nbytes < _SMALL:
+        return
+    free = available_bytes()
+    if nbytes > free:
+        raise MemoryError(
+            f"{what} would need about {nbytes / 2**30:,.1f} GiB, but {free / 2**30:,.1f} GiB are available; {advice}"
+        )
+
+
+def available_bytes() -> int:
+    """The bytes that a new array can use without swapping, as reported by the system; otherwise all of its memory."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return 1 << 62

@@ -1,0 +1,157 @@
+"""Explicit edges: validation, and sorting into CSR for kernels that process rows.
+
+This file is separate from `Graph` because it does not depend on topologies, runs or attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+_derivations = [0]
+
+
+def derivations() -> int:
+    """A counter that changes whenever a value is cached on a graph."""
+    return _derivations[0]
+
+
+def outside_inference_mode(build: Callable[[], T]) -> T:
+    """Returns `build()`, run outside `torch.inference_mode` so that its tensors can be used in training."""
+    if torch.is_inference_mode_enabled():
+        recording = torch.is_grad_enabled()  # plans depend on it, and leaving inference mode enables it
+        with torch.inference_mode(False), torch.set_grad_enabled(recording):
+            value = build()
+    else:
+        value = build()
+    _derivations[0] += 1
+    return value
+
+
+class graph_property(cached_property[T]):
+    """A cached property that is computed outside inference mode."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        get = super().__get__
+        return outside_inference_mode(lambda: get(instance, owner))
+
+
+@dataclass(frozen=True, eq=False)
+class CSR:
+    """Edges sorted by row: row r has the edges `ptr[r]:ptr[r+1]`, each with its `col`. All int64.
+
+    `edge_id` is the index of each edge in the caller's order; None if both orders are the same.
+    """
+
+    ptr: Tensor
+    col: Tensor
+    edge_id: Tensor | None
+
+    @graph_property
+    def row(self) -> Tensor:
+        """The row of each edge, [E]."""
+        return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.col))
+
+    @graph_property
+    def position(self) -> Tensor | None:
+        """The index in this order of each edge of the caller's order, [E]; None if both orders are the same."""
+        return None if self.edge_id is None else self.edge_id.argsort()
+
+    def from_caller(self, per_edge: Tensor, dim: int = 0) -> Tensor:
+        """Permutes values from the caller's edge order to this order."""
+        return per_edge if self.edge_id is None else per_edge.index_select(dim, self.edge_id)
+
+    def to_caller(self, per_edge: Tensor, dim: int = 0) -> Tensor:
+        """Permutes values from this edge order to the caller's order."""
+        return per_edge if self.position is None else per_edge.index_select(dim, self.position)
+
+
+def sorted_by(row: Tensor, col: Tensor, num_rows: int) -> CSR:
+    """Sorts the edges row[e], col[e] by row. The sort is stable."""
+    edge_id = torch.sort(row, stable=True).indices
+    ptr = torch.bincount(row + 1, minlength=num_rows + 1).cumsum(0)
+    return CSR(ptr, col.index_select(0, edge_id), edge_id)
+
+
+def nodes_without_loop(edges: Tensor, num_nodes: int) -> Tensor:
+    """The nodes without a self-loop, ascending."""
+    src, dst = edges
+    missing = torch.ones(num_nodes, dtype=torch.bool, device=edges.device)
+    missing[dst[src == dst]] = False
+    return missing.nonzero().squeeze(1)
+
+
+def one_way(edges: Tensor, num_nodes: int) -> Tensor:
+    """The indices of edges without a reverse edge, ascending."""
+    src, dst = edges
+    return (~torch.isin(src * num_nodes + dst, dst * num_nodes + src)).nonzero().squeeze(1)
+
+
+def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tensor | None]) -> None:
+    """Validates edges, and `edge_attr` and `edge_type` in `data`, for a graph of this size."""
+    for name, n in (("num_dst", num_dst), ("num_src", num_src)):
+        if n < 0:
+            raise ValueError(f"{name} must not be negative; got {n}")
+    if edges is None:
+        return
+    check_form(edges)
+    check_ends(edges, num_dst, num_src)
+    for name, values in data.items():
+        if values is not None:
+            check_data(name, values, edges)
+    edge_type = data["edge_type"]
+    if edge_type is not None:
+        check_edge_type(edge_type)
+
+
+def check_form(edges: Tensor) -> None:
+    """Raises ValueError or TypeError unless the edges are integers [2, E]."""
+    if edges.dim() != 2 or edges.shape[0] != 2:
+        hint = "; pass edge_index.T" if edges.dim() == 2 and edges.shape[1] == 2 else ""
+        raise ValueError(
+            f"edge_index must have shape [2, E], sources above destinations; got {list(edges.shape)}{hint}"
+        )
+    if edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool:
+        raise TypeError(f"edge_index must hold integers; got {edges.dtype}")
+
+
+def check_ends(edges: Tensor, num_dst: int, num_src: int) -> None:
+    """Raises IndexError if an edge refers to a node that does not exist. The message names the first such edge."""
+    if edges.shape[1] == 0:
+        return
+    least, most = (ends.tolist() for ends in edges.aminmax(dim=1))
+    if min(least) >= 0 and most[0] < num_src and most[1] < num_dst:
+        return
+    for role, ends, n in (("source", edges[0], num_src), ("destination", edges[1], num_dst)):
+        bad = ((ends < 0) | (ends >= n)).nonzero()
+        if len(bad):
+            e = int(bad[0])
+            raise IndexError(
+                f"edge {e} ({int(edges[0, e])} -> {int(edges[1, e])}) has {role} {int(ends[e])}, "
+                f"but there are {n} {role}s, counted from 0"
+            )
+
+
+def check_data(name: str, data: Tensor, edges: Tensor) -> None:
+    """Raises ValueError unless `data` has one row per edge and is on the device of the edges."""
+    if data.dim() == 0 or len(data) != edges.shape[1]:
+        raise ValueError(f"{name} must have one row for each of the {edges.shape[1]} edges; got {list(data.shape)}")
+    if data.device != edges.device:
+        raise ValueError(f"{name} is on {data.device} and the edges on {edges.device}; move one")
+
+
+def check_edge_type(edge_type: Tensor) -> None:
+    """Raises TypeError or ValueError unless edge types are integers [E] >= 0. The message names the first bad edge."""
+    if edge_type.is_floating_point() or edge_type.is_complex() or edge_type.dtype == torch.bool or edge_type.dim() != 1:
+        raise TypeError(f"edge_type must be integers [E]; got {edge_type.dtype} of shape {list(edge_type.shape)}")
+    bad = (edge_type < 0).nonzero()
+    if len(bad):
+        raise ValueError(f"edge {int(bad[0])} has edge_type {int(edge_type[bad[0]])}; edge types count from 0")

@@ -1,0 +1,91 @@
+"""Constructors of derived graphs: they change the edges and inherit relation, positions and device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mpnn.graph.runs import Runs
+
+if TYPE_CHECKING:
+    from mpnn.graph.graph import Graph
+
+
+def structured(graph: Graph, runs: Runs, other: Graph | None = None, **changes: Any) -> Graph:
+    """A graph with these rows of runs.
+
+    `other`: a second graph to inherit from, for binary operations. `changes` override arguments of `Graph`.
+    """
+    arguments = {"num_dst": runs.num_dst, "num_src": runs.num_src, "runs": runs, **_inherited(graph, other)}
+    return type(graph)(**{**arguments, **changes})
+
+
+def selected(graph: Graph, which: Tensor, other: Graph | None = None, **changes: Any) -> Graph:
+    """A graph with the edges `which` and their data; `which` indexes `edge_index`, int64 or bool."""
+    data = {name: None if old is None else old[which] for name, old in edge_data(graph).items()}
+    edges = graph.edge_index[:, which]
+    arguments = {"num_dst": graph.num_dst, "num_src": graph.num_src, "edges": edges, **data, **_inherited(graph, other)}
+    return type(graph)(**{**arguments, **changes})
+
+
+def renumbered(graph: Graph, edges: Tensor, **changes: Any) -> Graph:
+    """A graph with the same edge data and renumbered edges, int64 [2, E]."""
+    arguments = {"num_dst": graph.num_dst, "num_src": graph.num_src, **edge_data(graph), **_inherited(graph)}
+    return type(graph)(**{**arguments, "edges": edges, **changes})
+
+
+def extended(graph: Graph, new_edges: Tensor, **new_data: Any) -> Graph:
+    """A graph with new edges, int64 [2, E'], and their data appended to its edges."""
+    if new_edges.shape[1] == 0:
+        return graph
+    old_data = edge_data(graph)
+    if old_data["edge_type"] is not None and new_data.get("edge_type") is None:
+        raise ValueError(
+            f"the {new_edges.shape[1]} new edges would have no edge_type; add them with their edge types through "
+            "graphs.from_edges"
+        )
+    data: Any = {name: None if old is None else torch.cat([old, new_data[name]]) for name, old in old_data.items()}
+    edges = torch.cat([graph.edge_index, new_edges], 1)
+    return type(graph)(graph.num_dst, graph.num_src, edges=edges, **data, **_inherited(graph))
+
+
+def edge_data(graph: Graph) -> dict[str, Tensor | None]:
+    """The data stored per edge, by argument name of `Graph`. Edge types computed by a rule are not included."""
+    return {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type if graph.edge_type_rule is None else None}
+
+
+def check_form(graph: Graph) -> None:
+    """Raises ValueError unless the graph has exactly one of the three forms, with consistent sizes."""
+    if damage := _damage(graph):
+        raise ValueError(f"a pickle holds a damaged graph: {damage}; save the graph again")
+
+
+def _damage(graph: Graph) -> str | None:
+    sizes = (graph.num_dst, graph.num_src)
+    runs, labels, order, positions = graph._given_runs, graph._labels, graph.order, graph.positions
+    if any(type(n) is not int for n in sizes):
+        return f"its sizes are {sizes[0]!r} and {sizes[1]!r}"
+    if [form is None for form in (runs, labels, graph._edges)].count(False) != 1:
+        return "it needs one of runs, labels and edges"
+    if runs is not None and (runs.num_dst, runs.num_src) != sizes:
+        return f"its runs are {runs.num_dst} x {runs.num_src}, not {sizes[0]} x {sizes[1]}"
+    if labels is not None and not labels.shape == sizes[:1] == sizes[1:]:
+        return f"its labels have shape {list(labels.shape)}, and it has {sizes[0]} x {sizes[1]} nodes"
+    if order is not None and not _is_order(order, graph.num_dst):
+        return f"its order is not a permutation of {graph.num_dst} rows"
+    if positions is not None and tuple(map(len, positions)) != sizes:
+        return f"it has positions for {' x '.join(str(len(at)) for at in positions)} nodes, not {sizes[0]} x {sizes[1]}"
+    return None
+
+
+def _is_order(order: Tensor, count: int) -> bool:
+    return order.dtype == torch.int64 and torch.equal(order.cpu().sort().values, torch.arange(count))
+
+
+def _inherited(graph: Graph, other: Graph | None = None) -> dict[str, Any]:
+    relation, shift, positions = graph.relation, graph.shift, graph.positions
+    if other is not None:
+        relation, shift, positions = relation or other.relation, shift or other.shift, positions or other.positions
+    return {"relation": relation, "shift": shift, "positions": positions, "device": graph.device}

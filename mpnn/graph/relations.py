@@ -1,0 +1,166 @@
+"""Relations: rules that give every edge an integer edge type.
+
+Shaw's and T5's relative positions, ALiBi, Swin's table, Graphormer's spatial encoding and convolution all learn a
+number, a vector or a linear map per edge type; they differ in the rule that assigns the type. A rule is evaluated
+inside the kernel from the positions of source and destination, so no N x N tensor is stored. Explicit graphs may store
+the types as data instead: `edge_type`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Relation(ABC):
+    """A rule that maps the positions of a destination and a source to an edge type in `[0, count)`."""
+
+    count: int
+
+    @abstractmethod
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        """The types of the edges src -> dst, int64. `dst` and `src` are integer positions that broadcast."""
+
+    @property
+    def is_value(self) -> bool:
+        """Whether rules of this class compare by value. A rule that compares by identity may be a new object in each
+        call, so graphs must not cache values under it."""
+        return type(self).__eq__ is not object.__eq__
+
+
+@dataclass(frozen=True)
+class Offset(Relation):
+    """The clipped relative position of the source: `clamp(j - i, -clip, clip) + clip`."""
+
+    clip: int
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return 2 * self.clip + 1
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        return (src - dst).clamp(-self.clip, self.clip) + self.clip
+
+
+@dataclass(frozen=True)
+class GridOffset(Relation):
+    """The relative position in an image of `width` pixels per row: `(dy + rows) * (2 * columns + 1) + (dx + columns)`.
+
+    `dy` and `dx` are clipped to `rows` and `columns`.
+    """
+
+    width: int
+    rows: int
+    columns: int
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return (2 * self.rows + 1) * (2 * self.columns + 1)
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        dy = (src // self.width - dst // self.width).clamp(-self.rows, self.rows) + self.rows
+        dx = (src % self.width - dst % self.width).clamp(-self.columns, self.columns) + self.columns
+        return dy * (2 * self.columns + 1) + dx
+
+
+@dataclass(frozen=True)
+class Taps(Relation):
+    """The kernel weight of each edge of a convolution between two images.
+
+    Destination (y, x) receives from source (y * stride - padding + a * dilation, x * stride - padding + b * dilation)
+    with edge type a * columns + b. Offsets outside the kernel are clipped.
+
+    `width` and `dst_width` are the pixels per row of the source and the destination image. `kernel` holds the rows and
+    columns of the kernel. All pairs are (vertical, horizontal).
+    """
+
+    width: int
+    dst_width: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return self.kernel[0] * self.kernel[1]
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        down = self._tap(dst // self.dst_width, src // self.width, 0)
+        across = self._tap(dst % self.dst_width, src % self.width, 1)
+        return down * self.kernel[1] + across
+
+    def _tap(self, dst: Tensor, src: Tensor, axis: int) -> Tensor:
+        offset = src - dst * self.stride[axis] + self.padding[axis]
+        return (offset // self.dilation[axis]).clamp(0, self.kernel[axis] - 1)
+
+
+class Table(Relation):
+    """Edge types as an integer matrix [num_dst, num_src], such as shortest-path lengths. Compares by identity."""
+
+    def __init__(self, classes: Tensor) -> None:
+        if classes.dim() != 2 or classes.is_floating_point():
+            raise ValueError(f"a relation table is an integer matrix [num_dst, num_src]; got {_describe(classes)}")
+        if classes.numel() and int(classes.min()) < 0:
+            raise ValueError("edge types in a relation table must not be negative; it holds a negative one")
+        self.classes = classes.long()
+        self._moved = {self.classes.device: self.classes}
+        self.count = int(classes.max()) + 1 if classes.numel() else 0
+
+    def check_fits(self, num_dst: int, num_src: int, shift: int = 0) -> None:
+        """Raises ValueError unless the table has an edge type for every pair of a graph of this size."""
+        if shift:
+            raise ValueError("a relation table does not support memory nodes (memory); use a rule instead")
+        if self.classes.shape != (num_dst, num_src):
+            raise ValueError(f"{self} does not fit a graph of {num_dst} x {num_src} (destinations x sources)")
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        if dst.device not in self._moved:
+            self._moved[dst.device] = self.classes.to(dst.device)
+        return self._moved[dst.device][dst, src]
+
+    def __reduce__(self) -> Any:
+        """Pickles the matrix without its copies on other devices; unpickling validates it again."""
+        return Table, (self.classes,)
+
+    def __repr__(self) -> str:
+        return f"Table({self.classes.shape[0]} x {self.classes.shape[1]}, {self.count} edge types)"
+
+
+@dataclass(frozen=True)
+class Flipped(Relation):
+    """The relation of the reversed edges."""
+
+    inner: Relation
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return self.inner.count
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        return self.inner.ids(src, dst)
+
+
+def flipped(relation: Relation) -> Relation:
+    """Returns the relation that gives reversed edges the same types."""
+    return relation.inner if isinstance(relation, Flipped) else Flipped(relation)
+
+
+def as_relation(relation: Relation | Tensor) -> Relation:
+    """Returns a relation unchanged and converts an integer matrix to a `Table`."""
+    if isinstance(relation, Relation):
+        return relation
+    try:
+        return Table(torch.as_tensor(relation))
+    except (TypeError, RuntimeError):
+        raise TypeError(
+            f"relation must be a Relation, or an integer matrix [num_dst, num_src]; got {type(relation).__name__}"
+        ) from None
+
+
+def _describe(x: Tensor) -> str:
+    return f"{x.dtype} of shape {list(x.shape)}"

@@ -1,0 +1,331 @@
+"""Rows of runs: the physical form of every structured graph.
+
+The in-neighbors of each destination are stored as sorted, disjoint half-open runs `[start, stop)`. A complete, causal
+or window graph needs one run per row where an edge list needs up to N entries, so set algebra, degrees, block masks
+and transposition cost O(runs), not O(edges).
+
+All algorithms here use one representation. The rows are concatenated to a single line, with one unused column after
+each row, and a graph is a sorted list of intervals on this line. Sort all starts and all stops of a set of intervals
+into `S` and `T`. Before `S[k]`, exactly k intervals have started, so `T[k-1] < S[k]` means that all of them have ended
+(a gap in the union). For two lists of disjoint intervals, `S[k] < T[k-1]` means that two are open (the intersection).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from mpnn.graph import capacity
+
+Ints = NDArray[np.int64]
+
+_UNCHECKED = 1 << 23  # number of runs below which available memory is not checked
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Sorted, disjoint, non-touching runs of sources for each of `num_dst` rows.
+
+    `ptr` [num_dst + 1] delimits the runs of each row in `start` and `stop` [num_runs]; all int64.
+    """
+
+    num_dst: int
+    num_src: int
+    ptr: Ints
+    start: Ints
+    stop: Ints
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sizes and tensors, so that `torch.load(weights_only=True)` works."""
+        arrays = {name: torch.tensor(getattr(self, name)) for name in ("ptr", "start", "stop")}
+        return {"num_dst": self.num_dst, "num_src": self.num_src, **arrays}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Validates the runs, because kernels do not check indices.
+
+        Raises:
+            ValueError: if the runs are not sorted, disjoint and within the sizes.
+        """
+        try:
+            arrays = {name: np.array(state[name].cpu().numpy()) for name in ("ptr", "start", "stop")}
+            self.__dict__.update(arrays, num_dst=state["num_dst"], num_src=state["num_src"])
+            valid = self._is_valid()
+        except (KeyError, AttributeError, TypeError, ValueError, IndexError):
+            valid = False
+        if not valid:
+            raise ValueError("a pickle holds a graph whose runs are damaged; save the graph again")
+
+    def _is_valid(self) -> bool:
+        ptr, start, stop = self.ptr, self.start, self.stop
+        if type(self.num_dst) is not int or type(self.num_src) is not int:
+            return False
+        if any(array.ndim != 1 or array.dtype != np.int64 for array in (ptr, start, stop)):
+            return False
+        if min(self.num_dst, self.num_src) < 0 or not len(start) == len(stop) == ptr[-1] or ptr[0] != 0:
+            return False
+        check_line(self.num_dst, self.num_src)
+        if len(ptr) != self.num_dst + 1 or (np.diff(ptr) < 0).any():
+            return False
+        if (start < 0).any() or (start >= stop).any() or (stop > self.num_src).any():
+            return False
+        start, stop = self._flat()
+        return bool((start[1:] > stop[:-1]).all())
+
+    @staticmethod
+    def of(num_dst: int, num_src: int, intervals: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> Runs:
+        """The union of intervals `(row, start, stop)` of integers that broadcast.
+
+        Intervals may be in any order, overlap, be empty or exceed the range; they are clipped, sorted and merged.
+        """
+        check_line(num_dst, num_src)
+        starts, stops = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        count, checked = 0, _UNCHECKED
+        for interval in intervals:
+            row, start, stop = np.broadcast_arrays(*(np.asarray(part, np.int64) for part in interval))
+            start, stop = np.clip(start, 0, num_src), np.clip(stop, 0, num_src)
+            keep = start < stop
+            base = row[keep] * (num_src + 1)
+            starts.append(base + start[keep])
+            stops.append(base + stop[keep])
+            count += len(base)
+            if count > checked:  # builders yield any number of intervals
+                checked = 2 * count
+                require_room(num_dst, num_src, count)
+        return _union(num_dst, num_src, _sort(np.concatenate(starts)), _sort(np.concatenate(stops)))
+
+    @staticmethod
+    def from_edges(num_dst: int, num_src: int, dst: Ints, src: Ints) -> Runs:
+        """The runs that cover exactly these edges; repeated edges count once."""
+        return Runs.of(num_dst, num_src, [(dst, src, src + 1)])
+
+    @staticmethod
+    def from_labels(labels: Ints) -> Runs:
+        """Disjoint cliques: every node receives from all nodes of its clique, as runs of consecutive nodes."""
+        n = len(labels)
+        _, clique = np.unique(labels, return_inverse=True)
+        order = np.argsort(clique, kind="stable")
+        begins = np.ones(n, bool)
+        begins[1:] = (np.diff(order) != 1) | (np.diff(clique[order]) != 0)
+        first = np.flatnonzero(begins)
+        start = order[first]
+        stop = start + np.diff(np.append(first, n))
+        ptr = np.append(0, np.cumsum(np.bincount(clique[start], minlength=int(clique.max(initial=-1)) + 1)))
+        return Runs(len(ptr) - 1, n, ptr, start, stop).take(clique)
+
+    @staticmethod
+    def stack(parts: Sequence[Runs]) -> Runs:
+        """Disjoint union: rows and columns are numbered part by part."""
+        column = np.cumsum([0] + [p.num_src for p in parts])
+        first = np.cumsum([0] + [len(p.start) for p in parts])
+        return Runs(
+            sum(p.num_dst for p in parts),
+            int(column[-1]),
+            np.concatenate([[0]] + [p.ptr[1:] + f for p, f in zip(parts, first[:-1], strict=True)]),
+            np.concatenate([p.start + c for p, c in zip(parts, column[:-1], strict=True)]),
+            np.concatenate([p.stop + c for p, c in zip(parts, column[:-1], strict=True)]),
+        )
+
+    def take(self, rows: Ints) -> Runs:
+        """The runs of the given rows, in that order. Rows may repeat."""
+        count = self.ptr[rows + 1] - self.ptr[rows]
+        which = expand(self.ptr[rows], self.ptr[rows + 1])
+        ptr = np.append(0, np.cumsum(count))
+        return Runs(len(rows), self.num_src, ptr, self.start[which], self.stop[which])
+
+    @cached_property
+    def num_edges(self) -> int:
+        return int((self.stop - self.start).sum())
+
+    @property
+    def row(self) -> Ints:
+        """The row of each run, [num_runs]."""
+        return np.repeat(np.arange(self.num_dst), np.diff(self.ptr))
+
+    def degree(self) -> Ints:
+        """The in-degree of each row, [num_dst]."""
+        total = np.concatenate([[0], np.cumsum(self.stop - self.start)])
+        return total[self.ptr[1:]] - total[self.ptr[:-1]]
+
+    def edges(self) -> tuple[Ints, Ints]:
+        """Materializes all edges as (dst, src), row by row with ascending sources: O(edges)."""
+        return np.repeat(np.arange(self.num_dst), self.degree()), expand(self.start, self.stop)
+
+    def contains(self, dst: Ints, src: Ints) -> NDArray[np.bool_]:
+        """Whether each of these edges exists, bool with the shape of `dst`."""
+        start, stop = self._flat()
+        at = dst * (self.num_src + 1) + src
+        before = np.searchsorted(start, at, side="right")
+        return at < np.append(-1, stop)[before]
+
+    def dense(self) -> NDArray[np.bool_]:
+        """The adjacency matrix, bool [num_dst, num_src]."""
+        step = np.zeros(self.num_dst * (self.num_src + 1), np.int8)
+        start, stop = self._flat()
+        step[start], step[stop] = 1, -1
+        inside = np.cumsum(step, dtype=np.int8).reshape(self.num_dst, self.num_src + 1)
+        return inside[:, :-1] > 0
+
+    @staticmethod
+    def full(num_dst: int, num_src: int) -> Runs:
+        """The complete graph: every row receives from every source."""
+        return Runs.of(num_dst, num_src, [(np.arange(num_dst), 0, num_src)])
+
+    def complement(self) -> Runs:
+        start, stop = self._flat()
+        gap_start, gap_stop = np.insert(stop, 0, 0), np.append(start, self.num_dst * (self.num_src + 1))
+        gap = gap_start < gap_stop
+        row_start, row_stop = Runs.full(*self._size())._flat()
+        return _intersect(*self._size(), _merge(gap_start[gap], row_start), _merge(gap_stop[gap], row_stop))
+
+    def __or__(self, other: Runs) -> Runs:
+        return _union(*self._size(), *self._merged(other))
+
+    def __and__(self, other: Runs) -> Runs:
+        return _intersect(*self._size(), *self._merged(other))
+
+    def __sub__(self, other: Runs) -> Runs:
+        return self & other.complement()
+
+    def __xor__(self, other: Runs) -> Runs:
+        return (self | other) - (self & other)
+
+    def sources(self) -> Runs:
+        """One row with all sources that have at least one edge."""
+        return _union(1, self.num_src, np.sort(self.start), np.sort(self.stop))
+
+    def over_sources(self, sources: Runs) -> Runs:
+        """The same rows with sources renumbered; `sources` is one row that contains all sources of this graph."""
+        length = sources.stop - sources.start
+        which = np.searchsorted(sources.start, self.start, side="right") - 1
+        offset = (np.cumsum(length) - length - sources.start)[which]
+        base = self.row * (sources.num_edges + 1) + offset
+        return _union(self.num_dst, sources.num_edges, base + self.start, base + self.stop)
+
+    def subgraph(self, keep: NDArray[np.bool_]) -> Runs:
+        """The rows and columns where `keep` is True, renumbered."""
+        before = np.append(0, np.cumsum(keep))
+        rows = self.take(np.flatnonzero(keep))
+        return Runs.of(int(before[-1]), int(before[-1]), [(rows.row, before[rows.start], before[rows.stop])])
+
+    def transpose(self) -> Runs:
+        """The same edges with rows and columns exchanged, in O(input runs + output runs).
+
+        A run of a column begins or ends where two adjacent rows differ. The symmetric difference of the rows and the
+        rows shifted down by one is therefore the set of ends of the transposed runs.
+        """
+        empty = np.zeros(0, np.int64)
+        below = Runs(self.num_dst + 1, self.num_src, np.append(self.ptr, self.ptr[-1]), self.start, self.stop)
+        above = Runs(self.num_dst + 1, self.num_src, np.insert(self.ptr, 0, 0), self.start, self.stop)
+        row, column = (below ^ above).edges()
+        order = np.argsort(column, kind="stable")
+        row, column = row[order], column[order]
+        if len(row) == 0:
+            return Runs(self.num_src, self.num_dst, np.zeros(self.num_src + 1, np.int64), empty, empty)
+        ptr = np.concatenate([[0], np.cumsum(np.bincount(column[::2], minlength=self.num_src))])
+        return Runs(self.num_src, self.num_dst, ptr, row[::2].copy(), row[1::2].copy())
+
+    def same_as(self, other: Runs) -> bool:
+        return (
+            self._size() == other._size()
+            and np.array_equal(self.ptr, other.ptr)
+            and np.array_equal(self.start, other.start)
+            and np.array_equal(self.stop, other.stop)
+        )
+
+    @cached_property
+    def is_complete(self) -> bool:
+        return self._is_prefix_of(np.full(self.num_dst, self.num_src))
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether row i receives from exactly the sources 0..i."""
+        return self._is_prefix_of(np.minimum(np.arange(self.num_dst) + 1, self.num_src))
+
+    def _is_prefix_of(self, length: Ints) -> bool:
+        """Whether row i receives from exactly its first `length[i]` > 0 sources."""
+        one_run_per_row = len(self.start) == self.num_dst and bool((np.diff(self.ptr) == 1).all())
+        return one_run_per_row and bool((self.start == 0).all() and (self.stop == length).all())
+
+    def _size(self) -> tuple[int, int]:
+        return self.num_dst, self.num_src
+
+    def _flat(self) -> tuple[Ints, Ints]:
+        base = self.row * (self.num_src + 1)
+        return base + self.start, base + self.stop
+
+    def _merged(self, other: Runs) -> tuple[Ints, Ints]:
+        if self._size() != other._size():
+            raise ValueError(
+                f"set algebra needs graphs of the same size; got {self.num_dst} x {self.num_src} and "
+                f"{other.num_dst} x {other.num_src} (destinations x sources)"
+            )
+        (s1, t1), (s2, t2) = self._flat(), other._flat()
+        return _merge(s1, s2), _merge(t1, t2)
+
+
+def check_line(num_dst: int, num_src: int) -> None:
+    """Raises ValueError if positions on the line of concatenated rows exceed int64."""
+    if num_dst * (num_src + 1) >= 2**63:
+        raise ValueError(
+            f"a graph of {num_dst} x {num_src} (destinations x sources) is too large: its pairs must number less than "
+            "2**63"
+        )
+
+
+def require_room(num_dst: int, num_src: int, count: int) -> None:
+    """Raises MemoryError if `count` runs, with the buffers for sorting them, do not fit into memory."""
+    what = f"a graph of {num_dst} x {num_src} (destinations x sources) with {count:,} or more runs of sources"
+    capacity.require(48 * count, what, "use fewer nodes, or a topology with fewer runs per row")
+
+
+def expand(start: Ints, stop: Ints) -> Ints:
+    """Concatenates the integers of all intervals: `[start[0], ..., stop[0]-1, start[1], ...]`."""
+    length = stop - start
+    before = np.cumsum(length) - length
+    return np.repeat(start - before, length) + np.arange(int(length.sum()))
+
+
+def cliques_of(labels: Ints) -> list[Ints]:
+    """The nodes of each label, one array [number of cliques, size] per clique size, in ascending order of size."""
+    order = np.argsort(labels, kind="stable")
+    size = np.bincount(np.unique(labels, return_inverse=True)[1])
+    first = np.cumsum(size) - size
+    return [order[expand(first[size == s], first[size == s] + s)].reshape(-1, s) for s in np.unique(size)]
+
+
+def _sort(x: Ints) -> Ints:
+    """Sorts in place and returns `x`."""
+    x.sort(kind="stable")  # numpy's stable sort merges sorted runs in linear time
+    return x
+
+
+def _merge(a: Ints, b: Ints) -> Ints:
+    return _sort(np.concatenate([a, b]))
+
+
+def _union(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
+    begins = np.ones(len(starts), bool)
+    begins[1:] = starts[1:] > stops[:-1]
+    ends = np.roll(begins, -1)  # a merged interval ends before the next one begins; the last one ends last
+    return _rows(num_dst, num_src, starts[begins], stops[ends])
+
+
+def _intersect(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
+    both = starts[1:] < stops[:-1]
+    return _rows(num_dst, num_src, starts[1:][both], stops[:-1][both])
+
+
+def _rows(num_dst: int, num_src: int, start: Ints, stop: Ints) -> Runs:
+    """Converts intervals on the line to rows of runs; modifies `start` and `stop` in place and keeps them."""
+    base = np.arange(num_dst + 1) * (num_src + 1)
+    ptr = np.searchsorted(start, base).astype(np.int64, copy=False)
+    offset = np.repeat(base[:-1], np.diff(ptr))
+    start -= offset
+    stop -= offset
+    return Runs(num_dst, num_src, ptr, start, stop)

@@ -1,0 +1,71 @@
+"""Parts of a graph: subsets of its destinations, sources or nodes. Positions are preserved."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.graph.derive import renumbered, selected, structured
+
+if TYPE_CHECKING:
+    from mpnn.graph.graph import Graph
+
+
+def rows(graph: Graph, start: int, stop: int) -> Graph:
+    """`Graph.rows`."""
+    for name, bound in (("start", start), ("stop", stop)):
+        if not hasattr(bound, "__index__"):
+            raise TypeError(f"{name} must be an integer; got {bound!r}")
+    start, stop = operator.index(start), operator.index(stop)
+    if not 0 <= start <= stop <= graph.num_dst:
+        raise ValueError(f"rows {start} to {stop} are not among the {graph.num_dst} destinations of {graph}")
+    shift = graph.shift + start
+    positions = None if graph.positions is None else (graph.positions[0][start:stop], graph.positions[1])
+    if not graph.is_explicit:
+        return structured(graph, graph.runs.take(np.arange(start, stop)), shift=shift, positions=positions)
+    first, last = (int(graph.csr.ptr[i]) for i in (start, stop))
+    assert graph.csr.edge_id is not None
+    which = graph.csr.edge_id[first:last].sort().values
+    edges = graph.edge_index[:, which]
+    edges = edges - edges.new_tensor([[0], [start]])
+    return selected(graph, which, edges=edges, num_dst=stop - start, shift=shift, positions=positions)
+
+
+def compact(graph: Graph) -> tuple[Tensor, Graph]:
+    """`Graph.compact`."""
+    if graph.is_explicit:
+        index, src = torch.unique(graph.edge_index[0], return_inverse=True)
+        narrower = renumbered(graph, torch.stack([src, graph.edge_index[1]]), num_src=len(index))
+    else:
+        runs = graph.runs.sources()
+        index = torch.from_numpy(runs.edges()[1]).to(graph.device)
+        narrower = structured(graph, graph.runs.over_sources(runs), num_src=len(index))
+    if graph.positions is None:  # not `node_positions`, whose size is `num_src`, which may be much larger
+        narrower.positions = torch.arange(graph.num_dst, device=graph.device) + graph.shift, index
+    else:
+        narrower.positions = graph.positions[0], graph.positions[1][index]
+    return index, narrower
+
+
+def subgraph(graph: Graph, keep: Tensor) -> Graph:
+    """`Graph.subgraph`."""
+    try:
+        keep = torch.as_tensor(keep, device=graph.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"keep must be a bool tensor [{graph.num_dst}]; got {type(keep).__name__}") from None
+    if keep.shape != (graph.num_dst,) or keep.dtype != torch.bool:
+        raise ValueError(f"keep must be bool [{graph.num_dst}]; got {keep.dtype} of shape {list(keep.shape)}")
+    if keep.all():
+        return graph
+    dst, src = graph.node_positions()
+    positions = dst[keep], src[keep]
+    if not graph.is_explicit:
+        return structured(graph, graph.runs.subgraph(keep.cpu().numpy()), shift=0, positions=positions)
+    which = keep[graph.edge_index].all(0).nonzero().squeeze(1)
+    edges = (keep.cumsum(0) - 1)[graph.edge_index[:, which]]
+    num_nodes = int(keep.sum())
+    return selected(graph, which, edges=edges, num_dst=num_nodes, num_src=num_nodes, shift=0, positions=positions)

@@ -1,0 +1,408 @@
+"""Topology: a rule for the edges of a graph of any size; the declarative half of a model.
+
+Topologies are immutable and hashable and compose as sets of edges: `causal() & window(256)`, `window(64) |
+global_nodes(4)`, `permutation(order) - identity()`, `~causal()`. `bind(n)` returns the `Graph`. Bound graphs are
+cached: layers and steps that bind the same topology at the same size share one graph and its cached values.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graph.algebra import refuse_truth
+from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.handles import Handled
+from mpnn.graph.relations import Relation, as_relation
+from mpnn.graph.runs import Runs, check_line
+
+RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]] | Runs]
+LabelRule = Callable[..., NDArray[np.int64]]
+
+_ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
+    "|": operator.or_,
+    "&": operator.and_,
+    "-": operator.sub,
+}
+
+_LONG_LIST = re.compile(r"\[([^][,]*,){6,}[^][,]*\]")  # lists of more than six values
+_MOST_NESTED = 100
+
+_OF_GRAPHS = {name for name in dir(Graph) if not name.startswith("_")} | {"num_dst", "num_src", "edge_attr", "device"}
+
+
+class Topology(Handled, ABC):
+    """A rule for edges that is independent of the graph's size; `bind(n)` returns the `Graph`."""
+
+    @staticmethod
+    def of(
+        rule: RunsRule,
+        *args: Any,
+        memory: int = 0,
+        relation: Relation | None = None,
+        alike: int = 1,
+        positional: bool = False,
+    ) -> Topology:
+        """Creates a topology from a runs rule.
+
+        `rule(i, num_src, *args)` receives all destinations `i`, int64 [num_dst], and returns pairs `(start, stop)` of
+        integer arrays [num_dst] (or plain integers). For each pair, destination i receives from the sources
+        `start[i] <= j < stop[i]`. Pairs may overlap, be empty or exceed the range of sources; they are clipped and
+        merged. A rule with thousands of runs per row may return `mpnn.graph.runs.Runs` instead, which is used
+        unchanged. A rule raises `ValueError` for sizes that it does not support.
+
+        Args:
+            args: hashable arguments of the rule. Two topologies are equal if their rules and arguments are equal.
+            memory: the number of memory nodes. They are the first sources, followed by the destinations themselves.
+            relation: gives each edge its type, see `mpnn.graph.relations`.
+            alike: the block size of rows: all rows of a block have the same sources, and `i` holds the first row of
+                each block.
+            positional: whether the rule compares positions, so that destination i is source i of one sequence; see
+                `bind`.
+        """
+        _check_hashable(args)
+        return _Rule(rule, args, memory, relation, alike, positional)
+
+    @staticmethod
+    def cliques(labels: LabelRule, *args: Any, relation: Relation | None = None) -> Topology:
+        """i receives from j if their labels are equal. These disjoint cliques run as batched dense attention.
+
+        `labels(num_nodes, *args)` returns int64 [num_nodes]; `args` as in `of`.
+        """
+        _check_hashable(args)
+        return _Cliques(labels, args, relation)
+
+    def bind(self, num_dst: int, num_src: int | None = None) -> Graph:
+        """Returns the graph of this topology over `num_dst` destinations and `num_src` sources.
+
+        `num_src` defaults to `num_dst`, plus m for `memory(m)`. The graph and its cached values stay in
+        `mpnn.graphs.cache`.
+
+        Rules that compare positions (`causal`, `window`, ...) describe one sequence: destination i is source i. They
+        do not accept fewer destinations than sources, because the destinations could be the first nodes or the last.
+        Select them with `rows`: `causal().bind(50).rows(49, 50)` is the last of 50 nodes, a query with cached keys,
+        which attends to all of them.
+
+        Raises:
+            TypeError: if a size is not an integer.
+            ValueError: if a size is negative, too large or not supported by the topology, or if the topology compares
+                positions and there are fewer destinations than sources.
+        """
+        _check_size("num_dst", num_dst)
+        num_src = num_dst + self.memory if num_src is None else num_src
+        _check_size("num_src", num_src)
+        check_line(int(num_dst), int(num_src))
+        if self.positional and not self.memory and 0 < num_dst < num_src:
+            raise ValueError(
+                f"{self} compares positions, and the positions of {num_dst} destinations among {num_src} sources are "
+                f"ambiguous: for the last {num_dst} of {num_src} nodes, as in decoding with cached keys, write "
+                f".bind({num_src}).rows({num_src - num_dst}, {num_src}); for the first {num_dst}, "
+                f".bind({num_src}).rows(0, {num_dst})"
+            )
+        return _bind(self, int(num_dst), int(num_src))
+
+    depth = 0
+    """The nesting depth of an expression."""
+
+    @property
+    def memory(self) -> int:
+        return 0
+
+    @property
+    def positional(self) -> bool:
+        """Whether the rule compares the positions of destinations and sources in one sequence."""
+        return False
+
+    @abstractmethod
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        """`bind` without the cache, so that the operands of an expression are not cached."""
+
+    def with_relation(self, relation: Relation | Tensor) -> Topology:
+        """The same edges with edge types from a `Relation` or an integer matrix [num_dst, num_src]."""
+        return _WithRelation(self, as_relation(relation))
+
+    def __or__(self, other: Topology | Graph) -> Any:
+        return _combine("|", self, other)
+
+    def __and__(self, other: Topology | Graph) -> Any:
+        return _combine("&", self, other)
+
+    def __sub__(self, other: Topology | Graph) -> Any:
+        return _combine("-", self, other)
+
+    def __ror__(self, other: Graph) -> Graph:
+        return other | _like(self, other) if isinstance(other, Graph) else NotImplemented
+
+    def __rand__(self, other: Graph) -> Graph:
+        return other & _like(self, other) if isinstance(other, Graph) else NotImplemented
+
+    def __rsub__(self, other: Graph) -> Graph:
+        return other - _like(self, other) if isinstance(other, Graph) else NotImplemented
+
+    def __invert__(self) -> Topology:
+        return _Complement(self)
+
+    def __bool__(self) -> NoReturn:
+        refuse_truth(self)
+
+    def __str__(self) -> str:
+        """A short form in which long lists are abbreviated. `repr` is complete, and `graphs.parse` reads it back."""
+        return _LONG_LIST.sub(lambda match: f"<{match[0].count(',') + 1} values>", repr(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles the text if `parse` restores the topology from it, so that `torch.load(weights_only=True)` works.
+
+        Otherwise the pickle refers to the rule by its import path.
+        """
+        from mpnn.graphs.parse import parse
+
+        try:
+            if parse(repr(self)) == self:
+                return parse, (repr(self),)
+        except ValueError:
+            pass
+        return super().__reduce_ex__(protocol)
+
+    if not TYPE_CHECKING:  # type checkers would accept any attribute name
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _OF_GRAPHS:
+                raise AttributeError(
+                    f"{self} is a rule without a size and has no {name}; bind it first: .bind(num_nodes)"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+@cached_graph
+def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
+    graph = topology._graph(num_dst, num_src)
+    graph.name = str(topology)
+    return graph
+
+
+def _like(topology: Topology, graph: Graph) -> Graph:
+    """Binds the topology to the nodes of a graph. Rules that compare positions use the positions of its rows."""
+    first, last = graph.shift, graph.shift + graph.num_dst
+    if first > 0 and last <= graph.num_src and topology.positional and not topology.memory and graph.positions is None:
+        return topology.bind(graph.num_src).rows(first, last).to(graph.device)
+    return topology.bind(graph.num_dst, graph.num_src).to(graph.device)
+
+
+def _check_size(name: str, n: int) -> None:
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer; got {n!r}")
+    if n < 0:
+        raise ValueError(f"{name} must not be negative; got {n}")
+
+
+def _check_hashable(args: tuple[Any, ...]) -> None:
+    try:
+        hash(args)
+    except TypeError as error:
+        raise TypeError(f"a topology's arguments must be hashable; got {args}: {error}") from None
+
+
+def _combine(symbol: str, left: Topology, right: Topology | Graph) -> Topology | Graph:
+    if isinstance(right, Graph):
+        return _ALGEBRA[symbol](_like(left, right), right)
+    if not isinstance(right, Topology):
+        return NotImplemented
+    first = left.operands if _joins(left, symbol) else (left,)
+    last = right.operands if _joins(right, symbol) and symbol != "-" else (right,)
+    return _Algebra(symbol, (*first, *last))
+
+
+def _joins(topology: Topology, symbol: str) -> TypeGuard[_Algebra]:
+    return isinstance(topology, _Algebra) and topology.symbol == symbol
+
+
+def _check_depth(*operands: Topology) -> int:
+    """Returns the nesting depth of an expression over these operands."""
+    depth = 1 + max(operand.depth for operand in operands)
+    if depth > _MOST_NESTED:
+        raise ValueError(f"a topology can be nested {_MOST_NESTED} deep; a | b | c and a & b & c count as one level")
+    return depth
+
+
+@dataclass(frozen=True, repr=False)
+class _Rule(Topology):
+    rule: RunsRule
+    args: tuple[Any, ...]
+    num_memory: int
+    relation: Relation | None
+    alike: int
+    is_positional: bool
+
+    @property
+    def memory(self) -> int:
+        return self.num_memory
+
+    @property
+    def positional(self) -> bool:
+        return self.is_positional
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        if self.num_memory and num_src != num_dst + self.num_memory:
+            raise ValueError(
+                f"the sources of {self} are {self.num_memory} memory nodes followed by the {num_dst} destinations, "
+                f"so num_src must be {num_dst + self.num_memory}; got {num_src}"
+            )
+        i = np.arange(0, num_dst, self.alike)
+        row = np.arange(len(i))
+        pairs = self.rule(i, num_src, *self.args)
+        if isinstance(pairs, Runs):
+            runs = pairs
+        else:
+            runs = Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._checked(pairs)))
+        runs = runs if self.alike == 1 else runs.take(np.arange(num_dst) // self.alike)
+        return Graph.from_runs(runs, relation=self.relation, shift=self.num_memory)
+
+    def _checked(self, pairs: Any) -> Iterable[tuple[ArrayLike, ArrayLike]]:
+        """Yields the pairs that the rule returned and checks that they are pairs of integers."""
+        if not isinstance(pairs, Iterable):
+            raise TypeError(f"the rule of {self} must return a list of pairs [(start, stop), ...]; got {pairs!r}")
+        for pair in pairs:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TypeError(
+                    f"the rule of {self} must return a list of pairs [(start, stop), ...], even for a single pair; "
+                    f"got {type(pair).__name__} for a pair"
+                )
+            for end in map(np.asarray, pair):
+                if end.size and end.dtype.kind not in "iu":
+                    raise TypeError(
+                        f"starts and stops of the rule of {self} must be integers; got {end.dtype}: divide with // "
+                        "instead of /"
+                    )
+            yield pair[0], pair[1]
+
+    def __repr__(self) -> str:
+        return _call(self.rule, self.args, skip=2)
+
+
+@dataclass(frozen=True, repr=False)
+class _Cliques(Topology):
+    labels: LabelRule
+    args: tuple[Any, ...]
+    relation: Relation | None
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        if num_dst != num_src:
+            raise ValueError(f"{self} needs as many sources as destinations; got {num_dst} x {num_src}")
+        labels = np.asarray(self.labels(num_dst, *self.args), np.int64)
+        return Graph.from_labels(labels, relation=self.relation)
+
+    def __repr__(self) -> str:
+        return _call(self.labels, self.args, skip=1)
+
+
+class _Expression(Topology):
+    """A topology composed of other topologies, its operands."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def operands(self) -> tuple[Topology, ...]: ...
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", _check_depth(*self.operands))
+
+    @property
+    def memory(self) -> int:
+        return max(operand.memory for operand in self.operands)
+
+    @property
+    def positional(self) -> bool:
+        return any(operand.positional for operand in self.operands)
+
+
+@dataclass(frozen=True, repr=False)
+class _Algebra(_Expression):
+    """`a | b | c`, `a & b & c` or `a - b - c`, with any number of operands."""
+
+    symbol: str
+    operands: tuple[Topology, ...]
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        if self.symbol == "-":
+            first, *rest = self.operands
+            return self._part(first, num_dst, num_src) - self._merged("|", rest, num_dst, num_src)
+        return self._merged(self.symbol, self.operands, num_dst, num_src)
+
+    def _merged(self, symbol: str, parts: Sequence[Topology], num_dst: int, num_src: int) -> Graph:
+        """Merges recursively by halves, so that the cost for thousands of operands is near linear in their runs."""
+        if len(parts) == 1:
+            return self._part(parts[0], num_dst, num_src)
+        middle = len(parts) // 2
+        halves = (self._merged(symbol, half, num_dst, num_src) for half in (parts[:middle], parts[middle:]))
+        return _ALGEBRA[symbol](*halves)
+
+    def _part(self, part: Topology, num_dst: int, num_src: int) -> Graph:
+        """The graph of one operand. With memory nodes, the destinations are the last of all nodes, so an operand that
+        compares positions is bound to all nodes and cut to its last rows."""
+        if not self.memory or part.memory or not part.positional:
+            return part._graph(num_dst, num_src)
+        nodes = self.memory + num_dst
+        return part._graph(nodes, nodes).rows(self.memory, nodes)
+
+    def __repr__(self) -> str:
+        return f" {self.symbol} ".join(map(_nested, self.operands))
+
+
+@dataclass(frozen=True, repr=False)
+class _Complement(_Expression):
+    inner: Topology
+
+    @property
+    def operands(self) -> tuple[Topology, ...]:
+        return (self.inner,)
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        return ~self.inner._graph(num_dst, num_src)
+
+    def __repr__(self) -> str:
+        return f"~{_nested(self.inner)}"
+
+
+@dataclass(frozen=True, repr=False)
+class _WithRelation(_Expression):
+    inner: Topology
+    relation: Relation
+
+    @property
+    def operands(self) -> tuple[Topology, ...]:
+        return (self.inner,)
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        return self.inner._graph(num_dst, num_src).with_relation(self.relation)
+
+    def __repr__(self) -> str:
+        inner = f"({self.inner!r})" if isinstance(self.inner, _Complement) else _nested(self.inner)
+        return f"{inner}.with_relation({self.relation!r})"
+
+
+def _nested(topology: Topology) -> str:
+    return f"({topology!r})" if isinstance(topology, _Algebra) else repr(topology)
+
+
+def _call(rule: Callable[..., Any], args: tuple[Any, ...], skip: int) -> str:
+    """Formats a call such as `window(256)`. Trailing arguments with default values are omitted."""
+    parameters = list(inspect.signature(rule).parameters.values())[skip:]
+    shown = list(args)
+    while shown and len(shown) <= len(parameters) and parameters[len(shown) - 1].default == shown[-1]:
+        shown.pop()
+    name = getattr(rule, "__name__", type(rule).__name__).strip("_<>")
+    return f"{name}({', '.join(map(_argument, shown))})"
+
+
+def _argument(value: Any) -> str:
+    return repr(list(value)) if isinstance(value, tuple) else repr(value)

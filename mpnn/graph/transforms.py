@@ -1,0 +1,82 @@
+"""Graphs with other edges between the same nodes: reversed, added, dropped, or k-hop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from mpnn.graph import csr as edge_lists
+from mpnn.graph import reachability
+from mpnn.graph.derive import edge_data, extended, renumbered, selected, structured
+from mpnn.graph.relations import Offset, flipped
+from mpnn.graph.runs import Runs
+
+if TYPE_CHECKING:
+    from mpnn.graph.graph import Graph
+
+
+def reverse(graph: Graph) -> Graph:
+    """`Graph.reverse`."""
+    relation = None if graph.relation is None else flipped(graph.relation)
+    positions = graph.positions
+    by_distance = relation is None or any(isinstance(one, Offset) for one in (relation, graph.relation))
+    if positions is None and graph.shift and not by_distance:
+        positions = graph.node_positions()  # a shift determines relative positions only
+    changes: dict[str, Any] = {
+        "num_dst": graph.num_src,
+        "num_src": graph.num_dst,
+        "relation": relation,
+        "shift": -graph.shift if positions is None else 0,
+        "positions": positions and positions[::-1],
+    }
+    if graph.is_explicit:
+        return renumbered(graph, graph.edge_index.flip(0), **changes)
+    runs = graph.runs if graph.labels is not None else graph.runs.transpose()
+    return structured(graph, runs, labels=graph.labels, **changes)
+
+
+def power(graph: Graph, k: int) -> Graph:
+    """`Graph.power`."""
+    if not isinstance(k, (int, np.integer)) or k < 1:
+        raise ValueError(f"power needs an integer k >= 1; got {k!r}")
+    return graph if graph.labels is not None else structured(graph, reachability.power(graph.runs, k))
+
+
+def with_self_loops(graph: Graph, fill: float) -> Graph:
+    """`Graph.with_self_loops`."""
+    if graph.labels is not None:
+        return graph
+    if not graph.is_explicit:
+        i = np.arange(graph.num_dst)
+        return structured(graph, graph.runs | Runs.from_edges(graph.num_dst, graph.num_src, i, i))
+    loops = edge_lists.nodes_without_loop(graph.edge_index, graph.num_dst)
+    attr = graph.edge_attr
+    new = None if attr is None else attr.new_full((len(loops), *attr.shape[1:]), fill)
+    if new is not None and (new != fill).any() and fill == fill:  # NaN never equals itself
+        raise ValueError(f"loops cannot have attributes of {fill} where edge_attr holds {new.dtype}")
+    return extended(graph, torch.stack([loops, loops]), edge_attr=new)
+
+
+def undirected(graph: Graph) -> Graph:
+    """`Graph.undirected`."""
+    if graph.labels is not None:
+        return graph
+    if not graph.is_explicit:
+        return structured(graph, graph.runs | graph.runs.transpose())
+    one_way = selected(graph, edge_lists.one_way(graph.edge_index, graph.num_dst))
+    return extended(graph, one_way.edge_index.flip(0), **edge_data(one_way))
+
+
+def drop_edges(graph: Graph, p: float, generator: torch.Generator | None) -> Graph:
+    """`Graph.drop_edges`."""
+    if not hasattr(p, "__float__"):
+        raise TypeError(f"p must be a number from 0 to 1; got {p!r}")
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"p must lie between 0 and 1; got {p}")
+    _ = graph.edge_index  # raises MemoryError first if the edges do not fit into memory
+    edge_ids = (torch.rand(graph.num_edges, generator=generator) >= p).nonzero().squeeze(1).to(graph.device)
+    subset = selected(graph, edge_ids)
+    subset.edge_ids = edge_ids
+    return subset

@@ -1,0 +1,1 @@
+"""Models of other libraries, run as message passing."""

@@ -1,0 +1,208 @@
+"""BigBird of transformers as message passing: complete graphs, or blocks as transformers chooses them.
+
+Its block-sparse graph goes by places in the batch, padding included, in blocks: the first and the last block hear and
+are heard by all, every other block hears itself, its two neighbours and some blocks more. In training those are drawn
+for each head from numpy's generator, seeded with the number of the layer. In evaluation they are the first block, as
+often as blocks would be drawn: its tokens then weigh so many times more. So many copies of them stand before all others
+to be heard, and the graph stays one of a few runs; where weights are asked for, repeated edges say the same. Batches
+that are too short for blocks hear over complete graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpnn.graph import Graph
+from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.topology import Topology
+from mpnn.graphs import batch, complete, from_blocks
+from mpnn.integrations.hf import bert
+from mpnn.integrations.hf.modules import Called
+from mpnn.integrations.hf.weights import Copies, check_class, check_config, with_weights
+from mpnn.message_passing import MessagePassing
+from mpnn.models.layers.packing import Packing
+from mpnn.models.layers.per_head import PerHead
+from mpnn.models.text.bert import Bert, BertConfig, Encoded, update
+
+
+def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Called:
+    """A `BigBirdModel` as message passing, of either `attention_type`."""
+    check_class(hf_model, "BigBirdModel")
+    bert.check_encoder(hf_model.config)
+    check_config(hf_model.config, use_bias=True, rescale_embeddings=False)
+    ours, names = bert.bert_config(hf_model.config, after_pad=False), (*bert.NAMES, ("pooler.", "pooler.0."))
+    if graph is not None or hf_model.attention_type != "block_sparse":
+        return bert.over(graph, ours, hf_model, copies, context, names)
+    check_config(hf_model.config, is_decoder=False)
+    config, longer, repeat = bert.stretched(hf_model.config, ours, context, copies)
+
+    def build() -> Bert:
+        pooler = hf_model.pooler is not None
+        return BlockSparse(longer, block=config.block_size, random=config.num_random_blocks, pooler=pooler)
+
+    return bert.Encoder(with_weights(build, hf_model, names, copies, repeat), config)
+
+
+class BlockSparse(Bert):
+    """BERT over the blocks that transformers chooses. In neither is there a dropout of attention weights.
+
+    Args:
+        config, pooler: as BERT's. block: tokens of a block. random: how many blocks are drawn for each.
+    """
+
+    def __init__(self, config: BertConfig, *, block: int, random: int, pooler: bool = True) -> None:
+        super().__init__(config, pooler=pooler)
+        self.block, self.random = block, random
+
+    @staticmethod
+    def layer(config: BertConfig, graph: Topology) -> nn.Module:
+        return WithCopies(None, "sum", update(config), PerHead(config.dim, config.heads))
+
+    def packing(self, keep: Tensor) -> Packing:
+        return Packing.of(keep, apart=not bool(keep.all()))
+
+    def graphs(self, packing: Packing) -> list[Any]:
+        if packing.documents is not None:
+            raise ValueError("blocks of transformers' BigBird lie in whole rows; give each document a row of its own")
+        layers, length = range(len(self.layers)), packing.keep.shape[1]
+        if length <= (5 + 2 * self.random) * self.block:
+            return [packing.bind(complete()) for _ in layers]
+        if not self.training:
+            return [_with_copies(packing, self.block, self.random)] * len(layers)
+        blocks, heads, context = -(-length // self.block), self.config.heads, self.config.context
+        found = [_drawn(blocks, self.block, self.random, heads, context, seed) for seed in layers]
+        return [_bound(packing, graph) for graph in found]
+
+    def encoded(
+        self,
+        packing: Packing,
+        graphs: Sequence[Any],
+        tokens: Tensor,
+        types: Tensor | None = None,
+        positions: Tensor | None = None,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Encoded:
+        if return_weights and any(isinstance(graph, tuple) for graph in graphs):
+            blocks = -(-packing.keep.shape[1] // self.block)
+            graphs = [_bound(packing, _evaluated(blocks, self.block, self.random))] * len(graphs)
+        return super().encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
+
+
+def _bound(packing: Packing, graph: Graph) -> Graph:
+    """A graph over whole blocks, over what a packing keeps of them."""
+    if packing.apart:
+        return packing.bind_each([graph] * len(packing.lengths))
+    return graph.subgraph(torch.arange(graph.num_dst) < packing.keep.shape[1]).to(packing.keep.device)
+
+
+class WithCopies(MessagePassing):
+    """`MessagePassing` that is called with a graph, or with one over copies of its nodes and which these are."""
+
+    def forward(self, x: Tensor, graph: Any = None, source: Tensor | None = None, *given: Any, **options: Any) -> Any:
+        if isinstance(graph, tuple):
+            graph, heard = graph
+            source = x.index_select(-2, heard)
+        return super().forward(x, graph, source, *given, **options)
+
+
+def _with_copies(packing: Packing, size: int, random: int) -> tuple[Graph, Tensor]:
+    """What `_evaluated` is over a packing, with copies of nodes among the sources: which these are, int64 [N_src]."""
+    length, device = packing.keep.shape[1], packing.keep.device
+    topology, again = Topology.of(_after_copies, size, random), _copied(length, size, random)
+    if not packing.apart:
+        return topology.bind(length, len(again)).to(device), again.to(device)
+    whole, parts, heard, before = topology.bind(len(again)), [], [], 0
+    for keep in packing.keep.cpu():
+        kept, copies = keep[again], int(keep[again[:-length]].sum())
+        runs = whole.subgraph(kept).runs
+        parts.append(Graph.from_runs(runs.take(np.arange(copies, runs.num_dst))))
+        heard.append(before + (keep.cumsum(0) - 1)[again][kept])
+        before += int(keep.sum())
+    return batch(parts).to(device), torch.cat(heard).to(device)
+
+
+def _after_copies(i: np.ndarray, num_src: int, size: int, random: int) -> list[tuple[Any, Any]]:
+    """Nodes that hear as in `_evaluated`, the sources being `random` times the first block and then all nodes. Where
+    there are as many destinations, those that stand for copies hear nobody."""
+    more = random * size
+    node = i + num_src - len(i)
+    begin, last = (node - more) // size * size + more, (num_src - more - 1) // size * size + more
+    inner, ends = (begin > more) & (begin < last), (node >= more) & ((begin == more) | (begin >= last))
+    return [
+        (np.where(ends, more, 0), np.where(ends, num_src, 0)),
+        (0, np.where(inner, more + size, 0)),
+        (begin - size, np.where(inner, begin + 2 * size, 0)),
+        (last, np.where(inner, num_src, 0)),
+    ]
+
+
+def _copied(length: int, size: int, random: int) -> Tensor:
+    """The nodes that `_after_copies` has for sources."""
+    return torch.cat([torch.arange(size).repeat(random), torch.arange(length)])
+
+
+@cached_graph
+def _evaluated(blocks: int, size: int, random: int) -> Graph:
+    pairs = _pairs(np.zeros((blocks - 2, random), np.int64))
+    with torch.inference_mode(False):
+        return from_blocks(pairs, size, blocks)
+
+
+@cached_graph
+def _drawn(blocks: int, size: int, random: int, heads: int, context: int, seed: int) -> Graph:
+    pairs = [_pairs(table) for table in drawn_blocks(blocks, size, random, heads, context, seed)]
+    head = np.repeat(np.arange(heads), [pair.shape[1] for pair in pairs])
+    with torch.inference_mode(False):
+        return from_blocks(np.concatenate(pairs, 1), size, blocks, edge_type=torch.from_numpy(head))
+
+
+def _pairs(table: np.ndarray) -> np.ndarray:
+    """(source block, destination block), int64 [2, K]; `table` [blocks - 2, random] holds what is heard besides."""
+    last = len(table) + 1
+    inner = [{0, i - 1, i, i + 1, last} for i in range(1, last)]
+    heard = [range(last + 1), *([*near, *more] for near, more in zip(inner, table, strict=True)), range(last + 1)]
+    return np.array([(src, dst) for dst, blocks in enumerate(heard) for src in blocks], np.int64).T
+
+
+def drawn_blocks(blocks: int, size: int, random: int, heads: int, context: int, seed: int) -> np.ndarray:
+    """The blocks that transformers draws in training, int64 [heads, blocks - 2, random].
+
+    Lengths of 1024, 3072 and 4096 tokens draw as the paper's own program did, from the first 1024 tokens of the longest
+    sentence there can be; other lengths draw from the first 2 * random + 5 blocks. Blocks that are heard anyway are
+    mostly, but in the first case not always, left out; those count once more.
+    """
+    generator = np.random.RandomState(seed)
+    if blocks * size in (1024, 3072, 4096):
+        last = 1024 // size - 1 if size < 512 else context // size - 1
+        tables = [_draw_for(context // size, last, random, generator) for _ in range(heads)]
+        return np.stack(tables)[:, : blocks - 2]
+    end = 2 * random + 5
+    found = np.zeros((heads, blocks - 2, random), np.int64)
+    for i in range(1, blocks - 1):
+        never = {0, i - 1, i, i + 1, end - 1} | ({end - 2} if i == 1 else {1} if i == end - 2 else set())
+        for head in range(heads):
+            allowed = [block for block in generator.permutation(end) if block not in never]
+            found[head, i - 1] = allowed[:random]
+    return found
+
+
+def _draw_for(blocks: int, last: int, random: int, generator: np.random.RandomState) -> np.ndarray:
+    """One head's table [blocks - 2, random] for sentences of `blocks` blocks, drawn from those up to `last`."""
+    inner, found = np.arange(1, blocks - 1), np.zeros((blocks - 2, random), np.int64)
+    for i in range(1, blocks - 1):
+        if i < 3:
+            pool = inner[i + 1 : last]
+        elif i >= blocks - 3 or i - 2 > last:
+            pool = inner[:last]
+        elif i + 1 == last:
+            pool = inner[: i - 2]
+        else:
+            pool = np.concatenate([inner[: i - 2], inner[i + 1 : last]])
+        found[i - 1] = generator.permutation(pool)[:random]
+    return found

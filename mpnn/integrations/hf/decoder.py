@@ -1,0 +1,195 @@
+"""A decoder that is called as those of transformers are, and that transformers can generate with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpnn.integrations.hf.arguments import kept, one_of, per_token, refuse, wanted
+from mpnn.integrations.hf.kv_cache import Past, Text, check_empty, counts_up, packed, read
+from mpnn.integrations.hf.modules import Called, ids_of
+from mpnn.models.layers.decoder import Decoded, Decoder
+from mpnn.models.layers.packing import Packing, all_kept
+
+
+class CausalDecoder(Called):
+    """`model` behind the call of transformers' bare decoders.
+
+    Args:
+        output: the class of `transformers.modeling_outputs` that it answers with.
+        remembers: whether it takes past_key_values.
+    """
+
+    model: Decoder
+
+    def __init__(self, model: Decoder, config: Any, output: str, *, remembers: bool) -> None:
+        super().__init__(model, config)
+        self._output, self._remembers = output, remembers
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        *,
+        token_type_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """One pass over B texts of at most N tokens, or over the n that come after those in `past_key_values`.
+
+        Args:
+            input_ids: int64 [B, n]; or inputs_embeds: [B, n, dim], vectors in place of token embeddings. Where each
+                text has several choices, [B, choices, n], as what goes with them.
+            attention_mask: [B, N], 1 where there is a token and 0 where there is none, those in the past included.
+            position_ids: int64 [B, n] or [1, n], default: counted on from the past, padding included.
+            past_key_values: what an earlier call gave, or an empty cache of transformers.
+            token_type_ids: int64 [B, n], where the model has them.
+            use_cache: whether to give past_key_values; default: the configuration's.
+            output_hidden_states, output_attentions, return_dict: as in transformers; default: the configuration's.
+
+        Returns:
+            The output object of transformers, or its tuple: last_hidden_state [B, n, dim], past_key_values,
+            hidden_states, attentions [B, H, N, N]. All are zeros where there is no token.
+
+        Raises:
+            ValueError, TypeError, IndexError: an argument that does not fit; the sentence names it.
+        """
+        from transformers import modeling_outputs
+
+        if not self._remembers:
+            refuse(past_key_values=past_key_values, use_cache=use_cache)
+        refuse(**others)
+        choices = None if input_ids is None or input_ids.dim() != 3 else input_ids.shape[:2]
+        if choices:
+            given = (input_ids, attention_mask, position_ids, token_type_ids)
+            input_ids, attention_mask, position_ids, token_type_ids = map(_in_a_row, given)
+        past = self._past(past_key_values)
+        start = 0 if past is None else past.get_seq_length()
+        text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, token_type_ids, start)
+        states = wanted(self.config, "output_hidden_states", output_hidden_states)
+        weights = wanted(self.config, "output_attentions", output_attentions)
+        kept_on = self._remembers and wanted(self.config, "use_cache", use_cache)
+        attentions = None
+        found: Decoded
+        packing: Packing | None
+        regular = attention_mask is None and position_ids is None
+        if past is None and (use_cache is None or weights or not kept_on):
+            packing = Packing.whole(text[0]) if regular else packed(self.model, text)
+            found, bind = read(self.model, text, packing, states, weights)
+            if kept_on:
+                past = Past(self.model)
+                past.note(text)
+            if found.weights is not None:
+                graphs = [bind(layer.graph) for layer in self.model.layers]  # type: ignore[arg-type]
+                attentions = tuple(map(packing.unpack_weights, found.weights, graphs))
+        elif weights:
+            raise ValueError(
+                "output_attentions are those of whole texts; call without past_key_values, and generate with "
+                "use_cache=False"
+            )
+        else:
+            past = Past(self.model) if past is None else past
+            found, packing = past.go_on(text, states)
+        last = _unpacked(found.last, packing)
+        last = last.unflatten(0, choices) if choices else last
+        answer: dict[str, Any] = {"last_hidden_state": last, "attentions": attentions}
+        if found.states is not None:
+            answer["hidden_states"] = (*(_unpacked(x, packing) for x in found.states[:-1]), last)
+        if self._remembers:
+            answer["past_key_values"] = past if kept_on else None
+        kind = getattr(modeling_outputs, self._output)
+        if attentions is not None and "cross_attentions" in kind.__dataclass_fields__:
+            answer["cross_attentions"] = ()
+        if "pooler_output" in kind.__dataclass_fields__:
+            answer["pooler_output"] = self.pooled(last, text[1])
+        output = kind(**answer)
+        return self.answer(output, return_dict)
+
+    def typed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
+        """Tokens, or vectors in their place to which those of token types are added, where the model has such."""
+        refuse(token_type_ids=types)
+        return tokens
+
+    def places(self, tokens: Tensor, start: int) -> Tensor:
+        """The positions of tokens that come after `start` others, int64 [B, n], where a call does not give them."""
+        return torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
+
+    def pooled(self, last: Tensor, keep: Tensor) -> Tensor | None:
+        """[B, dim], where the model pools texts."""
+        return None
+
+    def check_places(self, keep: Tensor, positions: Tensor) -> None:
+        """Refuses positions of whole texts that are given without a mask and would mean something else there."""
+        if self._remembers and not counts_up(keep, positions):
+            raise ValueError(
+                "position_ids that do not count up need an attention_mask beside them: without one, transformers "
+                "takes them for documents that follow one another; here these are rows of a batch of their own"
+            )
+
+    def _past(self, given: Any) -> Past | None:
+        if isinstance(given, Past):
+            return given
+        if given is None:
+            return None
+        check_empty(given)
+        return None
+
+    def _text(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        start: int,
+    ) -> Text:
+        tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
+        size, new = tokens.shape[:2]
+        keep = all_kept(tokens)
+        if attention_mask is not None:
+            keep = kept(attention_mask, (size, start + new))[:, start:]
+        positions = self.places(tokens, start)
+        if position_ids is not None:
+            positions = per_token("position_ids", position_ids, (size, new))
+            if attention_mask is None and start == 0:
+                self.check_places(keep, positions)
+        return self.typed(tokens, ids_of(tokens, token_type_ids, "token_type_ids")), keep, positions
+
+
+class TypesThird(CausalDecoder):
+    """A decoder that takes token types as its third argument, and what it remembers by name alone."""
+
+    def forward(  # type: ignore[override]  # the order is that of transformers
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: Any,
+    ) -> Any:
+        return super().forward(
+            input_ids,
+            attention_mask,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            **others,
+        )
+
+
+def _in_a_row(x: Tensor | None) -> Tensor | None:
+    """[B, choices, n] as [B * choices, n]."""
+    return None if x is None else x.flatten(0, -2)
+
+
+def _unpacked(x: Tensor, packing: Packing | None) -> Tensor:
+    return x if packing is None else packing.unpack(x)

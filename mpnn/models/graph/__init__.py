@@ -1,0 +1,1 @@
+"""Graph models, one file for each."""

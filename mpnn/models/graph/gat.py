@@ -1,0 +1,57 @@
+"""GAT: additive attention over the in-neighbors of each node."""
+
+from __future__ import annotations
+
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from mpnn.attention import Additive, AdditiveV2
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.message_passing import MessagePassing
+from mpnn.models.layers.stack import Stack
+from mpnn.update import Activate
+
+
+class GAT(Stack):
+    """Graph attention network for node classification (Velickovic et al. 2018, eq. 1-6).
+
+    The defaults are the paper's settings for Cora.
+
+        w_ij = softmax_j( LeakyReLU( a_dst . W h_i + a_src . W h_j ) )   over the in-neighbors j of i
+        h_i <- || _heads elu( sum_j w_ij W h_j ),   last layer: mean over the heads, no activation
+
+    In the paper each node also attends to itself: pass `graph.with_self_loops()`.
+
+    Args:
+        in_dim: width of the input features.
+        classes: number of classes, the width of the logits.
+        hidden: width of each head of the first layer.
+        heads: number of heads of the first layer.
+        out_heads: number of heads of the last layer.
+        dropout: dropout probability of the features that enter each layer and of the attention weights.
+        graph: topology or graph of every layer; None if each call passes one.
+    """
+
+    spec: type[Additive | AdditiveV2] = Additive
+
+    def __init__(
+        self,
+        in_dim: int,
+        classes: int,
+        hidden: int = 8,
+        heads: int = 8,
+        *,
+        out_heads: int = 1,
+        dropout: float = 0.6,
+        graph: Topology | Graph | None = None,
+    ) -> None:
+        hidden_attention = self.spec(in_dim, hidden, heads, dropout=dropout)
+        output_attention = self.spec(hidden * heads, classes, out_heads, dropout=dropout, concat=False)
+        first = MessagePassing(graph, "sum", Activate(F.elu), hidden_attention)
+        last = MessagePassing(graph, "sum", None, output_attention)
+        super().__init__([first, last], dropout)
+
+    def optimizer(self, lr: float = 0.005, weight_decay: float = 5e-4) -> Adam:
+        """Adam as published (section 3.3), with L2 regularisation of all parameters."""
+        return Adam(self.parameters(), lr=lr, weight_decay=weight_decay)

@@ -1,0 +1,52 @@
+"""GCN: a sum over in-neighbors, weighted by degrees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from mpnn.attention import Degree
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.message_passing import MessagePassing
+from mpnn.models.layers.stack import Stack
+from mpnn.update import Activate
+
+
+class GCN(Stack):
+    """Graph convolutional network for node classification (Kipf & Welling 2017, eq. 9).
+
+    The defaults are the paper's settings for Cora. As published, the layers have no biases.
+
+        logits = A relu( A X W_0 ) W_1,   A_ij = 1 / sqrt(d_i d_j) for each edge j -> i
+
+    In the paper each node has a self-loop: pass `graph.with_self_loops()`.
+
+    Args:
+        in_dim: width of the input features.
+        classes: number of classes, the width of the logits.
+        hidden: width between the two layers.
+        dropout: dropout probability of the features that enter each layer.
+        graph: topology or graph of every layer; None if each call passes one.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        classes: int,
+        hidden: int = 16,
+        *,
+        dropout: float = 0.5,
+        graph: Topology | Graph | None = None,
+    ) -> None:
+        first = MessagePassing(graph, "sum", Activate(F.relu), Degree(in_dim, hidden, bias=False))
+        last = MessagePassing(graph, "sum", None, Degree(hidden, classes, bias=False))
+        super().__init__([first, last], dropout)
+
+    def optimizer(self, lr: float = 0.01, weight_decay: float = 5e-4) -> Adam:
+        """Adam as published (section 5.2), with L2 regularisation of the first layer only."""
+        first, last = self.layers
+        regularized: dict[str, Any] = {"params": first.parameters(), "weight_decay": weight_decay}
+        return Adam([regularized, {"params": last.parameters()}], lr=lr)

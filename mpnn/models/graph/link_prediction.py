@@ -1,0 +1,116 @@
+"""Link prediction: an encoder of nodes and a decoder that scores pairs of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.graphs import absent_edges
+from mpnn.models.saving import Model
+
+
+class LinkPredictor(Model):
+    """An encoder of nodes and a decoder of pairs (Kipf & Welling 2016, "Variational graph auto-encoders").
+
+        z = encoder(x, graph),   p(j -> i) = sigmoid( decoder(z_j, z_i) )
+
+    Args:
+        encoder: any graph network of this library that maps [N, in_dim] to [N, d].
+        decoder: `Inner()`, `DistMult(d, relations)` or `PairMLP(d)`.
+    """
+
+    def __init__(self, encoder: Model, decoder: Model) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+
+    def forward(
+        self, x: Tensor, pairs: Tensor, graph: Topology | Graph | None = None, relation: Tensor | None = None
+    ) -> Tensor:
+        """Returns logits [P] of the probability that each link exists.
+
+        Args:
+            x: [N, in_dim].
+            pairs: int64 [2, P], sources in the first row, destinations in the second.
+            graph: the known links.
+            relation: int64 [P], the type of each link to score, for decoders with edge types.
+        """
+        return self.score(self.encoder(x, graph), pairs, relation)
+
+    def score(self, z: Tensor, pairs: Tensor, relation: Tensor | None = None) -> Tensor:
+        """Returns logits [P] of pairs [2, P] from encoded nodes z [N, d]."""
+        if pairs.dim() != 2 or len(pairs) != 2:
+            raise ValueError(f"pairs must be int64 [2, P], sources then destinations; got {list(pairs.shape)}")
+        src, dst = z.index_select(0, pairs[0]), z.index_select(0, pairs[1])
+        return self.decoder(src, dst) if relation is None else self.decoder(src, dst, relation)
+
+    def loss(
+        self,
+        x: Tensor,
+        graph: Graph,
+        positive: Tensor | None = None,
+        negative: Tensor | None = None,
+        *,
+        relation: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Mean cross-entropy in nats over positive links, plus that over negative pairs.
+
+        Args:
+            x: [N, in_dim].
+            graph: the links that the encoder passes messages along.
+            positive: int64 [2, P], links that exist; default: the edges of `graph`.
+            negative: pairs without a link; default: P pairs that are not edges of `graph`, sampled with `generator`.
+            relation: int64 [P], the types of the positive links. The negative pairs are scored with the same types, so
+                there must be P of them.
+        """
+        positive = graph.edge_index if positive is None else positive
+        if negative is None:
+            negative = absent_edges(graph, positive.shape[1], generator)
+        z = self.encoder(x, graph)
+        positive_logits, negative_logits = self.score(z, positive, relation), self.score(z, negative, relation)
+        return F.softplus(-positive_logits).mean() + F.softplus(negative_logits).mean()
+
+
+class Inner(Model):
+    """`<z_j, z_i>`, which is symmetric in source and destination."""
+
+    def forward(self, src: Tensor, dst: Tensor) -> Tensor:
+        return (src * dst).sum(-1)
+
+
+class DistMult(Model):
+    """`<z_j, r, z_i>` with a vector r for each edge type (Yang et al. 2015)."""
+
+    def __init__(self, dim: int, relations: int) -> None:
+        super().__init__()
+        self.relation = nn.Parameter(torch.empty(relations, dim))
+        nn.init.xavier_uniform_(self.relation)
+
+    def forward(self, src: Tensor, dst: Tensor, relation: Tensor | None = None) -> Tensor:
+        if relation is None:
+            raise ValueError(f"DistMult scores {len(self.relation)} edge types: pass relation, int64 [P]")
+        return (src * self.relation.index_select(0, relation) * dst).sum(-1)
+
+
+class PairMLP(Model):
+    """`w . relu( W [z_j || z_i] )`. A link and its reverse can have different scores."""
+
+    def __init__(self, dim: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2 * dim, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, src: Tensor, dst: Tensor) -> Tensor:
+        return self.layers(torch.cat([src, dst], -1)).squeeze(-1)
+
+
+def hits_at(k: int, positive: Tensor, negative: Tensor) -> float:
+    """Hits@k: the fraction of positive scores [P] that exceed the k-th highest negative score of [Q] (Hu et al. 2020,
+    "Open graph benchmark"); 1 if there are fewer than k negative scores."""
+    if k < 1:
+        raise ValueError(f"k must be at least 1; got {k}")
+    if len(negative) < k:
+        return 1.0
+    return (positive > negative.topk(k).values[-1]).float().mean().item()

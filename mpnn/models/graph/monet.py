@@ -1,0 +1,90 @@
+"""MoNet: messages weighted by Gaussians of the edges' pseudo-coordinates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn.attention import Gaussian
+from mpnn.dropout import Dropout
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.message_passing import MessagePassing
+from mpnn.models.saving import Model
+from mpnn.request import validation
+from mpnn.update import Activate
+
+
+class MoNet(Model):
+    """Mixture model network for node classification (Monti et al. 2017, eq. 9-11 and section 5.2).
+
+        u_ij = tanh( A (1 / sqrt(d_i), 1 / sqrt(d_j)) + b ),   d the in-degree of each node
+        h_i <- relu( sum_k mean_j exp( -1/2 (u_ij - mu_k)^T Sigma_k^-1 (u_ij - mu_k) ) W_k h_j )
+
+    Where nodes have known positions (a mesh, a road map, an image), edge attributes can replace the degrees as
+    pseudo-coordinates.
+
+    Args:
+        in_dim: width of the input features.
+        classes: number of classes, the width of the logits.
+        hidden: width between the two layers.
+        kernels: number of Gaussians.
+        coordinates: width of the edges' coordinates; None to use degrees.
+        dropout: dropout probability of the features that enter each layer.
+        graph: topology or graph of both layers; None if each call passes one.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        classes: int,
+        hidden: int = 16,
+        kernels: int = 3,
+        *,
+        coordinates: int | None = None,
+        dropout: float = 0.5,
+        graph: Topology | Graph | None = None,
+    ) -> None:
+        super().__init__()
+        self.graph, self.by_degree = graph, coordinates is None
+        width = 2 if coordinates is None else coordinates
+        self.places = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(2))
+        self.layers = nn.ModuleList(
+            [
+                MessagePassing(None, "mean", Activate(F.relu), Gaussian(in_dim, hidden, kernels, width)),
+                MessagePassing(None, "mean", None, Gaussian(hidden, classes, kernels, width)),
+            ]
+        )
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
+        """x [..., N, in_dim] -> logits [..., N, classes].
+
+        edge_attr: the edges' coordinates [E, coordinates] if the model has `coordinates`; default: the graph's.
+        """
+        validation.tensor("x", x)
+        first: Any = self.layers[0]
+        validation.fits("MoNet", "x", x, first.attention.takes()[1])
+        graph = self.graph if graph is None else graph
+        if graph is None:
+            raise ValueError("this model has no graph; pass one with the call: model(x, graph=...)")
+        bound = graph.bind(x.shape[-2]).to(x.device) if isinstance(graph, Topology) else graph
+        if self.by_degree:
+            edge_attr = bound.cached(("degree coordinates", x.dtype), lambda: degree_coordinates(bound, x.dtype))
+        elif edge_attr is None:
+            edge_attr = bound.edge_attr
+        if edge_attr is None:
+            raise ValueError("this model needs coordinates: pass edge_attr, or a graph that has edge_attr")
+        for to_coordinates, layer in zip(self.places, self.layers, strict=True):
+            x = layer(self.dropout(x), bound, edge_attr=to_coordinates(edge_attr))
+        return x
+
+
+def degree_coordinates(graph: Graph, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`(1 / sqrt(d_i), 1 / sqrt(d_j))` for each edge from j to i, [E, 2]. Degree 0 counts as 1."""
+    inverse = graph.degree().clamp(min=1).to(dtype).rsqrt()
+    src, dst = graph.edge_index
+    return torch.stack([inverse.index_select(0, dst), inverse.index_select(0, src)], 1)

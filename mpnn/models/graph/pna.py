@@ -1,0 +1,139 @@
+"""PNA: several aggregators in parallel, each scaled by functions of the in-degree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn import aggregate, ops
+from mpnn.attention import EdgeMessage
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.message_passing import MessagePassing
+from mpnn.models.saving import Model
+from mpnn.request import validation
+from mpnn.update import Update
+
+
+class PNA(Model):
+    """Principal neighbourhood aggregation (Corso et al. 2020, eq. 7-8).
+
+        m_i = [ s (reduce_j M(h_i, h_j, e_ij)) for each scaler s and aggregator reduce ]
+        h_i <- h_i + relu( U(h_i, m_i) )
+
+    M and U are linear maps of their concatenated arguments. The features h are split into `towers` parts, each with its
+    own maps.
+
+    Args:
+        in_dim: width of the input features.
+        classes: number of classes, the width of the logits.
+        dim: width of the layers, a multiple of `towers`.
+        layers: number of layers.
+        towers: number of parts of h.
+        aggregators: see `mpnn.aggregate.PNA`.
+        scalers: see `mpnn.aggregate.PNA`.
+        edge_dim: width of the edge features; None if there are none.
+        average_log_degree: mean of log(d + 1) over the training graphs; default: over the graph of the call.
+        graph: topology or graph of every layer; None if each call passes one.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        classes: int,
+        dim: int = 64,
+        layers: int = 4,
+        *,
+        towers: int = 1,
+        aggregators: Sequence[str] = ("mean", "max", "min", "std"),
+        scalers: Sequence[str] = ("identity", "amplification", "attenuation"),
+        edge_dim: int | None = None,
+        average_log_degree: float | None = None,
+        graph: Topology | Graph | None = None,
+    ) -> None:
+        super().__init__()
+        if towers < 1 or dim % towers:
+            raise ValueError(f"{towers} towers cannot share a width of {dim} evenly")
+        width = dim // towers
+        ends, views = 2 if edge_dim is None else 3, len(aggregators) * len(scalers)
+        self.embed = nn.Linear(in_dim, dim)
+        self.layers = nn.ModuleList(
+            MessagePassing(
+                graph,
+                aggregate.PNA(aggregators, scalers, average_log_degree),
+                TowerUpdate([nn.Linear((1 + views) * width, width) for _ in range(towers)], nn.Linear(dim, dim)),
+                EdgeMessage(
+                    TowerMessage(
+                        [nn.Linear(ends * width, width) for _ in range(towers)],
+                        None if edge_dim is None else nn.Linear(edge_dim, width),
+                    )
+                ),
+            )
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(dim, classes)
+
+    def forward(
+        self,
+        x: Tensor,
+        graph: Topology | Graph | None = None,
+        edge_attr: Tensor | None = None,
+        pool: Graph | None = None,
+    ) -> Tensor:
+        """x [..., N, in_dim] -> logits [..., N, classes], or [..., G, classes] with `pool`.
+
+        `pool` has N sources and G destinations: each destination receives from the nodes of one graph. edge_attr:
+        [E, edge_dim]; default: the graph's.
+        """
+        validation.tensor("x", x)
+        validation.fits("PNA", "x", x, validation.takes(self.embed))
+        h = self.embed(x)
+        for layer in self.layers:
+            h = h + F.relu(layer(h, graph, edge_attr=edge_attr))
+        return self.head(h if pool is None else ops.aggregate(pool, h, "mean"))
+
+
+class TowerMessage(nn.Module):
+    """M: for each tower t, `mlp_t( h_it || h_jt || W e_ij )`.
+
+    Args:
+        mlps: one for each tower.
+        edge: the map W; None if edges have no features.
+        shared: whether each tower gets all of h; otherwise each gets its own part.
+    """
+
+    def __init__(self, mlps: Iterable[nn.Module], edge: nn.Module | None = None, shared: bool = False) -> None:
+        super().__init__()
+        self.mlps, self.edge, self.shared = nn.ModuleList(mlps), edge, shared
+
+    def forward(self, dst: Tensor, src: Tensor, edge_attr: Tensor | None) -> Tensor:
+        """dst and src [..., E, d], edge_attr [E, edge_dim] -> messages [..., E, T, F] of T towers."""
+        parts = [split_towers(x, len(self.mlps), self.shared) for x in (dst, src)]
+        if self.edge is not None:
+            if edge_attr is None:
+                raise ValueError("this layer was created with edge_dim: pass edge_attr, or a graph that has edge_attr")
+            parts.append(self.edge(edge_attr).unsqueeze(-2).expand_as(parts[0]))
+        inputs = torch.cat(parts, -1)
+        return torch.stack([mlp(inputs[..., t, :]) for t, mlp in enumerate(self.mlps)], -2)
+
+
+class TowerUpdate(Update):
+    """U: `out( mlp_1( x_1 || m_1 ) || mlp_2( x_2 || m_2 ) || ... )`, one MLP for each tower. `shared` is as in
+    `TowerMessage`."""
+
+    def __init__(self, mlps: Iterable[nn.Module], out: nn.Module, shared: bool = False) -> None:
+        super().__init__()
+        self.mlps, self.out, self.shared = nn.ModuleList(mlps), out, shared
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        towers = len(self.mlps)
+        inputs = torch.cat([split_towers(x, towers, self.shared), message.unflatten(-1, (towers, -1))], -1)
+        return self.out(torch.cat([mlp(inputs[..., t, :]) for t, mlp in enumerate(self.mlps)], -1))
+
+
+def split_towers(x: Tensor, towers: int, shared: bool) -> Tensor:
+    """x [..., d] -> [..., towers, F]: all of x for each tower if `shared`, otherwise one part of x for each."""
+    return x.unsqueeze(-2).expand(*x.shape[:-1], towers, -1) if shared else x.unflatten(-1, (towers, -1))

@@ -1,0 +1,224 @@
+"""Travelling salesman by attention (Kool, van Hoof, Welling 2019): a policy that selects a tour city by city.
+
+encoder    complete() over the cities     MessagePassing(complete(), "sum", PostNorm(dim, ffn, norm=BatchNorm), dots)
+decoder    one node for each tour. Its features are the mean of all cities and the first and last city of the tour. It
+           attends to the unvisited cities twice: the glimpse updates its features, the pointer selects the next city
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.attention import Attention, DotProduct, Terms
+from mpnn.decoding.cache import Cache
+from mpnn.graph import Graph
+from mpnn.graphs import causal, complete, from_edges, identity
+from mpnn.message_passing import MessagePassing
+from mpnn.models.layers.blocks import BatchNorm
+from mpnn.models.saving import Model
+from mpnn.request.request import Dot
+from mpnn.update import FeedForward, PostNorm
+
+LATER = ~causal() | identity()
+"""Step t of a tour attends to the cities that are visited at step t or later."""
+
+
+class TSP(Model):
+    """A policy over tours of any number of cities in the plane. Equation numbers are those of Kool et al. 2019.
+
+        h_i = W x_i + b, then `layers` times eq. 2 and 3          `encode`
+        q_t = W_Q [mean_i h_i || h_first || h_last]               eq. 4 and 5; learned placeholders at the first step
+        g_t = sum_j softmax_j(<q_t, W_K h_j> / sqrt(D)) W_V h_j    `glimpse`: several heads, over the unvisited cities j
+        p_t = softmax_j(C tanh(<W_O g_t, W h_j> / sqrt(dim)))      `pointer`: eq. 6 to 8, over the same cities
+
+    The defaults are the paper's.
+
+    Args:
+        dim: width of the features, a multiple of `heads`.
+        heads: number of attention heads.
+        layers: number of encoder layers.
+        hidden: width of the encoder's feed-forward networks.
+        clip: C, the bound of the pointer's logits.
+    """
+
+    def __init__(self, dim: int = 128, heads: int = 8, layers: int = 3, hidden: int = 512, clip: float = 10.0) -> None:
+        super().__init__()
+        self.embed = nn.Linear(2, dim)
+        self.layers = nn.ModuleList(
+            MessagePassing(
+                complete(),
+                "sum",
+                PostNorm(dim, FeedForward(dim, hidden, nn.ReLU), norm=BatchNorm),
+                DotProduct(dim, heads, bias=False),
+            )
+            for _ in range(layers)
+        )
+        self.nowhere = nn.Parameter(torch.empty(2 * dim).uniform_(-1, 1))
+        self.glimpse = MessagePassing(None, "sum", None, DotProduct(dim, heads, bias=False, query_dim=3 * dim))
+        self.to_key = nn.Linear(dim, dim, bias=False)
+        self.pointer = MessagePassing(None, "sum", None, Pointer(clip))
+
+    def forward(self, cities: Tensor, tours: Tensor) -> Tensor:
+        """Returns the log-probabilities [B] of tours under the policy.
+
+        All steps run in parallel. With the cities sorted in the order of their tour, step t attends to the cities from
+        t on, which is the same structured graph for all tours.
+
+        Args:
+            cities: points [B, N, 2].
+            tours: int64 [B, N], the order in which the cities are visited.
+        """
+        return self._log_probability(self.encode(cities), tours)
+
+    def encode(self, cities: Tensor) -> Tensor:
+        """Points [B, N, 2] -> features of the cities [B, N, dim]."""
+        if cities.dim() != 3 or cities.shape[2] != 2 or 0 in cities.shape:
+            raise ValueError(f"cities must be points [B, N, 2] with B and N at least 1; got {list(cities.shape)}")
+        h = self.embed(cities)
+        for layer in self.layers:
+            h = layer(h)
+        return h
+
+    @torch.no_grad()
+    def solve(self, cities: Tensor) -> Tensor:
+        """Returns greedy tours int64 [B, N] through points [B, N, 2]: the most likely city at each step."""
+        return self._tours(self.encode(cities))
+
+    @torch.no_grad()
+    def sample(self, cities: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Samples tours int64 [B, N] from the policy. Repeat the cities to get several tours of each instance."""
+        return self._tours(self.encode(cities), sample=True, generator=generator)
+
+    def loss(self, cities: Tensor, baseline: TSP, generator: torch.Generator | None = None) -> Tensor:
+        """REINFORCE with a greedy rollout baseline (eq. 9 and algorithm 1).
+
+            (length(tour) - length(tour of the baseline)) * log p(tour),   the tour sampled from this policy
+
+        Its gradient estimates the gradient of the expected tour length.
+
+        Args:
+            cities: points [B, N, 2].
+            baseline: the best policy so far, a copy in evaluation mode.
+            generator: random number generator of the sampled tours.
+        """
+        h = self.encode(cities)
+        with torch.no_grad():
+            tours = self._tours(h, sample=True, generator=generator)
+            advantage = tour_length(cities, tours) - tour_length(cities, baseline.solve(cities))
+        return (advantage * self._log_probability(h, tours)).mean()
+
+    @classmethod
+    def from_published(cls, weights: Mapping[str, Tensor]) -> TSP:
+        """Creates the model from the authors' published weights, in evaluation mode; see `mpnn.data.tsp_weights`.
+
+        Raises:
+            ValueError: if the weights are not those of an attention model for the TSP.
+        """
+        try:
+            heads, dim, _ = weights["embedder.layers.0.0.module.W_query"].shape
+            layers = sum(name.endswith(".W_query") for name in weights)
+            hidden = len(weights["embedder.layers.0.2.module.0.weight"])
+            model = cls(dim, heads, layers, hidden)
+            model.load_state_dict(_state_from_published(weights, layers))
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"these are not the weights of an attention model for the TSP: {error}") from None
+        return model.eval()
+
+    def _log_probability(self, h: Tensor, tours: Tensor) -> Tensor:
+        """Cities' features [B, N, dim] and tours [B, N] -> log-probabilities [B]."""
+        count = h.shape[1]
+        graph = LATER.bind(count).to(h.device)
+        h = torch.take_along_dim(h, tours[..., None], 1)
+        before = torch.cat([h[:, :1].expand(-1, count - 1, -1), h[:, :-1]], -1)
+        before = torch.cat([self.nowhere.expand(len(h), 1, -1), before], 1)
+        context = torch.cat([h.mean(1, keepdim=True).expand_as(h), before], -1)
+        probability = self._probability(context, graph, h, self.to_key(h))
+        return probability[..., graph.csr.ptr[:-1]].log().sum(-1)  # the first edge of row t is from city t
+
+    def _probability(
+        self, context: Tensor, graph: Graph, h: Tensor, keys: Tensor, cache: Cache | None = None
+    ) -> Tensor:
+        """Probabilities [..., E] of the unvisited cities of each tour, in the order of the graph's edges."""
+        glimpse = self.glimpse(context, graph, source=h, cache=cache)
+        return self.pointer(glimpse, graph, source=keys, return_weights=True)[1].squeeze(-1)
+
+    def _tours(self, h: Tensor, *, sample: bool = False, generator: torch.Generator | None = None) -> Tensor:
+        """Builds greedy or sampled tours step by step, over the graph of each tour's unvisited cities."""
+        batch, count, dim = h.shape
+        mean, nodes, keys = h.mean(1), h.flatten(0, 1), self.to_key(h.flatten(0, 1))
+        unvisited = torch.ones(batch, count, dtype=torch.bool, device=h.device)
+        before, cache, tours = self.nowhere.expand(batch, 2 * dim), Cache(batch * count), []
+        for step in range(count):
+            tour, city = unvisited.nonzero(as_tuple=True)
+            graph = from_edges(torch.stack([tour * count + city, tour]), num_dst=batch, num_src=batch * count)
+            context = torch.cat([mean, before], -1)
+            probability = self._probability(context, graph, nodes, keys, cache).view(batch, count - step)
+            if sample:
+                choice = torch.multinomial(probability, 1, generator=generator)
+            else:
+                choice = probability.argmax(1, keepdim=True)
+            last = city.view(batch, count - step).gather(1, choice)
+            unvisited.scatter_(1, last, False)
+            tours.append(last)
+            last_h = torch.take_along_dim(h, last[..., None], 1).squeeze(1)
+            before = torch.cat([last_h if step == 0 else before[:, :dim], last_h], -1)
+        return torch.cat(tours, 1)
+
+
+class Pointer(Attention):
+    """Attention weights `w_ij = softmax_j( clip * tanh( <x_i, key_j> / sqrt(dim) ) )`. The sources are the keys."""
+
+    def __init__(self, clip: float) -> None:
+        super().__init__()
+        self.clip = clip
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        query, key = dst.unsqueeze(-2), src.unsqueeze(-2)
+        # a softcap c computes c * tanh(score / c), so the scale includes c
+        return Terms(key, Dot(query, key, self.clip * key.shape[-1] ** -0.5, softcap=self.clip))
+
+
+def tour_length(cities: Tensor, tours: Tensor) -> Tensor:
+    """Lengths [B] of closed tours int64 [B, N] through points [B, N, 2]."""
+    path = torch.take_along_dim(cities, tours[..., None], 1)
+    return (path - path.roll(-1, 1)).norm(dim=-1).sum(-1)
+
+
+def _state_from_published(weights: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """Converts the authors' state dict, whose maps have one [dim, D] slice per head, to that of `TSP`."""
+    state = {
+        "embed.weight": weights["init_embed.weight"],
+        "embed.bias": weights["init_embed.bias"],
+        "nowhere": weights["W_placeholder"],
+        "glimpse.attention.to_query.weight": torch.cat(
+            [weights["project_fixed_context.weight"], weights["project_step_context.weight"]], 1
+        ),
+        "glimpse.attention.to_out.weight": weights["project_out.weight"],
+    }
+    node_maps = weights["project_node_embeddings.weight"].chunk(3)
+    for name, weight in zip(
+        ("glimpse.attention.to_key", "glimpse.attention.to_value", "to_key"), node_maps, strict=True
+    ):
+        state[f"{name}.weight"] = weight
+    for k in range(layers):
+        source, target = f"embedder.layers.{k}.", f"layers.{k}."
+        for a, b in (("query", "query"), ("key", "key"), ("val", "value")):
+            weight = weights[f"{source}0.module.W_{a}"].transpose(1, 2).flatten(0, 1)
+            state[f"{target}attention.to_{b}.weight"] = weight
+        state[f"{target}attention.to_out.weight"] = weights[f"{source}0.module.W_out"].flatten(0, 1).T
+        for a, b in (
+            ("1.normalizer", "norm"),
+            ("3.normalizer", "ffn_norm"),
+            ("2.module.0", "ffn.0"),
+            ("2.module.2", "ffn.3"),
+        ):
+            prefix = f"{source}{a}."
+            state |= {
+                f"{target}update.{b}.{name.removeprefix(prefix)}": weight
+                for name, weight in weights.items()
+                if name.startswith(prefix)
+            }
+    return state

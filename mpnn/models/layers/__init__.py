@@ -1,0 +1,1 @@
+"""Parts that models share: embeddings, packing, losses, positions. The models are in the sibling folders."""

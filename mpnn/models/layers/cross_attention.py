@@ -1,0 +1,114 @@
+"""Cross-attention between two batches of sentences: target b attends to source b only.
+
+The graph is a rectangular complete graph for each pair of sentences, without edges between pairs. As in
+`models.layers.packing`, sentences of different lengths are concatenated, and padding is not computed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpnn import ops
+from mpnn.decoding.cache import Cache
+from mpnn.graph import Graph
+from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.topology import Topology
+from mpnn.graphs import batch, complete
+from mpnn.message_passing import MessagePassing
+from mpnn.models.layers.packing import Packing, as_matrices
+
+COMPLETE = complete()
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """Output of the encoder or of the decoder for a batch of sentences.
+
+    packed: output of the last layer, in the layout of `packing`. states: embeddings and the output of each layer,
+    [B, N, dim] each. weights, crossed: self-attention and cross-attention weights of each layer, [B, H, N, N] each.
+    These are zero at padding, and empty unless requested. cache: keys and values of this output for cached decoding.
+    """
+
+    packed: Tensor
+    packing: Packing
+    states: tuple[Tensor, ...] = ()
+    weights: tuple[Tensor, ...] = ()
+    crossed: tuple[Tensor, ...] = ()
+    cache: Cache = field(default_factory=lambda: Cache(sys.maxsize))
+
+    @property
+    def last(self) -> Tensor:
+        """The output of the last layer, [B, N, dim]; zeros at padding."""
+        return self.packing.unpack(self.packed)
+
+    def select(self, index: Tensor) -> Half:
+        """Returns the sentences `index`, int64 [B'], which may repeat. The cache is reordered in place."""
+        apart = self.packed.dim() == 2
+        packing = Packing.of(self.packing.keep[index], apart=apart)
+        if apart:
+            first = torch.tensor([0, *self.packing.lengths]).cumsum(0).tolist()
+            tokens = [torch.arange(first[b], first[b + 1]) for b in index.tolist()]
+            index = torch.cat(tokens).to(index.device)
+        self.cache.select(index)
+        return Half(self.packed[index], packing, cache=self.cache)
+
+
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """Sentence b of `target` attends to all of sentence b of `source`. Both have the same number of sentences."""
+
+    target: Packing
+    source: Packing
+
+    def attend(
+        self, layer: MessagePassing, x: Tensor, source: Tensor, return_weights: bool = False, cache: Cache | None = None
+    ) -> Any:
+        """Runs a layer from packed sources to packed targets x.
+
+        If all sources have the same length, and all targets too (packed features [B, n, ...]), all pairs share a graph.
+
+        Returns:
+            Packed features in the shape of x. With `return_weights`, also attention weights [B, H, M, N].
+        """
+        same_length = x.dim() == source.dim() == 3
+        if not same_length:
+            x, source, shape = x.flatten(0, -2), source.flatten(0, -2), x.shape[:-1]
+        graph = self._graph(same_length, x.device)
+        y, weights = _with_weights(layer(x, graph, source=source, return_weights=return_weights, cache=cache))
+        y = y if same_length else y.unflatten(0, shape)
+        return (y, as_matrices(weights, graph, self.target, self.source)) if return_weights else y
+
+    def _graph(self, same_length: bool, device: torch.device) -> Topology | Graph:
+        targets, sources = self.target.documents, self.source.documents
+        if targets is not None or sources is not None:
+            if len(targets or ()) != len(sources or ()):
+                raise ValueError(
+                    "document k of the targets attends to document k of the sources, so there must be as many of both; "
+                    f"got {len(targets or ())} and {len(sources or ())}"
+                )
+            return ops.built(_joined, targets, sources, device)
+        if not same_length:
+            return _joined(self.target.lengths, self.source.lengths, device)
+        if torch.compiler.is_compiling():
+            return COMPLETE
+        return COMPLETE.bind(*(max(packing.lengths, default=0) for packing in (self.target, self.source))).to(device)
+
+
+def _with_weights(output: Any) -> tuple[Tensor, Any]:
+    return output if isinstance(output, tuple) else (output, None)
+
+
+def _joined(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Graph:
+    return _union(targets, sources).to(device)
+
+
+@cached_graph
+def _union(targets: Sequence[int], sources: Sequence[int]) -> Graph:
+    """Returns the graph of all pairs. It is cached, because all layers of a model use the same one."""
+    return batch([COMPLETE.bind(n, m) for n, m in zip(targets, sources, strict=True)])

@@ -1,0 +1,208 @@
+"""The base class of decoder-only language models: embeddings, layers over causal graphs, and next-token logits."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn import ops
+from mpnn.decoding.cache import Cache
+from mpnn.decoding.generation import evaluating, generate, refuse_the_future, refuse_to_continue
+from mpnn.dropout import Dropout
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.models.layers.blocks import embedded, looked_up
+from mpnn.models.layers.losses import token_loss, without_ends
+from mpnn.models.layers.packing import Packing, document_lengths
+from mpnn.models.layers.rounds import through
+from mpnn.models.saving import Model
+
+Bind = Callable[[Topology], Topology | Graph]
+"""Maps the topology of a layer to the topology or graph of one call, as `Packing.bind` does."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Output of a decoder for tokens [..., N].
+
+    last: output of the last layer after the final norm, [..., N, dim]. states: embeddings and the output of each layer,
+    [..., N, dim] each; the last one is `last`. weights: attention weights of each layer, [..., E, H].
+    """
+
+    last: Tensor
+    states: tuple[Tensor, ...] | None
+    weights: tuple[Tensor, ...] | None
+
+
+class Decoder(Model):
+    """Base class of decoder-only language models. Subclasses create the modules below.
+
+        h = W_token[tokens] (+ W_position[positions])
+        h <- layer(h), for each layer one operator
+        logits = norm(h) W_head^T, with W_head = W_token where `head` is None
+
+    context: maximum sequence length.
+    """
+
+    context: int
+    token: nn.Embedding
+    position: nn.Embedding | None
+    dropout: Dropout
+    layers: nn.ModuleList
+    norm: nn.Module
+    head: nn.Linear | None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        *,
+        graph: Topology | Graph | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Returns the logits of each next token.
+
+        Args:
+            tokens: integers [B, N], N <= context.
+            cache: keys and values of the preceding tokens. `tokens` then holds the tokens that follow them.
+            graph: replaces the graph of every layer in this call. A topology, or a graph of N nodes.
+            lengths: lengths of the documents packed in every row, each at most `context`; they sum to N. Positions
+                restart in each document, and no token attends to another document. If `graph` is also given, it must be
+                a topology and applies to each document.
+
+        Returns:
+            float [B, N, vocabulary].
+
+        Raises:
+            TypeError: if `tokens` is floating point.
+            ValueError: if a node of `graph` attends to a later one, if `lengths` do not sum to N, or if `cache` is
+                combined with `graph` or `lengths`.
+        """
+        if tokens.is_floating_point():
+            raise TypeError(f"tokens must be integers [B, N]; got {tokens.dtype} of shape {list(tokens.shape)}")
+        if cache is not None:
+            refuse_to_continue(graph, lengths)
+        packing = None if lengths is None else self._documents(tokens, lengths)
+        positions = None if packing is None else packing.positions()
+        bind = None if graph is None and packing is None else self._bind(tokens, graph, packing)
+        last = self.decode(tokens, positions, bind=bind, cache=cache).last
+        return F.linear(last, self.token.weight) if self.head is None else self.head(last)
+
+    def decode(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        *,
+        bind: Bind | None = None,
+        cache: Cache | None = None,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Decoded:
+        """Runs the model without the head.
+
+        Args:
+            tokens: integers [..., N], or vectors [..., N, dim] that replace the token embeddings.
+            positions: integers [..., N] or [N], for learned positions; default: 0 to N - 1, after those in the cache.
+            bind: maps the topology of each layer to a graph.
+            cache: keys and values of the preceding nodes.
+            return_states, return_weights: also return the output of every layer and its attention weights.
+        """
+        x = self._embedded(tokens, positions, 0 if cache is None else cache.count)
+        topologies: list[Any] = [layer.graph for layer in self.layers]
+        graphs = topologies if bind is None else [bind(topology) for topology in topologies]
+        x, states, weights = through(
+            self.layers, graphs, x, return_states=return_states, return_weights=return_weights, cache=cache
+        )
+        last = self.norm(x)
+        return Decoded(
+            last, (*states[:-1], last) if return_states else None, tuple(weights) if return_weights else None
+        )
+
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        *,
+        graph: Topology | Graph | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Returns the mean cross-entropy in nats. targets: [B, N], -100 at positions to ignore.
+
+        Other arguments are those of `forward`. With `lengths`, the last token of each document is ignored.
+        """
+        if lengths is not None:
+            targets = without_ends(targets, document_lengths(lengths, tokens.shape[-1]))
+        return token_loss(self(tokens, graph=graph, lengths=lengths), targets)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        steps: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        top_p: float | None = None,
+        eos: int | None = None,
+        graph: Topology | Graph | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Samples up to `steps` tokens after `tokens` [B, N]. Returns [B, at most N + steps].
+
+        The options are those of `generation.generate`. Beyond `context` tokens, the oldest tokens are dropped.
+
+        Raises:
+            ValueError: if an option is out of range, or if `graph` or `lengths` is given: only `forward` takes them.
+        """
+        refuse_to_continue(graph, lengths)
+        with evaluating(self):
+            return generate(
+                self,
+                tokens,
+                steps,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                eos=eos,
+                generator=generator,
+                context=self.context,
+            )
+
+    def _documents(self, tokens: Tensor, lengths: Sequence[int]) -> Packing:
+        packing = Packing.whole(tokens, lengths)
+        longest = max(packing.documents or (0,))
+        if longest > self.context:
+            raise ValueError(f"got a document of {longest} tokens, but this model was made with context={self.context}")
+        return packing
+
+    def _bind(self, tokens: Tensor, graph: Topology | Graph | None, packing: Packing | None) -> Bind:
+        """Returns the map from the topology of a layer to its graph in one call."""
+        if graph is not None:
+            sizes = (tokens.shape[-1],) if packing is None else packing.documents or ()
+            for size in sorted(set(sizes)):
+                ops.built(refuse_the_future, graph, operator.index(size))
+
+        def bind(topology: Topology) -> Topology | Graph:
+            selected = topology if graph is None else graph
+            return selected if packing is None else packing.bind(selected)
+
+        return bind
+
+    def _embedded(self, tokens: Tensor, positions: Tensor | None, start: int) -> Tensor:
+        vectors = embedded(self.token, tokens)
+        stop = start + vectors.shape[-2]
+        if positions is None and stop > self.context:
+            raise ValueError(f"got {stop} tokens, but this model was made with context={self.context}")
+        if self.position is not None:
+            if positions is None:
+                vectors = vectors + self.position.weight[start:stop]
+            else:
+                vectors = vectors + looked_up(self.position, positions, "position")
+        return self.dropout(vectors)

@@ -1,0 +1,210 @@
+"""Images as nodes: pixels or patches in row-major order, and their positions.
+
+Images are [B, C, H, W], as for `nn.Conv2d`. Nodes are [B, N, d], as for the operator. Graphs over them are in
+`mpnn.graphs.image`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.graphs import register
+from mpnn.models.layers.positions import sinusoid
+
+Size = tuple[int, int]
+"""Height and width, or rows and columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Output of an encoder for a batch of images.
+
+    last: output of the last layer, [B, nodes, dim]. pooled: one vector per image, [B, width]. states, weights: outputs
+    and attention weights of each layer or stage, as documented by the encoder.
+    """
+
+    last: Tensor
+    pooled: Tensor
+    states: tuple[Tensor, ...] | None = None
+    weights: tuple[Tensor, ...] | None = None
+
+
+@register
+def with_class_token(patches: Topology) -> Topology:
+    """Adds a class token as node 0. It attends to all nodes, and all nodes attend to it. Node i of `patches` becomes
+    node i + 1.
+
+    `with_class_token(complete())` has the same edges as `complete()`.
+    """
+    return Topology.of(_with_class_token, patches)
+
+
+def _with_class_token(i: Any, num_src: int, patches: Topology) -> Iterable[tuple[Any, Any]]:
+    runs = patches.bind(len(i) - 1, num_src - 1).runs
+    yield 0, np.where(i == 0, num_src, 1)
+    nth = np.arange(len(runs.row)) - runs.ptr[runs.row]
+    for k in range(int(nth.max(initial=-1)) + 1):  # the k-th run of each patch that has more than k runs
+        start, stop = np.zeros_like(i), np.zeros_like(i)
+        row = runs.row[nth == k] + 1
+        start[row], stop[row] = runs.start[nth == k] + 1, runs.stop[nth == k] + 1
+        yield start, stop
+
+
+def as_matrix(weights: Tensor, graph: Graph) -> Tensor:
+    """Returns attention weights [B, E, H] as matrices [B, H, num_dst, num_src]; zeros where there is no edge."""
+    src, dst = graph.edge_index
+    matrix = weights.new_zeros(len(weights), graph.num_dst, graph.num_src, weights.shape[-1])
+    return matrix.index_put((torch.arange(len(weights), device=dst.device)[:, None], dst, src), weights).movedim(-1, 1)
+
+
+def pair(size: int | Sequence[int]) -> Size:
+    """Returns (height, width) of a size given as one integer or as two."""
+    height_width = (size, size) if isinstance(size, int) else tuple(size)
+    if len(height_width) != 2:
+        raise ValueError(f"a size must be one integer, or two: height and width; got {list(height_width)}")
+    return height_width
+
+
+def size_of(images: Tensor) -> Size:
+    """Returns height and width as integers. `torch.compile` specializes programs to this size."""
+    return operator.index(images.shape[-2]), operator.index(images.shape[-1])
+
+
+def patchify(images: Tensor, patch: int | Sequence[int] = 1) -> Tensor:
+    """Returns the patches of images [B, C, H, W] as nodes [B, N, pixels * C].
+
+    Pixels of a patch are in row-major order, and the channels of a pixel are adjacent. Pixels beyond the last complete
+    patch are dropped. With `patch=1`, nodes are pixels.
+    """
+    height, width = pair(patch)
+    rows, columns = images.shape[-2] // height, images.shape[-1] // width
+    crop = images[..., : rows * height, : columns * width]
+    cells = crop.unflatten(-1, (columns, width)).unflatten(-3, (rows, height))  # [B, C, rows, height, columns, width]
+    return cells.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def unpatchify(patches: Tensor, patch: int | Sequence[int], rows: int, columns: int) -> Tensor:
+    """Returns images [B, C, H, W] from `rows` x `columns` patches [B, N, pixels * C]. Inverse of `patchify`."""
+    height, width = pair(patch)
+    cells = patches.unflatten(1, (rows, columns)).unflatten(-1, (height, width, -1))
+    return cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+
+
+def as_image(nodes: Tensor, rows: int, columns: int) -> Tensor:
+    """Returns nodes [B, rows * columns, d] as an image [B, d, rows, columns]."""
+    return nodes.unflatten(1, (rows, columns)).permute(0, 3, 1, 2)
+
+
+class Patches(nn.Module):
+    """Linear patch embedding (Dosovitskiy et al. 2021, eq. 1).
+
+    Equivalent to a convolution whose stride equals its kernel size, and to a round over `graphs.pooling(height, width,
+    patch)` with one linear map for each position in a patch.
+    """
+
+    def __init__(self, channels: int, dim: int, patch: int | Sequence[int]) -> None:
+        super().__init__()
+        self.channels, self.patch = channels, pair(patch)
+        self.to_dim = nn.Linear(self.patch[0] * self.patch[1] * channels, dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps images [B, channels, H, W] to [B, N, dim]. Pixels beyond the last complete patch are ignored."""
+        if images.dim() != 4 or images.shape[1] != self.channels or not images.is_floating_point():
+            raise ValueError(
+                f"images must be floating point [batch, {self.channels}, height, width]; "
+                f"got {images.dtype} of shape {list(images.shape)}"
+            )
+        return self.to_dim(patchify(images, self.patch))
+
+    def grid(self, images: Tensor) -> Size:
+        """Returns the numbers of rows and columns of patches of images [B, channels, H, W]."""
+        height, width = size_of(images)
+        return height // self.patch[0], width // self.patch[1]
+
+
+def hide(patches: Tensor, hidden: Tensor, token: Tensor | None) -> Tensor:
+    """Replaces patches [B, N, dim] where `hidden` (bool [B, N]) is True by the mask token [dim].
+
+    Raises:
+        ValueError: if `token` is None.
+    """
+    if token is None:
+        raise ValueError("this model has no mask token to hide patches with; create it with hides=True")
+    return torch.where(hidden[..., None], token, patches)
+
+
+def linear_of(kernel: Tensor) -> Tensor:
+    """Returns the kernel [out, in, height, width] of a convolution as the weight [out, height * width * in] of
+    `Patches.to_dim`."""
+    return kernel.permute(0, 2, 3, 1).flatten(1)
+
+
+def sinusoidal_2d(rows: int, columns: int, dim: int) -> Tensor:
+    """Returns sinusoidal positions on a grid, [rows * columns, dim] (He et al. 2022, as in their code).
+
+    The first half of the components encodes the column, the second half the row. Each is `sinusoid` with all sines
+    before all cosines.
+
+    Raises:
+        ValueError: if `dim` is not a multiple of 4.
+    """
+    if dim % 4:
+        raise ValueError(f"sinusoidal positions on a grid need a width that is a multiple of 4; got {dim}")
+    index = torch.arange(rows * columns)
+    return torch.cat([sinusoid(axis, dim // 2, halves=True) for axis in (index % columns, index // columns)], -1)
+
+
+def stretched(positions: Tensor, old: Size, new: Size) -> Tensor:
+    """Interpolates position vectors [old[0] * old[1], dim] of a grid of size `old` to size `new`, bicubically
+    (Dosovitskiy et al. 2021, section 3.2)."""
+    if old == new:
+        return positions
+    image = as_image(positions[None], *old)
+    return F.interpolate(image, size=new, mode="bicubic", align_corners=False).flatten(2)[0].T
+
+
+class GridPositions(nn.Module):
+    """Learned position vectors for the nodes of a grid, and for `extra` nodes before them.
+
+    Args:
+        size: rows and columns of the grid.
+        dim: width of the vectors.
+        extra: number of nodes before the grid, such as a class token.
+        sinusoidal: use fixed `sinusoidal_2d` vectors for the grid and zeros for the extra nodes. These are not trained.
+    """
+
+    def __init__(self, size: Size, dim: int, *, extra: int = 0, sinusoidal: bool = False) -> None:
+        super().__init__()
+        self.size, self.extra = size, extra
+        if sinusoidal:
+            waves = F.pad(sinusoidal_2d(*size, dim), (0, 0, extra, 0))
+            self.weight = nn.Parameter(waves, requires_grad=False)
+        else:
+            self.weight = nn.Parameter(torch.randn(extra + size[0] * size[1], dim) * 0.02)
+
+    def forward(self, size: Size, *, stretch: bool = False) -> Tensor:
+        """Returns vectors [extra + rows * columns, dim] for a grid of this size.
+
+        stretch: interpolate the vectors if `size` differs from that of the table.
+
+        Raises:
+            ValueError: if `size` differs from that of the table, without `stretch`.
+        """
+        if size == self.size:
+            return self.weight
+        if not stretch:
+            raise ValueError(
+                f"these positions are for {self.size[0]} x {self.size[1]} patches, and the image has {size[0]} x "
+                f"{size[1]}; resize the image, or interpolate the positions with stretch=True"
+            )
+        return torch.cat([self.weight[: self.extra], stretched(self.weight[self.extra :], self.size, size)])

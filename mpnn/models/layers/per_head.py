@@ -1,0 +1,62 @@
+"""Attention in which each head has its own graph.
+
+The edge type of an edge is the head that uses it, so that all heads are described by one graph. To compute them, heads
+become nodes: node i of head h is node h * N + i of a larger graph without edges between heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mpnn.attention import DotProduct, Terms
+from mpnn.graph import Graph
+from mpnn.request.request import Dot
+
+
+class PerHead(DotProduct):
+    """`DotProduct` in which head h uses only the edges of type h. Without edge types, all heads use all edges."""
+
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        terms = super().terms(query, key, value, graph, edge_attr)
+        return heads_apart(terms, graph, self.heads) if graph.has_edge_types else terms
+
+    def merge(self, out: Tensor) -> Tensor:
+        return super().merge(heads_together(out, self.heads))
+
+
+def heads_apart(terms: Terms, graph: Graph, heads: int) -> Terms:
+    """Returns the terms with heads as nodes: query, key and value [..., N, H, D] become [..., H * N, 1, D]."""
+    score = terms.score
+    if not isinstance(score, Dot) or score.edge_key is not None or terms.bias or terms.edge_value is not None:
+        raise ValueError("per-head graphs need plain dot-product attention, without positions, edge features or biases")
+    if {x.shape[-2] for x in (score.query, score.key, terms.value)} != {heads}:
+        raise ValueError(f"per-head graphs need as many key and value heads as query heads; expected {heads} of each")
+    score = replace(score, query=_as_nodes(score.query), key=_as_nodes(score.key))
+    apart = graph.derive(_apart, heads, num_dst=graph.num_dst * heads, num_src=graph.num_src * heads)
+    return Terms(_as_nodes(terms.value), score, graph=apart)
+
+
+def heads_together(out: Tensor, heads: int) -> Tensor:
+    """Returns messages [..., H * N, 1, D] as [..., N, H, D]. Messages [..., N, H, D] are returned unchanged."""
+    if out.shape[-2] == heads:
+        return out
+    return out.squeeze(-2).unflatten(-2, (heads, -1)).movedim(-3, -2)
+
+
+def _as_nodes(x: Tensor) -> Tensor:
+    return x.movedim(-2, -3).flatten(-3, -2).unsqueeze(-2)
+
+
+def _apart(graph: Graph, heads: int) -> Graph:
+    if graph.num_edge_types > heads:
+        raise ValueError(
+            f"edge types are head numbers, so there can be at most {heads}; the graph has {graph.num_edge_types}"
+        )
+    src, dst = graph.edge_index
+    head = graph.edge_type
+    assert head is not None
+    edges = torch.stack([src + head * graph.num_src, dst + head * graph.num_dst])
+    return Graph.from_edges(edges, graph.num_dst * heads, graph.num_src * heads)

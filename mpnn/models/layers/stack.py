@@ -1,0 +1,40 @@
+"""The base class of graph networks: a sequence of rounds of message passing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from mpnn.dropout import Dropout
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.message_passing import MessagePassing
+from mpnn.models.saving import Model
+from mpnn.request import validation
+
+
+class Stack(Model):
+    """Applies `x <- layer(dropout(x))` for each layer, all over the same graph.
+
+    Args:
+        layers: the layers.
+        dropout: of the input of each layer, in training.
+    """
+
+    def __init__(self, layers: Iterable[MessagePassing], dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
+        """Maps x [..., N, in_dim] to [..., N, out_dim].
+
+        Args:
+            x: features. If the model begins with a linear map (GCN, GAT), may be a sparse COO tensor [N, in_dim].
+            graph: replaces the graphs of the layers; default: the graph of each layer.
+        """
+        validation.tensor("x", x)
+        for layer in self.layers:
+            x = layer(self.dropout(x), graph)
+        return x

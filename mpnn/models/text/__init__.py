@@ -1,0 +1,1 @@
+"""Models of text. Each file defines one model."""

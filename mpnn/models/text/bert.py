@@ -1,0 +1,195 @@
+"""BERT (Devlin et al. 2019): every token attends to all tokens of its sentence.
+
+topology   complete()                              or any other: causal(), window(16), longformer(32, globals=1), ...
+attention  DotProduct(dim, heads)                  w_ij = softmax_j( <W_Q x_i, W_K x_j> / sqrt(D) )
+aggregate  "sum"                                   m_i  = W_O || _h sum_j w_ij W_V x_j
+update     PostNorm(dim, FeedForward(dim))         z    = norm(x + m),  y = norm'(z + ffn(z))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.attention import DotProduct
+from mpnn.graph.topology import Topology
+from mpnn.graphs import complete
+from mpnn.message_passing import MessagePassing
+from mpnn.models.layers.blocks import Embeddings, begin_small, one_each, updated_by
+from mpnn.models.layers.packing import Packing
+from mpnn.models.layers.rounds import through
+from mpnn.models.saving import Model
+from mpnn.update import PostNorm
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Configuration of a BERT. The defaults are those of BERT-base.
+
+    vocabulary, types: numbers of tokens and of token types. dim, hidden: widths of the model and of its feed-forward
+    network. context: number of learned positions, which is the maximum sentence length. pad: the token whose embedding
+    is not trained, or None. after_pad: positions skip pad tokens and start at pad + 1 (RoBERTa, Liu et al. 2019).
+    activation: a name in `blocks.ACTIVATIONS`. eps: added to variances by LayerNorm.
+    """
+
+    vocabulary: int = 30522
+    dim: int = 768
+    layers: int = 12
+    heads: int = 12
+    hidden: int = 3072
+    context: int = 512
+    types: int = 2
+    pad: int | None = 0
+    activation: str = "gelu"
+    eps: float = 1e-12
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    after_pad: bool = False
+
+    @property
+    def first_position(self) -> int:
+        """The row of the position table that the first token uses."""
+        if self.after_pad and self.pad is None:
+            raise ValueError("after_pad starts positions at pad + 1, so the configuration needs a pad")
+        return self.pad + 1 if self.after_pad and self.pad is not None else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Output of an encoder for a batch of sentences; zeros at padding.
+
+    last: output of the last layer, [B, N, dim]. pooled: output of the pooler, [B, dim]; None without a pooler. states:
+    embeddings and the output of each layer, [B, N, dim] each. weights: attention weights of each layer, [B, H, N, N].
+    """
+
+    last: Tensor
+    pooled: Tensor | None
+    states: tuple[Tensor, ...] | None
+    weights: tuple[Tensor, ...] | None
+
+
+class Bert(Model):
+    """BERT over any topology. Subclasses with a different attention override `layer` and `graphs`.
+
+    Args:
+        config: sizes and options.
+        graph: topology of the attention: one for all layers, or one per layer; default: complete().
+        pooler: whether to add a linear map and tanh on the first token of each sentence.
+    """
+
+    def __init__(
+        self, config: BertConfig, graph: Topology | Sequence[Topology] | None = None, *, pooler: bool = True
+    ) -> None:
+        super().__init__()
+        dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
+        self.config = config
+        self.embeddings = Embeddings(
+            config.vocabulary,
+            config.context,
+            config.types,
+            dim,
+            pad=config.pad,
+            norm=norm,
+            dropout=config.dropout,
+            first=config.first_position,
+        )
+        topologies = one_each(complete() if graph is None else graph, config.layers)
+        self.layers = nn.ModuleList(self.layer(config, topology) for topology in topologies)
+        self.pooler = nn.Sequential(nn.Linear(dim, dim), nn.Tanh()) if pooler else None
+        for part in self.modules():
+            if isinstance(part, (nn.Linear, nn.Embedding)):
+                begin_small(part)
+
+    @staticmethod
+    def layer(config: BertConfig, graph: Topology) -> nn.Module:
+        """Returns one layer. It is called with x and its entry of `graphs`."""
+        attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
+        return MessagePassing(graph, "sum", update(config), attention)
+
+    def packing(self, keep: Tensor) -> Packing:
+        return Packing.of(keep)
+
+    def graphs(self, packing: Packing) -> list[Any]:
+        """Returns the graph of each layer over the packed tokens."""
+        return [packing.bind(layer.graph) for layer in self.layers if isinstance(layer, MessagePassing)]
+
+    def forward(
+        self,
+        tokens: Tensor,
+        keep: Tensor | None = None,
+        types: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        graph: Topology | None = None,
+        lengths: Sequence[int] | None = None,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Encoded:
+        """Encodes a batch of sentences.
+
+        Args:
+            tokens: int64 [B, N], or vectors [B, N, dim] that replace the token embeddings.
+            keep: bool [B, N], True at tokens and False at padding; default: all True. Padding is not computed and not
+                attended to.
+            types: int64 [B, N]; default: 0.
+            positions: int64 [B, N], rows of the position table; default: counted from `config.first_position`.
+            graph: replaces the topology of every layer in this call.
+            lengths: lengths of the documents packed in every row; they sum to N. Positions restart in each document,
+                and no token attends to another document. `pooled` then has one vector per document,
+                [B, documents, dim]. Cannot be combined with `keep`.
+            return_states, return_weights: also return the output of every layer and its attention weights.
+
+        Raises:
+            ValueError: if both `keep` and `lengths` are given.
+        """
+        if keep is not None and lengths is not None:
+            raise ValueError("lengths describe rows without padding; give either keep or lengths")
+        packing = Packing.whole(tokens, lengths) if keep is None else self.packing(keep)
+        if positions is None and packing.documents is not None:
+            positions = torch.cat([self.positions(part) for part in tokens.split(packing.documents, 1)], 1)
+        graphs = self.graphs(packing) if graph is None else [packing.bind(graph)] * len(self.layers)
+        return self.encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
+
+    def encoded(
+        self,
+        packing: Packing,
+        graphs: Sequence[Any],
+        tokens: Tensor,
+        types: Tensor | None = None,
+        positions: Tensor | None = None,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Encoded:
+        """Runs `forward` with one graph per layer over the packed tokens."""
+        types = torch.zeros_like(packing.keep, dtype=torch.int64) if types is None else types
+        positions = self.positions(tokens) if positions is None else positions
+        x = self.embeddings(packing.pack(tokens), packing.pack(positions), packing.pack(types))
+        x, states, weights = through(self.layers, graphs, x, return_states=return_states, return_weights=return_weights)
+        last = packing.unpack(x)
+        return Encoded(
+            last,
+            None if self.pooler is None else self.pooler(packing.first(last)),
+            tuple(map(packing.unpack, states)) if return_states else None,
+            tuple(map(packing.unpack_weights, weights, graphs)) if return_weights else None,
+        )
+
+    def positions(self, tokens: Tensor) -> Tensor:
+        """Returns the row of each token in the position table, int64 [B, N].
+
+        With `after_pad`, positions count only tokens other than pads, and pads use the row before the first position.
+        """
+        first, shape = self.config.first_position, tokens.shape[:2]
+        if first and not tokens.is_floating_point():
+            not_pad = tokens.ne(first - 1)
+            return not_pad.cumsum(1) * not_pad + first - 1
+        return torch.arange(first, first + shape[1], device=tokens.device).expand(shape)
+
+
+def update(config: BertConfig) -> PostNorm:
+    """Returns the update of a BERT layer: PostNorm around a feed-forward network."""
+    return updated_by(PostNorm, config)

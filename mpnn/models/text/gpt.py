@@ -1,0 +1,152 @@
+"""GPT and GPT-2: transformers over a causal graph that predict the next token.
+
+topology   causal()                                      or any without edges from later nodes: causal() & window(64)
+attention  DotProduct(dim, heads)                        w_ij = softmax_j( <W_Q h_i, W_K h_j> / sqrt(D) )
+aggregate  "sum"                                         m_i  = W_O || _h sum_j w_ij W_V h_j
+update     GPT-2: PreNorm(dim, FeedForward(dim))         h = norm(x),  z = x + m,  y = z + ffn(norm'(z))
+           GPT: PostNorm(dim, FeedForward(dim))          h = x,  z = norm(x + m),  y = norm'(z + ffn(z))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from mpnn.attention import DotProduct
+from mpnn.decoding.generation import refuse_the_future
+from mpnn.dropout import Dropout
+from mpnn.graph.topology import Topology
+from mpnn.graphs import causal
+from mpnn.message_passing import MessagePassing
+from mpnn.models.layers.blocks import one_each, updated_by
+from mpnn.models.layers.decoder import Decoder
+from mpnn.update import PostNorm, PreNorm, Update
+
+CAUSAL = causal()
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Configuration of a GPT. The defaults are those of the small GPT-2.
+
+    vocabulary: number of tokens. dim: width of the model. hidden: width of the feed-forward network; None: 4 * dim.
+    context: number of learned positions, which is the maximum sequence length. activation: a name in
+    `blocks.ACTIVATIONS`. norm_first: True for pre-norm layers and a final LayerNorm (GPT-2), False for post-norm layers
+    (GPT). eps: added to variances by LayerNorm. scaled: divide scores by sqrt(D). scaled_by_depth: also divide them by
+    the number of the layer, counted from 1. dropout: of the outputs of attention and feed-forward network.
+    embedding_dropout, attention_dropout: of embeddings and of attention weights.
+    """
+
+    vocabulary: int = 50257
+    dim: int = 768
+    layers: int = 12
+    heads: int = 12
+    hidden: int | None = None
+    context: int = 1024
+    activation: str = "gelu_new"
+    norm_first: bool = True
+    scaled: bool = True
+    scaled_by_depth: bool = False
+    eps: float = 1e-5
+    dropout: float = 0.1
+    embedding_dropout: float = 0.1
+    attention_dropout: float = 0.1
+
+
+class GPT2(Decoder):
+    """Decoder-only language model with learned positions (Radford et al. 2018, GPT; 2019, GPT-2). The output layer
+    shares its weight with the token embedding.
+
+    Args:
+        config: sizes and options.
+        graph: topology of the attention, for every length up to `config.context`: one for all layers, or one per layer.
+
+    Raises:
+        ValueError: if a node attends to a later one when a topology is bound to `config.context` nodes.
+    """
+
+    def __init__(self, config: GPTConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
+        super().__init__()
+        graphs = one_each(graph, config.layers)
+        for topology in set(graphs):
+            refuse_the_future(topology, config.context)
+        dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
+        self.context = config.context
+        self.token = nn.Embedding(config.vocabulary, dim)
+        self.position = nn.Embedding(config.context, dim)
+        self.dropout = Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList(self.layer(config, topology) for topology in graphs)
+        for depth, layer in enumerate(self.layers, 1):
+            if config.scaled_by_depth and isinstance(layer.attention, DotProduct):
+                layer.attention.scale /= depth
+        self.norm = norm(dim) if config.norm_first else nn.Identity()
+        self.head = None
+        self._initialize()
+
+    @staticmethod
+    def layer(config: GPTConfig, graph: Topology) -> MessagePassing:
+        """Returns one layer. Subclasses with a different attention override this."""
+        scale = None if config.scaled else 1.0
+        attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout, scale=scale)
+        return MessagePassing(graph, "sum", update(config), attention)
+
+    def _initialize(self) -> None:
+        """Initializes as GPT-2. Weights are normal with std 0.02, or 0.02 / sqrt(2 * layers) for maps that write to
+        the residual stream. Biases are zero."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 2:
+                residual = name.endswith(("attention.to_out.weight", "update.ffn.3.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * len(self.layers)) ** 0.5 if residual else 0.02)
+
+
+class GPT(GPT2):
+    """GPT-2 of any size over any causal graph.
+
+    `GPT(..., graph=causal() & window(64))` is the same model with sliding-window attention. Its weights are compatible.
+
+    Args:
+        vocabulary: number of tokens.
+        dim: width of the model.
+        heads: number of heads; must divide `dim`.
+        layers: number of layers.
+        graph: topology of the attention, for every length up to `context`.
+        context: number of learned positions, which is the maximum sequence length.
+        dropout: of embeddings, attention weights, and the outputs of attention and feed-forward network.
+
+    Raises:
+        ValueError: if a node attends to a later one when `graph` is bound to `context` nodes.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        dim: int,
+        heads: int,
+        layers: int,
+        graph: Topology = CAUSAL,
+        *,
+        context: int = 256,
+        dropout: float = 0.0,
+    ) -> None:
+        config = GPTConfig(
+            vocabulary,
+            dim,
+            layers,
+            heads,
+            context=context,
+            activation="gelu",
+            dropout=dropout,
+            embedding_dropout=dropout,
+            attention_dropout=dropout,
+        )
+        super().__init__(config, graph)
+
+
+def update(config: GPTConfig) -> Update:
+    """Returns the update of a layer: PreNorm (GPT-2) or PostNorm (GPT) around a feed-forward network."""
+    return updated_by(PreNorm if config.norm_first else PostNorm, config)

@@ -1,0 +1,35 @@
+"""Image classification head."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn.models.saving import Model
+from mpnn.models.vision.swin import Swin
+from mpnn.models.vision.vit import ViT
+
+
+class ImageClassifier(Model):
+    """A linear classifier of an encoder's pooled output, for example `ImageClassifier(ViT(config), 10)`.
+
+    The pooled output is the class token of a ViT (Dosovitskiy et al. 2021, eq. 4) or the mean over the patches of a
+    Swin (Liu et al. 2021).
+
+    Args:
+        encoder: the image encoder.
+        classes: number of classes, the width of the logits.
+    """
+
+    def __init__(self, encoder: ViT | Swin, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.to_logits = nn.Linear(encoder.width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, channels, H, W] -> logits [B, classes]."""
+        return self.to_logits(self.encoder(images).pooled)
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats. targets: int64 [B]."""
+        return F.cross_entropy(self(images), targets)

@@ -1,0 +1,160 @@
+"""MAE (He et al. 2022): an encoder over the visible patches, and a decoder that reconstructs the masked ones.
+
+encoder    a ViT over the visible patches            complete() over these only: a quarter of the patches by default
+decoder    layers over all patches                   a masked patch is a learned mask token plus its position
+loss       mean squared error on masked patches      of pixels, or of pixels normalised within each patch
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn.graph.topology import Topology
+from mpnn.models.layers.images import GridPositions, Size, patchify
+from mpnn.models.layers.packing import refuse_while_tracing
+from mpnn.models.saving import Model
+from mpnn.models.vision.vit import PatchLayers, ViT, ViTConfig
+
+
+@dataclass(frozen=True)
+class MAEConfig(ViTConfig):
+    """Configuration of an MAE. The defaults are those of MAE-Base, whose encoder is ViT-Base/16.
+
+    Attributes:
+        decoder_dim: width of the decoder.
+        decoder_layers: number of decoder layers.
+        decoder_heads: number of attention heads of the decoder.
+        decoder_hidden: width of the decoder's feed-forward networks.
+        left_out: fraction of the patches that are masked.
+        normalise: whether the target pixels are normalised within each patch.
+
+    The other attributes are those of `ViTConfig`.
+    """
+
+    sinusoidal: bool = True
+    decoder_dim: int = 512
+    decoder_layers: int = 8
+    decoder_heads: int = 16
+    decoder_hidden: int = 2048
+    left_out: float = 0.75
+    normalise: bool = False
+
+    @property
+    def decoder(self) -> ViTConfig:
+        """Configuration of the decoder's layers."""
+        return ViTConfig(
+            image=self.image,
+            patch=self.patch,
+            channels=self.channels,
+            dim=self.decoder_dim,
+            layers=self.decoder_layers,
+            heads=self.decoder_heads,
+            hidden=self.decoder_hidden,
+            sinusoidal=True,
+            activation=self.activation,
+            eps=self.eps,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Painted:
+    """Output of an MAE.
+
+    Attributes:
+        pixels: reconstructed pixels [B, N, pixels of a patch * C], in the order of `images.patchify`.
+        seen: bool [B, N], the patches that were visible to the encoder.
+    """
+
+    pixels: Tensor
+    seen: Tensor
+
+
+class MAE(Model):
+    """Masked autoencoder (He et al. 2022).
+
+    Args:
+        config: the configuration.
+        graph: topology over the patches, for encoder and decoder; default: complete.
+    """
+
+    def __init__(self, config: MAEConfig, graph: Topology | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = ViT(config, graph)
+        self.decoder = PixelDecoder(config, graph)
+
+    def forward(self, images: Tensor, noise: Tensor | None = None) -> Painted:
+        """Reconstructs all patches from the visible ones.
+
+        Args:
+            images: [B, channels, H, W].
+            noise: [B, N]. The patches with the lowest noise are visible. Default: random.
+        """
+        size = self.encoder.patches.grid(images)
+        if noise is None:
+            noise = torch.rand(len(images), size[0] * size[1], device=images.device)
+        seen = least(noise, self.config.left_out)
+        return Painted(self.decoder(self.encoder(images, keep=with_class(seen)).last, seen, size), seen)
+
+    def loss(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Mean squared error of the pixels of the masked patches."""
+        painted = self(images, noise)
+        return pixel_loss(painted, patchify(images, self.config.patch), normalise=self.config.normalise)
+
+
+class PixelDecoder(nn.Module):
+    """Layers over all patches that map an encoder's output to pixels. Masked patches enter as a learned mask token."""
+
+    def __init__(self, config: MAEConfig, graph: Topology | None = None) -> None:
+        super().__init__()
+        decoder, grid = config.decoder, config.grid
+        self.to_dim = nn.Linear(config.dim, decoder.dim)
+        self.mask_token = nn.Parameter(torch.randn(decoder.dim) * 0.02)
+        self.positions = GridPositions(grid, decoder.dim, extra=1, sinusoidal=True)
+        self.layers = PatchLayers(decoder, graph)
+        self.norm = nn.LayerNorm(decoder.dim, eps=decoder.eps)
+        self.to_pixels = nn.Linear(decoder.dim, config.pixels)
+
+    def forward(self, latent: Tensor, seen: Tensor, size: Size, *, stretch: bool = False) -> Tensor:
+        """latent [B, 1 + N, dim] -> pixels [B, N, pixels of a patch * C].
+
+        Args:
+            latent: output of the encoder. Rows of masked patches are ignored.
+            seen: bool [B, N], the visible patches.
+            size: the grid of the patches.
+            stretch: whether positions are interpolated to images of another size.
+        """
+        x = torch.where(with_class(seen)[..., None], self.to_dim(latent), self.mask_token)
+        x, _, _ = self.layers(x + self.positions(size, stretch=stretch))
+        return self.to_pixels(self.norm(x))[:, 1:]
+
+
+def least(noise: Tensor, left_out: float) -> Tensor:
+    """The visible patches, bool [B, N]: those with the lowest noise [B, N], all but a fraction `left_out`."""
+    refuse_while_tracing("the patches that are seen decide the graph")
+    seen = int(noise.shape[1] * (1 - left_out))
+    return noise.argsort(1).argsort(1) < seen
+
+
+def with_class(patches: Tensor) -> Tensor:
+    """Adds the class token, which is always visible: bool [B, N] -> [B, 1 + N]."""
+    return F.pad(patches, (1, 0), value=True)
+
+
+def pixel_loss(painted: Painted, pixels: Tensor, *, normalise: bool = False) -> Tensor:
+    """Mean squared error to `pixels` [B, N, pixels of a patch * C] over the masked patches.
+
+    With `normalise`, the target pixels are standardised by the mean and the standard deviation of their patch (He et
+    al. 2022, section 3).
+    """
+    if normalise:
+        mean, variance = pixels.mean(-1, keepdim=True), pixels.var(-1, keepdim=True)
+        pixels = (pixels - mean) / (variance + 1e-6).sqrt()
+    error = (painted.pixels - pixels).square().mean(-1)
+    return error[~painted.seen].mean()

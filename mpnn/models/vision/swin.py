@@ -1,0 +1,226 @@
+"""Swin (Liu et al. 2021): attention within windows that shift from layer to layer. Each stage merges 2 x 2 patches.
+
+topology   windows(h, w, size), then windows(h, w, size, shift=size // 2), alternating
+attention  DotProduct(dim, heads, position=Table)  w_ij = softmax_j( <q_i, k_j> / sqrt(D) + B[dy, dx] )       (eq. 4)
+aggregate  "sum"
+update     PreNorm(dim, FeedForward(dim))          z = x + m,  y = z + ffn(norm(z))                           (eq. 3)
+
+merging    pooling(h, w, 2), Typed: one linear map for each position in a cell of 2 x 2, after a norm over the four
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn.attention import DotProduct, Typed
+from mpnn.dropout import Dropout
+from mpnn.graph.topology import Topology
+from mpnn.graphs import pooling
+from mpnn.message_passing import MessagePassing
+from mpnn.models.layers.blocks import ACTIVATIONS
+from mpnn.models.layers.images import GridPositions, Patches, Seen, Size, hide, pair
+from mpnn.models.saving import Model
+from mpnn.models.vision.swin_windows import pad_nodes, weights_by_window, window_topology
+from mpnn.ops import built
+from mpnn.position import Table
+from mpnn.update import FeedForward, PreNorm
+
+
+@dataclass(frozen=True)
+class SwinConfig:
+    """Configuration of a Swin. The defaults are those of Swin-T.
+
+    Attributes:
+        image: size of the images in pixels, one integer or two (height and width).
+        patch: size of the patches in pixels, one integer or two (height and width).
+        channels: number of image channels.
+        dim: width of the first stage. It doubles with each stage.
+        depths: number of layers of each stage.
+        heads: number of attention heads of each stage.
+        window: side of a window in patches.
+        ratio: width of the feed-forward networks relative to the width of their stage.
+        positions: whether learned position embeddings are added to the patches.
+        activation: a name in `blocks.ACTIVATIONS`.
+        eps: epsilon of the layers' LayerNorm.
+        dropout: dropout probability of the embeddings and the residual branches.
+        attention_dropout: dropout probability of the attention weights.
+        drop_path: drop probability of the last layer's residual branches, see `DropPath`. It increases linearly from 0
+            at the first layer.
+    """
+
+    image: int | list[int] = 224
+    patch: int | list[int] = 4
+    channels: int = 3
+    dim: int = 96
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    heads: tuple[int, ...] = (3, 6, 12, 24)
+    window: int = 7
+    ratio: float = 4.0
+    positions: bool = False
+    activation: str = "gelu"
+    eps: float = 1e-5
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    drop_path: float = 0.1
+
+    @property
+    def grid(self) -> Size:
+        """Number of patches of an image (rows, columns). Images are padded with zeros to whole patches."""
+        (height, width), (down, across) = pair(self.image), pair(self.patch)
+        return -(-height // down), -(-width // across)
+
+
+class Swin(Model):
+    """Swin transformer (Liu et al. 2021).
+
+    Args:
+        config: the configuration.
+        graph: topology that replaces the windows in every layer. It must bind to the grids of all stages.
+        hides: whether the model has a mask token for masked image modelling.
+    """
+
+    def __init__(self, config: SwinConfig, graph: Topology | None = None, *, hides: bool = False) -> None:
+        super().__init__()
+        self.config, self.width = config, config.dim * 2 ** (len(config.depths) - 1)
+        self.patches = Patches(config.channels, config.dim, config.patch)
+        self.patch_norm = nn.LayerNorm(config.dim)
+        self.mask_token = nn.Parameter(torch.zeros(config.dim)) if hides else None
+        self.positions = GridPositions(config.grid, config.dim) if config.positions else None
+        self.dropout = Dropout(config.dropout)
+        last, layers = len(config.depths) - 1, sum(config.depths)
+        drop_paths = iter([config.drop_path * k / max(layers - 1, 1) for k in range(layers)])
+        self.stages = nn.ModuleList(Stage(config, k, graph, drop_paths, merges=k < last) for k in range(last + 1))
+        self.norm = nn.LayerNorm(self.width, eps=config.eps)
+
+    def forward(
+        self,
+        images: Tensor,
+        hidden: Tensor | None = None,
+        *,
+        stretch: bool = False,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Seen:
+        """One pass over images.
+
+        Args:
+            images: [B, channels, H, W], padded with zeros to whole patches.
+            hidden: bool [B, N], patches to replace by the mask token.
+            stretch: whether position embeddings are interpolated to images of another size.
+            return_states: whether to return the states.
+            return_weights: whether to return the attention weights.
+
+        Returns:
+            last [B, patches of the last stage, width]; pooled [B, width], its mean; states: the input of each stage and
+            the output of the last; weights: those of the last layer of each stage, [B, windows, heads, S, S] over the S
+            positions of each window. Rows of padding are zeros.
+        """
+        images, size = self.filled(images)
+        x = self.patch_norm(self.patches(images))
+        x = x if hidden is None else hide(x, hidden, self.mask_token)
+        x = x if self.positions is None else x + self.positions(size, stretch=stretch)
+        x = self.dropout(x)
+        states, weights = [x], []
+        for stage in self.stages:
+            x, size, stage_weights = stage(x, size, return_weights)
+            states.append(x)
+            weights.append(stage_weights)
+        last = self.norm(x)
+        return Seen(
+            last, last.mean(1), tuple(states) if return_states else None, tuple(weights) if return_weights else None
+        )
+
+    def filled(self, images: Tensor) -> tuple[Tensor, Size]:
+        """Pads images with zeros to whole patches. Returns the images and their grid of patches."""
+        (down, across), (height, width) = self.patches.patch, images.shape[-2:]
+        images = F.pad(images, (0, -width % across, 0, -height % down))
+        return images, self.patches.grid(images)
+
+
+class Stage(nn.Module):
+    """Layers over one grid of patches, followed by patch merging except in the last stage."""
+
+    def __init__(
+        self, config: SwinConfig, number: int, graph: Topology | None, drop_paths: Iterator[float], *, merges: bool
+    ) -> None:
+        super().__init__()
+        dim = config.dim * 2**number
+        self.layers = nn.ModuleList(
+            WindowLayer(config, dim, config.heads[number], graph, next(drop_paths), shifted=k % 2 == 1)
+            for k in range(config.depths[number])
+        )
+        self.merge = PatchMerging(dim) if merges else None
+
+    def forward(self, x: Tensor, size: Size, return_weights: bool = False) -> tuple[Tensor, Size, Tensor | None]:
+        """x [B, N, dim] over a grid of `size` -> the next stage's input, its grid, and the last layer's weights."""
+        weights = None
+        for k, layer in enumerate(self.layers):
+            x, weights = layer(x, size, return_weights and k == len(self.layers) - 1)
+        if self.merge is None:
+            return x, size, weights
+        return *self.merge(x, size), weights
+
+
+class WindowLayer(nn.Module):
+    """A transformer layer over windows. The grid of patches is an argument of the call, see `swin_windows`."""
+
+    def __init__(
+        self, config: SwinConfig, dim: int, heads: int, graph: Topology | None, drop_path: float, *, shifted: bool
+    ) -> None:
+        super().__init__()
+        self.graph, self.window, self.shifted = graph, config.window, shifted
+        relations = (2 * config.window - 1) ** 2
+        attention = DotProduct(dim, heads, dropout=config.attention_dropout, position=Table(heads, relations=relations))
+        ffn = FeedForward(dim, int(config.ratio * dim), ACTIVATIONS[config.activation])
+        norm = partial(nn.LayerNorm, eps=config.eps)
+        update = PreNorm(dim, ffn, dropout=config.dropout, norm=norm, drop_path=drop_path)
+        self.round = MessagePassing(None, "sum", update, attention)
+
+    def forward(self, x: Tensor, size: Size, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """x [B, N, dim] over a grid of `size` -> the same shape, and the weights [B, windows, heads, S, S] or None."""
+        topology, padded, cell, shift = built(window_topology, self.graph, self.window, self.shifted, *size)
+        source = None if padded == size else pad_nodes(self.round.update.prepare(x), size, padded)
+        if not return_weights:
+            return self.round(x, topology, source=source), None
+        y, weights = self.round(x, topology, source=source, return_weights=True)
+        graph = topology.bind(size[0] * size[1], padded[0] * padded[1]).to(x.device)
+        return y, weights_by_window(weights, graph, size, padded, cell, shift)
+
+
+class PatchMerging(nn.Module):
+    """Merges each cell of 2 x 2 patches to one patch of twice the width, with one linear map per position in the cell:
+
+        y = W norm(x_00 || x_01 || x_10 || x_11) = sum_k W_k norm(...)_k
+
+    Patches outside of the grid are zeros.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.round = MessagePassing(None, "sum", None, NormedTyped(dim, 2 * dim, relations=4))
+
+    def forward(self, x: Tensor, size: Size) -> tuple[Tensor, Size]:
+        """x [B, N, dim] over a grid of `size` -> [B, N', 2 * dim] and its grid, half of `size` rounded up."""
+        rows, columns = (size[0] + 1) // 2, (size[1] + 1) // 2
+        merged = x.new_empty(len(x), rows * columns, 0)  # destinations without features
+        return self.round(merged, built(pooling, *size, 2), source=x), (rows, columns)
+
+
+class NormedTyped(Typed):
+    """`Typed` without a bias, with a LayerNorm over the concatenated messages of a node."""
+
+    def __init__(self, in_dim: int, out_dim: int, relations: int) -> None:
+        super().__init__(in_dim, out_dim, relations, bias=False)
+        self.norm = nn.LayerNorm(relations * in_dim)
+        nn.init.xavier_uniform_(
+            self.weight.detach().flatten(0, 1)
+        )  # the maps of a cell act as one map of its concatenated patches
+
+    def gathered(self, out: Tensor) -> Tensor:
+        return self.norm(super().gathered(out))

@@ -1,0 +1,185 @@
+"""ViT (Dosovitskiy et al. 2021): attention over all patches of an image and a class token.
+
+topology   complete()                              or any other over the patches: neighborhood(14, 14, 2), window(16)
+attention  DotProduct(dim, heads)                  w_ij = softmax_j( <W_Q h_i, W_K h_j> / sqrt(D) ),  h = norm(x)
+aggregate  "sum"                                   m_i  = W_O || _h sum_j w_ij W_V h_j
+update     PreNorm(dim, FeedForward(dim))          z    = x + m,  y = z + ffn(norm'(z))             (eq. 2, 3)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.attention import DotProduct
+from mpnn.dropout import Dropout
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.graphs import complete
+from mpnn.message_passing import MessagePassing
+from mpnn.models.layers.blocks import ACTIVATIONS, updated_by
+from mpnn.models.layers.images import GridPositions, Patches, Seen, Size, as_matrix, hide, pair, with_class_token
+from mpnn.models.layers.packing import Packing
+from mpnn.models.layers.rounds import through
+from mpnn.models.saving import Model
+from mpnn.update import PreNorm
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Configuration of a ViT. The defaults are those of ViT-Base/16.
+
+    Attributes:
+        image: size of the images in pixels, one integer or two (height and width).
+        patch: size of the patches in pixels, one integer or two (height and width).
+        channels: number of image channels.
+        dim: width of the model.
+        layers: number of layers.
+        heads: number of attention heads.
+        hidden: width of the feed-forward networks.
+        sinusoidal: whether positions are fixed sinusoids instead of learned embeddings.
+        activation: a name in `blocks.ACTIVATIONS`.
+        eps: epsilon of LayerNorm.
+        dropout: dropout probability of the embeddings and the residual branches.
+        attention_dropout: dropout probability of the attention weights.
+    """
+
+    image: int | list[int] = 224
+    patch: int | list[int] = 16
+    channels: int = 3
+    dim: int = 768
+    layers: int = 12
+    heads: int = 12
+    hidden: int = 3072
+    sinusoidal: bool = False
+    activation: str = "gelu"
+    eps: float = 1e-12
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    @property
+    def grid(self) -> Size:
+        """Number of patches of an image (rows, columns)."""
+        (height, width), (down, across) = pair(self.image), pair(self.patch)
+        return height // down, width // across
+
+    @property
+    def pixels(self) -> int:
+        """Number of values of a patch: its pixels times its channels."""
+        down, across = pair(self.patch)
+        return down * across * self.channels
+
+
+class ViT(Model):
+    """Vision transformer over any topology of the patches (Dosovitskiy et al. 2021).
+
+    The class token is node 0. It is connected with all patches in both directions.
+
+    Args:
+        config: the configuration.
+        graph: topology over the patches; default: complete.
+        pooler: width of a linear layer with activation on the class token; 0 for none.
+        pooler_activation: a name in `blocks.ACTIVATIONS`.
+        hides: whether the model has a mask token for masked image modelling.
+    """
+
+    def __init__(
+        self,
+        config: ViTConfig,
+        graph: Topology | None = None,
+        *,
+        pooler: int = 0,
+        pooler_activation: str = "tanh",
+        hides: bool = False,
+    ) -> None:
+        super().__init__()
+        dim = config.dim
+        self.config, self.width = config, pooler or dim
+        self.patches = Patches(config.channels, dim, config.patch)
+        self.class_token = nn.Parameter(torch.randn(dim) * 0.02)
+        self.mask_token = nn.Parameter(torch.zeros(dim)) if hides else None
+        self.positions = GridPositions(config.grid, dim, extra=1, sinusoidal=config.sinusoidal)
+        self.dropout = Dropout(config.dropout)
+        self.layers = PatchLayers(config, graph)
+        self.norm = nn.LayerNorm(dim, eps=config.eps)
+        self.pooler = nn.Sequential(nn.Linear(dim, pooler), ACTIVATIONS[pooler_activation]()) if pooler else None
+
+    def forward(
+        self,
+        images: Tensor,
+        hidden: Tensor | None = None,
+        keep: Tensor | None = None,
+        *,
+        stretch: bool = False,
+        return_states: bool = False,
+        return_weights: bool = False,
+    ) -> Seen:
+        """One pass over images.
+
+        Args:
+            images: [B, channels, H, W].
+            hidden: bool [B, N], patches to replace by the mask token.
+            keep: bool [B, 1 + N], nodes to compute; default: all. Other nodes are removed from the graph, and their
+                outputs are zeros.
+            stretch: whether positions are interpolated to images of another size.
+            return_states: whether to return the states.
+            return_weights: whether to return the attention weights.
+
+        Returns:
+            last and states [B, 1 + N, dim], pooled [B, width], weights [B, heads, 1 + N, 1 + N].
+        """
+        x = self.patches(images)
+        x = x if hidden is None else hide(x, hidden, self.mask_token)
+        x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
+        x = self.dropout(x + self.positions(self.patches.grid(images), stretch=stretch))
+        x, states, weights = self.layers(x, keep, return_states=return_states, return_weights=return_weights)
+        last = self.norm(x)
+        if keep is not None:
+            last = last * keep[..., None]
+        pooled = last[:, 0] if self.pooler is None else self.pooler(last[:, 0])
+        return Seen(last, pooled, states, weights)
+
+
+class PatchLayers(nn.ModuleList):
+    """Pre-norm transformer layers over a class token and patches."""
+
+    def __init__(self, config: ViTConfig, graph: Topology | None) -> None:
+        super().__init__()
+        self.graph = with_class_token(complete() if graph is None else graph)
+        self.extend(self._layer(config) for _ in range(config.layers))
+
+    def forward(
+        self, x: Tensor, keep: Tensor | None = None, *, return_states: bool = False, return_weights: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
+        """x [B, 1 + N, dim] -> the same shape, the states before and after each layer, and the weights of each layer
+        [B, H, 1 + N, 1 + N]. Outputs are zeros where `keep` (bool [B, 1 + N], default: all) is False."""
+        options = {"return_states": return_states, "return_weights": return_weights}
+        if keep is None:
+            x, states, edge_weights = through(self, [self.graph] * len(self), x, **options)
+            weights = [as_matrix(w, self.graph.bind(x.shape[1]).to(x.device)) for w in edge_weights]
+        else:
+            packing, graph = self._packed(keep)
+            x, states, edge_weights = through(self, [graph] * len(self), packing.pack(x), **options)
+            x, states = packing.unpack(x), [packing.unpack(y) for y in states]
+            weights = [packing.unpack_weights(w, graph) for w in edge_weights]
+        return x, tuple(states) if return_states else None, tuple(weights) if return_weights else None
+
+    def _layer(self, config: ViTConfig) -> MessagePassing:
+        update = updated_by(PreNorm, config)
+        attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
+        return MessagePassing(self.graph, "sum", update, attention)
+
+    def _packed(self, keep: Tensor) -> tuple[Packing, Topology | Graph]:
+        """The packing of the kept nodes and the graph over them.
+
+        A complete graph is bound to all images at once. Other graphs differ between images after nodes are removed, so
+        they are bound image by image.
+        """
+        graph = self.graph.bind(keep.shape[1])
+        if graph.runs.is_complete:
+            packing = Packing.of(keep)
+            return packing, packing.bind(complete())
+        packing = Packing.of(keep, apart=True)
+        return packing, packing.bind_each([graph] * len(keep))

@@ -1,0 +1,256 @@
+"""Validation: checks the parts of a request and names the wrong one before anything runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.request.request import NORMALIZERS, AdditiveScore, AdditiveV2Score, Dot, EmbeddingTable, PerEdge, Request
+
+
+def request(request: Request) -> None:
+    """Validates a request.
+
+    Raises:
+        ValueError, TypeError: if parts of the request do not fit together; the message names the part.
+    """
+    if request.normalize not in NORMALIZERS:
+        raise ValueError(f"there is no normaliser {request.normalize!r}; there are {', '.join(NORMALIZERS)}")
+    rate("dropout", request.dropout)
+    for name, data, _ in _on_edges(request):
+        tensor(name, data.table if isinstance(data, EmbeddingTable) else data)
+    device(request.graph, request.value)
+    for name, x, role, trailing in _on_nodes(request):
+        features(name, x, role, trailing, request.graph)
+        if x.device != request.value.device:
+            raise ValueError(f"{name} is on {x.device} and value on {request.value.device}; move one")
+        if x.shape[: -1 - trailing] != request.batch:
+            raise ValueError(
+                f"{name} and value must have the same batch dimensions before the nodes; "
+                f"got {list(x.shape)} and {list(request.value.shape)}"
+            )
+    for name, heads in _grouped(request):
+        if heads != 1 and (heads == 0 or request.heads % heads):
+            raise ValueError(
+                f"{request.heads} heads cannot share {heads} heads of {name}: {heads} does not divide {request.heads}"
+            )
+    if isinstance(request.score, Dot):
+        _dot(request.score, request.value)
+    for name, data, trailing in _on_edges(request):
+        _per_edge(name, data, trailing, request)
+
+
+def types(over: Any, query: Any, key: Any, value: Any) -> None:
+    """Raises TypeError unless these are a graph and three tensors. Tests all at once, as it runs in every call."""
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor) and isinstance(over, Graph):
+        return
+    graph(over)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        tensor(name, x)
+
+
+def graph(value: Any) -> None:
+    """Raises TypeError if `value` is not a Graph; the message says how to make one."""
+    if isinstance(value, Topology):
+        raise TypeError(f"graph must be of a size, and {value} is a rule without one; bind it first: .bind(num_nodes)")
+    if not isinstance(value, Graph) and not torch.compiler.is_compiling():  # a traced program has a stand-in instead
+        advice = "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)"
+        raise TypeError(f"graph must be a Graph; got {type(value).__name__}{advice}")
+
+
+def tensor(name: str, x: Any) -> None:
+    """Raises TypeError if `x` is not a Tensor."""
+    if isinstance(x, Tensor):
+        return
+    if isinstance(x, (Graph, Topology)):
+        raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: features come first, then the graph")
+    raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: torch.as_tensor makes one")
+
+
+Takes = tuple[int | None, torch.dtype | None]
+"""The width and the dtype of the features that a module accepts; None if it accepts any, or if it is unknown."""
+
+
+def takes(module: nn.Module | None) -> Takes:
+    """The features accepted by a linear map, a norm, a cell, or a Sequential that begins with one of these."""
+    while isinstance(module, nn.Sequential) and len(module):
+        module = module[0]
+    if isinstance(module, nn.Linear):
+        exact = module.weight.is_floating_point() and module.weight.element_size() > 1  # else quantised
+        return module.in_features, module.weight.dtype if exact else None
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        return module.normalized_shape[-1], None
+    if isinstance(module, nn.GRUCell):
+        return module.input_size, module.weight_ih.dtype
+    return None, None
+
+
+def fits(owner: str, name: str, x: Tensor, expected: Takes) -> None:
+    """Raises ValueError if the features have another width, TypeError if they have another dtype. Under autocast the
+    dtype is not checked."""
+    width, dtype = expected
+    if width is not None and x.shape[-1] != width:
+        raise ValueError(
+            f"{name} is {x.shape[-1]} wide (shape {list(x.shape)}), but {owner} was made for a width of {width}"
+        )
+    if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"{name} is {x.dtype} and the weights of {owner} are {dtype}; call .to({dtype}) on {name}, or "
+            f".to({x.dtype}) on the layer"
+        )
+
+
+def width(name: str, value: Any) -> None:
+    """Raises TypeError if `value` is not an integer."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        shown = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
+        raise TypeError(f"{name} must be an integer; got {shown}")
+
+
+def function(name: str, value: Any) -> None:
+    """Raises TypeError if `value` is not a module, a function or None."""
+    if value is not None and (isinstance(value, type) or not callable(value)):
+        raise TypeError(f"{name} must be a module or a function; got {value!r}")
+
+
+def widened(owner: str, width: int, expected: int) -> None:
+    """Raises ValueError if the aggregator changed the width of a spec's messages."""
+    if width != expected:
+        raise ValueError(
+            f"the aggregate made messages {width} wide, but {owner} takes them {expected} wide; an aggregator that "
+            'widens messages, such as "pna", goes with attention=Mapped(value, out), whose out takes that width'
+        )
+
+
+def rate(name: str, p: Any) -> None:
+    """Raises TypeError if `p` is not a number, ValueError if it is not in [0, 1)."""
+    if isinstance(p, bool) or not hasattr(p, "__float__"):
+        raise TypeError(f"{name} must be a number in [0, 1); got {p!r}")
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"{name} must lie in [0, 1); got {p}")
+
+
+def floating(name: str, x: Tensor, advice: str = "") -> None:
+    """Raises TypeError if `x` is not floating point, has fewer than 16 bits, or is not strided."""
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating point; got {x.dtype}{advice}")
+    if x.dtype.itemsize < 2:
+        raise TypeError(f"{name} must have 16 bits or more; got {x.dtype}: call .to(torch.bfloat16)")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor; got {x.layout}: call .to_dense()")
+
+
+def device(graph: Graph, x: Tensor) -> None:
+    """Raises ValueError if the graph and the features are on different devices."""
+    if x.device != graph.device:
+        raise ValueError(
+            f"the graph is on {graph.device} and the features on {x.device}; call graph.to({str(x.device)!r})"
+        )
+
+
+def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> None:
+    """Validates the features of the graph's "sources" or "destinations", with `trailing` dimensions after the nodes."""
+    tensor(name, x)
+    shape = f"[..., N, {'H, D' if trailing == 2 else 'D'}]"
+    if x.dim() < trailing + 1:
+        raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}")
+    floating(name, x)
+    nodes, expected = x.shape[-1 - trailing], graph.num_src if role == "sources" else graph.num_dst
+    if nodes != expected:
+        hint = f"; {name} is read as {shape}" if expected in x.shape else ""
+        raise ValueError(f"{name} has {nodes} nodes (shape {list(x.shape)}), but {graph} has {expected} {role}{hint}")
+
+
+def _on_nodes(request: Request) -> list[tuple[str, Tensor, str, int]]:
+    """The tensors of nodes: name, tensor, "sources" or "destinations", number of dimensions after the nodes."""
+    tensors = [("value", request.value, "sources", 2)]
+    match request.score:
+        case Dot(query, key):
+            tensors += [("query", query, "destinations", 2), ("key", key, "sources", 2)]
+        case AdditiveScore(dst, src):
+            tensors += [("dst", dst, "destinations", 1), ("src", src, "sources", 1)]
+        case AdditiveV2Score(dst, src):
+            tensors += [("dst", dst, "destinations", 2), ("src", src, "sources", 2)]
+    return tensors
+
+
+def _on_edges(request: Request) -> list[tuple[str, PerEdge, int]]:
+    """The data of edges: name, data, number of dimensions after the edges."""
+    parts: list[tuple[str, PerEdge | None, int]] = [("bias", bias, 1) for bias in request.bias]
+    parts.append(("edge_value", request.edge_value, 2))
+    match request.score:
+        case Dot(edge_key=edge):
+            parts.append(("edge_key", edge, 2))
+        case AdditiveScore(edge=edge):
+            parts.append(("edge", edge, 1))
+        case AdditiveV2Score(edge=edge):
+            parts.append(("edge", edge, 2))
+    return [(name, data, trailing) for name, data, trailing in parts if data is not None]
+
+
+def _grouped(request: Request) -> list[tuple[str, int]]:
+    """The tensors that several heads may share: name and number of heads."""
+    key = [("key", request.score.key.shape[-2])] if isinstance(request.score, Dot) else []
+    return [("value", request.value.shape[-2]), *key]
+
+
+def _dot(score: Dot, value: Tensor) -> None:
+    query, key = score.query, score.key
+    scale(score.scale)
+    if score.softcap is not None and not 0 < score.softcap < math.inf:
+        raise ValueError(f"softcap must be a positive finite number, or None; got {score.softcap!r}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query and key must be equally wide; got {query.shape[-1]} and {key.shape[-1]}")
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(f"query, key and value must have one dtype; got {query.dtype}, {key.dtype} and {value.dtype}")
+
+
+def scale(value: Any) -> None:
+    """Raises TypeError if `value` is not one number without gradient, ValueError if it is not finite."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise TypeError("scale is a number, to which no gradient flows; multiply a learned one into the query")
+    if not isinstance(value, (float, int)) and not hasattr(value, "__float__"):
+        raise TypeError(f"scale must be a number; got {value!r}")
+    shape = list(value.shape) if isinstance(value, (Tensor, np.ndarray)) else []
+    if shape:
+        raise TypeError(
+            f"scale must be one number; got {type(value).__name__} of shape {shape}: multiply one for each head into "
+            "the query"
+        )
+    if not torch.compiler.is_compiling() and not math.isfinite(value):  # a program checks when it runs
+        raise ValueError(f"scale must be a finite number; got {value!r}")
+
+
+def _per_edge(name: str, data: PerEdge, trailing: int, request: Request) -> None:
+    numbers = data.table if isinstance(data, EmbeddingTable) else data
+    mask = name == "bias" and numbers.dtype == torch.bool
+    advice = "a bias is added to logits; to mask, choose the graph, or use -inf"
+    floating(name, numbers, f": {advice if mask else f'call .to({request.value.dtype})'}")
+    rows = _num_edge_types(data, request.graph) if isinstance(data, EmbeddingTable) else request.graph.num_edges
+    if numbers.device != request.value.device:
+        raise ValueError(f"{name} is on {numbers.device} and value on {request.value.device}; move one")
+    batch = () if isinstance(data, EmbeddingTable) else tuple(request.batch)
+    leading = tuple(numbers.shape[: -1 - trailing])
+    fits = (
+        numbers.dim() > trailing
+        and (numbers.shape[-1 - trailing] == rows or (isinstance(data, EmbeddingTable) and len(numbers) > rows))
+        and numbers.shape[-trailing] in (1, request.heads)
+        and len(leading) <= len(batch)
+        and all(m in (1, n) for m, n in zip(reversed(leading), reversed(batch), strict=False))
+    )
+    if not fits:
+        shape = f"[{rows}, {request.heads}{', D' if trailing == 2 else ''}]"
+        what = "edge type" if isinstance(data, EmbeddingTable) else "edge"
+        raise ValueError(f"{name} must have shape {shape}, one row for each {what}; got {list(numbers.shape)}")
+
+
+def _num_edge_types(table: EmbeddingTable, graph: Graph) -> int:
+    if table.relation is not None:
+        return table.relation.count
+    return graph.cached("number of edge types", lambda: graph.num_edge_types)
