@@ -33,8 +33,8 @@ class Typed(Attention):
         self.in_dim, self.relations = in_dim, relations
         self.weight = nn.Parameter(torch.empty(relations, in_dim, out_dim))
         self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
-        for matrix in self.weight:
-            nn.init.xavier_uniform_(matrix)
+        bound = (6 / max(in_dim + out_dim, 1)) ** 0.5  # xavier_uniform_ of each matrix, at once
+        nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         validation.fits("Typed", "x" if dst is src else "source", src, (self.in_dim, self.weight.dtype))
