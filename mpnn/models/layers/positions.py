@@ -1,7 +1,7 @@
 """Absolute positions as vectors that are added to features.
 
 `sinusoidal` is that of Vaswani et al. 2017. `binary` and `normalised` are simpler encodings that do not work well. They
-are counter-examples (see their docstrings and tests/test_positions.py). Learned positions are an `nn.Embedding`
+are counter-examples (see their docstrings and tests/operator/test_position.py). Learned positions are an `nn.Embedding`
 (`layers.blocks.Embeddings`). Relative positions are in `mpnn.position`.
 """
 

@@ -11,7 +11,7 @@ import torch
 from drawings import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_runs import check_well_formed
+from well_formed import check_well_formed
 
 from mpnn import Graph, MessagePassing, Topology, graphs
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import torch
+from damage import mutated
 from safetensors import safe_open
 from safetensors.torch import save_file
-from test_data_hostile import mutated
-from test_every_model import EVERY
+from small_models import EVERY
 
 from mpnn import graphs
 from mpnn.models import GPT, Model

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from real_data import real
+from tu_files import TWO_GRAPHS
 
 from mpnn.data.errors import DamagedFile
 from mpnn.data.tu import read_tu, tu
-
-TWO_GRAPHS = "2\n3 1\n5 2 1 2\n7 1 0\n5 1 0\n2 -1\n7 0\n7 0\n"
 
 
 def write(path, content):

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_runs import check_well_formed
+from well_formed import check_well_formed
 
 from mpnn import graphs
 

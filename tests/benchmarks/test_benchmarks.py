@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks are no part of the installed package
 
 from benchmarks import measure, run, series, truth  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 import torch
 from drawings import draw, drawn
-from test_runs import check_well_formed
+from well_formed import check_well_formed
 
 from mpnn import Graph, Topology, graphs
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import on_triton
 import pytest
 import torch
 from on_triton import INTERPRETED, MARKS, additive, dot, leaf, scattered
@@ -132,10 +133,10 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """What the interpreter takes, the compiler might not: here it compiles what calls would launch, for an H100."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILING, "90", str(Path(__file__).parent)],
+        [sys.executable, "-c", COMPILING, "90", str(Path(on_triton.__file__).parent)],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
         timeout=300,
     )

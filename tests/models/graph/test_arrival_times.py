@@ -128,7 +128,7 @@ def test_is_saved_and_refuses_links_without_features(model: ArrivalTimes, roads:
 def test_it_beats_free_flow_and_a_linear_model() -> None:
     """Its error, of the next best: with three seeds 0.86, 0.73, 0.73 on routes and 0.91, 0.76, 0.79 on segments."""
     pytest.importorskip("sklearn"), pytest.importorskip("rich")
-    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "arrival_times.py"))
+    example = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "arrival_times.py"))
     found = example["compare"](count=1200, epochs=15, seed=1)
     segment, route = found.pop("ArrivalTimes")
     for of_segments, of_routes in found.values():

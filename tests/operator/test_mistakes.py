@@ -1,6 +1,7 @@
 """The same mistakes on every class: each raises TypeError or ValueError, and the sentence names the argument.
 
-`tests/test_errors.py` holds single sentences word by word; here every spec, update and model meets every mistake.
+`tests/request/test_validation.py` compares single messages word by word; here every spec, update and model meets
+every mistake.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Rows of runs against plain boolean matrices."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
+from well_formed import check_well_formed, listed
 
 from mpnn.graph.runs import Runs, expand
 
@@ -16,25 +15,6 @@ matrices = arrays(bool, array_shapes(min_dims=2, max_dims=2, min_side=0, max_sid
 def runs_of(matrix: np.ndarray) -> Runs:
     dst, src = np.nonzero(matrix)
     return Runs.from_edges(*matrix.shape, dst, src)
-
-
-def listed(runs: Runs) -> list[list[tuple[int, int]]]:
-    """Row by row, the runs."""
-    pairs = list(zip(runs.start.tolist(), runs.stop.tolist(), strict=True))
-    return [pairs[a:b] for a, b in zip(runs.ptr[:-1], runs.ptr[1:], strict=True)]
-
-
-def check_well_formed(runs: Runs) -> None:
-    """Sorted, disjoint, not touching, not empty, inside: what every algorithm over runs relies on."""
-    for array in (runs.ptr, runs.start, runs.stop):
-        assert array.dtype == np.int64
-    assert len(runs.ptr) == runs.num_dst + 1
-    assert runs.ptr[0] == 0
-    assert runs.ptr[-1] == len(runs.start) == len(runs.stop)
-    for row in listed(runs):
-        ends = [end for run in row for end in run]
-        assert all(a < b for a, b in pairwise(ends)), row
-        assert not ends or (ends[0] >= 0 and ends[-1] <= runs.num_src), row
 
 
 def test_any_intervals_are_clipped_sorted_and_merged() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_data_planetoid import array, csr, name, neighbour_lists, number, program, sequence, text
-from test_data_planetoid import small_planetoid as small_planetoid
-from test_data_tu import TWO_GRAPHS
+from damage import mutated
+from planetoid_files import array, csr, name, neighbour_lists, number, program, sequence, text
+from planetoid_files import small_planetoid as small_planetoid
+from tu_files import TWO_GRAPHS
 
 from mpnn.data import DamagedFile, DatasetNotFound, UnsafePickle, locate, multi30k, tu
 from mpnn.data.pickles import load_plain
@@ -199,28 +200,6 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     sentence = attempt(lambda: read_gzip_lines(path))
     assert sentence is not None
     assert "unpack to more than 100 times as many" in sentence
-
-
-def mutated(whole: bytes, draw: random.Random) -> bytes:
-    """One to three random changes: bytes, bits, numbers, cuts, repeats, insertions."""
-    data = bytearray(whole)
-    for _ in range(draw.randint(1, 3)):
-        at = draw.randrange(len(data) + 1)
-        to = min(len(data), at + draw.choice([1, 2, 4, 8, 50]))
-        kind = draw.randrange(6)
-        if kind == 0:
-            data[at:to] = draw.randbytes(to - at)
-        elif kind == 1 and at < to:
-            data[at] ^= 1 << draw.randrange(8)
-        elif kind == 2:
-            data[at : at + 4] = struct.pack("<I", draw.choice([0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1]))
-        elif kind == 3:
-            del data[at:to]
-        elif kind == 4:
-            data[at:at] = data[at:to] * draw.choice([1, 2, 1000])
-        else:
-            data[at:at] = draw.choice([b"-", b"9" * 20, b"\n", b" ", b"\x00", b"(", b"t", b"R", b"b", b"2"])
-    return bytes(data)
 
 
 def sweep(count: int, seed: int, planetoid: Path, folder: Path) -> None:

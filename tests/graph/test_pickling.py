@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_every_model import EVERY
+from small_models import EVERY
 
 from mpnn import Graph, Topology, graphs, models
 from mpnn.graph.relations import Offset

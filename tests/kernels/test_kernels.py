@@ -30,7 +30,7 @@ def run(cache: Path) -> str:
         [sys.executable, "-W", "error", "-c", SCRIPT],
         capture_output=True,
         text=True,
-        env={"NUMBA_CACHE_DIR": str(cache), "PATH": "", "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={"NUMBA_CACHE_DIR": str(cache), "PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])},
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
@@ -96,7 +96,7 @@ def test_tiles_need_memory_for_nodes_and_not_for_edges() -> None:
     """Peak beyond inputs, forward and backward, in units of N x H x D floats; the graph has 129 edges a node, which
     would be 129 units if vectors were made for them, and 2 for one number an edge and head."""
     done = subprocess.run(
-        [sys.executable, "-c", PEAK], capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=300
+        [sys.executable, "-c", PEAK], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert all(float(x) <= 10 for x in done.stdout.split()), done.stdout
