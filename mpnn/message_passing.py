@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from mpnn import ops
 from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, Sum, aggregator
 from mpnn.attention import Attention, Terms
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
@@ -78,7 +78,7 @@ class MessagePassing(nn.Module):
         source: Tensor | None = None,
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Any:
         """Runs one round of message passing.
 
@@ -102,7 +102,7 @@ class MessagePassing(nn.Module):
         self,
         graph: Topology | Graph | None,
         return_weights: bool,
-        cache: Cache | None,
+        cache: KVCache | None,
         x: Tensor,
         source: Tensor | None,
         edge_attr: Tensor | None,
@@ -131,7 +131,7 @@ class MessagePassing(nn.Module):
         source: Tensor | None = None,
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Request:
         """The request that this call would send to a backend. `mpnn.explain` shows its plan."""
         _check_features("x", x)
@@ -172,16 +172,16 @@ class MessagePassing(nn.Module):
         source: Tensor | None,
         edge_attr: Tensor | None,
         return_weights: bool,
-        cache: Cache,
+        cache: KVCache,
     ) -> Request:
         """The request for nodes that follow the cached nodes."""
-        if not isinstance(cache, Cache):
-            raise TypeError(f"cache must be an mpnn.decoding.cache.Cache; got {_describe(cache)}")
+        if not isinstance(cache, KVCache):
+            raise TypeError(f"cache must be an mpnn.decoding.cache.KVCache; got {_describe(cache)}")
         if edge_attr is not None or isinstance(self.aggregate, Diffusion) or (self.training and self.edge_dropout):
             raise ValueError("a cache cannot be combined with edge_attr, Diffusion or edge_dropout")
         attention = self.attention
         try:
-            bound, terms = cache.hear(self, attention, self._given(graph), prepared, source)
+            bound, terms = cache.update(self, attention, self._graph_or_default(graph), prepared, source)
         except RuntimeError:
             if attention is not None:
                 _check_widths(attention, prepared, prepared if source is None else source)
@@ -217,7 +217,7 @@ class MessagePassing(nn.Module):
         graph = "passed to forward" if self.graph is None else repr(self.graph)
         return f"graph={graph}, aggregate={type(self.aggregate).__name__}"
 
-    def _given(self, graph: Topology | Graph | None) -> Topology | Graph:
+    def _graph_or_default(self, graph: Topology | Graph | None) -> Topology | Graph:
         if graph is not None:
             return _check_graph(graph)
         if self.graph is None:
@@ -225,7 +225,7 @@ class MessagePassing(nn.Module):
         return self.graph
 
     def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor) -> Graph:
-        graph = self._given(graph)
+        graph = self._graph_or_default(graph)
         num_dst, num_src = x.shape[-2], source.shape[-2]
         if isinstance(graph, Topology):
             if torch.compiler.is_compiling():

@@ -128,13 +128,13 @@ def outline(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.d
     return outline(graph, num_dst, num_src, device)
 
 
-def built(build: Callable[..., T], *arguments: Any) -> T:
+def build_once(build: Callable[..., T], *arguments: Any) -> T:
     """`build(*arguments)`, as a constant of the program that `torch.compile` traces. A model uses this to build
     topologies that depend on the size of its input."""
     if torch.compiler.is_compiling():
-        from mpnn.engine.compile.outline import built
+        from mpnn.engine.compile.outline import build_once
 
-        return built(build, *arguments)
+        return build_once(build, *arguments)
     return build(*arguments)
 
 

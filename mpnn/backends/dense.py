@@ -25,7 +25,7 @@ from mpnn.aggregate import Sum
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.kernels import by_class, varlen
+from mpnn.kernels import pair_tables, varlen
 from mpnn.request import rng
 from mpnn.request.request import Dot, EmbeddingTable, PerEdge, Request
 
@@ -281,8 +281,8 @@ def _materialised(
         assert isinstance(request.edge_value, EmbeddingTable)
         table, relation = request.edge_value.table, request.edge_value.relation
         assert relation is not None
-        sums = by_class.summed(dropped, _ids(relation, request.graph, block), relation.count)
-        out = out + by_class.mixed(sums, table.to(request.accumulate_dtype))
+        sums = pair_tables.sum_by_type(dropped, _ids(relation, request.graph, block), relation.count)
+        out = out + pair_tables.weighted_sum_of_tables(sums, table.to(request.accumulate_dtype))
     return out.to(v.dtype), weights.to(v.dtype)
 
 
@@ -310,7 +310,7 @@ def _bias(request: Request, block: _Block, q: Tensor) -> Tensor | None:
             parts.append(_pairs(bias, request, block))
     if isinstance(vectors, EmbeddingTable):
         numbers = sum(same_rule[1:], same_rule[0]) if same_rule else None
-        products = by_class.products(
+        products = pair_tables.products(
             score.scale * q.to(request.accumulate_dtype), vectors.table.to(request.accumulate_dtype), numbers
         )
         parts.append(_select(products, vectors, request.graph, block))
@@ -322,8 +322,8 @@ def _select(products: Tensor, vectors: EmbeddingTable, graph: Graph, block: _Blo
     relation = vectors.relation
     assert relation is not None
     if block.whole and isinstance(relation, Offset) and graph.num_dst and graph.num_src:
-        return by_class.picked_by_offset(products, relation.clip, graph.shift, graph.num_src)
-    return by_class.picked(products, _ids(relation, graph, block))
+        return pair_tables.select_by_offset(products, relation.clip, graph.shift, graph.num_src)
+    return pair_tables.select_by_type(products, _ids(relation, graph, block))
 
 
 def _ids(relation: Relation, graph: Graph, block: _Block) -> Tensor:

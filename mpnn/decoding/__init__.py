@@ -1,5 +1,5 @@
 """Decoding: cached keys and values, and generation of tokens with them."""
 
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 
-__all__ = ["Cache"]
+__all__ = ["KVCache"]

@@ -3,7 +3,7 @@
 If no node attends to a later one, the keys and values of a node do not change when more nodes follow. The cache stores
 them, so that a new node costs O(in-degree) instead of O(nodes so far).
 
-    cache = Cache(length=1024)                     # one for the whole model; its graphs are bound to this length
+    cache = KVCache(length=1024)                     # one for the whole model; its graphs are bound to this length
     for new in pieces:                             # [B, n, dim]: a prompt, then one node at a time
         for layer in layers:
             new = layer(new, cache=cache)
@@ -23,7 +23,7 @@ from mpnn.graph.runs import Runs
 from mpnn.graph.topology import Topology
 
 
-class Cache:
+class KVCache:
     """Keys and values of the nodes processed so far, for each layer of a model.
 
     Args:
@@ -65,15 +65,15 @@ class Cache:
             if not entry.fixed:
                 entry.count = entry.seen
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Cache:
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         """Returns an independent copy for the same layers, so that one prompt can be continued in several ways."""
-        other = Cache(self.length)
+        other = KVCache(self.length)
         for layer, entry in self._entries.items():
             if entry.key is not None:
                 other._entries[layer] = replace(entry, key=entry.key.clone(), value=entry.value.clone())
         return other
 
-    def hear(
+    def update(
         self, layer: nn.Module, attention: Attention | None, graph: Topology | Graph, x: Tensor, source: Tensor | None
     ) -> tuple[Graph, Terms]:
         """Returns the compact graph from cached nodes to the new nodes, and the terms of the layer's attention on it.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 
@@ -53,7 +53,7 @@ def generate(
     _check_options(tokens, steps, temperature, top_k, top_p)
     total = tokens.shape[-1] + steps
     length = total if context is None else min(total, context)
-    cache, new = Cache(length), tokens
+    cache, new = KVCache(length), tokens
     ended = torch.zeros_like(tokens[..., :1], dtype=torch.bool)
     for _ in range(steps):
         logits = forward(new, cache=cache) if tokens.shape[-1] <= length else forward(tokens[..., -length:])

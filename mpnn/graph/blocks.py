@@ -1,7 +1,7 @@
-"""Tiles: the block mask of a graph, computed from runs in O(runs).
+"""The block mask of a graph, computed from runs in O(runs).
 
 Block-sparse kernels iterate over the blocks of (destinations, sources) that hold edges. The ends of a run determine
-which tiles it overlaps and which it covers, so no single pair is visited.
+which blocks it overlaps and which it covers, so no single pair is visited.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from mpnn.graph.runs import Ints, Runs
 
 
 @dataclass(frozen=True, eq=False)
-class Tiles:
-    """The tiles that hold edges, sorted by row of tiles: row t has the tiles `ptr[t]:ptr[t+1]`.
+class BlockMask:
+    """The blocks that hold edges, sorted by row of blocks: row t has the blocks `ptr[t]:ptr[t+1]`.
 
-    `column` is the column of each tile, out of `across` columns. `full` is True if every pair of the tile is an edge.
-    All edges of a tile are in its columns `low` to `high`.
+    `column` is the column of each block, out of `across` columns. `full` is True if every pair of the block is an edge.
+    All edges of a block are in its columns `low` to `high`.
     """
 
     rows: int
@@ -32,10 +32,10 @@ class Tiles:
     high: Ints
 
     @staticmethod
-    def of(runs: Runs, rows: int, columns: int) -> Tiles:
-        """Tiles of `rows` destinations by `columns` sources.
+    def of(runs: Runs, rows: int, columns: int) -> BlockMask:
+        """Blocks of `rows` destinations by `columns` sources.
 
-        The last tiles may exceed the graph. A tile that exceeds the sources is never full.
+        The last blocks may exceed the graph. A block that exceeds the sources is never full.
         """
         across, down = -(-runs.num_src // columns), -(-runs.num_dst // rows)
         row, first, last = runs.row // rows, runs.start // columns, -(-runs.stop // columns)
@@ -50,12 +50,12 @@ class Tiles:
         np.maximum.at(high, np.searchsorted(here, row * (across + 1) + last - 1), runs.stop - (last - 1) * columns)
         low[Runs.of(down, across, [(row, first + 1, last)]).contains(at, column)] = 0
         high[Runs.of(down, across, [(row, first, last - 1)]).contains(at, column)] = columns
-        return Tiles(
+        return BlockMask(
             rows, columns, across, np.append(0, np.cumsum(touched.degree())), column, _within(here, *covered), low, high
         )
 
     def transposed(self) -> tuple[Ints, Ints, Ints]:
-        """The same tiles sorted by column of tiles: pointers, the row of each tile, the index of each tile."""
+        """The same blocks sorted by column of blocks: pointers, the row of each block, the index of each tile."""
         order = np.argsort(self.column, kind="stable")
         row = np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
         ptr = np.append(0, np.cumsum(np.bincount(self.column, minlength=self.across)))
@@ -63,12 +63,12 @@ class Tiles:
 
     @property
     def area(self) -> int:
-        """The number of pairs in all tiles, without the columns outside `low` to `high`."""
+        """The number of pairs in all blocks, without the columns outside `low` to `high`."""
         return int((self.high - self.low).sum()) * self.rows
 
 
 def _covered(row: Ints, first: Ints, last: Ints, across: int, height: Ints) -> tuple[Ints, Ints]:
-    """The intervals of tiles that all `height[row]` destinations of a row of tiles cover."""
+    """The intervals of blocks that all `height[row]` destinations of a row of blocks cover."""
     nonempty = first < last
     base = row[nonempty] * (across + 1)
     at = np.concatenate([base + first[nonempty], base + last[nonempty]])

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpnn.attention import Additive, DotProduct
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.relations import GridOffset
 from mpnn.graphs import bigbird, causal, complete, from_edges, identity, memory, permutation, random, strided, window
@@ -52,7 +52,7 @@ def layer(graph, position=None, update=None, **options) -> MessagePassing:
 
 @torch.no_grad()
 def decoded(layers, x, pieces, **call):
-    cache = Cache(x.shape[-2])
+    cache = KVCache(x.shape[-2])
     done = []
     for new in x.split(pieces, -2):
         for one in layers:
@@ -111,7 +111,7 @@ def test_a_source_is_mapped_once_and_heard_at_every_step(graph):
     expected = in_one_pass([other], in_one_pass([own], x), source=source)
     mapped = []
     other.attention.to_key.register_forward_hook(lambda module, given, out: mapped.append(out.shape[1]))
-    cache, done = Cache(N), []
+    cache, done = KVCache(N), []
     with torch.no_grad():
         for new in x.split([4] + [1] * 19, 1):
             done.append(other(own(new, cache=cache), source=source, cache=cache))
@@ -126,7 +126,7 @@ def test_the_rows_of_the_new_nodes_may_be_given_as_graphs():
     x = torch.randn(8, DIM, dtype=torch.float64)
     edges = torch.tensor([[*parent, *range(1, 8)], [*range(8), *range(1, 8)]])
     expected = in_one_pass([grows], x, graph=from_edges(edges, 8))
-    cache = Cache(8)
+    cache = KVCache(8)
     with torch.no_grad():
         for i in range(8):
             heard = sorted({parent[i], i})
@@ -147,7 +147,7 @@ def test_weights_are_those_of_the_full_pass():
     banded, x = layer(causal() & window(3), ALiBi(HEADS)), torch.randn(2, N, DIM, dtype=torch.float64)
     with torch.no_grad():
         _, expected = banded(x, return_weights=True)
-        cache = Cache(N)
+        cache = KVCache(N)
         found = [banded(new, cache=cache, return_weights=True)[1] for new in x.split([6] + [1] * 17, 1)]
     assert largest(torch.cat(found, 1) - expected) < EXACT
 
@@ -156,7 +156,7 @@ def test_a_text_may_go_on_in_two_ways():
     """A copy of a cache serves the same layers, and what one of them reads the other does not."""
     op, x = layer(causal()), torch.randn(2, 9, DIM, dtype=torch.float64)
     with torch.no_grad():
-        cache = Cache(9)
+        cache = KVCache(9)
         op(x[:, :5], cache=cache)
         other = copy.deepcopy(cache)
         for piece in (x[:, 5:8], x[:, 8:]):
@@ -169,7 +169,7 @@ def test_a_text_may_go_on_in_two_ways():
 def test_the_last_nodes_may_be_forgotten_and_others_come_in_their_place():
     layers, source = [layer(causal()), layer(complete())], torch.randn(2, 5, DIM, dtype=torch.float64)
     x, other = torch.randn(2, 2, 9, DIM, dtype=torch.float64)
-    cache = Cache(9)
+    cache = KVCache(9)
 
     def read(new):
         return layers[1](layers[0](new, cache=cache), source=source, cache=cache)
@@ -190,7 +190,7 @@ def test_members_of_a_batch_may_be_dropped_and_doubled():
     layers, chosen = [layer(causal()), layer(causal())], torch.tensor([2, 0, 2])
     x = torch.randn(3, N, DIM, dtype=torch.float64)
     expected = in_one_pass(layers, x)[chosen]
-    cache = Cache(N)
+    cache = KVCache(N)
     with torch.no_grad():
         for one, new in zip(layers, (x[:, :20], in_one_pass(layers[:1], x[:, :20])), strict=True):
             one(new, cache=cache)
@@ -223,7 +223,7 @@ class Written(TorchDispatchMode):
 def written_by_a_step(graph, position, length) -> int:
     """At the last node of so many, after room for all has been made."""
     one = MessagePassing(graph, "sum", PreNorm(DIM, FeedForward(DIM)), DotProduct(DIM, HEADS, position=position))
-    cache = Cache(length)
+    cache = KVCache(length)
     with torch.no_grad():
         one(torch.randn(1, length - 3, DIM), cache=cache)
         one(torch.randn(1, 1, DIM), cache=cache)
@@ -246,7 +246,7 @@ def test_a_step_gathers_only_what_it_hears():
     one = layer(strided(32), ALiBi(HEADS))
     merge = one.attention.terms
     one.attention.terms = lambda query, key, value, *rest: asked.append(len(key[0])) or merge(query, key, value, *rest)
-    cache = Cache(1024)
+    cache = KVCache(1024)
     with torch.no_grad():
         one(torch.randn(1, 1023, DIM, dtype=torch.float64), cache=cache)
         one(torch.randn(1, 1, DIM, dtype=torch.float64), cache=cache)
@@ -320,16 +320,16 @@ def test_places_follow_the_graph():
 )
 def test_graphs_that_cannot_be_decoded(graph, message):
     with pytest.raises(ValueError, match=message), torch.no_grad():
-        layer(graph)(torch.randn(1, DIM, dtype=torch.float64), cache=Cache(4))
+        layer(graph)(torch.randn(1, DIM, dtype=torch.float64), cache=KVCache(4))
 
 
 def test_what_cannot_be_kept_is_refused():
-    x, cache = torch.randn(1, 3, DIM), Cache(4)
+    x, cache = torch.randn(1, 3, DIM), KVCache(4)
     with pytest.raises(ValueError, match="and AdditiveV2 attention can use a cache; got Additive"):
         MessagePassing(causal(), attention=Additive(DIM, 4, 4))(x, cache=cache)
     dot = MessagePassing(causal(), attention=DotProduct(DIM, HEADS))
     with pytest.raises(ValueError, match=r"a cache does not store gradients; decode under torch.no_grad\(\)"):
-        dot(x, cache=Cache(4))
+        dot(x, cache=KVCache(4))
     with torch.no_grad():
         dot(x, cache=cache)
         with pytest.raises(ValueError, match="a length of 4 nodes; with the new ones there would be 6"):
@@ -341,10 +341,10 @@ def test_what_cannot_be_kept_is_refused():
         with pytest.raises(ValueError, match="a cache cannot be combined with edge_attr"):
             dot(torch.randn(1, 1, DIM), edge_attr=torch.randn(1), cache=cache)
     with pytest.raises(ValueError, match="length must be at least 1"):
-        Cache(0)
+        KVCache(0)
 
 
 def test_a_graph_of_another_size_is_refused():
     banded = MessagePassing(None, attention=DotProduct(DIM, HEADS))
     with pytest.raises(ValueError, match="nodes 0 to 1 of 8 need a graph of all"), torch.no_grad():
-        banded(torch.randn(1, 2, DIM), Graph.from_edges(torch.zeros(2, 1, dtype=torch.int64), 5, 5), cache=Cache(8))
+        banded(torch.randn(1, 2, DIM), Graph.from_edges(torch.zeros(2, 1, dtype=torch.int64), 5, 5), cache=KVCache(8))

@@ -18,7 +18,7 @@ from torch.export import Dim
 import mpnn
 from mpnn import MessagePassing, Topology, aggregate, graphs
 from mpnn.attention import AdditiveV2, Degree, DotProduct, Typed
-from mpnn.engine.compile.embedded import opened
+from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.names import describe, restore
 from mpnn.graph.handles import held
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Taps
@@ -139,8 +139,8 @@ def test_layers_over_one_graph_share_it_when_loaded() -> None:
     program = torch.export.export(nn.Sequential(layer(graph), layer(graph)), (torch.randn(NODES, WIDTH),))
     (token,) = (x for x in program.constants.values() if x.dtype == torch.uint8)
     twin = token.clone()
-    assert opened(token) is opened(twin) is opened(token)
-    torch.testing.assert_close(opened(token).edge_index, EDGES)
+    assert graph_from_tensor(token) is graph_from_tensor(twin) is graph_from_tensor(token)
+    torch.testing.assert_close(graph_from_tensor(token).edge_index, EDGES)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpnn import graphs
-from mpnn.graph.blocks import Tiles
+from mpnn.graph.blocks import BlockMask
 from mpnn.graph.runs import Runs
 from mpnn.graph.topology import Topology
 
 
-def listed(tiles: Tiles) -> list[tuple[int, int, bool, int, int]]:
+def listed(tiles: BlockMask) -> list[tuple[int, int, bool, int, int]]:
     row = np.repeat(np.arange(len(tiles.ptr) - 1), np.diff(tiles.ptr))
     return [tuple(t) for t in np.stack([row, tiles.column, tiles.full, tiles.low, tiles.high], 1).tolist()]
 
 
 def by_looking(mask: np.ndarray, rows: int, columns: int) -> list[tuple[int, int, bool, int, int]]:
-    """The same from all pairs: what `Tiles.of` must never do."""
+    """The same from all pairs: what `BlockMask.of` must never do."""
     found = []
     for r in range(-(-mask.shape[0] // rows)):
         for c in range(-(-mask.shape[1] // columns)):
@@ -34,13 +34,13 @@ def test_a_window_by_hand() -> None:
     # tiles of 2 x 2                   ■ ■ | ■ ·
     #                                  · ■ | ■ ■
     #                                  · · | ■ ■
-    tiles = Tiles.of(graphs.window(1).bind(4).runs, 2, 2)
+    tiles = BlockMask.of(graphs.window(1).bind(4).runs, 2, 2)
     assert listed(tiles) == [(0, 0, True, 0, 2), (0, 1, False, 0, 1), (1, 0, False, 1, 2), (1, 1, True, 0, 2)]
     assert tiles.area == 2 * (2 + 1 + 1 + 2)
 
 
 def test_columns_between_two_runs_of_a_tile_are_kept() -> None:
-    tiles = Tiles.of(Runs.from_edges(1, 6, np.array([0, 0]), np.array([1, 4])), 1, 6)
+    tiles = BlockMask.of(Runs.from_edges(1, 6, np.array([0, 0]), np.array([1, 4])), 1, 6)
     assert listed(tiles) == [(0, 0, False, 1, 5)]
 
 
@@ -56,7 +56,7 @@ def test_columns_between_two_runs_of_a_tile_are_kept() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 6), (5, 3), (64, 64)])
 def test_equals_what_looking_at_all_pairs_finds(topology: Topology, rows: int, columns: int) -> None:
     graph = topology.bind(37)
-    assert listed(Tiles.of(graph.runs, rows, columns)) == by_looking(graph.dense().numpy(), rows, columns)
+    assert listed(BlockMask.of(graph.runs, rows, columns)) == by_looking(graph.dense().numpy(), rows, columns)
 
 
 @settings(deadline=None, max_examples=100)
@@ -76,7 +76,7 @@ def test_equals_what_looking_finds_for_any_edges(
         mask[i, j] = True
     ends = np.array(kept, dtype=np.int64).reshape(-1, 2)
     runs = Runs.from_edges(num_dst, num_src, ends[:, 0], ends[:, 1])
-    tiles = Tiles.of(runs, rows, columns)
+    tiles = BlockMask.of(runs, rows, columns)
     assert listed(tiles) == by_looking(mask, rows, columns)
     ptr, row, order = tiles.transposed()
     turned = [(int(r), c) for c in range(len(ptr) - 1) for r in row[ptr[c] : ptr[c + 1]]]

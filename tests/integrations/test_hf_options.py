@@ -6,7 +6,7 @@ import pytest
 import torch
 from hf_models import BATCH, LENGTH, OFFERED, call_of, made
 
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.models import from_hf, to_hf
 
 transformers = pytest.importorskip("transformers")
@@ -192,13 +192,13 @@ def test_a_translation_forgets_words_and_does_not_read_the_others_again(monkeypa
 
 def nodes_read(monkeypatch):
     """A list that takes down how many nodes each layer reads from now on."""
-    hear, read = Cache.hear, []
+    hear, read = KVCache.update, []
 
     def taken_down(cache, layer, attention, given, x, source):
         read.append(x.shape[-2])
         return hear(cache, layer, attention, given, x, source)
 
-    monkeypatch.setattr(Cache, "hear", taken_down)
+    monkeypatch.setattr(KVCache, "update", taken_down)
     return read
 
 

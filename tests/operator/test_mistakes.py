@@ -79,7 +79,7 @@ FEATURES: dict[str, tuple[dict[str, Any], str]] = {
     "few edge_attr": ({"edge_attr": torch.rand(3)}, "edge_attr must have a row for each of the 25 edges"),
     "an edge_index for the graph": ({"graph": COMPLETE.edge_index}, "graph must be a Topology, a Graph or None"),
     "text for the graph": ({"graph": "causal"}, r"graph must be .*; got str; text becomes one by graphs.parse"),
-    "a number for the cache": ({"cache": 3}, "cache must be an mpnn.decoding.cache.Cache; got int"),
+    "a number for the cache": ({"cache": 3}, "cache must be an mpnn.decoding.cache.KVCache; got int"),
 }
 
 

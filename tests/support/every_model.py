@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs, models
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.models.text import sparse_transformer
 from mpnn.models.text.reformer_hashing import Chunks
@@ -373,12 +373,12 @@ LENGTHS = torch.arange(6) < torch.tensor([[6], [4]])
 
 
 def with_cache(model: Any, pieces: list[Tensor]) -> Tensor:
-    cache = Cache(CONTEXT)
+    cache = KVCache(CONTEXT)
     return torch.cat([model(piece, cache=cache) for piece in pieces], 1)
 
 
 def translated(model: Any, pieces: list[Tensor]) -> Tensor:
-    cache, memory = Cache(CONTEXT), model.encode(SOURCE, LENGTHS)
+    cache, memory = KVCache(CONTEXT), model.encode(SOURCE, LENGTHS)
     return torch.cat([model.logits(model.decode(piece, memory, cache=cache).last) for piece in pieces], 1)
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
-from mpnn.graph.blocks import Tiles
+from mpnn.graph.blocks import BlockMask
 from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
 from mpnn.request import rng
 from mpnn.request.request import Dot, EmbeddingTable, PerEdge, Request
@@ -75,8 +75,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     return out.view(*request.batch, *out.shape[1:]), None
 
 
-def _tiles(graph: Graph) -> Tiles:
-    return graph.cached("tiles", lambda: Tiles.of(graph.runs, ROWS, COLUMNS))
+def _tiles(graph: Graph) -> BlockMask:
+    return graph.cached("tiles", lambda: BlockMask.of(graph.runs, ROWS, COLUMNS))
 
 
 def _layout(graph: Graph) -> Layout:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
-from mpnn.graph.blocks import Tiles
+from mpnn.graph.blocks import BlockMask
 from mpnn.graph.runs import Runs
 from mpnn.kernels import flex
 from mpnn.request.request import Dot, Request
@@ -85,7 +85,7 @@ def _pad_runs(runs: Runs) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     return start, stop
 
 
-def _tile_list(tiles: Tiles, which: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _tile_list(tiles: BlockMask, which: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """The selected tiles of each row of tiles: their number, [1, 1, rows], and columns, [1, 1, rows, columns]."""
     rows = len(tiles.ptr) - 1
     row = np.repeat(np.arange(rows), np.diff(tiles.ptr))[which]
@@ -96,8 +96,8 @@ def _tile_list(tiles: Tiles, which: NDArray[np.bool_]) -> tuple[NDArray[np.int32
     return count.astype(np.int32)[None, None], where
 
 
-def _tiles(graph: Graph) -> Tiles:
-    return graph.cached("flex tiles", lambda: Tiles.of(graph.runs, flex.SIDE, flex.SIDE))
+def _tiles(graph: Graph) -> BlockMask:
+    return graph.cached("flex tiles", lambda: BlockMask.of(graph.runs, flex.SIDE, flex.SIDE))
 
 
 def _pad(x: Tensor) -> Tensor:

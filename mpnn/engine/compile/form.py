@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggregator
 from mpnn.engine import dispatch
-from mpnn.engine.compile.embedded import ADVICE, embedded
+from mpnn.engine.compile.graph_tensor import ADVICE, graph_to_tensor
 from mpnn.engine.compile.names import describe, restore
 from mpnn.engine.compile.outline import Outline, constant
 from mpnn.graph import Graph
@@ -41,7 +41,7 @@ from mpnn.request.request import (
 class Call(NamedTuple):
     """The arguments of `torch.ops.mpnn.run`.
 
-    `token`: the number of the graph or topology, int64 scalar; or the serialised graph, uint8 [bytes] (`embedded`).
+    `token`: the number of the graph or topology, int64 scalar; or the graph serialised by `graph_to_tensor`, uint8.
     `sizes`: number of destinations, sources and edges (0 if nothing depends on them), destinations and sources of the
     graph before `derive`, then the clips of relations. `tensors`: in the order of the form's slots, value first.
     `form`: a `Form` as text. `numbers`: dropout, scale, softcap, slope of the activation. `needs`: which tensors need
@@ -105,7 +105,7 @@ def flatten(request: Request, backend: str) -> Call:
     if reduce not in _PLAIN:
         reduced = _reduced(reduce, operator.index(request.heads), operator.index(request.value.shape[-1]))
     if torch.compiler.is_exporting():
-        token, recipe = embedded(graph), ()
+        token, recipe = graph_to_tensor(graph), ()
     else:
         token, recipe = graph.token, (_name_of(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else ()
     form = Form(
@@ -243,7 +243,7 @@ def read(form: str) -> Form:
     return Form(*literal_eval(form))
 
 
-def derived(call: Call, graph: Graph) -> Graph:
+def derived_graph(call: Call, graph: Graph) -> Graph:
     """The graph of a request, derived from the operator's graph."""
     build, *arguments = read(call.form).derived or ("",)
     return graph.derive(_object(build), *arguments, num_dst=call.sizes[0]) if build else graph

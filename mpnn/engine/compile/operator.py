@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from mpnn.engine import dispatch
-from mpnn.engine.compile.embedded import opened
-from mpnn.engine.compile.form import Call, derived, flatten, names_objects, read, result, unflatten
+from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects, read, result, unflatten
+from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.outline import bound
 from mpnn.graph import Graph
 from mpnn.request import validation
@@ -75,8 +75,8 @@ class _Sizes:
 
 
 def _graph(call: Call) -> Graph:
-    graph = bound(opened(call.token), *call.sizes[3:5]).to(call.tensors[0].device)
-    return derived(call, graph)
+    graph = bound(graph_from_tensor(call.token), *call.sizes[3:5]).to(call.tensors[0].device)
+    return derived_graph(call, graph)
 
 
 # ---------------------------------------------------------------------------------------------------- records

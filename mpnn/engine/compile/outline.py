@@ -113,7 +113,7 @@ def bound(graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:
 
 
 @constant
-def built(build: Callable[..., Any], *arguments: Any) -> Any:
+def build_once(build: Callable[..., Any], *arguments: Any) -> Any:
     """`build(*arguments)`, computed once per program."""
     return build(*arguments)
 

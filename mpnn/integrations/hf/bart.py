@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf.arguments import one_of, refuse, wanted
 from mpnn.integrations.hf.bert import longer_config, repeated
@@ -202,7 +202,7 @@ class EncoderDecoder(Called):
             memory = self.get_encoder().encode(input_ids, attention_mask, inputs_embeds, states, weights)
         source = _output(memory) if source is None else source
         if past is None and use_cache:
-            past = Translation(Cache(self.model.config.context), memory)
+            past = Translation(KVCache(self.model.config.context), memory)
         keep = mask_of(target, decoder_attention_mask, "decoder_attention_mask") if past is None else None
         if past is not None and decoder_attention_mask is not None and not bool(decoder_attention_mask.all()):
             raise ValueError("with a cache, decoder_attention_mask must be 1 throughout; call with use_cache=False")
@@ -248,7 +248,7 @@ class Translation:
 
     is_compileable = False
 
-    def __init__(self, cache: Cache, memory: Half) -> None:
+    def __init__(self, cache: KVCache, memory: Half) -> None:
         self.cache, self.memory = cache, memory
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

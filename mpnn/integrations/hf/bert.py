@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import refuse_the_future
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
@@ -212,7 +212,7 @@ class DecodingBert(Bert):
         positions: Tensor,
         *,
         bind: Bind,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         return_states: bool = False,
         return_weights: bool = False,
     ) -> Decoded:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import from_edges
@@ -76,7 +76,7 @@ class Past:
 
     def __init__(self, model: Decoder) -> None:
         self._model = model
-        self._cache = Cache(64)
+        self._cache = KVCache(64)
         self._later: Text | None = None
         self._places = 0
         self._nodes: Tensor | None = None  # the node of each token of each text, [B, most]; None for side by side

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn import ops
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import edges_into
@@ -41,30 +41,30 @@ class WithLoops(MessagePassing):
         source: Tensor | None = None,
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Request:
         validation.tensor("x", x)
         if source is not None:
             validation.tensor("source", source)
-        graph = self._given(graph)
+        graph = self._graph_or_default(graph)
         bound = graph, x.shape[-2], (x if source is None else source).shape[-2], x.device
         if edge_attr is None and isinstance(graph, Graph):
             edge_attr = graph.edge_attr
         if edge_attr is None:
-            return super().request(x, ops.built(_looped, False, *bound), source, None, return_weights, cache)
+            return super().request(x, ops.build_once(_looped, False, *bound), source, None, return_weights, cache)
         edge_attr = self._attributes(edge_attr, *bound)
-        return super().request(x, ops.built(_looped, True, *bound), source, edge_attr, return_weights, cache)
+        return super().request(x, ops.build_once(_looped, True, *bound), source, edge_attr, return_weights, cache)
 
     def _attributes(self, edge_attr: Tensor, *bound: Any) -> Tensor:
         """edge_attr [E, ...] -> [E', ...]: attributes of the edges that are not loops, then of the loops."""
-        if len(edge_attr) != (num_edges := ops.built(_num_edges, *bound)):
+        if len(edge_attr) != (num_edges := ops.build_once(_num_edges, *bound)):
             raise ValueError(f"edge_attr must have one row for each of {num_edges} edges; got {len(edge_attr)}")
-        index, count = ops.built(_attribute_index, self.keep, *bound), min(bound[1], bound[2])
+        index, count = ops.build_once(_attribute_index, self.keep, *bound), min(bound[1], bound[2])
         shape = count, *edge_attr.shape[1:]
         if isinstance(self.fill, str):
             others = edge_attr[index[: len(index) - count]]
             rows = others.flatten(1) if others.dim() > 1 else others[:, None]
-            new = ops.aggregate(ops.built(_without_loops, *bound), rows, self.fill)[:count].reshape(shape)
+            new = ops.aggregate(ops.build_once(_without_loops, *bound), rows, self.fill)[:count].reshape(shape)
         else:
             new = torch.as_tensor(self.fill, dtype=edge_attr.dtype, device=edge_attr.device).expand(shape)
         return torch.cat([edge_attr, new])[index]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import Attention, DotProduct, Terms
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graphs import causal, complete, from_edges, identity
 from mpnn.message_passing import MessagePassing
@@ -139,7 +139,7 @@ class TSP(Model):
         return probability[..., graph.csr.ptr[:-1]].log().sum(-1)  # the first edge of row t is from city t
 
     def _probability(
-        self, context: Tensor, graph: Graph, h: Tensor, keys: Tensor, cache: Cache | None = None
+        self, context: Tensor, graph: Graph, h: Tensor, keys: Tensor, cache: KVCache | None = None
     ) -> Tensor:
         """Probabilities [..., E] of the unvisited cities of each tour, in the order of the graph's edges."""
         glimpse = self.glimpse(context, graph, source=h, cache=cache)
@@ -150,7 +150,7 @@ class TSP(Model):
         batch, count, dim = h.shape
         mean, nodes, keys = h.mean(1), h.flatten(0, 1), self.to_key(h.flatten(0, 1))
         unvisited = torch.ones(batch, count, dtype=torch.bool, device=h.device)
-        before, cache, tours = self.nowhere.expand(batch, 2 * dim), Cache(batch * count), []
+        before, cache, tours = self.nowhere.expand(batch, 2 * dim), KVCache(batch * count), []
         for step in range(count):
             tour, city = unvisited.nonzero(as_tuple=True)
             graph = from_edges(torch.stack([tour * count + city, tour]), num_dst=batch, num_src=batch * count)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mpnn import ops
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.topology import Topology
@@ -40,7 +40,7 @@ class Half:
     states: tuple[Tensor, ...] = ()
     weights: tuple[Tensor, ...] = ()
     crossed: tuple[Tensor, ...] = ()
-    cache: Cache = field(default_factory=lambda: Cache(sys.maxsize))
+    cache: KVCache = field(default_factory=lambda: KVCache(sys.maxsize))
 
     @property
     def last(self) -> Tensor:
@@ -67,7 +67,12 @@ class Crossing:
     source: Packing
 
     def attend(
-        self, layer: MessagePassing, x: Tensor, source: Tensor, return_weights: bool = False, cache: Cache | None = None
+        self,
+        layer: MessagePassing,
+        x: Tensor,
+        source: Tensor,
+        return_weights: bool = False,
+        cache: KVCache | None = None,
     ) -> Any:
         """Runs a layer from packed sources to packed targets x.
 
@@ -92,7 +97,7 @@ class Crossing:
                     "document k of the targets attends to document k of the sources, so there must be as many of both; "
                     f"got {len(targets or ())} and {len(sources or ())}"
                 )
-            return ops.built(_joined, targets, sources, device)
+            return ops.build_once(_joined, targets, sources, device)
         if not same_length:
             return _joined(self.target.lengths, self.source.lengths, device)
         if torch.compiler.is_compiling():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import ops
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import evaluating, generate, refuse_the_future, refuse_to_continue
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
@@ -61,7 +61,7 @@ class Decoder(Model):
     def forward(
         self,
         tokens: Tensor,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         *,
         graph: Topology | Graph | None = None,
         lengths: Sequence[int] | None = None,
@@ -100,7 +100,7 @@ class Decoder(Model):
         positions: Tensor | None = None,
         *,
         bind: Bind | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         return_states: bool = False,
         return_weights: bool = False,
     ) -> Decoded:
@@ -187,7 +187,7 @@ class Decoder(Model):
         if graph is not None:
             sizes = (tokens.shape[-1],) if packing is None else packing.documents or ()
             for size in sorted(set(sizes)):
-                ops.built(refuse_the_future, graph, operator.index(size))
+                ops.build_once(refuse_the_future, graph, operator.index(size))
 
         def bind(topology: Topology) -> Topology | Graph:
             selected = topology if graph is None else graph

@@ -86,7 +86,7 @@ class Packing:
             raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
         device = self.keep.device
         if self.documents is not None:
-            return ops.built(_joined, topology, self.documents, device)
+            return ops.build_once(_joined, topology, self.documents, device)
         if self.index is None and torch.compiler.is_compiling():
             return topology
         length = self._length

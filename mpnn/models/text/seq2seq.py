@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mpnn.attention import AdditiveV2
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import evaluating, generate
 from mpnn.dropout import Dropout
 from mpnn.graphs import complete
@@ -39,7 +39,7 @@ class Annotations:
     packed: Tensor
     packing: Packing
     state: Tensor
-    cache: Cache = field(default_factory=lambda: Cache(sys.maxsize))
+    cache: KVCache = field(default_factory=lambda: KVCache(sys.maxsize))
 
 
 class Seq2Seq(Model):
@@ -184,7 +184,7 @@ class Seq2Seq(Model):
             annotations = self.encode(source, source_keep)
             state = annotations.state
 
-            def forward(tokens: Tensor, cache: Cache) -> Tensor:
+            def forward(tokens: Tensor, cache: KVCache) -> Tensor:
                 nonlocal state  # a recurrent network has no other cache
                 logits, state, _ = self.step(tokens[:, -1], state, annotations)
                 return logits[:, None]

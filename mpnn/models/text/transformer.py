@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from mpnn.attention import DotProduct
 from mpnn.decoding.beams import beam_search
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import evaluating, generate, refuse_the_future
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal, complete
@@ -180,7 +180,7 @@ class Transformer(Model):
         keep: Tensor | None = None,
         *,
         lengths: Sequence[int] | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         return_states: bool = False,
         return_weights: bool = False,
     ) -> Half:
@@ -267,7 +267,7 @@ class Transformer(Model):
         """
         with self._translating(source, steps, source_keep) as (start, memory):
 
-            def forward(tokens: Tensor, cache: Cache) -> Tensor:
+            def forward(tokens: Tensor, cache: KVCache) -> Tensor:
                 return self.logits(self.decode(tokens, memory, cache=cache).last)
 
             return generate(
@@ -293,7 +293,7 @@ class Transformer(Model):
     ) -> Tensor:
         """Translates as `generate`, but by `beams.beam_search`. The defaults are those of the paper (section 6.1)."""
         with self._translating(source, steps, source_keep) as (start, memory):
-            cache = Cache(steps + 1)
+            cache = KVCache(steps + 1)
 
             def step(tokens: Tensor) -> Tensor:
                 return self.logits(self.decode(tokens, memory, cache=cache).last[:, -1])

@@ -18,7 +18,7 @@ from mpnn.graphs.image import convolved
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.images import as_image, pair, patchify, size_of
 from mpnn.models.saving import Model
-from mpnn.ops import built
+from mpnn.ops import build_once
 
 
 class Convolution(Model):
@@ -59,7 +59,7 @@ class Convolution(Model):
         height, width = size_of(images)
         sizes = self.kernel, self.stride, self.padding, self.dilation
         rows, columns = convolved(height, width, *sizes)
-        graph = built(convolution, height, width, *sizes)
+        graph = build_once(convolution, height, width, *sizes)
         pixels = patchify(images)
         outputs = pixels.new_empty(len(pixels), rows * columns, 0)  # destinations without features
         return as_image(self.layer(outputs, graph, source=pixels), rows, columns)

@@ -27,7 +27,7 @@ from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.images import GridPositions, Patches, Seen, Size, hide, pair
 from mpnn.models.saving import Model
 from mpnn.models.vision.swin_windows import pad_nodes, weights_by_window, window_topology
-from mpnn.ops import built
+from mpnn.ops import build_once
 from mpnn.position import Table
 from mpnn.update import FeedForward, PreNorm
 
@@ -184,7 +184,7 @@ class WindowLayer(nn.Module):
 
     def forward(self, x: Tensor, size: Size, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """x [B, N, dim] over a grid of `size` -> the same shape, and the weights [B, windows, heads, S, S] or None."""
-        topology, padded, cell, shift = built(window_topology, self.graph, self.window, self.shifted, *size)
+        topology, padded, cell, shift = build_once(window_topology, self.graph, self.window, self.shifted, *size)
         source = None if padded == size else pad_nodes(self.round.update.prepare(x), size, padded)
         if not return_weights:
             return self.round(x, topology, source=source), None
@@ -209,7 +209,7 @@ class PatchMerging(nn.Module):
         """x [B, N, dim] over a grid of `size` -> [B, N', 2 * dim] and its grid, half of `size` rounded up."""
         rows, columns = (size[0] + 1) // 2, (size[1] + 1) // 2
         merged = x.new_empty(len(x), rows * columns, 0)  # destinations without features
-        return self.round(merged, built(pooling, *size, 2), source=x), (rows, columns)
+        return self.round(merged, build_once(pooling, *size, 2), source=x), (rows, columns)
 
 
 class NormedTyped(Typed):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import graphs
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.models import (
     GPT,
     Bert,
@@ -129,8 +129,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other lengths": ({"lengths": [5, 7]}, r"at least 1 each and 13 together, as each row has; got 12 in \[5, 7\]"),
     "an empty document": ({"lengths": [0, 13]}, "at least 1 each"),
     "too long a document": ({"lengths": [13]}, "got a document of 13 tokens, but this model was made with context=8"),
-    "a cache and a graph": ({"graph": graphs.causal(), "cache": Cache(16)}, "continues one text in each row.* graph"),
-    "a cache and lengths": ({"lengths": LENGTHS, "cache": Cache(16)}, "continues one text in each row.* lengths"),
+    "a cache and a graph": ({"graph": graphs.causal(), "cache": KVCache(16)}, "continues one text in each row.* graph"),
+    "a cache and lengths": ({"lengths": LENGTHS, "cache": KVCache(16)}, "continues one text in each row.* lengths"),
 }
 
 

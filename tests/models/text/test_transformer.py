@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpnn import graphs
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.models.text.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(
@@ -153,7 +153,7 @@ def test_weights_of_each_round_are_matrices_whose_rows_add_up_to_one():
 def test_word_by_word_equals_one_pass(keep, pre_norm):
     ours, (source, target) = small(pre_norm=pre_norm), sentences()
     with torch.no_grad():
-        memory, cache = ours.encode(source, keep), Cache(8)
+        memory, cache = ours.encode(source, keep), KVCache(8)
         steps = [ours.decode(part, memory, cache=cache).last for part in target.split([2, 1, 1, 3, 1], 1)]
         assert largest(ours.decode(target, memory).last - torch.cat(steps, 1)) < EXACT
 
@@ -163,7 +163,7 @@ def test_sentences_that_are_selected_go_on_with_their_own_source(keep):
     ours, (source, target) = small(), sentences()
     order = torch.tensor([2, 0, 0, 1])
     with torch.no_grad():
-        memory, cache = ours.encode(source, keep), Cache(8)
+        memory, cache = ours.encode(source, keep), KVCache(8)
         ours.decode(target[:, :5], memory, cache=cache)
         cache.select(order)
         found = ours.decode(target[order][:, 5:], memory.select(order), cache=cache).last
@@ -306,4 +306,4 @@ def test_bad_input_gets_a_sentence():
     with pytest.raises(ValueError, match="beams and steps must be at least 1; got 0 and 5"):
         ours.search(source, 5, beams=0)
     with torch.no_grad(), pytest.raises(ValueError, match="with a cache, rows must have no padding"):
-        ours.decode(target, ours.encode(source), TARGET, cache=Cache(8))
+        ours.decode(target, ours.encode(source), TARGET, cache=KVCache(8))

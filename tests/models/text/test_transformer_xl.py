@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
-from mpnn.decoding.cache import Cache
+from mpnn.decoding.cache import KVCache
 from mpnn.models import TransformerXL, from_hf
 from mpnn.models.layers.relative import RelativeDotProduct
 
@@ -206,7 +206,7 @@ def test_generation_goes_on_from_the_memory():
 def test_its_attention_can_be_decoded_node_by_node():
     op = MessagePassing(graphs.causal() & graphs.window(3), "sum", None, RelativeDotProduct(DIM, HEADS).eval())
     rough(op, torch.float64)
-    x, cache = torch.randn(2, 9, DIM, dtype=torch.float64), Cache(9)
+    x, cache = torch.randn(2, 9, DIM, dtype=torch.float64), KVCache(9)
     with torch.no_grad():
         steps = torch.cat([op(part, cache=cache) for part in x.split([4, 1, 1, 3], 1)], 1)
     assert largest(steps - op(x)) < EXACT

@@ -32,7 +32,7 @@ from mpnn.graphs.parse import parse
 ADVICE = "torch.compile, which saves nothing, supports it"
 
 
-def embedded(graph: Outline) -> Tensor:
+def graph_to_tensor(graph: Outline) -> Tensor:
     """The token of an exported program: the serialised graph, uint8 [bytes] on the CPU.
 
     Raises:
@@ -45,12 +45,12 @@ def embedded(graph: Outline) -> Tensor:
     return _graph(graph.original, *graph.base, *graph.recipe)
 
 
-def opened(token: Tensor) -> Topology | Graph:
+def graph_from_tensor(token: Tensor) -> Topology | Graph:
     """The graph or topology of a token: its number in this process, or its bytes.
 
     Raises:
         RuntimeError: if the token is the number of a graph that was freed.
-        ValueError: if the bytes were not written by `embedded`.
+        ValueError: if the bytes were not written by `graph_to_tensor`.
     """
     if token.dim() == 0:
         return held(token)

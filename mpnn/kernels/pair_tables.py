@@ -22,17 +22,17 @@ def products(x: Tensor, table: Tensor, numbers: Tensor | None = None) -> Tensor:
     return out.view(*by_head.shape[:-1], len(table)).movedim(0, -3)
 
 
-def mixed(x: Tensor, table: Tensor) -> Tensor:
+def weighted_sum_of_tables(x: Tensor, table: Tensor) -> Tensor:
     """`sum_r x_ir table_r`, [..., H, S, D] of x [..., H, S, R] and table [R, 1 or H, D]."""
     return x @ table.transpose(0, 1)
 
 
-def picked(x: Tensor, ids: Tensor) -> Tensor:
+def select_by_type(x: Tensor, ids: Tensor) -> Tensor:
     """The number of each pair by edge type, [..., C, H, S, T] of x [..., C, H, S, R] and ids int64 [C, S, T]."""
     return x.gather(-1, ids[:, None].expand(*x.shape[:-1], ids.shape[-1]))
 
 
-def picked_by_offset(x: Tensor, clip: int, start: int, columns: int) -> Tensor:
+def select_by_offset(x: Tensor, clip: int, start: int, columns: int) -> Tensor:
     """The same, [..., S, T] of x [..., S, R], where the edge type is clamp(j - i, -clip, clip) + clip, R = 2 clip + 1.
     Rows have positions i = start, start + 1, ..., the `columns` j = 0, 1, .... There is at least one of each."""
     rows = x.shape[-2]
@@ -46,7 +46,7 @@ def picked_by_offset(x: Tensor, clip: int, start: int, columns: int) -> Tensor:
     return numbers.as_strided((*numbers.shape[:-1], columns), (*strides, row_stride - stride, stride), first)
 
 
-def summed(weights: Tensor, ids: Tensor, count: int) -> Tensor:
+def sum_by_type(weights: Tensor, ids: Tensor, count: int) -> Tensor:
     """The sum of weights by edge type, [..., C, H, S, count] of [..., C, H, S, T] and ids int64 [C, S, T]."""
     sums = weights.new_zeros(*weights.shape[:-1], count)
     return sums.scatter_add(-1, ids[:, None].expand(weights.shape), weights)
