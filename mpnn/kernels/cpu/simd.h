@@ -1,0 +1,143 @@
+// Vectors of numbers, and the functions of them that the kernels need.
+//
+// Everything is clang's vector extensions: one source for AVX2, AVX-512 and NEON, without intrinsics. No arithmetic
+// assumes finite numbers: NaN and infinities pass through as they do in torch.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef VECTOR_BYTES
+#define VECTOR_BYTES 32  // of a register: set by the build
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+// N numbers in one value. They need no more alignment than a number.
+template <class T, int N> struct vector_of {
+  typedef T type __attribute__((vector_size(N * sizeof(T)), aligned(alignof(T)), may_alias));
+};
+template <class T, int N> using vec = typename vector_of<T, N>::type;
+
+template <class T> struct bits_of;
+template <> struct bits_of<float> {
+  using type = int32_t;
+  static constexpr int mantissa = 23;
+  static constexpr int64_t bias = 127;
+};
+template <> struct bits_of<double> {
+  using type = int64_t;
+  static constexpr int mantissa = 52;
+  static constexpr int64_t bias = 1023;
+};
+
+template <class T> constexpr T infinity() { return (T)__builtin_inf(); }
+
+template <class T, int N> INLINE vec<T, N> splat(T x) { return vec<T, N>{} + x; }
+template <class T, int N> INLINE vec<T, N> load(const T *from) { return *(const vec<T, N> *)from; }
+template <class T, int N> INLINE void store(T *to, vec<T, N> x) { *(vec<T, N> *)to = x; }
+
+// The first `count` numbers, and zeros.
+template <class T, int N> INLINE vec<T, N> load_first(const T *from, int64_t count) {
+  if (count >= N) return load<T, N>(from);
+  vec<T, N> x{};
+  for (int64_t k = 0; k < count; k++) x[k] = from[k];
+  return x;
+}
+template <class T, int N> INLINE void store_first(T *to, vec<T, N> x, int64_t count) {
+  if (count >= N) return store<T, N>(to, x);
+  for (int64_t k = 0; k < count; k++) to[k] = x[k];
+}
+
+template <class T, int N> INLINE T sum(vec<T, N> x) {
+  if constexpr (N == 1) {
+    return x[0];
+  } else {
+    vec<T, N / 2> low, high;
+    __builtin_memcpy(&low, &x, sizeof(low));
+    __builtin_memcpy(&high, (const T *)&x + N / 2, sizeof(high));
+    return sum<T, N / 2>(low + high);
+  }
+}
+
+// The sums of eight vectors of eight, as one vector: three rounds of adding halves, two vectors at a time.
+template <class T> INLINE vec<T, 8> sums_of_eight(const vec<T, 8> *x) {
+#define ADD_HALVES(a, b, ...) (__builtin_shufflevector(a, b, __VA_ARGS__))
+  vec<T, 8> y[4], z[2];
+  for (int p = 0; p < 4; p++)
+    y[p] = ADD_HALVES(x[p], x[p + 4], 0, 1, 2, 3, 8, 9, 10, 11) + ADD_HALVES(x[p], x[p + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  for (int p = 0; p < 2; p++) {
+    vec<T, 8> a = y[2 * p], b = y[2 * p + 1];
+    z[p] = ADD_HALVES(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + ADD_HALVES(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+  return ADD_HALVES(z[0], z[1], 0, 2, 8, 10, 4, 6, 12, 14) + ADD_HALVES(z[0], z[1], 1, 3, 9, 11, 5, 7, 13, 15);
+#undef ADD_HALVES
+}
+
+// exp(x) = 2^n exp(r) with |r| <= log(2) / 2: a Taylor polynomial for exp(r), and the bits of the exponent for 2^n.
+template <class T, int N> INLINE vec<T, N> exp(vec<T, N> x) {
+#pragma clang fp reassociate(off)  // the order of the two subtractions below matters
+  using V = vec<T, N>;
+  using I = vec<typename bits_of<T>::type, N>;
+  constexpr bool single = sizeof(T) == 4;
+  const T low = single ? (T)-87.33654 : (T)-708.39641853226408, high = single ? (T)88.72283 : (T)709.78271289338397;
+  V inside = x < low ? splat<T, N>(low) : x;
+  inside = inside > high ? splat<T, N>(high) : inside;
+  V n = __builtin_elementwise_rint(inside * (T)1.4426950408889634);
+  n = n > (T)bits_of<T>::bias ? splat<T, N>((T)bits_of<T>::bias) : n;
+  // log(2) in two parts, so that the remainder keeps all its bits
+  V r = inside - n * (single ? (T)0.693145751953125 : (T)6.93147180369123816490e-01);
+  r = r - n * (single ? (T)1.428606765330187e-06 : (T)1.90821492927058770002e-10);
+  V p;
+  if constexpr (single) {
+    p = splat<T, N>((T)(1.0 / 720));
+  } else {
+    p = splat<T, N>((T)(1.0 / 6227020800.0));
+    const T more[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720};
+    for (T c : more) p = p * r + c;
+  }
+  const T last[] = {(T)(1.0 / 120), (T)(1.0 / 24), (T)(1.0 / 6), (T)0.5, (T)1, (T)1};
+  for (T c : last) p = p * r + c;
+  I exponent;
+  if constexpr (single) {
+    exponent = __builtin_convertvector(n, I) + 127;
+  } else {  // the integer stands in the low bits of the mantissa of n + 1.5 * 2^52
+    V shifted = n + (T)6755399441055744.0;
+    exponent = (I)shifted + 1023;
+  }
+  V y = p * (V)(exponent << bits_of<T>::mantissa);
+  y = x < low ? splat<T, N>(0) : y;
+  return x > high ? splat<T, N>(infinity<T>()) : y;
+}
+
+// tanh(x), to a few units in the last place, small x included: a rational function near zero (Moshier's Cephes), else
+// 1 - 2 / (exp(2 |x|) + 1).
+template <class T, int N> INLINE vec<T, N> tanh(vec<T, N> x) {
+  using V = vec<T, N>;
+  V size = x < 0 ? -x : x, square = x * x;
+  V top = ((T)-9.64399179425052238628e-1 * square - (T)9.92877231001918586564e1) * square - (T)1.61468768441708447952e3;
+  V bottom = ((square + (T)1.12811678491632931402e2) * square + (T)2.23548839060100448583e3) * square + (T)4.84406305325125486048e3;
+  V small = x + x * square * (top / bottom);
+  V large = 1 - 2 / (exp<T, N>(size + size) + 1);
+  large = x < 0 ? -large : large;
+  return size < (T)0.625 ? small : large;
+}
+
+template <class T, int N> INLINE vec<T, N> sigmoid(vec<T, N> x) { return 1 / (1 + exp<T, N>(-x)); }
+
+template <class T> INLINE T exp1(T x) { return exp<T, 1>(splat<T, 1>(x))[0]; }
+
+// The largest, where NaN is passed over.
+template <class V> INLINE V larger(V x, V best) { return x > best ? x : best; }
+
+// Dropout. `mpnn/request/rng.py` is the specification: element (row, column) of a stream is kept if
+// mix(mix(key ^ row) ^ column) >> 8 reaches the threshold p * 2^24.
+template <class U> INLINE U mix(U x) {
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  return x ^ (x >> 16);
+}
+
+// Asks for the cache lines of `count` numbers ahead of their use.
+template <class T> INLINE void prefetch(const T *from, int64_t count) {
+  for (int64_t c = 0; c < count; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(from + c, 0, 3);
+}
