@@ -23,7 +23,17 @@ ROOT = Path(__file__).parent
 FOLDER = ROOT / "mpnn" / "kernels" / "cpu"
 FLAGS = (
     *("-std=c++17", "-O3", "-ffast-math", "-fno-finite-math-only", "-fno-math-errno", "-fno-exceptions", "-fno-rtti"),
-    *("-nostdlib++", "-fno-sanitize=all", "-fvisibility=default", "-Wall", "-Werror", "-Wno-psabi", "-shared", "-g0", "-s"),
+    *(
+        "-nostdlib++",
+        "-fno-sanitize=all",
+        "-fvisibility=default",
+        "-Wall",
+        "-Werror",
+        "-Wno-psabi",
+        "-shared",
+        "-g0",
+        "-s",
+    ),
 )
 # processor -> (architecture and processor for the compiler, bytes of a vector register)
 PROCESSORS = {

@@ -33,9 +33,7 @@ def why_missing() -> str | None:
     return None
 
 
-def forward(
-    kind: Associative, value: Tensor, weight: Tensor | None, rows: Rows, parts: int, out: Tensor
-) -> None:
+def forward(kind: Associative, value: Tensor, weight: Tensor | None, rows: Rows, parts: int, out: Tensor) -> None:
     """Combines the messages weight * value of each row into out [B, rows, size]."""
     code, identity = _compiled(kind, value), value.new_tensor(kind.identity).numpy()[()]
     heads, size = 1 if weight is None else weight.shape[-1], value.shape[2]
@@ -149,7 +147,23 @@ def _kernels(combine: Callable[..., float], gradient: Callable[..., float] | Non
 
     @njit(fastmath=_MATH, error_model="numpy", nogil=True)
     def backward(  # type: ignore[no-untyped-def]
-        first, last, first_row, last_row, in_place, ptr, col, edge, node, d_out, other, size, weight, d_weight, heads, own, out
+        first,
+        last,
+        first_row,
+        last_row,
+        in_place,
+        ptr,
+        col,
+        edge,
+        node,
+        d_out,
+        other,
+        size,
+        weight,
+        d_weight,
+        heads,
+        own,
+        out,
     ):
         width = size // heads
         for r in range(first_row, last_row):

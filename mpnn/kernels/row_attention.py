@@ -122,6 +122,11 @@ class RowSums(Structure):
     )
 
 
+def num_parts(rows: Rows, width: int) -> int:
+    """The number of parts that are run side by side, where an edge has `width` components."""
+    return rows.parts(width, _MOST_PARTS, _LEAST)
+
+
 def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor]:
     """out [..., N_dst, H, DV], and weights before dropout [..., E, H] in the caller's order, empty unless returned."""
     batch = tensors.value.shape[:-3]
@@ -176,7 +181,7 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     """out; the row maximum and inverse row sum [..., N_dst, 2, H]; and the weights."""
     value, heads, rows = inputs.value, spec.heads, spec.rows
     batch, width = value.shape[:-3], value.shape[-1]
-    count, parts = batch.numel(), rows.parts(heads * width, _MOST_PARTS, _LEAST)
+    count, parts = batch.numel(), num_parts(rows, heads * width)
     out = _by_rows(value, rows, parts, 3, (*batch, rows.num_rows, heads, width))
     stats = _by_rows(value, rows, parts, 3, (*batch, rows.num_rows, 2, heads))
     weights = memory.empty(value, *batch, rows.num_edges if spec.return_weights else 0, heads)
@@ -239,7 +244,7 @@ class _Backward:
         self.width = self.heads * inputs.value.shape[-1]
         self.wanted = {name for name, need in zip(Tensors._fields, needed, strict=True) if need}
         self.tables = [name for name in self.wanted if name in spec.types]
-        self.parts = spec.by_source().parts(self.width, _MOST_PARTS, _LEAST)
+        self.parts = num_parts(spec.by_source(), self.width)
         # numbers of each edge: the gradient of its logit; its weight and the gradient of its bias, where a table needs them
         with_weight = "edge_value" in self.tables
         with_bias = "table" in self.tables and (spec.softcap != 0 or spec.score in (ADDITIVE, ACTIVATED))
@@ -288,7 +293,9 @@ class _Backward:
         partial = _Partial(value, count, self.parts, self.width + self.heads * keys)
         p.partial, p.partial_row = partial.addresses
         # entries of the batch that share a tensor of edges must not add to its gradient side by side
-        shared = any(self.results[name].shape[:-k].numel() < count for name, k in _TRAILING.items() if name in self.results)
+        shared = any(
+            self.results[name].shape[:-k].numel() < count for name, k in _TRAILING.items() if name in self.results
+        )
         _each(value, "row_attention_backward", p, count, self.parts, in_turn=shared)
         if self.parts > 1:
             _each(value, "row_attention_join_backward", p, count)
@@ -300,7 +307,11 @@ class _Backward:
         spec, saved = self.spec, self.saved
         p = RowAttention(rows=spec.rows.struct(1), heads=self.heads, d_out=node_tensor(saved.d_out, 3))
         p.num_dst, p.row_stats, p.saved_stats = spec.rows.num_rows, row_stats.data_ptr(), saved.stats.data_ptr()
-        p.saved_out, p.saved_weights, p.d_weights = saved.out.data_ptr(), _address(saved.weights), _address(saved.d_weights)
+        p.saved_out, p.saved_weights, p.d_weights = (
+            saved.out.data_ptr(),
+            _address(saved.weights),
+            _address(saved.d_weights),
+        )
         run, n, cuts = library.function("row_attention_prepare", row_stats.dtype, 3), p.num_dst, self.parts
         spans = pairwise(n * k // cuts for k in range(cuts + 1))
         work = [(b, *span) for span in spans for b in range(self.count)]
@@ -326,7 +337,9 @@ class _Backward:
         """The gradient of a tensor with a row for each edge type."""
         table, spec, numbers = getattr(self.inputs, name), self.spec, name == "table"
         which = {"edge_value": self.weight_at, "table": max(self.bias_at, 0)}.get(name, 0)
-        p = RowSums(kind=_NUMBERS if numbers else _WEIGHTED, factor=spec.scale if name == "edge_key" else 1.0, which=which)
+        p = RowSums(
+            kind=_NUMBERS if numbers else _WEIGHTED, factor=spec.scale if name == "edge_key" else 1.0, which=which
+        )
         shape = table.shape
         if not numbers:
             p.x = node_tensor(self.saved.d_out if name == "edge_value" else self.inputs.dst, 3)
@@ -336,7 +349,7 @@ class _Backward:
 
     def _sums(self, p: RowSums, rows: Rows, shape: Sequence[int], trailing: int) -> Tensor:
         """Runs `row_attention_sums` along the rows of an order of edges."""
-        parts = rows.parts(self.width, _MOST_PARTS, _LEAST)
+        parts = num_parts(rows, self.width)
         out = _by_rows(self.inputs.value, rows, parts, trailing, shape)
         p.rows, p.heads, p.numbers, p.stride = rows.struct(parts), self.heads, self.numbers.data_ptr(), self.stride
         p.out = node_tensor(out, trailing)
@@ -352,7 +365,9 @@ def _each(like: Tensor, name: str, p: Structure, count: int, parts: int | None =
     """Runs a kernel for each entry of the batch (and each part), on all threads; with `in_turn`, one entry after the
     other."""
     run, address = library.function(name, like.dtype, 1 if parts is None else 2), addressof(p)
-    work: list[list[tuple[int, ...]]] = [[(b,) if parts is None else (b, k) for k in range(parts or 1)] for b in range(count)]
+    work: list[list[tuple[int, ...]]] = [
+        [(b,) if parts is None else (b, k) for k in range(parts or 1)] for b in range(count)
+    ]
     for together in work if in_turn else [[args for entry in work for args in entry]]:
         threads.each(together, lambda args: run(address, *args))
 

@@ -48,6 +48,11 @@ class RowReduceStruct(Structure):
     )
 
 
+def num_parts(rows: Rows, width: int) -> int:
+    """The number of parts that are run side by side, where an edge has `width` components."""
+    return rows.parts(width, _MOST_PARTS, _LEAST)
+
+
 class RowReduce(torch.autograd.Function):
     """`RowReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H * D].
 
@@ -95,7 +100,12 @@ class RowReduce(torch.autograd.Function):
 
 
 def _fold(
-    value: Tensor, weight: Tensor | None, rows: Rows, kind: str | Associative, own: Tensor | None = None, counted: bool = False
+    value: Tensor,
+    weight: Tensor | None,
+    rows: Rows,
+    kind: str | Associative,
+    own: Tensor | None = None,
+    counted: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The results of rows [B, rows, size], and the number of messages equal to each extreme if `counted`."""
     value, weight = _plain(value), None if weight is None else _plain(weight)
@@ -103,7 +113,7 @@ def _fold(
     count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
     if not out.numel():
         return out, count
-    parts = rows.parts(value.shape[2], _MOST_PARTS, _LEAST)
+    parts = num_parts(rows, value.shape[2])
     if isinstance(kind, Associative):
         from mpnn.kernels import combine
 
@@ -130,14 +140,19 @@ def _fold_backward(
     weight = None if weight is None else _plain(weight)
     d_weight = value.new_zeros(len(value), *weight.shape[1:]) if with_weight and weight is not None else None
     if d_value.numel():
-        parts = columns.parts(value.shape[2], _MOST_PARTS, _LEAST)
+        parts = num_parts(columns, value.shape[2])
         if isinstance(kind, Associative):
             from mpnn.kernels import combine
 
             combine.backward(kind, d_out, compared, value, weight, columns, parts, d_value, d_weight)
         else:
             p = _parameters(d_out, weight, columns, parts, value, d_value)
-            p.kind, p.sign, p.compared, p.d_weight = _FOLDS.get(kind, _EXTREME), 1.0, _address(compared), _address(d_weight)
+            p.kind, p.sign, p.compared, p.d_weight = (
+                _FOLDS.get(kind, _EXTREME),
+                1.0,
+                _address(compared),
+                _address(d_weight),
+            )
             _run("row_reduce_backward", p, value, parts, extreme=False)
     if d_weight is not None and weight is not None and len(weight) < len(d_weight):
         d_weight = d_weight.sum(0, keepdim=True)

@@ -49,7 +49,12 @@ class Rows:
     """
 
     def __init__(
-        self, ptr: Tensor, col: Tensor, edge: Tensor | None = None, slot: Tensor | None = None, node: Tensor | None = None
+        self,
+        ptr: Tensor,
+        col: Tensor,
+        edge: Tensor | None = None,
+        slot: Tensor | None = None,
+        node: Tensor | None = None,
     ) -> None:
         self.ptr, self.col, self.edge, self.slot, self.node = ptr, col, edge, slot, node
         self.num_rows, self.num_edges = len(ptr) - 1, len(col)

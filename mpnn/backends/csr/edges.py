@@ -26,13 +26,17 @@ def in_order(graph: Graph, transposed: bool) -> Rows:
     order = graph.order
     if order is None:
         return by_source(graph) if transposed else by_destination(graph)
-    return graph.cached(("csr rows in order", transposed), lambda: _ordered(graph.csc if transposed else graph.csr, order))
+    return graph.cached(
+        ("csr rows in order", transposed), lambda: _ordered(graph.csc if transposed else graph.csr, order)
+    )
 
 
 def edge_types(graph: Graph, table: EmbeddingTable) -> EdgeTypes:
     """The edge type of each edge, and the edges by type."""
     ids = table.cached(graph, "csr edge types", lambda: graph.csr.to_caller(table.ids(graph)).long())
-    return EdgeTypes(ids, lambda: table.cached(graph, ("csr edges by type", len(table.table)), lambda: _by_type(graph, table)))
+    return EdgeTypes(
+        ids, lambda: table.cached(graph, ("csr edges by type", len(table.table)), lambda: _by_type(graph, table))
+    )
 
 
 def _rows(edges: CSR, slot: Tensor | None = None) -> Rows:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mpnn.aggregate import Composed, Max, Mean, Min, Sum, Var
 from mpnn.backends.cost_model import Estimate, both_ways, priced
-from mpnn.graph import Graph
 from mpnn.backends.csr import edges
+from mpnn.graph import Graph
 from mpnn.kernels import combine
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_reduce import Associative, RowReduce
