@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpnn.kernels.cpu import library, threads
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import once_differentiable
 
@@ -224,8 +225,6 @@ def _slots(reach: int, size: int) -> int:
 
 
 def _run(name: str, dtype: torch.dtype, p: _Parameters, items: int, layout: Layout) -> None:
-    from mpnn.kernels.cpu import threads
-
     products = p.batch * p.heads * p.width * len(layout.by_query[1]) * ROWS * COLUMNS
     kernel = _kernel(name, dtype)
     if not all(threads.each(_parts(items, products), lambda part: kernel(ctypes.byref(p), *part))):
@@ -234,10 +233,8 @@ def _run(name: str, dtype: torch.dtype, p: _Parameters, items: int, layout: Layo
 
 @cache
 def _kernel(name: str, dtype: torch.dtype) -> Callable[..., bool]:
-    from mpnn.kernels.cpu import library
-
-    kernel: Any = library.function(f"tile_attention_{name}", dtype)
-    kernel.argtypes, kernel.restype = (c_void_p, c_int64, c_int64), ctypes.c_bool
+    kernel: Any = library.function(f"tile_attention_{name}", dtype, 2)
+    kernel.restype = ctypes.c_bool  # False: no memory
     return kernel  # type: ignore[no-any-return]
 
 

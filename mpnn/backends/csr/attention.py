@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.aggregate import Mean, Sum
 from mpnn.backends.cost_model import Estimate, both_ways, priced
-from mpnn.graph import Graph
+from mpnn.backends.csr import edges
 from mpnn.kernels import row_attention
-from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, LANES, NORMALIZERS, Given, Ids, Order, Spec
+from mpnn.kernels.cpu import library
+from mpnn.kernels.row_attention import LANES, NORMALIZERS, Spec, Tensors
+from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
 from mpnn.request import rng
 from mpnn.request.request import (
     Activation,
@@ -35,6 +36,8 @@ _BEYOND_CACHE = 1 << 24  # bytes of features
 
 def supports(request: Request) -> str | None:
     score, value = request.score, request.value
+    if (why := library.why_missing()) is not None:
+        return why
     if not value.is_floating_point():
         return f"it has no kernels for {value.dtype}"
     if type(request.reduce) not in (Sum, Mean):
@@ -54,6 +57,8 @@ def supports(request: Request) -> str | None:
         numbers = None if data is None else _numbers(data)
         if numbers is not None and numbers.shape[-1] != width:
             return f"{name} is {numbers.shape[-1]} wide, and the features it is added to are {width} wide"
+    if max(request.graph.num_dst, request.graph.num_src) >= 2**31:
+        return "it numbers nodes with 32 bits"
     return None
 
 
@@ -77,7 +82,7 @@ def counts(request: Request) -> dict[str, float]:
         operations["vector number"] = edges * width * vectors
     if request.dropout:
         operations["dropped head"] = edges * request.heads
-    return {**both_ways(operations, request.needs_grad), "compiled": 1.0}
+    return {**both_ways(operations, request.needs_grad)}
 
 
 def estimate(request: Request) -> Estimate:
@@ -87,90 +92,48 @@ def estimate(request: Request) -> Estimate:
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     graph, score, dtype = request.graph, request.score, request.accumulate_dtype
-    edges = graph.cached("csr edges", lambda: _Edges(graph))
     bias, table = _biases(request)
-    dst = src = vector = edge = before = None
-    kind, scale, cap, slope = CONSTANT, 1.0, 0.0, 1.0
+    dst = src = vector = edge_key = edge_term = None
+    kind, scale, softcap, slope = CONSTANT, 1.0, 0.0, 1.0
     if isinstance(score, Dot):
-        kind, scale, cap, edge = DOT, score.scale, score.softcap or 0.0, score.edge_key
+        kind, scale, softcap, edge_key = DOT, score.scale, score.softcap or 0.0, score.edge_key
         dst, src = _pad(score.query, dtype), _pad(score.key, dtype)
     elif isinstance(score, AdditiveScore):
-        kind, before = ADDITIVE, score.edge
+        kind, edge_term = ADDITIVE, score.edge
         dst, src = score.dst.to(dtype), score.src.to(dtype)
     elif isinstance(score, AdditiveV2Score):
-        kind, edge = ACTIVATED, score.edge
+        kind, edge_key = ACTIVATED, score.edge
         dst, src, vector = (_pad(x, dtype) for x in (score.dst, score.src, score.vector))
     elif request.weighted:
         scale = 0.0  # the logits are the biases
     tanh = isinstance(score, AdditiveScore | AdditiveV2Score) and slope_of(score.activation) == "tanh"
     if isinstance(score, AdditiveScore | AdditiveV2Score) and not tanh:
         slope = float(slope_of(score.activation))  # type: ignore[arg-type]
-    on_edges = (edge, request.edge_value, before, bias, table)
+    on_edges: dict[str, PerEdge | None] = {
+        "edge_key": edge_key, "edge_value": request.edge_value, "edge_term": edge_term, "bias": bias, "table": table
+    }  # fmt: skip
     spec = Spec(
-        edges.rows,
+        edges.by_destination(graph),
         partial(edges.by_source, graph),
-        tuple(edges.ids(x, graph) for x in on_edges),  # type: ignore[arg-type]
+        {name: edges.edge_types(graph, x) for name, x in on_edges.items() if isinstance(x, EmbeddingTable)},
         request.heads,
         kind,
         NORMALIZERS[request.normalize if request.weighted else "none"],
         scale,
-        cap,
+        softcap,
         slope,
         tanh,
         *_dropout(request),
         request.return_weights,
     )
-    numbers = (None if x is None else _numbers(x).to(dtype) for x in on_edges)
-    tensors = Given(_pad(request.value, dtype), dst, src, vector, *numbers)
-    out, weights = row_attention.attend(spec, tensors)
+    numbers = {name: None if x is None else _numbers(x).to(dtype) for name, x in on_edges.items()}
+    out, weights = row_attention.attend(spec, Tensors(_pad(request.value, dtype), dst, src, vector, **numbers))
     width = request.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
     if type(request.reduce) is Mean:
-        out = out * edges.inverse_degree(graph, dtype)
-    if not request.return_weights:
-        return out.to(request.value.dtype), None
-    return out.to(request.value.dtype), graph.csr.to_caller(weights, -2).to(request.value.dtype)
-
-
-class _Edges:
-    """The arrays of a graph that kernels read, without copies.
-
-    The graph caches this object, so it holds no reference to the graph: a cycle would keep both alive.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.csr = graph.csr
-        self.rows = Order(self.csr.ptr.numpy(), self.csr.col.contiguous().numpy())
-        self.by_edge = Ids() if self.csr.edge_id is None else Ids(self.csr.edge_id.numpy())
-
-    def by_source(self, graph: Graph) -> Order:
-        return graph.cached("csr edges by source", lambda: self._by_source(graph))
-
-    def _by_source(self, graph: Graph) -> Order:
-        csc = graph.csc
-        assert csc.edge_id is not None
-        edge = csc.edge_id if self.csr.position is None else self.csr.position[csc.edge_id]
-        return Order(csc.ptr.numpy(), csc.col.numpy(), edge.numpy())
-
-    def ids(self, data: PerEdge | None, graph: Graph) -> Ids:
-        """The row of `data` that each edge reads."""
-        if data is None:
-            return Ids()
-        if isinstance(data, Tensor):
-            return self.by_edge
-        ids = data.cached(graph, "csr classes", lambda: data.ids(graph).numpy())
-        return Ids(ids, partial(data.cached, graph, "csr edges by class", partial(self._by_class, ids)))
-
-    def _by_class(self, ids: np.ndarray) -> Order:
-        edge = np.argsort(ids, kind="stable")
-        ptr = np.append(0, np.cumsum(np.bincount(ids)))
-        return Order(ptr, self.csr.row.numpy()[edge], edge)
-
-    def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
-        """[N_dst, 1, 1]."""
-        return graph.cached(
-            ("csr inverse degree", dtype), lambda: (1 / self.csr.ptr.diff().clamp(min=1).to(dtype))[:, None, None]
-        )
+        inverse = ("csr inverse degree", dtype)
+        out = out * graph.cached(inverse, lambda: (1 / edges.by_destination(graph).degree.to(dtype))[..., None])
+    return out.to(request.value.dtype), weights.to(request.value.dtype) if request.return_weights else None
 
 
 def _biases(request: Request) -> tuple[Tensor | None, EmbeddingTable | None]:
@@ -188,13 +151,12 @@ def _numbers(data: PerEdge) -> Tensor:
     return data.table if isinstance(data, EmbeddingTable) else data
 
 
-def _dropout(request: Request) -> tuple[np.ndarray, float]:
-    """The keys of `mpnn.request.rng`, which depend on seed and stream only (empty without dropout), and the rate."""
+def _dropout(request: Request) -> tuple[Tensor | None, float]:
+    """The keys of `mpnn.request.rng`, which depend on seed and stream only (None without dropout), and the rate."""
     if not request.dropout or not request.weighted:
-        return np.zeros(0, np.uint32), 0.0
+        return None, 0.0
     assert request.seed is not None
-    streams = torch.arange(request.batch.numel() * request.heads)
-    return rng.keys(request.seed, streams).numpy().view(np.uint32), request.dropout
+    return rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads)), request.dropout
 
 
 def slope_of(activation: Activation) -> float | str | None:

@@ -11,14 +11,16 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mpnn.aggregate import Composed, Max, Mean, Min, Sum, Var
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.graph import Graph
-from mpnn.kernels.row_reduce import Associative, RowReduce, Walk
+from mpnn.backends.csr import edges
+from mpnn.kernels import combine
+from mpnn.kernels.cpu import library
+from mpnn.kernels.row_reduce import Associative, RowReduce
 from mpnn.request.request import EmbeddingTable, Request
 
 _BEYOND_CACHE = 40e6  # bytes of features beyond which almost all reads miss the cache
@@ -34,6 +36,8 @@ def is_plain(request: Request) -> bool:
 
 def supports(request: Request) -> str | None:
     value = request.value
+    if (why := library.why_missing()) is not None:
+        return why
     if not value.is_floating_point():
         return f"it has no kernels for {value.dtype}"
     if max(request.graph.num_dst, request.graph.num_src) >= 2**31:
@@ -57,7 +61,7 @@ def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
             return f"{function} of {name} must be a function of two numbers: make it a staticmethod"
     if needs_grad and getattr(aggregator, "gradient", None) is None:
         return f"{name} has no gradient(message, out), so there is no backward pass"
-    return None
+    return combine.why_missing()
 
 
 def is_composed(aggregator: Any) -> bool:
@@ -79,7 +83,7 @@ def counts(request: Request) -> dict[str, float]:
     if request.bias:
         operations["weighed edge"] = edges * len(leaves)
     own = any(type(leaf) not in KINDS for leaf in leaves)
-    return {**both_ways(operations, request.needs_grad), "own compiled" if own else "compiled": 1.0}
+    return {**both_ways(operations, request.needs_grad), **({"own compiled": 1.0} if own else {})}
 
 
 def estimate(request: Request) -> Estimate:
@@ -117,8 +121,8 @@ def _fold(aggregator: Any, value: Tensor, weight: Tensor | None, request: Reques
     kind: Any = KINDS.get(type(aggregator))
     if kind is None:
         kind = Associative(aggregator.combine, float(aggregator.identity), getattr(aggregator, "gradient", None))
-    rows = graph.cached("csr rows", lambda: _walk(graph, by_source=False))
-    columns = graph.cached("csr columns", lambda: _walk(graph, by_source=True)) if request.needs_grad else None
+    rows = edges.in_order(graph, transposed=False)
+    columns = edges.in_order(graph, transposed=True) if request.needs_grad else None
     flat = value.reshape(request.batch.numel(), graph.num_src, value.shape[-2:].numel())
     out = RowReduce.apply(flat.contiguous(), weight, rows, columns, kind)
     return out.view(*request.batch, graph.num_dst, *value.shape[-2:])
@@ -139,17 +143,3 @@ def _weight(request: Request) -> Tensor | None:
     if total.dim() > 2:
         total = total.expand(*request.batch, *total.shape[-2:])
     return total.reshape(batch, graph.num_edges, total.shape[-1]).contiguous()
-
-
-def _walk(graph: Graph, by_source: bool) -> Walk:
-    edges, order = graph.csc if by_source else graph.csr, graph.order
-    absent = np.empty(0, np.int64)
-    edge = absent if edges.edge_id is None else edges.edge_id.numpy()
-    ptr, col = edges.ptr.numpy(), edges.col.int().numpy()
-    if order is None:
-        return Walk((ptr, col, edge, absent))
-    node = order.numpy()
-    begin, degree = ptr[node], np.diff(ptr)[node]
-    ptr_in_order = np.append(0, np.cumsum(degree))
-    index = np.repeat(begin - ptr_in_order[:-1], degree) + np.arange(len(col))
-    return Walk((ptr_in_order, col[index], edge[index] if len(edge) else index, node))

@@ -14,14 +14,13 @@ from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask
+from mpnn.kernels.cpu import library
 from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
 from mpnn.request import rng
 from mpnn.request.request import Dot, EmbeddingTable, PerEdge, Request
 
 
 def supports(request: Request) -> str | None:
-    from mpnn.kernels.cpu import library
-
     graph = request.graph
     if (reason := library.why_missing()) is not None:
         return reason

@@ -10,7 +10,6 @@ import ctypes
 import platform
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -53,14 +52,14 @@ def _load() -> ctypes.CDLL:
 
 
 @cache
-def function(name: str, dtype: torch.dtype) -> Callable[..., Any]:
-    """The kernel `name` for float32 or float64. Calls release Python's lock."""
-    kernel: Callable[..., Any] = _load()[f"{name}_{'f32' if dtype == torch.float32 else 'f64'}"]
-    kernel.restype = None  # type: ignore[attr-defined]
+def function(name: str, dtype: torch.dtype, integers: int) -> Callable[..., None]:
+    """The kernel `name` for float32 or float64, called with the address of its parameters and so many integers. Calls
+    release Python's lock."""
+    kernel = _load()[f"{name}_{'f32' if dtype == torch.float32 else 'f64'}"]
+    kernel.restype, kernel.argtypes = None, [ctypes.c_void_p] + [ctypes.c_int64] * integers
     return kernel
 
 
 def struct_size(name: str) -> int:
     """The size in bytes of a kernel's parameters, as the compiled code has it."""
-    size: int = _load()[f"{name}_size"]()
-    return size
+    return int(_load()[f"{name}_size"]())

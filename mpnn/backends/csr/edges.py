@@ -1,0 +1,65 @@
+"""The edges of a graph in the orders that CPU kernels read, cached on the graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graph.csr import CSR
+from mpnn.kernels.row_attention import EdgeTypes
+from mpnn.kernels.rows import Rows
+from mpnn.request.request import EmbeddingTable
+
+
+def by_destination(graph: Graph) -> Rows:
+    return graph.cached("csr rows", lambda: _rows(graph.csr))
+
+
+def by_source(graph: Graph) -> Rows:
+    return graph.cached("csr columns", lambda: _rows(graph.csc, _slots(graph)))
+
+
+def in_order(graph: Graph, transposed: bool) -> Rows:
+    """The edges by destination, or by source if `transposed`, with rows in the order of `graph.order`, which places
+    neighbors close together."""
+    order = graph.order
+    if order is None:
+        return by_source(graph) if transposed else by_destination(graph)
+    return graph.cached(
+        ("csr rows in order", transposed), lambda: _ordered(graph.csc if transposed else graph.csr, order)
+    )
+
+
+def edge_types(graph: Graph, table: EmbeddingTable) -> EdgeTypes:
+    """The edge type of each edge, and the edges by type."""
+    ids = table.cached(graph, "csr edge types", lambda: graph.csr.to_caller(table.ids(graph)).long())
+    return EdgeTypes(
+        ids, lambda: table.cached(graph, ("csr edges by type", len(table.table)), lambda: _by_type(graph, table))
+    )
+
+
+def _rows(edges: CSR, slot: Tensor | None = None) -> Rows:
+    return Rows(edges.ptr, edges.col.int(), edges.edge_id, slot)
+
+
+def _slots(graph: Graph) -> Tensor:
+    """The position by destination of each edge by source."""
+    csr, csc = graph.csr, graph.csc
+    assert csc.edge_id is not None
+    return csc.edge_id if csr.position is None else csr.position[csc.edge_id]
+
+
+def _ordered(edges: CSR, order: Tensor) -> Rows:
+    degree = edges.ptr.diff()[order]
+    ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    index = torch.repeat_interleave(edges.ptr[order] - ptr[:-1], degree) + torch.arange(len(edges.col))
+    edge = index if edges.edge_id is None else edges.edge_id[index]
+    return Rows(ptr, edges.col[index].int(), edge, node=order)
+
+
+def _by_type(graph: Graph, table: EmbeddingTable) -> Rows:
+    csr, types = graph.csr, table.ids(graph).long()
+    slot = types.argsort(stable=True)
+    ptr = torch.cat([slot.new_zeros(1), torch.bincount(types, minlength=len(table.table)).cumsum(0)])
+    return Rows(ptr, csr.row[slot].int(), slot if csr.edge_id is None else csr.edge_id[slot], slot)

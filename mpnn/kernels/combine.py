@@ -1,0 +1,207 @@
+"""Aggregation by a user's own `combine(a, b)`, compiled by numba into a loop along the rows of a sparse graph.
+
+Needs the extra `numba`: pip install "mpnn[numba]". Kernels are compiled once for each function in a process, which
+takes some seconds and is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.kernels.cpu import threads
+from mpnn.kernels.rows import Rows
+
+if TYPE_CHECKING:
+    from mpnn.kernels.row_reduce import Associative
+
+_MATH = {"contract", "reassoc", "nsz", "arcp", "afn"}  # fast, but NaN and infinities pass through
+_NO_EDGES = np.empty(0, np.int64)
+
+
+def why_missing() -> str | None:
+    """The reason why no kernel can be compiled, or None."""
+    if find_spec("numba") is None:
+        return 'compiling combine(a, b) needs numba: pip install "mpnn[numba]"'
+    return None
+
+
+def forward(kind: Associative, value: Tensor, weight: Tensor | None, rows: Rows, parts: int, out: Tensor) -> None:
+    """Combines the messages weight * value of each row into out [B, rows, size]."""
+    code, identity = _compiled(kind, value), value.new_tensor(kind.identity).numpy()[()]
+    heads, size = 1 if weight is None else weight.shape[-1], value.shape[2]
+    for b in range(len(value)):
+        shared = (*_arrays(rows), _entry(value, b), size, _entry(weight, b, value), heads, identity)
+        _each_part(rows, parts, out[b], lambda span, to, shared=shared: code.forward(*span, *shared, to), code.join)
+
+
+def backward(
+    kind: Associative,
+    d_out: Tensor,
+    compared: Tensor | None,
+    value: Tensor,
+    weight: Tensor | None,
+    columns: Rows,
+    parts: int,
+    d_value: Tensor,
+    d_weight: Tensor | None,
+) -> None:
+    """Writes the gradients of the value [B, columns, size] and, unless d_weight is None, of the weights [B, E, H]."""
+    code, heads, size = _compiled(kind, value), 1 if weight is None else weight.shape[-1], value.shape[2]
+    for b in range(len(value)):
+        given = (_entry(d_out, b), _entry(compared, b, value), size, _entry(weight, b, value))
+        shared = (*_arrays(columns), *given, _entry(d_weight, b, value), heads, _entry(value, b))
+        _each_part(columns, parts, d_value[b], lambda span, to, shared=shared: code.backward(*span, *shared, to), _add)
+
+
+def _each_part(
+    rows: Rows, parts: int, out: Tensor, run: Callable[[tuple[Any, ...], Any], None], join: Callable[..., None]
+) -> None:
+    """Runs `run((first edge, last edge, first row, last row, in place), target)` on each part. Rows that begin in a part
+    are written to `out` [rows, size]; its share of the row before is joined afterwards."""
+    ptr, edges = rows.ptr.numpy(), rows.num_edges
+    cuts = [edges * k // parts for k in range(parts + 1)]
+    starts = [0, *np.searchsorted(ptr, cuts[1:-1]).tolist(), rows.num_rows]
+    shared = [k for k in range(parts) if cuts[k] < ptr[starts[k]]]
+    target, pieces = out.view(-1).numpy(), {k: np.empty(out.shape[1], out.numpy().dtype) for k in shared}
+
+    def work(k: int) -> None:
+        if k in pieces:
+            run((cuts[k], cuts[k + 1], starts[k] - 1, starts[k], False), pieces[k])
+        run((cuts[k], cuts[k + 1], starts[k], starts[k + 1], True), target)
+
+    threads.each(range(parts), work)
+    for k in shared:
+        node = starts[k] - 1 if rows.node is None else int(rows.node[starts[k] - 1])
+        join(out[node].numpy(), pieces[k])
+
+
+def _add(out: Any, piece: Any) -> None:
+    out += piece
+
+
+def _arrays(rows: Rows) -> tuple[Any, ...]:
+    edge, node = (_NO_EDGES if x is None else x.numpy() for x in (rows.edge, rows.node))
+    return rows.ptr.numpy(), rows.col.numpy(), edge, node
+
+
+def _entry(x: Tensor | None, b: int, like: Tensor | None = None) -> Any:
+    """Entry b of the batch, flat; the only entry if there is one; empty for None."""
+    if x is None:
+        assert like is not None
+        return torch.empty(0, dtype=like.dtype).numpy()
+    return x[b if len(x) > 1 else 0].reshape(-1).numpy()
+
+
+class _Kernels(NamedTuple):
+    forward: Callable[..., None]
+    backward: Callable[..., None]
+    join: Callable[..., None]
+
+
+def _compiled(kind: Associative, like: Tensor) -> _Kernels:
+    return _kernels(kind.combine, kind.gradient, like.dtype == torch.float32)
+
+
+@cache
+def _announce() -> None:
+    logging.getLogger("mpnn").info("numba compiles kernels for a combine(a, b), once in this process")
+
+
+@lru_cache(maxsize=128)
+def _kernels(combine: Callable[..., float], gradient: Callable[..., float] | None, single: bool) -> _Kernels:
+    """Kernels with these functions of two numbers inside.
+
+    Raises:
+        TypeError: numba cannot compile one of them.
+    """
+    from numba import njit
+
+    _announce()
+    merge = _scalar("combine", combine, single)
+    slope = merge if gradient is None else _scalar("gradient", gradient, single)
+
+    @njit(fastmath=_MATH, error_model="numpy", nogil=True)
+    def forward(  # type: ignore[no-untyped-def]
+        first, last, first_row, last_row, in_place, ptr, col, edge, node, x, size, weight, heads, identity, out
+    ):
+        width = size // heads
+        for r in range(first_row, last_row):
+            at = (node[r] if len(node) else r) * size if in_place else 0
+            begin, end = max(ptr[r], first), min(ptr[r + 1], last)
+            for d in range(size):
+                out[at + d] = identity if begin < end else 0
+            for e in range(begin, end):
+                source, to = np.int64(col[e]) * size, (edge[e] if len(edge) else e) * heads
+                for h in range(heads):
+                    w = weight[to + h] if len(weight) else x.dtype.type(1)
+                    for d in range(h * width, (h + 1) * width):
+                        out[at + d] = merge(out[at + d], w * x[source + d])
+
+    @njit(fastmath=_MATH, error_model="numpy", nogil=True)
+    def backward(  # type: ignore[no-untyped-def]
+        first,
+        last,
+        first_row,
+        last_row,
+        in_place,
+        ptr,
+        col,
+        edge,
+        node,
+        d_out,
+        other,
+        size,
+        weight,
+        d_weight,
+        heads,
+        own,
+        out,
+    ):
+        width = size // heads
+        for r in range(first_row, last_row):
+            own_at = (node[r] if len(node) else r) * size
+            at = own_at if in_place else 0
+            for d in range(size):
+                out[at + d] = 0
+            for e in range(max(ptr[r], first), min(ptr[r + 1], last)):
+                source, to = np.int64(col[e]) * size, (edge[e] if len(edge) else e) * heads
+                for h in range(heads):
+                    w = weight[to + h] if len(weight) else out.dtype.type(1)
+                    total = out.dtype.type(0)
+                    for d in range(h * width, (h + 1) * width):
+                        t = d_out[source + d] * slope(w * own[own_at + d], other[source + d])
+                        out[at + d] += w * t
+                        total += t * own[own_at + d]
+                    if len(d_weight):
+                        d_weight[to + h] = total
+
+    @njit(nogil=True)
+    def join(out, piece):  # type: ignore[no-untyped-def]
+        for d in range(len(piece)):
+            out[d] = merge(out[d], piece[d])
+
+    return _Kernels(forward, backward, join)
+
+
+def _scalar(name: str, function: Callable[..., float], single: bool) -> Any:
+    from numba import njit, types
+    from numba.core.errors import NumbaError
+
+    number = types.float32 if single else types.float64
+    compiled = njit(function)
+    try:
+        compiled.compile((number, number))
+    except NumbaError as error:
+        raise TypeError(
+            f"{name} must be a function of two numbers that numba can compile, made of arithmetic, comparisons and the "
+            f"math module; {function!r} is not: {error}"
+        ) from error
+    return compiled

@@ -1,0 +1,670 @@
+// Attention along the rows of a sparse graph, for destination i, its in-neighbors j and head h:
+//
+//     l_ij = score(dst_i, src_j, edge_ij) + bias_ij                   the logit
+//     w_ij = exp(l_ij - max_j l_ij) / sum_j exp(l_ij - max_j l_ij)    or sigmoid(l_ij), or l_ij itself
+//     y_i  = sum_j dropout(w_ij) (value_j + edge_value_ij)
+//
+// The softmax is the online one of FlashAttention (Dao et al. 2022, arXiv:2205.14135): a row keeps its maximum, the sum
+// of exponentials and the sum of values, and rescales them when the maximum grows. No E x D tensor is written.
+//
+// The backward pass goes by source, where key and value are at hand for a whole row and each edge reads the query and
+// the gradient at its destination once. With dw_ij = <dy_i, value_j + edge_value_ij> and delta_i = <dy_i, y_i>:
+//
+//     dl_ij = w_ij (dw_ij - delta_i)      dvalue_j = sum_i w_ij dy_i      dkey_j = sum_i dl_ij scale query_i
+//
+// It leaves dl_ij of each edge, and `row_attention_sums` then computes dquery_i = sum_j dl_ij scale key_j by
+// destination, and the gradients of tables by edge type.
+#include "rows.h"
+
+enum { SOFTMAX, SIGMOID, NO_NORMALIZER };
+enum { CONSTANT, DOT, ADDITIVE, ADDITIVE_V2 };  // <q, k>; activation(dst + src); <vector, activation(dst + src)>
+enum { LEAKY_RELU, TANH };
+
+template <class T> struct RowAttention {
+  Rows rows;
+  int64_t heads, score, normalize, activation;
+  double scale, softcap, slope;
+  NodeTensor<const T> dst, src, value;        // query and key, or the two terms of an additive score
+  const T *vector;                            // [heads, width], ADDITIVE_V2
+  EdgeTensor<const T> edge_key, edge_value;   // vectors added to keys (or under the activation), and to values
+  EdgeTensor<const T> edge_term, bias, table; // numbers added under the activation, and to logits
+  const uint32_t *keys;                       // dropout's, [batch, heads]; null: no dropout
+  int64_t threshold;
+  double keep_scale;
+  T *out;                                     // [batch, rows, heads, value width]
+  T *stats;                                   // [batch, rows, 2, heads]: maximum (0 without edges), 1 / sum (0 for 0)
+  T *weights;                                 // [batch, E, heads], before dropout, in the caller's order; null: not asked
+  T *partial;                                 // [batch, parts, 2, heads * (2 + value width)]: maximum, sum, sum of values
+  int64_t *partial_row;                       // [batch, parts, 2]: their rows, -1 for none
+
+  // The rest is for the backward pass, where rows are those of sources.
+  NodeTensor<const T> d_out;
+  const T *saved_stats;                       // `stats` of the forward pass
+  const T *saved_out;                         // `out` of the forward pass
+  const T *saved_weights, *d_weights;         // [batch, E, heads], in the caller's order; null: none
+  T *row_stats;                               // [batch, num_dst, 3, heads]: maximum, 1 / sum, delta
+  int64_t num_dst;
+  T *numbers;                                 // [batch, E, stride, heads] by slot: dl, and w, dbias if there is a place
+  int64_t stride, weight_at, bias_at;         // -1: no place
+  NodeTensor<T> d_value, d_src;
+  T *d_vector;                                // [batch, parts, heads, width]
+  EdgeTensor<T> d_edge_key, d_edge_value, d_edge_term, d_bias;
+};
+
+// A sum along rows in the backward pass, [batch, rows, ...] into `out`:
+//     WEIGHTED     sum_e numbers[e, which] (x[col_e] + edge_key_e) * factor
+//     NUMBERS      sum_e numbers[e, which]
+//     ACTIVATIONS  sum_e numbers[e, which] vector activation'(own_row + x[col_e] + edge_key_e)
+enum { WEIGHTED, NUMBERS, ACTIVATIONS };
+template <class T> struct RowSums {
+  Rows rows;
+  int64_t heads, kind, activation;
+  double slope, factor;
+  const T *numbers;
+  int64_t stride, which;
+  NodeTensor<const T> x, own;
+  const T *vector;
+  EdgeTensor<const T> edge_key;
+  NodeTensor<T> out;
+  T *partial;            // [batch, parts, 2, heads * width]
+  int64_t *partial_row;  // [batch, parts, 2]
+};
+
+template <class T> using V = vec<T, LANES>;
+
+// The function of an additive score, and its derivative.
+template <class T, bool IS_TANH> struct Activation {
+  T slope;
+  INLINE V<T> leaky(V<T> z, T slope) { return z > 0 ? splat<T, LANES>(1) : splat<T, LANES>(slope); }
+  V<T> value(V<T> z) const { return IS_TANH ? tanh<T, LANES>(z) : z * leaky(z, slope); }
+  // From z, or for tanh from its value.
+  V<T> derivative(V<T> z, V<T> y) const { return IS_TANH ? 1 - y * y : leaky(z, slope); }
+};
+template <class T, class Body> INLINE void with_activation(int64_t activation, double slope, Body body) {
+  if (activation == TANH) body(Activation<T, true>{(T)slope});
+  else body(Activation<T, false>{(T)slope});
+}
+
+// The numbers of a block of edges, [edges, heads] each.
+template <class T> struct Block {
+  int64_t size, room;
+  Segments segments;
+  Reads<T> dst, src, value, d_out;
+  T *s;     // logits, then weights
+  T *raw;   // under the activation; of tanh and soft capping its value, from which the derivative follows
+  T *kept;  // what dropout multiplies weights by
+  T *g;     // gradients
+  uint32_t *row_keys;
+
+  void plan(Workspace &memory, const RowAttention<T> &p) {
+    size = block_size(p.heads);
+    room = size + AHEAD + LANES;
+    segments.row = memory.take<int64_t>(room);
+    segments.first = memory.take<int64_t>(room);
+    dst.plan(memory, p.dst, p.heads, room);
+    src.plan(memory, p.src, p.heads, room);
+    value.plan(memory, p.value, p.heads, room);
+    d_out.plan(memory, p.d_out, p.heads, room);
+    s = memory.take<T>(room * p.heads + LANES);
+    raw = memory.take<T>(room * p.heads + LANES);
+    kept = memory.take<T>(room * p.heads + LANES);
+    g = memory.take<T>(room * p.heads + LANES);
+    row_keys = memory.take<uint32_t>(p.heads + LANES);
+  }
+  void point(const RowAttention<T> &p, int64_t b) {
+    if (p.score != CONSTANT) dst.data = p.dst.entry(b), src.data = p.src.entry(b);
+    value.data = p.value.entry(b);
+    d_out.data = p.d_out.data ? p.d_out.entry(b) : nullptr;
+  }
+};
+
+// out[e, h] = scale <a_h, b_h> over n edges: eight pairs of edge and head at a time.
+template <class T>
+static void dots(const Reads<T> &a, const Reads<T> &b, int64_t n, int64_t heads, T scale, bool fetch_a, bool fetch_b, T *out) {
+  int64_t e = 0, h = 0, width = a.per_head * LANES;
+  for (int64_t pair = 0; pair < n * heads; pair += 8) {
+    const T *x[8], *y[8];
+    for (int k = 0; k < 8; k++) {
+      x[k] = a.of(e, h), y[k] = b.of(e, h);
+      if (!h && fetch_a) a.fetch(e);
+      if (!h && fetch_b) b.fetch(e);
+      if (h + 1 < heads) h++;
+      else if (e + 1 < n) h = 0, e++;
+    }
+    V<T> total[8];
+    for (int k = 0; k < 8; k++) total[k] = load<T, LANES>(x[k]) * load<T, LANES>(y[k]);
+    for (int64_t c = LANES; c < width; c += LANES)
+      for (int k = 0; k < 8; k++) total[k] += load<T, LANES>(x[k] + c) * load<T, LANES>(y[k] + c);
+    store<T, LANES>(out + pair, sums_of_eight<T>(total) * scale);
+  }
+}
+
+// out[e, h] += scale <a_h, vector of the edge>.
+template <class T>
+static void add_edge_dots(const Reads<T> &a, const EdgeTensor<const T> &x, const Rows &rows, int64_t b, int64_t first, int64_t n, int64_t heads, T scale, T *out) {
+  for (int64_t e = 0; e < n; e++) {
+    const T *row = x.row(b, rows.edge_of(first + e));
+    for (int64_t h = 0; h < heads; h++) {
+      const T *from = a.of(e, h), *own = x.of_head(row, h);
+      V<T> total{};
+      for (int64_t c = 0; c < x.width; c += LANES)
+        total += load<T, LANES>(from + c) * load_first<T, LANES>(own + c, x.width - c);
+      out[e * heads + h] += scale * sum<T, LANES>(total);
+    }
+  }
+}
+
+// dst_i + src_j + edge_ij of ADDITIVE_V2: LANES numbers from c on.
+template <class T>
+INLINE V<T> under_activation(const T *dst, const T *src, const T *edge, int64_t width, int64_t c) {
+  V<T> z = load<T, LANES>(dst + c) + load<T, LANES>(src + c);
+  return edge ? z + load_first<T, LANES>(edge + c, width - c) : z;
+}
+
+// out[e, h] = <vector_h, activation(dst_i + src_j + edge_ij)>.
+template <class T, class F>
+static void activated_dots(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, int64_t n, bool fetch_dst, bool fetch_src, F f, T *out) {
+  int64_t heads = p.heads, width = block.dst.per_head * LANES;
+  for (int64_t e = 0; e < n; e++) {
+    if (fetch_dst) block.dst.fetch(e);
+    if (fetch_src) block.src.fetch(e);
+    const T *row = p.edge_key.data ? p.edge_key.row(b, p.rows.edge_of(first + e)) : nullptr;
+    for (int64_t h = 0; h < heads; h++) {
+      const T *dst = block.dst.of(e, h), *src = block.src.of(e, h), *edge = row ? p.edge_key.of_head(row, h) : nullptr;
+      V<T> total{};
+      for (int64_t c = 0; c < width; c += LANES)
+        total += f.value(under_activation(dst, src, edge, p.edge_key.width, c)) * load<T, LANES>(p.vector + h * width + c);
+      out[e * heads + h] = sum<T, LANES>(total);
+    }
+  }
+}
+
+// The logits of n edges into block.s, and what the derivative of an activation or of soft capping needs into block.raw.
+template <class T>
+static void logits(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, int64_t n, bool fetch_dst, bool fetch_src) {
+  int64_t heads = p.heads, count = n * heads;
+  T *s = block.s, *raw = block.raw;
+  if (p.score == DOT) {
+    dots(block.dst, block.src, n, heads, (T)p.scale, fetch_dst, fetch_src, s);
+    if (p.edge_key.data) add_edge_dots(block.dst, p.edge_key, p.rows, b, first, n, heads, (T)p.scale, s);
+    if (p.softcap != 0)
+      for (int64_t c = 0; c < count; c += LANES) {
+        V<T> y = tanh<T, LANES>(load<T, LANES>(s + c) / (T)p.softcap);
+        store<T, LANES>(raw + c, y);
+        store<T, LANES>(s + c, y * (T)p.softcap);
+      }
+  } else if (p.score == ADDITIVE) {
+    for (int64_t e = 0; e < n; e++) {
+      if (fetch_dst) block.dst.fetch(e);
+      if (fetch_src) block.src.fetch(e);
+    }
+    by_heads(heads, [&](auto wide, int64_t h) {
+      constexpr int N = decltype(wide)::count;
+      for (int64_t e = 0; e < n; e++)
+        store<T, N>(raw + e * heads + h, load<T, N>(block.dst.data + block.dst.at[e] + h) + load<T, N>(block.src.data + block.src.at[e] + h));
+    });
+    add_numbers(p.edge_term, p.rows, b, first, n, heads, raw);
+    with_activation<T>(p.activation, p.slope, [&](auto f) {
+      for (int64_t c = 0; c < count; c += LANES) {
+        V<T> z = load<T, LANES>(raw + c), y = f.value(z);
+        if (p.activation == TANH) store<T, LANES>(raw + c, y);
+        store<T, LANES>(s + c, y);
+      }
+    });
+  } else if (p.score == ADDITIVE_V2) {
+    with_activation<T>(p.activation, p.slope, [&](auto f) { activated_dots(p, block, b, first, n, fetch_dst, fetch_src, f, s); });
+  } else {
+    for (int64_t c = 0; c < count; c++) s[c] = (T)p.scale;
+  }
+  add_numbers(p.bias, p.rows, b, first, n, heads, s);
+  add_numbers(p.table, p.rows, b, first, n, heads, s);
+}
+
+template <class T> INLINE void sigmoids(T *s, int64_t count) {
+  for (int64_t c = 0; c < count; c += LANES) store<T, LANES>(s + c, sigmoid<T, LANES>(load<T, LANES>(s + c)));
+}
+
+template <class T> INLINE void multiply(T *x, const T *y, int64_t count) {
+  for (int64_t c = 0; c < count; c++) x[c] *= y[c];
+}
+
+// What dropout multiplies the weights of a block by. The hash takes the destination first.
+template <class T> static void draw(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, bool by_source) {
+  int64_t heads = p.heads;
+  const uint32_t *keys = p.keys + b * heads;
+  T scale = (T)p.keep_scale;
+  for (int64_t k = 0; k < block.segments.count; k++) {
+    uint32_t row = (uint32_t)p.rows.node_of(block.segments.row[k]);
+    if (!by_source)
+      for (int64_t h = 0; h < heads; h++) block.row_keys[h] = mix(keys[h] ^ row);
+    for (int64_t e = block.segments.first[k]; e < block.segments.first[k + 1]; e++) {
+      uint32_t col = (uint32_t)p.rows.col[first + e];
+      for (int64_t h = 0; h < heads; h++) {
+        uint32_t bits = by_source ? mix(mix(keys[h] ^ col) ^ row) : mix(block.row_keys[h] ^ col);
+        block.kept[e * heads + h] = (bits >> 8) >= (uint32_t)p.threshold ? scale : 0;
+      }
+    }
+  }
+}
+
+// The running softmax of a row, for all heads.
+template <class T> struct Row {
+  T *maximum, *shift, *total, *sums;  // shift: the maximum, or 0 while that is minus infinity
+
+  void plan(Workspace &memory, int64_t heads, int64_t width) {
+    maximum = memory.take<T>(heads);
+    shift = memory.take<T>(heads);
+    total = memory.take<T>(heads);
+    sums = memory.take<T>(heads * width);
+  }
+
+  // w = exp(s - shift) for the logits s of the edges begin to end; what was summed before is rescaled.
+  void exponentials(T *s, T *w, int64_t heads, int64_t begin, int64_t end, int64_t width, bool fresh) {
+    by_heads(heads, [&](auto wide, int64_t h) {
+      constexpr int N = decltype(wide)::count;
+      vec<T, N> before = fresh ? splat<T, N>(-infinity<T>()) : load<T, N>(maximum + h), best = before;
+      for (int64_t e = begin; e < end; e++) best = larger(load<T, N>(s + e * heads + h), best);
+      vec<T, N> by = best == -infinity<T>() ? vec<T, N>{} : best;
+      for (int64_t e = begin; e < end; e++) store<T, N>(s + e * heads + h, load<T, N>(s + e * heads + h) - by);
+      store<T, N>(maximum + h, best);
+      store<T, N>(shift + h, by);
+      if (fresh) return;
+      for (int k = 0; k < N; k++)
+        if (before[k] != best[k]) {
+          T factor = exp1<T>(before[k] - best[k]);
+          total[h + k] *= factor;
+          for (int64_t d = 0; d < width; d++) sums[(h + k) * width + d] *= factor;
+        }
+    });
+    // w has room beyond the end; the next edges come later
+    for (int64_t c = begin * heads; c < end * heads; c += LANES)
+      store<T, LANES>(w + c, exp<T, LANES>(load<T, LANES>(s + c)));
+    sum_numbers(w, heads, heads, begin, end, fresh, total);
+  }
+};
+
+// y_i = sums / total, and the statistics from which the backward pass computes weights again.
+template <class T>
+static void finish_row(const RowAttention<T> &p, int64_t b, int64_t row, const T *shift, const T *total, const T *sums) {
+  int64_t heads = p.heads, width = p.value.width, at = b * p.rows.num_rows + p.rows.node_of(row);
+  T *stats = p.stats + at * 2 * heads, *out = p.out + at * heads * width;
+  for (int64_t h = 0; h < heads; h++) {
+    T inverse = p.normalize != SOFTMAX ? 1 : total[h] == 0 ? 0 : 1 / total[h];
+    stats[h] = shift[h];
+    stats[heads + h] = inverse;
+    for (int64_t d = 0; d < width; d += LANES)
+      store<T, LANES>(out + h * width + d, load<T, LANES>(sums + h * width + d) * inverse);
+  }
+}
+
+// The part's first and last row, which it may share with others.
+enum { BEGUN, UNENDED };
+
+template <class T> static void forward(const RowAttention<T> &p, int64_t b, int64_t part) {
+  int64_t heads = p.heads, width = p.value.width, first = p.rows.cuts[part], last = p.rows.cuts[part + 1];
+  if (first == last) return;
+  Workspace memory;
+  Block<T> block;
+  Row<T> row;
+  for (int round = 0; round < 2; round++) {
+    if (round) memory.allocate();
+    block.plan(memory, p);
+    row.plan(memory, heads, width);
+  }
+  block.point(p, b);
+  T *s = block.s, *w = p.normalize == SOFTMAX ? block.g : s;
+  bool fresh = true;
+  int64_t at = p.rows.row_of(first);
+  for (int64_t begin = first; begin < last; begin += block.size) {
+    int64_t n = last - begin < block.size ? last - begin : block.size;
+    block.segments.cut(p.rows, begin, n, at);
+    block.value.by_column(p.rows, begin, n);
+    if (p.score != CONSTANT) block.src.by_column(p.rows, begin, n), block.dst.by_row(p.rows, block.segments, n);
+    logits(p, block, b, begin, n, false, true);
+    if (p.normalize == SIGMOID) sigmoids(s, n * heads);
+    if (p.weights)
+      for (int64_t e = 0; e < n; e++) {
+        T *to = p.weights + (b * p.rows.num_edges + p.rows.edge_of(begin + e)) * heads;
+        for (int64_t h = 0; h < heads; h++) to[h] = s[e * heads + h];
+      }
+    if (p.keys) draw(p, block, b, begin, false);
+    for (int64_t k = 0; k < block.segments.count; k++) {
+      int64_t from = block.segments.first[k], to = block.segments.first[k + 1];
+      at = block.segments.row[k];
+      if (p.normalize == SOFTMAX) row.exponentials(s, w, heads, from, to, width, fresh);
+      if (p.keys) multiply(w + from * heads, block.kept + from * heads, (to - from) * heads);
+      weighted_sums(w, heads, block.value, from, to, true, fresh, row.sums);
+      if (p.edge_value.data) weighted_edge_vectors(w, heads, p.edge_value, p.rows, b, begin, from, to, width, row.sums);
+      bool whole = begin + to == p.rows.ptr[at + 1];
+      if (whole && p.rows.ptr[at] >= first) {
+        finish_row(p, b, at, row.shift, row.total, row.sums);
+      } else if (whole || begin + to == last) {
+        int64_t piece = (b * p.rows.num_parts + part) * 2 + (p.rows.ptr[at] < first ? BEGUN : UNENDED);
+        T *state = p.partial + piece * heads * (2 + width);
+        p.partial_row[piece] = at;
+        for (int64_t h = 0; h < heads; h++) state[h] = row.maximum[h], state[heads + h] = row.total[h];
+        for (int64_t d = 0; d < heads * width; d++) state[2 * heads + d] = row.sums[d];
+      }
+      fresh = whole;
+    }
+  }
+}
+
+// Writes the rows that parts share.
+template <class T> static void join(const RowAttention<T> &p, int64_t b) {
+  int64_t heads = p.heads, width = p.value.width, size = heads * (2 + width), pieces = 2 * p.rows.num_parts;
+  T *state = p.partial + b * pieces * size, *so_far = nullptr;
+  const int64_t *row = p.partial_row + b * pieces;
+  int64_t at = -1;
+  auto finish = [&] {
+    if (at < 0) return;
+    for (int64_t h = 0; h < heads; h++) so_far[h] = so_far[h] == -infinity<T>() ? 0 : so_far[h];
+    finish_row(p, b, at, so_far, so_far + heads, so_far + 2 * heads);
+  };
+  for (int64_t k = 0; k < pieces; k++) {
+    if (row[k] < 0) continue;
+    T *more = state + k * size;
+    if (row[k] != at) {
+      finish();
+      at = row[k], so_far = more;
+      continue;
+    }
+    for (int64_t h = 0; h < heads; h++) {
+      T best = so_far[h] > more[h] ? so_far[h] : more[h], mine = 1, its = 1;
+      if (p.normalize == SOFTMAX && so_far[h] != best) mine = exp1<T>(so_far[h] - best);
+      if (p.normalize == SOFTMAX && more[h] != best) its = exp1<T>(more[h] - best);
+      so_far[h] = best;
+      so_far[heads + h] = so_far[heads + h] * mine + more[heads + h] * its;
+      for (int64_t d = 2 * heads + h * width; d < 2 * heads + (h + 1) * width; d++)
+        so_far[d] = so_far[d] * mine + more[d] * its;
+    }
+  }
+  finish();
+}
+
+// Logits in p.weights become the softmax's weights, for the rows that begin in the part.
+template <class T> static void normalize_weights(const RowAttention<T> &p, int64_t b, int64_t part) {
+  int64_t heads = p.heads, first = p.rows.cuts[part], last = p.rows.cuts[part + 1];
+  if (first == last) return;
+  int64_t row = p.rows.row_of(first);
+  for (int64_t e = first; e < last; e++) {
+    while (p.rows.ptr[row + 1] <= e) row++;
+    const T *stats = p.stats + (b * p.rows.num_rows + row) * 2 * heads;
+    T *w = p.weights + (b * p.rows.num_edges + p.rows.edge_of(e)) * heads;
+    by_heads(heads, [&](auto wide, int64_t h) {
+      constexpr int N = decltype(wide)::count;
+      store<T, N>(w + h, exp<T, N>(load<T, N>(w + h) - load<T, N>(stats + h)) * load<T, N>(stats + heads + h));
+    });
+  }
+}
+
+// row_stats of the rows first to last, of destinations here: maximum, 1 / sum, and
+// delta_i = sum_j w_ij dw_ij = <dy_i, y_i>, plus <dw_i, w_i> of what weights that were returned are used for.
+template <class T> static void prepare(const RowAttention<T> &p, int64_t b, int64_t first, int64_t last) {
+  int64_t heads = p.heads, width = p.d_out.width;
+  for (int64_t row = first; row < last; row++) {
+    int64_t i = b * p.num_dst + row;
+    const T *stats = p.saved_stats + i * 2 * heads, *out = p.saved_out + i * heads * width;
+    const T *d_out = p.d_out.data + i * heads * width;
+    T *to = p.row_stats + i * 3 * heads, *delta = to + 2 * heads;
+    for (int64_t c = 0; c < 2 * heads; c++) to[c] = stats[c];
+    for (int64_t h = 0; h < heads; h++) {
+      V<T> total{};
+      for (int64_t c = h * width; c < (h + 1) * width; c += LANES) total += load<T, LANES>(d_out + c) * load<T, LANES>(out + c);
+      delta[h] = sum<T, LANES>(total);
+    }
+    for (int64_t e = p.rows.ptr[row]; p.d_weights && e < p.rows.ptr[row + 1]; e++) {
+      int64_t at = (b * p.rows.num_edges + p.rows.edge_of(e)) * heads;
+      for (int64_t h = 0; h < heads; h++) delta[h] += p.d_weights[at + h] * p.saved_weights[at + h];
+    }
+  }
+}
+
+// Weights into block.s, and into block.g the gradients of what normalised weights were computed from, the logits.
+template <class T>
+static void logit_gradients(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, int64_t n) {
+  int64_t heads = p.heads, count = n * heads;
+  T *s = block.s, *g = block.g;
+  dots(block.d_out, block.value, n, heads, (T)1, true, false, g);
+  if (p.edge_value.data) add_edge_dots(block.d_out, p.edge_value, p.rows, b, first, n, heads, (T)1, g);
+  if (p.keys) {
+    draw(p, block, b, first, true);
+    multiply(g, block.kept, count);
+  }
+  if (p.d_weights)
+    for (int64_t e = 0; e < n; e++) {
+      const T *from = p.d_weights + (b * p.rows.num_edges + p.rows.edge_of(first + e)) * heads;
+      for (int64_t h = 0; h < heads; h++) g[e * heads + h] += from[h];
+    }
+  if (p.normalize == SOFTMAX) {
+    const T *stats = p.row_stats + b * p.num_dst * 3 * heads;
+    by_heads(heads, [&](auto wide, int64_t h) {
+      constexpr int N = decltype(wide)::count;
+      for (int64_t e = 0; e < n; e++) {
+        const T *row = stats + (int64_t)p.rows.col[first + e] * 3 * heads + h;
+        T *x = s + e * heads + h, *y = g + e * heads + h;
+        vec<T, N> w = exp<T, N>(load<T, N>(x) - load<T, N>(row)) * load<T, N>(row + heads);
+        store<T, N>(x, w);
+        store<T, N>(y, w * (load<T, N>(y) - load<T, N>(row + 2 * heads)));
+      }
+    });
+  } else if (p.normalize == SIGMOID) {
+    sigmoids(s, count);
+    for (int64_t c = 0; c < count; c++) g[c] *= s[c] - s[c] * s[c];
+  }
+}
+
+// Gradients of logits in block.g become those of what soft capping, or the activation of ADDITIVE, was applied to.
+template <class T> static void through_activation(const RowAttention<T> &p, const Block<T> &block, int64_t count) {
+  T *g = block.g, *raw = block.raw;
+  if ((p.score == DOT && p.softcap != 0) || (p.score == ADDITIVE && p.activation == TANH))
+    for (int64_t c = 0; c < count; c++) g[c] -= g[c] * raw[c] * raw[c];
+  else if (p.score == ADDITIVE)
+    for (int64_t c = 0; c < count; c++) g[c] = raw[c] > 0 ? g[c] : g[c] * (T)p.slope;
+}
+
+// Adds weight * factor * x to the vectors of n edges, for each head.
+template <class T>
+static void add_to_edge_vectors(const EdgeTensor<T> &out, const Reads<T> &x, const T *weight, T factor, const Rows &rows, int64_t b, int64_t first, int64_t n, int64_t heads) {
+  if (!out.data) return;
+  for (int64_t e = 0; e < n; e++) {
+    T *row = out.row(b, rows.edge_of(first + e));
+    for (int64_t h = 0; h < heads; h++) {
+      T w = weight[e * heads + h] * factor, *to = out.of_head(row, h);
+      const T *from = x.of(e, h);
+      for (int64_t d = 0; d < out.width; d++) to[d] += w * from[d];
+    }
+  }
+}
+
+// With t_e = g_e vector activation'(z_e): adds t_e to sums [heads, width] and to the vectors of edges, and
+// g_e activation(z_e) to d_vector. Absent outputs are null.
+template <class T, class F>
+static void activation_gradients(const T *g, int64_t g_stride, const Reads<T> &dst, const Reads<T> &src, const EdgeTensor<const T> &edge_key, const T *vector, const Rows &rows, int64_t b, int64_t first, int64_t begin, int64_t end, int64_t heads, F f, T *sums, T *d_vector, const EdgeTensor<T> *d_edge) {
+  int64_t width = dst.per_head * LANES;
+  for (int64_t h = 0; h < heads; h++)
+    for (int64_t c = 0; c < width; c += LANES) {
+      T *sum_at = sums + h * width + c;
+      V<T> a = load<T, LANES>(vector + h * width + c), total = load<T, LANES>(sum_at), along{};
+      for (int64_t e = begin; e < end; e++) {
+        int64_t edge = rows.edge_of(first + e);
+        const T *own = edge_key.data ? edge_key.of_head(edge_key.row(b, edge), h) : nullptr;
+        V<T> z = under_activation(dst.of(e, h), src.of(e, h), own, edge_key.width, c), y = f.value(z);
+        T weight = g[e * g_stride + h];
+        V<T> t = weight * a * f.derivative(z, y);
+        total += t;
+        along += weight * y;
+        if (d_edge) {
+          T *to = d_edge->of_head(d_edge->row(b, edge), h) + c;
+          store_first<T, LANES>(to, load_first<T, LANES>(to, d_edge->width - c) + t, d_edge->width - c);
+        }
+      }
+      store<T, LANES>(sum_at, total);
+      if (d_vector) store<T, LANES>(d_vector + h * width + c, load<T, LANES>(d_vector + h * width + c) + along);
+    }
+}
+
+// Numbers of n edges to where `row_attention_sums` reads them.
+template <class T> static void leave(const RowAttention<T> &p, int64_t b, const T *x, int64_t first, int64_t n, int64_t which) {
+  if (!p.numbers || which < 0) return;
+  for (int64_t e = 0; e < n; e++) {
+    T *to = p.numbers + ((b * p.rows.num_edges + p.rows.slot_of(first + e)) * p.stride + which) * p.heads;
+    for (int64_t h = 0; h < p.heads; h++) to[h] = x[e * p.heads + h];
+  }
+}
+
+// Gradients of sources and of edges; rows are those of sources.
+template <class T> static void backward(const RowAttention<T> &p, int64_t b, int64_t part) {
+  int64_t heads = p.heads, first = p.rows.cuts[part], last = p.rows.cuts[part + 1];
+  if (first == last) return;
+  int64_t value_size = heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.dst.width;
+  Workspace memory;
+  Block<T> block;
+  T *sums;
+  for (int round = 0; round < 2; round++) {
+    if (round) memory.allocate();
+    block.plan(memory, p);
+    sums = memory.take<T>(value_size + key_size + LANES);
+  }
+  block.point(p, b);
+  T *value_sums = sums, *key_sums = sums + value_size;
+  T *d_vector = p.d_vector ? p.d_vector + (b * p.rows.num_parts + part) * key_size : nullptr;
+  T factor = p.score == DOT ? (T)p.scale : 1;
+  int64_t at = p.rows.row_of(first);
+  for (int64_t begin = first; begin < last; begin += block.size) {
+    int64_t n = last - begin < block.size ? last - begin : block.size, count = n * heads;
+    block.segments.cut(p.rows, begin, n, at);
+    block.value.by_row(p.rows, block.segments, n);
+    block.d_out.by_column(p.rows, begin, n);
+    if (p.score != CONSTANT) block.src.by_row(p.rows, block.segments, n), block.dst.by_column(p.rows, begin, n);
+    for (int64_t e = begin; e < begin + n; e++) {
+      if (p.row_stats) prefetch(p.row_stats + (b * p.num_dst + p.rows.col[e]) * 3 * heads, 3 * heads);
+      if (p.numbers) prefetch(p.numbers + (b * p.rows.num_edges + p.rows.slot_of(e)) * p.stride * heads, p.stride * heads);
+    }
+    logits(p, block, b, begin, n, true, false);
+    logit_gradients(p, block, b, begin, n);
+    add_to_numbers(p.d_bias, p.rows, b, begin, n, heads, block.g);
+    if (p.keys) multiply(block.s, block.kept, count);
+    leave(p, b, block.g, begin, n, p.bias_at);
+    through_activation(p, block, count);
+    add_to_numbers(p.d_edge_term, p.rows, b, begin, n, heads, block.g);
+    leave(p, b, block.g, begin, n, 0);
+    leave(p, b, block.s, begin, n, p.weight_at);
+    add_to_edge_vectors(p.d_edge_value, block.d_out, block.s, (T)1, p.rows, b, begin, n, heads);
+    if (p.score == DOT) add_to_edge_vectors(p.d_edge_key, block.dst, block.g, (T)p.scale, p.rows, b, begin, n, heads);
+    for (int64_t k = 0; k < block.segments.count; k++) {
+      int64_t from = block.segments.first[k], to = block.segments.first[k + 1];
+      at = block.segments.row[k];
+      bool fresh = begin + from == (p.rows.ptr[at] > first ? p.rows.ptr[at] : first);
+      if (p.d_value.data) weighted_sums(block.s, heads, block.d_out, from, to, false, fresh, value_sums);
+      if (p.score == ADDITIVE_V2) {
+        if (fresh) for (int64_t d = 0; d < key_size; d++) key_sums[d] = 0;
+        with_activation<T>(p.activation, p.slope, [&](auto f) {
+          activation_gradients(block.g, heads, block.dst, block.src, p.edge_key, p.vector, p.rows, b, begin, from, to, heads, f, key_sums, d_vector, p.d_edge_key.data ? &p.d_edge_key : nullptr);
+        });
+      } else if (p.score == ADDITIVE) {
+        sum_numbers(block.g, heads, heads, from, to, fresh, key_sums);
+      } else if (p.score == DOT && p.d_src.data) {
+        weighted_sums(block.g, heads, block.dst, from, to, false, fresh, key_sums);
+      }
+      bool whole = begin + to == p.rows.ptr[at + 1];
+      if (whole && p.rows.ptr[at] >= first) {
+        write_row(p.d_value, b, p.rows.node_of(at), value_sums, heads, (T)1, false);
+        write_row(p.d_src, b, p.rows.node_of(at), key_sums, heads, factor, false);
+      } else if (whole || begin + to == last) {
+        int64_t piece = (b * p.rows.num_parts + part) * 2 + (p.rows.ptr[at] < first ? BEGUN : UNENDED);
+        p.partial_row[piece] = at;
+        for (int64_t d = 0; d < value_size + key_size; d++) p.partial[piece * (value_size + key_size) + d] = sums[d];
+      }
+    }
+  }
+}
+
+// Adds up the rows that parts share. Outputs are 0 there before.
+template <class T> static void join_backward(const RowAttention<T> &p, int64_t b) {
+  int64_t heads = p.heads, value_size = heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.dst.width;
+  for (int64_t k = b * 2 * p.rows.num_parts; k < (b + 1) * 2 * p.rows.num_parts; k++) {
+    if (p.partial_row[k] < 0) continue;
+    const T *sums = p.partial + k * (value_size + key_size);
+    int64_t node = p.rows.node_of(p.partial_row[k]);
+    write_row(p.d_value, b, node, sums, heads, (T)1, true);
+    write_row(p.d_src, b, node, sums + value_size, heads, p.score == DOT ? (T)p.scale : (T)1, true);
+  }
+}
+
+template <class T> static void row_sums(const RowSums<T> &p, int64_t b, int64_t part) {
+  int64_t heads = p.heads, first = p.rows.cuts[part], last = p.rows.cuts[part + 1];
+  if (first == last) return;
+  int64_t size = block_size(heads), room = size + AHEAD + LANES, total = heads * p.out.width;
+  Workspace memory;
+  Segments segments;
+  Reads<T> x, own;
+  T *weight, *sums;
+  for (int round = 0; round < 2; round++) {
+    if (round) memory.allocate();
+    segments.row = memory.take<int64_t>(room);
+    segments.first = memory.take<int64_t>(room);
+    x.plan(memory, p.x, heads, room);
+    own.plan(memory, p.own, heads, room);
+    weight = memory.take<T>(room * heads + LANES);
+    sums = memory.take<T>(total + LANES);
+  }
+  x.data = p.x.data ? p.x.entry(b) : nullptr, own.data = p.own.data ? p.own.entry(b) : nullptr;
+  int64_t at = p.rows.row_of(first);
+  for (int64_t begin = first; begin < last; begin += size) {
+    int64_t n = last - begin < size ? last - begin : size;
+    segments.cut(p.rows, begin, n, at);
+    if (x.data) x.by_column(p.rows, begin, n);
+    if (own.data) own.by_row(p.rows, segments, n);
+    for (int64_t e = 0; e < n; e++) {
+      const T *from = p.numbers + ((b * p.rows.num_edges + p.rows.slot_of(begin + e)) * p.stride + p.which) * heads;
+      for (int64_t h = 0; h < heads; h++) weight[e * heads + h] = from[h];
+    }
+    for (int64_t k = 0; k < segments.count; k++) {
+      int64_t from = segments.first[k], to = segments.first[k + 1];
+      at = segments.row[k];
+      bool fresh = begin + from == (p.rows.ptr[at] > first ? p.rows.ptr[at] : first);
+      if (p.kind == NUMBERS) {
+        sum_numbers(weight, heads, heads, from, to, fresh, sums);
+      } else if (p.kind == WEIGHTED) {
+        weighted_sums(weight, heads, x, from, to, true, fresh, sums);
+        if (p.edge_key.data) weighted_edge_vectors(weight, heads, p.edge_key, p.rows, b, begin, from, to, p.out.width, sums);
+      } else {
+        if (fresh) for (int64_t d = 0; d < total; d++) sums[d] = 0;
+        for (int64_t e = from; e < to; e++) x.fetch(e);
+        with_activation<T>(p.activation, p.slope, [&](auto f) {
+          activation_gradients<T>(weight, heads, own, x, p.edge_key, p.vector, p.rows, b, begin, from, to, heads, f, sums, nullptr, nullptr);
+        });
+      }
+      bool whole = begin + to == p.rows.ptr[at + 1];
+      if (whole && p.rows.ptr[at] >= first) {
+        write_row(p.out, b, p.rows.node_of(at), sums, heads, (T)p.factor, false);
+      } else if (whole || begin + to == last) {
+        int64_t piece = (b * p.rows.num_parts + part) * 2 + (p.rows.ptr[at] < first ? BEGUN : UNENDED);
+        p.partial_row[piece] = at;
+        for (int64_t d = 0; d < total; d++) p.partial[piece * total + d] = sums[d];
+      }
+    }
+  }
+}
+
+template <class T> static void join_sums(const RowSums<T> &p, int64_t b) {
+  for (int64_t k = b * 2 * p.rows.num_parts; k < (b + 1) * 2 * p.rows.num_parts; k++)
+    if (p.partial_row[k] >= 0)
+      write_row(p.out, b, p.rows.node_of(p.partial_row[k]), p.partial + k * p.heads * p.out.width, p.heads, (T)p.factor, true);
+}
+
+#define EXPORT(T, suffix) \
+  extern "C" void row_attention_forward_##suffix(const RowAttention<T> *p, int64_t b, int64_t part) { forward(*p, b, part); } \
+  extern "C" void row_attention_join_##suffix(const RowAttention<T> *p, int64_t b) { join(*p, b); } \
+  extern "C" void row_attention_weights_##suffix(const RowAttention<T> *p, int64_t b, int64_t part) { normalize_weights(*p, b, part); } \
+  extern "C" void row_attention_prepare_##suffix(const RowAttention<T> *p, int64_t b, int64_t first, int64_t last) { prepare(*p, b, first, last); } \
+  extern "C" void row_attention_backward_##suffix(const RowAttention<T> *p, int64_t b, int64_t part) { backward(*p, b, part); } \
+  extern "C" void row_attention_join_backward_##suffix(const RowAttention<T> *p, int64_t b) { join_backward(*p, b); } \
+  extern "C" void row_attention_sums_##suffix(const RowSums<T> *p, int64_t b, int64_t part) { row_sums(*p, b, part); } \
+  extern "C" void row_attention_join_sums_##suffix(const RowSums<T> *p, int64_t b) { join_sums(*p, b); }
+EXPORT(float, f32)
+EXPORT(double, f64)
+#undef EXPORT
+extern "C" int64_t row_attention_size() { return sizeof(RowAttention<float>); }
+extern "C" int64_t row_sums_size() { return sizeof(RowSums<float>); }

@@ -1,0 +1,221 @@
+// Sums, means, extremes and variances along the rows of a sparse graph, and their gradients, in one pass:
+//
+//     SUM       y_i = sum_j w_ij x_j                  dx_j = sum_i w_ij dy_i
+//     SQUARES   y_i = sum_j (w_ij x_j - mean_i)^2     dx_j = sum_i w_ij dy_i (w_ij x_j - mean_i)
+//     EXTREME   y_i = max_j w_ij x_j                  dx_j = sum_i w_ij dy_i [w_ij x_j = y_i]
+//
+// No E x D tensor is written. The backward pass goes along the rows of the transposed graph. Rows that begin in a part
+// of the edges are written in place; a part's share of the row before goes to `partial`, and `join` adds it.
+#include "rows.h"
+
+enum { SUM, SQUARES, EXTREME, COUNTED };  // COUNTED: EXTREME, and how many messages are equal to it
+
+template <class T> struct RowReduce {
+  Rows rows;
+  int64_t kind, size, heads, num_cols;
+  double sign;          // -1: the smallest instead of the largest
+  int64_t mean;         // 1: divide by the number of edges
+  const T *x;           // [batch, num_cols, size]: messages; in the backward pass dy
+  const T *compared;    // backward pass, [batch, num_cols, size]: means or extremes
+  const T *weight;      // [batch or 1, E, heads] in the caller's order; null: ones
+  int64_t weight_stride;
+  const T *own;         // [batch, num_rows, size]: means; in the backward pass the features x_j
+  T *out, *count;       // [batch, num_rows, size]
+  T *d_weight;          // backward pass, [batch, E, heads]; null: not asked
+  T *partial, *partial_count;  // [batch, parts, size]
+};
+
+constexpr int64_t EDGES = 32;         // of a block: their features stay in the nearest cache
+constexpr int64_t WEIGHTS_AHEAD = 64; // edges by which weights in another order are fetched early
+constexpr int64_t FEATURES_AHEAD = 6;
+
+// A block of edges of one row.
+template <class T> struct Fold {
+  const RowReduce<T> &p;
+  const T *x, *compared;    // of this entry of the batch
+  const T *staged;          // [edges, heads] weights
+  T *dot;                   // [edges, heads]: <dy_i, x_j> for the gradients of weights; null: not asked
+  int64_t first, n, limit;  // limit: numbers in x
+  bool begins;              // the row's sums start here
+  T factor;                 // multiplies the sums at the end
+};
+
+// `left` numbers of a vector; what lies behind them may be read where it is part of x.
+template <class T> INLINE vec<T, LANES> read(const T *x, int64_t at, int64_t left, int64_t limit) {
+  return left >= LANES || at + LANES <= limit ? load<T, LANES>(x + at) : load_first<T, LANES>(x + at, left);
+}
+
+// COUNT vectors from d on, in registers along the edges of the block; the last may have `left` < LANES numbers.
+template <class T, int KIND, bool BACKWARD, int COUNT>
+INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, bool fetch, const T *own, T *out, T *count) {
+  using X = vec<T, LANES>;
+  const RowReduce<T> &p = f.p;
+  constexpr bool extreme = KIND >= EXTREME;
+  const T start = extreme && !BACKWARD ? -infinity<T>() : 0;
+  X total[COUNT], equal[COUNT], mine[COUNT];
+  for (int k = 0; k < COUNT; k++) {
+    total[k] = f.begins ? splat<T, LANES>(start) : load_first<T, LANES>(out + d + k * LANES, left - k * LANES);
+    if (KIND == COUNTED) equal[k] = f.begins ? X{} : load_first<T, LANES>(count + d + k * LANES, left - k * LANES);
+    if (BACKWARD ? KIND != SUM || f.dot : KIND == SQUARES) mine[k] = load_first<T, LANES>(own + d + k * LANES, left - k * LANES);
+  }
+  const int32_t *col = p.rows.col + f.first;
+  int64_t known = p.rows.num_edges - f.first - 1;
+  for (int64_t e = 0; e < f.n; e++) {
+    if (fetch) {
+      int64_t later = (int64_t)col[e + FEATURES_AHEAD < known ? e + FEATURES_AHEAD : known] * p.size;
+      prefetch(f.x + later, p.size);
+      if (BACKWARD && KIND != SUM) prefetch(f.compared + later, p.size);
+    }
+    int64_t at = (int64_t)col[e] * p.size + d;
+    T w = f.staged[e * p.heads + h];
+    X product{};
+    for (int k = 0; k < COUNT; k++) {
+      X value = read(f.x, at + k * LANES, left - k * LANES, f.limit);
+      if (BACKWARD) {
+        if (KIND != SUM) {
+          X other = read(f.compared, at + k * LANES, left - k * LANES, f.limit), m = w * mine[k];
+          value = KIND == SQUARES ? value * (m - other) : m == other ? value : X{};
+        }
+        total[k] += w * value;
+        if (f.dot) {
+          X its = value * mine[k];
+          if (left - k * LANES < LANES)
+            for (int64_t c = left - k * LANES; c < LANES; c++) its[c] = 0;
+          product += its;
+        }
+      } else if (extreme) {
+        X m = w * value;
+        if (KIND == COUNTED) equal[k] = m > total[k] ? splat<T, LANES>(1) : equal[k] + (m == total[k] ? splat<T, LANES>(1) : X{});
+        total[k] = m != m ? m : larger(m, total[k]);
+      } else if (KIND == SQUARES) {
+        X m = w * value - mine[k];
+        total[k] += m * m;
+      } else {
+        total[k] += w * value;
+      }
+    }
+    if (BACKWARD && f.dot) f.dot[e * p.heads + h] += sum<T, LANES>(product);
+  }
+  for (int k = 0; k < COUNT; k++) {
+    store_first<T, LANES>(out + d + k * LANES, total[k] * f.factor, left - k * LANES);
+    if (KIND == COUNTED) store_first<T, LANES>(count + d + k * LANES, equal[k], left - k * LANES);
+  }
+}
+
+template <class T, int KIND, bool BACKWARD>
+static void fold_block(const Fold<T> &f, const T *own, T *out, T *count) {
+  int64_t width = f.p.size / f.p.heads;
+  bool fetch = true;
+  for (int64_t h = 0; h < f.p.heads; h++)
+    for (int64_t d = h * width, stop = d + width; d < stop; fetch = false) {
+      int64_t left = stop - d;
+      if (left >= 8 * LANES) fold_vectors<T, KIND, BACKWARD, 8>(f, h, d, left, fetch, own, out, count), d += 8 * LANES;
+      else if (left >= 4 * LANES) fold_vectors<T, KIND, BACKWARD, 4>(f, h, d, left, fetch, own, out, count), d += 4 * LANES;
+      else if (left >= 2 * LANES) fold_vectors<T, KIND, BACKWARD, 2>(f, h, d, left, fetch, own, out, count), d += 2 * LANES;
+      else fold_vectors<T, KIND, BACKWARD, 1>(f, h, d, left, fetch, own, out, count), d += LANES;
+    }
+}
+
+// The weights of n edges times `sign` into staged [n, heads].
+template <class T> static void stage(const RowReduce<T> &p, const T *weight, int64_t first, int64_t n, T *staged) {
+  for (int64_t e = 0; e < n; e++) {
+    if (p.rows.edge && first + e + WEIGHTS_AHEAD < p.rows.num_edges) prefetch(weight + p.rows.edge[first + e + WEIGHTS_AHEAD] * p.heads, p.heads);
+    const T *from = weight + p.rows.edge_of(first + e) * p.heads;
+    for (int64_t h = 0; h < p.heads; h++) staged[e * p.heads + h] = from[h] * (T)p.sign;
+  }
+}
+
+// Folds the edges begin to end of a row into out [size].
+template <class T, int KIND, bool BACKWARD>
+static void fold_row(const RowReduce<T> &p, int64_t b, int64_t begin, int64_t end, T factor, T *staged, T *dot, const T *own, T *out, T *count) {
+  if (begin == end)
+    for (int64_t d = 0; d < p.size; d++) out[d] = 0;
+  const T *weight = p.weight ? p.weight + b * p.weight_stride : nullptr;
+  int64_t features = p.num_cols * p.size;
+  for (int64_t at = begin; at < end; at += EDGES) {
+    int64_t n = end - at < EDGES ? end - at : EDGES;
+    if (weight) stage(p, weight, at, n, staged);
+    if (dot) __builtin_memset(dot, 0, n * p.heads * sizeof(T));
+    Fold<T> f{p, p.x + b * features, p.compared + (p.compared ? b * features : 0), staged, dot, at, n, features, at == begin, at + n == end ? factor : (T)1};
+    fold_block<T, KIND, BACKWARD>(f, own, out, count);
+    if (dot)
+      for (int64_t e = 0; e < n; e++)
+        for (int64_t h = 0; h < p.heads; h++)
+          p.d_weight[(b * p.rows.num_edges + p.rows.edge_of(at + e)) * p.heads + h] = dot[e * p.heads + h];
+  }
+}
+
+// The first row that begins at edge e or after it.
+INLINE int64_t first_row_from(const Rows &rows, int64_t e) {
+  int64_t low = 0, high = rows.num_rows;
+  while (low < high) {
+    int64_t middle = (low + high) / 2;
+    if (rows.ptr[middle] < e) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+template <class T, int KIND, bool BACKWARD> static void reduce_part(const RowReduce<T> &p, int64_t b, int64_t part) {
+  const Rows &rows = p.rows;
+  int64_t first = rows.cuts[part], last = rows.cuts[part + 1], size = p.size, entry = b * rows.num_rows * size;
+  int64_t row = part ? first_row_from(rows, first) : 0, stop = part + 1 < rows.num_parts ? first_row_from(rows, last) : rows.num_rows;
+  Workspace memory;
+  T *staged, *dot;
+  for (int round = 0; round < 2; round++) {
+    if (round) memory.allocate();
+    staged = memory.take<T>(EDGES * p.heads);
+    dot = memory.take<T>(p.d_weight ? EDGES * p.heads : 0);
+  }
+  if (!p.d_weight) dot = nullptr;
+  for (int64_t c = 0; c < EDGES * p.heads; c++) staged[c] = (T)p.sign;
+  auto fold = [&](int64_t r, int64_t begin, int64_t end, T *out, T *count) {
+    int64_t degree = rows.ptr[r + 1] - rows.ptr[r];
+    T factor = p.mean && degree ? 1 / (T)degree : (T)p.sign;
+    const T *own = p.own ? p.own + entry + rows.node_of(r) * size : nullptr;
+    fold_row<T, KIND, BACKWARD>(p, b, begin, end, factor, staged, dot, own, out, count);
+  };
+  if (first < last && first < rows.ptr[row]) {
+    int64_t at = (b * rows.num_parts + part) * size, end = rows.ptr[row] < last ? rows.ptr[row] : last;
+    fold(row - 1, first, end, p.partial + at, p.count ? p.partial_count + at : nullptr);
+  }
+  for (; row < stop; row++) {
+    int64_t at = entry + rows.node_of(row) * size, end = rows.ptr[row + 1] < last ? rows.ptr[row + 1] : last;
+    if (rows.node && row + 4 < stop) prefetch(p.out + entry + rows.node[row + 4] * size, size);
+    fold(row, rows.ptr[row], end, p.out + at, p.count ? p.count + at : nullptr);
+  }
+}
+
+// Adds the partial results of rows that several parts share to their rows.
+template <class T> static void join_reduced(const RowReduce<T> &p, int64_t b, bool extreme) {
+  for (int64_t part = 1; part < p.rows.num_parts; part++) {
+    int64_t first = p.rows.cuts[part], row = first_row_from(p.rows, first);
+    if (first == p.rows.cuts[part + 1] || first == p.rows.ptr[row]) continue;
+    int64_t at = (b * p.rows.num_rows + p.rows.node_of(row - 1)) * p.size, piece = (b * p.rows.num_parts + part) * p.size;
+    for (int64_t d = 0; d < p.size; d++) {
+      T more = p.partial[piece + d], so_far = p.out[at + d];
+      bool beats = more * (T)p.sign > so_far * (T)p.sign;
+      if (p.count) {
+        if (beats) p.count[at + d] = p.partial_count[piece + d];
+        else if (more == so_far) p.count[at + d] += p.partial_count[piece + d];
+      }
+      p.out[at + d] = !extreme ? so_far + more : beats || more != more ? more : so_far;
+    }
+  }
+}
+
+template <class T, bool BACKWARD> static void reduce(const RowReduce<T> &p, int64_t b, int64_t part) {
+  if (p.kind == SUM) reduce_part<T, SUM, BACKWARD>(p, b, part);
+  else if (p.kind == SQUARES) reduce_part<T, SQUARES, BACKWARD>(p, b, part);
+  else if (p.kind == EXTREME || BACKWARD) reduce_part<T, EXTREME, BACKWARD>(p, b, part);
+  else reduce_part<T, COUNTED, BACKWARD>(p, b, part);
+}
+
+#define EXPORT(T, suffix) \
+  extern "C" void row_reduce_forward_##suffix(const RowReduce<T> *p, int64_t b, int64_t part) { reduce<T, false>(*p, b, part); } \
+  extern "C" void row_reduce_backward_##suffix(const RowReduce<T> *p, int64_t b, int64_t part) { reduce<T, true>(*p, b, part); } \
+  extern "C" void row_reduce_join_##suffix(const RowReduce<T> *p, int64_t b, int64_t extreme) { join_reduced(*p, b, extreme); }
+EXPORT(float, f32)
+EXPORT(double, f64)
+#undef EXPORT
+extern "C" int64_t row_reduce_size() { return sizeof(RowReduce<float>); }

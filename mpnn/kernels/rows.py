@@ -1,0 +1,110 @@
+"""What kernels along the rows of a sparse graph are given: the parameters of `mpnn/kernels/cpu/rows.h`."""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+
+class RowsStruct(Structure):
+    _fields_ = (
+        ("num_rows", c_int64),
+        ("num_edges", c_int64),
+        ("ptr", c_void_p),
+        ("col", c_void_p),
+        ("edge", c_void_p),
+        ("slot", c_void_p),
+        ("node", c_void_p),
+        ("num_parts", c_int64),
+        ("cuts", c_void_p),
+    )
+
+
+class NodeTensor(Structure):
+    """[batch, nodes, heads, width], contiguous."""
+
+    _fields_ = (("data", c_void_p), ("heads", c_int64), ("width", c_int64), ("batch_stride", c_int64))
+
+
+class EdgeTensor(Structure):
+    """[batch or 1, edges or edge types, heads or 1, width], contiguous."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("ids", c_void_p),
+        ("heads", c_int64),
+        ("width", c_int64),
+        ("batch_stride", c_int64),
+    )
+
+
+class Rows:
+    """Edges sorted by row: `ptr` [rows + 1] int64, `col` [E] int32.
+
+    `edge` [E] int64 is the number of each edge in the caller's order, None if the orders are the same; `slot` [E] its
+    position in the order by destination, None if this is that order; `node` [rows] the node of each row, None if row r
+    is node r.
+    """
+
+    def __init__(
+        self,
+        ptr: Tensor,
+        col: Tensor,
+        edge: Tensor | None = None,
+        slot: Tensor | None = None,
+        node: Tensor | None = None,
+    ) -> None:
+        self.ptr, self.col, self.edge, self.slot, self.node = ptr, col, edge, slot, node
+        self.num_rows, self.num_edges = len(ptr) - 1, len(col)
+        self._cuts: dict[int, Tensor] = {}
+        self._unwritten: dict[int, Tensor] = {}
+
+    def parts(self, width: int, most: int, least: int) -> int:
+        """The number of parts: at most `most`, and so few that each has `least` components, `width` an edge. It does
+        not depend on the number of threads, so results do not either."""
+        return max(1, min(most, self.num_edges * width // least, self.num_edges))
+
+    def struct(self, parts: int) -> RowsStruct:
+        addresses = (None if x is None else x.data_ptr() for x in (self.ptr, self.col, self.edge, self.slot, self.node))
+        return RowsStruct(self.num_rows, self.num_edges, *addresses, parts, self._cut(parts).data_ptr())
+
+    def unwritten(self, parts: int) -> Tensor:
+        """The rows that no single part writes in full: rows without edges, and rows that several parts may share."""
+        if parts not in self._unwritten:
+            cuts = self._cut(parts)[1:-1]
+            shared = torch.searchsorted(self.ptr, cuts, right=True) - 1
+            self._unwritten[parts] = torch.cat([(self.ptr.diff() == 0).nonzero()[:, 0], shared]).unique()
+        return self._unwritten[parts]
+
+    def _cut(self, parts: int) -> Tensor:
+        if parts not in self._cuts:
+            self._cuts[parts] = torch.arange(parts + 1) * self.num_edges // parts
+        return self._cuts[parts]
+
+    @property
+    def degree(self) -> Tensor:
+        """The number of edges of each node, at least 1, [rows, 1]."""
+        degree = self.ptr.diff().clamp(min=1)
+        if self.node is not None:
+            degree = torch.empty_like(degree).index_copy_(0, self.node, degree)
+        return degree[:, None]
+
+
+def node_tensor(x: Tensor | None, trailing: int) -> NodeTensor:
+    """A tensor [..., N, heads, width], or with two `trailing` dimensions [..., N, heads] of width 1."""
+    if x is None:
+        return NodeTensor(None, 1, 0, 0)
+    nodes, heads, width = (*x.shape[-trailing:], 1)[:3]
+    return NodeTensor(x.data_ptr(), heads, width, nodes * heads * width)
+
+
+def edge_tensor(x: Tensor | None, trailing: int, ids: Tensor | None = None) -> EdgeTensor:
+    """A tensor [..., E, heads, width], or with two `trailing` dimensions [..., E, heads] of width 1. Entries of the
+    batch share it if it has one for all of them."""
+    if x is None:
+        return EdgeTensor(None, None, 1, 0, 0)
+    rows, heads, width = (*x.shape[-trailing:], 1)[:3]
+    stride = rows * heads * width if x.shape[:-trailing].numel() > 1 else 0
+    return EdgeTensor(x.data_ptr(), None if ids is None else ids.data_ptr(), heads, width, stride)
