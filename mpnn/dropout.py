@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn.kernels.cpu import library
 from mpnn.kernels.feature_dropout import FeatureDropout
 from mpnn.request import rng
 
@@ -61,4 +62,5 @@ class DropPath(nn.Module):
 
 def _has_kernel(x: Tensor) -> bool:
     plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    return plain and x.dim() > 0 and max(x.shape[-1], x.shape[:-1].numel()) < 2**31
+    fits = x.dim() > 0 and max(x.shape[-1], x.shape[:-1].numel()) < 2**31
+    return plain and fits and library.why_missing() is None

@@ -1,17 +1,31 @@
-"""Dropout of features as a differentiable function, on CPU. Only a key is stored for the backward pass."""
+"""Dropout of features as a differentiable function, on CPU. Only a key is stored for the backward pass.
+
+`mpnn/kernels/cpu/feature_dropout.cpp` states the formula.
+"""
 
 from __future__ import annotations
 
+from ctypes import Structure, addressof, c_double, c_int64, c_void_p
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.kernels.cpu import library, threads
 from mpnn.kernels.memory import empty
 
 _LEAST = 1 << 19  # components per part: about 0.2 ms
+
+
+class _Parameters(Structure):
+    """`struct FeatureDropout` of feature_dropout.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "out")),
+        *((name, c_int64) for name in ("width", "key", "threshold")),
+        ("growth", c_double),
+    )
 
 
 class FeatureDropout(torch.autograd.Function):
@@ -28,13 +42,11 @@ class FeatureDropout(torch.autograd.Function):
 
 
 def _drop(x: Tensor, key: int, p: float) -> Tensor:
-    from mpnn.kernels.cpu import drop, threads
-
     out, width = empty(x, *x.shape), x.shape[-1]
-    source, target = (t.detach().resolve_neg().contiguous().numpy().reshape(-1) for t in (x, out))
-    real, rows = source.dtype.type, x.shape[:-1].numel()
+    x = x.resolve_neg().contiguous()
+    parameters = _Parameters(x.data_ptr(), out.data_ptr(), width, key & 0xFFFFFFFF, round(p * (1 << 24)), 1 / (1 - p))
+    kernel, rows = library.function("feature_dropout", x.dtype, 2), x.shape[:-1].numel()
     count = max(1, min(rows, x.numel() // _LEAST, 4 * torch.get_num_threads()))
-    shared = (source, target, np.uint32(key & 0xFFFFFFFF), np.uint32(round(p * (1 << 24))), real(1 / (1 - p)), width)
-    parts = pairwise(rows * k // count for k in range(count + 1))
-    threads.each(list(parts), lambda part: drop.drop(*part, *shared))
+    parts = list(pairwise(rows * k // count for k in range(count + 1)))
+    threads.each(parts, lambda part: kernel(addressof(parameters), *part))
     return out

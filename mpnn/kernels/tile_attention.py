@@ -1,9 +1,15 @@
-"""Attention over the tiles of a structured graph, as a differentiable function of tensors; on CPU."""
+"""Attention over the tiles of a structured graph, as a differentiable function of tensors; on CPU.
+
+`mpnn/kernels/cpu/tile_attention.cpp` states the formulas and computes them.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from ctypes import c_double, c_int64, c_void_p
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -12,15 +18,53 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpnn.kernels.cpu import library, threads
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import once_differentiable
 
 Arrays = tuple[NDArray[Any], ...]
 
-ROWS, COLUMNS = 32, 96  # of a tile; those of mpnn.kernels.cpu.tiles
+ROWS, COLUMNS = 32, 96  # queries and keys of a tile; those of tile_attention.cpp
 _LEAST = 1 << 23  # products per part: about 0.2 ms
 MOST_KEPT = 1 << 25  # bytes of cached tiles per part
 _SEGMENTS = 6  # least number of work items of a backward pass, for any number of threads
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class _Features(ctypes.Structure):
+    _fields_ = [*_fields(c_void_p, "data"), *_fields(c_int64, "batch head node")]
+
+
+class _Runs(ctypes.Structure):
+    _fields_ = _fields(c_void_p, "ptr start stop edge")
+
+
+class _Tiles(ctypes.Structure):
+    _fields_ = _fields(c_void_p, "ptr other full low high")
+
+
+class _Parameters(ctypes.Structure):
+    """`struct TileAttention` of tile_attention.cpp, which describes the fields."""
+
+    _fields_ = [
+        *_fields(c_int64, "batch heads key_heads num_dst num_src width value_width"),
+        *_fields(c_double, "scale softcap"),
+        *_fields(_Features, "query key value out"),
+        *_fields(c_void_p, "lse table bias"),
+        *_fields(c_int64, "edges bias_batch"),
+        *_fields(c_void_p, "dropout_keys"),
+        *_fields(c_int64, "dropout_threshold"),
+        *_fields(c_double, "dropout_growth"),
+        *_fields(_Runs, "runs"),
+        *_fields(_Tiles, "tiles"),
+        *_fields(c_int64, "slots"),
+        *_fields(_Features, "d_out d_query d_key d_value"),
+        *_fields(c_void_p, "d_table d_bias segments"),
+        *_fields(c_int64, "num_segments shared_batch"),
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +86,31 @@ class Layout:
             self._segments[count] = np.unique(cuts)
         return self._segments[count]
 
+    @cached_property
+    def structs(self) -> tuple[_Tiles, _Tiles, _Runs]:
+        """The addresses of the arrays: tiles by query tile, tiles by key tile, runs."""
+        kinds = ((_Tiles, self.by_query), (_Tiles, self.by_key), (_Runs, self.runs))
+        by_query, by_key, runs = (kind(*(x.ctypes.data for x in arrays)) for kind, arrays in kinds)
+        return by_query, by_key, runs
+
+    @cached_property
+    def reach(self) -> tuple[int, int]:
+        """The most tiles from the first to the last tile of a query tile, and of a key tile."""
+        return _reach(self.by_query), _reach(self.by_key)
+
+
+def _reach(tiles: Arrays) -> int:
+    ptr, other, *_ = tiles
+    some = ptr[:-1] < ptr[1:]
+    return int((other[ptr[1:][some] - 1] - other[ptr[:-1][some]]).max(initial=0)) + 1
+
 
 @dataclass(frozen=True, eq=False)
 class Dropout:
-    """`keys` [B * H] uint32 from `mpnn.request.rng.keys`, empty without dropout; `p` is the probability."""
+    """`keys` [B * H] int32 from `mpnn.request.rng.keys`; `p` is the probability."""
 
-    keys: NDArray[np.uint32]
+    keys: Tensor
     p: float
-
-    def of(self, real: Callable[[float], Any]) -> tuple[Any, Any, Any]:
-        return self.keys, np.uint32(round(self.p * (1 << 24))), real(1 / (1 - self.p) if self.p < 1 else 0.0)
 
 
 class TileAttention(torch.autograd.Function):
@@ -59,7 +118,7 @@ class TileAttention(torch.autograd.Function):
 
     query [B, N_dst, H, D], key [B, N_src, KV, D], value [B, N_src, KV, DV]; float32 or float64, widths multiples of 8.
     table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to the logits after
-    `softcap`; each may be None.
+    `softcap`. Each of these and `dropout` may be None.
     """
 
     @staticmethod
@@ -72,100 +131,111 @@ class TileAttention(torch.autograd.Function):
         bias: Tensor | None,
         scale: float,
         softcap: float | None,
-        dropout: Dropout,
+        dropout: Dropout | None,
         layout: Layout,
     ) -> Tensor:
-        from mpnn.kernels.cpu import threads, tiles
-
         batch, num_dst, heads, _ = query.shape
-        shape = _shape(query, value, bias)
         out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(query, batch, heads, num_dst)
         ctx.save_for_backward(query, key, value, table, bias, out, lse)
-        ctx.scale, ctx.softcap, ctx.dropout, ctx.layout, ctx.shape = scale, softcap, dropout, layout, shape
+        ctx.options = options = scale, softcap, dropout, layout
         if not out.numel() or not value.numel():
             return out.zero_()
-        features, strides = zip(*map(_strided, (query, key, value)), strict=True)
-        q, real = features[0], features[0].dtype.type
-        room = _room(layout.by_query, COLUMNS * (shape[-3] + shape[-2]) * q.itemsize)
-        shared = (
-            *(features, strides, real(scale), real(softcap or 0), _optional(table, q), _optional(bias, q)),
-            *(dropout.of(real), layout.by_query, layout.runs, room, _flat(out), _flat(lse), shape),
-        )
-        parts = _parts(batch * heads * -(-num_dst // ROWS), _products(shape, layout))
-        threads.each(parts, lambda part: tiles.forward(*part, *shared))
+        query, key, value = map(_readable, (query, key, value))
+        p = _parameters(query, key, value, table, bias, out, lse, *options)
+        p.tiles = layout.structs[0]
+        p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * query.element_size())
+        _run("forward", query.dtype, p, batch * heads * -(-num_dst // ROWS), layout)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
-        from mpnn.kernels.cpu import threads, tiles
-
         query, key, value, table, bias, out, lse = ctx.saved_tensors
-        batch, _, key_heads, *_ = ctx.shape
+        layout = ctx.options[-1]
         if not d_out.numel() or not value.numel():
             inputs = (query, key, value, table, bias)
             return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 4
-        inner = batch if bias is not None and len(bias) < batch else 1
-        segments = ctx.layout.segments(-(-_SEGMENTS // (batch // inner * key_heads)))
-        items = batch // inner * key_heads * (len(segments) - 1)
-        d_query = zeros(query, len(segments) - 1, *query.shape)
+        query, key, value, d_out = map(_readable, (query, key, value, d_out))
+        p = _parameters(query, key, value, table, bias, out, lse, *ctx.options)
+        p.shared_batch = p.batch if bias is not None and len(bias) < p.batch else 1
+        groups = p.batch // p.shared_batch * p.key_heads
+        segments = layout.segments(-(-_SEGMENTS // groups))
+        p.num_segments, p.segments = len(segments) - 1, segments.ctypes.data
+        d_query = zeros(query, p.num_segments, *query.shape)
         d_key, d_value = (zeros(x, *x.shape) for x in (key, value))
-        d_table = query.new_zeros(0) if table is None else table.new_zeros(items // key_heads, *table.shape)
-        d_bias = query.new_zeros(0) if bias is None else torch.zeros_like(bias)
-
-        features, strides = zip(*map(_strided, (query, key, value, d_out)), strict=True)
-        q, real = features[0], features[0].dtype.type
-        shared = (
-            *(features, strides, real(ctx.scale), real(ctx.softcap or 0), (_flat(out), _flat(lse))),
-            *(_optional(table, q), _optional(bias, q)),
-            *(ctx.dropout.of(real), ctx.layout.by_key, ctx.layout.runs),
-            _room(ctx.layout.by_key, 2 * ROWS * (ctx.shape[-3] + ctx.shape[-2] + 1) * q.itemsize),
-            *(tuple(_flat(x) for x in (d_query, d_key, d_value, d_table, d_bias)), ctx.shape, segments, inner),
-        )
-        threads.each(_parts(items, _products(ctx.shape, ctx.layout)), lambda part: tiles.backward(*part, *shared))
+        d_bias = None if bias is None else torch.zeros_like(bias)
+        d_table = None
+        if table is not None:
+            d_table = table.new_zeros(p.batch // p.shared_batch * p.num_segments, *table.shape)
+        p.d_out, p.d_query, p.d_key, p.d_value = map(_features, (d_out, d_query.flatten(0, 1), d_key, d_value))
+        p.d_table, p.d_bias = _address(d_table), _address(d_bias)
+        p.tiles = layout.structs[1]
+        p.slots = _slots(layout.reach[1], 2 * ROWS * (p.width + p.value_width + 1) * query.element_size())
+        _run("backward", query.dtype, p, groups * p.num_segments, layout)
         d_query = d_query[0] if len(d_query) == 1 else d_query.sum(0)
-        return (
-            *(d_query, d_key, d_value),
-            *(None if table is None else d_table.sum(0), None if bias is None else d_bias),
-            *[None] * 4,
-        )
+        return d_query, d_key, d_value, None if d_table is None else d_table.sum(0), d_bias, *[None] * 4
 
 
-def _shape(query: Tensor, value: Tensor, bias: Tensor | None) -> tuple[int, ...]:
-    batch, num_dst, heads, width = query.shape
-    _, num_src, key_heads, wide = value.shape
-    return batch, heads, key_heads, num_dst, num_src, width, wide, 0 if bias is None else bias.shape[-1]
+def _parameters(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    softcap: float | None,
+    dropout: Dropout | None,
+    layout: Layout,
+) -> _Parameters:
+    """What both passes read. It holds addresses only: the caller keeps the tensors."""
+    p = _Parameters()
+    p.batch, p.num_dst, p.heads, p.width = query.shape
+    _, p.num_src, p.key_heads, p.value_width = value.shape
+    p.scale, p.softcap = scale, softcap or 0.0
+    p.query, p.key, p.value, p.out = map(_features, (query, key, value, out))
+    p.lse, p.table, p.bias = map(_address, (lse, table, bias))
+    if bias is not None:
+        p.edges, p.bias_batch = bias.shape[-1], bias.stride(0) if len(bias) > 1 else 0
+    if dropout is not None:
+        p.dropout_keys, p.dropout_threshold = dropout.keys.data_ptr(), round(dropout.p * (1 << 24))
+        p.dropout_growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
+    p.runs = layout.structs[2]
+    return p
 
 
-def _flat(x: Tensor) -> NDArray[Any]:
-    return x.detach().resolve_neg().numpy().reshape(-1)  # a view, as x is contiguous
+def _readable(x: Tensor) -> Tensor:
+    """x [B, N, H, D] with contiguous rows and without a pending negation; itself where possible."""
+    return x.resolve_neg() if x.stride(-1) == 1 else x.contiguous().resolve_neg()
 
 
-def _strided(x: Tensor) -> tuple[NDArray[Any], tuple[int, int, int]]:
-    """The memory of x [B, N, H, D] as a flat array, and its strides for (batch, head, node)."""
-    x = x.resolve_neg()
-    if x.is_contiguous() or x.stride(-1) != 1:
-        _, nodes, heads, width = x.shape
-        return x.detach().contiguous().numpy().reshape(-1), (nodes * heads * width, width, heads * width)
-    span = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+def _features(x: Tensor) -> _Features:
     by_batch, by_node, by_head, _ = x.stride()
-    return x.detach().as_strided((span,), (1,)).numpy(), (by_batch, by_head, by_node)
+    return _Features(x.data_ptr(), by_batch, by_head, by_node)
 
 
-def _room(tiles: Arrays, size: int) -> int:
-    """The number of tiles of the other side to cache, of `size` bytes each: the range of one tile, within MOST_KEPT."""
-    ptr, other, *_ = tiles
-    some = ptr[:-1] < ptr[1:]
-    reach = other[ptr[1:][some] - 1] - other[ptr[:-1][some]]
-    return int(min(reach.max(initial=0) + 1, max(MOST_KEPT // size, 1)))
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
 
 
-def _optional(x: Tensor | None, like: NDArray[Any]) -> NDArray[Any]:
-    return np.zeros(0, like.dtype) if x is None else _flat(x)
+def _slots(reach: int, size: int) -> int:
+    """The number of tiles of the other side to keep, of `size` bytes each: the range of one tile, within MOST_KEPT."""
+    return min(reach, max(MOST_KEPT // size, 1))
 
 
-def _products(shape: tuple[int, ...], layout: Layout) -> int:
-    return shape[0] * shape[1] * shape[5] * len(layout.by_query[1]) * ROWS * COLUMNS
+def _run(name: str, dtype: torch.dtype, p: _Parameters, items: int, layout: Layout) -> None:
+    products = p.batch * p.heads * p.width * len(layout.by_query[1]) * ROWS * COLUMNS
+    kernel = _kernel(name, dtype)
+    if not all(threads.each(_parts(items, products), lambda part: kernel(ctypes.byref(p), *part))):
+        raise MemoryError("no memory for the tiles of attention")
+
+
+@cache
+def _kernel(name: str, dtype: torch.dtype) -> Callable[..., bool]:
+    kernel: Any = library.function(f"tile_attention_{name}", dtype, 2)
+    kernel.restype = ctypes.c_bool  # False: no memory
+    return kernel  # type: ignore[no-any-return]
 
 
 def _parts(items: int, work: int) -> list[tuple[int, int]]:

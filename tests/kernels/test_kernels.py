@@ -136,15 +136,3 @@ def test_no_part_begins_after_the_caller_was_interrupted() -> None:
     finally:
         torch.set_num_threads(before)
     assert len(begun) < 500
-
-
-def test_what_must_be_known_before_numba_is_imported_is_what_kernels_go_by() -> None:
-    from mpnn.kernels import row_spec
-    from mpnn.kernels.cpu import emit, scores, tiles
-
-    assert (tile_attention.ROWS, tile_attention.COLUMNS) == (tiles.ROWS, tiles.COLUMNS)
-    assert row_spec.LANES == emit.LANES
-    for name in ("CONSTANT", "DOT", "ADDITIVE", "ACTIVATED"):
-        assert getattr(row_spec, name) == getattr(scores, name)
-    for name, number in row_spec.NORMALIZERS.items():
-        assert number == getattr(scores, name.upper())

@@ -1,4 +1,4 @@
-"""Tiles on CPU, with this library's kernels; see `mpnn.kernels.cpu.tiles`.
+"""Tiles on CPU, with this library's kernels; see `mpnn/kernels/cpu/tile_attention.cpp`.
 
 The kernel looks up biases by offset in a table, and reads all other biases edge by edge.
 """
@@ -14,14 +14,16 @@ from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask
+from mpnn.kernels.cpu import library
 from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
 from mpnn.request import rng
 from mpnn.request.request import Dot, EmbeddingTable, PerEdge, Request
 
 
 def supports(request: Request) -> str | None:
-    score, graph = request.score, request.graph
-    assert isinstance(score, Dot)
+    graph = request.graph
+    if (reason := library.why_missing()) is not None:
+        return reason
     if graph.labels is not None and bool((np.diff(graph.labels) < 0).any()):
         return "the nodes of its cliques are not contiguous; cliques run faster as a batch"
     return None
@@ -113,8 +115,7 @@ def _per_edge(biases: list[PerEdge], request: Request) -> Tensor | None:
     return total.reshape(batch.numel(), *total.shape[-2:]).transpose(1, 2).contiguous()
 
 
-def _dropout(request: Request) -> Dropout:
+def _dropout(request: Request) -> Dropout | None:
     if request.seed is None or not request.dropout:
-        return Dropout(np.zeros(0, np.uint32), 0.0)
-    streams = torch.arange(request.batch.numel() * request.heads)
-    return Dropout(rng.keys(request.seed, streams).numpy().view(np.uint32), request.dropout)
+        return None
+    return Dropout(rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads)), request.dropout)

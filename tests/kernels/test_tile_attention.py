@@ -1,0 +1,147 @@
+"""Attention over tiles against its naive twin, forward and gradients: odd lengths, both dtypes, every option."""
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn import Graph, graphs
+from mpnn.backends.tiles.cpu import _layout
+from mpnn.graph.topology import Topology
+from mpnn.kernels import tile_attention
+from mpnn.kernels.cpu import library
+from mpnn.kernels.tile_attention import ROWS, Dropout, TileAttention
+from mpnn.request import rng
+
+OPTIONS = ["plain", "softcap", "table", "bias", "shared bias", "dropout", "all"]
+
+
+def naive(graph: Graph, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, bias: Tensor | None, scale: float,
+          softcap: float | None, dropout: Dropout | None) -> Tensor:  # fmt: skip
+    """The twin: softmax(softcap(scale Q K^T) + table + bias) V over all pairs, with -inf where (i, j) is no edge."""
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    logits = scale * torch.einsum("bihd,bjhd->bhij", q, k)
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    i, j = torch.arange(graph.num_dst)[:, None], torch.arange(graph.num_src)
+    if table is not None:
+        logits = logits + table[:, i - j + graph.num_src - 1]
+    edges = graph.dense()
+    if bias is not None:
+        logits = logits + torch.zeros(*bias.shape[:2], *edges.shape, dtype=q.dtype).masked_scatter(edges, bias)
+    weights = logits.masked_fill(~edges, -torch.inf).softmax(-1).masked_fill(~edges.any(1, keepdim=True), 0)
+    if dropout:
+        hashes = rng.mix(rng.mix(dropout.keys.view(*weights.shape[:2], 1, 1) ^ i.int()) ^ j.int())
+        keep = (hashes.long() & 0xFFFFFFFF) >> 8 >= round(dropout.p * (1 << 24))
+        weights = weights * keep / (1 - dropout.p)
+    return torch.einsum("bhij,bjhd->bihd", weights, v)
+
+
+def leaves(graph: Graph, dtype: torch.dtype, option: str, widths: tuple[int, int] = (24, 8)) -> list[Tensor | None]:
+    """query, key, value, table, bias"""
+    shapes = [(2, graph.num_dst, 4, widths[0]), (2, graph.num_src, 2, widths[0]), (2, graph.num_src, 2, widths[1])]
+    query, key, value = (torch.randn(shape, dtype=dtype) for shape in shapes)
+    table = bias = None
+    if option in ("table", "all"):
+        table = torch.randn(4, graph.num_dst + graph.num_src - 1 + ROWS, dtype=dtype)
+    if "bias" in option or option == "all":
+        bias = torch.randn(1 if "shared" in option else 2, 4, graph.num_edges, dtype=dtype)
+    return [None if x is None else x.requires_grad_() for x in (query, key, value, table, bias)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    ("topology", "nodes"),
+    [
+        (graphs.complete(), (31, 5)),
+        (graphs.complete(), (97, 193)),
+        (graphs.causal(), (131, 131)),
+        (graphs.longformer(20, globals=3), (250, 250)),
+        (graphs.documents([1, 50, 99]) - graphs.identity(), (150, 150)),  # the first node attends to no node
+    ],
+    ids=str,
+)
+def test_it_computes_what_its_twin_does(
+    topology: Topology, nodes: tuple[int, int], option: str, dtype: torch.dtype
+) -> None:
+    graph = topology.bind(*nodes)
+    inputs = leaves(graph, dtype, option)
+    softcap = 1.5 if option in ("softcap", "all") else None
+    keys = rng.keys(torch.tensor(7), torch.arange(8))
+    dropout = Dropout(keys, 0.3) if option in ("dropout", "all") else None
+    out = TileAttention.apply(*inputs, 0.2, softcap, dropout, _layout(graph))
+    expected = naive(graph, *inputs, 0.2, softcap, dropout)
+    direction = torch.randn(out.shape, dtype=dtype)
+    tensors = [x for x in inputs if x is not None]
+    results, twins = ([y, *torch.autograd.grad((y * direction).sum(), tensors)] for y in (out, expected))
+    for ours, exact in zip(results, twins, strict=True):
+        # Sums of up to 200 terms, each with a few roundings, which go either way: some tens of units of the largest.
+        torch.testing.assert_close(
+            ours, exact, rtol=0, atol=64 * torch.finfo(dtype).eps * float(exact.detach().abs().max())
+        )
+
+
+@pytest.mark.parametrize("widths", [(8, 8), (16, 40), (72, 64)], ids=str)
+def test_any_width_that_is_a_multiple_of_8(widths: tuple[int, int]) -> None:
+    graph = graphs.window(20).bind(100)
+    inputs = leaves(graph, torch.float32, "plain", widths)
+    out = TileAttention.apply(*inputs, 0.2, None, None, _layout(graph))
+    expected = naive(graph, *inputs, 0.2, None, None)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+
+
+def test_features_are_read_where_they_lie() -> None:
+    graph = graphs.causal().bind(70)
+    query, key, value, *_ = leaves(graph, torch.float32, "plain")
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    plain = TileAttention.apply(query, key, value, None, None, 0.2, None, None, _layout(graph))
+    wide = torch.full((2, 70, 4, 200), torch.nan)
+    wide[..., 64:88] = query.detach()
+    heads_first = key.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    columns_first = value.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
+    strided = wide[..., 64:88], heads_first, columns_first
+    assert TileAttention.apply(*strided, None, None, 0.2, None, None, _layout(graph)).equal(plain)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_reaches_the_rows_that_attend_to_it_as_in_the_twin(bad: float) -> None:
+    graph = graphs.causal().bind(150)
+    for spoilt in range(3):
+        inputs = leaves(graph, torch.float32, "plain")
+        x = inputs[spoilt]
+        assert x is not None
+        x.detach()[0, 77, 1, 3] = bad
+        out = TileAttention.apply(*inputs, 0.2, None, None, _layout(graph))
+        expected = edge_by_edge(graph, *(y.detach() for y in inputs[:3] if y is not None))
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-5, equal_nan=True)
+
+
+def edge_by_edge(graph: Graph, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The twin for numbers that are not finite: a pair that is no edge takes no part, not even as 0 times NaN."""
+    k, v = (x.repeat_interleave(2, 2) for x in (k, v))
+    rows = []
+    for i, edges in enumerate(graph.dense()):
+        weights = (0.2 * torch.einsum("bhd,bjhd->bjh", q[:, i], k[:, edges])).softmax(1)
+        rows.append(torch.einsum("bjh,bjhd->bhd", weights, v[:, edges]))
+    return torch.stack(rows, 1)
+
+
+def test_python_and_cpp_agree_on_the_parameters() -> None:
+    assert ctypes.sizeof(tile_attention._Parameters) == library.struct_size("tile_attention")
+
+
+def test_no_tile_is_read_or_written_outside_the_tensors() -> None:
+    """Guard numbers around every tensor: reads of them would make NaN, writes would replace them."""
+    graph = graphs.causal().bind(45)
+    buffers = [torch.full((2, 45 + 96, 2, 8), torch.nan) for _ in range(3)]
+    inputs = [b[:, 48:93] for b in buffers]
+    for x in inputs:
+        x.copy_(torch.randn(x.shape))
+        x.requires_grad_()
+    out = TileAttention.apply(*inputs, None, None, 0.2, None, None, _layout(graph))
+    assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), inputs)))
+    assert all(int(b.isnan().sum()) == 2 * 96 * 2 * 8 for b in buffers)
