@@ -16,7 +16,6 @@ from mpnn.aggregate import (
     PNA,
     Aggregator,
     Composed,
-    Diffusion,
     Index,
     Max,
     Median,
@@ -272,15 +271,6 @@ def test_a_class_in_place_of_its_object_is_refused() -> None:
 def test_an_aggregator_that_gives_the_wrong_rows_is_named(wrong: Callable[..., object]) -> None:
     with pytest.raises(ValueError, match="to one row for each of 4 destinations; it returned"):
         ops.aggregate(example(), torch.ones(5, 1), wrong)
-
-
-def test_diffusion_refuses_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="hops must be at least 1; got 0"):
-        Diffusion(0, 0.1)
-    with pytest.raises(ValueError, match=r"alpha must lie in \(0, 1\]; got 0"):
-        Diffusion(2, 0)
-    with pytest.raises(TypeError, match="give it to MessagePassing"):
-        ops.aggregate(example(), torch.ones(5, 1), Diffusion(2, 0.1))
 
 
 # ---------------------------------------------------------------------------------------- what an aggregator states
