@@ -18,7 +18,7 @@ from mpnn import MessagePassing, graphs, models
 from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.models.text import sparse_transformer
-from mpnn.models.text.reformer_hashing import Chunks
+from mpnn.models.text.reformer import Chunks
 from mpnn.update import MLP, Add
 
 IN, EDGE, TYPES, CLASSES = 6, 3, 3, 4

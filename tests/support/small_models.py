@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mpnn import graphs, models
 from mpnn.models.text import sparse_transformer
-from mpnn.models.text.reformer_hashing import Chunks
+from mpnn.models.text.reformer import Chunks
 
 NODES, IN, CLASSES = 12, 6, 3
 DRAW = torch.Generator().manual_seed(0)

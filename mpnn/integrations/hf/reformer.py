@@ -16,8 +16,7 @@ from mpnn.graph.topology import Topology
 from mpnn.integrations.hf.arguments import one_of, refuse, wanted
 from mpnn.integrations.hf.modules import Called, ids_of, mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.text.reformer import Reformer
-from mpnn.models.text.reformer_hashing import Chunks, ReformerConfig
+from mpnn.models.text.reformer import Chunks, Reformer, ReformerConfig
 
 
 def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:

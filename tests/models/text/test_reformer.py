@@ -8,7 +8,8 @@ import torch
 from mpnn import graphs
 from mpnn.models import Reformer, ReformerConfig, ReformerLM, from_hf
 from mpnn.models.layers.packing import Packing
-from mpnn.models.text.reformer_hashing import Chunks, Heard, hashes
+from mpnn.models.text.reformer import Chunks
+from mpnn.models.text.reformer_graphs import ReformerGraphs, hash_buckets
 
 transformers = pytest.importorskip("transformers")
 
@@ -186,7 +187,7 @@ def written_out(model, layer, x1, x2, sizes):
     h = layer.update.norm(x2)
     queries = attention.to_query(h).view(n, sizes.heads, sizes.head_dim)
     values = attention.to_value(h).view(n, sizes.heads, sizes.head_dim)
-    found = hashes(queries, sizes.hashes(n), sizes.rounds, sizes.seed)
+    found = hash_buckets(queries, sizes.bucket_factors(n), sizes.rounds, sizes.seed)
     size, rows = sizes.lsh.size, []
     for i in range(n):
         row = []
@@ -241,7 +242,7 @@ def test_nobody_hears_itself_but_who_is_alone():
     sizes = replace(SMALL, layers=["lsh"], lsh=Chunks(2), buckets=2, causal=True)
     model = Reformer(sizes)
     packing = Packing.of(torch.ones(1, 6, dtype=torch.bool), apart=True)
-    graph = Heard(sizes, packing).by(model.layers[0], torch.randn(6, 32))
+    graph = ReformerGraphs(sizes, packing).of(model.layers[0], torch.randn(6, 32))
     src, dst = graph.edge_index
     for head in range(2):
         mine = graph.edge_type == head
