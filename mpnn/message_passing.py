@@ -22,6 +22,9 @@ from mpnn.request import validation
 from mpnn.request.request import Request
 from mpnn.update import Update, as_update
 
+Source = Tensor | Callable[[Tensor], Tensor] | None
+"""Features of the sources, or a function that computes them from the prepared features of the destinations."""
+
 
 class MessagePassing(nn.Module):
     """One layer of message passing over a graph.
@@ -81,7 +84,7 @@ class MessagePassing(nn.Module):
         self,
         x: Tensor,
         graph: Topology | Graph | None = None,
-        source: Tensor | None = None,
+        source: Source = None,
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
@@ -91,7 +94,8 @@ class MessagePassing(nn.Module):
         Args:
             x: features of the destinations, [N, d] or [batch..., N, d]. The whole batch shares one graph.
             graph: replaces the operator's graph.
-            source: features of the sources, [..., N_src, d_src]. Default: `x`.
+            source: features of the sources, [..., N_src, d_src], or a function that computes them from `prepare(x)`.
+                Default: `prepare(x)`.
             edge_attr: [E, ...] in the caller's edge order. Default: the graph's.
             return_weights: also return the attention weights before dropout, [..., E, H] in the caller's edge order.
             cache: keys and values of the preceding nodes. `x` holds the nodes that follow them and attend to them.
@@ -110,7 +114,7 @@ class MessagePassing(nn.Module):
         return_weights: bool,
         cache: KVCache | None,
         x: Tensor,
-        source: Tensor | None,
+        source: Source,
         edge_attr: Tensor | None,
     ) -> Any:
         """`forward` without checkpointing; tensors come last."""
@@ -129,20 +133,22 @@ class MessagePassing(nn.Module):
         self,
         x: Tensor,
         graph: Topology | Graph | None = None,
-        source: Tensor | None = None,
+        source: Source = None,
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
     ) -> Request:
         """The request that this call would send to a backend. `mpnn.explain` shows its plan."""
         _check_features("x", x)
-        if source is not None:
-            _check_features("source", source)
         try:
             prepared = self.update.prepare(x)
         except RuntimeError:
             self.update.check(x, None)
             raise
+        if callable(source):
+            source = source(prepared)
+        if source is not None:
+            _check_features("source", source)
         if cache is not None:
             return self._next(prepared, graph, source, edge_attr, return_weights, cache)
         if source is None:

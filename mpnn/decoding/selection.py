@@ -11,7 +11,7 @@ from mpnn.graph import Graph
 
 Step = Callable[[Tensor, Graph], Tensor]
 """The items selected so far, int64 [B, n], and a graph in which destination b receives from the remaining items of
-entry b, numbered `b * count + item` -> probabilities of the remaining items, [E, 1] in the order of its edges."""
+entry b, numbered `b * count + item` -> probabilities of the remaining items, [E] in the order of its edges."""
 
 
 @torch.no_grad()

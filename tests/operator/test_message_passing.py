@@ -267,7 +267,13 @@ def test_edge_attributes_stay_with_the_edges_left() -> None:
         op(torch.ones(100, 1), return_weights=True)
 
 
-# ---------------------------------------------------------------------------------------- diffusion
+def test_a_function_computes_the_sources_from_prepared_features() -> None:
+    op = MessagePassing(graphs.causal(), "sum", PreNorm(8), DotProduct(8, 2))
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(op(x, source=lambda h: h.flip(1)), op(x, source=op.update.prepare(x).flip(1)))
+
+
+# ---------------------------------------------------------------------------------------- hops
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])

@@ -104,7 +104,7 @@ def _bound(packing: Packing, graph: Graph) -> Graph:
 class WithCopies(MessagePassing):
     """`MessagePassing` that is called with a graph, or with one over copies of its nodes and which these are."""
 
-    def forward(self, x: Tensor, graph: Any = None, source: Tensor | None = None, *given: Any, **options: Any) -> Any:
+    def forward(self, x: Tensor, graph: Any = None, source: Any = None, *given: Any, **options: Any) -> Any:
         if isinstance(graph, tuple):
             graph, heard = graph
             source = x.index_select(-2, heard)
