@@ -66,9 +66,9 @@ class EncoderDecoder(Model):
         self,
         source: Tensor,
         target: Tensor,
-        source_keep: Tensor | None = None,
-        target_keep: Tensor | None = None,
         *,
+        source_padding_mask: Tensor | None = None,
+        target_padding_mask: Tensor | None = None,
         source_lengths: Sequence[int] | None = None,
         target_lengths: Sequence[int] | None = None,
     ) -> Tensor:
@@ -77,17 +77,18 @@ class EncoderDecoder(Model):
         Args:
             source: int64 [B, N].
             target: int64 [B, M]; each row starts with `config.start`.
-            source_keep, target_keep: bool [B, N] and [B, M], True at words and False at padding; default: all True.
+            source_padding_mask, target_padding_mask: bool [B, N] and [B, M], True at padding; default: no padding.
                 Padding is not computed and not attended to.
             source_lengths, target_lengths: lengths of the sentences packed in every row. They sum to N and M, and both
                 have the same number of entries. Target sentence k attends to source sentence k only, and the result is
-                the same as for separate rows. Cannot be combined with `source_keep` or `target_keep`.
+                the same as for separate rows. Cannot be combined with padding masks.
 
         Returns:
             float [B, M, target vocabulary]; zeros at padding.
         """
-        memory = self.encode(source, source_keep, lengths=source_lengths)
-        return self.logits(self.decode(target, memory, target_keep, lengths=target_lengths).last)
+        memory = self.encode(source, padding_mask=source_padding_mask, lengths=source_lengths)
+        decoded = self.decode(target, memory, padding_mask=target_padding_mask, lengths=target_lengths)
+        return self.logits(decoded.last)
 
     def logits(self, states: Tensor) -> Tensor:
         """Returns logits [..., vocabulary] of decoder states [..., dim]: products with the target token embeddings."""
@@ -96,8 +97,8 @@ class EncoderDecoder(Model):
     def encode(
         self,
         source: Tensor,
-        keep: Tensor | None = None,
         *,
+        padding_mask: Tensor | None = None,
         lengths: Sequence[int] | None = None,
         return_states: bool = False,
         return_weights: bool = False,
@@ -106,11 +107,11 @@ class EncoderDecoder(Model):
 
         Args:
             source: int64 [B, N], or vectors [B, N, dim] that replace the token embeddings.
-            keep: bool [B, N], True at words; default: all.
+            padding_mask: bool [B, N], True at padding; default: no padding.
             lengths: lengths of the sentences packed in every row.
             return_states, return_weights: also return the output of every layer and its attention weights.
         """
-        packing = _packing(source, keep, lengths)
+        packing = Packing.of_tokens(source, padding_mask, lengths)
         graphs = [packing.bind(layer.graph) for layer in self.encoder if isinstance(layer, MessagePassing)]
         x, states, weights = through(
             self.encoder,
@@ -126,8 +127,8 @@ class EncoderDecoder(Model):
         self,
         target: Tensor,
         memory: Half,
-        keep: Tensor | None = None,
         *,
+        padding_mask: Tensor | None = None,
         lengths: Sequence[int] | None = None,
         cache: KVCache | None = None,
         return_states: bool = False,
@@ -138,7 +139,7 @@ class EncoderDecoder(Model):
         Args:
             target: int64 [B, M], or vectors [B, M, dim] that replace the token embeddings.
             memory: the output of `encode`.
-            keep: bool [B, M], True at words; default: all.
+            padding_mask: bool [B, M], True at padding; default: no padding.
             lengths: lengths of the sentences packed in every row.
             cache: keys and values of the preceding target words. `target` then holds the words that follow them.
             return_states, return_weights: also return the output of every layer and its attention weights.
@@ -146,8 +147,8 @@ class EncoderDecoder(Model):
         Raises:
             ValueError: if `cache` is combined with padding, `lengths` or `return_weights`.
         """
-        packing = _packing(target, keep, lengths)
-        if cache is not None and (return_weights or lengths is not None or not bool(packing.keep.all())):
+        packing = Packing.of_tokens(target, padding_mask, lengths)
+        if cache is not None and (return_weights or lengths is not None or not bool(packing.token_mask.all())):
             raise ValueError(
                 "with a cache, rows must have no padding and one sentence each, and no attention weights are returned"
             )
@@ -173,9 +174,9 @@ class EncoderDecoder(Model):
         self,
         source: Tensor,
         target: Tensor,
-        source_keep: Tensor | None = None,
-        target_keep: Tensor | None = None,
         *,
+        source_padding_mask: Tensor | None = None,
+        target_padding_mask: Tensor | None = None,
         source_lengths: Sequence[int] | None = None,
         target_lengths: Sequence[int] | None = None,
     ) -> Tensor:
@@ -185,27 +186,37 @@ class EncoderDecoder(Model):
         predicted. Arguments are those of `forward`.
         """
         if target_lengths is not None or source_lengths is not None:
-            lengths = {"source_lengths": source_lengths, "target_lengths": target_lengths}
-            logits = self(source, target, source_keep, target_keep, **lengths)[:, :-1]
-            predicted = Packing.whole(target, target_lengths).positions() > 0
-            return next_word_loss(logits, target, predicted.expand(target.shape), self.config.smoothing)
-        keep = None if target_keep is None else target_keep[:, :-1]
-        logits = self(source, target[:, :-1], source_keep, keep)
-        return next_word_loss(logits, target, target_keep, self.config.smoothing)
+            logits = self(
+                source,
+                target,
+                source_padding_mask=source_padding_mask,
+                target_padding_mask=target_padding_mask,
+                source_lengths=source_lengths,
+                target_lengths=target_lengths,
+            )[:, :-1]
+            first = Packing.of_tokens(target, lengths=target_lengths).position_ids() == 0
+            return next_word_loss(logits, target, first.expand(target.shape), self.config.smoothing)
+        logits = self(
+            source,
+            target[:, :-1],
+            source_padding_mask=source_padding_mask,
+            target_padding_mask=None if target_padding_mask is None else target_padding_mask[:, :-1],
+        )
+        return next_word_loss(logits, target, target_padding_mask, self.config.smoothing)
 
     @torch.no_grad()
     def generate(
         self,
         source: Tensor,
         steps: int,
-        source_keep: Tensor | None = None,
         *,
+        padding_mask: Tensor | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Translates sources [B, N].
+        """Translates sources [B, N]. padding_mask: bool [B, N], True at padding; default: no padding.
 
         Each translation starts with `config.start` and ends with `config.eos` or after `steps` more words. Decoding is
         greedy by default; otherwise words are sampled as in `generation.generate`. The source is encoded once, and each
@@ -214,7 +225,7 @@ class EncoderDecoder(Model):
         Returns:
             int64 [B, at most 1 + steps].
         """
-        with self._translating(source, steps, source_keep) as (start, memory):
+        with self._translation(source, steps, padding_mask) as (start, memory):
 
             def forward(tokens: Tensor, cache: KVCache) -> Tensor:
                 return self.logits(self.decode(tokens, memory, cache=cache).last)
@@ -235,13 +246,13 @@ class EncoderDecoder(Model):
         self,
         source: Tensor,
         steps: int,
-        source_keep: Tensor | None = None,
         *,
+        padding_mask: Tensor | None = None,
         beams: int = 4,
         penalty: float = 0.6,
     ) -> Tensor:
         """Translates as `generate`, but by `beams.beam_search`. The defaults are those of the paper (section 6.1)."""
-        with self._translating(source, steps, source_keep) as (start, memory):
+        with self._translation(source, steps, padding_mask) as (start, memory):
             cache = KVCache(steps + 1)
 
             def step(tokens: Tensor) -> Tensor:
@@ -255,17 +266,12 @@ class EncoderDecoder(Model):
             return beam_search(step, select, start, steps, beams=beams, eos=self.config.eos, penalty=penalty)
 
     @contextmanager
-    def _translating(self, source: Tensor, steps: int, keep: Tensor | None) -> Iterator[tuple[Tensor, Half]]:
+    def _translation(self, source: Tensor, steps: int, padding_mask: Tensor | None) -> Iterator[tuple[Tensor, Half]]:
         """Yields the first words [B, 1] and the encoded source, with the model in evaluation mode."""
         if steps >= self.config.context:
             raise ValueError(f"steps must be less than the context of {self.config.context}; got {steps}")
         with evaluating(self):
-            yield torch.full((len(source), 1), self.config.start, device=source.device), self.encode(source, keep)
-
-
-def _packing(tokens: Tensor, keep: Tensor | None, lengths: Sequence[int] | None) -> Packing:
-    if keep is None:
-        return Packing.whole(tokens, lengths)
-    if lengths is not None:
-        raise ValueError("lengths describe rows without padding; give either keep or lengths")
-    return Packing.of(keep)
+            yield (
+                torch.full((len(source), 1), self.config.start, device=source.device),
+                self.encode(source, padding_mask=padding_mask),
+            )

@@ -22,7 +22,7 @@ from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import AxialPositions, embedded, looked_up, updated_by
 from mpnn.models.layers.losses import token_loss
-from mpnn.models.layers.packing import Packing, all_kept, refuse_while_tracing
+from mpnn.models.layers.packing import Packing, refuse_while_tracing, token_mask
 from mpnn.models.layers.per_head import SharedKey
 from mpnn.models.saving import Model
 from mpnn.models.text.bert import Encoded
@@ -134,9 +134,9 @@ class Reformer(Model):
     def forward(
         self,
         tokens: Tensor,
-        keep: Tensor | None = None,
         positions: Tensor | None = None,
         *,
+        padding_mask: Tensor | None = None,
         rounds: int | None = None,
         return_states: bool = False,
     ) -> Encoded:
@@ -144,9 +144,9 @@ class Reformer(Model):
 
         Args:
             tokens: int64 [B, N], or vectors [B, N, dim] that replace the token embeddings.
-            keep: bool [B, N], True at tokens and False at padding; default: all True. Padding is not computed and not
-                attended to.
             positions: int64 [B, N]; default: 0 to N - 1.
+            padding_mask: bool [B, N], True at padding; default: no padding. Padding is not computed and not attended
+                to.
             rounds: number of hashing rounds; default: `config.rounds`.
             return_states: also return the second stream before each layer and after the last, [B, N, dim] each.
 
@@ -154,7 +154,7 @@ class Reformer(Model):
             `last` has shape [B, N, 2 * dim]. `pooled` and `weights` are None.
         """
         refuse_while_tracing("the tokens' hashes decide the graph")
-        packing = Packing.of(all_kept(tokens) if keep is None else keep, apart=True)
+        packing = Packing.of(token_mask(tokens, padding_mask), separate=True)
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
         vectors = embedded(self.token, tokens)
@@ -184,10 +184,10 @@ class ReformerLM(Model):
         self.encoder = Reformer(config, graph)
         self.to_logits = nn.Linear(2 * config.dim, config.vocabulary)
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, *, padding_mask: Tensor | None = None) -> Tensor:
         """Returns logits [B, N, vocabulary]. Arguments are those of `Reformer.forward`."""
-        return self.to_logits(self.encoder(tokens, keep).last)
+        return self.to_logits(self.encoder(tokens, padding_mask=padding_mask).last)
 
-    def loss(self, tokens: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
+    def loss(self, tokens: Tensor, targets: Tensor, *, padding_mask: Tensor | None = None) -> Tensor:
         """Returns the mean cross-entropy in nats. targets: int64 [B, N], -100 at positions to ignore."""
-        return token_loss(self(tokens, keep), targets)
+        return token_loss(self(tokens, padding_mask=padding_mask), targets)

@@ -31,9 +31,9 @@ class ReformerGraphs:
     def __init__(self, config: ReformerConfig, packing: Packing, rounds: int | None = None) -> None:
         self.config, self.packing = config, packing
         self.rounds = config.rounds if rounds is None else rounds
-        keep = packing.keep
-        index = torch.where(keep, keep.flatten().cumsum(0).view_as(keep) - 1, -1)
-        self.index = F.pad(index, (0, -keep.shape[1] % config.length_multiple), value=-1)
+        mask = packing.token_mask
+        index = torch.where(mask, mask.flatten().cumsum(0).view_as(mask) - 1, -1)
+        self.index = F.pad(index, (0, -mask.shape[1] % config.length_multiple), value=-1)
 
     @torch.no_grad()
     def of(self, layer: MessagePassing, x: Tensor) -> Graph:
@@ -56,7 +56,7 @@ class ReformerGraphs:
 
     def of_topology(self, topology: Topology, layer: MessagePassing) -> Graph:
         """Returns the graph of a layer over a given topology."""
-        graph = self.packing.bind_each([topology.bind(self.packing.keep.shape[1])] * len(self.index))
+        graph = self.packing.bind_each([topology.bind(self.packing.token_mask.shape[1])] * len(self.index))
         return _drop_self_loops(graph) if isinstance(layer.attention, SharedKey) else graph
 
     def _sort_by_hash(self, queries: Tensor) -> Tensor:

@@ -239,7 +239,7 @@ def test_dropout_is_drawn_in_training_and_repeats_with_the_seed():
 def test_stands_by_itself():
     config = BertConfig(vocabulary=50, dim=16, layers=2, heads=2, hidden=32, context=10)
     tokens, keep = torch.randint(50, (2, 10)), torch.tensor([[True] * 10, [True] * 4 + [False] * 6])
-    found = Bert(config, graphs.window(2), pooler=False)(tokens, keep)
+    found = Bert(config, graphs.window(2), pooler=False)(tokens, padding_mask=~keep)
     assert found.last.shape == (2, 10, 16)
     assert found.pooled is found.states is found.weights is None
 

@@ -217,10 +217,10 @@ def test_is_a_bert_over_graphs_of_its_own_and_is_kept(tmp_path):
     model = BigBird(sizes, block=2, random=1, globals=1).eval()
     assert [layer.graph for layer in model.layers] == [graphs.bigbird(2, 3, 1, 1, seed) for seed in (0, 1)]
     tokens, keep = torch.randint(3, WORDS, (2, 19)), torch.arange(19) < torch.tensor([[19], [8]])
-    found = model(tokens, keep).last
+    found = model(tokens, padding_mask=~keep).last
     bert = Bert(sizes, [graphs.bigbird(2, 3, 1, 1, seed) for seed in (0, 1)]).eval()
     bert.load_state_dict(model.state_dict())
-    assert torch.equal(found, bert(tokens, keep).last)
+    assert torch.equal(found, bert(tokens, padding_mask=~keep).last)
     model.save_pretrained(tmp_path)
-    assert torch.equal(BigBird.from_pretrained(tmp_path)(tokens, keep).last, found)
-    assert MaskedLM(model).loss(tokens, tokens, keep).isfinite()
+    assert torch.equal(BigBird.from_pretrained(tmp_path)(tokens, padding_mask=~keep).last, found)
+    assert MaskedLM(model).loss(tokens, tokens, padding_mask=~keep).isfinite()

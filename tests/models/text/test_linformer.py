@@ -94,4 +94,4 @@ def test_comes_back_as_it_was_saved(tmp_path):
 def test_sentences_of_several_lengths_are_refused():
     keep = torch.arange(CONTEXT) < torch.tensor([[CONTEXT], [7]])
     with pytest.raises(ValueError, match=r"landmarks mix all sources, so it needs complete\(\)"):
-        rough()(torch.randint(VOCABULARY, (2, CONTEXT)), keep)
+        rough()(torch.randint(VOCABULARY, (2, CONTEXT)), padding_mask=~keep)

@@ -173,15 +173,15 @@ def test_stands_by_itself_and_is_kept(tmp_path):
     sizes = BertConfig(vocabulary=WORDS, dim=16, layers=2, heads=2, hidden=32, context=30)
     model = Longformer(sizes, [graphs.window(1), graphs.window(2)]).eval()
     tokens, keep = torch.randint(3, WORDS, (2, 9)), torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
-    found = model(tokens, keep).last
+    found = model(tokens, padding_mask=~keep).last
     first = torch.zeros(2, 9, dtype=torch.bool)
     first[:, 0] = True
-    assert torch.equal(found, model(tokens, keep, hubs=first).last)  # by default the first token is global
+    assert torch.equal(found, model(tokens, padding_mask=~keep, hubs=first).last), "the first token is a hub by default"
     assert not found[1, 4:].any()
     assert largest(found[1, :4], model(tokens[1:, :4]).last[0]) < 1e-6
     model.save_pretrained(tmp_path)
-    assert torch.equal(Longformer.from_pretrained(tmp_path)(tokens, keep).last, found)
-    assert MaskedLM(model).loss(tokens, tokens, keep).isfinite()
+    assert torch.equal(Longformer.from_pretrained(tmp_path)(tokens, padding_mask=~keep).last, found)
+    assert MaskedLM(model).loss(tokens, tokens, padding_mask=~keep).isfinite()
 
 
 def test_is_a_bert_where_everybody_is_a_hub_of_the_same_maps():

@@ -70,7 +70,7 @@ def test_a_language_model_is_the_formula(dtype, measured):
 def test_an_encoder_is_the_formula(dtype, measured):
     model = rough(PerformerEncoder(PerformerEncoderConfig(**SIZES, features=FEATURES)), dtype)
     tokens, keep = torch.randint(VOCABULARY, (2, CONTEXT)), torch.arange(CONTEXT) < torch.tensor([[CONTEXT], [7]])
-    found = model(tokens, keep).last
+    found = model(tokens, padding_mask=~keep).last
     for b, n in enumerate((CONTEXT, 7)):
         x = model.embeddings(tokens[b, :n], torch.arange(n), torch.zeros(n, dtype=torch.int64))
         for op in model.layers:

@@ -241,7 +241,7 @@ def test_layers_follow_from_their_results():
 def test_nobody_hears_itself_but_who_is_alone():
     sizes = replace(SMALL, layers=["lsh"], lsh=Chunks(2), buckets=2, causal=True)
     model = Reformer(sizes)
-    packing = Packing.of(torch.ones(1, 6, dtype=torch.bool), apart=True)
+    packing = Packing.of(torch.ones(1, 6, dtype=torch.bool), separate=True)
     graph = ReformerGraphs(sizes, packing).of(model.layers[0], torch.randn(6, 32))
     src, dst = graph.edge_index
     for head in range(2):

@@ -207,10 +207,10 @@ def test_stands_by_itself(tmp_path):
     model = Bert(sizes, [graphs.window(1), graphs.window(2)], pooler=False).eval()
     tokens = torch.tensor([[4, 5, 6, 7], [8, 9, 1, 1]])
     keep = tokens != 1
-    found = model(tokens, keep).last
+    found = model(tokens, padding_mask=~keep).last
     assert largest(found[1, :2], model(tokens[1:, :2]).last[0]) < 1e-6
     model.save_pretrained(tmp_path)
-    assert torch.equal(Bert.from_pretrained(tmp_path)(tokens, keep).last, found)
+    assert torch.equal(Bert.from_pretrained(tmp_path)(tokens, padding_mask=~keep).last, found)
 
 
 def test_refuses_graphs_that_do_not_match_the_layers_and_positions_after_no_pad():
