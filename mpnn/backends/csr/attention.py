@@ -19,16 +19,9 @@ from mpnn.graph import Graph
 from mpnn.kernels import row_attention
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, LANES, NORMALIZERS, Given, Ids, Order, Spec
 from mpnn.request import rng
-from mpnn.request.request import (
-    Activation,
-    AdditiveScore,
-    AdditiveV2Score,
-    Dot,
-    EmbeddingTable,
-    LeakyReLU,
-    PerEdge,
-    Request,
-)
+from mpnn.request.request import Request
+from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 _BEYOND_CACHE = 1 << 24  # bytes of features
 

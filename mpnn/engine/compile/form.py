@@ -25,17 +25,9 @@ from mpnn.engine.compile.names import describe, restore
 from mpnn.engine.compile.outline import Outline, constant
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.request.request import (
-    AdditiveScore,
-    AdditiveV2Score,
-    BiasTable,
-    Dot,
-    EmbeddingTable,
-    LeakyReLU,
-    PerEdge,
-    Request,
-    Score,
-)
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
+from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
 
 
 class Call(NamedTuple):

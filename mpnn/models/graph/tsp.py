@@ -19,7 +19,7 @@ from mpnn.graphs import causal, complete, from_edges, identity
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
-from mpnn.request.request import Dot
+from mpnn.request.scores import Dot
 from mpnn.update import FeedForward, PostNorm
 
 LATER = ~causal() | identity()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpnn.attention import DotProduct, Terms
 from mpnn.graph import Graph
-from mpnn.request.request import Dot
+from mpnn.request.scores import Dot
 
 
 class PerHead(DotProduct):
