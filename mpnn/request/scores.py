@@ -172,6 +172,23 @@ class AdditiveV2Score:
         return Fused("activated", self.dst, self.src, self.edge, self.vector, activation=self.activation)
 
 
+def fused_form(score: Score | None) -> Fused | None:
+    """The form of the score that row kernels compute, or None if it has none."""
+    fused: Callable[[], Fused | None] | None = getattr(score, "fused", None)
+    return None if fused is None else fused()
+
+
+def slope_of(activation: Activation | None) -> float | str | None:
+    """The slope of a LeakyReLU (1.0 without activation), "tanh", or None for any other activation."""
+    if activation is None:
+        return 1.0
+    if isinstance(activation, LeakyReLU):
+        return activation.slope
+    if activation is F.leaky_relu:
+        return 0.01
+    return "tanh" if activation in (torch.tanh, F.tanh) else None
+
+
 def check_scale(scale: Any) -> None:
     """Raises TypeError if `scale` is not one number without gradient, ValueError if it is not finite."""
     if isinstance(scale, Tensor) and scale.requires_grad:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.request.request import NORMALIZERS, Request
-from mpnn.request.scores import Role
+from mpnn.request.scores import Fused, Role, Score, fused_form
 from mpnn.request.tables import EmbeddingTable, PerEdge
 
 
@@ -40,13 +40,18 @@ def request(request: Request) -> None:
                 f"{name} and value must have the same batch dimensions before the nodes; "
                 f"got {list(x.shape)} and {list(request.value.shape)}"
             )
-    for name, heads in _grouped(request):
-        if heads != 1 and (heads == 0 or request.heads % heads):
+    for name, heads, grouped in _heads(request):
+        if grouped and heads != 1 and (heads == 0 or request.heads % heads):
             raise ValueError(
                 f"{request.heads} heads cannot share {heads} heads of {name}: {heads} does not divide {request.heads}"
             )
+        if not grouped and heads != request.heads:
+            raise ValueError(f"{name} has {heads} heads, and the score has {request.heads}")
     if request.score is not None and hasattr(request.score, "validate"):
         request.score.validate(request.value)
+    fused = fused_form(request.score)
+    if request.score is not None and fused is not None:
+        _fused(request.score, fused, request)
     for name, data, trailing in _on_edges(request):
         _per_edge(name, data, trailing, request)
 
@@ -201,10 +206,11 @@ def _on_edges(request: Request) -> list[tuple[str, PerEdge, int]]:
     return [(name, data, trailing) for name, data, trailing in parts if data is not None]
 
 
-def _grouped(request: Request) -> list[tuple[str, int]]:
-    """The tensors that several heads may share: name and number of heads."""
-    grouped = [(name, getattr(request.score, name).shape[-2]) for name, role in _roles(request) if role.grouped]
-    return [("value", request.value.shape[-2]), *grouped]
+def _heads(request: Request) -> list[tuple[str, int, bool]]:
+    """The tensors of nodes: name, number of heads, and whether several heads may share one of them."""
+    nodes = [(name, role) for name, role in _roles(request) if role.of != "edge"]
+    heads = [(name, getattr(request.score, name).shape[-role.trailing], role.grouped) for name, role in nodes]
+    return [("value", request.value.shape[-2], True), *heads]
 
 
 def _roles(request: Request) -> Iterable[tuple[str, Role]]:
@@ -232,6 +238,24 @@ def _per_edge(name: str, data: PerEdge, trailing: int, request: Request) -> None
         shape = f"[{rows}, {request.heads}{', D' if trailing == 2 else ''}]"
         what = "edge type" if isinstance(data, EmbeddingTable) else "edge"
         raise ValueError(f"{name} must have shape {shape}, one row for each {what}; got {list(numbers.shape)}")
+
+
+def _fused(score: Score, fused: Fused, request: Request) -> None:
+    """Validates the shapes of a score's fused form, because row kernels do not."""
+    batch, graph, heads = request.batch, request.graph, request.heads
+    width = () if fused.kind == "additive" else fused.dst.shape[-1:]
+    src_heads = fused.src.shape[-2] if fused.kind == "dot" else heads
+    if not src_heads or heads % src_heads:
+        src_heads = heads
+    expected = [
+        ("dst", fused.dst, (*batch, graph.num_dst, heads, *width)),
+        ("src", fused.src, (*batch, graph.num_src, src_heads, *width)),
+    ]
+    if fused.vector is not None:
+        expected.append(("vector", fused.vector, (heads, *width)))
+    for name, x, shape in expected:
+        if x.shape != shape:
+            raise ValueError(f"{name} of {type(score).__name__} must have shape {list(shape)}; got {list(x.shape)}")
 
 
 def _num_edge_types(table: EmbeddingTable, graph: Graph) -> int:

@@ -14,13 +14,11 @@ from torch import Tensor
 from mpnn.aggregate import Mean
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.csr import attention, on_device
-from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
+from mpnn.kernels.row_spec import CONSTANT, NORMALIZERS
 from mpnn.request import rng
 from mpnn.request.request import Request
-from mpnn.request.scores import Fused
+from mpnn.request.scores import fused_form, slope_of
 from mpnn.request.tables import PerEdge
-
-_KINDS = {"dot": DOT, "additive": ADDITIVE, "activated": ACTIVATED}
 
 
 def supports(request: Request) -> str | None:
@@ -86,11 +84,11 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 def _score(request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors of nodes and of the score as fields of `Given`, and the options of the score as fields of `Spec`."""
     value, heads = _entries(request.value, request), request.heads
-    if request.score is None:
+    score = fused_form(request.score)
+    if score is None:
         return {"value": value}, {"kind": CONSTANT, "scale": 0.0 if request.weighted else 1.0}
-    score: Fused = request.score.fused()  # type: ignore[attr-defined]
-    slope = 1.0 if score.activation is None else attention.slope_of(score.activation)
-    options: dict[str, Any] = {"kind": _KINDS[score.kind], "scale": score.scale, "cap": score.softcap or 0.0}
+    slope = slope_of(score.activation)
+    options: dict[str, Any] = {"kind": attention.KINDS[score.kind], "scale": score.scale, "cap": score.softcap or 0.0}
     options |= {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
     dst, src = (_entries(x if score.kind != "additive" else x[..., None], request) for x in (score.dst, score.src))
     if src.shape[2] != value.shape[2]:  # the kernel groups both or neither
