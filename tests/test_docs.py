@@ -22,7 +22,7 @@ def test_code_in_docs_runs(page: Path) -> None:
     names: dict[str, object] = {"__name__": page.stem}
     for block in re.finditer(r"```python\n(.*?)```", text, re.S):
         line = text[: block.start(1)].count("\n")
-        exec(compile("\n" * line + block.group(1), str(page), "exec"), names)
+        exec(compile("\n" * line + block.group(1), str(page), "exec", dont_inherit=True), names)
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -14,7 +14,9 @@ from mpnn.backends import BACKENDS, csr, dense, edge_list, tiles
 from mpnn.engine import plan
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.request.request import AdditiveScore, BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, Dot, LeakyReLU
+from mpnn.request.tables import BiasTable, EmbeddingTable
 
 HEADS, WIDTH = 4, 3
 

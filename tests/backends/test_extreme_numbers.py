@@ -11,7 +11,8 @@ from torch import Tensor
 from mpnn import Graph, MessagePassing, Topology, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.backends import BACKENDS, csr, dense, edge_list, low_rank, tiles
-from mpnn.request.request import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 SPREADS = (dense, low_rank)  # docs/operator.md says where NaN spreads beyond the nodes that attend to it
 HUGE = 1e38  # the largest float32 is 3.4e38
