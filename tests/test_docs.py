@@ -10,6 +10,9 @@ from types import ModuleType
 
 import pytest
 
+from mpnn import backends
+from mpnn.backends import BACKENDS
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in page.read_text()
@@ -17,7 +20,8 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_in_docs_runs(page: Path) -> None:
+def test_code_in_docs_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_registered", BACKENDS)  # forgets the page's own afterwards
     text = page.read_text()
     names: dict[str, object] = {"__name__": page.stem}
     for block in re.finditer(r"```python\n(.*?)```", text, re.S):

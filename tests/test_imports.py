@@ -42,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "train": {"graph", "message_passing", "data", "files"},
     "mpnn": {
-        *("graph", "graphs", "request", "aggregate", "update", "position", "attention", "engine", "ops"),
+        *("graph", "graphs", "request", "aggregate", "update", "position", "attention", "backends", "engine", "ops"),
         *("message_passing", "encodings", "models"),
     },
     "cli": {
