@@ -65,7 +65,6 @@ def test_the_page_of_models_says_what_was_measured() -> None:
     checks = json.loads((ROOT / "docs" / "checks.json").read_text())
     assert set(page.sections(text)) == set(checks), "a system without a check, or a check without a section"
     assert page.updated(text, checks) == text, "run python docs/models.py"
-    assert all(max(peers.values()) <= 5e-5 for peers in checks.values())
     for picture in page.PICTURE.finditer(text):
         assert (page.PICTURES / f"{picture['name']}.png").is_file()
     assert text.count("![attention pattern]") == len(list(page.PICTURE.finditer(text)))
