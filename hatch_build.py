@@ -107,7 +107,8 @@ def platform_tag() -> str:
 def _files() -> ModuleType:
     """mpnn/kernels/cpu/files.py, without importing mpnn, which needs torch."""
     spec = importlib.util.spec_from_file_location("files", FOLDER / "files.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

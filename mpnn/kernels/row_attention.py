@@ -19,19 +19,18 @@ from torch import Tensor
 from mpnn.kernels import memory
 from mpnn.kernels.cpu import library, threads
 from mpnn.kernels.once_differentiable import once_differentiable
-from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
+from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.rows import EdgeTensor, NodeTensor, Rows, RowsStruct, edge_tensor, node_tensor
 
 LANES = 8  # features are padded to a multiple of this
-NORMALIZERS = {"softmax": 0, "sigmoid": 1, "none": 2}
 _SOFTMAX = NORMALIZERS["softmax"]
 _WEIGHTED, _NUMBERS, _ACTIVATIONS = 0, 1, 2  # kinds of RowSums
 _MOST_PARTS, _LEAST = 32, 1 << 17  # components of a part's edges
 
 
 class EdgeTypes(NamedTuple):
-    """For a tensor with a row for each edge type: the type of each edge, int64 [E] in the caller's order, and a function
-    that returns the edges sorted by type, whose `col` is the destination."""
+    """For a tensor with a row for each edge type: the type of each edge, int64 [E] in the caller's order, and a
+    function that returns the edges sorted by type, whose `col` is the destination."""
 
     ids: Tensor
     by_type: Callable[[], Rows]
@@ -245,7 +244,7 @@ class _Backward:
         self.wanted = {name for name, need in zip(Tensors._fields, needed, strict=True) if need}
         self.tables = [name for name in self.wanted if name in spec.types]
         self.parts = num_parts(spec.by_source(), self.width)
-        # numbers of each edge: the gradient of its logit; its weight and the gradient of its bias, where a table needs them
+        # numbers of each edge: the gradient of its logit; for tables also its weight and the gradient of its bias
         with_weight = "edge_value" in self.tables
         with_bias = "table" in self.tables and (spec.softcap != 0 or spec.score in (ADDITIVE, ACTIVATED))
         self.weight_at, self.bias_at = (1 if with_weight else -1), (1 + with_weight if with_bias else -1)
@@ -373,8 +372,8 @@ def _each(like: Tensor, name: str, p: Structure, count: int, parts: int | None =
 
 
 def _by_rows(like: Tensor, rows: Rows, parts: int, trailing: int, shape: Sequence[int]) -> Tensor:
-    """Allocates an output [..., rows, ...] with `trailing` dimensions from the rows on. Rows that no part writes in full
-    are zero."""
+    """Allocates an output [..., rows, ...] with `trailing` dimensions from the rows on. Rows that no part writes in
+    full are zero."""
     out = memory.empty(like, *shape)
     if not memory.is_large(out) or not rows.num_edges:
         return out.zero_()

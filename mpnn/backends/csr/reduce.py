@@ -21,7 +21,8 @@ from mpnn.graph import Graph
 from mpnn.kernels import combine
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_reduce import Associative, RowReduce
-from mpnn.request.request import EmbeddingTable, Request
+from mpnn.request.request import Request
+from mpnn.request.tables import EmbeddingTable
 
 _BEYOND_CACHE = 40e6  # bytes of features beyond which almost all reads miss the cache
 KINDS: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}

@@ -17,7 +17,7 @@
 #include "rows.h"
 
 enum { SOFTMAX, SIGMOID, NO_NORMALIZER };
-enum { CONSTANT, DOT, ADDITIVE, ADDITIVE_V2 };  // <q, k>; activation(dst + src); <vector, activation(dst + src)>
+enum { CONSTANT, DOT, ADDITIVE, ACTIVATED };  // <q, k>; activation(dst + src); <vector, activation(dst + src)>
 enum { LEAKY_RELU, TANH };
 
 template <class T> struct RowAttention {
@@ -25,7 +25,7 @@ template <class T> struct RowAttention {
   int64_t heads, score, normalize, activation;
   double scale, softcap, slope;
   NodeTensor<const T> dst, src, value;        // query and key, or the two terms of an additive score
-  const T *vector;                            // [heads, width], ADDITIVE_V2
+  const T *vector;                            // [heads, width], ACTIVATED
   EdgeTensor<const T> edge_key, edge_value;   // vectors added to keys (or under the activation), and to values
   EdgeTensor<const T> edge_term, bias, table; // numbers added under the activation, and to logits
   const uint32_t *keys;                       // dropout's, [batch, heads]; null: no dropout
@@ -154,7 +154,7 @@ static void add_edge_dots(const Reads<T> &a, const EdgeTensor<const T> &x, const
   }
 }
 
-// dst_i + src_j + edge_ij of ADDITIVE_V2: LANES numbers from c on.
+// dst_i + src_j + edge_ij of ACTIVATED: LANES numbers from c on.
 template <class T>
 INLINE V<T> under_activation(const T *dst, const T *src, const T *edge, int64_t width, int64_t c) {
   V<T> z = load<T, LANES>(dst + c) + load<T, LANES>(src + c);
@@ -211,7 +211,7 @@ static void logits(const RowAttention<T> &p, const Block<T> &block, int64_t b, i
         store<T, LANES>(s + c, y);
       }
     });
-  } else if (p.score == ADDITIVE_V2) {
+  } else if (p.score == ACTIVATED) {
     with_activation<T>(p.activation, p.slope, [&](auto f) { activated_dots(p, block, b, first, n, fetch_dst, fetch_src, f, s); });
   } else {
     for (int64_t c = 0; c < count; c++) s[c] = (T)p.scale;
@@ -557,7 +557,7 @@ template <class T> static void backward(const RowAttention<T> &p, int64_t b, int
       at = block.segments.row[k];
       bool fresh = begin + from == (p.rows.ptr[at] > first ? p.rows.ptr[at] : first);
       if (p.d_value.data) weighted_sums(block.s, heads, block.d_out, from, to, false, fresh, value_sums);
-      if (p.score == ADDITIVE_V2) {
+      if (p.score == ACTIVATED) {
         if (fresh) for (int64_t d = 0; d < key_size; d++) key_sums[d] = 0;
         with_activation<T>(p.activation, p.slope, [&](auto f) {
           activation_gradients(block.g, heads, block.dst, block.src, p.edge_key, p.vector, p.rows, b, begin, from, to, heads, f, key_sums, d_vector, p.d_edge_key.data ? &p.d_edge_key : nullptr);
