@@ -654,7 +654,7 @@ template <class T> static void join_sums(const RowSums<T> &p, int64_t b) {
       write_row(p.out, b, p.rows.node_of(p.partial_row[k]), p.partial + k * p.heads * p.out.width, p.heads, (T)p.factor, true);
 }
 
-#define EXPORT(T, suffix) \
+#define EXPORT_FOR(T, suffix) \
   extern "C" void row_attention_forward_##suffix(const RowAttention<T> *p, int64_t b, int64_t part) { forward(*p, b, part); } \
   extern "C" void row_attention_join_##suffix(const RowAttention<T> *p, int64_t b) { join(*p, b); } \
   extern "C" void row_attention_weights_##suffix(const RowAttention<T> *p, int64_t b, int64_t part) { normalize_weights(*p, b, part); } \
@@ -663,8 +663,8 @@ template <class T> static void join_sums(const RowSums<T> &p, int64_t b) {
   extern "C" void row_attention_join_backward_##suffix(const RowAttention<T> *p, int64_t b) { join_backward(*p, b); } \
   extern "C" void row_attention_sums_##suffix(const RowSums<T> *p, int64_t b, int64_t part) { row_sums(*p, b, part); } \
   extern "C" void row_attention_join_sums_##suffix(const RowSums<T> *p, int64_t b) { join_sums(*p, b); }
-EXPORT(float, f32)
-EXPORT(double, f64)
-#undef EXPORT
+EXPORT_FOR(float, f32)
+EXPORT_FOR(double, f64)
+#undef EXPORT_FOR
 extern "C" int64_t row_attention_size() { return sizeof(RowAttention<float>); }
 extern "C" int64_t row_sums_size() { return sizeof(RowSums<float>); }
