@@ -141,8 +141,7 @@ def _describe_work(request: Request) -> str:
     what = (
         "aggregation"
         if request.score is None
-        else {"Dot": "dot-product", "AdditiveScore": "additive"}.get(type(request.score).__name__, "additive (v2)")
-        + f" attention, {request.normalize}"
+        else f"{getattr(request.score, 'label', type(request.score).__name__)} attention, {request.normalize}"
     )
     batch = "" if not request.batch else f", batch {' x '.join(map(str, request.batch))}"
     grad = "with gradients" if request.needs_grad else "without gradients"

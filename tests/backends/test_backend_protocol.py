@@ -10,7 +10,8 @@ import mpnn
 from mpnn import MessagePassing, backends, graphs, ops
 from mpnn.backends import BACKENDS, Backend, Estimate, register, registered
 from mpnn.engine.plan import Refused, choose, plan
-from mpnn.request.request import Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
 
 
 class Ones:

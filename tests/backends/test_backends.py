@@ -29,7 +29,9 @@ from mpnn.backends import BACKENDS, Backend, csr, dense, edge_list, scatter, til
 from mpnn.engine import plan
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
-from mpnn.request.request import BiasTable, Dot, EmbeddingTable, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+from mpnn.request.tables import BiasTable, EmbeddingTable
 
 # Sums of at most 60 float64 terms of size about 10, twice over (softmax, then values): 60 * 10 * 2 * 1.1e-16 < 2e-13.
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}

@@ -5,7 +5,8 @@ from capabilities import GRAPHS, PAGE, REQUESTS, converted, refusal, supported, 
 from torch import Tensor
 
 from mpnn.backends import BACKENDS, Backend, csr, edge_list
-from mpnn.request.request import Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
 
 
 def test_the_page_lists_what_backends_answer() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from mpnn import Graph, MessagePassing, Topology, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.backends import csr, dense, edge_list, low_rank, tiles
-from mpnn.request.request import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 HUGE = 1e38  # the largest float32 is 3.4e38
 

@@ -9,7 +9,8 @@ from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS
 from mpnn.engine.plan import Plan, Refused, choose, plan
 from mpnn.graph.topology import Topology
-from mpnn.request.request import Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
 
 
 def request(topology: Topology, n: int, heads: int = 4, width: int = 32, grad: bool = False) -> Request:

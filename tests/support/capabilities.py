@@ -30,17 +30,9 @@ from mpnn.backends.csr import on_device
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.request.request import (
-    Activation,
-    AdditiveScore,
-    AdditiveV2Score,
-    BiasTable,
-    Dot,
-    EmbeddingTable,
-    LeakyReLU,
-    PerEdge,
-    Request,
-)
+from mpnn.request.request import Request
+from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
 
 PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
 HEADS, WIDTH = 4, 3
