@@ -31,7 +31,7 @@ from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.request.request import Request
-from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, Fused, LeakyReLU, Role
 from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
 
 PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
@@ -156,6 +156,34 @@ def additive_v2(graph: Graph, activation: Activation = LEAKY, edge: bool = False
     return replace(request(graph), score=AdditiveV2Score(dst, src, leaf(HEADS, WIDTH), activation, added))
 
 
+@dataclass(eq=False)
+class Distance:
+    """`-|query_i - key_j|^2`: a score as users write it, computed by its reference."""
+
+    query: Tensor
+    key: Tensor
+    roles = {"query": Role("dst"), "key": Role("src")}  # noqa: RUF012
+
+    def logits(self, query: Tensor, key: Tensor) -> Tensor:
+        return -(query - key).square().sum(-1)
+
+
+@dataclass(eq=False)
+class Product(Distance):
+    """`<query_i, key_j>`: a score as users write it, in a form that fused kernels know."""
+
+    def logits(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query * key).sum(-1)
+
+    def fused(self) -> Fused:
+        return Fused("dot", self.query, self.key)
+
+
+def own_score(graph: Graph, score: type[Distance]) -> Request:
+    plain = request(graph)
+    return replace(plain, score=score(plain.score.query, plain.score.key))
+
+
 def aggregation(graph: Graph, reduce: str = "sum", weighted: bool = False) -> Request:
     """Aggregation of features [2, N_src, 1, F] as by `ops.aggregate`."""
     bias = (leaf(graph.num_edges, 1),) if weighted else ()
@@ -206,6 +234,8 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
     "additive, another activation": lambda g: additive(g, F.elu),
     "additive v2 (GATv2)": additive_v2,
     "additive v2, tanh, with edge terms": lambda g: additive_v2(g, torch.tanh, edge=True),
+    "own score": lambda g: own_score(g, Distance),
+    "own score with a fused form": lambda g: own_score(g, Product),
     "softmax of biases": lambda g: replace(request(g), score=None, bias=(leaf(g.num_edges, HEADS),)),
     **{
         f"aggregation: {reduce}": lambda g, reduce=reduce: aggregation(g, reduce)
@@ -315,24 +345,24 @@ _TABLES = re.compile(r"(?<=<!-- tables -->\n).*?(?=<!-- end -->)", re.S)
 
 def updated(text: str) -> str:
     """The page with the answers that backends give now."""
-    notes: dict[str, int] = {}
-
-    def cell(reason: str | None) -> str:
-        return "yes" if reason is None else str(notes.setdefault(reason, len(notes) + 1))
 
     def rows(title: str, names: Any, ask: Callable[[str, Backend, str], str | None]) -> Iterator[str]:
+        reasons: dict[str, int] = {}
+
+        def cell(reason: str | None) -> str:
+            return "yes" if reason is None else str(reasons.setdefault(reason, len(reasons) + 1))
+
         heads = [b.NAME if device == "cpu" else f"{b.NAME}, CUDA" for b, device in COLUMNS]
         yield f"\n| {title} | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}"
         for name in names:
             yield f"| {name} | {' | '.join(cell(ask(name, b, device)) for b, device in COLUMNS)} |"
+        yield "\n" + "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
 
     causal = GRAPHS["causal"]
     lines = [
         *rows("request", REQUESTS, lambda name, b, device: refusal(b, REQUESTS[name](causal), device=device)),
         *rows("graph", GRAPHS, lambda name, b, device: refusal(b, simple(b, device)(GRAPHS[name]), device=device)),
         *rows("dtype", DTYPES, lambda name, b, device: refusal(b, simple(b, device)(causal), DTYPES[name], device)),
-        "\nReasons:\n",
-        *(f"{number}. {reason}" for reason, number in notes.items()),
         "\n## Derivatives\n\nMeasured on CPU. Where the table says no, the call raises an error.\n",
     ]
     differentiable = [b for b in BACKENDS if b is not scatter]
