@@ -43,7 +43,7 @@ def supports(request: Request) -> str | None:
         return f"its additive scores support LeakyReLU and tanh, and it cannot compile {_name_of(fused.activation)}"
     vectors = [("edge_value", request.edge_value, value.shape[-1])]
     if fused and fused.kind != "additive":
-        vectors.append(("edge_key" if fused.kind == "dot" else "edge", fused.edge, fused.dst.shape[-1]))
+        vectors.append(("edge_key" if fused.kind == "dot" else "edge", fused.edge_key, fused.query.shape[-1]))
     for name, data, width in vectors:
         numbers = None if data is None else _numbers(data)
         if numbers is not None and numbers.shape[-1] != width:
@@ -66,7 +66,7 @@ def counts(request: Request) -> dict[str, float]:
     }
     if fused and fused.kind == "activated":
         operations["activated number"] = edges * width
-    added = (request.edge_value, fused.edge if fused and fused.kind == "dot" else None)
+    added = (request.edge_value, fused.edge_key if fused and fused.kind == "dot" else None)
     if vectors := sum(vector is not None for vector in added):
         operations["vector number"] = edges * width * vectors
     if request.dropout:
@@ -89,8 +89,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     fused = fused_form(request.score)
     if fused is not None:
         kind, scale, cap, pad = KINDS[fused.kind], fused.scale, fused.softcap or 0.0, fused.kind != "additive"
-        dst, src = (_pad(x, dtype) if pad else x.to(dtype) for x in (fused.dst, fused.src))
-        edge, before = (fused.edge, None) if pad else (None, fused.edge)
+        dst, src = (_pad(x, dtype) if pad else x.to(dtype) for x in (fused.query, fused.key))
+        edge, before = (fused.edge_key, None) if pad else (None, fused.edge_key)
         vector = None if fused.vector is None else _pad(fused.vector, dtype)
         slope = slope_of(fused.activation)
     elif request.weighted:
