@@ -243,23 +243,6 @@ class PNA(Composed, nn.Module):
         return torch.cat([side_by_side * _per_row(factors[name], side_by_side) for name in self.scalers], -1)
 
 
-class Diffusion:
-    """Multi-hop attention: the same weights A propagate values over several hops (MAGNA, Wang et al. 2021, eq. 5-7).
-
-    Z_0 = V,   Z_{k+1} = (1 - alpha) A Z_k + alpha V,   out = Z_hops
-    """
-
-    def __init__(self, hops: int, alpha: float) -> None:
-        if hops < 1:
-            raise ValueError(f"hops must be at least 1; got {hops}")
-        if not 0.0 < alpha <= 1.0:
-            raise ValueError(f"alpha must lie in (0, 1]; got {alpha}")
-        self.hops, self.alpha = hops, alpha
-
-    def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        raise TypeError("Diffusion needs whole graphs, not messages; give it to MessagePassing as the aggregate")
-
-
 class _Function(nn.Module):
     """Wraps a plain function or a module as an aggregator."""
 

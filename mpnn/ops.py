@@ -148,8 +148,7 @@ def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, sca
         return Request(graph, value, Dot(query, key, scale))
 
     forms = [(x.shape, x.dtype, x.device, x.layout, x.requires_grad) for x in (query, key, value)]
-    form = "attend", backend, torch.is_grad_enabled(), *forms
-    choice = graph.cached(form, lambda: dispatch.choice(request(), backend))
+    choice = dispatch.cached_choice(graph, backend, ("attend", torch.is_grad_enabled(), *forms), request)
     if choice.direct is None or torch.is_autocast_enabled(choice.device):
         return dispatch.run_by(choice, request())[0]
     return choice.direct(query, key, value, scale)

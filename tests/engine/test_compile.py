@@ -118,7 +118,7 @@ ON_GRAPHS: dict[str, Callable[[Graph | None], MessagePassing]] = {
     "gcn": lambda g: MessagePassing(g, "sum", Activate(F.relu), Degree(WIDTH, 4)),
     "edges add vectors": lambda g: layer(g, edge_dim=3),
     "edges add numbers": lambda g: layer(g, position=EdgeBias(3, 2)),
-    "diffusion": lambda g: MessagePassing(g, aggregate.Diffusion(3, 0.2), None, Additive(WIDTH, 4, 2)),
+    "diffusion": lambda g: MessagePassing(g, "sum", None, Additive(WIDTH, 4, 2), hops=3, teleport=0.2),
     "max": lambda g: MessagePassing(g, "max", None, None),
     "std": lambda g: MessagePassing(g, "std", None, None),
     "pna, wider than its messages": lambda g: MessagePassing(g, "pna", None, None),
