@@ -39,16 +39,16 @@ class EdgeTypes(NamedTuple):
 class Tensors(NamedTuple):
     """The tensors of a call, of one dtype; absent ones are None.
 
-    value [..., N_src, H_kv, DV]. A `DOT` score: dst [..., N_dst, H, D] are queries, src [..., N_src, H_kv, D] keys.
-    `ADDITIVE`: dst [..., N_dst, H], src [..., N_src, H]. `ACTIVATED`: dst and src [..., N, H, D], vector [H, D]. D and
+    value [..., N_src, H_kv, DV]. A `DOT` score: query [..., N_dst, H, D] are queries, key [..., N_src, H_kv, D] keys.
+    `ADDITIVE`: query [..., N_dst, H], key [..., N_src, H]. `ACTIVATED`: query, key [..., N, H, D], vector [H, D]. D and
     DV are multiples of LANES. Per edge or per edge type: edge_key [..., E, H or 1, width] is added to keys or under the
     activation, edge_value [..., E, H or 1, width] to values, edge_term [..., E, H or 1] under the activation, bias and
     table [..., E, H or 1] to the logits.
     """
 
     value: Tensor
-    dst: Tensor | None = None
-    src: Tensor | None = None
+    query: Tensor | None = None
+    key: Tensor | None = None
     vector: Tensor | None = None
     edge_key: Tensor | None = None
     edge_value: Tensor | None = None
@@ -62,7 +62,7 @@ _TRAILING = {"edge_key": 3, "edge_value": 3, "edge_term": 2, "bias": 2, "table":
 
 class Spec(NamedTuple):
     """All other arguments. `rows`: the edges by destination. `by_source`: returns the edges by source. `types`: for
-    tensors of `Tensors` with a row for each edge type. `keys`: of dropout, int32 [batch * H], None without dropout."""
+    tensors of `Tensors` with a row for each edge type. `dropout_keys`, int32 [batch * H], None without dropout."""
 
     rows: Rows
     by_source: Callable[[], Rows]
@@ -74,7 +74,7 @@ class Spec(NamedTuple):
     softcap: float = 0.0
     slope: float = 1.0
     tanh: bool = False
-    keys: Tensor | None = None
+    dropout_keys: Tensor | None = None
     dropout: float = 0.0
     return_weights: bool = False
 
@@ -86,10 +86,10 @@ class RowAttention(Structure):
         ("rows", RowsStruct),
         *((name, c_int64) for name in ("heads", "score", "normalize", "activation")),
         *((name, c_double) for name in ("scale", "softcap", "slope")),
-        *((name, NodeTensor) for name in ("dst", "src", "value")),
+        *((name, NodeTensor) for name in ("query", "key", "value")),
         ("vector", c_void_p),
         *((name, EdgeTensor) for name in ("edge_key", "edge_value", "edge_term", "bias", "table")),
-        ("keys", c_void_p),
+        ("dropout_keys", c_void_p),
         ("threshold", c_int64),
         ("keep_scale", c_double),
         *((name, c_void_p) for name in ("out", "stats", "weights", "partial", "partial_row")),
@@ -98,7 +98,7 @@ class RowAttention(Structure):
         ("num_dst", c_int64),
         ("numbers", c_void_p),
         *((name, c_int64) for name in ("stride", "weight_at", "bias_at")),
-        *((name, NodeTensor) for name in ("d_value", "d_src")),
+        *((name, NodeTensor) for name in ("d_value", "d_key")),
         ("d_vector", c_void_p),
         *((name, EdgeTensor) for name in ("d_edge_key", "d_edge_value", "d_edge_term", "d_bias")),
     )
@@ -214,12 +214,12 @@ def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int) -> RowAtten
         spec.scale,
         spec.softcap,
         spec.slope,
-        node_tensor(inputs.dst, nodes),
-        node_tensor(inputs.src, nodes),
+        node_tensor(inputs.query, nodes),
+        node_tensor(inputs.key, nodes),
         node_tensor(inputs.value, 3),
         _address(inputs.vector),
         **edges,
-        keys=_address(spec.keys),
+        dropout_keys=_address(spec.dropout_keys),
         threshold=round(spec.dropout * (1 << 24)),
         keep_scale=1 / (1 - spec.dropout),
     )
@@ -248,7 +248,7 @@ class _Backward:
         with_weight = "edge_value" in self.tables
         with_bias = "table" in self.tables and (spec.softcap != 0 or spec.score in (ADDITIVE, ACTIVATED))
         self.weight_at, self.bias_at = (1 if with_weight else -1), (1 + with_weight if with_bias else -1)
-        self.stride = 1 + with_weight + with_bias if "dst" in self.wanted or self.tables else 0
+        self.stride = 1 + with_weight + with_bias if "query" in self.wanted or self.tables else 0
         self.numbers = inputs.value.new_empty(self.count, spec.rows.num_edges, self.stride, self.heads)
         self.results: dict[str, Tensor] = {}
 
@@ -256,7 +256,7 @@ class _Backward:
         """The gradient of each tensor of `inputs`, or None if it is not needed."""
         if self.spec.rows.num_edges and self.count:
             self._by_source()
-            if "dst" in self.wanted:
+            if "query" in self.wanted:
                 self._by_destination()
             for name in self.tables:
                 self._by_type(name)
@@ -277,7 +277,7 @@ class _Backward:
             row_stats = memory.empty(value, count, p.num_dst, 3, self.heads)
             p.row_stats = row_stats.data_ptr()
             self._prepare(row_stats)
-        for name, trailing in (("value", 3), ("src", nodes)):
+        for name, trailing in (("value", 3), ("key", nodes)):
             if name in self.wanted:
                 self.results[name] = _by_rows(value, columns, self.parts, trailing, getattr(inputs, name).shape)
             setattr(p, f"d_{name}", node_tensor(self.results.get(name), trailing))
@@ -288,7 +288,7 @@ class _Backward:
         shape = (count, self.parts, *inputs.vector.shape) if "vector" in self.wanted else (0,)  # type: ignore[union-attr]
         d_vector = value.new_zeros(shape)
         p.d_vector = d_vector.data_ptr() if "vector" in self.wanted else None
-        keys = 0 if spec.score == CONSTANT else inputs.dst.shape[-1] if nodes == 3 else 1  # type: ignore[union-attr]
+        keys = 0 if spec.score == CONSTANT else inputs.query.shape[-1] if nodes == 3 else 1  # type: ignore[union-attr]
         partial = _Partial(value, count, self.parts, self.width + self.heads * keys)
         p.partial, p.partial_row = partial.addresses
         # entries of the batch that share a tensor of edges must not add to its gradient side by side
@@ -324,13 +324,13 @@ class _Backward:
         else:
             p.kind = _WEIGHTED if score == DOT else _ACTIVATIONS
             p.factor = spec.scale if score == DOT else 1.0
-            p.x, p.vector = node_tensor(inputs.src, 3), _address(inputs.vector)
-            p.own = node_tensor(inputs.dst if score == ACTIVATED else None, 3)
+            p.x, p.vector = node_tensor(inputs.key, 3), _address(inputs.vector)
+            p.own = node_tensor(inputs.query if score == ACTIVATED else None, 3)
             ids = spec.types["edge_key"].ids if "edge_key" in spec.types else None
             p.edge_key = edge_tensor(inputs.edge_key, 3, ids)
-        like = inputs.dst
+        like = inputs.query
         assert like is not None
-        self.results["dst"] = self._sums(p, spec.rows, like.shape, 2 if score == ADDITIVE else 3)
+        self.results["query"] = self._sums(p, spec.rows, like.shape, 2 if score == ADDITIVE else 3)
 
     def _by_type(self, name: str) -> None:
         """The gradient of a tensor with a row for each edge type."""
@@ -341,7 +341,7 @@ class _Backward:
         )
         shape = table.shape
         if not numbers:
-            p.x = node_tensor(self.saved.d_out if name == "edge_value" else self.inputs.dst, 3)
+            p.x = node_tensor(self.saved.d_out if name == "edge_value" else self.inputs.query, 3)
             shape = (*shape[:-1], shape[-1] + -shape[-1] % LANES)
         out = self._sums(p, spec.types[name].by_type(), (self.count, *shape), 2 if numbers else 3)
         self.results[name] = out.sum(0)[..., : table.shape[-1]]

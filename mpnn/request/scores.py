@@ -62,17 +62,17 @@ class Score(Protocol):
 class Fused(NamedTuple):
     """A score in a form that row kernels compute on CPU and GPU:
 
-        dot          softcap * tanh(scale * <dst_i, src_j + edge_ij> / softcap), or without softcap
-        additive     activation(dst_i + src_j + edge_ij)
-        activated    <vector, activation(dst_i + src_j + edge_ij)>
+        dot          softcap * tanh(scale * <query_i, key_j + edge_key_ij> / softcap), or without softcap
+        additive     activation(query_i + key_j + edge_key_ij), of numbers [..., H]
+        activated    <vector, activation(query_i + key_j + edge_key_ij)>
 
-    The kernels know the activations LeakyReLU and tanh.
+    The kernels support the activations LeakyReLU and tanh.
     """
 
     kind: Literal["dot", "additive", "activated"]
-    dst: Tensor
-    src: Tensor
-    edge: PerEdge | None = None
+    query: Tensor
+    key: Tensor
+    edge_key: PerEdge | None = None
     vector: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None

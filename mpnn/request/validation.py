@@ -243,19 +243,21 @@ def _per_edge(name: str, data: PerEdge, trailing: int, request: Request) -> None
 def _fused(score: Score, fused: Fused, request: Request) -> None:
     """Validates the shapes of a score's fused form, because row kernels do not."""
     batch, graph, heads = request.batch, request.graph, request.heads
-    width = () if fused.kind == "additive" else fused.dst.shape[-1:]
-    src_heads = fused.src.shape[-2] if fused.kind == "dot" else heads
-    if not src_heads or heads % src_heads:
-        src_heads = heads
+    width = () if fused.kind == "additive" else fused.query.shape[-1:]
+    key_heads = fused.key.shape[-2] if fused.kind == "dot" else heads
+    if not key_heads or heads % key_heads:
+        key_heads = heads
     expected = [
-        ("dst", fused.dst, (*batch, graph.num_dst, heads, *width)),
-        ("src", fused.src, (*batch, graph.num_src, src_heads, *width)),
+        ("query", fused.query, (*batch, graph.num_dst, heads, *width)),
+        ("key", fused.key, (*batch, graph.num_src, key_heads, *width)),
     ]
     if fused.vector is not None:
         expected.append(("vector", fused.vector, (heads, *width)))
     for name, x, shape in expected:
         if x.shape != shape:
-            raise ValueError(f"{name} of {type(score).__name__} must have shape {list(shape)}; got {list(x.shape)}")
+            raise ValueError(
+                f"{name} of the fused {type(score).__name__} must have shape {list(shape)}; got {list(x.shape)}"
+            )
 
 
 def _num_edge_types(table: EmbeddingTable, graph: Graph) -> int:

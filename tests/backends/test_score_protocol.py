@@ -230,8 +230,14 @@ class NotADataclass:
         (Distance(Q, Q, torch.rand(HEADS), torch.rand(3, HEADS, WIDTH)), "edge_key must have shape"),
         (Distance(Q, Q, torch.rand(2, 1, HEADS)), "Distance.logits must return one number for each edge and head"),
         (AdditiveScore(Q[..., 0], Q[:, :1, 0], LeakyReLU()), "src has 1 heads, and the score has 4"),
-        (AdditiveV2Score(Q, Q, Q[0, :1], LeakyReLU()), "vector of AdditiveV2Score must have shape [4, 6]; got [1, 6]"),
-        (AdditiveV2Score(Q, Q[..., :3], Q[0], LeakyReLU()), "src of AdditiveV2Score must have shape [9, 4, 6]"),
+        (
+            AdditiveV2Score(Q, Q, Q[0, :1], LeakyReLU()),
+            "vector of the fused AdditiveV2Score must have shape [4, 6]",
+        ),
+        (
+            AdditiveV2Score(Q, Q[..., :3], Q[0], LeakyReLU()),
+            "key of the fused AdditiveV2Score must have shape [9,",
+        ),
     ],
 )
 @pytest.mark.parametrize("backend", ["auto", "edge_list"])

@@ -145,6 +145,6 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     kernels = dict(json.loads(done.stdout))
     assert set(kernels) == {
         "forward.attend", "forward.join", "backward.deltas", "backward.by_destination", "backward.by_source",
-        "backward.by_class", "reduce.fold", "reduce.join", "reduce.spread",
+        "backward.by_type", "reduce.segment_reduce", "reduce.join", "reduce.segment_reduce_backward",
     }  # fmt: skip
     assert all(size > 0 for size in kernels.values())

@@ -47,7 +47,7 @@ def supports(request: Request) -> str | None:
         return f"its additive scores support LeakyReLU and tanh, and it cannot compile {_name_of(fused.activation)}"
     vectors = [("edge_value", request.edge_value, value.shape[-1])]
     if fused and fused.kind != "additive":
-        vectors.append(("edge_key" if fused.kind == "dot" else "edge", fused.edge, fused.dst.shape[-1]))
+        vectors.append(("edge_key" if fused.kind == "dot" else "edge", fused.edge_key, fused.query.shape[-1]))
     for name, data, width in vectors:
         numbers = None if data is None else _numbers(data)
         if numbers is not None and numbers.shape[-1] != width:
@@ -72,7 +72,7 @@ def counts(request: Request) -> dict[str, float]:
     }
     if fused and fused.kind == "activated":
         operations["activated number"] = edges * width
-    added = (request.edge_value, fused.edge if fused and fused.kind == "dot" else None)
+    added = (request.edge_value, fused.edge_key if fused and fused.kind == "dot" else None)
     if vectors := sum(vector is not None for vector in added):
         operations["vector number"] = edges * width * vectors
     if request.dropout:
@@ -88,14 +88,14 @@ def estimate(request: Request) -> Estimate:
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     graph, dtype = request.graph, request.accumulate_dtype
     bias, table = _biases(request)
-    dst = src = vector = edge_key = edge_term = None
+    query = key = vector = edge_key = edge_term = None
     kind, scale, softcap = CONSTANT, 1.0, 0.0
     slope: Any = 1.0
     fused = fused_form(request.score)
     if fused is not None:
         kind, scale, softcap, pad = KINDS[fused.kind], fused.scale, fused.softcap or 0.0, fused.kind != "additive"
-        dst, src = (_pad(x, dtype) if pad else x.to(dtype) for x in (fused.dst, fused.src))
-        edge = _expand(fused.edge, graph) if fused.kind != "dot" else fused.edge
+        query, key = (_pad(x, dtype) if pad else x.to(dtype) for x in (fused.query, fused.key))
+        edge = fused.edge_key if fused.kind == "dot" else _expand(fused.edge_key, graph)
         edge_key, edge_term = (edge, None) if pad else (None, edge)
         vector = None if fused.vector is None else _pad(fused.vector, dtype)
         slope = slope_of(fused.activation)
@@ -120,7 +120,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         request.return_weights,
     )
     numbers = {name: None if x is None else _numbers(x).to(dtype) for name, x in on_edges.items()}
-    out, weights = row_attention.attend(spec, Tensors(_pad(request.value, dtype), dst, src, vector, **numbers))
+    out, weights = row_attention.attend(spec, Tensors(_pad(request.value, dtype), query, key, vector, **numbers))
     width = request.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
     if type(request.reduce) is Mean:

@@ -61,13 +61,13 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     if bias is not None:
         features["bias"] = on_device.per_edge(bias, heads, request)
     if request.edge_value is not None:
-        features["edge_value"], options["value_classes"] = _vectors(request.edge_value, request)
+        features["edge_value"], options["value_types"] = _vectors(request.edge_value, request)
     spec = row_attention.Spec(
         on_device.rows(graph),
         on_device.columns(graph),
         heads,
         normalize=NORMALIZERS[request.normalize if request.weighted else "none"],
-        keys=_keys(request),
+        dropout_keys=_dropout_keys(request),
         dropout=request.dropout if request.weighted else 0.0,
         return_weights=request.return_weights,
         **options,
@@ -88,29 +88,34 @@ def _score(request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
     if score is None:
         return {"value": value}, {"kind": CONSTANT, "scale": 0.0 if request.weighted else 1.0}
     slope = slope_of(score.activation)
-    options: dict[str, Any] = {"kind": attention.KINDS[score.kind], "scale": score.scale, "cap": score.softcap or 0.0}
+    options: dict[str, Any] = {
+        "kind": attention.KINDS[score.kind],
+        "scale": score.scale,
+        "softcap": score.softcap or 0.0,
+    }
     options |= {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
-    dst, src = (_entries(x if score.kind != "additive" else x[..., None], request) for x in (score.dst, score.src))
-    if src.shape[2] != value.shape[2]:  # the kernel groups both or neither
-        src, value = _repeat(src, heads), _repeat(value, heads)
-    features = {"value": value, "dst": dst, "src": src, "vector": score.vector}
-    if score.edge is not None and score.kind == "additive":
-        features["before"] = on_device.per_edge(on_device.numbers(score.edge, request), heads, request)
-    elif score.edge is not None:
-        features["edge"], options["edge_classes"] = _vectors(score.edge, request)
+    ends = score.query, score.key
+    query, key = (_entries(x if score.kind != "additive" else x[..., None], request) for x in ends)
+    if key.shape[2] != value.shape[2]:  # the kernel groups both or neither
+        key, value = _repeat(key, heads), _repeat(value, heads)
+    features = {"value": value, "query": query, "key": key, "vector": score.vector}
+    if score.edge_key is not None and score.kind == "additive":
+        features["edge_key"] = on_device.per_edge(on_device.numbers(score.edge_key, request), heads, request)
+    elif score.edge_key is not None:
+        features["edge_key"], options["key_types"] = _vectors(score.edge_key, request)
     return features, options
 
 
 def _vectors(data: PerEdge, request: Request) -> tuple[Tensor, Any]:
     """Vectors per edge or per edge type, [B, E or edge types, H, D], and the edge types, None for vectors per edge."""
-    from mpnn.kernels.cuda.row_attention import Classes, Ends
+    from mpnn.kernels.cuda.row_attention import EdgeTypes, Ends
 
     if isinstance(data, Tensor):
         return on_device.per_edge(data, request.heads, request, trailing=2), None
     graph = request.graph
     src, dst = graph.edge_index
-    classes = Classes(on_device.ids(data, graph), on_device.by_class(data, graph), Ends(dst, src))
-    return on_device.per_edge(data.table, request.heads, request, trailing=2), classes
+    types = EdgeTypes(on_device.ids(data, graph), on_device.by_type(data, graph), Ends(dst, src))
+    return on_device.per_edge(data.table, request.heads, request, trailing=2), types
 
 
 def _entries(x: Tensor, request: Request) -> Tensor:
@@ -123,7 +128,7 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[-2] == heads else x.repeat_interleave(heads // x.shape[-2], -2)
 
 
-def _keys(request: Request) -> Tensor | None:
+def _dropout_keys(request: Request) -> Tensor | None:
     """The dropout key of each (batch, head) pair, int32 [B * H]; None without dropout."""
     if not request.dropout or not request.weighted:
         return None

@@ -72,26 +72,26 @@ def numbers(data: PerEdge, request: Request) -> Tensor:
     """The numbers of each edge, [..., E, H] in the caller's order. Tables are expanded."""
     if isinstance(data, Tensor):
         return data.to(request.accumulate_dtype)
-    from mpnn.kernels.cuda.row_reduce import Spread
+    from mpnn.kernels.cuda.row_reduce import Gather
 
     graph, table = request.graph, data.table.to(request.accumulate_dtype)
-    out: Tensor = Spread.apply(table, ids(data, graph), by_class(data, graph))
+    out: Tensor = Gather.apply(table, ids(data, graph), by_type(data, graph))
     return out
 
 
 def ids(table: EmbeddingTable, graph: Graph) -> Tensor:
     """The type of each edge, [E], in the caller's order."""
-    return table.cached(graph, "device classes", lambda: graph.csr.to_caller(table.ids(graph)))
+    return table.cached(graph, "device edge types", lambda: graph.csr.to_caller(table.ids(graph)))
 
 
-def by_class(table: EmbeddingTable, graph: Graph) -> Callable[[], Sorted]:
+def by_type(table: EmbeddingTable, graph: Graph) -> Callable[[], Sorted]:
     """A function that returns the edges, numbered in the caller's order, sorted by edge type."""
     count = len(table.table)
 
     def build() -> Sorted:
-        classes = ids(table, graph)
-        sources = torch.arange(len(classes), device=classes.device)
-        edges = sorted_by(classes, sources, count)
-        return Sorted(edges.ptr, edges.col, None, len(classes))
+        types = ids(table, graph)
+        sources = torch.arange(len(types), device=types.device)
+        edges = sorted_by(types, sources, count)
+        return Sorted(edges.ptr, edges.col, None, len(types))
 
-    return lambda: table.cached(graph, ("device edges by class", count), build)
+    return lambda: table.cached(graph, ("device edges by type", count), build)

@@ -1,6 +1,6 @@
 // Attention along the rows of a sparse graph, for destination i, its in-neighbors j and head h:
 //
-//     l_ij = score(dst_i, src_j, edge_ij) + bias_ij                   the logit
+//     l_ij = score(query_i, key_j, edge_ij) + bias_ij                   the logit
 //     w_ij = exp(l_ij - max_j l_ij) / sum_j exp(l_ij - max_j l_ij)    or sigmoid(l_ij), or l_ij itself
 //     y_i  = sum_j dropout(w_ij) (value_j + edge_value_ij)
 //
@@ -17,18 +17,18 @@
 #include "rows.h"
 
 enum { SOFTMAX, SIGMOID, NO_NORMALIZER };
-enum { CONSTANT, DOT, ADDITIVE, ACTIVATED };  // <q, k>; activation(dst + src); <vector, activation(dst + src)>
+enum { CONSTANT, DOT, ADDITIVE, ACTIVATED };  // <q, k>; activation(query + key); <vector, activation(query + key)>
 enum { LEAKY_RELU, TANH };
 
 template <class T> struct RowAttention {
   Rows rows;
   int64_t heads, score, normalize, activation;
   double scale, softcap, slope;
-  NodeTensor<const T> dst, src, value;        // query and key, or the two terms of an additive score
+  NodeTensor<const T> query, key, value;      // of an additive score, its two terms
   const T *vector;                            // [heads, width], ACTIVATED
   EdgeTensor<const T> edge_key, edge_value;   // vectors added to keys (or under the activation), and to values
   EdgeTensor<const T> edge_term, bias, table; // numbers added under the activation, and to logits
-  const uint32_t *keys;                       // dropout's, [batch, heads]; null: no dropout
+  const uint32_t *dropout_keys;                       // dropout's, [batch, heads]; null: no dropout
   int64_t threshold;
   double keep_scale;
   T *out;                                     // [batch, rows, heads, value width]
@@ -46,7 +46,7 @@ template <class T> struct RowAttention {
   int64_t num_dst;
   T *numbers;                                 // [batch, E, stride, heads] by slot: dl, and w, dbias if there is a place
   int64_t stride, weight_at, bias_at;         // -1: no place
-  NodeTensor<T> d_value, d_src;
+  NodeTensor<T> d_value, d_key;
   T *d_vector;                                // [batch, parts, heads, width]
   EdgeTensor<T> d_edge_key, d_edge_value, d_edge_term, d_bias;
 };
@@ -89,7 +89,7 @@ template <class T, class Body> INLINE void with_activation(int64_t activation, d
 template <class T> struct Block {
   int64_t size, room;
   Segments segments;
-  Reads<T> dst, src, value, d_out;
+  Reads<T> query, key, value, d_out;
   T *s;     // logits, then weights
   T *raw;   // under the activation; of tanh and soft capping its value, from which the derivative follows
   T *kept;  // what dropout multiplies weights by
@@ -101,8 +101,8 @@ template <class T> struct Block {
     room = size + AHEAD + LANES;
     segments.row = memory.take<int64_t>(room);
     segments.first = memory.take<int64_t>(room);
-    dst.plan(memory, p.dst, p.heads, room);
-    src.plan(memory, p.src, p.heads, room);
+    query.plan(memory, p.query, p.heads, room);
+    key.plan(memory, p.key, p.heads, room);
     value.plan(memory, p.value, p.heads, room);
     d_out.plan(memory, p.d_out, p.heads, room);
     s = memory.take<T>(room * p.heads + LANES);
@@ -112,7 +112,7 @@ template <class T> struct Block {
     row_keys = memory.take<uint32_t>(p.heads + LANES);
   }
   void point(const RowAttention<T> &p, int64_t b) {
-    if (p.score != CONSTANT) dst.data = p.dst.entry(b), src.data = p.src.entry(b);
+    if (p.score != CONSTANT) query.data = p.query.entry(b), key.data = p.key.entry(b);
     value.data = p.value.entry(b);
     d_out.data = p.d_out.data ? p.d_out.entry(b) : nullptr;
   }
@@ -156,24 +156,24 @@ static void add_edge_dots(const Reads<T> &a, const EdgeTensor<const T> &x, const
 
 // dst_i + src_j + edge_ij of ACTIVATED: LANES numbers from c on.
 template <class T>
-INLINE V<T> under_activation(const T *dst, const T *src, const T *edge, int64_t width, int64_t c) {
-  V<T> z = load<T, LANES>(dst + c) + load<T, LANES>(src + c);
+INLINE V<T> under_activation(const T *query, const T *key, const T *edge, int64_t width, int64_t c) {
+  V<T> z = load<T, LANES>(query + c) + load<T, LANES>(key + c);
   return edge ? z + load_first<T, LANES>(edge + c, width - c) : z;
 }
 
 // out[e, h] = <vector_h, activation(dst_i + src_j + edge_ij)>.
 template <class T, class F>
-static void activated_dots(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, int64_t n, bool fetch_dst, bool fetch_src, F f, T *out) {
-  int64_t heads = p.heads, width = block.dst.per_head * LANES;
+static void activated_dots(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, int64_t n, bool fetch_query, bool fetch_key, F f, T *out) {
+  int64_t heads = p.heads, width = block.query.per_head * LANES;
   for (int64_t e = 0; e < n; e++) {
-    if (fetch_dst) block.dst.fetch(e);
-    if (fetch_src) block.src.fetch(e);
+    if (fetch_query) block.query.fetch(e);
+    if (fetch_key) block.key.fetch(e);
     const T *row = p.edge_key.data ? p.edge_key.row(b, p.rows.edge_of(first + e)) : nullptr;
     for (int64_t h = 0; h < heads; h++) {
-      const T *dst = block.dst.of(e, h), *src = block.src.of(e, h), *edge = row ? p.edge_key.of_head(row, h) : nullptr;
+      const T *query = block.query.of(e, h), *key = block.key.of(e, h), *edge = row ? p.edge_key.of_head(row, h) : nullptr;
       V<T> total{};
       for (int64_t c = 0; c < width; c += LANES)
-        total += f.value(under_activation(dst, src, edge, p.edge_key.width, c)) * load<T, LANES>(p.vector + h * width + c);
+        total += f.value(under_activation(query, key, edge, p.edge_key.width, c)) * load<T, LANES>(p.vector + h * width + c);
       out[e * heads + h] = sum<T, LANES>(total);
     }
   }
@@ -181,12 +181,12 @@ static void activated_dots(const RowAttention<T> &p, const Block<T> &block, int6
 
 // The logits of n edges into block.s, and what the derivative of an activation or of soft capping needs into block.raw.
 template <class T>
-static void logits(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, int64_t n, bool fetch_dst, bool fetch_src) {
+static void logits(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, int64_t n, bool fetch_query, bool fetch_key) {
   int64_t heads = p.heads, count = n * heads;
   T *s = block.s, *raw = block.raw;
   if (p.score == DOT) {
-    dots(block.dst, block.src, n, heads, (T)p.scale, fetch_dst, fetch_src, s);
-    if (p.edge_key.data) add_edge_dots(block.dst, p.edge_key, p.rows, b, first, n, heads, (T)p.scale, s);
+    dots(block.query, block.key, n, heads, (T)p.scale, fetch_query, fetch_key, s);
+    if (p.edge_key.data) add_edge_dots(block.query, p.edge_key, p.rows, b, first, n, heads, (T)p.scale, s);
     if (p.softcap != 0)
       for (int64_t c = 0; c < count; c += LANES) {
         V<T> y = tanh<T, LANES>(load<T, LANES>(s + c) / (T)p.softcap);
@@ -195,13 +195,13 @@ static void logits(const RowAttention<T> &p, const Block<T> &block, int64_t b, i
       }
   } else if (p.score == ADDITIVE) {
     for (int64_t e = 0; e < n; e++) {
-      if (fetch_dst) block.dst.fetch(e);
-      if (fetch_src) block.src.fetch(e);
+      if (fetch_query) block.query.fetch(e);
+      if (fetch_key) block.key.fetch(e);
     }
     by_heads(heads, [&](auto wide, int64_t h) {
       constexpr int N = decltype(wide)::count;
       for (int64_t e = 0; e < n; e++)
-        store<T, N>(raw + e * heads + h, load<T, N>(block.dst.data + block.dst.at[e] + h) + load<T, N>(block.src.data + block.src.at[e] + h));
+        store<T, N>(raw + e * heads + h, load<T, N>(block.query.data + block.query.at[e] + h) + load<T, N>(block.key.data + block.key.at[e] + h));
     });
     add_numbers(p.edge_term, p.rows, b, first, n, heads, raw);
     with_activation<T>(p.activation, p.slope, [&](auto f) {
@@ -212,7 +212,7 @@ static void logits(const RowAttention<T> &p, const Block<T> &block, int64_t b, i
       }
     });
   } else if (p.score == ACTIVATED) {
-    with_activation<T>(p.activation, p.slope, [&](auto f) { activated_dots(p, block, b, first, n, fetch_dst, fetch_src, f, s); });
+    with_activation<T>(p.activation, p.slope, [&](auto f) { activated_dots(p, block, b, first, n, fetch_query, fetch_key, f, s); });
   } else {
     for (int64_t c = 0; c < count; c++) s[c] = (T)p.scale;
   }
@@ -231,16 +231,16 @@ template <class T> INLINE void multiply(T *x, const T *y, int64_t count) {
 // What dropout multiplies the weights of a block by. The hash takes the destination first.
 template <class T> static void draw(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, bool by_source) {
   int64_t heads = p.heads;
-  const uint32_t *keys = p.keys + b * heads;
+  const uint32_t *dropout_keys = p.dropout_keys + b * heads;
   T scale = (T)p.keep_scale;
   for (int64_t k = 0; k < block.segments.count; k++) {
     uint32_t row = (uint32_t)p.rows.node_of(block.segments.row[k]);
     if (!by_source)
-      for (int64_t h = 0; h < heads; h++) block.row_keys[h] = mix(keys[h] ^ row);
+      for (int64_t h = 0; h < heads; h++) block.row_keys[h] = mix(dropout_keys[h] ^ row);
     for (int64_t e = block.segments.first[k]; e < block.segments.first[k + 1]; e++) {
       uint32_t col = (uint32_t)p.rows.col[first + e];
       for (int64_t h = 0; h < heads; h++) {
-        uint32_t bits = by_source ? mix(mix(keys[h] ^ col) ^ row) : mix(block.row_keys[h] ^ col);
+        uint32_t bits = by_source ? mix(mix(dropout_keys[h] ^ col) ^ row) : mix(block.row_keys[h] ^ col);
         block.kept[e * heads + h] = (bits >> 8) >= (uint32_t)p.threshold ? scale : 0;
       }
     }
@@ -319,7 +319,7 @@ template <class T> static void forward(const RowAttention<T> &p, int64_t b, int6
     int64_t n = last - begin < block.size ? last - begin : block.size;
     block.segments.cut(p.rows, begin, n, at);
     block.value.by_column(p.rows, begin, n);
-    if (p.score != CONSTANT) block.src.by_column(p.rows, begin, n), block.dst.by_row(p.rows, block.segments, n);
+    if (p.score != CONSTANT) block.key.by_column(p.rows, begin, n), block.query.by_row(p.rows, block.segments, n);
     logits(p, block, b, begin, n, false, true);
     if (p.normalize == SIGMOID) sigmoids(s, n * heads);
     if (p.weights)
@@ -327,12 +327,12 @@ template <class T> static void forward(const RowAttention<T> &p, int64_t b, int6
         T *to = p.weights + (b * p.rows.num_edges + p.rows.edge_of(begin + e)) * heads;
         for (int64_t h = 0; h < heads; h++) to[h] = s[e * heads + h];
       }
-    if (p.keys) draw(p, block, b, begin, false);
+    if (p.dropout_keys) draw(p, block, b, begin, false);
     for (int64_t k = 0; k < block.segments.count; k++) {
       int64_t from = block.segments.first[k], to = block.segments.first[k + 1];
       at = block.segments.row[k];
       if (p.normalize == SOFTMAX) row.exponentials(s, w, heads, from, to, width, fresh);
-      if (p.keys) multiply(w + from * heads, block.kept + from * heads, (to - from) * heads);
+      if (p.dropout_keys) multiply(w + from * heads, block.kept + from * heads, (to - from) * heads);
       weighted_sums(w, heads, block.value, from, to, true, fresh, row.sums);
       if (p.edge_value.data) weighted_edge_vectors(w, heads, p.edge_value, p.rows, b, begin, from, to, width, row.sums);
       bool whole = begin + to == p.rows.ptr[at + 1];
@@ -427,7 +427,7 @@ static void logit_gradients(const RowAttention<T> &p, const Block<T> &block, int
   T *s = block.s, *g = block.g;
   dots(block.d_out, block.value, n, heads, (T)1, true, false, g);
   if (p.edge_value.data) add_edge_dots(block.d_out, p.edge_value, p.rows, b, first, n, heads, (T)1, g);
-  if (p.keys) {
+  if (p.dropout_keys) {
     draw(p, block, b, first, true);
     multiply(g, block.kept, count);
   }
@@ -480,8 +480,8 @@ static void add_to_edge_vectors(const EdgeTensor<T> &out, const Reads<T> &x, con
 // With t_e = g_e vector activation'(z_e): adds t_e to sums [heads, width] and to the vectors of edges, and
 // g_e activation(z_e) to d_vector. Absent outputs are null.
 template <class T, class F>
-static void activation_gradients(const T *g, int64_t g_stride, const Reads<T> &dst, const Reads<T> &src, const EdgeTensor<const T> &edge_key, const T *vector, const Rows &rows, int64_t b, int64_t first, int64_t begin, int64_t end, int64_t heads, F f, T *sums, T *d_vector, const EdgeTensor<T> *d_edge) {
-  int64_t width = dst.per_head * LANES;
+static void activation_gradients(const T *g, int64_t g_stride, const Reads<T> &query, const Reads<T> &key, const EdgeTensor<const T> &edge_key, const T *vector, const Rows &rows, int64_t b, int64_t first, int64_t begin, int64_t end, int64_t heads, F f, T *sums, T *d_vector, const EdgeTensor<T> *d_edge) {
+  int64_t width = query.per_head * LANES;
   for (int64_t h = 0; h < heads; h++)
     for (int64_t c = 0; c < width; c += LANES) {
       T *sum_at = sums + h * width + c;
@@ -489,7 +489,7 @@ static void activation_gradients(const T *g, int64_t g_stride, const Reads<T> &d
       for (int64_t e = begin; e < end; e++) {
         int64_t edge = rows.edge_of(first + e);
         const T *own = edge_key.data ? edge_key.of_head(edge_key.row(b, edge), h) : nullptr;
-        V<T> z = under_activation(dst.of(e, h), src.of(e, h), own, edge_key.width, c), y = f.value(z);
+        V<T> z = under_activation(query.of(e, h), key.of(e, h), own, edge_key.width, c), y = f.value(z);
         T weight = g[e * g_stride + h];
         V<T> t = weight * a * f.derivative(z, y);
         total += t;
@@ -517,7 +517,7 @@ template <class T> static void leave(const RowAttention<T> &p, int64_t b, const 
 template <class T> static void backward(const RowAttention<T> &p, int64_t b, int64_t part) {
   int64_t heads = p.heads, first = p.rows.cuts[part], last = p.rows.cuts[part + 1];
   if (first == last) return;
-  int64_t value_size = heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.dst.width;
+  int64_t value_size = heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.query.width;
   Workspace memory;
   Block<T> block;
   T *sums;
@@ -536,7 +536,7 @@ template <class T> static void backward(const RowAttention<T> &p, int64_t b, int
     block.segments.cut(p.rows, begin, n, at);
     block.value.by_row(p.rows, block.segments, n);
     block.d_out.by_column(p.rows, begin, n);
-    if (p.score != CONSTANT) block.src.by_row(p.rows, block.segments, n), block.dst.by_column(p.rows, begin, n);
+    if (p.score != CONSTANT) block.key.by_row(p.rows, block.segments, n), block.query.by_column(p.rows, begin, n);
     for (int64_t e = begin; e < begin + n; e++) {
       if (p.row_stats) prefetch(p.row_stats + (b * p.num_dst + p.rows.col[e]) * 3 * heads, 3 * heads);
       if (p.numbers) prefetch(p.numbers + (b * p.rows.num_edges + p.rows.slot_of(e)) * p.stride * heads, p.stride * heads);
@@ -544,14 +544,14 @@ template <class T> static void backward(const RowAttention<T> &p, int64_t b, int
     logits(p, block, b, begin, n, true, false);
     logit_gradients(p, block, b, begin, n);
     add_to_numbers(p.d_bias, p.rows, b, begin, n, heads, block.g);
-    if (p.keys) multiply(block.s, block.kept, count);
+    if (p.dropout_keys) multiply(block.s, block.kept, count);
     leave(p, b, block.g, begin, n, p.bias_at);
     through_activation(p, block, count);
     add_to_numbers(p.d_edge_term, p.rows, b, begin, n, heads, block.g);
     leave(p, b, block.g, begin, n, 0);
     leave(p, b, block.s, begin, n, p.weight_at);
     add_to_edge_vectors(p.d_edge_value, block.d_out, block.s, (T)1, p.rows, b, begin, n, heads);
-    if (p.score == DOT) add_to_edge_vectors(p.d_edge_key, block.dst, block.g, (T)p.scale, p.rows, b, begin, n, heads);
+    if (p.score == DOT) add_to_edge_vectors(p.d_edge_key, block.query, block.g, (T)p.scale, p.rows, b, begin, n, heads);
     for (int64_t k = 0; k < block.segments.count; k++) {
       int64_t from = block.segments.first[k], to = block.segments.first[k + 1];
       at = block.segments.row[k];
@@ -560,17 +560,17 @@ template <class T> static void backward(const RowAttention<T> &p, int64_t b, int
       if (p.score == ACTIVATED) {
         if (fresh) for (int64_t d = 0; d < key_size; d++) key_sums[d] = 0;
         with_activation<T>(p.activation, p.slope, [&](auto f) {
-          activation_gradients(block.g, heads, block.dst, block.src, p.edge_key, p.vector, p.rows, b, begin, from, to, heads, f, key_sums, d_vector, p.d_edge_key.data ? &p.d_edge_key : nullptr);
+          activation_gradients(block.g, heads, block.query, block.key, p.edge_key, p.vector, p.rows, b, begin, from, to, heads, f, key_sums, d_vector, p.d_edge_key.data ? &p.d_edge_key : nullptr);
         });
       } else if (p.score == ADDITIVE) {
         sum_numbers(block.g, heads, heads, from, to, fresh, key_sums);
-      } else if (p.score == DOT && p.d_src.data) {
-        weighted_sums(block.g, heads, block.dst, from, to, false, fresh, key_sums);
+      } else if (p.score == DOT && p.d_key.data) {
+        weighted_sums(block.g, heads, block.query, from, to, false, fresh, key_sums);
       }
       bool whole = begin + to == p.rows.ptr[at + 1];
       if (whole && p.rows.ptr[at] >= first) {
         write_row(p.d_value, b, p.rows.node_of(at), value_sums, heads, (T)1, false);
-        write_row(p.d_src, b, p.rows.node_of(at), key_sums, heads, factor, false);
+        write_row(p.d_key, b, p.rows.node_of(at), key_sums, heads, factor, false);
       } else if (whole || begin + to == last) {
         int64_t piece = (b * p.rows.num_parts + part) * 2 + (p.rows.ptr[at] < first ? BEGUN : UNENDED);
         p.partial_row[piece] = at;
@@ -582,13 +582,13 @@ template <class T> static void backward(const RowAttention<T> &p, int64_t b, int
 
 // Adds up the rows that parts share. Outputs are 0 there before.
 template <class T> static void join_backward(const RowAttention<T> &p, int64_t b) {
-  int64_t heads = p.heads, value_size = heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.dst.width;
+  int64_t heads = p.heads, value_size = heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.query.width;
   for (int64_t k = b * 2 * p.rows.num_parts; k < (b + 1) * 2 * p.rows.num_parts; k++) {
     if (p.partial_row[k] < 0) continue;
     const T *sums = p.partial + k * (value_size + key_size);
     int64_t node = p.rows.node_of(p.partial_row[k]);
     write_row(p.d_value, b, node, sums, heads, (T)1, true);
-    write_row(p.d_src, b, node, sums + value_size, heads, p.score == DOT ? (T)p.scale : (T)1, true);
+    write_row(p.d_key, b, node, sums + value_size, heads, p.score == DOT ? (T)p.scale : (T)1, true);
   }
 }
 

@@ -1,21 +1,25 @@
-"""Triton kernels for sparse graphs on GPUs, one file an idea, as in `mpnn.kernels.cpu`.
+"""Triton kernels for sparse graphs on GPUs.
 
-How they are laid out, and whose ideas these are:
+The layout, and the sources of its ideas:
 
-- One pass for scores, normaliser and weighted sum, the softmax an online one: FlashAttention (Dao et al. 2022), for
-  lists of neighbours as in Fused3S (Li & Chandramowlishwaran 2025). Nothing of E x D is made.
-- Two ways of sharing out rows at once, chosen by their lengths: short rows go several to a program, each a row of the
-  program's tile; long ones are cut into pieces, whose partial results a second, small kernel puts together. This is
-  DF-GNN's choice between parallel nodes and parallel edges (Liu et al. 2024), made for each row instead of each graph.
-- The backward pass computes weights again from the rows' logarithms of sums, instead of storing E x H of them: dgNN
-  (Zhang et al. 2022). A gather of features is needed anyway, and arithmetic on top of it is free.
-- Gradients of sources are sums over the transposed graph, in a fixed order. No atomics, so every run gives the same
+- One pass computes logits, an online softmax and the weighted sum: FlashAttention (Dao et al. 2022), for lists of
+  neighbors as in Fused3S (Li & Chandramowlishwaran 2025). No E x D tensor is materialised.
+- Rows are distributed by length. A program takes several short rows, one for each row of its tile. Long rows are cut
+  into pieces, whose partial results a second, small kernel joins. DF-GNN (Liu et al. 2024) makes this choice between
+  parallel nodes and parallel edges for each graph; here it is made for each row.
+- The backward pass computes weights again from the log-sum-exp of each row instead of storing E x H weights: dgNN
+  (Zhang et al. 2022). Features are gathered anyway, and the arithmetic on top is free.
+- Gradients of sources are sums over the transposed graph in a fixed order, without atomics, so every run gives the same
   bits.
-- No tensor cores, unlike Fused3S and FlashSparse (Shi et al. 2025), which collect the neighbours of 16 or 8 rows into
-  dense blocks: an edge of an irregular graph takes about one operation for each byte that it gathers, a GPU has over
-  ten to spare, and rows of such graphs have few neighbours in common. Graphs whose rows have many are structured, and
-  belong to the backends `dense` and `tiles`.
+- No tensor cores, unlike Fused3S and FlashSparse (Shi et al. 2025), which collect the neighbors of 16 or 8 rows into
+  dense blocks. An edge of an irregular graph takes about one operation for each byte that it gathers, a GPU has over
+  ten to spare, and rows of such graphs share few neighbors. Graphs whose rows share many are structured; the backends
+  `dense` and `tiles` run them.
 
-Importing this package imports Triton, so it is imported where a kernel is first needed. With `TRITON_INTERPRET=1` the
-same code runs on CPU tensors, which is how it is tested.
+Files: `tensors` (loads and stores of tiles), `logits` (what happens at an edge), `forward` and `backward` (attention),
+`reduce` (aggregation), `schedule` and `shapes` (which program takes which rows, and how many at once), `row_attention`
+and `row_reduce` (differentiable functions of tensors, which launch the kernels).
+
+Importing this package imports Triton, so backends import it when they first need a kernel. With `TRITON_INTERPRET=1`
+the same code runs on CPU tensors; the tests use this.
 """

@@ -13,7 +13,7 @@ def mix(x):
 
 
 @triton.jit
-def kept(keys, dst, src, threshold):
-    """Whether edges are kept: keys [BH] int32, dst and src [R, E] numbers of nodes, to bool [R, E, BH]."""
+def keep(keys, dst, src, threshold):
+    """Whether each edge is kept, bool [R, E, BH], of keys [BH] int32 and node numbers dst and src [R, E] or [R, 1]."""
     row = mix(keys.to(tl.uint32, bitcast=True) ^ dst.to(tl.uint32)[:, :, None])
     return (mix(row ^ src.to(tl.uint32)[:, :, None]) >> 8) >= tl.cast(threshold, tl.uint32)

@@ -1,78 +1,86 @@
-"""Sums, means, extremes and spreads along the rows of a sparse graph, and their gradients: one pass, nothing of E x D.
+"""Sums, means, extremes and sums of squares along the rows of a sparse graph, and their gradients: one pass, without an
+E x D tensor.
 
-Rows are shared out as those of attention are. Gradients of sources go over the transposed graph.
+Rows are distributed as in attention. Gradients of sources are sums over the transposed graph.
 """
 
 import triton
 import triton.language as tl
 
-from mpnn.kernels.cuda.tensors import assigned, ends, numbers, put_numbers, put_vectors, vectors
+from mpnn.kernels.cuda.tensors import (
+    load_numbers,
+    load_vectors,
+    other_ends,
+    rows_of_program,
+    store_numbers,
+    store_rows,
+    store_vectors,
+)
 
 SUM, SQUARES, LARGEST, SMALLEST = (tl.constexpr(kind) for kind in range(4))  # the last two are extremes
 
 
 @triton.jit
-def fold(
+def segment_reduce(
     units, edges, ptr, blocks, heads, x, weight, own, out, equal, part, part_equal, KIND: tl.constexpr,
     MEAN: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
-    """What `KIND` says of the messages `weight_e * x_j` into out [B, rows, H, D], and how many equal an extreme into
-    `equal` if that is given. SQUARES are about `own` [B, rows, H, D]. `MEAN`: divided by the number of edges.
-
-    Parts of divided rows go to their slots of part and part_equal [B, slots, H, D].
+    """Reduces the messages `weight_e * x_j` of each row by `KIND` into out [B, rows, H, D], and counts those that equal
+    an extreme into `equal`, if not None. SQUARES are of the distances from `own` [B, rows, H, D]. `MEAN`: divided by
+    the number of edges. Parts of divided rows go to their slots of part and part_equal [B, slots, H, D].
     """
-    row, first, last, slot, h, there, b = assigned(units, blocks, heads, R, BH)
-    result = tl.zeros([R, E, BH, WIDTH], REAL)  # of each place of the tile, put together at the end
+    row, first, last, slot, h, exists, b = rows_of_program(units, blocks, heads, R, BH)
+    result = tl.zeros([R, E, BH, WIDTH], REAL)  # of each entry of the tile, joined after the loop
     if KIND >= LARGEST:
         result = tl.full([R, E, BH, WIDTH], float("-inf"), REAL)
-    bad = tl.zeros([R, E, BH, WIDTH], REAL)  # NaN where a message is: comparisons pass NaN by
+    bad = tl.zeros([R, E, BH, WIDTH], REAL)  # NaN where a message is NaN, which comparisons skip
     count = tl.zeros([R, E, BH, WIDTH], REAL)
     if KIND == SQUARES:
-        middle = vectors(own, b, row, h, there, WIDTH, REAL)
+        middle = load_vectors(own, b, row, h, exists, WIDTH, REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
     for t in range(0, longest, E):
         e = first + t + tl.arange(0, E)[None, :]
         is_edge = e < last
-        j, number = ends(edges, e, is_edge)
-        on = is_edge[:, :, None] & there
-        messages = vectors(x, b, j, h, on, WIDTH, REAL)
+        j, edge_id = other_ends(edges, e, is_edge)
+        mask = is_edge[:, :, None] & exists
+        messages = load_vectors(x, b, j, h, mask, WIDTH, REAL)
         if weight is not None:
-            messages *= numbers(weight, b, number, h, on, REAL)[:, :, :, None]
+            messages *= load_numbers(weight, b, edge_id, h, mask, REAL)[:, :, :, None]
         if KIND == SUM:
             result += messages
         elif KIND == SQUARES:
-            apart = tl.where(on[:, :, :, None], messages - middle, 0.0)
+            apart = tl.where(mask[:, :, :, None], messages - middle, 0.0)
             result += apart * apart
         else:
             if KIND == SMALLEST:
                 messages = -messages
             bad += tl.where(messages != messages, messages, 0.0)
-            messages = tl.where(on[:, :, :, None], messages, float("-inf"))
-            higher = tl.maximum(result, messages)
+            messages = tl.where(mask[:, :, :, None], messages, float("-inf"))
+            new_result = tl.maximum(result, messages)
             if equal is not None:
-                same = (messages == higher) & on[:, :, :, None]
-                count = tl.where(higher > result, 0.0, count) + same.to(REAL)
-            result = higher
+                same = (messages == new_result) & mask[:, :, :, None]
+                count = tl.where(new_result > result, 0.0, count) + same.to(REAL)
+            result = new_result
     if KIND >= LARGEST:
         highest = tl.max(result, 1)
         row_count = tl.sum(tl.where(result == highest[:, None, :, :], count, 0.0), 1)[:, None, :, :]
         row_result = highest + tl.sum(bad, 1)
     else:
         row_result = tl.sum(result, 1)
-    here, elsewhere = (slot < 0)[:, :, None] & there, (slot >= 0)[:, :, None] & there
+    whole, divided = (slot < 0)[:, :, None] & exists, (slot >= 0)[:, :, None] & exists
     if part is not None:
-        put_vectors(part, b, slot, h, elsewhere, row_result[:, None, :, :], WIDTH)
+        store_vectors(part, b, slot, h, divided, row_result[:, None, :, :], WIDTH)
         if equal is not None:
-            put_vectors(part_equal, b, slot, h, elsewhere, row_count, WIDTH)
+            store_vectors(part_equal, b, slot, h, divided, row_count, WIDTH)
     degree = last - first
-    put_vectors(out, b, row, h, here, finished(row_result, degree[:, :, None], KIND, MEAN)[:, None, :, :], WIDTH)
+    store_vectors(out, b, row, h, whole, normalize(row_result, degree[:, :, None], KIND, MEAN)[:, None, :, :], WIDTH)
     if equal is not None:
-        put_vectors(equal, b, row, h, here, row_count, WIDTH)
+        store_vectors(equal, b, row, h, whole, row_count, WIDTH)
 
 
 @triton.jit
-def finished(result, degree, KIND: tl.constexpr, MEAN: tl.constexpr):
-    """Results [R, BH, D] of rows that have so many edges, [R, 1, 1]; zeros for rows without any."""
+def normalize(result, degree, KIND: tl.constexpr, MEAN: tl.constexpr):
+    """The results [R, BH, D] of rows with `degree` [R, 1, 1] edges; zeros for rows without edges."""
     if KIND == SMALLEST:
         result = -result
     if MEAN:
@@ -86,10 +94,10 @@ def join(
     divided, ptr, blocks, heads, part, part_equal, out, equal, KIND: tl.constexpr, MEAN: tl.constexpr,
     BH: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
-    """Puts the parts of divided rows together, always in the same order."""
+    """Joins the parts of divided rows, always in the same order."""
     k, rest = tl.program_id(0) % divided.count, tl.program_id(0) // divided.count
     h, b = ((rest % blocks) * BH + tl.arange(0, BH)).to(tl.int64), (rest // blocks).to(tl.int64)
-    there = (h < heads)[None, None, :]
+    exists = (h < heads)[None, None, :]
     result = tl.zeros([1, BH, WIDTH], REAL)
     if KIND >= LARGEST:
         result = tl.full([1, BH, WIDTH], float("-inf"), REAL)
@@ -97,57 +105,55 @@ def join(
     count = tl.zeros([1, BH, WIDTH], REAL)
     for p in range(tl.load(divided.ptr + k), tl.load(divided.ptr + k + 1)):
         place = tl.zeros([1, 1], tl.int64) + p
-        found = tl.sum(vectors(part, b, place, h, there, WIDTH, REAL), 1)
+        next_result = tl.sum(load_vectors(part, b, place, h, exists, WIDTH, REAL), 1)
         if KIND >= LARGEST:
-            bad += tl.where(found != found, found, 0.0)
-            higher = tl.maximum(result, found)
+            bad += tl.where(next_result != next_result, next_result, 0.0)
+            new_result = tl.maximum(result, next_result)
             if equal is not None:
-                more = tl.sum(vectors(part_equal, b, place, h, there, WIDTH, REAL), 1)
-                count = tl.where(higher > result, 0.0, count) + tl.where(found == higher, more, 0.0)
-            result = higher
+                more = tl.sum(load_vectors(part_equal, b, place, h, exists, WIDTH, REAL), 1)
+                count = tl.where(new_result > result, 0.0, count) + tl.where(next_result == new_result, more, 0.0)
+            result = new_result
         else:
-            result += found
+            result += next_result
     row = tl.load(divided.row + k)
     degree = tl.load(ptr + row + 1) - tl.load(ptr + row) + tl.zeros([1, 1, 1], tl.int64)
     place = tl.zeros([1, 1], tl.int64) + row
-    put_vectors(out, b, place, h, there, finished(result + bad, degree, KIND, MEAN)[:, None, :, :], WIDTH)
+    store_vectors(out, b, place, h, exists, normalize(result + bad, degree, KIND, MEAN)[:, None, :, :], WIDTH)
     if equal is not None:
-        put_vectors(equal, b, place, h, there, count[:, None, :, :], WIDTH)
+        store_vectors(equal, b, place, h, exists, count[:, None, :, :], WIDTH)
 
 
 @triton.jit
-def spread(
+def segment_reduce_backward(
     units, edges, blocks, heads, x, weight, d_out, compared, d_x, d_weight, part, KIND: tl.constexpr,
     R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
     """Gradients by source: d_x [B, N_src, H, D] of whole rows, parts of others into part [B, slots, H, D], and d_weight
-    [B, E, H] if it is given.
+    [B, E, H], if not None.
 
-    d_out [B, N_dst, H, D] is divided already by what it is shared among: the number of edges (over 2, for SQUARES), or
-    of messages that equal an extreme. `compared` [B, N_dst, H, D] are the extremes, or what SQUARES are about.
+    The caller has divided d_out [B, N_dst, H, D] by the number of edges (over 2, for SQUARES), or by the number of
+    messages that equal an extreme. `compared` [B, N_dst, H, D] holds the extremes, or the means that SQUARES are taken
+    from.
     """
-    row, first, last, slot, h, there, b = assigned(units, blocks, heads, R, BH)
-    own = vectors(x, b, row, h, there, WIDTH, REAL)
+    row, first, last, slot, h, exists, b = rows_of_program(units, blocks, heads, R, BH)
+    own = load_vectors(x, b, row, h, exists, WIDTH, REAL)
     sums = tl.zeros([R, E, BH, WIDTH], REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
     for t in range(0, longest, E):
         e = first + t + tl.arange(0, E)[None, :]
         is_edge = e < last
-        i, number = ends(edges, e, is_edge)
-        on = is_edge[:, :, None] & there
-        pull = vectors(d_out, b, i, h, on, WIDTH, REAL)
+        i, edge_id = other_ends(edges, e, is_edge)
+        mask = is_edge[:, :, None] & exists
+        d_message = load_vectors(d_out, b, i, h, mask, WIDTH, REAL)
         w = tl.full([1, 1, 1, 1], 1.0, REAL)
         if weight is not None:
-            w = numbers(weight, b, number, h, on, REAL)[:, :, :, None]
+            w = load_numbers(weight, b, edge_id, h, mask, REAL)[:, :, :, None]
         if KIND == SQUARES:
-            pull = pull * (w * own - vectors(compared, b, i, h, on, WIDTH, REAL))
+            d_message = d_message * (w * own - load_vectors(compared, b, i, h, mask, WIDTH, REAL))
         elif KIND >= LARGEST:
-            pull = tl.where(w * own == vectors(compared, b, i, h, on, WIDTH, REAL), pull, 0.0)
+            d_message = tl.where(w * own == load_vectors(compared, b, i, h, mask, WIDTH, REAL), d_message, 0.0)
         if d_weight is not None:
-            put_numbers(d_weight, b, number, h, on, tl.sum(pull * own, 3))
-        sums += w * pull
+            store_numbers(d_weight, b, edge_id, h, mask, tl.sum(d_message * own, 3))
+        sums += w * d_message
     if d_x is not None:
-        row_sums = tl.sum(sums, 1)[:, None, :, :]
-        put_vectors(d_x, b, row, h, (slot < 0)[:, :, None] & there, row_sums, WIDTH)
-        if part is not None:
-            put_vectors(part, b, slot, h, (slot >= 0)[:, :, None] & there, row_sums, WIDTH)
+        store_rows(d_x, part, b, row, slot, h, exists, tl.sum(sums, 1)[:, None, :, :], WIDTH)

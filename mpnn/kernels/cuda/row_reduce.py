@@ -15,36 +15,42 @@ from torch import Tensor
 from mpnn.kernels.cuda import reduce
 from mpnn.kernels.cuda.schedule import Edges, Sorted
 from mpnn.kernels.cuda.shapes import tile
-from mpnn.kernels.cuda.tensors import on_device, real, stepped, view
+from mpnn.kernels.cuda.tensors import on_device, real, view, with_contiguous_rows
 from mpnn.kernels.once_differentiable import once_differentiable
 
-_FOLDS = {"sum": reduce.SUM, "mean": reduce.SUM, "max": reduce.LARGEST, "min": reduce.SMALLEST, "var": reduce.SQUARES}
-_KINDS = {name: fold.value for name, fold in _FOLDS.items()}
+_REDUCTIONS = {
+    "sum": reduce.SUM,
+    "mean": reduce.SUM,
+    "max": reduce.LARGEST,
+    "min": reduce.SMALLEST,
+    "var": reduce.SQUARES,
+}
+_KINDS = {name: reduction.value for name, reduction in _REDUCTIONS.items()}
 
 
 class RowReduce(torch.autograd.Function):
     """`RowReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H, D], float32 or float64.
 
-    value [B, N_src, H, D]; weight [B, E, H] in the caller's edge order, with strides of 0 where it repeats, or None for
-    ones; `rows` the edges by destination, `columns` those by source, asked for in a backward pass; `kind` is "sum",
-    "mean", "max", "min" or "var".
+    value [B, N_src, H, D]; weight [B, E, H] in the caller's edge order, whose strides may be 0, or None for ones;
+    `rows`: the edges by destination; `columns`: returns the edges by source; `kind`: "sum", "mean", "max", "min" or
+    "var".
     """
 
     @staticmethod
     def forward(
         ctx: Any, value: Tensor, weight: Tensor | None, rows: Sorted, columns: Callable[[], Sorted], kind: str
     ) -> Tensor:
-        value, compared = stepped(value), None
+        value, compared = with_contiguous_rows(value), None
         with on_device(value):
             if kind == "var":
-                compared, _ = fold(value, weight, rows, rows.edges, "mean")
+                compared, _ = segment_reduce(value, weight, rows, rows.edges, "mean")
             needed = any(ctx.needs_input_grad)
-            out, equal = fold(value, weight, rows, rows.edges, kind, compared, counted=needed)
+            out, equal = segment_reduce(value, weight, rows, rows.edges, kind, compared, counted=needed)
         ctx.rows, ctx.columns, ctx.kind, ctx.like = rows, columns, kind, value.dtype
         if kind in ("max", "min"):
             compared = out
         elif kind != "var" and not ctx.needs_input_grad[1]:
-            value = value.new_empty(0)  # its numbers play no part in the backward pass
+            value = value.new_empty(0)  # the backward pass does not read it
         ctx.save_for_backward(value, weight, compared, equal)
         return out
 
@@ -59,19 +65,19 @@ class RowReduce(torch.autograd.Function):
             d_out = d_out / equal.clamp(min=1)
         with on_device(d_out):
             if kind in ("sum", "mean") and not needed[1]:
-                d_value = fold(d_out.contiguous(), weight, columns, columns.edges, "sum")[0]
+                d_value = segment_reduce(d_out.contiguous(), weight, columns, columns.edges, "sum")[0]
                 return d_value.to(ctx.like), None, None, None, None
-            d_value, d_weight = _spread(
+            d_value, d_weight = _segment_reduce_backward(
                 d_out.contiguous(), compared, value, weight, columns, kind, ctx.needs_input_grad
             )
         return d_value, d_weight, None, None, None
 
 
-class Spread(torch.autograd.Function):
-    """`Spread.apply(table, ids, by_id)` -> `table[ids]` [E, H], of table [classes, H], float32 or float64.
+class Gather(torch.autograd.Function):
+    """`Gather.apply(table, ids, by_id)` -> `table[ids]` [E, H], of table [classes, H], float32 or float64.
 
-    Unlike torch's, its backward pass adds up in a fixed order, over the edges by id, asked for then; their columns are
-    their numbers.
+    Its backward pass sums in a fixed order, unlike torch's. `by_id` returns the edges sorted by id, whose columns are
+    numbers of edges.
     """
 
     @staticmethod
@@ -84,10 +90,11 @@ class Spread(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> Any:
         by_id = ctx.by_id()
         with on_device(d_out):
-            return fold(stepped(d_out)[None, :, None], None, by_id, by_id.edges, "sum")[0][0, :, 0], None, None
+            sums, _ = segment_reduce(with_contiguous_rows(d_out)[None, :, None], None, by_id, by_id.edges, "sum")
+        return sums[0, :, 0], None, None
 
 
-def fold(
+def segment_reduce(
     value: Tensor,
     weight: Tensor | None,
     rows: Sorted,
@@ -96,7 +103,7 @@ def fold(
     own: Tensor | None = None,
     counted: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The rows' results [B, rows, H, D], and how many messages equal each extreme if those are `counted`."""
+    """The results of rows [B, rows, H, D], and if `counted` the number of messages that equal each extreme."""
     (batch, _, heads, width), (kept, language) = value.shape, real(value.dtype)
     counts, slots = counted and kind in ("max", "min"), rows.divided.slots
 
@@ -112,7 +119,7 @@ def fold(
     for b in rows.bins:
         shape = tile(heads, width, b.long, tensors=2)
         blocks = triton.cdiv(heads, shape.heads)
-        reduce.fold[(triton.cdiv(b.units.count, shape.rows) * blocks * batch,)](
+        reduce.segment_reduce[(triton.cdiv(b.units.count, shape.rows) * blocks * batch,)](
             b.units, edges, rows.ptr, blocks, heads, view(value), view(weight, False), view(own), *views, **options,
             R=shape.rows, E=shape.edges, BH=shape.heads, WIDTH=shape.width,
         )  # fmt: skip
@@ -126,7 +133,7 @@ def fold(
     return out, equal
 
 
-def _spread(
+def _segment_reduce_backward(
     d_out: Tensor,
     compared: Tensor | None,
     value: Tensor,
@@ -146,7 +153,7 @@ def _spread(
     for b in columns.bins:
         shape = tile(heads, width, b.long, tensors=2)
         blocks = triton.cdiv(heads, shape.heads)
-        reduce.spread[(triton.cdiv(b.units.count, shape.rows) * blocks * batch,)](
+        reduce.segment_reduce_backward[(triton.cdiv(b.units.count, shape.rows) * blocks * batch,)](
             b.units, columns.edges, blocks, heads, view(value), view(weight, False), view(d_out), view(compared),
             view(d_value), view(d_weight, False), view(part), KIND=_KINDS[kind], R=shape.rows, E=shape.edges,
             BH=shape.heads, WIDTH=shape.width, REAL=language,

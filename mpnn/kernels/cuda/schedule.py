@@ -1,7 +1,7 @@
-"""Rows of a graph shared out to programs: long ones cut into pieces, all of them sorted by length.
+"""Distributes the rows of a graph to programs: long rows are cut into pieces, and all pieces are sorted by length.
 
-Programs take several rows of about the same length side by side, so that none waits for another, and begin with the
-longest, so that no long one is left at the end. Everything is made on the graph's device, once for each graph.
+A program takes several rows of about the same length side by side, so that none waits for another. The longest come
+first, so that no long row is left at the end. Everything is computed on the graph's device, once for each graph.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from mpnn.kernels.cuda.shapes import SHORT, power_of_two
 
-_PIECE = 256  # edges, at least
-_PIECES = 1 << 14  # of the whole graph that are enough to fill any GPU evenly
+_PIECE = 256  # the fewest edges of a piece
+_PIECES = 1 << 14  # pieces of the whole graph that suffice to fill any GPU evenly
 
 
 class Units(NamedTuple):
-    """Pieces of rows that one launch takes: `row` [count], and their edges `first` to `last` [count]; `slot` [count] is
-    where a piece of a divided row leaves its part, -1 for whole rows."""
+    """The pieces of rows of one launch: `row` [count], and their edges `first` to `last` [count]. A piece of a divided
+    row writes its partial result to `slot` [count]; -1 for whole rows."""
 
     row: Tensor
     first: Tensor
@@ -30,14 +30,14 @@ class Units(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """Units of long rows, or of short ones."""
+    """The units of long rows, or those of short rows."""
 
     units: Units
     long: bool
 
 
 class Divided(NamedTuple):
-    """Rows that were cut: row `row[k]` has the slots `ptr[k]` to `ptr[k + 1]`, in the order of its edges."""
+    """The rows cut into pieces: row `row[k]` has the slots `ptr[k]` to `ptr[k + 1]`, in the order of its edges."""
 
     row: Tensor
     ptr: Tensor
@@ -46,22 +46,22 @@ class Divided(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """The other end of each edge, [E], and its number in the caller's order, None where that is the same."""
+    """The other end of each edge, [E], and its number in the caller's order; None if that is the same order."""
 
     col: Tensor
     edge: Tensor | None
 
 
 class Sorted:
-    """Edges by row, and how their rows are shared out. Numbers are 32 bits wide where they fit, which halves what
-    kernels read of them.
+    """Edges sorted by row, and the distribution of their rows. Indices are int32 where they fit, so that kernels read
+    half as much.
 
     Args:
         ptr: [rows + 1] int64: row r has the edges `ptr[r]` to `ptr[r + 1]`.
         col: [E] int64, below `num_cols`.
         edge: [E] int64, or None.
-        piece: edges of a row that one program takes at most, over twice as many as make a row long; by default as many
-            as leave any GPU evenly filled.
+        piece: the most edges of a row that one program takes, more than twice `SHORT`. Default: as many as leave any
+            GPU evenly filled.
     """
 
     def __init__(self, ptr: Tensor, col: Tensor, edge: Tensor | None, num_cols: int, piece: int | None = None) -> None:
@@ -71,15 +71,15 @@ class Sorted:
 
     @property
     def bins(self) -> list[Bin]:
-        return self._shared_out[0]
+        return self._distribution[0]
 
     @property
     def divided(self) -> Divided:
-        return self._shared_out[1]
+        return self._distribution[1]
 
     @cached_property
     def numbered(self) -> Edges:
-        """The edges as if each came from a node of its own, that has its number."""
+        """The edges as if each came from a node of its own, which has the number of the edge."""
         edge = self.edges.edge
         return Edges(torch.arange(self.num_edges, device=self.ptr.device) if edge is None else edge, None)
 
@@ -95,13 +95,13 @@ class Sorted:
         return row if self.edges.edge is None else torch.empty_like(row).index_copy_(0, self.edges.edge.long(), row)
 
     @cached_property
-    def _shared_out(self) -> tuple[list[Bin], Divided]:
+    def _distribution(self) -> tuple[list[Bin], Divided]:
         degree = self.ptr.diff()
         pieces = (degree + self.piece - 1).div(self.piece, rounding_mode="floor").clamp(min=1)
         is_cut = pieces > 1
         slots = torch.where(is_cut, pieces, 0)
         longer = torch.where(is_cut, pieces, (degree > SHORT).long())  # parts of cut rows are all long
-        # all that the host needs to know, and waits for, at once
+        # the host waits once, for all the numbers it needs
         count, rows_cut, num_slots, num_long = torch.stack([x.sum() for x in (pieces, is_cut, slots, longer)]).tolist()
 
         row = torch.arange(self.num_rows, device=self.ptr.device).repeat_interleave(pieces, output_size=count)

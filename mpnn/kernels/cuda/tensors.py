@@ -1,7 +1,7 @@
-"""Tensors as kernels take them, and how tiles of them are read and written.
+"""Tensors as arguments of kernels, and how kernels load and store tiles of them.
 
-Places are nodes or edges, [R, E], and heads are [BH]; both int64, so that no product of theirs overflows. What is
-masked out is read as zero. Anything is computed in the type `REAL`: float32, or float64 for float64.
+Indices are those of nodes or edges, [R, E], and of heads, [BH]; both int64, so that their products do not overflow.
+Masked entries are loaded as zero. Arithmetic is in the type `REAL`: float64 for float64, else float32.
 """
 
 from __future__ import annotations
@@ -16,97 +16,112 @@ from torch import Tensor
 
 
 class View(NamedTuple):
-    """x [B, places, heads, width] with a contiguous last dimension, or [B, places, heads]: its strides and its width.
+    """x [B, N, heads, width] with a contiguous last dimension, or [B, N, heads]: its strides and its width.
 
-    With `ids` [E], edges find their places there. Strides may be 0 where entries repeat. What follows from the shape of
-    a model is a constant of the compiled kernel, which then knows how many numbers it can load at once.
+    With `ids` [E], edge e reads row `ids[e]`. Strides may be 0. What follows from the shape of a model is a constant of
+    the compiled kernel, which then knows how many numbers it can load at once.
     """
 
     data: Any
     batch: int
-    place: int
+    row: int
     head: tl.constexpr
     width: tl.constexpr
     ids: Any
 
 
 def view(x: Tensor | None, vectors: bool = True, ids: Tensor | None = None) -> View | None:
-    """x [B, places, heads, width], or with `vectors=False` [B, places, heads], as kernels take it."""
+    """x [B, N, heads, width], or with `vectors=False` [B, N, heads], as an argument of a kernel."""
     if x is None:
         return None
-    batch, place, head = x.stride()[:3]
-    return View(x, batch, place, tl.constexpr(head), tl.constexpr(x.shape[3] if vectors else 1), ids)
+    batch, row, head = x.stride()[:3]
+    return View(x, batch, row, tl.constexpr(head), tl.constexpr(x.shape[3] if vectors else 1), ids)
 
 
-def stepped(x: Tensor) -> Tensor:
+def with_contiguous_rows(x: Tensor) -> Tensor:
     """x [..., width], copied unless its last dimension is contiguous."""
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 
 
 def on_device(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device."""
+    """Makes the device of x current, because Triton launches there."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def real(dtype: torch.dtype) -> tuple[torch.dtype, Any]:
-    """The type in which features of a type are computed, torch's and Triton's."""
+    """The dtype of the arithmetic for features of a dtype: torch's and Triton's."""
     return (torch.float64, tl.float64) if dtype == torch.float64 else (torch.float32, tl.float32)
 
 
 @triton.jit
-def numbers(x, b, place, h, on, REAL: tl.constexpr):
-    """x[b, place, h]: [R, E, BH]."""
-    at = b * x.batch + place[:, :, None] * x.place + h * x.head
-    return tl.load(x.data + at, mask=on, other=0.0).to(REAL)
+def load_numbers(x, b, index, h, mask, REAL: tl.constexpr):
+    """x[b, index, h]: [R, E, BH]."""
+    at = b * x.batch + index[:, :, None] * x.row + h * x.head
+    return tl.load(x.data + at, mask=mask, other=0.0).to(REAL)
 
 
 @triton.jit
-def vectors(x, b, place, h, on, WIDTH: tl.constexpr, REAL: tl.constexpr):
-    """x[b, place, h, :]: [R, E, BH, WIDTH]."""
+def load_vectors(x, b, index, h, mask, WIDTH: tl.constexpr, REAL: tl.constexpr):
+    """x[b, index, h, :]: [R, E, BH, WIDTH]."""
     d = tl.arange(0, WIDTH)
     if x.ids is not None:
-        place = tl.load(x.ids + place).to(tl.int64)
-    at = b * x.batch + place[:, :, None] * x.place + h * x.head
-    mask = on[:, :, :, None] & (d < x.width)
-    return tl.load(x.data + at[:, :, :, None] + d, mask=mask, other=0.0).to(REAL)
+        index = tl.load(x.ids + index).to(tl.int64)
+    at = b * x.batch + index[:, :, None] * x.row + h * x.head
+    return tl.load(x.data + at[:, :, :, None] + d, mask=mask[:, :, :, None] & (d < x.width), other=0.0).to(REAL)
 
 
 @triton.jit
-def put_numbers(x, b, place, h, on, tile):
-    """x[b, place, h] = tile [R, E, BH]."""
-    at = b * x.batch + place[:, :, None] * x.place + h * x.head
-    tl.store(x.data + at, tile, mask=on)
-
-
-@triton.jit
-def put_vectors(x, b, place, h, on, tile, WIDTH: tl.constexpr):
-    """x[b, place, h, :] = tile [R, E, BH, WIDTH]."""
+def load_parameter(x, h, heads, width, WIDTH: tl.constexpr, REAL: tl.constexpr):
+    """x[h, :] of contiguous x [heads, width]: [BH, WIDTH]."""
     d = tl.arange(0, WIDTH)
-    at = b * x.batch + place[:, :, None] * x.place + h * x.head
-    tl.store(x.data + at[:, :, :, None] + d, tile, mask=on[:, :, :, None] & (d < x.width))
+    return tl.load(x + h[:, None] * width + d, mask=(h < heads)[:, None] & (d < width), other=0.0).to(REAL)
 
 
 @triton.jit
-def assigned(units, blocks, heads, R: tl.constexpr, BH: tl.constexpr):
-    """What a program is to do, of a grid of units, blocks of heads, and entries of the batch: its rows [R, 1], their
-    first and last edges, their slots, its heads [BH], which of these there are [R, 1, BH], and the entry."""
+def store_numbers(x, b, index, h, mask, tile):
+    """x[b, index, h] = tile [R, E, BH]."""
+    at = b * x.batch + index[:, :, None] * x.row + h * x.head
+    tl.store(x.data + at, tile, mask=mask)
+
+
+@triton.jit
+def store_vectors(x, b, index, h, mask, tile, WIDTH: tl.constexpr):
+    """x[b, index, h, :] = tile [R, E, BH, WIDTH]."""
+    d = tl.arange(0, WIDTH)
+    at = b * x.batch + index[:, :, None] * x.row + h * x.head
+    tl.store(x.data + at[:, :, :, None] + d, tile, mask=mask[:, :, :, None] & (d < x.width))
+
+
+@triton.jit
+def store_rows(out, part, b, row, slot, h, mask, tile, WIDTH: tl.constexpr):
+    """Stores tile [R, 1, BH, WIDTH]: whole rows to out[b, row, h, :], parts of divided rows to part[b, slot, h, :]."""
+    store_vectors(out, b, row, h, (slot < 0)[:, :, None] & mask, tile, WIDTH)
+    if part is not None:
+        store_vectors(part, b, slot, h, (slot >= 0)[:, :, None] & mask, tile, WIDTH)
+
+
+@triton.jit
+def rows_of_program(units, blocks, heads, R: tl.constexpr, BH: tl.constexpr):
+    """The share of a program in a grid of units, blocks of heads and batch entries: its rows [R, 1], their first and
+    last edges and slots [R, 1], its heads [BH], the mask of existing (row, head) pairs [R, 1, BH], and the entry."""
     packs = tl.cdiv(units.count, R)
     pack, rest = tl.program_id(0) % packs, tl.program_id(0) // packs
     block, b = rest % blocks, (rest // blocks).to(tl.int64)
     unit = pack * R + tl.arange(0, R)
-    there = unit < units.count
-    row = tl.load(units.row + unit, mask=there, other=0).to(tl.int64)[:, None]
-    first = tl.load(units.first + unit, mask=there, other=0).to(tl.int64)[:, None]
-    last = tl.load(units.last + unit, mask=there, other=0).to(tl.int64)[:, None]
-    slot = tl.load(units.slot + unit, mask=there, other=-1).to(tl.int64)[:, None]
+    exists = unit < units.count
+    row = tl.load(units.row + unit, mask=exists, other=0).to(tl.int64)[:, None]
+    first = tl.load(units.first + unit, mask=exists, other=0).to(tl.int64)[:, None]
+    last = tl.load(units.last + unit, mask=exists, other=0).to(tl.int64)[:, None]
+    slot = tl.load(units.slot + unit, mask=exists, other=-1).to(tl.int64)[:, None]
     h = (block * BH + tl.arange(0, BH)).to(tl.int64)
-    return row, first, last, slot, h, there[:, None, None] & (h < heads), b
+    return row, first, last, slot, h, exists[:, None, None] & (h < heads), b
 
 
 @triton.jit
-def ends(edges, e, on):
-    """The other ends of edges e [R, E], and their numbers in the caller's order; what is off becomes the first edge."""
-    e = tl.where(on, e, 0)
-    other = tl.load(edges.col + e).to(tl.int64)
-    number = e if edges.edge is None else tl.load(edges.edge + e).to(tl.int64)
-    return other, number
+def other_ends(edges, e, is_edge):
+    """The other ends of edges e [R, E], and their numbers in the caller's order. Where `is_edge` is false, those of the
+    first edge."""
+    e = tl.where(is_edge, e, 0)
+    col = tl.load(edges.col + e).to(tl.int64)
+    edge_id = e if edges.edge is None else tl.load(edges.edge + e).to(tl.int64)
+    return col, edge_id
