@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention.heads import check_integers, joined
+from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import ANY, Attention, Terms
 from mpnn.graph import Graph
 from mpnn.request import validation
@@ -53,7 +53,7 @@ class Gaussian(Attention):
         return Terms(self.to_value(src).unflatten(-1, (self.kernels, -1)), bias=(weight,))
 
     def merge(self, out: Tensor) -> Tensor:
-        return joined(out.sum(-2, keepdim=True), True, self.bias)
+        return join_heads(out.sum(-2, keepdim=True), True, self.bias)
 
 
 class Near(Attention):

@@ -123,7 +123,7 @@ ON_GRAPHS: dict[str, Callable[[Graph | None], MessagePassing]] = {
     "std": lambda g: MessagePassing(g, "std", None, None),
     "pna, wider than its messages": lambda g: MessagePassing(g, "pna", None, None),
     "a learned aggregator": lambda g: MessagePassing(g, aggregate.Softmax(learn=True), None, None),
-    "a function": lambda g: MessagePassing(g, lambda m, index: 2 * aggregate.total(m, index), None, None),
+    "a function": lambda g: MessagePassing(g, lambda m, index: 2 * aggregate.segment_sum(m, index), None, None),
 }
 
 
@@ -222,7 +222,7 @@ def test_attend_and_aggregate() -> None:
     assert compilations(counter) <= 2
 
 
-@pytest.mark.parametrize("reduce", [*aggregate.NAMED, lambda m, index: aggregate.total(m, index)])
+@pytest.mark.parametrize("reduce", [*aggregate.NAMED, lambda m, index: aggregate.segment_sum(m, index)])
 def test_every_aggregator_by_its_name_or_as_a_function(reduce: Any) -> None:
     compiled_aggregate, _ = program(lambda x, graph: ops.aggregate(graph, x, reduce))
     graph, x = explicit(7), torch.rand(7, 3)
@@ -385,7 +385,7 @@ def test_a_backend_that_refuses_gives_its_reason() -> None:
 
 def test_learning_out_of_sight_is_refused_rather_than_forgotten() -> None:
     rate = nn.Parameter(torch.tensor(0.5))
-    model, _ = program(MessagePassing(graphs.window(2), lambda m, index: rate * aggregate.total(m, index)))
+    model, _ = program(MessagePassing(graphs.window(2), lambda m, index: rate * aggregate.segment_sum(m, index)))
     with pytest.raises(RuntimeError, match="has the tensor as a parameter"):
         model(torch.randn(5, WIDTH, requires_grad=True))
 

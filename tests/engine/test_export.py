@@ -157,7 +157,7 @@ class ByParity(Offset):
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a user's aggregator": (
-        lambda: MessagePassing(graphs.window(2), lambda m, index: aggregate.total(m, index), None, None),
+        lambda: MessagePassing(graphs.window(2), lambda m, index: aggregate.segment_sum(m, index), None, None),
         "torch.export cannot save .*<lambda>: .*no code of your own",
     ),
     "a user's activation": (

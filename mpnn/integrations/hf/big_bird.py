@@ -27,7 +27,7 @@ from mpnn.integrations.hf.weights import Copies, check_class, check_config, with
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.packing import Packing
 from mpnn.models.layers.per_head import PerHead
-from mpnn.models.text.bert import Bert, BertConfig, Encoded, update
+from mpnn.models.text.bert import Bert, BertConfig, EncoderOutput, update
 
 
 def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Called:
@@ -87,7 +87,7 @@ class BlockSparse(Bert):
         positions: Tensor | None = None,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Encoded:
+    ) -> EncoderOutput:
         if return_weights and any(isinstance(graph, tuple) for graph in graphs):
             blocks = -(-packing.token_mask.shape[1] // self.block)
             graphs = [_bound(packing, _evaluated(blocks, self.block, self.random))] * len(graphs)

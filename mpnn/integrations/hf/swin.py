@@ -15,7 +15,7 @@ from mpnn.integrations.hf.arguments import kept, refuse
 from mpnn.integrations.hf.modules import Called
 from mpnn.integrations.hf.vit import LAYER_NAMES, pixels, size
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.layers.images import as_image, linear_of
+from mpnn.models.layers.images import as_image, kernel_as_linear
 from mpnn.models.vision.swin import Swin, SwinConfig
 
 
@@ -66,7 +66,7 @@ _NAMES = (
 def _change(name: str, weight: Tensor) -> dict[str, Tensor]:
     """Weights that have another shape or order here."""
     if name == "patches.to_dim.weight":
-        return {name: linear_of(weight)}
+        return {name: kernel_as_linear(weight)}
     if name == "mask_token":
         return {name: weight.flatten()}
     if name == "positions.weight":

@@ -91,7 +91,7 @@ class Encoder(Called):
         seen = least(noise, self.config.mask_ratio)
         found = self.model(
             images,
-            keep=with_class(seen),
+            node_mask=with_class(seen),
             stretch=bool(interpolate_pos_encoding),
             **self.shown(output_hidden_states, output_attentions),
         )

@@ -15,7 +15,7 @@ from functools import partial
 from torch import nn
 
 from mpnn.attention import DotProduct
-from mpnn.decoding.generation import refuse_the_future
+from mpnn.decoding.generation import check_causal
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal, complete
 from mpnn.message_passing import MessagePassing
@@ -82,7 +82,7 @@ class Transformer(EncoderDecoder):
         super().__init__()
         graph = COMPLETE if graph is None else graph
         target_graph = CAUSAL if target_graph is None else target_graph
-        refuse_the_future(target_graph, config.context)
+        check_causal(target_graph, config.context)
         norm = partial(nn.LayerNorm, eps=config.eps)
 
         def attend(topology: Topology, *, ffn: bool) -> MessagePassing:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from mpnn.graph.topology import Topology
 from mpnn.models.layers.images import GridPositions, Size, patchify
-from mpnn.models.layers.packing import refuse_while_tracing
+from mpnn.models.layers.packing import require_eager
 from mpnn.models.saving import Model
 from mpnn.models.vision.vit import PatchLayers, ViT, ViTConfig
 
@@ -63,7 +63,7 @@ class MAEConfig(ViTConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class Painted:
+class MAEOutput:
     """Output of an MAE.
 
     Attributes:
@@ -89,7 +89,7 @@ class MAE(Model):
         self.encoder = ViT(config, graph)
         self.decoder = PixelDecoder(config, graph)
 
-    def forward(self, images: Tensor, noise: Tensor | None = None) -> Painted:
+    def forward(self, images: Tensor, noise: Tensor | None = None) -> MAEOutput:
         """Reconstructs all patches from the visible ones.
 
         Args:
@@ -100,7 +100,7 @@ class MAE(Model):
         if noise is None:
             noise = torch.rand(len(images), size[0] * size[1], device=images.device)
         seen = least(noise, self.config.left_out)
-        return Painted(self.decoder(self.encoder(images, node_mask=with_class(seen)).last, seen, size), seen)
+        return MAEOutput(self.decoder(self.encoder(images, node_mask=with_class(seen)).last, seen, size), seen)
 
     def loss(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
         """Mean squared error of the pixels of the masked patches."""
@@ -137,7 +137,7 @@ class PixelDecoder(nn.Module):
 
 def least(noise: Tensor, left_out: float) -> Tensor:
     """The visible patches, bool [B, N]: those with the lowest noise [B, N], all but a fraction `left_out`."""
-    refuse_while_tracing("the patches that are seen decide the graph")
+    require_eager("the patches that are seen decide the graph")
     seen = int(noise.shape[1] * (1 - left_out))
     return noise.argsort(1).argsort(1) < seen
 
@@ -147,7 +147,7 @@ def with_class(patches: Tensor) -> Tensor:
     return F.pad(patches, (1, 0), value=True)
 
 
-def pixel_loss(painted: Painted, pixels: Tensor, *, normalise: bool = False) -> Tensor:
+def pixel_loss(painted: MAEOutput, pixels: Tensor, *, normalise: bool = False) -> Tensor:
     """Mean squared error to `pixels` [B, N, pixels of a patch * C] over the masked patches.
 
     With `normalise`, the target pixels are standardised by the mean and the standard deviation of their patch (He et

@@ -24,7 +24,7 @@ from mpnn.graph.topology import Topology
 from mpnn.graphs import pooling
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS
-from mpnn.models.layers.images import GridPositions, Patches, Seen, Size, hide, pair
+from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, hide, pair
 from mpnn.models.saving import Model
 from mpnn.models.vision.swin_windows import pad_nodes, weights_by_window, window_topology
 from mpnn.ops import build_once
@@ -106,7 +106,7 @@ class Swin(Model):
         stretch: bool = False,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Seen:
+    ) -> ImageOutput:
         """One pass over images.
 
         Args:
@@ -132,7 +132,7 @@ class Swin(Model):
             states.append(x)
             weights.append(stage_weights)
         last = self.norm(x)
-        return Seen(
+        return ImageOutput(
             last, last.mean(1), tuple(states) if return_states else None, tuple(weights) if return_weights else None
         )
 
@@ -222,5 +222,5 @@ class NormedTyped(Typed):
             self.weight.detach().flatten(0, 1)
         )  # the maps of a cell act as one map of its concatenated patches
 
-    def gathered(self, out: Tensor) -> Tensor:
-        return self.norm(super().gathered(out))
+    def concat_types(self, out: Tensor) -> Tensor:
+        return self.norm(super().concat_types(out))

@@ -19,10 +19,10 @@ from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import ACTIVATIONS, updated_by
-from mpnn.models.layers.images import GridPositions, Patches, Seen, Size, as_matrix, hide, pair, with_class_token
+from mpnn.models.layers.blocks import ACTIVATIONS, transformer_update
+from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, as_matrix, hide, pair, with_class_token
 from mpnn.models.layers.packing import Packing
-from mpnn.models.layers.rounds import through
+from mpnn.models.layers.rounds import run_layers
 from mpnn.models.saving import Model
 from mpnn.update import PreNorm
 
@@ -115,7 +115,7 @@ class ViT(Model):
         stretch: bool = False,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Seen:
+    ) -> ImageOutput:
         """One pass over images.
 
         Args:
@@ -139,7 +139,7 @@ class ViT(Model):
         if node_mask is not None:
             last = last * node_mask[..., None]
         pooled = last[:, 0] if self.pooler is None else self.pooler(last[:, 0])
-        return Seen(last, pooled, states, weights)
+        return ImageOutput(last, pooled, states, weights)
 
 
 class PatchLayers(nn.ModuleList):
@@ -157,17 +157,17 @@ class PatchLayers(nn.ModuleList):
         [B, H, 1 + N, 1 + N]. Outputs are zeros where `node_mask` (bool [B, 1 + N], default: all) is False."""
         options = {"return_states": return_states, "return_weights": return_weights}
         if node_mask is None:
-            x, states, edge_weights = through(self, [self.graph] * len(self), x, **options)
+            x, states, edge_weights = run_layers(self, [self.graph] * len(self), x, **options)
             weights = [as_matrix(w, self.graph.bind(x.shape[1]).to(x.device)) for w in edge_weights]
         else:
             packing, graph = self._packed(node_mask)
-            x, states, edge_weights = through(self, [graph] * len(self), packing.pack(x), **options)
+            x, states, edge_weights = run_layers(self, [graph] * len(self), packing.pack(x), **options)
             x, states = packing.unpack(x), [packing.unpack(y) for y in states]
             weights = [packing.unpack_weights(w, graph) for w in edge_weights]
         return x, tuple(states) if return_states else None, tuple(weights) if return_weights else None
 
     def _layer(self, config: ViTConfig) -> MessagePassing:
-        update = updated_by(PreNorm, config)
+        update = transformer_update(PreNorm, config)
         attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(self.graph, "sum", update, attention)
 
