@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from mpnn import Graph, MessagePassing, aggregate, graphs, ops
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Kernel, Typed
 from mpnn.engine.compile.operator import _TICKETS
-from mpnn.graph.handles import held
+from mpnn.graph.handles import resolve
 from mpnn.graph.relations import GridOffset
 from mpnn.models import GPT
 from mpnn.models.layers.relative import RelativeDotProduct
@@ -355,14 +355,14 @@ def test_what_a_forward_keeps_goes_with_its_ticket() -> None:
 def test_copies_have_numbers_of_their_own(copied: Callable[[Any], Any], original: Any) -> None:
     twin = copied(original)
     assert int(twin.token) != int(original.token)
-    assert held(twin.token) is twin
+    assert resolve(twin.token) is twin
 
 
 def test_a_graph_that_is_gone_is_said_to_be() -> None:
     token = explicit(5).token
     gc.collect()
     with pytest.raises(RuntimeError, match="a graph that no longer exists"):
-        held(token)
+        resolve(token)
 
 
 # ---------------------------------------------------------------------------------------------------- errors

@@ -20,7 +20,7 @@ from mpnn import MessagePassing, Topology, aggregate, graphs
 from mpnn.attention import AdditiveV2, Degree, DotProduct, Typed
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.names import describe, restore
-from mpnn.graph.handles import held
+from mpnn.graph.handles import resolve
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Taps
 from mpnn.models import GPT
 from mpnn.position import Rotary, Table

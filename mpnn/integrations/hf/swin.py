@@ -40,8 +40,8 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
         attention_dropout=config.attention_probs_dropout_prob,
         drop_path=config.drop_path_rate,
     )
-    hides = hf_model.embeddings.mask_token is not None
-    model = with_weights(lambda: Swin(ours, graph, hides=hides), hf_model, _NAMES, copies, _change)
+    mask_token = hf_model.embeddings.mask_token is not None
+    model = with_weights(lambda: Swin(ours, graph, mask_token=mask_token), hf_model, _NAMES, copies, _change)
     return Encoder(model, config, pools=hf_model.pooler is not None)
 
 

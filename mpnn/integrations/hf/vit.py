@@ -25,7 +25,7 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
             graph,
             pooler=0 if pooler is None else config.pooler_output_size,
             pooler_activation="tanh" if pooler is None else activation(config, "pooler_act"),
-            hides=hf_model.embeddings.mask_token is not None,
+            mask_token=hf_model.embeddings.mask_token is not None,
         ),
         hf_model,
         NAMES,

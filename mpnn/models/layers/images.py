@@ -132,15 +132,15 @@ class Patches(nn.Module):
         return height // self.patch[0], width // self.patch[1]
 
 
-def hide(patches: Tensor, hidden: Tensor, token: Tensor | None) -> Tensor:
-    """Replaces patches [B, N, dim] where `hidden` (bool [B, N]) is True by the mask token [dim].
+def mask_patches(patches: Tensor, masked: Tensor, token: Tensor | None) -> Tensor:
+    """Replaces patches [B, N, dim] where `masked` (bool [B, N]) is True by the mask token [dim].
 
     Raises:
         ValueError: if `token` is None.
     """
     if token is None:
-        raise ValueError("this model has no mask token to hide patches with; create it with hides=True")
-    return torch.where(hidden[..., None], token, patches)
+        raise ValueError("this model has no mask token to replace patches with; create it with mask_token=True")
+    return torch.where(masked[..., None], token, patches)
 
 
 def kernel_as_linear(kernel: Tensor) -> Tensor:
