@@ -195,8 +195,8 @@ def test_numbers_of_other_processes_mean_nothing_here() -> None:
     kept = [graphs.window(radius) for radius in range(50)]
     for number in range(50):
         with pytest.raises(RuntimeError, match="a graph that no longer exists"):
-            held(torch.tensor(number))
-    assert held(kept[7].token) is kept[7]
+            resolve(torch.tensor(number))
+    assert resolve(kept[7].token) is kept[7]
 
 
 OBJECTS = [
