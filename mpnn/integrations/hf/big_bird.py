@@ -78,7 +78,7 @@ class BlockSparse(Bert):
         found = [_drawn(blocks, self.block, self.random, heads, context, seed) for seed in layers]
         return [_bound(packing, graph) for graph in found]
 
-    def encoded(
+    def encode(
         self,
         packing: Packing,
         graphs: Sequence[Any],
@@ -91,7 +91,7 @@ class BlockSparse(Bert):
         if return_weights and any(isinstance(graph, tuple) for graph in graphs):
             blocks = -(-packing.token_mask.shape[1] // self.block)
             graphs = [_bound(packing, _evaluated(blocks, self.block, self.random))] * len(graphs)
-        return super().encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
+        return super().encode(packing, graphs, tokens, types, positions, return_states, return_weights)
 
 
 def _bound(packing: Packing, graph: Graph) -> Graph:

@@ -121,7 +121,7 @@ class Encoder(Called):
 
         refuse(**others)
         images = pixels(pixel_values, self.model.patches.to_dim.weight)
-        grid = self.model.filled(images)[1]
+        grid = self.model.pad_images(images)[1]
         masked = bool_masked_pos
         found = self.model(
             images,

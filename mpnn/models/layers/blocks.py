@@ -133,17 +133,17 @@ class AxialPositions(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """Returns vectors [..., dims[0] + dims[1]] of integers [...]."""
         rows, columns = self.row.num_embeddings, self.column.num_embeddings
-        within(positions, rows * columns, "position")
+        check_ids(positions, rows * columns, "position")
         return torch.cat([self.row(positions // columns), self.column(positions % columns)], -1)
 
 
 def lookup(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
     """Returns `table(ids)`, with an error that names `what` and the id if it is out of range."""
-    within(ids, table.num_embeddings, what)
+    check_ids(ids, table.num_embeddings, what)
     return table(ids)
 
 
-def within(ids: Tensor, count: int, what: str) -> None:
+def check_ids(ids: Tensor, count: int, what: str) -> None:
     """Raises IndexError if an integer is not in 0 to count - 1. Checked on the CPU only, because on other devices the
     check would synchronize."""
     if ids.numel() and ids.device.type == "cpu" and not torch.compiler.is_compiling():

@@ -98,9 +98,9 @@ class CrossAttention:
                     "document k of the targets attends to document k of the sources, so there must be as many of both; "
                     f"got {len(targets or ())} and {len(sources or ())}"
                 )
-            return ops.build_once(_joined, targets, sources, device)
+            return ops.build_once(_union_on_device, targets, sources, device)
         if not same_length:
-            return _joined(self.target.lengths, self.source.lengths, device)
+            return _union_on_device(self.target.lengths, self.source.lengths, device)
         if torch.compiler.is_compiling():
             return COMPLETE
         return COMPLETE.bind(*(max(packing.lengths, default=0) for packing in (self.target, self.source))).to(device)
@@ -110,7 +110,7 @@ def _with_weights(output: Any) -> tuple[Tensor, Any]:
     return output if isinstance(output, tuple) else (output, None)
 
 
-def _joined(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Graph:
+def _union_on_device(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Graph:
     return _union(targets, sources).to(device)
 
 

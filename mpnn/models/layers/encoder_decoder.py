@@ -18,7 +18,7 @@ from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
 from mpnn.models.layers.losses import next_word_loss
 from mpnn.models.layers.packing import Packing
 from mpnn.models.layers.rounds import run_layers
-from mpnn.models.layers.translation import Words
+from mpnn.models.layers.word_embeddings import WordEmbeddings
 from mpnn.models.saving import Model
 
 
@@ -55,8 +55,8 @@ class EncoderDecoder(Model):
     """
 
     config: Options
-    source: Words
-    target: Words
+    source: WordEmbeddings
+    target: WordEmbeddings
     encoder: nn.ModuleList
     decoder: nn.ModuleList
     encoder_norm: nn.Module

@@ -95,11 +95,11 @@ class Packing:
             raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
         device = self.token_mask.device
         if self.documents is not None:
-            return ops.build_once(_joined, topology, self.documents, device)
+            return ops.build_once(_union_on_device, topology, self.documents, device)
         if self.index is None and torch.compiler.is_compiling():
             return topology
         length = self._length
-        return _joined(topology, self.lengths, device) if length is None else topology.bind(length).to(device)
+        return _union_on_device(topology, self.lengths, device) if length is None else topology.bind(length).to(device)
 
     def bind_each(self, graphs: Sequence[Graph]) -> Graph:
         """Returns the union of one graph per sentence, each over N or more positions, without the nodes at padding.
@@ -234,7 +234,7 @@ def require_eager(why: str, instead: str = "") -> None:
         raise ValueError(f"this call cannot be traced whole: {why}. {advice} the layers alone")
 
 
-def _joined(topology: Topology, lengths: tuple[int, ...], device: torch.device) -> Graph:
+def _union_on_device(topology: Topology, lengths: tuple[int, ...], device: torch.device) -> Graph:
     return _union(topology, lengths).to(device)
 
 

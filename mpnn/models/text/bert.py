@@ -155,9 +155,9 @@ class Bert(Model):
         if positions is None and packing.documents is not None:
             positions = torch.cat([self.positions(part) for part in tokens.split(packing.documents, 1)], 1)
         graphs = self.graphs(packing) if graph is None else [packing.bind(graph)] * len(self.layers)
-        return self.encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
+        return self.encode(packing, graphs, tokens, types, positions, return_states, return_weights)
 
-    def encoded(
+    def encode(
         self,
         packing: Packing,
         graphs: Sequence[Any],

@@ -111,7 +111,7 @@ class Longformer(Bert):
             hubs = mask & (mask.cumsum(1) == 1)
         if hubs.shape != mask.shape or hubs.dtype != torch.bool:
             raise ValueError(f"hubs must be bool {list(mask.shape)}; got {hubs.dtype} of shape {list(hubs.shape)}")
-        return self.encoded(packing, self.hub_graphs(packing, hubs & mask), tokens, types, positions, return_states)
+        return self.encode(packing, self.hub_graphs(packing, hubs & mask), tokens, types, positions, return_states)
 
     def hub_graphs(self, packing: Packing, hubs: Tensor) -> list[Hubs]:
         """Returns the graphs of each layer for hubs bool [B, N]."""

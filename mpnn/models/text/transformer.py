@@ -21,7 +21,7 @@ from mpnn.graphs import causal, complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.encoder_decoder import DecoderLayer, EncoderDecoder
-from mpnn.models.layers.translation import Words, token_table
+from mpnn.models.layers.word_embeddings import WordEmbeddings, token_table
 from mpnn.update import FeedForward, PostNorm, PreNorm
 
 CAUSAL, COMPLETE = causal(), complete()
@@ -95,8 +95,8 @@ class Transformer(EncoderDecoder):
             attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
             return MessagePassing(topology, "sum", update, attention)
 
-        def words(token: nn.Embedding) -> Words:
-            return Words(
+        def words(token: nn.Embedding) -> WordEmbeddings:
+            return WordEmbeddings(
                 token,
                 config.context,
                 learned=config.learned_positions,

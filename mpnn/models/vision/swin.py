@@ -121,7 +121,7 @@ class Swin(Model):
             the output of the last; weights: those of the last layer of each stage, [B, windows, heads, S, S] over the S
             positions of each window. Rows of padding are zeros.
         """
-        images, size = self.filled(images)
+        images, size = self.pad_images(images)
         x = self.patch_norm(self.patches(images))
         x = x if masked is None else mask_patches(x, masked, self.mask_token)
         x = x if self.positions is None else x + self.positions(size, stretch=stretch)
@@ -136,7 +136,7 @@ class Swin(Model):
             last, last.mean(1), tuple(states) if return_states else None, tuple(weights) if return_weights else None
         )
 
-    def filled(self, images: Tensor) -> tuple[Tensor, Size]:
+    def pad_images(self, images: Tensor) -> tuple[Tensor, Size]:
         """Pads images with zeros to whole patches. Returns the images and their grid of patches."""
         (down, across), (height, width) = self.patches.patch, images.shape[-2:]
         images = F.pad(images, (0, -width % across, 0, -height % down))

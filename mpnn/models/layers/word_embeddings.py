@@ -10,7 +10,7 @@ from mpnn.models.layers.packing import Packing
 from mpnn.models.layers.positions import sinusoidal
 
 
-class Words(nn.Module):
+class WordEmbeddings(nn.Module):
     """Token embeddings plus positions (Vaswani et al. 2017, sections 3.4 and 3.5):
 
         x_i = dropout(norm(s token_i + P(i)))
