@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.serialization import add_safe_globals
 
-from mpnn import aggregate, attention, encodings, graphs, ops, position, update
+from mpnn import aggregate, attention, backends, encodings, graphs, ops, position, update
 from mpnn.engine import compile as compile  # registers torch.ops.mpnn, which saved programs call
 from mpnn.engine.plan import Plan, explain
 from mpnn.graph import Graph
@@ -34,6 +34,7 @@ __all__ = [
     "Topology",
     "aggregate",
     "attention",
+    "backends",
     "encodings",
     "explain",
     "graphs",

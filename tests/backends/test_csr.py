@@ -21,7 +21,9 @@ from mpnn.engine import plan
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.kernels import row_attention, row_spec
-from mpnn.request.request import AdditiveScore, AdditiveV2Score, BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.request.tables import BiasTable, EmbeddingTable
 
 SEED = torch.tensor(2**60 + 7)
 # Sums of at most 60 float64 terms of size about 10, twice over (softmax, then values): 60 * 10 * 2 * 1.1e-16 < 2e-13.

@@ -13,7 +13,8 @@ from mpnn import graphs, ops
 from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, segment_sum
 from mpnn.backends import csr, edge_list
 from mpnn.graph import Graph
-from mpnn.request.request import BiasTable, Request
+from mpnn.request.request import Request
+from mpnn.request.tables import BiasTable
 
 AGGREGATORS = (Sum(), Mean(), Max(), Min(), Var(), Std(), PNA())
 # Sums of at most 500 float64 terms of size about 10, squared at most, and twice over: 500 * 100 * 2 * 1.1e-16 = 1e-11.

@@ -307,9 +307,9 @@ def arguments(dropout: float = 0.25) -> tuple[Any, ...]:
     """Those of `mpnn::run` for attention on a small graph, its tensors ready to be differentiated."""
     graph = arguments.graph = graphs.window(2).bind(6)  # type: ignore[attr-defined]  # held as long as its number is
     query, key, value = (torch.randn(3, 6, 2, 4, requires_grad=True) for _ in range(3))
-    slots = ("value", "seed", "query", "key")
-    form = repr(("auto", (), "Dot", slots, False, "", "softmax", "Sum", None, False))
-    return graph.token, [6, 6, 0, 6, 6], [value, torch.tensor(5), query, key], form, [dropout, 0.5, 0.0, 0.0], NEEDS
+    slots = ("value", "seed", "score_query", "score_key")
+    form = repr(("auto", (), "Dot", slots, ("scale",), (), "softmax", "Sum", None, False))
+    return graph.token, [6, 6, 0, 6, 6], [value, torch.tensor(5), query, key], form, [dropout, 0.5], NEEDS
 
 
 def test_torch_approves_of_the_operator() -> None:

@@ -7,6 +7,7 @@ Torch operations pad widths to whole vectors and cast 16-bit features to float32
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,18 +20,12 @@ from mpnn.graph import Graph
 from mpnn.kernels import row_attention
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, LANES, NORMALIZERS, Given, Ids, Order, Spec
 from mpnn.request import rng
-from mpnn.request.request import (
-    Activation,
-    AdditiveScore,
-    AdditiveV2Score,
-    Dot,
-    EmbeddingTable,
-    LeakyReLU,
-    PerEdge,
-    Request,
-)
+from mpnn.request.request import Request
+from mpnn.request.scores import Activation, fused_form, slope_of
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 _BEYOND_CACHE = 1 << 24  # bytes of features
+KINDS = {"dot": DOT, "additive": ADDITIVE, "activated": ACTIVATED}
 
 
 def supports(request: Request) -> str | None:
@@ -39,17 +34,16 @@ def supports(request: Request) -> str | None:
         return f"it has no kernels for {value.dtype}"
     if type(request.reduce) not in (Sum, Mean):
         return "its attention sums messages or takes their mean, and cannot aggregate them otherwise"
-    if type(score) not in (Dot, AdditiveScore, AdditiveV2Score, type(None)):
+    fused = fused_form(score)
+    if score is not None and fused is None:
         return f"it has no kernel for {type(score).__name__}"
     if request.heads == 0:
         return "there is no head to compute"
-    if isinstance(score, (AdditiveScore, AdditiveV2Score)) and slope_of(score.activation) is None:
-        return f"its additive scores support LeakyReLU and tanh, and it cannot compile {_name_of(score.activation)}"
+    if fused and slope_of(fused.activation) is None:
+        return f"its additive scores support LeakyReLU and tanh, and it cannot compile {_name_of(fused.activation)}"
     vectors = [("edge_value", request.edge_value, value.shape[-1])]
-    if isinstance(score, Dot):
-        vectors.append(("edge_key", score.edge_key, score.query.shape[-1]))
-    if isinstance(score, AdditiveV2Score):
-        vectors.append(("edge", score.edge, score.dst.shape[-1]))
+    if fused and fused.kind != "additive":
+        vectors.append(("edge_key" if fused.kind == "dot" else "edge", fused.edge, fused.dst.shape[-1]))
     for name, data, width in vectors:
         numbers = None if data is None else _numbers(data)
         if numbers is not None and numbers.shape[-1] != width:
@@ -59,10 +53,10 @@ def supports(request: Request) -> str | None:
 
 def counts(request: Request) -> dict[str, float]:
     """Edges, edges times heads, and the components that each edge gathers from its two ends."""
-    graph, batch, score = request.graph, request.batch.numel(), request.score
+    graph, batch, fused = request.graph, request.batch.numel(), fused_form(request.score)
     width = request.heads * request.value.shape[-1]
     edges, nodes = float(graph.num_edges * batch), max(graph.num_dst, graph.num_src)
-    gathered = edges * width * (2 if isinstance(score, (Dot, AdditiveV2Score)) else 1)
+    gathered = edges * width * (2 if fused and fused.kind != "additive" else 1)
     # features that exceed the cache are read from memory for each edge
     far = nodes * width * (torch.finfo(request.accumulate_dtype).bits // 8) > _BEYOND_CACHE
     operations = {"attention": 1.0, "scored edge": edges, "scored head": edges * request.heads}
@@ -70,9 +64,9 @@ def counts(request: Request) -> dict[str, float]:
         "far gathered number" if far else "gathered number": gathered,
         "attending number": float(nodes * batch * width),
     }
-    if isinstance(score, AdditiveV2Score):
+    if fused and fused.kind == "activated":
         operations["activated number"] = edges * width
-    added = (request.edge_value, score.edge_key if isinstance(score, Dot) else None)
+    added = (request.edge_value, fused.edge if fused and fused.kind == "dot" else None)
     if vectors := sum(vector is not None for vector in added):
         operations["vector number"] = edges * width * vectors
     if request.dropout:
@@ -86,25 +80,22 @@ def estimate(request: Request) -> Estimate:
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    graph, score, dtype = request.graph, request.score, request.accumulate_dtype
+    graph, dtype = request.graph, request.accumulate_dtype
     edges = graph.cached("csr edges", lambda: _Edges(graph))
     bias, table = _biases(request)
     dst = src = vector = edge = before = None
-    kind, scale, cap, slope = CONSTANT, 1.0, 0.0, 1.0
-    if isinstance(score, Dot):
-        kind, scale, cap, edge = DOT, score.scale, score.softcap or 0.0, score.edge_key
-        dst, src = _pad(score.query, dtype), _pad(score.key, dtype)
-    elif isinstance(score, AdditiveScore):
-        kind, before = ADDITIVE, score.edge
-        dst, src = score.dst.to(dtype), score.src.to(dtype)
-    elif isinstance(score, AdditiveV2Score):
-        kind, edge = ACTIVATED, score.edge
-        dst, src, vector = (_pad(x, dtype) for x in (score.dst, score.src, score.vector))
+    kind, scale, cap = CONSTANT, 1.0, 0.0
+    slope: Any = 1.0
+    fused = fused_form(request.score)
+    if fused is not None:
+        kind, scale, cap, pad = KINDS[fused.kind], fused.scale, fused.softcap or 0.0, fused.kind != "additive"
+        dst, src = (_pad(x, dtype) if pad else x.to(dtype) for x in (fused.dst, fused.src))
+        edge, before = (fused.edge, None) if pad else (None, fused.edge)
+        vector = None if fused.vector is None else _pad(fused.vector, dtype)
+        slope = slope_of(fused.activation)
     elif request.weighted:
         scale = 0.0  # the logits are the biases
-    tanh = isinstance(score, AdditiveScore | AdditiveV2Score) and slope_of(score.activation) == "tanh"
-    if isinstance(score, AdditiveScore | AdditiveV2Score) and not tanh:
-        slope = float(slope_of(score.activation))  # type: ignore[arg-type]
+    tanh = slope == "tanh"
     on_edges = (edge, request.edge_value, before, bias, table)
     spec = Spec(
         edges.rows,
@@ -115,7 +106,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         NORMALIZERS[request.normalize if request.weighted else "none"],
         scale,
         cap,
-        slope,
+        1.0 if tanh else slope,
         tanh,
         *_dropout(request),
         request.return_weights,
@@ -197,16 +188,7 @@ def _dropout(request: Request) -> tuple[np.ndarray, float]:
     return rng.keys(request.seed, streams).numpy().view(np.uint32), request.dropout
 
 
-def slope_of(activation: Activation) -> float | str | None:
-    """The slope of a LeakyReLU, "tanh", or None for any other activation."""
-    if isinstance(activation, LeakyReLU):
-        return activation.slope
-    if activation is F.leaky_relu:
-        return 0.01
-    return "tanh" if activation in (torch.tanh, F.tanh) else None
-
-
-def _name_of(activation: Activation) -> str:
+def _name_of(activation: Activation | None) -> str:
     return getattr(activation, "__name__", type(activation).__name__)
 
 

@@ -13,7 +13,7 @@ from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.request import validation
-from mpnn.request.request import AdditiveScore, LeakyReLU
+from mpnn.request.scores import AdditiveScore, LeakyReLU
 from mpnn.update import FeedForward, PreNorm
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from mpnn.attention import DotProduct, Terms
 from mpnn.graph import Graph
-from mpnn.request.request import Dot
+from mpnn.request.scores import Dot
 
 
 class PerHead(DotProduct):
