@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs
-from mpnn.aggregate import Aggregator, Index, Median, total
+from mpnn.aggregate import Aggregator, Index, Median, segment_sum
 from mpnn.data import PointClassification
 from mpnn.train.loops import fit_node_classifier
 from mpnn.update import Activate
@@ -35,7 +35,7 @@ def trimmed_mean(messages: Tensor, index: Index) -> Tensor:
     rank = torch.arange(len(messages)) - index.ptr[index]
     cut = index.degree[index] // 4
     inner = (rank >= cut) & (rank < index.degree[index] - cut)
-    sums = total(messages.gather(0, order)[inner], Index.of(index[inner], index.ptr))
+    sums = segment_sum(messages.gather(0, order)[inner], Index.of(index[inner], index.ptr))
     return sums / (index.degree - 2 * (index.degree // 4)).clamp(min=1).view(-1, *[1] * (messages.dim() - 1))
 
 
@@ -49,7 +49,7 @@ class Trust(nn.Module):
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         distance = messages - Median().reduce(messages, index)[index]
         weight = (-(distance / self.width).square()).exp()
-        return total(weight * messages, index) / total(weight, index).clamp(min=1e-6)
+        return segment_sum(weight * messages, index) / segment_sum(weight, index).clamp(min=1e-6)
 
 
 def main() -> None:

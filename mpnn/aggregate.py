@@ -62,7 +62,7 @@ class Aggregator(Protocol):
         ...
 
 
-def total(messages: Tensor, index: Index) -> Tensor:
+def segment_sum(messages: Tensor, index: Index) -> Tensor:
     """Sum of the messages of each destination, accumulated in at least float32: [E, ...] -> [N, ...]."""
     upcast = messages.float() if messages.dtype in (torch.float16, torch.bfloat16) else messages
     out = upcast.new_zeros(index.num_dst, *messages.shape[1:])
@@ -79,14 +79,14 @@ class Sum:
     """`sum_j m_j`."""
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        return total(messages, index)
+        return segment_sum(messages, index)
 
 
 class Mean:
     """`sum_j m_j / |N(i)|`."""
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        sums = total(messages, index)
+        sums = segment_sum(messages, index)
         return sums / _per_row(index.degree.clamp(min=1), sums)
 
 
@@ -162,7 +162,7 @@ class Softmax(nn.Module):
         self.temperature = nn.Parameter(torch.tensor(float(temperature)), requires_grad=learn)
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        return total(segment_softmax(messages * self.temperature.to(messages.dtype), index) * messages, index)
+        return segment_sum(segment_softmax(messages * self.temperature.to(messages.dtype), index) * messages, index)
 
 
 class PowerMean(nn.Module):
@@ -199,7 +199,7 @@ class Median:
         order = by_value.gather(0, by_row)
         middle = (index.ptr[:-1] + (index.degree - 1) // 2)[nonempty]
         out = out.index_put((nonempty.nonzero().squeeze(1),), messages.gather(0, order[middle]))
-        nan = total(messages.isnan().to(out.dtype), index) > 0
+        nan = segment_sum(messages.isnan().to(out.dtype), index) > 0
         return out.masked_fill(nan, torch.nan)
 
 
@@ -405,6 +405,6 @@ def segment_softmax(scores: Tensor, index: Index) -> Tensor:
     row_max.scatter_reduce_(0, _rows(index, upcast), upcast.detach(), "amax", include_self=False)
     row_max.masked_fill_(row_max.isinf(), 0.0)  # a row that contains only -inf gets weight zero
     exp = (upcast - row_max.index_select(0, index.plain)).exp()
-    sums = total(exp, index)
+    sums = segment_sum(exp, index)
     sums = sums.masked_fill(sums == 0, 1.0)
     return (exp / sums.index_select(0, index.plain)).to(scores.dtype)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.attention.heads import check_integers, edges_by_head, joined
+from mpnn.attention.heads import check_integers, edges_by_head, join_heads
 from mpnn.attention.spec import Attention, KeyValue, Terms
 from mpnn.graph import Graph
 from mpnn.graphs.arguments import at_least
@@ -76,7 +76,7 @@ class Additive(Attention):
         return self.to_value(dst).unflatten(-1, (self.heads, -1))
 
     def merge(self, out: Tensor) -> Tensor:
-        return joined(out, self.concat, self.bias)
+        return join_heads(out, self.concat, self.bias)
 
 
 class AdditiveV2(KeyValue):
@@ -120,7 +120,7 @@ class AdditiveV2(KeyValue):
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return validation.takes(self.to_query), validation.takes(self.to_value)
 
-    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key = self.to_query(dst), self.to_value(src).unflatten(-1, (self.heads, -1))
         return query.unflatten(-1, (self.heads, -1)), key, key if self.map_value else src.unsqueeze(-2)
 
@@ -129,7 +129,7 @@ class AdditiveV2(KeyValue):
         return Terms(value, AdditiveV2Score(query, key, self.vector, self.activation, edge))
 
     def merge(self, out: Tensor) -> Tensor:
-        return joined(out, self.concat, self.bias)
+        return join_heads(out, self.concat, self.bias)
 
 
 def _by_head(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention.heads import check_integers, joined
+from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import ANY, Attention, Terms
 from mpnn.graph import Graph
 from mpnn.request import validation
@@ -45,7 +45,7 @@ class Degree(Attention):
         return Terms(self.to_value(src).unsqueeze(-2), bias=(weight[:, None],))
 
     def merge(self, out: Tensor) -> Tensor:
-        return joined(out, True, self.bias)
+        return join_heads(out, True, self.bias)
 
 
 def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -80,7 +80,7 @@ class DotProduct(KeyValue):
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return validation.takes(self.to_query), validation.takes(self.to_key)
 
-    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))
         key = self.to_key(src).unflatten(-1, (self.kv_heads, -1))
         value = self.to_value(src).unflatten(-1, (self.kv_heads, -1))

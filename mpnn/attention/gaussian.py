@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention.heads import check_integers, joined
+from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import ANY, Attention, Terms
 from mpnn.graph import Graph
 from mpnn.request import validation
@@ -53,7 +53,7 @@ class Gaussian(Attention):
         return Terms(self.to_value(src).unflatten(-1, (self.kernels, -1)), bias=(weight,))
 
     def merge(self, out: Tensor) -> Tensor:
-        return joined(out.sum(-2, keepdim=True), True, self.bias)
+        return join_heads(out.sum(-2, keepdim=True), True, self.bias)
 
 
 class Near(Attention):
@@ -66,12 +66,12 @@ class Near(Attention):
 
     Args:
         encode: a module that maps features [..., N, d] to the concatenation of the value v and the vector a.
-        places: width of a. normalized: whether weights sum to 1. dropout: of attention weights, in training.
+        vector_dim: width of a. normalized: whether weights sum to 1. dropout: of attention weights, in training.
     """
 
-    def __init__(self, encode: nn.Module, places: int, *, normalized: bool = True, dropout: float = 0.0) -> None:
+    def __init__(self, encode: nn.Module, vector_dim: int, *, normalized: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
-        self.encode, self.places, self.dropout = encode, places, dropout
+        self.encode, self.vector_dim, self.dropout = encode, vector_dim, dropout
         self.normalize = "softmax" if normalized else "none"
 
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
@@ -79,8 +79,8 @@ class Near(Attention):
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         encoded = self.encode(src)
-        value, a_src = encoded[..., : -self.places].unsqueeze(-2), encoded[..., -self.places :]
-        a_dst = a_src if dst is src else self.encode(dst)[..., -self.places :]
+        value, a_src = encoded[..., : -self.vector_dim].unsqueeze(-2), encoded[..., -self.vector_dim :]
+        a_dst = a_src if dst is src else self.encode(dst)[..., -self.vector_dim :]
         if self.normalize == "none":
             from_src, to_dst = graph.edge_index
             offset = a_dst.index_select(-2, to_dst) - a_src.index_select(-2, from_src)

@@ -24,7 +24,7 @@ def edges_by_head(to_edge: nn.Linear, edge_attr: Tensor | None, heads: int) -> T
     return to_edge(edge_attr).unflatten(-1, (heads, -1))
 
 
-def joined(out: Tensor, concat: bool, bias: Tensor | None) -> Tensor:
+def join_heads(out: Tensor, concat: bool, bias: Tensor | None) -> Tensor:
     """The message [..., N, F] of the heads [..., N, H, D]: concatenated, or else their mean, plus a bias."""
     out = out.flatten(-2) if concat else out.mean(-2)
     if bias is None:

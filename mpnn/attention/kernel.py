@@ -58,7 +58,7 @@ class Kernel(KeyValue):
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return validation.takes(self.to_query), validation.takes(self.to_key)
 
-    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = (
             to(x).unflatten(-1, (self.heads, -1))
             for to, x in ((self.to_query, dst), (self.to_key, src), (self.to_value, src))

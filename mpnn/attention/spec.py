@@ -86,13 +86,13 @@ class KeyValue(Attention):
     nodes can be cached (`mpnn.decoding.cache`)."""
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        return self.terms(*self.mapped(dst, src, graph), graph, edge_attr)
+        return self.terms(*self.project(dst, src, graph), graph, edge_attr)
 
     @abstractmethod
-    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D], with rotary positions applied. Each
         depends on one node only, not on edges."""
 
     @abstractmethod
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        """The terms for the queries, keys and values that `mapped` returned."""
+        """The terms for the queries, keys and values that `project` returned."""

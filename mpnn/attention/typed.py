@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention.heads import check_integers, joined
+from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import Attention, Terms
 from mpnn.graph import Graph
 from mpnn.graphs.arguments import at_least
@@ -43,9 +43,9 @@ class Typed(Attention):
 
     def merge(self, out: Tensor) -> Tensor:
         validation.widened("Typed", out.shape[-1], self.in_dim)
-        return joined((self.gathered(out) @ self.maps().flatten(0, 1)).unsqueeze(-2), True, self.bias)
+        return join_heads((self.concat_types(out) @ self.maps().flatten(0, 1)).unsqueeze(-2), True, self.bias)
 
-    def gathered(self, out: Tensor) -> Tensor:
+    def concat_types(self, out: Tensor) -> Tensor:
         """The aggregated messages of each node, concatenated over edge types, [..., N, relations * in_dim]."""
         return out.squeeze(-2).unflatten(-2, (-1, self.relations)).flatten(-2)
 

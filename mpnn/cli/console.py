@@ -20,7 +20,7 @@ _errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def exit_on_invalid_input() -> Iterator[None]:
     """Turns errors in the user's input into one sentence on stderr and exit code 2.
 
     Use it only around the parsing of input, not around the computation: there, an error is a bug that needs its
@@ -47,7 +47,7 @@ def refuse(why: str) -> NoReturn:
 
 
 @contextmanager
-def failing() -> Iterator[None]:
+def exit_on_failure() -> Iterator[None]:
     """Turns an OSError during the computation, such as a full disk, into one sentence on stderr and exit code 1."""
     try:
         yield
@@ -72,7 +72,7 @@ def folder(path: Path) -> Iterator[None]:
     If the folder is new and is empty at the end, because the command failed or was stopped, it is deleted.
     """
     created = [folder for folder in (path, *path.parents) if not folder.exists()]
-    with refusing():
+    with exit_on_invalid_input():
         path.mkdir(parents=True, exist_ok=True)
     try:
         if not os.access(path, os.W_OK | os.X_OK):

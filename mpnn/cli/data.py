@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mpnn.cli.console import console, refusing
+from mpnn.cli.console import console, exit_on_invalid_input
 from mpnn.data import SOURCES, Source, cache_dir, locate
 
 BUILT_IN = {"digits": "comes with scikit-learn", "pydoc": "comes with Python"}
@@ -51,7 +51,7 @@ def get(name: Annotated[str, typer.Argument(help="A name from mpnn data list.")]
     if name in BUILT_IN:
         console.print(f"{name}: {BUILT_IN[name]}; nothing to download")
         return
-    with refusing(), console.status(f"finding {name}"):
+    with exit_on_invalid_input(), console.status(f"finding {name}"):
         folder = locate(name)
     source = SOURCES[name]
     console.print(str(folder), soft_wrap=True)

@@ -13,7 +13,7 @@ import torch
 import typer
 
 from mpnn.cli import page, pictures, tasks
-from mpnn.cli.console import console, fail, failing, folder, refuse, refusing, warn
+from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, fail, folder, refuse, warn
 from mpnn.cli.measure import attention_weights, machine, one_thread, versions
 from mpnn.cli.page import Chapter, Picture
 from mpnn.cli.stop import Stopped
@@ -64,14 +64,14 @@ def demo(
         refuse(f"--steps must be at least 1; got {steps}")
     settings = replace(TextSettings(), steps=steps)
     with folder(out):
-        with refusing():
+        with exit_on_invalid_input():
             corpus = Corpus.of("text", tasks.manual(), settings.context)
             nodes = Nodes.digits()
         checkpoints = [Checkpoint(out / f"checkpoint-{k}.pt") for k in range(len(TOPOLOGIES) + 2)]
         with one_thread():
             results = _train(corpus, nodes, settings, seed, checkpoints)
             texts, with_graph = results[:-2], results[-2]
-            with console.status("drawing"), failing():
+            with console.status("drawing"), exit_on_failure():
                 chapters = [_chapter(trained, corpus, out, seed) for trained in texts]
                 curves = _curves(texts, out)
                 digits = _digits(with_graph, nodes, out)
@@ -84,7 +84,7 @@ def demo(
             ("time", f"{perf_counter() - start:.0f} s in all, {steps} steps, seed {seed}"),
         ]
         html = _page(results, chapters, curves, digits, settings, footer)
-        with failing():
+        with exit_on_failure():
             write_atomically(index, lambda path: path.write_text(html, encoding="utf-8"))
             for checkpoint in checkpoints:
                 checkpoint.delete()
@@ -101,7 +101,7 @@ def _train(
     for run, checkpoint in zip(runs, checkpoints, strict=True):
         checkpoint.run = run.settings
     try:
-        with failing():
+        with exit_on_failure():
             return tasks.train_all(runs, checkpoints)
     except CheckpointError:
         for checkpoint in checkpoints:

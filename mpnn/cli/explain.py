@@ -9,7 +9,7 @@ import torch
 import typer
 
 import mpnn
-from mpnn.cli.console import refuse, refusing
+from mpnn.cli.console import exit_on_invalid_input, refuse
 from mpnn.graphs import parse
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
@@ -49,7 +49,7 @@ def explain(
     for name, value in (("heads", heads), ("dim", dim), ("batch", batch)):
         if value < 1:
             refuse(f"--{name} must be at least 1; got {value}")
-    with refusing():
+    with exit_on_invalid_input():
         graph = parse(expression).bind(n)
         mpnn.explain(_request(graph, (batch, n, heads, dim), getattr(torch, dtype.value), grad))
 

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from mpnn.cli import drawing
-from mpnn.cli.console import console, refuse, refusing
+from mpnn.cli.console import console, exit_on_invalid_input, refuse
 from mpnn.graph import Graph
 from mpnn.graphs import parse
 
@@ -49,7 +49,7 @@ def graph(
       mpnn graph "bigbird(block=16)" --n 1024
       mpnn graph complete --n 10 --num-src 77
     """
-    with refusing():
+    with exit_on_invalid_input():
         if out is not None:
             out = out if out.suffix else out.with_suffix(".png")
             if not out.parent.is_dir():
@@ -124,6 +124,6 @@ def _draw(expression: str, graph: Graph, path: Path) -> None:
 
     figure = Figure(figsize=(5.6, 5.4), layout="constrained")
     adjacency(graph, figure.add_subplot(), title=expression)
-    with refusing():
+    with exit_on_invalid_input():
         figure.savefig(path, dpi=160, bbox_inches="tight")  # crops the margins of a wide or tall graph
     console.print(f"saved to {path}")

@@ -17,7 +17,7 @@ from mpnn.engine.plan import plan
 from mpnn.message_passing import MessagePassing
 
 
-def kept_for_backward(model: nn.Module, loss: Callable[[], Tensor]) -> int:
+def bytes_for_backward(model: nn.Module, loss: Callable[[], Tensor]) -> int:
     """The bytes that one forward pass in training stores for its backward pass: the storages of all tensors saved by
     autograd, without duplicates and without the model's parameters."""
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from mpnn import data
 from mpnn.cli.console import training_bars
-from mpnn.cli.measure import backends, kept_for_backward
+from mpnn.cli.measure import backends, bytes_for_backward
 from mpnn.cli.stop import stop_between_steps
 from mpnn.files import write_atomically
 from mpnn.graph import Graph
@@ -241,7 +241,7 @@ class TextRun(Run):
             checkpoint=checkpoint,
         )
         tokens, targets = data.batches(corpus.train, settings.context, settings.batch)
-        saved_bytes = kept_for_backward(model, lambda: model.loss(tokens, targets))
+        saved_bytes = bytes_for_backward(model, lambda: model.loss(tokens, targets))
         backend = backends(model, tokens)
         return Trained(self.task, self.expression, self.graph, settings.layers, model, history, backend, saved_bytes)
 
@@ -286,7 +286,7 @@ class NodeRun(Run):
             mask = nodes_data.train_mask
             return F.cross_entropy(model(nodes_data.x, graph)[mask], nodes_data.y[mask])
 
-        saved_bytes, backend = kept_for_backward(model, loss), backends(model, nodes_data.x, graph)
+        saved_bytes, backend = bytes_for_backward(model, loss), backends(model, nodes_data.x, graph)
         return Trained(self.task, self.expression, graph, len(model.layers), model, history, backend, saved_bytes)
 
 

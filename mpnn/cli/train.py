@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from mpnn import data
 from mpnn.cli import pictures, tasks
-from mpnn.cli.console import console, fail, folder, refuse, refusing, sentence, warn
+from mpnn.cli.console import console, exit_on_invalid_input, fail, folder, refuse, sentence, warn
 from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import CHARACTERS, Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
 from mpnn.files import write_atomically
@@ -129,7 +129,7 @@ def train(
         refuse(f"--checkpoint-every must be 0 seconds or more; got {checkpoint_every}")
     _check_folder(out, resume, force)
     with folder(out):
-        with refusing():
+        with exit_on_invalid_input():
             run: Run
             if task is Task.text:
                 run = TextRun(expression or "causal", _corpus(text, file, context), settings, seed)
@@ -183,7 +183,7 @@ def _check_finished(out: Path, run: Run) -> None:
 
 def _delete(out: Path, checkpoint: Checkpoint) -> None:
     """Deletes the files of a run and nothing else. The checkpoint is last, because it marks the run as unfinished."""
-    with refusing():
+    with exit_on_invalid_input():
         for name in (FINISHED, WEIGHTS, CONFIG, CHARACTERS, GRAPH, CURVES):
             (out / name).unlink(missing_ok=True)
         shutil.rmtree(out / STOPPED, ignore_errors=True)

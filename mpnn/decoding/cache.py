@@ -106,7 +106,7 @@ class KVCache:
             graph = graph.bind(self.length, self.length if source is None else num_src).to(x.device)
         step = self._step(graph, entry.seen, stop, num_src)
         new = x if source is None else source[..., entry.count :, :]
-        query, key, value = attention.mapped(x, new, step.edgeless(entry.count, new.shape[-2]))
+        query, key, value = attention.project(x, new, step.edgeless(entry.count, new.shape[-2]))
         entry.append(key, value, self.length if source is None else num_src)
         entry.seen = stop
         key, value = step.gather(entry.key), step.gather(entry.value)

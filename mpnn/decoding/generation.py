@@ -89,7 +89,7 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before < top_p)
 
 
-def refuse_the_future(graph: Topology | Graph, length: int) -> None:
+def check_causal(graph: Topology | Graph, length: int) -> None:
     """Raises ValueError if, over `length` nodes, a node attends to a later one."""
     bound = graph.bind(length, length) if isinstance(graph, Topology) else graph
     if late := bound.cached("an edge from the future", lambda: _edge_from_the_future(bound)):
@@ -107,7 +107,7 @@ def _edge_from_the_future(graph: Graph) -> tuple[int, int] | None:
     return (int(runs.row[late[0]]), int(runs.stop[late[0]]) - 1) if len(late) else None
 
 
-def refuse_to_continue(graph: Topology | Graph | None, lengths: Sequence[int] | None) -> None:
+def check_continuation(graph: Topology | Graph | None, lengths: Sequence[int] | None) -> None:
     """Raises ValueError if `graph` or `lengths` is passed: only a pass over whole texts supports them."""
     for name, value in (("graph", graph), ("lengths", lengths)):
         if value is not None:
@@ -118,7 +118,7 @@ def refuse_to_continue(graph: Topology | Graph | None, lengths: Sequence[int] | 
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Sets the model to evaluation mode in the block and restores its mode afterwards."""
     was_training = model.training
     model.eval()

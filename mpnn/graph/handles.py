@@ -38,7 +38,7 @@ class Handled:
         return {name: value for name, value in self.__dict__.items() if name != "token"}
 
 
-def held(token: Tensor) -> Any:
+def resolve(token: Tensor) -> Any:
     """Returns the object with this number.
 
     Raises:

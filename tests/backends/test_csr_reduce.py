@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn import graphs, ops
-from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, total
+from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, segment_sum
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import edges as edge_orders
 from mpnn.graph import Graph
@@ -40,7 +40,7 @@ class LogSumExp:
         return math.exp(message - out)
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        sums = total(messages.exp(), index)
+        sums = segment_sum(messages.exp(), index)
         return torch.where(sums > 0, sums, torch.ones_like(sums)).log()
 
 

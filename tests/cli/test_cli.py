@@ -19,7 +19,7 @@ from mpnn.cli import app as commands
 from mpnn.cli import data, demo, drawing, pictures, tasks
 from mpnn.cli.app import app
 from mpnn.cli.console import console
-from mpnn.cli.measure import attention_weights, backends, kept_for_backward
+from mpnn.cli.measure import attention_weights, backends, bytes_for_backward
 from mpnn.data import SOURCES, Characters
 
 COMMANDS = [["demo"], ["graph"], ["explain"], ["train"], ["data"], ["data", "get"], ["data", "list"]]
@@ -293,10 +293,10 @@ def _here() -> set[str]:
 # --------------------------------------------------------------------------------------------------------- measuring
 
 
-def test_memory_kept_for_backward_is_what_autograd_saves() -> None:
+def test_bytes_for_backward_are_those_that_autograd_saves() -> None:
     """x is saved for the weight's gradient and the square for its own; the weight itself does not count."""
     linear, x = torch.nn.Linear(3, 5, bias=False), torch.randn(7, 3)
-    assert kept_for_backward(linear, lambda: (linear(x) ** 2).sum()) == (7 * 3 + 7 * 5) * 4
+    assert bytes_for_backward(linear, lambda: (linear(x) ** 2).sum()) == (7 * 3 + 7 * 5) * 4
 
 
 def test_weights_and_backends_of_every_layer() -> None:

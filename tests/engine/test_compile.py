@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from mpnn import Graph, MessagePassing, aggregate, graphs, ops
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Kernel, Typed
 from mpnn.engine.compile.operator import _TICKETS
-from mpnn.graph.handles import held
+from mpnn.graph.handles import resolve
 from mpnn.graph.relations import GridOffset
 from mpnn.models import GPT
 from mpnn.models.layers.relative import RelativeDotProduct
@@ -123,7 +123,7 @@ ON_GRAPHS: dict[str, Callable[[Graph | None], MessagePassing]] = {
     "std": lambda g: MessagePassing(g, "std", None, None),
     "pna, wider than its messages": lambda g: MessagePassing(g, "pna", None, None),
     "a learned aggregator": lambda g: MessagePassing(g, aggregate.Softmax(learn=True), None, None),
-    "a function": lambda g: MessagePassing(g, lambda m, index: 2 * aggregate.total(m, index), None, None),
+    "a function": lambda g: MessagePassing(g, lambda m, index: 2 * aggregate.segment_sum(m, index), None, None),
 }
 
 
@@ -222,7 +222,7 @@ def test_attend_and_aggregate() -> None:
     assert compilations(counter) <= 2
 
 
-@pytest.mark.parametrize("reduce", [*aggregate.NAMED, lambda m, index: aggregate.total(m, index)])
+@pytest.mark.parametrize("reduce", [*aggregate.NAMED, lambda m, index: aggregate.segment_sum(m, index)])
 def test_every_aggregator_by_its_name_or_as_a_function(reduce: Any) -> None:
     compiled_aggregate, _ = program(lambda x, graph: ops.aggregate(graph, x, reduce))
     graph, x = explicit(7), torch.rand(7, 3)
@@ -355,14 +355,14 @@ def test_what_a_forward_keeps_goes_with_its_ticket() -> None:
 def test_copies_have_numbers_of_their_own(copied: Callable[[Any], Any], original: Any) -> None:
     twin = copied(original)
     assert int(twin.token) != int(original.token)
-    assert held(twin.token) is twin
+    assert resolve(twin.token) is twin
 
 
 def test_a_graph_that_is_gone_is_said_to_be() -> None:
     token = explicit(5).token
     gc.collect()
     with pytest.raises(RuntimeError, match="a graph that no longer exists"):
-        held(token)
+        resolve(token)
 
 
 # ---------------------------------------------------------------------------------------------------- errors
@@ -385,7 +385,7 @@ def test_a_backend_that_refuses_gives_its_reason() -> None:
 
 def test_learning_out_of_sight_is_refused_rather_than_forgotten() -> None:
     rate = nn.Parameter(torch.tensor(0.5))
-    model, _ = program(MessagePassing(graphs.window(2), lambda m, index: rate * aggregate.total(m, index)))
+    model, _ = program(MessagePassing(graphs.window(2), lambda m, index: rate * aggregate.segment_sum(m, index)))
     with pytest.raises(RuntimeError, match="has the tensor as a parameter"):
         model(torch.randn(5, WIDTH, requires_grad=True))
 

@@ -25,7 +25,7 @@ from mpnn.aggregate import (
     Sum,
     aggregator,
     per_node,
-    total,
+    segment_sum,
 )
 from mpnn.attention import DotProduct
 from mpnn.graph import Graph
@@ -278,7 +278,7 @@ def test_an_aggregator_that_gives_the_wrong_rows_is_named(wrong: Callable[..., o
 
 def combining(function: Any, identity: Any) -> Any:
     """An aggregator that states these."""
-    sums = type("Own", (), {"reduce": lambda self, messages, index: total(messages, index)})()
+    sums = type("Own", (), {"reduce": lambda self, messages, index: segment_sum(messages, index)})()
     sums.combine, sums.identity = function, identity
     return sums
 
@@ -453,7 +453,7 @@ def test_messages_have_the_shape_that_is_documented() -> None:
 
     def own(messages: Tensor, index: Index) -> Tensor:
         shapes.append(tuple(messages.shape))
-        return total(messages, index)
+        return segment_sum(messages, index)
 
     graph = graphs.window(1).bind(5)
     ops.aggregate(graph, torch.rand(5, 7), own)

@@ -23,7 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mpnn.engine.compile.names import describe, restore
 from mpnn.engine.compile.outline import Outline, bound, constant
 from mpnn.graph import Graph
-from mpnn.graph.handles import held
+from mpnn.graph.handles import resolve
 from mpnn.graph.relations import Relation, Table
 from mpnn.graph.runs import Runs
 from mpnn.graph.topology import Topology
@@ -53,7 +53,7 @@ def graph_from_tensor(token: Tensor) -> Topology | Graph:
         ValueError: if the bytes were not written by `graph_to_tensor`.
     """
     if token.dim() == 0:
-        return held(token)
+        return resolve(token)
     if token not in _OPENED:
         data = token.cpu().numpy().tobytes()
         digest = sha256(data).digest()

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mpnn.models.layers.packing import refuse_while_tracing
+from mpnn.models.layers.packing import require_eager
 
 
 def one_of(input_ids: Tensor | None, inputs_embeds: Tensor | None, dim: int, prefix: str = "") -> Tensor:
@@ -30,7 +30,7 @@ def kept(mask: Tensor, shape: tuple[int, int], name: str = "attention_mask") -> 
             f"{name} must have shape [batch, length] = {list(shape)}, 1 where there is a token; got "
             f"{list(mask.shape)}. Who hears whom within a sentence is the topology's to say: from_hf(model, graph=...)"
         )
-    refuse_while_tracing(f"{name} decides the sizes", f"Leave {name} out where it is 1 throughout")
+    require_eager(f"{name} decides the sizes", f"Leave {name} out where it is 1 throughout")
     keep = mask == 1
     if not bool((keep | (mask == 0)).all()):
         bad = mask[~keep & (mask != 0)][0].item()

@@ -13,7 +13,7 @@ from mpnn.integrations.hf.bert import longer_config, repeated
 from mpnn.integrations.hf.kv_cache import check_empty
 from mpnn.integrations.hf.modules import Called, padding_mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.layers.cross_attention import Half
+from mpnn.models.layers.cross_attention import StackOutput
 from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.text.transformer import Transformer, TransformerConfig
 
@@ -132,7 +132,7 @@ class Encoder(Called):
         inputs_embeds: Tensor | None,
         output_hidden_states: bool | None,
         output_attentions: bool | None,
-    ) -> Half:
+    ) -> StackOutput:
         tokens = one_of(input_ids, inputs_embeds, self.config.d_model)
         return self.model.encode(
             tokens,
@@ -223,7 +223,7 @@ class EncoderDecoder(Called):
             past_key_values=past,
             decoder_hidden_states=found.states or None,
             decoder_attentions=found.weights or None,
-            cross_attentions=found.crossed or None,
+            cross_attentions=found.cross_weights or None,
             encoder_last_hidden_state=source[0],
             encoder_hidden_states=_field(source, "hidden_states", 1),
             encoder_attentions=_field(source, "attentions", 2),
@@ -250,7 +250,7 @@ class Translation:
 
     is_compileable = False
 
-    def __init__(self, cache: KVCache, memory: Half) -> None:
+    def __init__(self, cache: KVCache, memory: StackOutput) -> None:
         self.cache, self.memory = cache, memory
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -268,14 +268,14 @@ class Translation:
         self.memory = self.memory.select(beam_idx)
 
 
-def _heard(encoder_outputs: Any, attention_mask: Tensor | None) -> Half:
+def _heard(encoder_outputs: Any, attention_mask: Tensor | None) -> StackOutput:
     """What the decoder hears of an encoder's output."""
     last = encoder_outputs[0]
     packing = Packing.of(token_mask(last, padding_mask_of(last, attention_mask)))
-    return Half(packing.pack(last), packing)
+    return StackOutput(packing.pack(last), packing)
 
 
-def _output(found: Half) -> Any:
+def _output(found: StackOutput) -> Any:
     from transformers.modeling_outputs import BaseModelOutput
 
     return BaseModelOutput(

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.decoding.cache import KVCache
-from mpnn.decoding.generation import refuse_the_future
+from mpnn.decoding.generation import check_causal
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
 from mpnn.integrations.hf.arguments import one_of, refuse
 from mpnn.integrations.hf.decoder import TypesThird
 from mpnn.integrations.hf.modules import Called, ids_of, padding_mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.layers.blocks import embedded, looked_up
-from mpnn.models.layers.decoder import Bind, Decoded
+from mpnn.models.layers.blocks import embed, lookup
+from mpnn.models.layers.decoder import Bind, DecoderOutput
 from mpnn.models.layers.packing import select_first
-from mpnn.models.layers.rounds import through
+from mpnn.models.layers.rounds import run_layers
 from mpnn.models.text.bert import Bert, BertConfig
 
 Change = Callable[[str, Tensor], dict[str, Tensor]]
@@ -57,7 +57,7 @@ def decoder_graph(config: Any, graph: Topology | None) -> Topology:
     """What a decoder hears over: `causal()`, or a graph in which nobody hears what comes later."""
     if graph is None:
         return causal()
-    refuse_the_future(graph, config.max_position_embeddings)
+    check_causal(graph, config.max_position_embeddings)
     return graph
 
 
@@ -215,15 +215,15 @@ class DecodingBert(Bert):
         cache: KVCache | None = None,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Decoded:
+    ) -> DecoderOutput:
         own = self.embeddings
-        x = own.dropout(own.norm(tokens + looked_up(own.position, positions, "position")))
+        x = own.dropout(own.norm(tokens + lookup(own.position, positions, "position")))
         layers: list[Any] = list(self.layers)
         graphs = [bind(layer.graph) for layer in layers]
-        x, states, weights = through(
+        x, states, weights = run_layers(
             layers, graphs, x, return_states=return_states, return_weights=return_weights, cache=cache
         )
-        return Decoded(x, tuple(states) if return_states else None, tuple(weights) if return_weights else None)
+        return DecoderOutput(x, tuple(states) if return_states else None, tuple(weights) if return_weights else None)
 
 
 class Decoder(TypesThird):
@@ -236,9 +236,9 @@ class Decoder(TypesThird):
 
     def typed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
         own = self.model.embeddings
-        vectors = embedded(own.token, tokens)
+        vectors = embed(own.token, tokens)
         types = torch.zeros(vectors.shape[:2], dtype=torch.int64, device=vectors.device) if types is None else types
-        return vectors + looked_up(own.token_type, types, "token type")
+        return vectors + lookup(own.token_type, types, "token type")
 
     def places(self, tokens: Tensor, start: int) -> Tensor:
         """RoBERTa's pads keep their row."""

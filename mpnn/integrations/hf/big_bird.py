@@ -27,7 +27,7 @@ from mpnn.integrations.hf.weights import Copies, check_class, check_config, with
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.packing import Packing
 from mpnn.models.layers.per_head import PerHead
-from mpnn.models.text.bert import Bert, BertConfig, Encoded, update
+from mpnn.models.text.bert import Bert, BertConfig, EncoderOutput, update
 
 
 def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Called:
@@ -78,7 +78,7 @@ class BlockSparse(Bert):
         found = [_drawn(blocks, self.block, self.random, heads, context, seed) for seed in layers]
         return [_bound(packing, graph) for graph in found]
 
-    def encoded(
+    def encode(
         self,
         packing: Packing,
         graphs: Sequence[Any],
@@ -87,11 +87,11 @@ class BlockSparse(Bert):
         positions: Tensor | None = None,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Encoded:
+    ) -> EncoderOutput:
         if return_weights and any(isinstance(graph, tuple) for graph in graphs):
             blocks = -(-packing.token_mask.shape[1] // self.block)
             graphs = [_bound(packing, _evaluated(blocks, self.block, self.random))] * len(graphs)
-        return super().encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
+        return super().encode(packing, graphs, tokens, types, positions, return_states, return_weights)
 
 
 def _bound(packing: Packing, graph: Graph) -> Graph:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mpnn.integrations.hf.arguments import kept, one_of, per_token, refuse, wanted
 from mpnn.integrations.hf.kv_cache import Past, Text, check_empty, counts_up, packed, read
 from mpnn.integrations.hf.modules import Called, ids_of
-from mpnn.models.layers.decoder import Decoded, Decoder
+from mpnn.models.layers.decoder import Decoder, DecoderOutput
 from mpnn.models.layers.packing import Packing, token_mask
 
 
@@ -78,7 +78,7 @@ class CausalDecoder(Called):
         weights = wanted(self.config, "output_attentions", output_attentions)
         kept_on = self._remembers and wanted(self.config, "use_cache", use_cache)
         attentions = None
-        found: Decoded
+        found: DecoderOutput
         packing: Packing | None
         regular = attention_mask is None and position_ids is None
         if past is None and (use_cache is None or weights or not kept_on):

@@ -10,7 +10,7 @@ from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
 from mpnn.integrations.hf.decoder import CausalDecoder, TypesThird
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.layers.blocks import embedded, looked_up
+from mpnn.models.layers.blocks import embed, lookup
 from mpnn.models.text.gpt import GPT2, GPTConfig
 
 
@@ -48,7 +48,7 @@ class _WithTypes(CausalDecoder):
     def typed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
         if types is None:
             return tokens
-        return embedded(self.model.token, tokens) + looked_up(self.model.token, types, "token type")
+        return embed(self.model.token, tokens) + lookup(self.model.token, types, "token type")
 
 
 class GPT2Decoder(_WithTypes):

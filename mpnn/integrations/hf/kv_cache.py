@@ -15,8 +15,8 @@ from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import from_edges
-from mpnn.models.layers.decoder import Decoded, Decoder
-from mpnn.models.layers.packing import Packing, refuse_while_tracing
+from mpnn.models.layers.decoder import Decoder, DecoderOutput
+from mpnn.models.layers.packing import Packing, require_eager
 
 Text = tuple[Tensor, Tensor, Tensor]
 """Tokens, integers [B, n] or vectors [B, n, dim]; which of them are kept, bool [B, n]; their positions, [B, n]."""
@@ -30,7 +30,7 @@ def packed(model: Decoder, text: Text) -> Packing:
 
 def read(
     model: Decoder, text: Text, packing: Packing, return_states: bool, return_weights: bool
-) -> tuple[Decoded, Callable[[Topology], Topology | Graph]]:
+) -> tuple[DecoderOutput, Callable[[Topology], Topology | Graph]]:
     """One pass over texts from their beginning: what it gave, and the graphs it went over."""
     tokens, _, positions = text
     at = packing.pack(positions)
@@ -49,7 +49,7 @@ def read(
 
 def counts_up(keep: Tensor, positions: Tensor) -> bool:
     """Whether the positions of the tokens kept go up by one within each text, so that its places may stand for them."""
-    refuse_while_tracing("position_ids decide the graph", "Leave position_ids out where they count up")
+    require_eager("position_ids decide the graph", "Leave position_ids out where they count up")
     sentence, _ = keep.nonzero(as_tuple=True)
     at = positions[keep]
     return bool(((at.diff() == 1) | (sentence.diff() != 0)).all())
@@ -123,7 +123,7 @@ class Past:
         """Takes down texts that were read without a cache; they are read again if somebody goes on with them."""
         self._later, self._places = text, text[1].shape[1]
 
-    def go_on(self, text: Text, return_states: bool = False) -> tuple[Decoded, Packing | None]:
+    def go_on(self, text: Text, return_states: bool = False) -> tuple[DecoderOutput, Packing | None]:
         """One pass over what comes next; the packing of what it gave, None for side by side."""
         if self._later is not None:
             earlier, self._later, self._places = self._later, None, 0
@@ -143,7 +143,7 @@ class Past:
             return found, None
         return self._apart(text, self._nodes, start == 0, return_states)
 
-    def _apart(self, text: Text, nodes: Tensor, first: bool, return_states: bool) -> tuple[Decoded, Packing]:
+    def _apart(self, text: Text, nodes: Tensor, first: bool, return_states: bool) -> tuple[DecoderOutput, Packing]:
         tokens, keep, positions = text
         packing = Packing.of(keep, separate=True)
         at = packing.pack(positions)

@@ -15,7 +15,7 @@ from mpnn.integrations.hf.arguments import kept, refuse
 from mpnn.integrations.hf.modules import Called
 from mpnn.integrations.hf.vit import LAYER_NAMES, pixels, size
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.layers.images import as_image, linear_of
+from mpnn.models.layers.images import as_image, kernel_as_linear
 from mpnn.models.vision.swin import Swin, SwinConfig
 
 
@@ -40,8 +40,8 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
         attention_dropout=config.attention_probs_dropout_prob,
         drop_path=config.drop_path_rate,
     )
-    hides = hf_model.embeddings.mask_token is not None
-    model = with_weights(lambda: Swin(ours, graph, hides=hides), hf_model, _NAMES, copies, _change)
+    mask_token = hf_model.embeddings.mask_token is not None
+    model = with_weights(lambda: Swin(ours, graph, mask_token=mask_token), hf_model, _NAMES, copies, _change)
     return Encoder(model, config, pools=hf_model.pooler is not None)
 
 
@@ -66,7 +66,7 @@ _NAMES = (
 def _change(name: str, weight: Tensor) -> dict[str, Tensor]:
     """Weights that have another shape or order here."""
     if name == "patches.to_dim.weight":
-        return {name: linear_of(weight)}
+        return {name: kernel_as_linear(weight)}
     if name == "mask_token":
         return {name: weight.flatten()}
     if name == "positions.weight":
@@ -121,7 +121,7 @@ class Encoder(Called):
 
         refuse(**others)
         images = pixels(pixel_values, self.model.patches.to_dim.weight)
-        grid = self.model.filled(images)[1]
+        grid = self.model.pad_images(images)[1]
         masked = bool_masked_pos
         found = self.model(
             images,

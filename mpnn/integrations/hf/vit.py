@@ -10,7 +10,7 @@ from mpnn.graph.topology import Topology
 from mpnn.integrations.hf.arguments import kept, refuse
 from mpnn.integrations.hf.modules import Called
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.layers.images import linear_of
+from mpnn.models.layers.images import kernel_as_linear
 from mpnn.models.vision.vit import ViT, ViTConfig
 
 
@@ -25,7 +25,7 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
             graph,
             pooler=0 if pooler is None else config.pooler_output_size,
             pooler_activation="tanh" if pooler is None else activation(config, "pooler_act"),
-            hides=hf_model.embeddings.mask_token is not None,
+            mask_token=hf_model.embeddings.mask_token is not None,
         ),
         hf_model,
         NAMES,
@@ -62,7 +62,7 @@ def size(given: Any) -> int | list[int]:
 def change(name: str, weight: Tensor) -> dict[str, Tensor]:
     """Weights that have another shape here."""
     if name == "patches.to_dim.weight":
-        return {name: linear_of(weight)}
+        return {name: kernel_as_linear(weight)}
     if name in ("class_token", "mask_token"):
         return {name: weight.flatten()}
     return {name: weight[0] if name == "positions.weight" else weight}

@@ -12,7 +12,7 @@ from mpnn.integrations.hf import vit
 from mpnn.integrations.hf.arguments import refuse
 from mpnn.integrations.hf.modules import Called
 from mpnn.integrations.hf.weights import Copies, check_class, check_config, with_weights
-from mpnn.models.vision.mae import MAEConfig, PixelDecoder, least, with_class
+from mpnn.models.vision.mae import MAEConfig, PixelDecoder, visible_patches, with_class
 from mpnn.models.vision.vit import ViT
 
 
@@ -88,10 +88,10 @@ class Encoder(Called):
         noise = torch.rand(shape, device=images.device) if noise is None else noise
         if noise.shape != shape:
             raise ValueError(f"noise must have shape [batch, patches] = {list(shape)}; got {list(noise.shape)}")
-        seen = least(noise, self.config.mask_ratio)
+        seen = visible_patches(noise, self.config.mask_ratio)
         found = self.model(
             images,
-            keep=with_class(seen),
+            node_mask=with_class(seen),
             stretch=bool(interpolate_pos_encoding),
             **self.shown(output_hidden_states, output_attentions),
         )

@@ -16,8 +16,8 @@ from mpnn.graphs import memory as remembered
 from mpnn.integrations.hf.arguments import described, one_of, refuse, wanted
 from mpnn.integrations.hf.modules import Called, ids_of, mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.layers.packing import refuse_while_tracing, token_mask
-from mpnn.models.layers.relative import Placed
+from mpnn.models.layers.packing import require_eager, token_mask
+from mpnn.models.layers.relative import PositionOffset
 from mpnn.models.text.xlnet import Streams, XLNet, XLNetConfig
 
 
@@ -151,8 +151,8 @@ class Reader(Called):
         return_weights: bool,
     ) -> Streams:
         """Both streams; `where` int64 [B, P]: the tokens that are predicted."""
-        refuse_while_tracing("masks, segments, memory and permutations decide the graph")
-        h = self.model.embedded(tokens)
+        require_eager("masks, segments, memory and permutations decide the graph")
+        h = self.model.embed(tokens)
         before = _remembered(memory, h, len(self.model.layers))
         if perm_mask is None and where is None and self._is_regular(types, before) and bool(keep.all()):
             shared = self._shared(h.shape[0], h.shape[1], before, types).to(h.device)
@@ -181,7 +181,7 @@ class Reader(Called):
             return _one_way(length, before) if self.config.attn_type == "uni" else _all(length, before)
         at = self._places((batch, length), 0, types, types.device).flatten(1)
         cliques = documents([length] * batch).bind(batch * length)
-        return cliques.with_relation(Placed(max(0, length - 1), at, at))
+        return cliques.with_relation(PositionOffset(max(0, length - 1), at, at))
 
     def _hears(self, keep: Tensor, before: int, perm_mask: Tensor | None) -> Tensor:
         """Whom each place hears, itself only if nothing speaks against it: bool [B, N, M + N]."""
@@ -244,7 +244,7 @@ def _graph(hears: Tensor, dst: Tensor, src: Tensor) -> Graph:
     _, rows, columns = hears.shape
     edges = torch.stack([sentence * columns + j, sentence * rows + i])
     graph = from_edges(edges, num_src=src[0].numel(), num_dst=dst[0].numel())
-    return graph.with_relation(Placed(max(0, columns - 1), dst.flatten(1), src.flatten(1)))
+    return graph.with_relation(PositionOffset(max(0, columns - 1), dst.flatten(1), src.flatten(1)))
 
 
 def _keep(tokens: Tensor, attention_mask: Tensor | None, input_mask: Tensor | None) -> Tensor:

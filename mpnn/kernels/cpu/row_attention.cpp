@@ -154,14 +154,14 @@ static void add_edge_dots(const Reads<T> &a, const EdgeTensor<const T> &x, const
   }
 }
 
-// dst_i + src_j + edge_ij of ACTIVATED: LANES numbers from c on.
+// query_i + key_j + edge_ij of ACTIVATED: LANES numbers from c on.
 template <class T>
 INLINE V<T> under_activation(const T *query, const T *key, const T *edge, int64_t width, int64_t c) {
   V<T> z = load<T, LANES>(query + c) + load<T, LANES>(key + c);
   return edge ? z + load_first<T, LANES>(edge + c, width - c) : z;
 }
 
-// out[e, h] = <vector_h, activation(dst_i + src_j + edge_ij)>.
+// out[e, h] = <vector_h, activation(query_i + key_j + edge_ij)>.
 template <class T, class F>
 static void activated_dots(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, int64_t n, bool fetch_query, bool fetch_key, F f, T *out) {
   int64_t heads = p.heads, width = block.query.per_head * LANES;

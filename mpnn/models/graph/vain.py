@@ -31,7 +31,7 @@ class VAIN(Model):
         in_dim: width of the input features.
         out_dim: width of the prediction for each agent.
         dim: width of the messages e.
-        places: width of the attention vectors a.
+        vector_dim: width of the attention vectors a.
         normalized: whether w_ij is the softmax above. Otherwise w_ij = exp(-|a_i - a_j|^2), for additive interactions
             such as forces.
         graph: topology or graph of the layer.
@@ -42,13 +42,13 @@ class VAIN(Model):
         in_dim: int,
         out_dim: int,
         dim: int = 64,
-        places: int = 10,
+        vector_dim: int = 10,
         *,
         normalized: bool = True,
         graph: Topology | Graph = OTHERS,
     ) -> None:
         super().__init__()
-        near = Near(MLP(in_dim, dim + places, dim), places, normalized=normalized)
+        near = Near(MLP(in_dim, dim + vector_dim, dim), vector_dim, normalized=normalized)
         self.layer = MessagePassing(graph, "sum", Decode(MLP(in_dim, dim, dim), MLP(2 * dim, out_dim, dim)), near)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:

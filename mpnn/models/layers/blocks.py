@@ -51,7 +51,7 @@ class Sizes(Protocol):
     def dropout(self) -> float: ...
 
 
-def updated_by(kind: Callable[..., U], config: Sizes, *, ffn_dropout: float = 0.0, **options: Any) -> U:
+def transformer_update(kind: Callable[..., U], config: Sizes, *, ffn_dropout: float = 0.0, **options: Any) -> U:
     """Returns the update of a transformer layer: `kind`, such as `PostNorm`, around a feed-forward network.
 
     `config.dropout` applies to the outputs of attention and feed-forward network, `ffn_dropout` inside the network.
@@ -108,10 +108,8 @@ class Embeddings(nn.Module):
         Raises:
             IndexError: if an integer is out of the range of its table.
         """
-        vectors = embedded(self.token, tokens)
-        vectors = (
-            vectors + looked_up(self.token_type, types, "token type") + looked_up(self.position, positions, "position")
-        )
+        vectors = embed(self.token, tokens)
+        vectors = vectors + lookup(self.token_type, types, "token type") + lookup(self.position, positions, "position")
         return self.dropout(self.norm(vectors))
 
 
@@ -135,17 +133,17 @@ class AxialPositions(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """Returns vectors [..., dims[0] + dims[1]] of integers [...]."""
         rows, columns = self.row.num_embeddings, self.column.num_embeddings
-        within(positions, rows * columns, "position")
+        check_ids(positions, rows * columns, "position")
         return torch.cat([self.row(positions // columns), self.column(positions % columns)], -1)
 
 
-def looked_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
+def lookup(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
     """Returns `table(ids)`, with an error that names `what` and the id if it is out of range."""
-    within(ids, table.num_embeddings, what)
+    check_ids(ids, table.num_embeddings, what)
     return table(ids)
 
 
-def within(ids: Tensor, count: int, what: str) -> None:
+def check_ids(ids: Tensor, count: int, what: str) -> None:
     """Raises IndexError if an integer is not in 0 to count - 1. Checked on the CPU only, because on other devices the
     check would synchronize."""
     if ids.numel() and ids.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -155,13 +153,13 @@ def within(ids: Tensor, count: int, what: str) -> None:
             raise IndexError(f"{what} {bad} is out of range: the model has 0 to {count - 1}")
 
 
-def embedded(table: nn.Embedding, tokens: Tensor) -> Tensor:
+def embed(table: nn.Embedding, tokens: Tensor) -> Tensor:
     """Returns the embeddings [..., dim] of tokens [...]. Vectors [..., dim] are returned unchanged."""
-    return tokens if tokens.is_floating_point() else looked_up(table, tokens, "token")
+    return tokens if tokens.is_floating_point() else lookup(table, tokens, "token")
 
 
 @torch.no_grad()
-def begin_small(part: nn.Linear | nn.Embedding) -> None:
+def init_bert_weights(part: nn.Linear | nn.Embedding) -> None:
     """Initializes as BERT. Weights are normal with std 0.02, so that initial predictions are close to uniform. Biases
     and the embedding of the pad token are zero."""
     nn.init.normal_(part.weight, std=0.02)
@@ -171,13 +169,13 @@ def begin_small(part: nn.Linear | nn.Embedding) -> None:
         part.weight[part.padding_idx].zero_()
 
 
-def refuse_alone(tokens: Tensor) -> None:
+def require_batch(tokens: Tensor) -> None:
     """Raises ValueError if tokens have no batch dimension."""
     if tokens.dim() < 2:
         raise ValueError(f"tokens must be a batch of sentences, [batch, length]; got shape {list(tokens.shape)}")
 
 
-def one_each(graph: Topology | Sequence[Topology], layers: int) -> Sequence[Topology]:
+def topology_per_layer(graph: Topology | Sequence[Topology], layers: int) -> Sequence[Topology]:
     """Returns one topology per layer, from one for all layers or one per layer.
 
     Raises:

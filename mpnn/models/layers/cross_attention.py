@@ -27,19 +27,20 @@ COMPLETE = complete()
 
 
 @dataclass(frozen=True, eq=False)
-class Half:
+class StackOutput:
     """Output of the encoder or of the decoder for a batch of sentences.
 
     packed: output of the last layer, in the layout of `packing`. states: embeddings and the output of each layer,
-    [B, N, dim] each. weights, crossed: self-attention and cross-attention weights of each layer, [B, H, N, N] each.
-    These are zero at padding, and empty unless requested. cache: keys and values of this output for cached decoding.
+    [B, N, dim] each. weights, cross_weights: self-attention and cross-attention weights of each layer, [B, H, N, N]
+    each. These are zero at padding, and empty unless requested. cache: keys and values of this output for cached
+    decoding.
     """
 
     packed: Tensor
     packing: Packing
     states: tuple[Tensor, ...] = ()
     weights: tuple[Tensor, ...] = ()
-    crossed: tuple[Tensor, ...] = ()
+    cross_weights: tuple[Tensor, ...] = ()
     cache: KVCache = field(default_factory=lambda: KVCache(sys.maxsize))
 
     @property
@@ -47,7 +48,7 @@ class Half:
         """The output of the last layer, [B, N, dim]; zeros at padding."""
         return self.packing.unpack(self.packed)
 
-    def select(self, index: Tensor) -> Half:
+    def select(self, index: Tensor) -> StackOutput:
         """Returns the sentences `index`, int64 [B'], which may repeat. The cache is reordered in place."""
         separate = self.packed.dim() == 2
         packing = Packing.of(self.packing.token_mask[index], separate=separate)
@@ -56,11 +57,11 @@ class Half:
             tokens = [torch.arange(first[b], first[b + 1]) for b in index.tolist()]
             index = torch.cat(tokens).to(index.device)
         self.cache.select(index)
-        return Half(self.packed[index], packing, cache=self.cache)
+        return StackOutput(self.packed[index], packing, cache=self.cache)
 
 
 @dataclass(frozen=True, eq=False)
-class Crossing:
+class CrossAttention:
     """Sentence b of `target` attends to all of sentence b of `source`. Both have the same number of sentences."""
 
     target: Packing
@@ -97,9 +98,9 @@ class Crossing:
                     "document k of the targets attends to document k of the sources, so there must be as many of both; "
                     f"got {len(targets or ())} and {len(sources or ())}"
                 )
-            return ops.build_once(_joined, targets, sources, device)
+            return ops.build_once(_union_on_device, targets, sources, device)
         if not same_length:
-            return _joined(self.target.lengths, self.source.lengths, device)
+            return _union_on_device(self.target.lengths, self.source.lengths, device)
         if torch.compiler.is_compiling():
             return COMPLETE
         return COMPLETE.bind(*(max(packing.lengths, default=0) for packing in (self.target, self.source))).to(device)
@@ -109,7 +110,7 @@ def _with_weights(output: Any) -> tuple[Tensor, Any]:
     return output if isinstance(output, tuple) else (output, None)
 
 
-def _joined(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Graph:
+def _union_on_device(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Graph:
     return _union(targets, sources).to(device)
 
 

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 from mpnn import ops
 from mpnn.decoding.cache import KVCache
-from mpnn.decoding.generation import evaluating, generate, refuse_the_future, refuse_to_continue
+from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.models.layers.blocks import embedded, looked_up
-from mpnn.models.layers.losses import token_loss, without_ends
+from mpnn.models.layers.blocks import embed, lookup
+from mpnn.models.layers.losses import ignore_document_ends, token_loss
 from mpnn.models.layers.packing import Packing, document_lengths
-from mpnn.models.layers.rounds import through
+from mpnn.models.layers.rounds import run_layers
 from mpnn.models.saving import Model
 
 Bind = Callable[[Topology], Topology | Graph]
@@ -28,7 +28,7 @@ Bind = Callable[[Topology], Topology | Graph]
 
 
 @dataclass(frozen=True, eq=False)
-class Decoded:
+class DecoderOutput:
     """Output of a decoder for tokens [..., N].
 
     last: output of the last layer after the final norm, [..., N, dim]. states: embeddings and the output of each layer,
@@ -87,7 +87,7 @@ class Decoder(Model):
         if tokens.is_floating_point():
             raise TypeError(f"tokens must be integers [B, N]; got {tokens.dtype} of shape {list(tokens.shape)}")
         if cache is not None:
-            refuse_to_continue(graph, lengths)
+            check_continuation(graph, lengths)
         packing = None if lengths is None else self._documents(tokens, lengths)
         positions = None if packing is None else packing.position_ids()
         bind = None if graph is None and packing is None else self._bind(tokens, graph, packing)
@@ -103,7 +103,7 @@ class Decoder(Model):
         cache: KVCache | None = None,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Decoded:
+    ) -> DecoderOutput:
         """Runs the model without the head.
 
         Args:
@@ -113,14 +113,14 @@ class Decoder(Model):
             cache: keys and values of the preceding nodes.
             return_states, return_weights: also return the output of every layer and its attention weights.
         """
-        x = self._embedded(tokens, positions, 0 if cache is None else cache.count)
+        x = self._embed(tokens, positions, 0 if cache is None else cache.count)
         topologies: list[Any] = [layer.graph for layer in self.layers]
         graphs = topologies if bind is None else [bind(topology) for topology in topologies]
-        x, states, weights = through(
+        x, states, weights = run_layers(
             self.layers, graphs, x, return_states=return_states, return_weights=return_weights, cache=cache
         )
         last = self.norm(x)
-        return Decoded(
+        return DecoderOutput(
             last, (*states[:-1], last) if return_states else None, tuple(weights) if return_weights else None
         )
 
@@ -137,7 +137,7 @@ class Decoder(Model):
         Other arguments are those of `forward`. With `lengths`, the last token of each document is ignored.
         """
         if lengths is not None:
-            targets = without_ends(targets, document_lengths(lengths, tokens.shape[-1]))
+            targets = ignore_document_ends(targets, document_lengths(lengths, tokens.shape[-1]))
         return token_loss(self(tokens, graph=graph, lengths=lengths), targets)
 
     @torch.no_grad()
@@ -161,8 +161,8 @@ class Decoder(Model):
         Raises:
             ValueError: if an option is out of range, or if `graph` or `lengths` is given: only `forward` takes them.
         """
-        refuse_to_continue(graph, lengths)
-        with evaluating(self):
+        check_continuation(graph, lengths)
+        with eval_mode(self):
             return generate(
                 self,
                 tokens,
@@ -187,7 +187,7 @@ class Decoder(Model):
         if graph is not None:
             sizes = (tokens.shape[-1],) if packing is None else packing.documents or ()
             for size in sorted(set(sizes)):
-                ops.build_once(refuse_the_future, graph, operator.index(size))
+                ops.build_once(check_causal, graph, operator.index(size))
 
         def bind(topology: Topology) -> Topology | Graph:
             selected = topology if graph is None else graph
@@ -195,8 +195,8 @@ class Decoder(Model):
 
         return bind
 
-    def _embedded(self, tokens: Tensor, positions: Tensor | None, start: int) -> Tensor:
-        vectors = embedded(self.token, tokens)
+    def _embed(self, tokens: Tensor, positions: Tensor | None, start: int) -> Tensor:
+        vectors = embed(self.token, tokens)
         stop = start + vectors.shape[-2]
         if positions is None and stop > self.context:
             raise ValueError(f"got {stop} tokens, but this model was made with context={self.context}")
@@ -204,5 +204,5 @@ class Decoder(Model):
             if positions is None:
                 vectors = vectors + self.position.weight[start:stop]
             else:
-                vectors = vectors + looked_up(self.position, positions, "position")
+                vectors = vectors + lookup(self.position, positions, "position")
         return self.dropout(vectors)

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from mpnn.decoding.beams import beam_search
 from mpnn.decoding.cache import KVCache
-from mpnn.decoding.generation import evaluating, generate
+from mpnn.decoding.generation import eval_mode, generate
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.cross_attention import Crossing, Half
+from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
 from mpnn.models.layers.losses import next_word_loss
 from mpnn.models.layers.packing import Packing
-from mpnn.models.layers.rounds import through
-from mpnn.models.layers.translation import Words
+from mpnn.models.layers.rounds import run_layers
+from mpnn.models.layers.word_embeddings import WordEmbeddings
 from mpnn.models.saving import Model
 
 
@@ -55,8 +55,8 @@ class EncoderDecoder(Model):
     """
 
     config: Options
-    source: Words
-    target: Words
+    source: WordEmbeddings
+    target: WordEmbeddings
     encoder: nn.ModuleList
     decoder: nn.ModuleList
     encoder_norm: nn.Module
@@ -102,7 +102,7 @@ class EncoderDecoder(Model):
         lengths: Sequence[int] | None = None,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Half:
+    ) -> StackOutput:
         """Runs the encoder.
 
         Args:
@@ -113,7 +113,7 @@ class EncoderDecoder(Model):
         """
         packing = Packing.of_tokens(source, padding_mask, lengths)
         graphs = [packing.bind(layer.graph) for layer in self.encoder if isinstance(layer, MessagePassing)]
-        x, states, weights = through(
+        x, states, weights = run_layers(
             self.encoder,
             graphs,
             self.source(source, packing),
@@ -121,19 +121,19 @@ class EncoderDecoder(Model):
             return_weights=return_weights,
         )
         matrices = map(packing.unpack_weights, weights, graphs)
-        return Half(self.encoder_norm(x), packing, tuple(map(packing.unpack, states)), tuple(matrices))
+        return StackOutput(self.encoder_norm(x), packing, tuple(map(packing.unpack, states)), tuple(matrices))
 
     def decode(
         self,
         target: Tensor,
-        memory: Half,
+        memory: StackOutput,
         *,
         padding_mask: Tensor | None = None,
         lengths: Sequence[int] | None = None,
         cache: KVCache | None = None,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Half:
+    ) -> StackOutput:
         """Runs the decoder.
 
         Args:
@@ -152,7 +152,7 @@ class EncoderDecoder(Model):
             raise ValueError(
                 "with a cache, rows must have no padding and one sentence each, and no attention weights are returned"
             )
-        across = Crossing(packing, memory.packing)
+        across = CrossAttention(packing, memory.packing)
         x = self.target(target, packing, 0 if cache is None else cache.count)
         states, self_weights, cross_weights = [x], [], []
         for layer in self.decoder:
@@ -168,7 +168,7 @@ class EncoderDecoder(Model):
                 cross_weights.append(weights)
             states.append(x)
         outputs = tuple(packing.unpack(x) for x in states) if return_states else ()
-        return Half(self.decoder_norm(x), packing, outputs, tuple(self_weights), tuple(cross_weights))
+        return StackOutput(self.decoder_norm(x), packing, outputs, tuple(self_weights), tuple(cross_weights))
 
     def loss(
         self,
@@ -266,11 +266,13 @@ class EncoderDecoder(Model):
             return beam_search(step, select, start, steps, beams=beams, eos=self.config.eos, penalty=penalty)
 
     @contextmanager
-    def _translation(self, source: Tensor, steps: int, padding_mask: Tensor | None) -> Iterator[tuple[Tensor, Half]]:
+    def _translation(
+        self, source: Tensor, steps: int, padding_mask: Tensor | None
+    ) -> Iterator[tuple[Tensor, StackOutput]]:
         """Yields the first words [B, 1] and the encoded source, with the model in evaluation mode."""
         if steps >= self.config.context:
             raise ValueError(f"steps must be less than the context of {self.config.context}; got {steps}")
-        with evaluating(self):
+        with eval_mode(self):
             yield (
                 torch.full((len(source), 1), self.config.start, device=source.device),
                 self.encode(source, padding_mask=padding_mask),

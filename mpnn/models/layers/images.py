@@ -26,7 +26,7 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class ImageOutput:
     """Output of an encoder for a batch of images.
 
     last: output of the last layer, [B, nodes, dim]. pooled: one vector per image, [B, width]. states, weights: outputs
@@ -132,18 +132,18 @@ class Patches(nn.Module):
         return height // self.patch[0], width // self.patch[1]
 
 
-def hide(patches: Tensor, hidden: Tensor, token: Tensor | None) -> Tensor:
-    """Replaces patches [B, N, dim] where `hidden` (bool [B, N]) is True by the mask token [dim].
+def mask_patches(patches: Tensor, masked: Tensor, token: Tensor | None) -> Tensor:
+    """Replaces patches [B, N, dim] where `masked` (bool [B, N]) is True by the mask token [dim].
 
     Raises:
         ValueError: if `token` is None.
     """
     if token is None:
-        raise ValueError("this model has no mask token to hide patches with; create it with hides=True")
-    return torch.where(hidden[..., None], token, patches)
+        raise ValueError("this model has no mask token to replace patches with; create it with mask_token=True")
+    return torch.where(masked[..., None], token, patches)
 
 
-def linear_of(kernel: Tensor) -> Tensor:
+def kernel_as_linear(kernel: Tensor) -> Tensor:
     """Returns the kernel [out, in, height, width] of a convolution as the weight [out, height * width * in] of
     `Patches.to_dim`."""
     return kernel.permute(0, 2, 3, 1).flatten(1)
@@ -164,7 +164,7 @@ def sinusoidal_2d(rows: int, columns: int, dim: int) -> Tensor:
     return torch.cat([sinusoid(axis, dim // 2, halves=True) for axis in (index % columns, index // columns)], -1)
 
 
-def stretched(positions: Tensor, old: Size, new: Size) -> Tensor:
+def interpolate_positions(positions: Tensor, old: Size, new: Size) -> Tensor:
     """Interpolates position vectors [old[0] * old[1], dim] of a grid of size `old` to size `new`, bicubically
     (Dosovitskiy et al. 2021, section 3.2)."""
     if old == new:
@@ -207,4 +207,4 @@ class GridPositions(nn.Module):
                 f"these positions are for {self.size[0]} x {self.size[1]} patches, and the image has {size[0]} x "
                 f"{size[1]}; resize the image, or interpolate the positions with stretch=True"
             )
-        return torch.cat([self.weight[: self.extra], stretched(self.weight[self.extra :], self.size, size)])
+        return torch.cat([self.weight[: self.extra], interpolate_positions(self.weight[self.extra :], self.size, size)])

@@ -19,7 +19,7 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
-def without_ends(targets: Tensor, lengths: Sequence[int]) -> Tensor:
+def ignore_document_ends(targets: Tensor, lengths: Sequence[int]) -> Tensor:
     """Returns targets [..., N] with `IGNORED` at the last token of each document, because the next token belongs to
     another document."""
     ends = torch.tensor(list(accumulate(lengths)), device=targets.device) - 1

@@ -20,7 +20,7 @@ from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete
-from mpnn.models.layers.blocks import refuse_alone
+from mpnn.models.layers.blocks import require_batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Packing:
             ValueError: if `token_mask` is not bool [B, N], or if the call is traced.
         """
         _check_mask("token_mask", token_mask)
-        refuse_while_tracing("the mask decides the sizes", "Omit it if no sentence is padded")
+        require_eager("the mask decides the sizes", "Omit it if no sentence is padded")
         index = token_mask.flatten().nonzero().squeeze(1)
         return Packing(token_mask, index, tuple(token_mask.sum(1).tolist()), separate)
 
@@ -95,11 +95,11 @@ class Packing:
             raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
         device = self.token_mask.device
         if self.documents is not None:
-            return ops.build_once(_joined, topology, self.documents, device)
+            return ops.build_once(_union_on_device, topology, self.documents, device)
         if self.index is None and torch.compiler.is_compiling():
             return topology
         length = self._length
-        return _joined(topology, self.lengths, device) if length is None else topology.bind(length).to(device)
+        return _union_on_device(topology, self.lengths, device) if length is None else topology.bind(length).to(device)
 
     def bind_each(self, graphs: Sequence[Graph]) -> Graph:
         """Returns the union of one graph per sentence, each over N or more positions, without the nodes at padding.
@@ -203,7 +203,7 @@ def token_mask(tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
     if padding_mask is not None:
         _check_mask("padding_mask", padding_mask)
         return ~padding_mask
-    refuse_alone(tokens)
+    require_batch(tokens)
     return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
 
 
@@ -227,14 +227,14 @@ def document_lengths(lengths: Sequence[int], total: int) -> tuple[int, ...]:
     return checked
 
 
-def refuse_while_tracing(why: str, instead: str = "") -> None:
+def require_eager(why: str, instead: str = "") -> None:
     """Raises ValueError while torch.compile or torch.export traces code that depends on the values of tensors."""
     if torch.compiler.is_compiling():
         advice = f"{instead}, or compile" if instead else "Compile"
         raise ValueError(f"this call cannot be traced whole: {why}. {advice} the layers alone")
 
 
-def _joined(topology: Topology, lengths: tuple[int, ...], device: torch.device) -> Graph:
+def _union_on_device(topology: Topology, lengths: tuple[int, ...], device: torch.device) -> Graph:
     return _union(topology, lengths).to(device)
 
 

@@ -22,10 +22,10 @@ class PerHead(DotProduct):
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         terms = super().terms(query, key, value, graph, edge_attr)
-        return heads_apart(terms, graph, self.heads) if graph.has_edge_types else terms
+        return heads_to_nodes(terms, graph, self.heads) if graph.has_edge_types else terms
 
     def merge(self, out: Tensor) -> Tensor:
-        return super().merge(heads_together(out, self.heads))
+        return super().merge(nodes_to_heads(out, self.heads))
 
 
 class SharedKey(PerHead):
@@ -39,7 +39,7 @@ class SharedKey(PerHead):
         super().__init__(dim, heads, head_dim=head_dim, bias=False, dropout=dropout)
         del self.to_key
 
-    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key = self.queries(dst), self.queries(src)
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
         return query, F.rms_norm(key, key.shape[-1:], eps=1e-6), value
@@ -49,7 +49,7 @@ class SharedKey(PerHead):
         return self.to_query(x).unflatten(-1, (self.heads, -1))
 
 
-def heads_apart(terms: Terms, graph: Graph, heads: int) -> Terms:
+def heads_to_nodes(terms: Terms, graph: Graph, heads: int) -> Terms:
     """Returns the terms with heads as nodes: query, key and value [..., N, H, D] become [..., H * N, 1, D]."""
     score = terms.score
     if not isinstance(score, Dot) or score.edge_key is not None or terms.bias or terms.edge_value is not None:
@@ -57,11 +57,11 @@ def heads_apart(terms: Terms, graph: Graph, heads: int) -> Terms:
     if {x.shape[-2] for x in (score.query, score.key, terms.value)} != {heads}:
         raise ValueError(f"per-head graphs need as many key and value heads as query heads; expected {heads} of each")
     score = replace(score, query=_as_nodes(score.query), key=_as_nodes(score.key))
-    apart = graph.derive(_apart, heads, num_dst=graph.num_dst * heads, num_src=graph.num_src * heads)
-    return Terms(_as_nodes(terms.value), score, graph=apart)
+    head_graph = graph.derive(_graph_of_heads, heads, num_dst=graph.num_dst * heads, num_src=graph.num_src * heads)
+    return Terms(_as_nodes(terms.value), score, graph=head_graph)
 
 
-def heads_together(out: Tensor, heads: int) -> Tensor:
+def nodes_to_heads(out: Tensor, heads: int) -> Tensor:
     """Returns messages [..., H * N, 1, D] as [..., N, H, D]. Messages [..., N, H, D] are returned unchanged."""
     if out.shape[-2] == heads:
         return out
@@ -72,7 +72,7 @@ def _as_nodes(x: Tensor) -> Tensor:
     return x.movedim(-2, -3).flatten(-3, -2).unsqueeze(-2)
 
 
-def _apart(graph: Graph, heads: int) -> Graph:
+def _graph_of_heads(graph: Graph, heads: int) -> Graph:
     if graph.num_edge_types > heads:
         raise ValueError(
             f"edge types are head numbers, so there can be at most {heads}; the graph has {graph.num_edge_types}"

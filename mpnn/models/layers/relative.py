@@ -16,7 +16,7 @@ from mpnn.request.tables import BiasTable, EmbeddingTable
 
 
 @dataclass(frozen=True, eq=False)
-class Placed(Relation):
+class PositionOffset(Relation):
     """Edge types by the offset between the positions of two nodes and, optionally, by their segments:
 
         clamp(position_j - position_i, -clip, clip) + clip,   plus 2 clip + 1 if the segments differ
@@ -55,7 +55,7 @@ class RelativeDotProduct(DotProduct):
 
     that is, one vector per offset added to keys, and one number per offset and head added to scores. XLNet (Yang et al.
     2019, section 2.5) adds `<W_Q x_i + b, s>` to the score, with one learned s for "same segment" and one for
-    "different segments". These are used in the same way if the relation of the graph is `Placed` with segments.
+    "different segments". These are used in the same way if the relation of the graph is `PositionOffset` with segments.
 
     Args:
         dim: width of the features; must be a multiple of `heads`.
@@ -86,9 +86,9 @@ class RelativeDotProduct(DotProduct):
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
         terms = super().terms(query, key, value, graph, edge_attr)
         assert isinstance(terms.score, Dot)
-        relation = graph.relation if isinstance(graph.relation, Placed) else Offset(_max_offset(graph))
+        relation = graph.relation if isinstance(graph.relation, PositionOffset) else Offset(_max_offset(graph))
         vectors, biases = self._offset_tables(relation.clip)
-        if isinstance(relation, Placed) and relation.has_segments:
+        if isinstance(relation, PositionOffset) and relation.has_segments:
             vectors, biases = self._with_segments(vectors, biases)
         query = terms.score.query + self.by_content.to(terms.score.query.dtype)  # autocast does not cast parameters
         score = replace(terms.score, query=query, edge_key=EmbeddingTable(vectors, relation))

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 
-def through(
+def run_layers(
     layers: Iterable[nn.Module],
     graphs: Iterable[Any],
     x: Tensor,

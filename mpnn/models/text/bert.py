@@ -20,9 +20,9 @@ from mpnn.attention import DotProduct
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import Embeddings, begin_small, one_each, updated_by
+from mpnn.models.layers.blocks import Embeddings, init_bert_weights, topology_per_layer, transformer_update
 from mpnn.models.layers.packing import Packing, token_mask
-from mpnn.models.layers.rounds import through
+from mpnn.models.layers.rounds import run_layers
 from mpnn.models.saving import Model
 from mpnn.update import PostNorm
 
@@ -60,7 +60,7 @@ class BertConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class EncoderOutput:
     """Output of an encoder for a batch of sentences; zeros at padding.
 
     last: output of the last layer, [B, N, dim]. pooled: output of the pooler, [B, dim]; None without a pooler. states:
@@ -98,12 +98,12 @@ class Bert(Model):
             dropout=config.dropout,
             first=config.first_position,
         )
-        topologies = one_each(complete() if graph is None else graph, config.layers)
+        topologies = topology_per_layer(complete() if graph is None else graph, config.layers)
         self.layers = nn.ModuleList(self.layer(config, topology) for topology in topologies)
         self.pooler = nn.Sequential(nn.Linear(dim, dim), nn.Tanh()) if pooler else None
         for part in self.modules():
             if isinstance(part, (nn.Linear, nn.Embedding)):
-                begin_small(part)
+                init_bert_weights(part)
 
     @staticmethod
     def layer(config: BertConfig, graph: Topology) -> nn.Module:
@@ -130,7 +130,7 @@ class Bert(Model):
         lengths: Sequence[int] | None = None,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Encoded:
+    ) -> EncoderOutput:
         """Encodes a batch of sentences.
 
         Args:
@@ -155,9 +155,9 @@ class Bert(Model):
         if positions is None and packing.documents is not None:
             positions = torch.cat([self.positions(part) for part in tokens.split(packing.documents, 1)], 1)
         graphs = self.graphs(packing) if graph is None else [packing.bind(graph)] * len(self.layers)
-        return self.encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
+        return self.encode(packing, graphs, tokens, types, positions, return_states, return_weights)
 
-    def encoded(
+    def encode(
         self,
         packing: Packing,
         graphs: Sequence[Any],
@@ -166,14 +166,16 @@ class Bert(Model):
         positions: Tensor | None = None,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Encoded:
+    ) -> EncoderOutput:
         """Runs `forward` with one graph per layer over the packed tokens."""
         types = torch.zeros_like(packing.token_mask, dtype=torch.int64) if types is None else types
         positions = self.positions(tokens) if positions is None else positions
         x = self.embeddings(packing.pack(tokens), packing.pack(positions), packing.pack(types))
-        x, states, weights = through(self.layers, graphs, x, return_states=return_states, return_weights=return_weights)
+        x, states, weights = run_layers(
+            self.layers, graphs, x, return_states=return_states, return_weights=return_weights
+        )
         last = packing.unpack(x)
-        return Encoded(
+        return EncoderOutput(
             last,
             None if self.pooler is None else self.pooler(packing.first(last)),
             tuple(map(packing.unpack, states)) if return_states else None,
@@ -194,4 +196,4 @@ class Bert(Model):
 
 def update(config: BertConfig) -> PostNorm:
     """Returns the update of a BERT layer: PostNorm around a feed-forward network."""
-    return updated_by(PostNorm, config)
+    return transformer_update(PostNorm, config)

@@ -16,7 +16,7 @@ from torch import nn
 from mpnn.attention import DotProduct
 from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import updated_by
+from mpnn.models.layers.blocks import transformer_update
 from mpnn.models.text.gpt import CAUSAL, CausalTransformer, GPTConfig
 from mpnn.update import MLP, DeepNorm
 
@@ -74,7 +74,7 @@ class DeepNet(CausalTransformer):
 
     @staticmethod
     def layer(config: GPTConfig, graph: Topology) -> MessagePassing:
-        update = updated_by(DeepNorm, config, alpha=scales(config.layers).alpha)
+        update = transformer_update(DeepNorm, config, alpha=scales(config.layers).alpha)
         attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(graph, "sum", update, attention)
 

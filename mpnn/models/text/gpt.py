@@ -16,12 +16,12 @@ from functools import partial
 from torch import nn
 
 from mpnn.attention import DotProduct
-from mpnn.decoding.generation import refuse_the_future
+from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import one_each, updated_by
+from mpnn.models.layers.blocks import topology_per_layer, transformer_update
 from mpnn.models.layers.decoder import Decoder
 from mpnn.update import PostNorm, PreNorm, Update
 
@@ -70,9 +70,9 @@ class CausalTransformer(Decoder):
 
     def __init__(self, config: GPTConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
         super().__init__()
-        graphs = one_each(graph, config.layers)
+        graphs = topology_per_layer(graph, config.layers)
         for topology in set(graphs):
-            refuse_the_future(topology, config.context)
+            check_causal(topology, config.context)
         dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
         self.context = config.context
         self.token = nn.Embedding(config.vocabulary, dim)
@@ -153,4 +153,4 @@ class GPT(CausalTransformer):
 
 def update(config: GPTConfig) -> Update:
     """Returns the update of a layer: PreNorm (GPT-2) or PostNorm (GPT) around a feed-forward network."""
-    return updated_by(PreNorm if config.norm_first else PostNorm, config)
+    return transformer_update(PreNorm if config.norm_first else PostNorm, config)

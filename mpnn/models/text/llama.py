@@ -16,12 +16,12 @@ from functools import partial
 from torch import nn
 
 from mpnn.attention import DotProduct
-from mpnn.decoding.generation import refuse_the_future
+from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import ACTIVATIONS, one_each
+from mpnn.models.layers.blocks import ACTIVATIONS, topology_per_layer
 from mpnn.models.layers.decoder import Decoder
 from mpnn.position import Llama3Rotary, Rotary
 from mpnn.update import GatedFeedForward, PreNorm
@@ -84,9 +84,9 @@ class Llama(Decoder):
 
     def __init__(self, config: LlamaConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
         super().__init__()
-        graphs = one_each(graph, config.layers)
+        graphs = topology_per_layer(graph, config.layers)
         for topology in set(graphs):
-            refuse_the_future(topology, config.context)
+            check_causal(topology, config.context)
         dim, norm = config.dim, partial(nn.RMSNorm, eps=config.eps)
         self.context = config.context
         self.token = nn.Embedding(config.vocabulary, dim)

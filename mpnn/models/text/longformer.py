@@ -23,8 +23,8 @@ from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete, global_nodes, window
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.packing import Packing, refuse_while_tracing, token_mask
-from mpnn.models.text.bert import Bert, BertConfig, Encoded, update
+from mpnn.models.layers.packing import Packing, require_eager, token_mask
+from mpnn.models.text.bert import Bert, BertConfig, EncoderOutput, update
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Longformer(Bert):
         padding_mask: Tensor | None = None,
         hubs: Tensor | None = None,
         return_states: bool = False,
-    ) -> Encoded:
+    ) -> EncoderOutput:
         """Encodes a batch of sentences.
 
         Args:
@@ -104,14 +104,14 @@ class Longformer(Bert):
         Raises:
             ValueError: if `hubs` is not bool [B, N], or if the call is traced.
         """
-        refuse_while_tracing("the values of hubs decide the graph")
+        require_eager("the values of hubs decide the graph")
         mask = token_mask(tokens, padding_mask)
         packing = Packing.of(mask, separate=True)
         if hubs is None:
             hubs = mask & (mask.cumsum(1) == 1)
         if hubs.shape != mask.shape or hubs.dtype != torch.bool:
             raise ValueError(f"hubs must be bool {list(mask.shape)}; got {hubs.dtype} of shape {list(hubs.shape)}")
-        return self.encoded(packing, self.hub_graphs(packing, hubs & mask), tokens, types, positions, return_states)
+        return self.encode(packing, self.hub_graphs(packing, hubs & mask), tokens, types, positions, return_states)
 
     def hub_graphs(self, packing: Packing, hubs: Tensor) -> list[Hubs]:
         """Returns the graphs of each layer for hubs bool [B, N]."""

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
-from mpnn.decoding.generation import refuse_the_future
+from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
 from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import AxialPositions, embedded, looked_up, updated_by
+from mpnn.models.layers.blocks import AxialPositions, embed, lookup, transformer_update
 from mpnn.models.layers.losses import token_loss
-from mpnn.models.layers.packing import Packing, refuse_while_tracing, token_mask
+from mpnn.models.layers.packing import Packing, require_eager, token_mask
 from mpnn.models.layers.per_head import SharedKey
 from mpnn.models.saving import Model
-from mpnn.models.text.bert import Encoded
+from mpnn.models.text.bert import EncoderOutput
 from mpnn.models.text.reformer_graphs import ReformerGraphs
 from mpnn.update import Reversible
 
@@ -111,7 +111,7 @@ class Reformer(Model):
     def __init__(self, config: ReformerConfig, graph: Topology | None = None) -> None:
         super().__init__()
         if config.causal and graph is not None:
-            refuse_the_future(graph, config.context)
+            check_causal(graph, config.context)
         dim = config.dim
         self.config, self.graph = config, graph
         self.token = nn.Embedding(config.vocabulary, dim)
@@ -119,7 +119,7 @@ class Reformer(Model):
         self.position = nn.Embedding(config.context, dim) if axial is None else axial
 
         def layer(kind: str) -> MessagePassing:
-            update = updated_by(Reversible, config, ffn_dropout=config.dropout)
+            update = transformer_update(Reversible, config, ffn_dropout=config.dropout)
             dropout = config.chunks(kind).dropout
             attention = (
                 SharedKey(dim, config.heads, head_dim=config.head_dim, dropout=dropout)
@@ -139,7 +139,7 @@ class Reformer(Model):
         padding_mask: Tensor | None = None,
         rounds: int | None = None,
         return_states: bool = False,
-    ) -> Encoded:
+    ) -> EncoderOutput:
         """Encodes a batch of sentences.
 
         Args:
@@ -153,11 +153,11 @@ class Reformer(Model):
         Returns:
             `last` has shape [B, N, 2 * dim]. `pooled` and `weights` are None.
         """
-        refuse_while_tracing("the tokens' hashes decide the graph")
+        require_eager("the tokens' hashes decide the graph")
         packing = Packing.of(token_mask(tokens, padding_mask), separate=True)
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
-        vectors = embedded(self.token, tokens)
+        vectors = embed(self.token, tokens)
         x = self.dropout(packing.pack(vectors)) + self.dropout(self._position(packing.pack(positions)))
         x = torch.cat([x, x], -1)
         graphs, states = ReformerGraphs(self.config, packing, rounds), [x]
@@ -167,13 +167,13 @@ class Reformer(Model):
             states.append(x)
         last = packing.unpack(self.dropout(self.norm(x)))
         outputs = tuple(packing.unpack(x.chunk(2, -1)[1]) for x in states) if return_states else None
-        return Encoded(last, None, outputs, None)
+        return EncoderOutput(last, None, outputs, None)
 
     def _position(self, positions: Tensor) -> Tensor:
         if isinstance(self.position, AxialPositions):
             return self.position(positions)
         assert isinstance(self.position, nn.Embedding)
-        return looked_up(self.position, positions, "position")
+        return lookup(self.position, positions, "position")
 
 
 class ReformerLM(Model):

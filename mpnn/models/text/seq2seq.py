@@ -17,12 +17,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mpnn.attention import AdditiveV2
 from mpnn.decoding.cache import KVCache
-from mpnn.decoding.generation import evaluating, generate
+from mpnn.decoding.generation import eval_mode, generate
 from mpnn.dropout import Dropout
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import looked_up
-from mpnn.models.layers.cross_attention import Crossing
+from mpnn.models.layers.blocks import lookup
+from mpnn.models.layers.cross_attention import CrossAttention
 from mpnn.models.layers.losses import next_word_loss
 from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.saving import Model
@@ -30,7 +30,7 @@ from mpnn.models.saving import Model
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
-    """Encoded sources.
+    """EncoderOutput sources.
 
     packed: annotations h_j in the layout of `packing`. state: initial state of the decoder, [B, dim]. cache: holds
     U h_j, which is the same at every decoding step.
@@ -134,7 +134,7 @@ class Seq2Seq(Model):
                 "padding must follow the words of each sentence, at least one word: the padding mask must be False at "
                 "the first positions"
             )
-        x = self.dropout(looked_up(self.source, source, "token"))
+        x = self.dropout(lookup(self.source, source, "token"))
         states, _ = self.reader(pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False))
         states, _ = pad_packed_sequence(states, batch_first=True, total_length=source.shape[1])
         backward = states[:, 0].chunk(2, -1)[1]
@@ -151,9 +151,9 @@ class Seq2Seq(Model):
         Returns:
             Logits of the next word [B, target_vocabulary], the new state [B, dim] and the attention weights [B, N].
         """
-        crossing = Crossing(Packing.of_tokens(word[:, None]), annotations.packing)
+        crossing = CrossAttention(Packing.of_tokens(word[:, None]), annotations.packing)
         message, weights = crossing.attend(self.align, state[:, None], annotations.packed, True, annotations.cache)
-        features = torch.cat([self.dropout(looked_up(self.target, word, "token")), message[:, 0]], -1)
+        features = torch.cat([self.dropout(lookup(self.target, word, "token")), message[:, 0]], -1)
         pairs = self.readout(torch.cat([state, features], -1)).unflatten(-1, (-1, 2))
         return self.to_logits(self.dropout(pairs.amax(-1))), self.writer(features, state), weights[:, 0, 0]
 
@@ -191,7 +191,7 @@ class Seq2Seq(Model):
         Returns:
             int64 [B, at most 1 + steps].
         """
-        with evaluating(self):
+        with eval_mode(self):
             annotations = self.encode(source, padding_mask=padding_mask)
             state = annotations.state
 

@@ -15,13 +15,13 @@ from functools import partial
 from torch import nn
 
 from mpnn.attention import DotProduct
-from mpnn.decoding.generation import refuse_the_future
+from mpnn.decoding.generation import check_causal
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal, complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.encoder_decoder import DecoderLayer, EncoderDecoder
-from mpnn.models.layers.translation import Words, token_table
+from mpnn.models.layers.word_embeddings import WordEmbeddings, token_table
 from mpnn.update import FeedForward, PostNorm, PreNorm
 
 CAUSAL, COMPLETE = causal(), complete()
@@ -82,7 +82,7 @@ class Transformer(EncoderDecoder):
         super().__init__()
         graph = COMPLETE if graph is None else graph
         target_graph = CAUSAL if target_graph is None else target_graph
-        refuse_the_future(target_graph, config.context)
+        check_causal(target_graph, config.context)
         norm = partial(nn.LayerNorm, eps=config.eps)
 
         def attend(topology: Topology, *, ffn: bool) -> MessagePassing:
@@ -95,8 +95,8 @@ class Transformer(EncoderDecoder):
             attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
             return MessagePassing(topology, "sum", update, attention)
 
-        def words(token: nn.Embedding) -> Words:
-            return Words(
+        def words(token: nn.Embedding) -> WordEmbeddings:
+            return WordEmbeddings(
                 token,
                 config.context,
                 learned=config.learned_positions,

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import graphs
-from mpnn.decoding.generation import evaluating, generate
+from mpnn.decoding.generation import eval_mode, generate
 from mpnn.dropout import Dropout
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import looked_up, refuse_alone
+from mpnn.models.layers.blocks import lookup, require_batch
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.relative import RelativeDotProduct
 from mpnn.models.saving import Model
@@ -85,8 +85,8 @@ class TransformerXL(Model):
             Logits of each next token [B, N, vocabulary], and the memory for the next segment: one tensor [B, m, dim]
             per layer, m <= `remember`.
         """
-        refuse_alone(tokens)
-        h = self.dropout(looked_up(self.token, tokens, "token"))
+        require_batch(tokens)
+        h = self.dropout(lookup(self.token, tokens, "token"))
         new_memory = []
         for layer, states in zip(self.layers, self._validate(memory, h), strict=True):
             source = torch.cat([states, h], 1)
@@ -109,7 +109,7 @@ class TransformerXL(Model):
             logits, memory = self(fresh, memory)
             return logits
 
-        with evaluating(self):
+        with eval_mode(self):
             return generate(forward, tokens, steps, **options)
 
     def _validate(self, memory: Memory | None, h: Tensor) -> Memory:

@@ -23,9 +23,9 @@ from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete, identity, permutation
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import embedded, refuse_alone, updated_by
+from mpnn.models.layers.blocks import embed, require_batch, transformer_update
 from mpnn.models.layers.losses import token_loss
-from mpnn.models.layers.relative import Placed, RelativeDotProduct
+from mpnn.models.layers.relative import PositionOffset, RelativeDotProduct
 from mpnn.models.saving import Model
 from mpnn.update import PostNorm
 
@@ -92,7 +92,7 @@ class XLNet(Model):
         self.dropout = Dropout(config.dropout)
 
         def layer() -> MessagePassing:
-            update = updated_by(PostNorm, config, ffn_dropout=config.dropout)
+            update = transformer_update(PostNorm, config, ffn_dropout=config.dropout)
             attention = RelativeDotProduct(
                 dim, config.heads, dropout=config.dropout, segments=True, furthest=config.furthest
             )
@@ -116,7 +116,7 @@ class XLNet(Model):
             float [B, N, dim].
         """
         content = self._bind(complete() if graph is None else graph, tokens, types)
-        return self.streams(self.embedded(tokens), content).last
+        return self.streams(self.embed(tokens), content).last
 
     def predict(self, tokens: Tensor, order: Sequence[int] | Tensor, types: Tensor | None = None) -> Tensor:
         """Returns logits [B, N, vocabulary] of each token, given the tokens before it in the order.
@@ -134,7 +134,7 @@ class XLNet(Model):
             raise ValueError("predict needs the bias of the head; create the model with head=True")
         in_order = permutation(order)
         content, query = (self._bind(graph, tokens, types) for graph in (in_order, in_order - identity()))
-        streams = self.streams(self.embedded(tokens), content, self.queries(*tokens.shape), query)
+        streams = self.streams(self.embed(tokens), content, self.queries(*tokens.shape), query)
         return F.linear(self.dropout(streams.last), self.token.weight, self.bias)
 
     def loss(
@@ -157,9 +157,9 @@ class XLNet(Model):
         logits = self.predict(tokens, order, types)
         return token_loss(logits[:, predicted], tokens[:, predicted])
 
-    def embedded(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """Returns the initial content stream [B, N, dim] of tokens int64 [B, N], or of vectors [B, N, dim]."""
-        return self.dropout(embedded(self.token, tokens))
+        return self.dropout(embed(self.token, tokens))
 
     def queries(self, sentences: int, each: int) -> Tensor:
         """Returns the initial query stream, [sentences, each, dim]."""
@@ -203,13 +203,13 @@ class XLNet(Model):
 
     def _bind(self, graph: Topology, tokens: Tensor, types: Tensor | None) -> Graph:
         """Returns the graph of one sentence. With `types`, returns that of all sentences, with relations by segment."""
-        refuse_alone(tokens)
+        require_batch(tokens)
         bound = graph.bind(tokens.shape[1]).to(tokens.device)
         if types is None:
             return bound
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(types)
         nodes = torch.stack([positions, types]).flatten(1)
-        return batch([bound] * len(tokens)).with_relation(Placed(tokens.shape[1] - 1, nodes, nodes))
+        return batch([bound] * len(tokens)).with_relation(PositionOffset(tokens.shape[1] - 1, nodes, nodes))
 
 
 def _round(

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from mpnn.graph.topology import Topology
 from mpnn.models.layers.images import GridPositions, Size, patchify
-from mpnn.models.layers.packing import refuse_while_tracing
+from mpnn.models.layers.packing import require_eager
 from mpnn.models.saving import Model
 from mpnn.models.vision.vit import PatchLayers, ViT, ViTConfig
 
@@ -29,7 +29,7 @@ class MAEConfig(ViTConfig):
         decoder_layers: number of decoder layers.
         decoder_heads: number of attention heads of the decoder.
         decoder_hidden: width of the decoder's feed-forward networks.
-        left_out: fraction of the patches that are masked.
+        mask_ratio: fraction of the patches that are masked.
         normalise: whether the target pixels are normalised within each patch.
 
     The other attributes are those of `ViTConfig`.
@@ -40,7 +40,7 @@ class MAEConfig(ViTConfig):
     decoder_layers: int = 8
     decoder_heads: int = 16
     decoder_hidden: int = 2048
-    left_out: float = 0.75
+    mask_ratio: float = 0.75
     normalise: bool = False
 
     @property
@@ -63,7 +63,7 @@ class MAEConfig(ViTConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class Painted:
+class MAEOutput:
     """Output of an MAE.
 
     Attributes:
@@ -89,7 +89,7 @@ class MAE(Model):
         self.encoder = ViT(config, graph)
         self.decoder = PixelDecoder(config, graph)
 
-    def forward(self, images: Tensor, noise: Tensor | None = None) -> Painted:
+    def forward(self, images: Tensor, noise: Tensor | None = None) -> MAEOutput:
         """Reconstructs all patches from the visible ones.
 
         Args:
@@ -99,8 +99,8 @@ class MAE(Model):
         size = self.encoder.patches.grid(images)
         if noise is None:
             noise = torch.rand(len(images), size[0] * size[1], device=images.device)
-        seen = least(noise, self.config.left_out)
-        return Painted(self.decoder(self.encoder(images, node_mask=with_class(seen)).last, seen, size), seen)
+        seen = visible_patches(noise, self.config.mask_ratio)
+        return MAEOutput(self.decoder(self.encoder(images, node_mask=with_class(seen)).last, seen, size), seen)
 
     def loss(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
         """Mean squared error of the pixels of the masked patches."""
@@ -135,10 +135,10 @@ class PixelDecoder(nn.Module):
         return self.to_pixels(self.norm(x))[:, 1:]
 
 
-def least(noise: Tensor, left_out: float) -> Tensor:
-    """The visible patches, bool [B, N]: those with the lowest noise [B, N], all but a fraction `left_out`."""
-    refuse_while_tracing("the patches that are seen decide the graph")
-    seen = int(noise.shape[1] * (1 - left_out))
+def visible_patches(noise: Tensor, mask_ratio: float) -> Tensor:
+    """Returns the visible patches, bool [B, N]. The fraction `mask_ratio` with the highest noise [B, N] is masked."""
+    require_eager("the patches that are seen decide the graph")
+    seen = int(noise.shape[1] * (1 - mask_ratio))
     return noise.argsort(1).argsort(1) < seen
 
 
@@ -147,7 +147,7 @@ def with_class(patches: Tensor) -> Tensor:
     return F.pad(patches, (1, 0), value=True)
 
 
-def pixel_loss(painted: Painted, pixels: Tensor, *, normalise: bool = False) -> Tensor:
+def pixel_loss(painted: MAEOutput, pixels: Tensor, *, normalise: bool = False) -> Tensor:
     """Mean squared error to `pixels` [B, N, pixels of a patch * C] over the masked patches.
 
     With `normalise`, the target pixels are standardised by the mean and the standard deviation of their patch (He et

@@ -24,7 +24,7 @@ from mpnn.graph.topology import Topology
 from mpnn.graphs import pooling
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS
-from mpnn.models.layers.images import GridPositions, Patches, Seen, Size, hide, pair
+from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, mask_patches, pair
 from mpnn.models.saving import Model
 from mpnn.models.vision.swin_windows import pad_nodes, weights_by_window, window_topology
 from mpnn.ops import build_once
@@ -82,15 +82,15 @@ class Swin(Model):
     Args:
         config: the configuration.
         graph: topology that replaces the windows in every layer. It must bind to the grids of all stages.
-        hides: whether the model has a mask token for masked image modelling.
+        mask_token: whether the model has a mask token, for masked image modelling.
     """
 
-    def __init__(self, config: SwinConfig, graph: Topology | None = None, *, hides: bool = False) -> None:
+    def __init__(self, config: SwinConfig, graph: Topology | None = None, *, mask_token: bool = False) -> None:
         super().__init__()
         self.config, self.width = config, config.dim * 2 ** (len(config.depths) - 1)
         self.patches = Patches(config.channels, config.dim, config.patch)
         self.patch_norm = nn.LayerNorm(config.dim)
-        self.mask_token = nn.Parameter(torch.zeros(config.dim)) if hides else None
+        self.mask_token = nn.Parameter(torch.zeros(config.dim)) if mask_token else None
         self.positions = GridPositions(config.grid, config.dim) if config.positions else None
         self.dropout = Dropout(config.dropout)
         last, layers = len(config.depths) - 1, sum(config.depths)
@@ -101,17 +101,17 @@ class Swin(Model):
     def forward(
         self,
         images: Tensor,
-        hidden: Tensor | None = None,
+        masked: Tensor | None = None,
         *,
         stretch: bool = False,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Seen:
+    ) -> ImageOutput:
         """One pass over images.
 
         Args:
             images: [B, channels, H, W], padded with zeros to whole patches.
-            hidden: bool [B, N], patches to replace by the mask token.
+            masked: bool [B, N], True at patches to replace by the mask token.
             stretch: whether position embeddings are interpolated to images of another size.
             return_states: whether to return the states.
             return_weights: whether to return the attention weights.
@@ -121,9 +121,9 @@ class Swin(Model):
             the output of the last; weights: those of the last layer of each stage, [B, windows, heads, S, S] over the S
             positions of each window. Rows of padding are zeros.
         """
-        images, size = self.filled(images)
+        images, size = self.pad_images(images)
         x = self.patch_norm(self.patches(images))
-        x = x if hidden is None else hide(x, hidden, self.mask_token)
+        x = x if masked is None else mask_patches(x, masked, self.mask_token)
         x = x if self.positions is None else x + self.positions(size, stretch=stretch)
         x = self.dropout(x)
         states, weights = [x], []
@@ -132,11 +132,11 @@ class Swin(Model):
             states.append(x)
             weights.append(stage_weights)
         last = self.norm(x)
-        return Seen(
+        return ImageOutput(
             last, last.mean(1), tuple(states) if return_states else None, tuple(weights) if return_weights else None
         )
 
-    def filled(self, images: Tensor) -> tuple[Tensor, Size]:
+    def pad_images(self, images: Tensor) -> tuple[Tensor, Size]:
         """Pads images with zeros to whole patches. Returns the images and their grid of patches."""
         (down, across), (height, width) = self.patches.patch, images.shape[-2:]
         images = F.pad(images, (0, -width % across, 0, -height % down))
@@ -222,5 +222,5 @@ class NormedTyped(Typed):
             self.weight.detach().flatten(0, 1)
         )  # the maps of a cell act as one map of its concatenated patches
 
-    def gathered(self, out: Tensor) -> Tensor:
-        return self.norm(super().gathered(out))
+    def concat_types(self, out: Tensor) -> Tensor:
+        return self.norm(super().concat_types(out))

@@ -19,10 +19,19 @@ from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import ACTIVATIONS, updated_by
-from mpnn.models.layers.images import GridPositions, Patches, Seen, Size, as_matrix, hide, pair, with_class_token
+from mpnn.models.layers.blocks import ACTIVATIONS, transformer_update
+from mpnn.models.layers.images import (
+    GridPositions,
+    ImageOutput,
+    Patches,
+    Size,
+    as_matrix,
+    mask_patches,
+    pair,
+    with_class_token,
+)
 from mpnn.models.layers.packing import Packing
-from mpnn.models.layers.rounds import through
+from mpnn.models.layers.rounds import run_layers
 from mpnn.models.saving import Model
 from mpnn.update import PreNorm
 
@@ -82,7 +91,7 @@ class ViT(Model):
         graph: topology over the patches; default: complete.
         pooler: width of a linear layer with activation on the class token; 0 for none.
         pooler_activation: a name in `blocks.ACTIVATIONS`.
-        hides: whether the model has a mask token for masked image modelling.
+        mask_token: whether the model has a mask token, for masked image modelling.
     """
 
     def __init__(
@@ -92,14 +101,14 @@ class ViT(Model):
         *,
         pooler: int = 0,
         pooler_activation: str = "tanh",
-        hides: bool = False,
+        mask_token: bool = False,
     ) -> None:
         super().__init__()
         dim = config.dim
         self.config, self.width = config, pooler or dim
         self.patches = Patches(config.channels, dim, config.patch)
         self.class_token = nn.Parameter(torch.randn(dim) * 0.02)
-        self.mask_token = nn.Parameter(torch.zeros(dim)) if hides else None
+        self.mask_token = nn.Parameter(torch.zeros(dim)) if mask_token else None
         self.positions = GridPositions(config.grid, dim, extra=1, sinusoidal=config.sinusoidal)
         self.dropout = Dropout(config.dropout)
         self.layers = PatchLayers(config, graph)
@@ -109,18 +118,18 @@ class ViT(Model):
     def forward(
         self,
         images: Tensor,
-        hidden: Tensor | None = None,
+        masked: Tensor | None = None,
         node_mask: Tensor | None = None,
         *,
         stretch: bool = False,
         return_states: bool = False,
         return_weights: bool = False,
-    ) -> Seen:
+    ) -> ImageOutput:
         """One pass over images.
 
         Args:
             images: [B, channels, H, W].
-            hidden: bool [B, N], patches to replace by the mask token.
+            masked: bool [B, N], True at patches to replace by the mask token.
             node_mask: bool [B, 1 + N], True at nodes to compute; default: all. Other nodes are removed from the graph,
                 and their outputs are zeros.
             stretch: whether positions are interpolated to images of another size.
@@ -131,7 +140,7 @@ class ViT(Model):
             last and states [B, 1 + N, dim], pooled [B, width], weights [B, heads, 1 + N, 1 + N].
         """
         x = self.patches(images)
-        x = x if hidden is None else hide(x, hidden, self.mask_token)
+        x = x if masked is None else mask_patches(x, masked, self.mask_token)
         x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
         x = self.dropout(x + self.positions(self.patches.grid(images), stretch=stretch))
         x, states, weights = self.layers(x, node_mask, return_states=return_states, return_weights=return_weights)
@@ -139,7 +148,7 @@ class ViT(Model):
         if node_mask is not None:
             last = last * node_mask[..., None]
         pooled = last[:, 0] if self.pooler is None else self.pooler(last[:, 0])
-        return Seen(last, pooled, states, weights)
+        return ImageOutput(last, pooled, states, weights)
 
 
 class PatchLayers(nn.ModuleList):
@@ -157,17 +166,17 @@ class PatchLayers(nn.ModuleList):
         [B, H, 1 + N, 1 + N]. Outputs are zeros where `node_mask` (bool [B, 1 + N], default: all) is False."""
         options = {"return_states": return_states, "return_weights": return_weights}
         if node_mask is None:
-            x, states, edge_weights = through(self, [self.graph] * len(self), x, **options)
+            x, states, edge_weights = run_layers(self, [self.graph] * len(self), x, **options)
             weights = [as_matrix(w, self.graph.bind(x.shape[1]).to(x.device)) for w in edge_weights]
         else:
             packing, graph = self._packed(node_mask)
-            x, states, edge_weights = through(self, [graph] * len(self), packing.pack(x), **options)
+            x, states, edge_weights = run_layers(self, [graph] * len(self), packing.pack(x), **options)
             x, states = packing.unpack(x), [packing.unpack(y) for y in states]
             weights = [packing.unpack_weights(w, graph) for w in edge_weights]
         return x, tuple(states) if return_states else None, tuple(weights) if return_weights else None
 
     def _layer(self, config: ViTConfig) -> MessagePassing:
-        update = updated_by(PreNorm, config)
+        update = transformer_update(PreNorm, config)
         attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(self.graph, "sum", update, attention)
 

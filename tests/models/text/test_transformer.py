@@ -78,15 +78,15 @@ def take(attention, own):
 def padded(ours, model, source, target):
     """Logits by their model, with masks where ours has packing; embedded by hand (sections 3.4 and 3.5)."""
 
-    def embedded(tokens):
+    def embed(tokens):
         at = torch.arange(tokens.shape[1], dtype=torch.float64)[:, None]
         angle = at / 10000 ** (torch.arange(0, 32, 2, dtype=torch.float64) / 32)
         waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
         return ours.source.token(tokens) * 32**0.5 + waves.to(ours.source.token.weight)
 
     states = model(
-        embedded(source),
-        embedded(target),
+        embed(source),
+        embed(target),
         tgt_mask=torch.ones(8, 8, dtype=torch.bool).triu(1),
         src_key_padding_mask=~SOURCE,
         tgt_key_padding_mask=~TARGET,
@@ -141,10 +141,10 @@ def test_weights_of_each_round_are_matrices_whose_rows_add_up_to_one():
     found = ours.decode(target, memory, padding_mask=~TARGET, return_weights=True)
     assert [w.shape for w in memory.weights] == [(3, 4, 11, 11)] * 2
     assert [s.shape for s in memory.states] == [(3, 11, 32)] * 3
-    assert [w.shape for w in found.crossed] == [(3, 4, 8, 11)] * 3
-    for weights, keep in [(memory.weights[0], SOURCE), (found.weights[0], TARGET), (found.crossed[0], TARGET)]:
+    assert [w.shape for w in found.cross_weights] == [(3, 4, 8, 11)] * 3
+    for weights, keep in [(memory.weights[0], SOURCE), (found.weights[0], TARGET), (found.cross_weights[0], TARGET)]:
         torch.testing.assert_close(weights.sum(-1), keep[:, None, :].expand(-1, 4, -1).double())
-    assert not found.crossed[0].movedim(-1, 1)[~SOURCE].any()
+    assert not found.cross_weights[0].movedim(-1, 1)[~SOURCE].any()
     assert not found.weights[0].triu(1).any()
 
 

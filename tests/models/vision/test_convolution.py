@@ -9,7 +9,7 @@ from mpnn import MessagePassing, graphs
 from mpnn.attention import Typed
 from mpnn.graph.relations import Taps
 from mpnn.models import Convolution, from_conv
-from mpnn.models.layers.images import Patches, linear_of, patchify
+from mpnn.models.layers.images import Patches, kernel_as_linear, patchify
 
 EXACT = error_bound(1, 75, torch.float64)
 BOUND = error_bound(1, 75)
@@ -92,7 +92,7 @@ def test_patches_are_pooled_and_a_convolution_whose_stride_is_its_kernel():
     conv = nn.Conv2d(3, 8, (2, 4), stride=(2, 4)).double()
     patches, attention = Patches(3, 8, [2, 4]).double(), Typed(3, 8, relations=8).double()
     with torch.no_grad():
-        patches.to_dim.weight.copy_(linear_of(conv.weight))
+        patches.to_dim.weight.copy_(kernel_as_linear(conv.weight))
         attention.weight.copy_(conv.weight.flatten(2).permute(2, 1, 0))
         patches.to_dim.bias.copy_(conv.bias)
         attention.bias.copy_(conv.bias)

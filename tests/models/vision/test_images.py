@@ -7,9 +7,9 @@ from mpnn import graphs
 from mpnn.models.layers.images import (
     GridPositions,
     as_image,
+    interpolate_positions,
     patchify,
     sinusoidal_2d,
-    stretched,
     unpatchify,
     with_class_token,
 )
@@ -87,7 +87,7 @@ def test_positions_are_stretched_on_request_only():
 def test_stretching_keeps_a_slope():
     """What grows evenly from left to right does so on the finer grid too, away from the edges."""
     slope = torch.arange(8.0).repeat(4)[:, None]
-    fine = stretched(slope, (4, 8), (4, 16)).view(4, 16)
+    fine = interpolate_positions(slope, (4, 8), (4, 16)).view(4, 16)
     line = (torch.arange(16) + 0.5) / 2 - 0.5
     assert torch.allclose(fine[:, 4:12], line[4:12].expand(4, 8), atol=0.05)  # bicubic bends a line by 3/64 at most
 

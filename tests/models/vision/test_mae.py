@@ -8,7 +8,7 @@ from mpnn import graphs
 from mpnn.integrations.hf.vit_mae import Decoder
 from mpnn.models import MAE, MAEConfig, from_hf
 from mpnn.models.layers.images import patchify
-from mpnn.models.vision.mae import least
+from mpnn.models.vision.mae import visible_patches
 
 transformers = pytest.importorskip("transformers")
 
@@ -150,7 +150,7 @@ def test_the_loss_is_that_of_what_was_not_seen():
 
 def test_patches_that_are_not_seen_do_not_tell():
     model, x, noise = MAE(TINY).double(), torch.randn(1, 3, 12, 12, dtype=torch.float64), torch.rand(1, 9)
-    seen = least(noise, 0.75)[0].view(3, 3).repeat_interleave(4, 0).repeat_interleave(4, 1)
+    seen = visible_patches(noise, 0.75)[0].view(3, 3).repeat_interleave(4, 0).repeat_interleave(4, 1)
     assert torch.equal(model(x, noise).pixels, model(torch.where(seen, x, 5.0), noise).pixels)
 
 

@@ -230,7 +230,7 @@ def test_an_unsupported_configuration_is_named(changes, why):
     ("arguments", "why"),
     [
         ({}, "give pixel_values"),
-        ({"pixel_values": torch.zeros(1, 3, 16, 16), "bool_masked_pos": torch.ones(1, 16)}, "with hides=True"),
+        ({"pixel_values": torch.zeros(1, 3, 16, 16), "bool_masked_pos": torch.ones(1, 16)}, "with mask_token=True"),
         ({"pixel_values": torch.zeros(1, 3, 20, 16)}, "for 4 x 4 patches, and the image has 5 x 4"),
         ({"pixel_values": torch.zeros(1, 3, 16, 16), "always_partition": True}, "does not take always_partition"),
     ],

@@ -173,7 +173,7 @@ def test_a_classifier_learns_and_is_saved(tmp_path):
 
 
 def test_the_answer_of_a_vit_by_itself():
-    seen = ViT(TINY, hides=True)(torch.randn(2, 3, 12, 12), torch.rand(2, 9) < 0.5, return_weights=True)
+    seen = ViT(TINY, mask_token=True)(torch.randn(2, 3, 12, 12), torch.rand(2, 9) < 0.5, return_weights=True)
     assert seen.last.shape == (2, 10, 16)
     assert seen.pooled.shape == (2, 16)
     assert seen.states is None
@@ -206,7 +206,7 @@ def test_an_unsupported_configuration_is_named(changes, why):
         ),
         ({"pixel_values": torch.zeros(1, 1, 20, 20)}, r"images must be floating point \[batch, 3, height, width\]"),
         ({"pixel_values": torch.zeros(1, 3, 16, 20)}, "for 5 x 5 patches, and the image has 4 x 5"),
-        ({"pixel_values": torch.zeros(1, 3, 20, 20), "bool_masked_pos": torch.ones(1, 25)}, "with hides=True"),
+        ({"pixel_values": torch.zeros(1, 3, 20, 20), "bool_masked_pos": torch.ones(1, 25)}, "with mask_token=True"),
         ({"pixel_values": torch.zeros(1, 3, 20, 20), "bool_masked_pos": torch.ones(1, 9)}, "bool_masked_pos must have"),
         ({"pixel_values": torch.zeros(1, 3, 20, 20), "attention_mask": torch.ones(1, 25)}, "attention_mask must have"),
         ({"pixel_values": torch.zeros(1, 3, 20, 20), "head_mask": torch.ones(2, 4)}, "does not take head_mask"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mpnn.dropout import Dropout
-from mpnn.models.layers.blocks import Norm, looked_up
+from mpnn.models.layers.blocks import Norm, lookup
 from mpnn.models.layers.packing import Packing
 from mpnn.models.layers.positions import sinusoidal
 
 
-class Words(nn.Module):
+class WordEmbeddings(nn.Module):
     """Token embeddings plus positions (Vaswani et al. 2017, sections 3.4 and 3.5):
 
         x_i = dropout(norm(s token_i + P(i)))
@@ -51,7 +51,7 @@ class Words(nn.Module):
             raise ValueError(f"got {stop} tokens, but this model was made with context={self.context}")
         index = packing.position_ids() + start
         x = packing.pack(tokens)
-        x = x if x.is_floating_point() else self.scale * looked_up(self.token, x, "token")
+        x = x if x.is_floating_point() else self.scale * lookup(self.token, x, "token")
         if self.position is None:
             positions = sinusoidal(stop, x.shape[-1], dtype=x.dtype).to(x.device)
         else:
