@@ -383,10 +383,10 @@ def translated(model: Any, pieces: list[Tensor]) -> Tensor:
 
 
 def aligned(model: Any, pieces: list[Tensor]) -> Tensor:
-    heard = model.encode(SOURCE, LENGTHS)
-    state, logits = heard.state, []
+    memory = model.encode(SOURCE, LENGTHS)
+    state, logits = memory.state, []
     for word in torch.cat(pieces, 1).unbind(1):
-        step, state, _ = model.step(word, state, heard)
+        step, state, _ = model.step(word, state, memory)
         logits.append(step)
     return torch.stack(logits, 1)
 
