@@ -64,7 +64,7 @@ def masked(graph: Graph, features: Features) -> Entry:
 
 
 def flex(features: Features, mask: Callable[..., Tensor]) -> Entry:
-    """FlexAttention, compiled, its block mask made beforehand. mask(batch, head, i, j) says whether i hears j."""
+    """FlexAttention, compiled, its block mask built beforehand. mask(batch, head, i, j): whether i attends to j."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     query, key, value = heads_first(features)

@@ -31,7 +31,7 @@ class Sampled:
     """The truth of some rows.
 
     Args:
-        graph: who hears whom.
+        graph: the edges of the attention.
         inputs: what the work is a function of, in the type in which it runs.
         compute: `compute(part, rows, *inputs)`, the output of these rows, which alone are the destinations of the
             graph `part`; it is called in float64.
@@ -70,7 +70,7 @@ class Sampled:
 def of_layer(op: MessagePassing, graph: Graph, x: Tensor, width: int) -> Sampled:
     """The truth of a layer on features x [N, F] and of the gradients of x and every parameter, edge by edge.
 
-    A graph of fewer nodes than x stands for the first of them, which over a causal graph do not hear the others.
+    A graph of fewer nodes than x stands for the first of them, which over a causal graph do not attend to the others.
     """
     exact = deepcopy(op).double().eval()
     exact.backend = "edge_list"
@@ -130,7 +130,7 @@ def drawn(graph: Graph, width: int, seed: int) -> Tensor:
 
 
 def part_of(graph: Graph, rows: Tensor) -> Graph:
-    """The edges that these destinations hear, the destinations numbered anew."""
+    """The edges into these destinations, with the destinations renumbered."""
     if graph.is_explicit:
         place = torch.full((graph.num_dst,), -1, device=graph.device)
         place[rows] = torch.arange(len(rows), device=graph.device)

@@ -194,7 +194,7 @@ def test_roles_refuse_labels_that_are_none(graph: Graph) -> None:
 def test_shortest_paths_by_hand(directed: Graph) -> None:
     away = 4  # max_distance + 1: no path
     expected = [
-        [0, 2, 1, away, away],  # node 0 hears 1 over 2, and 2
+        [0, 2, 1, away, away],  # node 0 attends to 1 by way of 2, and to 2
         [1, 0, 2, away, away],
         [2, 1, 0, away, away],
         [3, 2, 1, 0, away],

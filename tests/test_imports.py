@@ -1,4 +1,4 @@
-"""Who may import whom: arrows between rooms point one way, and the core needs none of the extras."""
+"""Which package may import which: arrows point one way, and the core needs none of the extras."""
 
 import ast
 import json

@@ -1,6 +1,6 @@
 """Processes and threads: forks, workers, many threads at once, Ctrl-C, and many steps.
 
-Each script runs in a process of its own: what forks, receives signals or is measured must be nobody else's.
+Each script runs in its own process, because it forks, receives signals or is measured.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ for attempt in range(6):
 
     def run():
         y = x.clone().requires_grad_()
-        out = op(y)  # binds its topology for this length, which nobody has asked for before
+        out = op(y)  # binds its topology for this length, which is not in the cache
         more = [ops.aggregate(fresh, y, kind) for kind in ("sum", "max", "std")]
         more += [gcn(y, fresh), fresh.reverse().degree(), fresh.runs.degree(), fresh.csc.col]
         out.square().sum().backward()

@@ -280,7 +280,7 @@ def test_biases_alone_are_scores() -> None:
 # ---------------------------------------------------------------------------------------- memory
 
 
-def test_a_graph_that_nobody_holds_is_gone_at_once() -> None:
+def test_a_graph_without_references_is_freed_at_once() -> None:
     gc.disable()
     try:
         graph = hubs()

@@ -248,7 +248,7 @@ def test_nothing_of_edges_times_width_is_allocated() -> None:
         assert peak + largest < 8 * 100_000 * 4
 
 
-def test_what_it_does_not_take_is_told_in_sentences() -> None:
+def test_unsupported_requests_are_refused_with_a_reason() -> None:
     graph, x = random_graph(4, 4, 9), torch.randn(4, 3, requires_grad=True)
 
     class Bound(Product):
@@ -314,7 +314,7 @@ def test_a_composition_of_ones_own_is_run_by_its_parts() -> None:
     check(Request(random_graph(9, 9, 50), values(2, 9, 1, 5), normalize="none", reduce=Range()))
 
 
-def test_what_numba_cannot_compile_is_told() -> None:
+def test_a_function_that_numba_cannot_compile_is_named() -> None:
     class Odd(Product):
         @staticmethod
         def combine(a: float, b: float) -> float:

@@ -204,7 +204,7 @@ def test_memory_of_a_call(direction: str) -> None:
     assert found == pytest.approx({BOTH: 3}.get(direction, 1) * 16 * 2**20, abs=2**20)
 
 
-def test_cases_cover_what_is_asked_for() -> None:
+def test_cases_cover_the_sizes() -> None:
     for sizes in (SMALL, DEFAULT, FULL):
         titles = [case.title for case in all_cases(sizes)]
         assert len(set(titles)) == len(titles)

@@ -15,7 +15,7 @@ def made_up(counts: dict[str, float]) -> Measured:
     return Measured("made up", "forward", {"edge_list": counts}, {"edge_list": taken})
 
 
-def test_fitting_finds_the_prices_that_times_were_made_with() -> None:
+def test_fitting_recovers_the_prices_behind_the_times() -> None:
     found = [
         made_up({"call": 1.0, "edge": edges, f"{kind} number": edges * width})
         for edges in (10.0, 1e3, 1e5)

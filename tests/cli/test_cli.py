@@ -111,7 +111,7 @@ def test_graph_counts_and_draws() -> None:
 
 
 @pytest.mark.parametrize(("n", "layers"), [(5, "after 4 layers"), (200, "not within 32 layers")])
-def test_graph_says_how_many_layers_connect_everybody(n: int, layers: int) -> None:
+def test_graph_prints_how_many_layers_connect_all_nodes(n: int, layers: int) -> None:
     assert layers in run("graph", "window(1)", "--n", str(n)).output
 
 
@@ -158,7 +158,7 @@ def test_a_drawing_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch
     assert widths == {min(width, 66)}
 
 
-def test_without_colours_cells_are_told_apart_by_their_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_colours_cells_differ_by_their_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     """NO_COLOR on a terminal that has colours."""
     monkeypatch.setattr(console, "no_color", True)
     monkeypatch.setattr(type(console), "color_system", "truecolor")

@@ -54,7 +54,7 @@ def test_a_trip_drives_on_from_segment_to_segment(town: data.City) -> None:
         assert on >= 8
         assert trip.on_route[:on].all(), "the route comes first, and beside it"
         links = set(zip(*trip.edge_index[:, trip.edge_attr[:, 0] == 1].tolist(), strict=True))
-        assert {(k + 1, k) for k in range(on - 1)} <= links, "each hears the next"
+        assert {(k + 1, k) for k in range(on - 1)} <= links, "each segment has an edge from the next"
         assert len(trip.x) > on, "and streets that leave the route are there"
         assert {dst for src, dst in links if src >= on} >= set(range(on - 1))
         torch.testing.assert_close(trip.segment_minutes[:on].sum(), trip.route_minutes[0])
@@ -67,7 +67,7 @@ def test_features_are_what_their_names_say(town: data.City) -> None:
     assert trip.x.shape[1] == len(FEATURES)
     torch.testing.assert_close(column["speed"], column["free"] / column["now"])
     assert torch.equal(column["on route"].bool(), trip.on_route)
-    assert (trip.segment_minutes >= column["free"])[trip.on_route].all(), "nobody drives faster than allowed"
+    assert (trip.segment_minutes >= column["free"])[trip.on_route].all(), "no segment is driven faster than allowed"
     first = column["ahead"] == 0  # where a trip begins, it takes what it takes now, but for the error of measuring
     ratio = (trip.segment_minutes / column["now"])[first]
     assert abs(ratio.mean() - 1) < 4 * 0.15 / len(ratio) ** 0.5

@@ -1,4 +1,4 @@
-"""Cached decoding: node by node it is the full pass, and a node costs what it hears."""
+"""Cached decoding: node by node it is the full pass, and a step costs as much as its in-degree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPOLOGIES = (
     causal() & (window(1) | random(3, seed=1)),
     causal() & bigbird(block=4, window=1, random=1, globals=1),
     causal() & window(2, dilation=3),
-    causal() - identity(),  # the first hears nobody
+    causal() - identity(),  # the first has no in-neighbors
 )
 POSITIONS = {
     "none": lambda: None,
@@ -104,8 +104,8 @@ def test_layers_over_different_graphs_share_one_cache():
 
 
 @pytest.mark.parametrize("graph", [complete(), window(3)], ids=str)
-def test_a_source_is_mapped_once_and_heard_at_every_step(graph):
-    """Cross-attention: a decoder's layer that hears its own nodes and then those of an encoder."""
+def test_a_source_is_projected_once_and_attended_to_at_every_step(graph):
+    """Cross-attention: a decoder layer that attends to its own nodes and then to those of an encoder."""
     own, other = layer(causal(), Rotary(DIM // HEADS)), layer(graph, (Rotary(DIM // HEADS), ALiBi(HEADS)))
     x, source = (torch.randn(2, n, DIM, dtype=torch.float64) for n in (N, 11))
     expected = in_one_pass([other], in_one_pass([own], x), source=source)
@@ -120,7 +120,7 @@ def test_a_source_is_mapped_once_and_heard_at_every_step(graph):
 
 
 def test_the_rows_of_the_new_nodes_may_be_given_as_graphs():
-    """A tree that grows: each node hears its parent and itself, whatever nodes there will be."""
+    """A tree that grows: each node attends to its parent and itself, whatever nodes there will be."""
     parent = [0, 0, 0, 1, 1, 2, 5, 3]
     grows = layer(None, ALiBi(HEADS))
     x = torch.randn(8, DIM, dtype=torch.float64)
@@ -129,8 +129,8 @@ def test_the_rows_of_the_new_nodes_may_be_given_as_graphs():
     cache = KVCache(8)
     with torch.no_grad():
         for i in range(8):
-            heard = sorted({parent[i], i})
-            rows = from_edges(torch.tensor([heard, [0] * len(heard)]), num_dst=1, num_src=i + 1)
+            sources = sorted({parent[i], i})
+            rows = from_edges(torch.tensor([sources, [0] * len(sources)]), num_dst=1, num_src=i + 1)
             rows = rows.with_positions(torch.tensor([i]), torch.arange(i + 1))
             assert largest(grows(x[i : i + 1], rows, cache=cache) - expected[i]) < EXACT
 
@@ -240,7 +240,7 @@ def test_a_step_over_a_window_moves_as_much_at_any_length(position):
     assert near == far
 
 
-def test_a_step_gathers_only_what_it_hears():
+def test_a_step_gathers_only_its_in_neighbors():
     """strided(32): 32 near nodes and every 32nd before, 63 of 1024."""
     asked = []
     one = layer(strided(32), ALiBi(HEADS))
@@ -261,26 +261,26 @@ def test_rows_are_those_of_the_graph_and_stand_where_they_stood():
     rows = graph.rows(3, 5)
     assert rows.dense().tolist() == [[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]]
     assert rows.node_positions()[0].tolist() == [3, 4]
-    heard, alone = rows.compact()
-    assert heard.tolist() == [1, 2, 3, 4]
+    sources, alone = rows.compact()
+    assert sources.tolist() == [1, 2, 3, 4]
     assert alone.dense().tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
     assert [at.tolist() for at in alone.node_positions()] == [[3, 4], [1, 2, 3, 4]]
 
 
-def test_rows_and_heard_of_explicit_edges():
+def test_rows_and_compact_of_explicit_edges():
     graph = from_edges(torch.tensor([[5, 0, 2, 2], [1, 2, 1, 0]]), 6, edge_attr=torch.arange(4))
     rows = graph.rows(1, 3)
     assert rows.edge_index.tolist() == [[5, 0, 2], [0, 1, 0]]
     assert rows.edge_attr.tolist() == [0, 1, 2]
-    heard, alone = rows.compact()
-    assert heard.tolist() == [0, 2, 5]
+    sources, alone = rows.compact()
+    assert sources.tolist() == [0, 2, 5]
     assert alone.edge_index.tolist() == [[2, 0, 1], [0, 1, 0]]
     assert [at.tolist() for at in alone.node_positions()] == [[1, 2], [0, 2, 5]]
 
 
 def test_runs_that_touch_once_their_gap_is_gone_are_one():
-    heard, alone = strided(3).bind(9).rows(8, 9).compact()
-    assert heard.tolist() == [2, 5, 6, 7, 8]
+    sources, alone = strided(3).bind(9).rows(8, 9).compact()
+    assert sources.tolist() == [2, 5, 6, 7, 8]
     assert alone.runs.start.tolist() == [0]
     assert alone.runs.stop.tolist() == [5]
 
@@ -323,7 +323,7 @@ def test_graphs_that_cannot_be_decoded(graph, message):
         layer(graph)(torch.randn(1, DIM, dtype=torch.float64), cache=KVCache(4))
 
 
-def test_what_cannot_be_kept_is_refused():
+def test_attention_that_cannot_be_cached_is_refused():
     x, cache = torch.randn(1, 3, DIM), KVCache(4)
     with pytest.raises(ValueError, match="and AdditiveV2 attention can use a cache; got Additive"):
         MessagePassing(causal(), attention=Additive(DIM, 4, 4))(x, cache=cache)

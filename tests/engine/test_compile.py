@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -105,7 +105,16 @@ ON_SEQUENCES: dict[str, Callable[[], MessagePassing]] = {
 }
 
 
-@pytest.mark.parametrize("name", ON_SEQUENCES)
+# A compilation takes seconds. These share their code paths with the others.
+SLOW = ("window, grouped, soft cap", "alibi", "shaw", "aggregation", "bahdanau", "gcn", "edges add numbers", "std")
+SLOW += ("pna, wider than its messages", "a learned aggregator")
+
+
+def some_slow(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
+
+
+@pytest.mark.parametrize("name", some_slow(ON_SEQUENCES))
 def test_topologies_are_compiled_once_for_all_lengths(name: str) -> None:
     assert check_against_eager(ON_SEQUENCES[name](), sizes=(6, 13)) == 1
 
@@ -127,7 +136,7 @@ ON_GRAPHS: dict[str, Callable[[Graph | None], MessagePassing]] = {
 }
 
 
-@pytest.mark.parametrize("name", ON_GRAPHS)
+@pytest.mark.parametrize("name", some_slow(ON_GRAPHS))
 def test_graphs_that_change_from_call_to_call_run_through_one_program(name: str) -> None:
     model = ON_GRAPHS[name](None)
     edge_dim = 3 if "edges" in name else None
@@ -358,7 +367,7 @@ def test_copies_have_numbers_of_their_own(copied: Callable[[Any], Any], original
     assert resolve(twin.token) is twin
 
 
-def test_a_graph_that_is_gone_is_said_to_be() -> None:
+def test_a_graph_that_was_freed_is_reported() -> None:
     token = explicit(5).token
     gc.collect()
     with pytest.raises(RuntimeError, match="a graph that no longer exists"):

@@ -134,7 +134,7 @@ def test_bytes_are_counted_once_however_often_they_are_reached() -> None:
 # ---------------------------------------------------------------------------------------- what a graph remembers
 
 
-def test_a_graph_remembers_no_dropout_rate() -> None:
+def test_the_cache_of_a_graph_does_not_grow_with_dropout_rates() -> None:
     graph = graphs.causal().bind(8)
     x = torch.rand(8, 1, 4)
     ops.attend(graph, x, x, x, dropout=0.1)
@@ -232,7 +232,7 @@ def combs_of(i: np.ndarray, num_src: int):
         yield i * 0 + k, i * 0 + k + 1
 
 
-def test_what_is_small_is_never_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_allocations_are_never_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "available_bytes", lambda: 0)
     graphs.causal()._graph(1000, 1000).drop_edges(0.5)
 
@@ -291,7 +291,7 @@ def test_more_topologies_than_pythons_recursion_limit_are_joined(join) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("join", [operator.or_, operator.and_, operator.sub], ids="|&-")
-def test_so_are_five_thousand(join, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_thousand_topologies_are_joined(join, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "COUNT", 5000)
     test_more_topologies_than_pythons_recursion_limit_are_joined(join)
 

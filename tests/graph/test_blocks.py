@@ -30,7 +30,7 @@ def by_looking(mask: np.ndarray, rows: int, columns: int) -> list[tuple[int, int
 
 
 def test_a_window_by_hand() -> None:
-    # i hears i - 1, i and i + 1:      ■ ■ | · ·
+    # i attends to i - 1, i, i + 1:     ■ ■ | · ·
     # tiles of 2 x 2                   ■ ■ | ■ ·
     #                                  · ■ | ■ ■
     #                                  · · | ■ ■

@@ -12,7 +12,7 @@ from drawings import drawn
 from mpnn import Graph, Topology, graphs, ops
 from mpnn.graph.relations import Offset
 
-# Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 hears nobody.
+# Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 has no in-neighbors.
 EDGES = torch.tensor([[1, 2, 0, 1, 2, 3], [0, 1, 1, 0, 2, 1]])
 ATTR = torch.tensor([10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
 KIND = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -128,7 +128,7 @@ def test_reversed_classes_stay_with_their_edges() -> None:
     again = remembered.reverse().reverse()
     assert (again.shift, again.edge_type.tolist()) == (2, remembered.edge_type.tolist())
     turned = remembered.reverse()
-    j, i = turned.edge_index.flip(0)  # a source now hears what heard it
+    j, i = turned.edge_index.flip(0)  # the edges reversed
     assert torch.equal(turned.edge_type, (j - (i + 2)).clamp(-3, 3) + 3)
 
 
@@ -336,7 +336,7 @@ def test_pinning_takes_edges_and_their_data_along(monkeypatch):
     assert graphs.causal().bind(4).pin_memory().num_edges == 10
 
 
-def test_a_graph_that_is_let_go_is_gone_at_once() -> None:
+def test_a_graph_without_references_is_freed_at_once() -> None:
     gc.collect()
     gc.disable()  # edges are large and few: nothing would tell the collector to look for cycles of them
     try:

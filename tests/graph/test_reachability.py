@@ -62,7 +62,7 @@ def test_power_costs_runs_not_edges() -> None:
 
 
 @given(squares)
-def test_reach_counts_those_heard_of(matrix: np.ndarray) -> None:
+def test_reach_counts_the_sources_that_arrive(matrix: np.ndarray) -> None:
     n = len(matrix)
     runs = Runs.from_edges(n, n, *np.nonzero(matrix))
     keeping = matrix | np.eye(n, dtype=bool)  # a node keeps what it knows
@@ -86,11 +86,11 @@ def test_stacked_windows_overlap_into_a_wide_view() -> None:
     assert graphs.longformer(8, globals=1).bind(129).diameter() == 2  # by way of the hub
     assert graphs.complete().bind(129).diameter() == 1
     assert graphs.complete().bind(1).diameter() == 0
-    assert graphs.causal().bind(129).diameter() is None  # the first never hears the last
+    assert graphs.causal().bind(129).diameter() is None  # nothing flows from the last to the first
     assert graphs.causal().bind(129).reach(1) == pytest.approx(130 / 258)
 
 
-def test_a_few_random_edges_connect_everybody_in_a_few_layers() -> None:
+def test_a_few_random_edges_connect_all_nodes_in_a_few_layers() -> None:
     n = 301
     band = graphs.window(4)
     assert band.bind(n).diameter() == 75

@@ -140,7 +140,7 @@ def test_the_smallest_graphs(topology: Topology) -> None:
         assert topology_of_none.bind(0).num_edges == 0
 
 
-def test_memory_puts_remembered_sources_first() -> None:
+def test_memory_puts_cached_sources_first() -> None:
     graph = graphs.memory(2).bind(3)
     expected = drawn("""
         ###..
@@ -230,7 +230,7 @@ def test_a_topology_joined_with_rows_stands_where_they_stand() -> None:
         assert torch.equal(graph.dense(), expected.dense())
         assert graph.shift == 3
     with pytest.raises(ValueError, match=r"rows\(0, 2\)"):
-        graphs.from_edges([[4], [0]], num_src=5, num_dst=2) & graphs.window(1)  # nobody knows where these stand
+        graphs.from_edges([[4], [0]], num_src=5, num_dst=2) & graphs.window(1)  # these rows have no positions
 
 
 @pytest.mark.parametrize("size", [None, 2.0, "4", True])
@@ -299,7 +299,7 @@ def test_neither_and_nor_or_nor_not_can_join_sets_of_edges(graph: Any) -> None:
 
 
 def _parity(i: np.ndarray, num_src: int, offset: int = 0) -> Iterable[tuple[Any, Any]]:
-    """Even rows hear everybody, odd ones the first `1 + offset`; one pair of plain integers, one of arrays."""
+    """Even rows attend to all nodes, odd ones to the first `1 + offset`; one pair of plain integers, one of arrays."""
     return [(0, 1 + offset), (0, np.where(i % 2 == 0, num_src, 0))]
 
 

@@ -84,7 +84,7 @@ DRAWN = {
         .###
         .###
     """,
-    # 3 comes first and hears itself; then 0 hears 3 and itself; then 2; then 1, who hears everybody
+    # 3 comes first and attends to itself; then 0 attends to 3 and itself; then 2; then 1, which attends to all
     "permutation([3, 0, 2, 1]).bind(4)": """
         #..#
         ####
@@ -333,7 +333,7 @@ def test_graphs_of_a_given_size_follow_their_predicate(n: int) -> None:
     ],
     ids=["strided", "fixed", "fixed without summary", "in order", "backwards"],
 )
-def test_what_has_one_run_a_row_is_bound_in_no_more(topology: Topology, num_runs: int) -> None:
+def test_topologies_of_one_run_a_row_are_bound_as_one_run_a_row(topology: Topology, num_runs: int) -> None:
     assert len(topology.bind(100_000).runs.start) == num_runs
 
 

@@ -113,7 +113,7 @@ def test_a_bad_argument_is_named(expression: str) -> None:
         eval(expression, {**vars(graphs), "torch": torch})
 
 
-def test_chunks_hear_themselves_and_their_neighbours():
+def test_chunks_attend_to_themselves_and_their_neighbours():
     graph = graphs.chunks(torch.tensor([[0, 2, 1, 3, -1, 4]]), 2, 5, before=0, after=1)
     assert graph.dense().int().tolist() == [
         [1, 1, 1, 1, 0],

@@ -11,7 +11,7 @@ import torch
 from mpnn import Graph, graphs
 from mpnn.graph.relations import Offset
 
-# Rectangular: three destinations hear five sources, the second nobody; and in no order.
+# Rectangular: three destinations, the second without in-neighbors, five sources, edges in no order.
 EDGES = torch.tensor([[4, 0, 1, 4], [0, 2, 0, 2]])
 ATTR = torch.tensor([1.5, 2.5, 3.5, 4.5])
 
@@ -127,7 +127,7 @@ def test_pyg_data_there_and_back() -> None:
     graph = graphs.from_pyg(data)
     assert graph.num_dst == graph.num_src == 5
     assert torch.equal(graph.edge_index, data.edge_index)
-    assert graph.dense()[1, 0]  # the same direction: 1 hears 0
+    assert graph.dense()[1, 0]  # the same direction: 1 attends to 0
     assert not graph.dense()[0, 1]
     again = graphs.to_pyg(graph, x=x)
     assert again.num_nodes == 5

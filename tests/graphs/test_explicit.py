@@ -9,7 +9,7 @@ from torch import Tensor
 from mpnn import Graph, graphs, ops
 from mpnn.graph.relations import Offset
 
-# Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 hears nobody.
+# Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 has no in-neighbors.
 EDGES = torch.tensor([[1, 2, 0, 1, 2, 3], [0, 1, 1, 0, 2, 1]])
 ATTR = torch.tensor([10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
 KIND = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -250,7 +250,7 @@ def test_bad_edges_are_named(edges: object, given: dict[str, object], error: typ
         graphs.from_edges(edges, **given)  # type: ignore[arg-type]
 
 
-def test_blocks_hear_blocks_and_what_is_there_twice_is_heard_twice():
+def test_blocks_attend_to_blocks_and_repeated_blocks_count_twice():
     graph = graphs.from_blocks([[0, 1, 1], [1, 0, 0]], size=2)
     assert graph.dense().int().tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]]
     assert graph.degree().tolist() == [4, 4, 2, 2]

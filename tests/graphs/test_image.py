@@ -13,23 +13,23 @@ from mpnn import Topology, graphs
 SIZES = [(1, 1), (1, 7), (7, 1), (3, 5), (5, 3), (7, 7), (0, 3)]
 
 
-def by_pixel(height: int, width: int, hears: Callable[[int, int], bool]) -> Tensor:
-    """The mask of a rule about the offset (dy, dx) from the hearing pixel to the heard one."""
+def by_pixel(height: int, width: int, attends: Callable[[int, int], bool]) -> Tensor:
+    """The mask of a rule about the offset (dy, dx) from the destination pixel to the source."""
     pixels = list(itertools.product(range(height), range(width)))
-    mask = [[hears(b - y, a - x) for b, a in pixels] for y, x in pixels]
+    mask = [[attends(b - y, a - x) for b, a in pixels] for y, x in pixels]
     return torch.tensor(mask, dtype=torch.bool).view(len(pixels), len(pixels))
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
 def test_neighbours_of_pixels(height: int, width: int) -> None:
-    for topology, hears in (
+    for topology, attends in (
         (graphs.grid(height, width), lambda dy, dx: abs(dy) + abs(dx) == 1),
         (graphs.grid(height, width, 8), lambda dy, dx: max(abs(dy), abs(dx)) == 1),
         (graphs.neighborhood(height, width, 0), lambda dy, dx: dy == dx == 0),
         (graphs.neighborhood(height, width, 2), lambda dy, dx: max(abs(dy), abs(dx)) <= 2),
         (graphs.neighborhood(height, width, 100), lambda dy, dx: True),
     ):
-        assert torch.equal(topology.bind(height * width).dense(), by_pixel(height, width, hears)), topology
+        assert torch.equal(topology.bind(height * width).dense(), by_pixel(height, width, attends)), topology
 
 
 @pytest.mark.parametrize("topology", [graphs.grid(3, 5, 8), graphs.neighborhood(3, 5, 1), graphs.windows(3, 5, size=2)])
@@ -50,7 +50,7 @@ def test_a_neighbourhood_with_a_number_for_each_class_is_a_convolution() -> None
 
 
 def swin(height: int, width: int, size: int, shift: int) -> Tensor:
-    """Who attends to whom in Swin (Liu et al. 2021, section 3.2): roll the image, cut it into windows, and mask what
+    """The mask of Swin (Liu et al. 2021, section 3.2): roll the image, cut it into windows, and mask what
     the roll brought together from opposite edges, as its figure 4 numbers the regions of the rolled image."""
 
     def windows(image: Tensor) -> Tensor:

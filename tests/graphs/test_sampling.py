@@ -25,13 +25,13 @@ def test_a_walk_without_choice_is_counted_exactly() -> None:
     assert found.edge_attr.tolist() == [10.0] * 12
 
 
-def test_who_hears_nobody_reaches_nobody_and_walks_end_there() -> None:
+def test_walks_end_at_nodes_without_in_neighbors() -> None:
     found = random_walk_neighbors(from_edges([[1], [0]], 3), k=5, walks=4, length=6)
     assert found.edge_index.tolist() == [[1], [0]]
     assert found.edge_attr.tolist() == [4.0]
 
 
-def test_visits_are_what_powers_of_the_transition_matrix_say() -> None:
+def test_visits_follow_powers_of_the_transition_matrix() -> None:
     """The expectation is walks * sum_t (P^t)_iv. A walk visits v between 0 and 3 times, so the mean of 4,000 stays
     within 0.15 of it but for odds of 2 exp(-2 * 4000 * 0.15^2 / 3^2) = 4e-9 (Hoeffding)."""
     edge_index = torch.randint(0, 6, (2, 14), generator=generator())
@@ -50,7 +50,7 @@ def test_visits_are_what_powers_of_the_transition_matrix_say() -> None:
 
 
 def test_items_reach_items_through_the_users_they_share() -> None:
-    """Items 0 and 1 share user 0; item 2 has user 1 to itself; nobody knows item 3."""
+    """Items 0 and 1 share user 0; item 2 has user 1 to itself; item 3 has no user."""
     items_hear_users = from_edges([[0, 0, 1], [0, 1, 2]], num_src=2, num_dst=4)
     found = random_walk_neighbors(items_hear_users, k=2, walks=50, length=1)
     assert (found.num_dst, found.num_src) == (4, 4)
@@ -58,7 +58,7 @@ def test_items_reach_items_through_the_users_they_share() -> None:
     assert ((found.edge_attr > 5) & (found.edge_attr < 45)).all()  # half of 50 each; 1e-9 odds of being off by 20
 
 
-def test_the_k_most_visited_are_kept_and_ties_go_to_the_lower_index() -> None:
+def test_the_k_most_visited_nodes_become_neighbors_and_ties_go_to_the_lower_index() -> None:
     """From node 0: to 3 along two of four edges, to 1 and to 2 along one each."""
     star = from_edges([[3, 3, 2, 1], [0, 0, 0, 0]], 4)
     most = random_walk_neighbors(star, k=1, walks=400, length=1)
@@ -98,8 +98,8 @@ def test_each_neighbour_is_as_likely_as_the_others() -> None:
     assert ((kept[1:] - 300).abs() < 100).all()
 
 
-def test_a_batch_of_nodes_hears_what_it_would_in_the_whole_graph() -> None:
-    """With a fanout that leaves nobody out, two layers over blocks are two layers over the graph."""
+def test_a_batch_of_nodes_gets_the_messages_of_the_whole_graph() -> None:
+    """With a fanout of at least the in-degree, two layers over blocks are two layers over the graph."""
     from mpnn import MessagePassing
     from mpnn.update import Concat
 
@@ -110,8 +110,8 @@ def test_a_batch_of_nodes_hears_what_it_would_in_the_whole_graph() -> None:
     nodes = torch.tensor([7, 2, 11])
     index, last = sampled(graph, 40, nodes).compact()
     before = torch.cat([nodes, index])
-    heard, first = sampled(graph, 40, before).compact()
-    h = layers[0](x[before], first, source=x[heard])
+    sources, first = sampled(graph, 40, before).compact()
+    h = layers[0](x[before], first, source=x[sources])
     torch.testing.assert_close(layers[1](h[:3], last, source=h[3:]), whole[nodes])
 
 
@@ -187,7 +187,7 @@ def test_arguments_are_checked() -> None:
 # ---------------------------------------------------------------------------------------------------- edges as nodes
 
 
-def test_nodes_hear_edges_and_edges_hear_their_ends() -> None:
+def test_incidence_graphs_connect_nodes_to_edges_and_edges_to_their_ends() -> None:
     graph = from_edges([[0, 0, 1], [1, 2, 2]])
     assert edges_into(graph).edge_index.tolist() == [[0, 1, 2], [1, 2, 2]]
     ends = ends_of_edges(graph)

@@ -68,7 +68,7 @@ def test_longformer_attends_globally_both_ways() -> None:
 
 @pytest.mark.parametrize(("window", "random", "globals"), [(3, 3, 2), (1, 2, 1), (5, 0, 3), (3, 1, 0)])
 @pytest.mark.parametrize("n", [64, 61])  # a last block that is cut short by three
-def test_bigbird_is_made_of_blocks(window: int, random: int, globals: int, n: int) -> None:
+def test_bigbird_consists_of_blocks(window: int, random: int, globals: int, n: int) -> None:
     block, columns = 4, 16
     topology = graphs.bigbird(block=block, window=window, random=random, globals=globals, seed=5)
     dense = topology.bind(n).dense()

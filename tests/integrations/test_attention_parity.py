@@ -21,7 +21,7 @@ def pyg() -> object:
 
 
 def citations(attr: bool = False, classes: bool = False) -> Graph:
-    """Random edges, some repeated, some nodes that nobody tells anything."""
+    """Random edges, some repeated, some nodes without in-neighbors."""
     edges = torch.randint(0, N - 2, (2, 20))
     return graphs.from_edges(
         edges,
@@ -109,7 +109,7 @@ def test_additive_v2_between_two_sets_of_nodes_is_gatv2conv(pyg: object) -> None
 def test_degree_is_gcnconv(pyg: object, weighted: bool) -> None:
     theirs = rough(pyg.GCNConv(DIM, OUT))
     ours = copied(Degree(DIM, OUT), to_value__weight=theirs.lin.weight, bias=theirs.bias)
-    edges = torch.tensor([[0, 1, 2, 2, 5, 3], [1, 0, 3, 2, 1, 0]])  # 2 hears itself already
+    edges = torch.tensor([[0, 1, 2, 2, 5, 3], [1, 0, 3, 2, 1, 0]])  # 2 has a self-loop already
     weight = torch.rand(6) if weighted else None
     graph = graphs.from_edges(edges, N, edge_attr=weight).with_self_loops(fill=1.0)
     x = torch.randn(N, DIM)

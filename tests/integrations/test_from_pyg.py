@@ -23,8 +23,8 @@ SYSTEM = {"GATConv": ATTENTION, "GATv2Conv": ATTENTION, "TransformerConv": TRANS
 
 
 def edges() -> Tensor:
-    """Forty edges: node 0 has two self-loops and node 1 one, some edges are there twice, and the last nodes hear
-    nobody and are heard by nobody."""
+    """Forty edges: node 0 has two self-loops and node 1 one, some edges are there twice, and the last nodes have
+    no neighbors."""
     found = torch.randint(0, N - 2, (2, 40), generator=torch.Generator().manual_seed(1))
     found[:, :3] = torch.tensor([[0, 0, 1], [0, 0, 1]])
     found[:, 5:7] = found[:, 3:5]
@@ -217,7 +217,7 @@ def test_a_topology_may_stand_where_edges_do() -> None:
     torch.testing.assert_close(from_pyg(conv)(x, graph=band), conv(x, band.bind(N).edge_index))
 
 
-def test_the_graph_with_loops_is_made_once() -> None:
+def test_the_graph_with_loops_is_built_once() -> None:
     op, graph = from_pyg(pyg.GCNConv(IN, OUT)), graphs.from_edges(EDGES, N)
     x = torch.randn(N, IN)
     assert op.request(x, graph).graph is op.request(x, graph).graph

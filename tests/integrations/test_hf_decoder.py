@@ -114,7 +114,7 @@ def tight(family):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("family", BARE)
-def test_equals_hugging_face_on_every_kept_token(family, mask, dtype, measured):
+def test_equals_hugging_face_on_every_token(family, mask, dtype, measured):
     theirs, ids = bare(family, dtype), tokens()
     expected = theirs(ids, attention_mask=mask.long()).last_hidden_state
     found = from_hf(theirs)(ids, attention_mask=mask.long()).last_hidden_state
@@ -360,7 +360,7 @@ def test_a_topology_whose_rows_depend_on_the_length_is_read_anew_each_time():
 
 
 @pytest.mark.parametrize("family", BARE)
-def test_a_graph_that_hears_the_future_is_refused(family):
+def test_a_graph_that_attends_to_the_future_is_refused(family):
     with pytest.raises(ValueError, match="must not attend to the tokens that it predicts"):
         from_hf(bare(family), graph=complete())
 

@@ -43,12 +43,12 @@ def test_a_llama_has_no_window_and_a_mistral_no_biases_whatever_the_configuratio
 
 
 REFUSED = {
-    "hears the future, Llama": ("LlamaModel", {"is_causal": False}, "config.is_causal = False"),
-    "hears the future, GPT-2": ("GPT2Model", {"is_causal": False}, "config.is_causal = False"),
-    "hears the future, BART": ("BartModel", {"is_causal": False}, "config.is_causal = False"),
-    "hears the future, BERT": ("BertLMHeadModel", {"is_causal": False}, "config.is_causal = False"),
-    "hears the past only": ("BertModel", {"is_causal": True}, "config.is_causal = True"),
-    "hears nobody": ("MistralModel", {"sliding_window": 0}, "config.sliding_window = 0"),
+    "attends to the future, Llama": ("LlamaModel", {"is_causal": False}, "config.is_causal = False"),
+    "attends to the future, GPT-2": ("GPT2Model", {"is_causal": False}, "config.is_causal = False"),
+    "attends to the future, BART": ("BartModel", {"is_causal": False}, "config.is_causal = False"),
+    "attends to the future, BERT": ("BertLMHeadModel", {"is_causal": False}, "config.is_causal = False"),
+    "attends to the past only": ("BertModel", {"is_causal": True}, "config.is_causal = True"),
+    "has no in-neighbors": ("MistralModel", {"sliding_window": 0}, "config.sliding_window = 0"),
     "no pad to count from": ("RobertaModel", {"pad_token_id": None}, "config.pad_token_id"),
     "no end": ("BartModel", {"eos_token_id": None}, "config.eos_token_id = None"),
 }
@@ -97,7 +97,7 @@ def test_arguments_come_in_the_order_of_transformers(name, decodes):
 
 @pytest.mark.parametrize("name", ["LlamaModel", "GPT2Model", "BertLMHeadModel", "BartModel", "BertModel"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_call_does_not_say_who_hears_whom(name, causal):
+def test_a_call_does_not_change_the_graph(name, causal):
     theirs = model_of(name)
     with pytest.raises(ValueError, match="does not take is_causal"):
         from_hf(theirs)(**call_of(theirs, EVERY), is_causal=causal)
@@ -160,7 +160,7 @@ def test_assistants_guess_and_the_model_decides(name, assistant):
 @torch.no_grad()
 @pytest.mark.parametrize("padded", [False, True], ids=["no padding", "left padding"])
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "BertLMHeadModel"])
-def test_what_was_forgotten_is_not_heard_and_what_remains_is_not_read_again(name, padded, monkeypatch):
+def test_cropped_tokens_are_not_attended_to_and_the_rest_is_not_computed_again(name, padded, monkeypatch):
     ours, ids, other = from_hf(model_of(name)), begun(), begun()
     begin = LEFT if padded else torch.ones_like(LEFT)
     whole = torch.cat([begin, torch.ones_like(begin)], 1).long()
@@ -193,11 +193,11 @@ def test_a_translation_forgets_words_and_does_not_read_the_others_again(monkeypa
 
 def nodes_read(monkeypatch):
     """A list that takes down how many nodes each layer reads from now on."""
-    hear, read = KVCache.update, []
+    update, read = KVCache.update, []
 
     def taken_down(cache, layer, attention, given, x, source):
         read.append(x.shape[-2])
-        return hear(cache, layer, attention, given, x, source)
+        return update(cache, layer, attention, given, x, source)
 
     monkeypatch.setattr(KVCache, "update", taken_down)
     return read

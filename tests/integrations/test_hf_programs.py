@@ -100,7 +100,7 @@ def test_every_family_compiles_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("family", DATA_DECIDES)
-def test_graphs_that_data_decides_are_said_to_be(family: str) -> None:
+def test_graphs_that_depend_on_data_are_reported(family: str) -> None:
     torch._dynamo.reset()
     name, why = DATA_DECIDES[family]
     compiled = torch.compile(model(family, name), backend="eager", fullgraph=True)

@@ -27,7 +27,7 @@ TOPOLOGIES = {
     "longformer": graphs.longformer(40, globals=2),
     "bigbird": graphs.bigbird(block=16, window=3, random=2, globals=1),
     "causal bigbird": graphs.causal() & graphs.bigbird(block=16, window=3, random=1, globals=1),
-    "nobody hears itself": graphs.causal() - graphs.identity(),
+    "no self-loops": graphs.causal() - graphs.identity(),
     "documents": graphs.documents([100, 1, 200]),
 }
 
@@ -72,7 +72,7 @@ def test_blocks_are_empty_partial_or_full_as_the_edges_say(topology):
     for row, count in enumerate(mask.full_kv_num_blocks[0, 0].tolist()):
         full[row, mask.full_kv_indices[0, 0, row, :count].long()] = True
     inside = edges.clone()
-    inside[301:] = True  # destinations beyond the graph are nobody's business
+    inside[301:] = True  # destinations beyond the graph are ignored
     inside = inside.unflatten(1, (3, side)).unflatten(0, (3, side)).transpose(1, 2).flatten(2)
     assert torch.equal(full, inside.all(2) & tiles.any(2))
 

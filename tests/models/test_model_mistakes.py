@@ -68,7 +68,7 @@ def test_mistakes(call: Callable[[], object], kind: type[Exception], sentence: s
         call()
 
 
-def test_each_layer_of_a_llama_may_hear_over_a_graph_of_its_own() -> None:
+def test_each_layer_of_a_llama_takes_its_own_graph() -> None:
     near = graphs.causal() & graphs.window(2)
     mixed = Llama(LlamaConfig(**SIZES), [near, graphs.causal()]).eval()
     assert [layer.graph for layer in mixed.layers] == [near, graphs.causal()]

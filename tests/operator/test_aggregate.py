@@ -44,13 +44,13 @@ FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def example() -> Graph:
-    """Destination 0 hears four (one of them twice), 1 nobody, 2 one, 3 three."""
+    """In-degrees 4 (one source twice), 0, 1, 3."""
     edges = [(4, 3), (1, 0), (2, 0), (1, 0), (0, 2), (3, 0), (1, 3), (2, 3)]
     return graphs.from_edges(torch.tensor(edges).T, num_dst=4, num_src=5)
 
 
 def looped(graph: Graph, x: Tensor, formula: Callable[[Tensor], Tensor], weight: Tensor | None = None) -> Tensor:
-    """x [..., N_src, F] -> [..., N_dst, F], zeros where nobody is heard."""
+    """x [..., N_src, F] -> [..., N_dst, F], zeros where there are no in-neighbors."""
     src, dst = graph.edge_index
     rows = []
     for i in range(graph.num_dst):
@@ -100,7 +100,7 @@ def test_without_any_node(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_nan_reaches_those_who_hear_it_and_nobody_else(name: str) -> None:
+def test_nan_reaches_out_neighbors_alone(name: str) -> None:
     x = torch.randn(5, 2)
     x[4, 0] = torch.nan
     out = ops.aggregate(example(), x, name).unflatten(-1, (-1, 2))

@@ -36,10 +36,10 @@ def by_formula(
     """`W_O || _h sum_j softmax_j(score(q_i, k_j, i, j, h)) (v_j + on_value(i, j))`, one pair at a time."""
     query, key, value = (m(x).unflatten(-1, (-1, HEAD)) for m in (spec.to_query, spec.to_key, spec.to_value))
     share = HEADS // key.shape[-2]
-    hears = graph.dense().tolist()
+    mask = graph.dense().tolist()
     out = torch.zeros(len(x), HEADS, HEAD, dtype=torch.float64)
     for i in range(len(x)):
-        sources = [j for j in range(len(x)) if hears[i][j]]
+        sources = [j for j in range(len(x)) if mask[i][j]]
         for h in range(HEADS):
             scores = torch.stack([score(query[i, h], key[j, h // share], i, j, h) for j in sources])
             values = torch.stack([value[j, h // share] + on_value(i, j) for j in sources])
@@ -112,7 +112,7 @@ def copy_weights(torchs: nn.MultiheadAttention, ours: DotProduct) -> None:
 # ---------------------------------------------------------------------------------------- positions
 
 
-def test_rotary_turns_pairs_by_the_position() -> None:
+def test_rotary_rotates_pairs_by_the_position() -> None:
     def turned(x: Tensor, at: int) -> Tensor:
         pairs = torch.complex(x[: HEAD // 2], x[HEAD // 2 :])
         angles = torch.tensor([at * 100.0 ** (-2 * k / HEAD) for k in range(HEAD // 2)], dtype=torch.float64)
@@ -230,7 +230,7 @@ def test_edge_bias_takes_one_number_an_edge_without_an_axis_for_it() -> None:
 
 
 @pytest.mark.parametrize("position", [Rotary(HEAD), ALiBi(HEADS), Shaw(HEAD, 2), T5(HEADS, 8, 6)], ids=type)
-def test_a_remembered_segment_stands_before_the_present_one(position: nn.Module) -> None:
+def test_positions_of_a_cached_segment_precede_those_of_the_current_one(position: nn.Module) -> None:
     spec = DotProduct(DIM, HEADS, position=position).double()
     x = rand(5, DIM)
     whole = MessagePassing(graphs.causal(), "sum", None, spec)(x)
@@ -278,7 +278,7 @@ def test_gradients_of_degree_weights_are_the_same_bits_on_any_number_of_threads(
 
 
 def test_degree_weights_by_hand() -> None:
-    # 1 and 2 hear 0; 0 hears 1 twice over; nobody hears 3, and 3 hears nobody.
+    # 1 and 2 attend to 0; 0 attends to 1 twice; 3 has neither in- nor out-neighbors.
     graph = graphs.from_edges(torch.tensor([[0, 0, 1, 1], [1, 2, 0, 0]]), 4)
     half = 0.5**0.5
     torch.testing.assert_close(degree_weights(graph), torch.tensor([half, half, half, half]))
@@ -294,8 +294,8 @@ def test_degrees_are_counted_past_what_short_numbers_count_to(dtype: torch.dtype
     graph = graphs.from_edges(torch.cat([star, star.flip(0)], 1), 1001)
     op = MessagePassing(graph, "sum", None, Degree(1, 1, bias=False)).to(dtype)
     nn.init.ones_(op.attention.to_value.weight)
-    heard = op(torch.ones(1001, 1, dtype=dtype))[1]  # one edge, of weight 1 / sqrt(1000)
-    torch.testing.assert_close(heard.double(), torch.tensor([1000**-0.5]).double(), rtol=torch.finfo(dtype).eps, atol=0)
+    y = op(torch.ones(1001, 1, dtype=dtype))[1]  # one edge, of weight 1 / sqrt(1000)
+    torch.testing.assert_close(y.double(), torch.tensor([1000**-0.5]).double(), rtol=torch.finfo(dtype).eps, atol=0)
 
 
 def test_degree_takes_one_weight_an_edge() -> None:

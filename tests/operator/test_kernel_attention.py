@@ -28,8 +28,8 @@ def test_is_the_formula(topology: object) -> None:
         return (a @ spec.directions.T - a.square().sum(-1, keepdim=True) / 2).exp() / 7**0.5
 
     weights = (phi(query) @ phi(key).mT) * topology.bind(9).dense()
-    heard = (weights / weights.sum(-1, keepdim=True)) @ value
-    expected = spec.to_out(heard.transpose(0, 1).flatten(1))
+    heads = (weights / weights.sum(-1, keepdim=True)) @ value
+    expected = spec.to_out(heads.transpose(0, 1).flatten(1))
     torch.testing.assert_close(MessagePassing(topology, "sum", None, spec)(x), expected, rtol=1e-10, atol=1e-10)
 
 
@@ -38,8 +38,8 @@ def test_elu_is_the_formula(topology: object) -> None:
     spec, x = Kernel(12, 3, features="elu").double(), torch.randn(9, 12, dtype=torch.float64)
     query, key, value = projected(spec, x)
     weights = ((F.elu(query) + 1) @ (F.elu(key) + 1).mT) * topology.bind(9).dense()
-    heard = (weights / weights.sum(-1, keepdim=True)) @ value
-    expected = spec.to_out(heard.transpose(0, 1).flatten(1))
+    heads = (weights / weights.sum(-1, keepdim=True)) @ value
+    expected = spec.to_out(heads.transpose(0, 1).flatten(1))
     torch.testing.assert_close(MessagePassing(topology, "sum", None, spec)(x), expected, rtol=1e-10, atol=1e-10)
 
 

@@ -24,7 +24,7 @@ def layer(graph: object, dim: int = 8, heads: int = 2, **more: object) -> Messag
 
 
 def cora(n: int = N, attr: bool = False) -> Graph:
-    edges = torch.randint(0, n - 1, (2, 40))  # nobody is heard by the last
+    edges = torch.randint(0, n - 1, (2, 40))  # the last node is no destination
     return graphs.from_edges(
         edges, n, edge_attr=torch.randn(40, 3) if attr else None, edge_type=torch.randint(0, 4, (40,))
     )
@@ -93,14 +93,14 @@ def test_sequence_to_sequence() -> None:
     torch.testing.assert_close(weights.view(2, 5, 9).sum(-1), torch.ones(2, 5))
 
 
-def test_transformer_xl_remembers() -> None:
+def test_transformer_xl_attends_to_its_memory() -> None:
     x = torch.randn(2, 9, 8)
     op = MessagePassing(graphs.memory(4), "sum", None, DotProduct(8, 2))
     whole = MessagePassing(graphs.causal(), "sum", None, op.attention)(x)
     torch.testing.assert_close(op(x[:, 4:], source=x), whole[:, 4:])
 
 
-def test_reformer_hears_over_a_graph_made_of_its_features() -> None:
+def test_reformer_attends_over_a_graph_built_from_its_features() -> None:
     x = torch.randn(N, 8)
     op = layer(None)
     graph = graphs.lsh(x, buckets=4, rounds=2) & graphs.causal()
@@ -167,7 +167,7 @@ def test_weights_of_fixed_and_of_no_attention() -> None:
     assert ones.equal(torch.ones(2, 3, 1))
 
 
-def test_a_node_that_hears_nobody_gets_a_message_of_zeros() -> None:
+def test_a_node_without_in_neighbors_gets_a_message_of_zeros() -> None:
     graph = graphs.from_edges(torch.tensor([[0, 1], [1, 0]]), 3)
     x = torch.randn(3, 8, requires_grad=True)
     for attention in (None, DotProduct(8, 2, bias=False), Additive(8, 4, 2), Degree(8, 4), Typed(8, 4, 1)):

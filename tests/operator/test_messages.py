@@ -13,7 +13,7 @@ N, IN, OUT = 7, 4, 3
 
 
 def edges() -> Tensor:
-    """Repeated ones and loops too; nodes 0 and 1 hear nobody."""
+    """Repeated ones and loops too; nodes 0 and 1 have no in-neighbors."""
     found = torch.randint(0, N, (2, 20))
     found[1] = found[1].clamp(min=2)
     return found
@@ -22,9 +22,9 @@ def edges() -> Tensor:
 def by_hand(messages: Tensor, edge_index: Tensor, how: str) -> Tensor:
     out = torch.zeros(N, messages.shape[1], dtype=messages.dtype)
     for i in range(N):
-        heard = messages[edge_index[1] == i]
-        if len(heard):
-            out[i] = heard.amax(0) if how == "max" else getattr(heard, how)(0)
+        received = messages[edge_index[1] == i]
+        if len(received):
+            out[i] = received.amax(0) if how == "max" else getattr(received, how)(0)
     return out
 
 
@@ -63,14 +63,14 @@ def test_weights_are_those_that_edges_bring() -> None:
     torch.testing.assert_close(plain(x, graph), op(x, bare))
 
 
-def test_normalized_weights_add_up_to_one_and_zero_is_nobody() -> None:
+def test_normalized_weights_add_up_to_one_and_a_total_of_zero_gives_zero() -> None:
     edge_index, x, weight = edges(), torch.randn(N, IN, requires_grad=True), torch.rand(20)
     weight[edge_index[1] == 3] = 0.0
     op = MessagePassing(None, "sum", None, EdgeWeight(normalized=True))
     found, weights = op(x, graphs.from_edges(edge_index, N), edge_attr=weight, return_weights=True)
     total = torch.zeros(N).index_add(0, edge_index[1], weights[:, 0])
-    heard = torch.zeros(N).index_add(0, edge_index[1], weight) > 0
-    torch.testing.assert_close(total, heard.float())
+    has_sources = torch.zeros(N).index_add(0, edge_index[1], weight) > 0
+    torch.testing.assert_close(total, has_sources.float())
     torch.testing.assert_close(found, by_hand(weights * x[edge_index[0]], edge_index, "sum"))
     assert torch.autograd.grad(found.sum(), x)[0].isfinite().all()
     alike = op(x, graphs.from_edges(edge_index, N))
@@ -135,5 +135,5 @@ def test_normalised_weights_are_compared_before_they_are_shortened() -> None:
 def test_normalised_weights_are_shared_out_anew_when_edges_drop() -> None:
     graph = graphs.from_edges(edges(), N, edge_attr=torch.rand(20) + 0.1)
     op = MessagePassing(graph, "sum", None, EdgeWeight(normalized=True), edge_dropout=0.5)
-    heard = op(torch.ones(N, 1))
-    torch.testing.assert_close(heard, heard.round())  # 1 where any edge is left, 0 where none is
+    message = op(torch.ones(N, 1))
+    torch.testing.assert_close(message, message.round())  # 1 where any edge is left, 0 where none is

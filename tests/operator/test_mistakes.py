@@ -159,7 +159,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_given_what_they_cannot_take(name: str) -> None:
+def test_models_refuse_invalid_inputs(name: str) -> None:
     model = MODELS[name]().eval()
     assert model(X, GRAPH).shape[0] == 5
     with pytest.raises(TypeError, match="x must be a tensor; got Graph: features come first, then the graph"):

@@ -140,12 +140,12 @@ def test_t5_biases_are_those_of_t5(decoder, measured):
 @pytest.mark.parametrize("heads", [4, 6, 12])
 def test_alibi_biases_are_those_of_mpt(heads, measured):
     mpt = pytest.importorskip("transformers.models.mpt.modeling_mpt")
-    theirs = mpt.build_mpt_alibi_tensor(heads, 60).flatten(1)  # of the last node, which hears all
+    theirs = mpt.build_mpt_alibi_tensor(heads, 60).flatten(1)  # of the last node, which attends to all
     found = dense(ALiBi(heads), graphs.causal().bind(60))[:, -1]
     measured("Positional encodings", "Hugging Face MPT (ALiBi)", largest(found - theirs), BOUND)
 
 
-def test_rotary_turns_are_those_of_llama(measured):
+def test_rotary_rotations_equal_llama(measured):
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     config = llama.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64)
     query, key = torch.randn(2, 60, 4, 8), torch.randn(2, 60, 2, 8)
@@ -165,14 +165,14 @@ def test_shaw_is_the_formula(dtype, measured):
     query, key, value = (
         to(x).unflatten(-1, (2, 4)) for to in (attention.to_query, attention.to_key, attention.to_value)
     )
-    heard = torch.empty(6, 2, 4, dtype=dtype)
+    heads = torch.empty(6, 2, 4, dtype=dtype)
     for i in range(6):
         for h in range(2):
             at = [min(max(j - i, -2), 2) + 2 for j in range(6)]
             scores = torch.stack([query[i, h] @ (key[j, h] + shaw.keys[at[j], 0]) / 2 for j in range(6)])
             weights = scores.softmax(0)
-            heard[i, h] = sum(weights[j] * (value[j, h] + shaw.values[at[j], 0]) for j in range(6))
-    error = largest(MessagePassing(graphs.complete(), "sum", None, attention)(x) - attention.to_out(heard.flatten(1)))
+            heads[i, h] = sum(weights[j] * (value[j, h] + shaw.values[at[j], 0]) for j in range(6))
+    error = largest(MessagePassing(graphs.complete(), "sum", None, attention)(x) - attention.to_out(heads.flatten(1)))
     if dtype == torch.float64:
         assert error < EXACT
     else:

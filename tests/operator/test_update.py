@@ -53,7 +53,7 @@ def test_gru_keeps_x_in_the_hidden_state() -> None:
     assert GRU(DIM, message_dim=2)(x, message[..., :2]).shape == x.shape
 
 
-def test_pre_norm_prepares_what_everybody_hears() -> None:
+def test_pre_norm_normalises_sources_too() -> None:
     x, message = pair()
     ffn = FeedForward(DIM)
     update = PreNorm(DIM, ffn)
@@ -64,7 +64,7 @@ def test_pre_norm_prepares_what_everybody_hears() -> None:
     assert PreNorm(DIM)(x, message).equal(z)
 
 
-def test_post_norm_leaves_what_everybody_hears_alone() -> None:
+def test_post_norm_does_not_change_sources() -> None:
     x, message = pair()
     ffn = FeedForward(DIM)
     update = PostNorm(DIM, ffn)

@@ -1,4 +1,4 @@
-"""Heads that hear over graphs of their own."""
+"""Heads that attend over their own graphs."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from mpnn.models.layers.per_head import PerHead
 from mpnn.position import ALiBi
 
 
-def test_heads_hear_over_graphs_of_their_own():
+def test_each_head_attends_over_its_own_graph():
     op, x = PerHead(8, 2), torch.randn(3, 5, 8)
     one, two = graphs.causal().bind(5), graphs.window(1).bind(5)
     edges = torch.cat([one.edge_index, two.edge_index], 1)
@@ -25,7 +25,7 @@ def test_heads_hear_over_graphs_of_their_own():
         layer(x, graphs.from_edges(edges, 5, edge_type=heads + 1))
 
 
-def test_heads_that_share_keys_or_know_positions_hear_over_one_graph():
+def test_heads_that_share_keys_or_positions_attend_over_one_graph():
     edges = graphs.from_edges([[0, 1], [1, 0]], edge_type=torch.tensor([0, 1]))
     for options in ({"kv_heads": 1}, {"position": ALiBi(2)}):
         with pytest.raises(ValueError, match="per-head graphs need"):
@@ -33,9 +33,9 @@ def test_heads_that_share_keys_or_know_positions_hear_over_one_graph():
 
 
 @pytest.mark.parametrize("sources", [4, 6])
-def test_heads_hear_over_graphs_of_their_own_in_compiled_programs(sources):
-    heard = torch.tensor([[0, 1, 2, 3, 3, 2], [0, 0, 1, 2, 3, 3]])
-    graph = graphs.from_edges(heard, num_src=sources, num_dst=4, edge_type=torch.tensor([0, 1, 0, 1, 0, 1]))
+def test_each_head_attends_over_its_own_graph_when_compiled(sources):
+    edges = torch.tensor([[0, 1, 2, 3, 3, 2], [0, 0, 1, 2, 3, 3]])
+    graph = graphs.from_edges(edges, num_src=sources, num_dst=4, edge_type=torch.tensor([0, 1, 0, 1, 0, 1]))
     layer, x, source = MessagePassing(graph, "sum", None, PerHead(8, 2)), torch.randn(4, 8), torch.randn(sources, 8)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     layer(x, source=source).square().sum().backward()
@@ -47,6 +47,6 @@ def test_heads_hear_over_graphs_of_their_own_in_compiled_programs(sources):
     assert torch.allclose(layer.attention.to_query.weight.grad, expected, atol=1e-5)
 
 
-def test_heads_hear_over_one_topology_in_compiled_programs():
+def test_heads_attend_over_one_topology_when_compiled():
     layer, x = MessagePassing(graphs.causal(), "sum", None, PerHead(8, 2)), torch.randn(5, 8)
     assert torch.allclose(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x), atol=1e-6)

@@ -1,4 +1,4 @@
-"""Graphs as pictures in ASCII, so that tests show the edges they speak of: rows hear, columns are heard."""
+"""Graphs as pictures in ASCII, so that tests show their edges: rows are destinations, columns sources."""
 
 import textwrap
 
@@ -16,4 +16,4 @@ def drawn(picture: str) -> Tensor:
 
 def draw(graph: Graph) -> str:
     """The picture of a graph, one line a destination."""
-    return "\n".join("".join("#" if heard else "." for heard in row) for row in graph.dense().tolist())
+    return "\n".join("".join("#" if edge else "." for edge in row) for row in graph.dense().tolist())

@@ -391,10 +391,10 @@ def translated(model: Any, pieces: list[Tensor]) -> Tensor:
 
 
 def aligned(model: Any, pieces: list[Tensor]) -> Tensor:
-    heard = model.encode(SOURCE, padding_mask=PADDING)
-    state, logits = heard.state, []
+    memory = model.encode(SOURCE, padding_mask=PADDING)
+    state, logits = memory.state, []
     for word in torch.cat(pieces, 1).unbind(1):
-        step, state, _ = model.step(word, state, heard)
+        step, state, _ = model.step(word, state, memory)
         logits.append(step)
     return torch.stack(logits, 1)
 

@@ -57,7 +57,7 @@ def halves(*shape: int) -> Tensor:
 
 
 def scattered(nodes: int = 9, edges: int = 40) -> Graph:
-    """Edges in no order, some of them repeated, with classes; node 0 hears nobody, node 1 is heard by nobody."""
+    """Edges in no order, some of them repeated, with classes; node 0 has no in-edges, node 1 no out-edges."""
     generator = torch.Generator().manual_seed(5)
     src, dst = torch.randint(1, nodes, (2, edges), generator=generator)
     edge_index = torch.stack([src + (src == 1), dst]).to(DEVICE)
@@ -70,7 +70,7 @@ def without_edges() -> Graph:
 
 
 def hubs() -> Graph:
-    """Node 0 hears 40 times, node 1 is heard 40 times; the other rows are short."""
+    """Node 0 has 40 in-edges, node 1 has 40 out-edges; the other rows are short."""
     src, dst = torch.randint(0, 9, (2, 100), generator=torch.Generator().manual_seed(7))
     dst[:40], src[40:80] = 0, 1
     order = torch.randperm(100, generator=torch.Generator().manual_seed(7))

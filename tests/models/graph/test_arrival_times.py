@@ -21,7 +21,7 @@ BOUND = error_bound(2, 4 * DIM)
 
 @pytest.fixture
 def roads() -> tuple[Graph, Graph]:
-    """Two routes, 0 to 3 and 4 to 6, with side streets 7 and 8; segment 8 hears nobody."""
+    """Two routes, 0 to 3 and 4 to 6, with side streets 7 and 8; segment 8 has no in-neighbors."""
     edges = torch.tensor([[1, 2, 3, 0, 1, 7, 5, 6, 4, 8], [0, 1, 2, 1, 2, 2, 4, 5, 5, 6]])
     routes = graphs.from_edges([[0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 1, 1, 1]], num_src=N, num_dst=2)
     return graphs.from_edges(edges, N, edge_attr=torch.randn(10, EDGE)), routes
@@ -41,8 +41,8 @@ def plain(net: ArrivalTimes, x: Tensor, first: Tensor, graph: Graph, routes: Gra
     links = graph.edge_index.T.tolist()
     made_of = [[s for s, r in routes.edge_index.T.tolist() if r == route] for route in range(2)]
 
-    def gathered(update, own: Tensor, heard: Tensor) -> Tensor:
-        return update.out(update.linear(torch.cat([own, heard])).relu())
+    def gathered(update, own: Tensor, message: Tensor) -> Tensor:
+        return update.out(update.linear(torch.cat([own, message])).relu())
 
     segment = list(net.encode_segment(x))
     link = list(net.encode_link(graph.edge_attr.to(x.dtype)))
@@ -98,7 +98,7 @@ def test_training_begins_at_the_first_estimates(roads: tuple[Graph, Graph]) -> N
     torch.testing.assert_close(totals, torch.stack([first[:4].sum(), first[4:7].sum()]))
 
 
-def test_a_route_hears_side_streets_but_no_other_route(model: ArrivalTimes, roads: tuple[Graph, Graph]) -> None:
+def test_a_route_depends_on_side_streets_but_on_no_other_route(model: ArrivalTimes, roads: tuple[Graph, Graph]) -> None:
     x = torch.randn(N, IN, requires_grad=True)
     model(x, torch.ones(N), *roads)[1][0].backward()
     assert (x.grad.abs().sum(1) > 0).nonzero().flatten().tolist() == [0, 1, 2, 3, 7]

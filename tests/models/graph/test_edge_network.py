@@ -21,7 +21,7 @@ N, IN, EDGE, DIM, CLASSES = 11, 4, 3, 5, 2
 
 @pytest.fixture
 def graph() -> Graph:
-    """Thirty edges with attributes, repeated ones and loops too; nodes 0 and 1 hear nobody."""
+    """Thirty edges with attributes, repeated ones and loops too; nodes 0 and 1 have no in-neighbors."""
     edges = torch.randint(0, N, (2, 30))
     edges[1] = edges[1].clamp(min=2)
     return graphs.from_edges(edges, N, edge_attr=torch.randn(30, EDGE))
@@ -54,7 +54,7 @@ def test_one_graph_serves_a_batch_of_features(graph: Graph) -> None:
     torch.testing.assert_close(model(x, graph), torch.stack([model(one, graph) for one in x]))
 
 
-def test_it_can_be_kept(tmp_path: Path, graph: Graph) -> None:
+def test_it_is_saved_and_loaded(tmp_path: Path, graph: Graph) -> None:
     model = MPNN(IN, EDGE, CLASSES, DIM)
     model.save_pretrained(tmp_path)
     x = torch.randn(N, IN)

@@ -1,4 +1,4 @@
-"""GATv2: PyTorch Geometric's layers, and a ranking of neighbours that depends on who listens."""
+"""GATv2: PyTorch Geometric's layers, and a ranking of sources that depends on the destination."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N, IN, CLASSES = 13, 6, 3
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_layers_are_those_of_pyg(dtype: torch.dtype, measured: Callable[..., None]) -> None:
-    """Over a graph with repeated edges, whose nodes 0 and 1 hear only themselves."""
+    """Over a graph with repeated edges, whose nodes 0 and 1 attend to themselves only."""
     model = GATv2(IN, CLASSES, hidden=4, heads=3, out_heads=2).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -41,20 +41,20 @@ def test_layers_are_those_of_pyg(dtype: torch.dtype, measured: Callable[..., Non
     measured(SYSTEM, "PyTorch Geometric GATv2Conv", error, error_bound(2, 12, dtype))
 
 
-def most_heard(model: GAT) -> int:
-    """How many different sources are the most heard one of some node, where all hear all, in the first layer."""
+def highest_weighted_sources(model: GAT) -> int:
+    """How many sources have the highest weight at some destination of a complete graph, in the first layer."""
     x = 3 * torch.randn(40, IN, generator=torch.Generator().manual_seed(0))
     _, weights = model.eval().layers[0](x, return_weights=True)
     return len(weights.view(40, 40, -1)[..., 0].argmax(1).unique())
 
 
-def test_whom_a_node_hears_most_depends_on_the_node() -> None:
-    """In GAT all have the same favourite (Brody et al. 2022, theorem 1)."""
-    assert most_heard(GAT(IN, CLASSES, graph=graphs.complete())) == 1
-    assert most_heard(GATv2(IN, CLASSES, graph=graphs.complete())) > 1
+def test_the_highest_weighted_source_depends_on_the_destination() -> None:
+    """In GAT all destinations rank sources alike (Brody et al. 2022, theorem 1)."""
+    assert highest_weighted_sources(GAT(IN, CLASSES, graph=graphs.complete())) == 1
+    assert highest_weighted_sources(GATv2(IN, CLASSES, graph=graphs.complete())) > 1
 
 
-def test_it_can_be_kept(tmp_path: Path) -> None:
+def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     model = GATv2(IN, CLASSES, graph=graphs.window(2)).eval()
     model.save_pretrained(tmp_path)
     x = torch.randn(N, IN)

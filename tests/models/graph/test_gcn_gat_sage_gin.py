@@ -21,7 +21,7 @@ NODES, WIDTH, CLASSES = 30, 10, 4
 
 @pytest.fixture
 def edge_index() -> Tensor:
-    """Ninety edges without repeats or self-loops; some nodes hear nobody."""
+    """Ninety edges without repeats or self-loops; some nodes have no in-neighbors."""
     pairs = torch.randperm(NODES * NODES)
     src, dst = pairs // NODES, pairs % NODES
     return torch.stack([src, dst])[:, (src != dst) & (dst > 2)][:, :90]
@@ -81,9 +81,9 @@ def test_graphsage_equals_pyg(x: Tensor, edge_index: Tensor, aggregate: str) -> 
     expected = x
     for layer, width in zip(ours.layers, (WIDTH, 6), strict=True):
         conv = pyg.SAGEConv(width, 6, aggr=aggregate).double()
-        own, heard = layer.update.linear.weight.split(width, 1)
+        own, neighbors = layer.update.linear.weight.split(width, 1)
         copy(conv.lin_r.weight, own)
-        copy(conv.lin_l.weight, heard)
+        copy(conv.lin_l.weight, neighbors)
         copy(conv.lin_l.bias, layer.update.linear.bias)
         expected = F.normalize(conv(expected, edge_index).relu(), dim=-1)
     torch.testing.assert_close(ours(x, graphs.from_edges(edge_index, NODES)), ours.head(expected))

@@ -22,7 +22,7 @@ BOUND = error_bound(4, 3 * DIM)
 
 
 def edges() -> Tensor:
-    """Repeated ones and loops too; nodes 0 and 1 hear nobody."""
+    """Repeated ones and loops too; nodes 0 and 1 have no in-neighbors."""
     found = torch.randint(0, N, (2, 30))
     found[1] = found[1].clamp(min=2)
     return found
@@ -94,7 +94,7 @@ def test_one_graph_serves_a_batch_of_features() -> None:
     torch.testing.assert_close(model(x, graph).flatten(0, 1), alone)
 
 
-def test_it_can_be_kept_and_take_another_graph(tmp_path: Path) -> None:
+def test_it_is_saved_and_takes_another_graph(tmp_path: Path) -> None:
     model = GGNN(IN, CLASSES, DIM, graph=graphs.window(1))
     model.save_pretrained(tmp_path)
     x = torch.randn(N, IN)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
+from error_bound import error_bound
 from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, graphs
@@ -23,7 +22,7 @@ N = sum(SIZES)
 
 @pytest.fixture
 def edge_index() -> Tensor:
-    """Three graphs of different sizes, the second without edges; some nodes hear nobody."""
+    """Three graphs of different sizes, the second without edges; some nodes have no in-neighbors."""
     first, third = torch.randint(0, 7, (2, 15)), torch.randint(8, N, (2, 9))
     return torch.cat([first, third], 1).unique(dim=1)
 
@@ -128,27 +127,25 @@ def test_a_layer_equals_pyg(conv, convert, act, norm, training: bool, edge_index
     layer.train(training), theirs.train(training)
     batch = torch.repeat_interleave(torch.arange(3), torch.tensor(SIZES))
     x = torch.randn(N, DIM)
-    for dtype, check in (
-        (torch.float32, partial(measured, SYSTEM, "PyTorch Geometric GPSConv")),
-        (torch.float64, lambda error: torch.testing.assert_close(error, 0.0, rtol=0, atol=1e-12)),
-    ):
+    for dtype in (torch.float32, torch.float64):
         layer.to(dtype), theirs.to(dtype)
         leaves = [x.to(dtype).requires_grad_() for _ in range(2)]
         graph = graphs.from_edges(edge_index, N)
         outs = layer(leaves[0], graph, graphs.documents(SIZES)), theirs(leaves[1], edge_index, batch)
-        check((outs[0] - outs[1]).abs().max().item())
+        error, bound = (outs[0] - outs[1]).abs().max().item(), error_bound(2, 4 * DIM, dtype)
+        measured(SYSTEM, "PyTorch Geometric GPSConv", error, bound)
         probe = torch.randn_like(outs[0])
         grads = [torch.autograd.grad((out * probe).sum(), leaf)[0] for out, leaf in zip(outs, leaves, strict=True)]
-        bound = 1e-4 if dtype is torch.float32 else 1e-11
-        torch.testing.assert_close(grads[0], grads[1], rtol=bound, atol=bound)
+        scale = 1 + grads[1].abs().max()
+        torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=bound * scale)
 
 
-def test_everybody_is_heard_but_nobody_of_another_graph(edge_index: Tensor) -> None:
+def test_attention_is_complete_within_a_graph_and_absent_across_graphs(edge_index: Tensor) -> None:
     net = GPS(4, 2, DIM, HEADS, layers=1, walk=3).eval()
     x = torch.randn(N, 4, requires_grad=True)
     net(x, graphs.from_edges(edge_index, N), SIZES)[0].sum().backward()
-    heard = x.grad.abs().sum(1) > 0
-    assert heard.tolist() == [True] * 7 + [False] * 6
+    reached = x.grad.abs().sum(1) > 0
+    assert reached.tolist() == [True] * 7 + [False] * 6
 
 
 def test_a_batch_is_each_graph_by_itself(edge_index: Tensor) -> None:
@@ -168,7 +165,7 @@ def ring(n: int) -> Graph:
 
 
 def test_learns_what_only_the_encoding_tells_and_is_saved(tmp_path) -> None:
-    """Rings of three and of four: every node hears two that look like itself, but walks return at different times."""
+    """Rings of three and of four: nodes look alike, but walks return at different times."""
     batch = graphs.batch([ring(3), ring(4), ring(3), ring(4)])
     x, target, sizes = torch.ones(14, 1), torch.tensor([0, 1, 0, 1]), [3, 4, 3, 4]
     net = GPS(1, 2, DIM, HEADS, layers=1, walk=4, dropout=0.0)

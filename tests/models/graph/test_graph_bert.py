@@ -107,7 +107,7 @@ def test_a_batch_of_targets_is_those_targets(graph: Graph) -> None:
     torch.testing.assert_close(net(x, subgraphs.of(some)), net(x, subgraphs)[some])
 
 
-def test_a_target_hears_its_subgraph_and_nobody_else(graph: Graph) -> None:
+def test_a_target_depends_on_its_subgraph_alone(graph: Graph) -> None:
     net, subgraphs = scrambled(GraphBert(IN, 3, DIM, HEADS, layers=3)), intimate_subgraphs(graph, K)
     x = torch.randn(N, IN, requires_grad=True)
     net(x, subgraphs)[3].sum().backward()

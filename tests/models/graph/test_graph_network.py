@@ -22,7 +22,7 @@ N, IN, EDGE, DIM, CLASSES, EDGE_CLASSES = 11, 4, 3, 6, 3, 2
 
 @pytest.fixture
 def graph() -> Graph:
-    """Thirty edges with attributes, repeated ones and loops too; nodes 0 and 1 hear nobody."""
+    """Thirty edges with attributes, repeated ones and loops too; nodes 0 and 1 have no in-neighbors."""
     edges = torch.randint(0, N, (2, 30))
     edges[1] = edges[1].clamp(min=2)
     return graphs.from_edges(edges, N, edge_attr=torch.randn(30, EDGE))
@@ -49,9 +49,9 @@ class NodeModel(nn.Module):
         self.ours = ours
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, u: None, batch: None) -> Tensor:
-        heard = torch.zeros_like(x).index_add(0, edge_index[1], edge_attr)
+        message = torch.zeros_like(x).index_add(0, edge_index[1], edge_attr)
         first, out = self.ours.update.linear, self.ours.update.out
-        inner = F.linear(torch.cat([x, heard], 1), first.weight, first.bias)
+        inner = F.linear(torch.cat([x, message], 1), first.weight, first.bias)
         return x + F.linear(inner.relu(), out.weight, out.bias)
 
 
@@ -82,7 +82,7 @@ def test_one_graph_serves_a_batch_of_features(graph: Graph) -> None:
     torch.testing.assert_close(edges, torch.stack([y[1] for y in alone]))
 
 
-def test_it_can_be_kept(tmp_path: Path, graph: Graph) -> None:
+def test_it_is_saved_and_loaded(tmp_path: Path, graph: Graph) -> None:
     model = GraphNetwork(IN, EDGE, CLASSES)
     model.save_pretrained(tmp_path)
     x = torch.randn(N, IN)

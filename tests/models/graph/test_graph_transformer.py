@@ -22,7 +22,7 @@ N, IN, EDGE, HIDDEN, HEADS, CLASSES = 11, 5, 3, 4, 2, 3
 
 @pytest.fixture
 def graph() -> Graph:
-    """Thirty edges with attributes, repeated ones and loops too; nodes 0 and 1 hear nobody."""
+    """Thirty edges with attributes, repeated ones and loops too; nodes 0 and 1 have no in-neighbors."""
     edges = torch.randint(0, N, (2, 30))
     edges[1] = edges[1].clamp(min=2)
     return graphs.from_edges(edges, N, edge_attr=torch.randn(30, EDGE))
@@ -80,10 +80,12 @@ def formula(op: MessagePassing, x: Tensor, graph: Graph, attr: Tensor) -> Tensor
     out = torch.zeros(N, HEADS, HIDDEN, dtype=x.dtype)
     for i in range(N):
         for h in range(HEADS):
-            heard = (dst == i).nonzero().squeeze(1).tolist()
-            if heard:
-                scores = torch.stack([(query[i, h] * key[src[e], h] * edge[e, h]).sum() / HIDDEN**0.5 for e in heard])
-                out[i, h] = sum(w * value[src[e], h] for w, e in zip(scores.softmax(0), heard, strict=True))
+            edges_in = (dst == i).nonzero().squeeze(1).tolist()
+            if edges_in:
+                scores = torch.stack(
+                    [(query[i, h] * key[src[e], h] * edge[e, h]).sum() / HIDDEN**0.5 for e in edges_in]
+                )
+                out[i, h] = sum(w * value[src[e], h] for w, e in zip(scores.softmax(0), edges_in, strict=True))
     return out.flatten(1)
 
 
@@ -125,7 +127,7 @@ def test_loss_is_cross_entropy_of_the_chosen_nodes(graph: Graph) -> None:
     torch.testing.assert_close(model.loss(x, target, graph=graph), F.cross_entropy(model(x, graph), target))
 
 
-def test_it_can_be_kept(tmp_path: Path, graph: Graph) -> None:
+def test_it_is_saved_and_loaded(tmp_path: Path, graph: Graph) -> None:
     model = drawn(GraphTransformer(IN, CLASSES, edge_dim=EDGE, edges="weigh"))
     model.save_pretrained(tmp_path)
     x = torch.randn(N, IN)

@@ -71,8 +71,8 @@ def alone(net: Graphormer, x: Tensor, graph: Graph) -> Tensor:
             near = (edges or [])[:STEPS]
             for step, e in enumerate(near):
                 bias[:, i, j] = bias[:, i, j] + w[:, step] @ graph.edge_attr[e].to(x.dtype) / len(near)
-    heard = [min(sum(d == i for d in graph.edge_index[1].tolist()), 2) for i in range(n)]
-    nodes = net.embed(x) + net.of_indegree.weight[heard] + net.of_outdegree.weight[heard]
+    degrees = [min(sum(d == i for d in graph.edge_index[1].tolist()), 2) for i in range(n)]
+    nodes = net.embed(x) + net.of_indegree.weight[degrees] + net.of_outdegree.weight[degrees]
     h = torch.cat([net.virtual, nodes])
     for layer in net.layers:
         attention, update = layer.attention, layer.update

@@ -77,7 +77,7 @@ def test_kinds_of_links_are_part_of_the_loss(graph: Graph) -> None:
     torch.testing.assert_close(model.loss(x, graph, negative=drawn, relation=kind), expected)
 
 
-def test_links_that_were_held_back_are_found() -> None:
+def test_held_out_links_are_predicted() -> None:
     """Two circles of friends: pairs within a circle score above pairs across, links that were not seen included."""
     metrics = pytest.importorskip("sklearn.metrics")
     circle = torch.arange(24) % 2
@@ -110,7 +110,7 @@ def test_hits_count_what_stands_above_the_kth_best_negative() -> None:
 
 
 @pytest.mark.parametrize("decoder", [Inner(), PairMLP(DIM, 8)])
-def test_it_can_be_kept(tmp_path: Path, graph: Graph, decoder: Model) -> None:
+def test_it_is_saved_and_loaded(tmp_path: Path, graph: Graph, decoder: Model) -> None:
     model, x = LinkPredictor(gcn(), decoder), torch.randn(N, IN)
     model.save_pretrained(tmp_path)
     pairs: Tensor = torch.randint(0, N, (2, 9))

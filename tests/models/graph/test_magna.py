@@ -18,7 +18,7 @@ BOUND = error_bound(2, 4 * DIM)
 
 @pytest.fixture
 def graph() -> Graph:
-    """Sixty edges of three classes, repeated ones too; some nodes hear nobody."""
+    """Sixty edges of three classes, repeated ones too; some nodes have no in-neighbors."""
     edges = torch.randint(0, N, (2, 60))
     edges[1] = edges[1].clamp(min=2)
     return graphs.from_edges(edges, N, edge_type=torch.randint(0, 3, (60,)))
@@ -100,13 +100,13 @@ def test_many_hops_are_personalised_pagerank_of_attention(graph: Graph) -> None:
     torch.testing.assert_close(layer(h), expected)
 
 
-def test_one_layer_hears_as_many_hops_as_it_diffuses() -> None:
+def test_one_layer_reaches_as_many_hops_as_it_diffuses() -> None:
     path = graphs.from_edges([[0, 1, 2, 3], [1, 2, 3, 4]])
     x = torch.randn(5, IN, requires_grad=True)
     for hops in (1, 3):
         model = MAGNA(IN, CLASSES, DIM, HEADS, 1, hops=hops, graph=path).eval()
-        heard = torch.autograd.grad(model(x)[4].sum(), x)[0].abs().sum(1) > 0
-        assert heard.tolist() == [j >= 4 - hops for j in range(5)]
+        reached = torch.autograd.grad(model(x)[4].sum(), x)[0].abs().sum(1) > 0
+        assert reached.tolist() == [j >= 4 - hops for j in range(5)]
 
 
 def test_learns_and_is_saved(tmp_path) -> None:

@@ -21,7 +21,7 @@ N, IN, HIDDEN, CLASSES, KERNELS = 13, 5, 6, 3, 4
 
 
 def edges() -> Tensor:
-    """Repeated ones and loops too; nodes 0 and 1 hear nobody."""
+    """Repeated ones and loops too; nodes 0 and 1 have no in-neighbors."""
     found = torch.randint(0, N, (2, 40))
     found[1] = found[1].clamp(min=2)
     return found
@@ -71,7 +71,7 @@ def test_without_coordinates_edges_lie_where_the_degrees_of_their_ends_say() -> 
     placed = MoNet(IN, CLASSES, coordinates=2).eval()
     placed.load_state_dict(model.state_dict())
     x = torch.randn(4, IN)
-    u = torch.tensor([[2.0, 1], [2, 1], [1, 2], [1, 1]]).rsqrt()  # degrees: node 2 hears two, 0 and 1 one each
+    u = torch.tensor([[2.0, 1], [2, 1], [1, 2], [1, 1]]).rsqrt()  # degrees: 2 of node 2, 1 of the others
     torch.testing.assert_close(model(x, graph), placed(x, graph, u))
 
 
@@ -81,7 +81,7 @@ def test_one_graph_serves_a_batch_of_features() -> None:
     torch.testing.assert_close(model(x, graph), torch.stack([model(one, graph) for one in x]))
 
 
-def test_it_can_be_kept_and_take_another_graph(tmp_path: Path) -> None:
+def test_it_is_saved_and_takes_another_graph(tmp_path: Path) -> None:
     model = MoNet(IN, CLASSES, graph=graphs.window(1)).eval()
     model.save_pretrained(tmp_path)
     x = torch.randn(N, IN)

@@ -23,17 +23,17 @@ BOUND = error_bound(3, 2 * HIDDEN)
 
 @pytest.fixture
 def graph() -> Graph:
-    """Of items that hear users; the last item hears nobody, and so no item."""
+    """Random-walk neighbors of items by way of users; the last item has none."""
     edges = torch.stack([torch.randint(0, USERS, (30,)), torch.randint(0, ITEMS - 1, (30,))])
     return graphs.random_walk_neighbors(graphs.from_edges(edges, num_src=USERS, num_dst=ITEMS), k=4, walks=50)
 
 
 def with_sums(model: PinSage, x: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
-    """Algorithm 1, layer by layer, around any weighted sum of what is heard."""
+    """Algorithm 1, layer by layer, around any weighted sum over in-neighbors."""
     h = x
     for layer in model.layers:
-        heard, join = layer.attention.value[0], layer.update.linear
-        pooled = total(F.linear(h, heard.weight, heard.bias).relu())
+        message, join = layer.attention.value[0], layer.update.linear
+        pooled = total(F.linear(h, message.weight, message.bias).relu())
         h = F.normalize(F.linear(torch.cat([h, pooled], 1), join.weight, join.bias).relu(), dim=1)
     first, last = model.head[0], model.head[2]
     return F.linear(F.linear(h, first.weight, first.bias).relu(), last.weight)
@@ -56,7 +56,7 @@ def test_layers_follow_the_formula(graph: Graph, measured: Callable[..., None]) 
     x = torch.randn(ITEMS, IN)
     found = model(x, graph)
     exact = x.double().requires_grad_()
-    expected = with_sums(model.double(), exact, lambda heard: matrix @ heard)
+    expected = with_sums(model.double(), exact, lambda h: matrix @ h)
     measured(SYSTEM, "formula", (found - expected).abs().max().item(), BOUND)
     again = model(exact, graph)
     torch.testing.assert_close(again, expected, rtol=1e-6, atol=1e-6)  # shares were summed in float32
@@ -69,7 +69,7 @@ def test_pooling_is_the_weighted_sum_of_pyg(graph: Graph, measured: Callable[...
     model, conv = PinSage(IN, OUT, HIDDEN), pyg.SimpleConv(aggr="sum")
     x = torch.randn(ITEMS, IN)
     weight = shares(graph).float()
-    expected = with_sums(model, x, lambda heard: conv(heard, graph.edge_index, weight))
+    expected = with_sums(model, x, lambda h: conv(h, graph.edge_index, weight))
     measured(SYSTEM, "PyTorch Geometric SimpleConv", (model(x, graph) - expected).abs().max().item(), BOUND)
 
 
@@ -84,7 +84,7 @@ def test_the_loss_is_a_hinge_over_all_that_do_not_go_with_the_query(graph: Graph
     torch.testing.assert_close(model.loss(x, graph, query, good, bad[:, 0]), torch.stack([terms[0], terms[3]]).mean())
 
 
-def test_it_learns_what_goes_together() -> None:
+def test_it_learns_which_items_go_together() -> None:
     """Users like items of one of two kinds; after training, what is recommended with an item is of its kind."""
     kind = torch.arange(ITEMS) % 2
     edges = torch.tensor([[u, i] for u in range(USERS) for i in range(ITEMS) if kind[i] == u % 2 and (u + i) % 5]).T
@@ -102,13 +102,13 @@ def test_it_learns_what_goes_together() -> None:
     assert (kind[best] == kind[:, None]).float().mean() > 0.9
 
 
-def test_it_can_be_kept(tmp_path: Path, graph: Graph) -> None:
+def test_it_is_saved_and_loaded(tmp_path: Path, graph: Graph) -> None:
     model, x = PinSage(IN, OUT, HIDDEN), torch.randn(ITEMS, IN)
     model.save_pretrained(tmp_path)
     assert torch.equal(PinSage.from_pretrained(tmp_path)(x, graph), model(x, graph))
 
 
-def test_an_item_that_nobody_knows_has_an_embedding_of_its_own(graph: Graph) -> None:
+def test_an_item_without_in_neighbors_has_an_embedding_of_its_own(graph: Graph) -> None:
     assert graph.degree()[-1] == 0
     z = PinSage(IN, OUT, HIDDEN)(torch.randn(ITEMS, IN), graph)
     assert z[-1].isfinite().all()

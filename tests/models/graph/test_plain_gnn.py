@@ -21,7 +21,7 @@ BOUND = error_bound(3, 2 * HIDDEN)
 
 @pytest.mark.parametrize("aggregate", ["sum", "max", "mean"])
 def test_layers_are_those_of_pyg(aggregate: str, measured: Callable[..., None]) -> None:
-    """Over a graph with repeated edges and loops, whose nodes 0 and 1 hear nobody."""
+    """Over a graph with repeated edges and loops, whose nodes 0 and 1 have no in-neighbors."""
     model = GNN(IN, CLASSES, HIDDEN, layers=3, aggregate=aggregate)
     edge_index = torch.randint(0, N, (2, 40))
     edge_index[1] = edge_index[1].clamp(min=2)
@@ -29,15 +29,15 @@ def test_layers_are_those_of_pyg(aggregate: str, measured: Callable[..., None]) 
     for k, layer in enumerate(model.layers):
         linear, width = layer.update.linear, h.shape[1]
         conv = pyg.GraphConv(width, linear.out_features, aggr=aggregate)
-        own, heard = linear.weight.split(width, 1)
-        conv.load_state_dict({"lin_root.weight": own, "lin_rel.weight": heard, "lin_rel.bias": linear.bias})
+        own, neighbors = linear.weight.split(width, 1)
+        conv.load_state_dict({"lin_root.weight": own, "lin_rel.weight": neighbors, "lin_rel.bias": linear.bias})
         h = conv(h, edge_index)
         h = h.relu() if k < 2 else h
     error = (model(x, graphs.from_edges(edge_index, N)) - h).abs().max().item()
     measured(SYSTEM, "PyTorch Geometric GraphConv", error, BOUND)
 
 
-def test_it_can_be_kept_and_take_another_graph(tmp_path: Path) -> None:
+def test_it_is_saved_and_takes_another_graph(tmp_path: Path) -> None:
     model = GNN(IN, CLASSES, aggregate="max", graph=graphs.window(1))
     model.save_pretrained(tmp_path)
     x = torch.randn(N, IN)

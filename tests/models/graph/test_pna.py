@@ -22,7 +22,7 @@ AGGREGATORS, SCALERS = ["mean", "max", "min", "var"], ["identity", "amplificatio
 
 @pytest.fixture
 def graph() -> Graph:
-    """Thirty edges with attributes, repeated ones and loops too; nodes 0 and 1 hear nobody."""
+    """Thirty edges with attributes, repeated ones and loops too; nodes 0 and 1 have no in-neighbors."""
     edges = torch.randint(0, N, (2, 30))
     edges[1] = edges[1].clamp(min=2)
     return graphs.from_edges(edges, N, edge_attr=torch.randn(30, EDGE))
@@ -54,7 +54,7 @@ def test_layers_are_those_of_pyg(graph: Graph, towers: int, dtype: torch.dtype, 
     measured(SYSTEM, "PyTorch Geometric PNAConv", error, error_bound(2, 12 * DIM))
 
 
-def test_it_says_something_of_whole_graphs_too(graph: Graph) -> None:
+def test_it_predicts_for_whole_graphs(graph: Graph) -> None:
     model = PNA(IN, CLASSES, DIM, 2).double()
     x: Tensor = torch.randn(N, IN, dtype=torch.float64)
     pool = graphs.from_edges(torch.stack([torch.arange(N), (torch.arange(N) > 3).long()]), num_src=N, num_dst=2)
@@ -62,7 +62,7 @@ def test_it_says_something_of_whole_graphs_too(graph: Graph) -> None:
     torch.testing.assert_close(model(x, graph, pool=pool), torch.stack([nodes[:4].mean(0), nodes[4:].mean(0)]))
 
 
-def test_it_can_be_kept_and_take_another_graph(tmp_path: Path) -> None:
+def test_it_is_saved_and_takes_another_graph(tmp_path: Path) -> None:
     model = PNA(IN, CLASSES, DIM, 1, graph=graphs.window(1), average_log_degree=1.2)
     model.save_pretrained(tmp_path)
     x = torch.randn(N, IN)

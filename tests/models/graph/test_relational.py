@@ -16,7 +16,7 @@ BOUND = error_bound(3, NODES * OUT)
 
 
 def ring() -> Graph:
-    """Everybody hears itself and both neighbours, in no particular order."""
+    """Each node attends to itself and both neighbours, in no particular order."""
     i = torch.arange(NODES)
     edges = torch.cat([torch.stack([(i + d) % NODES, i]) for d in (1, 0, -1)], 1)
     return graphs.from_edges(edges[:, torch.randperm(3 * NODES)], NODES)
@@ -26,10 +26,10 @@ def masked(maps: OwnMaps, graph: Graph) -> nn.Linear:
     """nn.Linear with each edge's map as the block [destination, source], and zeros elsewhere."""
     linear = nn.Linear(NODES * IN, NODES * OUT).to(maps.weight.dtype)
     blocks = torch.zeros(NODES, OUT, NODES, IN, dtype=maps.weight.dtype)
-    heard = [0] * NODES
+    slot = [0] * NODES
     for src, dst in graph.edge_index.T.tolist():
-        blocks[dst, :, src] += maps.weight[dst, heard[dst]].detach().T
-        heard[dst] += 1
+        blocks[dst, :, src] += maps.weight[dst, slot[dst]].detach().T
+        slot[dst] += 1
     linear.weight.data = blocks.reshape(NODES * OUT, NODES * IN)
     linear.bias.data = maps.bias.detach().flatten()
     return linear
@@ -57,9 +57,9 @@ def test_a_round_is_a_masked_linear_layer(graph: Graph, dtype: torch.dtype, meas
         measured(SYSTEM, "torch.nn.Linear, masked", error, BOUND)
     torch.testing.assert_close(ours.grad, theirs.grad)
     for i in range(NODES):
-        hears = graph.csr.col[graph.csr.ptr[i] : graph.csr.ptr[i + 1]]
-        grad = linear.weight.grad.view(NODES, OUT, NODES, IN)[i][:, hears]  # [OUT, degree, IN]
-        torch.testing.assert_close(maps.weight.grad[i, : len(hears)], grad.permute(1, 2, 0))
+        sources = graph.csr.col[graph.csr.ptr[i] : graph.csr.ptr[i + 1]]
+        grad = linear.weight.grad.view(NODES, OUT, NODES, IN)[i][:, sources]  # [OUT, degree, IN]
+        torch.testing.assert_close(maps.weight.grad[i, : len(sources)], grad.permute(1, 2, 0))
 
 
 def test_it_begins_as_large_as_a_linear_layer_of_its_reach() -> None:

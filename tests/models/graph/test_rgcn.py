@@ -22,7 +22,7 @@ N, IN, HIDDEN, CLASSES, RELATIONS = 13, 6, 8, 3, 4
 @pytest.mark.parametrize("bases", [None, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_layers_are_those_of_pyg(bases: int | None, dtype: torch.dtype, measured: Callable[..., None]) -> None:
-    """Class 3 has no edge, some edges are there twice, and nodes 0 and 1 hear nobody."""
+    """Class 3 has no edge, some edges are there twice, and nodes 0 and 1 have no in-neighbors."""
     model = RGCN(IN, CLASSES, RELATIONS, HIDDEN, bases=bases).to(dtype)
     edge_index, kind = torch.randint(0, N, (2, 60)), torch.randint(0, 3, (60,))
     edge_index[1] = edge_index[1].clamp(min=2)
@@ -55,7 +55,7 @@ def test_maps_of_blocks_are_zero_beside_them() -> None:
         BlockTyped(IN, HIDDEN, RELATIONS, blocks=4)
 
 
-def test_it_can_be_kept(tmp_path: Path) -> None:
+def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     graph = graphs.from_edges(torch.randint(0, N, (2, 40)), N, edge_type=torch.arange(40) % RELATIONS)
     model = RGCN(IN, CLASSES, RELATIONS, bases=2)
     model.save_pretrained(tmp_path)

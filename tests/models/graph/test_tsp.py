@@ -40,7 +40,7 @@ def normed(x, norm):
     return (x - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
 
 
-def heard(query, keys, values, heads):
+def attend(query, keys, values, heads):
     """One destination's message of several heads (eq. 12 to 15), before W_O: [dim]."""
     out = []
     for q, k, v in zip(query.chunk(heads), keys.chunk(heads, 1), values.chunk(heads, 1), strict=True):
@@ -55,7 +55,7 @@ def formula(model, points, tour):
     for layer in model.layers:
         a, u = layer.attention, layer.update
         keys, values = h @ a.to_key.weight.T, h @ a.to_value.weight.T
-        messages = torch.stack([a.to_out.weight @ heard(a.to_query.weight @ x, keys, values, a.heads) for x in h])
+        messages = torch.stack([a.to_out.weight @ attend(a.to_query.weight @ x, keys, values, a.heads) for x in h])
         h = normed(h + messages, u.norm)  # eq. 2
         wide = (h @ u.ffn[0].weight.T + u.ffn[0].bias).clamp(min=0)
         h = normed(h + wide @ u.ffn[3].weight.T + u.ffn[3].bias, u.ffn_norm)  # eq. 3
@@ -64,7 +64,7 @@ def formula(model, points, tour):
         left = [j for j in range(len(points)) if j not in tour[:t]]
         before = model.nowhere if t == 0 else torch.cat([h[tour[0]], h[tour[t - 1]]])
         query = a.to_query.weight @ torch.cat([h.mean(0), before])  # eq. 4
-        glimpse = heard(query, h[left] @ a.to_key.weight.T, h[left] @ a.to_value.weight.T, a.heads)
+        glimpse = attend(query, h[left] @ a.to_key.weight.T, h[left] @ a.to_value.weight.T, a.heads)
         scores = torch.stack([torch.dot(a.to_out.weight @ glimpse, model.to_key.weight @ h[j]) for j in left])
         p = (10 * (scores / h.shape[1] ** 0.5).tanh()).exp()  # eq. 7
         p = p / p.sum()  # eq. 8

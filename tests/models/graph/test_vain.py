@@ -72,7 +72,7 @@ def test_the_order_of_the_agents_means_nothing() -> None:
     torch.testing.assert_close(model(x[order]), model(x)[order])
 
 
-def test_who_hears_whom_may_be_another_graph(tmp_path: Path) -> None:
+def test_the_graph_can_be_replaced(tmp_path: Path) -> None:
     """Two teams, side by side, are two crowds by themselves."""
     model = drawn(True)
     model.save_pretrained(tmp_path)

@@ -72,7 +72,7 @@ def largest(difference):
 
 @pytest.mark.parametrize("make", [bart, marian])
 @pytest.mark.parametrize("mask", [SOURCE, HOLES, torch.ones_like(SOURCE)], ids=["padding", "holes", "no padding"])
-def test_equals_hugging_face_on_every_kept_token(make, mask, measured):
+def test_equals_hugging_face_on_every_token(make, mask, measured):
     for dtype in (torch.float32, torch.float64):
         theirs = make(dtype=dtype)
         call = batch(mask)
@@ -161,7 +161,7 @@ def test_encoder_outputs_that_are_given_are_not_computed_again():
         (marian, "MTModel"),
     ],
 )
-def test_heads_stay_what_they_are(make, head):
+def test_heads_equal_hugging_face(make, head):
     theirs = make(head)
     call = batch(torch.ones_like(SOURCE))
     del call["decoder_attention_mask"]

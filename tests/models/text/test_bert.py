@@ -62,7 +62,7 @@ def largest(difference):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_equals_hugging_face_on_every_kept_token(mask, dtype):
+def test_equals_hugging_face_on_every_token(mask, dtype):
     theirs = hugging_face(dtype)
     batch = sentences(mask)
     expected, found = theirs(**batch), from_hf(theirs)(**batch)
@@ -176,7 +176,7 @@ def test_nothing_leaks_from_one_sentence_to_another(topology, mask):
     assert not torch.equal(before.last_hidden_state[2], after.last_hidden_state[2])
 
 
-def test_what_padding_holds_does_not_matter():
+def test_the_content_of_padding_does_not_matter():
     ours = from_hf(hugging_face(torch.float32))
     batch = sentences(RIGHT)
     before = ours(**batch).last_hidden_state
@@ -184,7 +184,7 @@ def test_what_padding_holds_does_not_matter():
     assert torch.equal(before, ours(**batch).last_hidden_state)
 
 
-def test_packing_numbers_the_kept_places_row_by_row():
+def test_packing_numbers_tokens_row_by_row():
     packing = Packing.of(torch.tensor([[True, False, True], [False, True, False]]))
     x = torch.arange(6.0).view(2, 3, 1)
     assert packing.pack(x).flatten().tolist() == [0, 2, 4]
@@ -237,7 +237,7 @@ def test_dropout_is_drawn_in_training_and_repeats_with_the_seed():
     assert not torch.equal(run(0), run(1))
 
 
-def test_stands_by_itself():
+def test_is_constructed_without_hugging_face():
     config = BertConfig(vocabulary=50, dim=16, layers=2, heads=2, hidden=32, context=10)
     tokens, keep = torch.randint(50, (2, 10)), torch.tensor([[True] * 10, [True] * 4 + [False] * 6])
     found = Bert(config, graphs.window(2), pooler=False)(tokens, padding_mask=~keep)
@@ -268,7 +268,7 @@ def test_refuses_a_configuration_and_names_the_field(field, value):
     "head",
     ["MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "PreTraining"],
 )
-def test_heads_stay_what_they_are(head, measured):
+def test_heads_equal_hugging_face(head, measured):
     config = hugging_face().config
     theirs = getattr(transformers, f"BertFor{head}")(config).eval()
     batch = sentences(MASKS["right padding"])

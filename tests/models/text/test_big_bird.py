@@ -86,9 +86,9 @@ def test_in_evaluation_the_first_block_counts_as_often_as_blocks_would_be_drawn(
     ours = from_hf(transformers.BigBirdModel(config()).eval()).model
     (first, _) = ours.graphs(ours.packing(torch.ones(1, 40, dtype=torch.bool)))
     graph, nodes = first
-    heard = torch.bincount(nodes[graph.edge_index[0][graph.edge_index[1] == 22]], minlength=40)
-    assert heard.view(10, 4)[:, 0].tolist() == [3, 0, 0, 0, 1, 1, 1, 0, 0, 1]
-    assert heard.view(10, 4).eq(heard.view(10, 4)[:, :1]).all()
+    counts = torch.bincount(nodes[graph.edge_index[0][graph.edge_index[1] == 22]], minlength=40)
+    assert counts.view(10, 4)[:, 0].tolist() == [3, 0, 0, 0, 1, 1, 1, 0, 0, 1]
+    assert counts.view(10, 4).eq(counts.view(10, 4)[:, :1]).all()
     assert not graph.is_explicit
 
 
@@ -144,7 +144,7 @@ def test_draws_equal_hugging_face(blocks, size, random, context):
     assert np.array_equal(np.stack(expected), drawn_blocks(blocks, size, random, heads, context, seed))
 
 
-def test_short_batches_hear_everybody_and_the_next_long_one_is_sparse_again(measured):
+def test_short_batches_attend_completely_and_the_next_long_one_is_sparse_again(measured):
     theirs = transformers.BigBirdModel(config()).eval()
     ours, short, long = from_hf(theirs), sentences(36, padding=True), sentences(64)
     mask, sparse = short["attention_mask"].bool(), theirs(**long).last_hidden_state
@@ -177,7 +177,7 @@ HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionA
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_heads_stay_what_they_are(head, measured):
+def test_heads_equal_hugging_face(head, measured):
     theirs = getattr(transformers, f"BigBirdFor{head}")(config()).eval()
     batch, ours = sentences(45), from_hf(theirs)
     expected, found = theirs(**batch), ours(**batch)
@@ -189,7 +189,7 @@ def test_heads_stay_what_they_are(head, measured):
         measured(SYSTEM, SPARSE, largest(expected[name][where], found[name][where]), BOUND)
 
 
-def test_a_decoder_hears_what_came_before(measured):
+def test_a_decoder_attends_to_earlier_tokens(measured):
     theirs = transformers.BigBirdForCausalLM(config(attention_type="original_full", is_decoder=True)).eval()
     batch = sentences(21)
     expected, found = (model(**batch, use_cache=False).logits for model in (theirs, from_hf(theirs)))
@@ -216,7 +216,7 @@ def test_refuses_a_configuration_and_names_the_field(field, value):
 # ------------------------------------------------------------------------------------------------ the model itself
 
 
-def test_is_a_bert_over_graphs_of_its_own_and_is_kept(tmp_path):
+def test_is_a_bert_over_its_own_graphs_and_is_saved(tmp_path):
     sizes = BertConfig(vocabulary=WORDS, dim=16, layers=2, heads=2, hidden=32, context=30)
     model = BigBird(sizes, block=2, random=1, globals=1).eval()
     assert [layer.graph for layer in model.layers] == [graphs.bigbird(2, 3, 1, 1, seed) for seed in (0, 1)]

@@ -92,7 +92,7 @@ def test_the_model_is_its_layers():
     assert largest(model(tokens)[0] - x @ model.token.weight.T) < EXACT
 
 
-def test_how_much_is_kept_follows_from_the_depth():
+def test_the_residual_scale_follows_from_the_depth():
     """Figure 2 of the paper, at the depths of its experiments: 200 layers, and 100 of each kind."""
     assert scales(200) == (400**0.25, 1600**-0.25)
     encoder, decoder = scales_of_both(100, 100)

@@ -1,4 +1,4 @@
-"""GPT: its graph decides what it hears, and on GPT-2's weights it says what GPT-2 says."""
+"""GPT: its graph is its attention mask, and on GPT-2's weights its logits are GPT-2's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_graph_is_one_argument_and_no_weight() -> None:
     full, banded = small(), small(causal() & window(3))
     banded.load_state_dict(full.state_dict())
     x = tokens()
-    torch.testing.assert_close(full(x)[:, :4], banded(x)[:, :4])  # the first four hear all that there is
+    torch.testing.assert_close(full(x)[:, :4], banded(x)[:, :4])  # the first four attend to every earlier token in both
     assert not torch.allclose(full(x)[:, 4:], banded(x)[:, 4:])
 
 
@@ -52,7 +52,7 @@ def test_the_graph_is_one_argument_and_no_weight() -> None:
     [(complete(), 0, 23), (prefix(4), 0, 3), (window(2), 0, 2), (causal() | global_nodes([7]), 0, 7)],
     ids=str,
 )
-def test_a_graph_that_hears_the_future_is_refused(graph, node: int, later: int) -> None:
+def test_a_graph_that_attends_to_the_future_is_refused(graph, node: int, later: int) -> None:
     with pytest.raises(ValueError, match=f"node {node} attends to node {later}; use causal"):
         small(graph)
 
@@ -183,7 +183,7 @@ def test_scores_may_shrink_with_depth() -> None:
     assert [layer.attention.scale for layer in model.layers] == [0.5, 0.5 / 2, 0.5 / 3]
 
 
-def test_saved_models_are_made_again(tmp_path) -> None:
+def test_saved_models_are_loaded(tmp_path) -> None:
     for model in (small(causal() & window(5)).eval(), GPT2(GPTConfig(11, 16, 2, 4, context=24)).eval()):
         model.save_pretrained(tmp_path)
         x = tokens()

@@ -46,7 +46,7 @@ def test_masked_lm_equals_hugging_face(measured):
     measured(system, peer, (ours.loss(TOKENS, targets, padding_mask=PADDING) - expected.loss).abs().item(), BOUND)
 
 
-def test_hidden_tokens_are_chosen_among_those_that_are_kept():
+def test_masked_tokens_are_never_padding():
     tokens, mask = torch.full((50, 200), 7), 3
     keep = torch.rand(50, 200) < 0.8
     seen, targets = mask_tokens(tokens, mask, 20, keep, generator=torch.Generator().manual_seed(1))
@@ -95,7 +95,7 @@ def test_loss_is_the_cross_entropy_of_what_has_a_target():
     assert torch.allclose(model.loss(TOKENS, targets, padding_mask=PADDING), expected)
 
 
-def test_is_kept_with_its_encoder(tmp_path):
+def test_is_saved_with_its_encoder(tmp_path):
     model = SentenceClassifier(Bert(SIZES, graphs.window(1)), 3).eval()
     model.save_pretrained(tmp_path)
     found = SentenceClassifier.from_pretrained(tmp_path)

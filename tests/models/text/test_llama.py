@@ -88,7 +88,7 @@ def test_losses_and_gradients_are_finite_and_every_weight_takes_part():
     assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
 
 
-def test_a_saved_model_is_made_again(tmp_path):
+def test_a_saved_model_is_loaded(tmp_path):
     model, x = small(causal() & window(3), trained_context=8, factor=4.0).float(), tokens()
     model.save_pretrained(tmp_path)
     assert torch.equal(Llama.from_pretrained(tmp_path)(x), model(x))

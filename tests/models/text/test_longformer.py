@@ -112,7 +112,7 @@ def test_gradients_equal_hugging_face():
 
 
 @pytest.mark.parametrize("head", ["MaskedLM", "SequenceClassification", "QuestionAnswering", "TokenClassification"])
-def test_heads_stay_what_they_are(head, measured):
+def test_heads_equal_hugging_face(head, measured):
     theirs = getattr(transformers, f"LongformerFor{head}")(config()).eval()
     ids = torch.randint(3, WORDS, (2, 21))
     ids[:, [4, 5, 20]] = SEP  # question answering makes the question global: all that comes before the separators
@@ -147,9 +147,9 @@ def written_out(model, tokens, radius, dilation, hubs):
     for i in range(n):
         maps = wide if hubs[i] else near
         window = [j for j in range(n) if (i - j) % dilation == 0 and abs(i - j) <= radius * dilation]
-        hears = range(n) if hubs[i] else sorted({*window, *(j for j in range(n) if hubs[j])})
-        query, keys = maps.to_query(x[i]), maps.to_key(x[list(hears)])
-        values, row = maps.to_value(x[list(hears)]), []
+        sources = range(n) if hubs[i] else sorted({*window, *(j for j in range(n) if hubs[j])})
+        query, keys = maps.to_query(x[i]), maps.to_key(x[list(sources)])
+        values, row = maps.to_value(x[list(sources)]), []
         for h in range(maps.heads):
             part = slice(h * dim, (h + 1) * dim)
             score = torch.stack([query[part] @ key[part] / math.sqrt(dim) for key in keys]).exp()
@@ -173,7 +173,7 @@ def test_dilated_windows_equal_the_formula(radius, dilation, measured):
 # ------------------------------------------------------------------------------------------------ the model itself
 
 
-def test_stands_by_itself_and_is_kept(tmp_path):
+def test_is_constructed_without_hugging_face_and_is_saved(tmp_path):
     sizes = BertConfig(vocabulary=WORDS, dim=16, layers=2, heads=2, hidden=32, context=30)
     model = Longformer(sizes, [graphs.window(1), graphs.window(2)]).eval()
     tokens, keep = torch.randint(3, WORDS, (2, 9)), torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
@@ -188,7 +188,7 @@ def test_stands_by_itself_and_is_kept(tmp_path):
     assert MaskedLM(model).loss(tokens, tokens, padding_mask=~keep).isfinite()
 
 
-def test_is_a_bert_where_everybody_is_a_hub_of_the_same_maps():
+def test_is_a_bert_if_every_token_is_global_with_the_same_weights():
     sizes = BertConfig(vocabulary=WORDS, dim=16, layers=1, heads=2, hidden=32, context=30)
     model, bert = Longformer(sizes, graphs.window(1)).eval(), Bert(sizes).eval()
     weights = {name.replace(".attention.", ".wide.attention."): w for name, w in bert.state_dict().items()}

@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_makes_no_sense_gets_a_sentence(case: str) -> None:
+def test_invalid_values_are_refused_with_a_reason(case: str) -> None:
     given, sentence = REFUSED[case]
     with pytest.raises(ValueError, match=sentence):
         DECODERS["Llama"]()(words(), **given)

@@ -30,7 +30,7 @@ def rough(model, dtype):
     return model.to(dtype).eval()
 
 
-def heard(attention, h, mask):
+def attend(attention, h, mask):
     """Attention with the positive features of Choromanski et al. (lemma 1), for one text [N, dim]."""
     heads = []
     for k in range(HEADS):
@@ -59,7 +59,7 @@ def test_a_language_model_is_the_formula(dtype, measured):
     x = model.token.weight[tokens] + model.position.weight
     for op in model.layers:
         mask = torch.ones(CONTEXT, CONTEXT, dtype=dtype).tril()
-        z = x + heard(op.attention, normed(x, op.update.norm), mask)
+        z = x + attend(op.attention, normed(x, op.update.norm), mask)
         x = z + op.update.ffn(normed(z, op.update.ffn_norm))
     error = largest(model(tokens[None])[0] - normed(x, model.norm) @ model.token.weight.T)
     if dtype == torch.float64:
@@ -76,7 +76,7 @@ def test_an_encoder_is_the_formula(dtype, measured):
     for b, n in enumerate((CONTEXT, 7)):
         x = model.embeddings(tokens[b, :n], torch.arange(n), torch.zeros(n, dtype=torch.int64))
         for op in model.layers:
-            z = normed(x + heard(op.attention, x, torch.ones(n, n, dtype=dtype)), op.update.norm)
+            z = normed(x + attend(op.attention, x, torch.ones(n, n, dtype=dtype)), op.update.norm)
             x = normed(z + op.update.ffn(z), op.update.ffn_norm)
         if dtype == torch.float64:
             assert largest(found[b, :n] - x) < EXACT
@@ -128,13 +128,13 @@ def test_its_error_against_softmax_falls_with_the_root_of_the_number_of_features
     assert abs(slope + 1) < 4 * deviation
 
 
-def test_generates_token_by_token_what_the_full_pass_says():
+def test_generation_equals_the_full_pass():
     model = rough(Performer(PerformerConfig(**SIZES, features=FEATURES)), torch.float64)
     out = model.generate(torch.randint(VOCABULARY, (2, 3)), 9, temperature=0)
     assert torch.equal(model(out[:, :-1]).argmax(-1)[:, 2:], out[:, 3:])
 
 
-def test_hears_along_its_graph():
+def test_attends_along_its_graph():
     model = rough(Performer(PerformerConfig(**SIZES), graphs.causal() & graphs.window(2)), torch.float64)
     before = torch.randint(VOCABULARY, (1, CONTEXT))
     after = before.clone()

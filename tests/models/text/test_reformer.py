@@ -73,8 +73,8 @@ def directions_of_one_type(monkeypatch):
 
 
 def compare(theirs, batch, measured):
-    """Theirs in float64 with ours in both types: who hears itself alone is scored -1e5 there, which over several rounds
-    leaves float32 with an error of 2^-8 of its own."""
+    """Hugging Face's in float64 with ours in both types: a token that attends to itself alone has the logit -1e5 there,
+    which over several rounds leaves float32 with an error of 2^-8."""
     mask = batch["attention_mask"].bool()
     single, theirs = from_hf(theirs), theirs.double()
     options = {"output_hidden_states": True, "use_cache": False}
@@ -161,7 +161,7 @@ def test_gradients_equal_hugging_face():
         ("ForQuestionAnswering", False),
     ],
 )
-def test_heads_stay_what_they_are(head, causal, measured):
+def test_heads_equal_hugging_face(head, causal, measured):
     theirs = getattr(transformers, f"Reformer{head}")(config(is_decoder=causal)).eval()
     ids, ours = torch.randint(3, WORDS, (BATCH, 40)), from_hf(theirs)
     expected, found = theirs.double()(ids), ours(ids)
@@ -202,12 +202,12 @@ def written_out(model, layer, x1, x2, sizes):
             cut = [line[k : k + size] for k in range(0, len(line), size)]
             for r in range(sizes.rounds):
                 chunk = (r * n + lists[r].index(i)) // size
-                heard = [j for j in cut[chunk - 1] + cut[chunk] if j <= i and j != i] or [i]
+                sources = [j for j in cut[chunk - 1] + cut[chunk] if j <= i and j != i] or [i]
                 q = queries[i, head]
-                keys = queries[heard, head] / (queries[heard, head].square().mean(-1, keepdim=True) + 1e-6).sqrt()
-                score = keys @ q / sizes.head_dim**0.5 if heard != [i] else torch.full((1,), -1e5).to(q)
+                keys = queries[sources, head] / (queries[sources, head].square().mean(-1, keepdim=True) + 1e-6).sqrt()
+                score = keys @ q / sizes.head_dim**0.5 if sources != [i] else torch.full((1,), -1e5).to(q)
                 logs.append(score.logsumexp(0))
-                outs.append((score - logs[-1]).exp() @ values[heard, head])
+                outs.append((score - logs[-1]).exp() @ values[sources, head])
             share = (torch.stack(logs) - torch.stack(logs).logsumexp(0)).exp()
             row.append((share[:, None] * torch.stack(outs)).sum(0))
         rows.append(attention.to_out(torch.cat(row)))
@@ -242,7 +242,7 @@ def test_layers_follow_from_their_results():
 # ------------------------------------------------------------------------------------------------ the model itself
 
 
-def test_nobody_hears_itself_but_who_is_alone():
+def test_a_token_attends_to_itself_only_if_it_is_alone():
     sizes = replace(SMALL, layers=["lsh"], lsh=Chunks(2), buckets=2, causal=True)
     model = Reformer(sizes)
     packing = Packing.of(torch.ones(1, 6, dtype=torch.bool), separate=True)
@@ -268,7 +268,7 @@ def test_a_swapped_graph_takes_the_place_of_chunks_and_hashes():
     assert from_hf(short, graph=graphs.window(2))(**batch).last_hidden_state.isfinite().all()
 
 
-def test_is_kept_and_a_causal_one_hears_nothing_later(tmp_path):
+def test_is_saved_and_a_causal_one_attends_to_no_later_token(tmp_path):
     model, tokens = ReformerLM(replace(SMALL, causal=True, seed=1)).eval(), torch.randint(WORDS, (1, 30))
     model.save_pretrained(tmp_path)
     found = model(tokens)

@@ -63,7 +63,7 @@ def test_equals_hugging_face_on_every_token(mask, measured):
 def test_positions_count_what_is_no_pad_and_may_be_given():
     theirs = transformers.RobertaModel(config()).double().eval()
     ours = from_hf(theirs)
-    ids = torch.tensor([[0, PAD, 5, 7, PAD, 9]])  # pads that are heard, as nothing masks them
+    ids = torch.tensor([[0, PAD, 5, 7, PAD, 9]])  # padding that is attended to, as nothing masks it
     assert largest(theirs(ids).last_hidden_state, ours(ids).last_hidden_state) < EXACT
     vectors = theirs.embeddings.word_embeddings(ids)
     assert largest(*(m(inputs_embeds=vectors).last_hidden_state for m in (theirs, ours))) < EXACT
@@ -91,7 +91,7 @@ HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionA
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_heads_stay_what_they_are(head, measured):
+def test_heads_equal_hugging_face(head, measured):
     theirs = getattr(transformers, f"RobertaFor{head}")(config()).eval()
     batch = sentences(EVERY)
     if head == "MultipleChoice":
@@ -109,7 +109,7 @@ def test_heads_stay_what_they_are(head, measured):
 
 @pytest.mark.parametrize(("family", "head"), [("Roberta", "RobertaForCausalLM"), ("Bert", "BertLMHeadModel")])
 @pytest.mark.parametrize("mask", [EVERY, RIGHT], ids=["no padding", "right padding"])
-def test_a_decoder_hears_what_came_before(family, head, mask, measured):
+def test_a_decoder_attends_to_earlier_tokens(family, head, mask, measured):
     theirs = getattr(transformers, head)(config(family, is_decoder=True)).eval()
     batch = sentences(mask) | {"use_cache": False}
     ours = from_hf(theirs)
@@ -120,7 +120,7 @@ def test_a_decoder_hears_what_came_before(family, head, mask, measured):
     assert torch.equal(found.logits[0, :8], ours(**batch).logits[0, :8])
 
 
-def test_a_decoder_hears_over_other_graphs_of_the_past():
+def test_a_decoder_attends_over_other_causal_graphs():
     theirs = transformers.RobertaForCausalLM(config(is_decoder=True)).double().eval()
     ids = torch.randint(3, WORDS, (1, 9))
     past = graphs.causal() & graphs.window(3)
@@ -207,7 +207,7 @@ def test_refuses_what_cannot_be_stretched():
 # ------------------------------------------------------------------------------------------------ the model itself
 
 
-def test_stands_by_itself(tmp_path):
+def test_is_constructed_without_hugging_face(tmp_path):
     sizes = BertConfig(vocabulary=50, dim=16, layers=2, heads=2, hidden=32, context=10, types=1, pad=1, after_pad=True)
     model = Bert(sizes, [graphs.window(1), graphs.window(2)], pooler=False).eval()
     tokens = torch.tensor([[4, 5, 6, 7], [8, 9, 1, 1]])

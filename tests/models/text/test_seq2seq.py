@@ -104,7 +104,7 @@ def test_what_follows_from_the_source_alone_is_computed_once():
 
 
 @pytest.mark.parametrize("concat", [True, False])
-def test_several_heads_may_hear_sources_as_they_are(concat):
+def test_several_heads_attend_to_unprojected_sources(concat):
     attention = AdditiveV2(4, 3, heads=2, concat=concat, activation=torch.tanh, source_dim=5, map_value=False).double()
     x, h = torch.randn(2, 4).double(), torch.randn(6, 5).double()
     found = MessagePassing(complete(), "sum", None, attention)(x, source=h)
@@ -134,8 +134,8 @@ def test_generation_is_the_greedy_choice_of_the_full_pass_and_stops_at_the_end()
         assert set(row[end:]) <= {model.eos}
 
 
-def test_learns_whom_to_hear():
-    """To turn sentences around, the last word must be heard first."""
+def test_learns_what_to_attend_to():
+    """To reverse a sentence, the first step must attend to its last word."""
     model = Seq2Seq(12, 12, embedding=16, dim=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     source = torch.randint(3, 12, (16, 4))

@@ -18,7 +18,7 @@ EXACT = error_bound(LAYERS, 4 * DIM, torch.float64)
 BOUND = error_bound(LAYERS, 4 * DIM)
 CONFIG = GPTConfig(VOCABULARY, DIM, LAYERS, HEADS, context=CONTEXT)
 
-# Section 4.3: what i hears in each of the two steps, as a predicate on pairs; oneself in both.
+# Section 4.3: which j node i attends to in each of the two steps, as a predicate on pairs; i itself in both.
 STRIDED = (lambda i, j: i - j < 4, lambda i, j: (i - j) % 4 == 0)
 FIXED = (lambda i, j: i // 4 == j // 4, lambda i, j: i == j or (i // 4 > j // 4 and j % 4 >= 2))
 KINDS = {"strided": (strided_patterns(4), STRIDED), "fixed": (fixed_patterns(4, 2), FIXED)}
@@ -37,7 +37,7 @@ def model_of(patterns, by, dtype=torch.float64):
 
 
 def masks(rules, by):
-    """Whether head h of layer l lets i hear j: bool [layers, heads, N, N], pair by pair."""
+    """Whether head h of layer l lets i attend to j: bool [layers, heads, N, N], pair by pair."""
     allowed = torch.zeros(LAYERS, HEADS, CONTEXT, CONTEXT, dtype=torch.bool)
     for layer in range(LAYERS):
         for head in range(HEADS):
@@ -59,8 +59,8 @@ def logits(model, tokens, allowed):
             for to in (attention.to_query, attention.to_key, attention.to_value)
         )
         scores = (query @ key.mT / (DIM // HEADS) ** 0.5).masked_fill(~mask, -math.inf)
-        heard = (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
-        z = x + heard @ attention.to_out.weight.T + attention.to_out.bias
+        heads = (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
+        z = x + heads @ attention.to_out.weight.T + attention.to_out.bias
         h = F.layer_norm(z, (DIM,), update.ffn_norm.weight, update.ffn_norm.bias)
         hidden = F.gelu(h @ update.ffn[0].weight.T + update.ffn[0].bias, approximate="tanh")
         x = z + hidden @ update.ffn[3].weight.T + update.ffn[3].bias
@@ -97,7 +97,7 @@ def test_gradients_equal_those_of_dense_attention(by):
     [(strided_patterns(4), graphs.strided(4)), (fixed_patterns(4, 2), graphs.fixed(4, 2))],
     ids=["strided", "fixed"],
 )
-def test_patterns_add_up_and_two_steps_reach_everybody_before(patterns, whole):
+def test_patterns_add_up_and_two_steps_reach_every_earlier_token(patterns, whole):
     first, second = (pattern.bind(CONTEXT) for pattern in patterns)
     assert torch.equal((first | second).dense(), whole.bind(CONTEXT).dense())
     assert torch.equal(((first | second).power(2)).dense(), graphs.causal().bind(CONTEXT).dense())
@@ -129,7 +129,7 @@ def test_comes_back_as_it_was_saved(by, tmp_path):
 
 
 @pytest.mark.parametrize("by", ["none", "layers", "heads"])
-def test_generates_token_by_token_what_the_full_pass_says(by):
+def test_generation_equals_the_full_pass(by):
     model = model_of(strided_patterns(4), by)
     out = model.generate(torch.randint(VOCABULARY, (2, 3)), 10, temperature=0)
     assert torch.equal(model(out[:, :-1]).argmax(-1)[:, 2:], out[:, 3:])

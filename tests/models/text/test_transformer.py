@@ -97,7 +97,7 @@ def padded(ours, model, source, target):
 
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equals_torch_on_every_kept_word(pre_norm, dtype, measured):
+def test_equals_torch_on_every_token(pre_norm, dtype, measured):
     ours, (source, target) = small(dtype, pre_norm=pre_norm), sentences()
     # logits are sums of 32 products with embeddings of about 0.3: their errors are of the states' size
     expected = padded(ours, theirs(ours), source, target)

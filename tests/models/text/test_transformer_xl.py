@@ -46,8 +46,8 @@ def waves(offset, dtype):
     return torch.cat([(offset * frequency).sin(), (offset * frequency).cos()]).to(dtype)
 
 
-def heard(attention, x, source):
-    """Section 3.3 for one sentence, pair by pair: x [N, dim] hears source [m + N, dim] up to itself."""
+def attend(attention, x, source):
+    """Section 3.3 for one sentence, pair by pair: x [N, dim] attends to source [m + N, dim] up to itself."""
     n, before, width = len(x), len(source) - len(x), DIM // HEADS
     rows = []
     for i in range(n):
@@ -77,7 +77,7 @@ def logits(model, text, segments):
             source = torch.cat([memory[k], h])
             memory[k] = source[-REMEMBER:].detach()
             update = layer.update
-            z = F.layer_norm(h + heard(layer.attention, h, source), (DIM,), update.norm.weight, update.norm.bias)
+            z = F.layer_norm(h + attend(layer.attention, h, source), (DIM,), update.norm.weight, update.norm.bias)
             ffn = F.linear(F.relu(F.linear(z, update.ffn[0].weight, update.ffn[0].bias)), update.ffn[3].weight)
             h = F.layer_norm(z + ffn + update.ffn[3].bias, (DIM,), update.ffn_norm.weight, update.ffn_norm.bias)
         found.append(h @ model.token.weight.T + model.bias)
@@ -103,7 +103,7 @@ def test_equals_the_formula_segment_by_segment(dtype, measured):
         measured("Transformer-XL", "formula", error, BOUND)
 
 
-def test_equals_hugging_faces_xlnet_that_hears_one_way(measured):
+def test_equals_hugging_faces_unidirectional_xlnet(measured):
     """With attn_type="uni", theirs is Transformer-XL's: relative positions, and memory from segment to segment."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": VOCABULARY, "d_model": DIM, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 4 * DIM}
@@ -160,14 +160,14 @@ def test_far_offsets_can_be_counted_alike():
 # ------------------------------------------------------------------------------------------------ memory
 
 
-def test_a_long_text_hears_just_what_its_memories_carry():
-    """Reach by counting: over a segment's rows a layer hears the 4 states before the segment, and the segment up to
-    itself; what l layers hear is the l-th power of that."""
+def test_a_long_text_reaches_as_far_as_its_memories_carry():
+    """Reach by counting: in each row a layer attends to the 4 states before the segment, and to the segment up to
+    itself; the reach of l layers is the l-th power of that matrix."""
     segment, length = 3, 24
-    hears = torch.zeros(length, length)
+    mask = torch.zeros(length, length)
     for i in range(length):
-        hears[i, max(0, i // segment * segment - REMEMBER) : i + 1] = 1
-    reached = torch.linalg.matrix_power(hears, LAYERS) > 0
+        mask[i, max(0, i // segment * segment - REMEMBER) : i + 1] = 1
+    reached = torch.linalg.matrix_power(mask, LAYERS) > 0
     model, text = small(torch.float64), tokens(length, batch=1)
     before = read(model, text, segment)
     for j in (0, 5, 11):

@@ -92,7 +92,7 @@ def test_equals_hugging_face_everywhere(names, measured):
 
 
 @pytest.mark.parametrize("options", [{}, {"mem_len": 5}, {"mem_len": None}, {"reuse_len": 4}], ids=str)
-def test_remembers_as_hugging_face_does(options, measured):
+def test_memories_equal_hugging_face(options, measured):
     theirs = hugging_face(**options)
     ours = from_hf(theirs)
     first, second = sentences("token_type_ids"), sentences(*INPUTS[-1])
@@ -162,7 +162,7 @@ def test_a_swapped_graph_equals_hugging_face_with_that_graph_as_its_mask(topolog
     assert largest(theirs(**batch)[0] - found[0]) > 0.01
 
 
-def test_a_swapped_graph_lies_over_the_tokens_that_are_kept():
+def test_a_replaced_graph_connects_tokens_without_padding():
     ours, batch = from_hf(hugging_face(), graph=graphs.window(2)), sentences("attention_mask")
     padded = ours(**batch).last_hidden_state
     alone = ours(batch["input_ids"][1:2, 3:]).last_hidden_state
@@ -172,7 +172,7 @@ def test_a_swapped_graph_lies_over_the_tokens_that_are_kept():
 @pytest.mark.parametrize(
     "head", ["LMHeadModel", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnsweringSimple"]
 )
-def test_heads_stay_what_they_are(head, measured):
+def test_heads_equal_hugging_face(head, measured):
     theirs = getattr(transformers, f"XLNet{head}")(config()).eval()
     ours = from_hf(theirs)
     batch = sentences("attention_mask", "token_type_ids")
@@ -234,8 +234,8 @@ def test_predictions_in_an_order_are_those_of_hugging_face_with_its_masks(names,
     every = torch.eye(LENGTH).expand(BATCH, -1, -1)
     expected = theirs(**batch, perm_mask=mask, target_mapping=every).logits
     found = model.predict(batch["input_ids"], ORDER, batch.get("token_type_ids"))
-    heard = ORDER[1:]  # the first hears nobody: theirs then hears everybody, since all of its scores are equally low
-    measured("XLNet", "Hugging Face XLNet", largest((expected - found)[:, heard]), SINGLE)
+    rest = ORDER[1:]  # the first has no in-neighbors: Hugging Face then attends to all, as all logits are equally low
+    measured("XLNet", "Hugging Face XLNet", largest((expected - found)[:, rest]), SINGLE)
     last = model.loss(batch["input_ids"], ORDER, batch.get("token_type_ids"), last=4)
     targets = torch.full((BATCH, LENGTH), -100)
     targets[:, ORDER[-4:]] = batch["input_ids"][:, ORDER[-4:]]

@@ -144,7 +144,7 @@ def test_an_image_too_small_for_the_kernel_is_refused():
     ("kernel", "stride", "padding", "dilation"),
     [((3, 2), (2, 1), (1, 0), (1, 1)), ((2, 3), (1, 3), (0, 2), (3, 2)), ((1, 1), (2, 2), (0, 0), (1, 1))],
 )
-def test_convolution_hears_what_lies_under_the_kernel(kernel, stride, padding, dilation):
+def test_convolution_connects_a_pixel_to_the_pixels_under_the_kernel(kernel, stride, padding, dilation):
     height, width = 6, 7
     rows, columns = (
         (n + 2 * p - d * (k - 1) - 1) // s + 1

@@ -1,4 +1,4 @@
-"""Images as nodes: patches, positions on a grid, and a class token that everybody hears."""
+"""Images as nodes: patches, positions on a grid, and a class token that all patches attend to."""
 
 import pytest
 import torch
@@ -47,13 +47,13 @@ def test_waves_across_and_then_down():
     assert torch.equal(waves[place], expected)
 
 
-def test_waves_equal_those_of_hugging_face():
+def test_sinusoids_equal_hugging_face():
     modeling = pytest.importorskip("transformers.models.vit_mae.modeling_vit_mae")
     theirs = modeling.build_2d_sinusoidal_position_embedding(4, 6, 16)  # down and then across
     assert torch.allclose(sinusoidal_2d(4, 6, 16), theirs.roll(8, 1), atol=1e-6)
 
 
-def test_waves_turn_by_the_same_angle_for_the_same_step():
+def test_sinusoids_rotate_by_the_same_angle_for_the_same_step():
     """One step down is one linear map, whatever the place it starts from."""
     waves = sinusoidal_2d(6, 6, 16).double().view(36, 2, 2, 4)  # place, direction, sine or cosine, frequency
     down = waves[:, 1]
@@ -100,7 +100,7 @@ def test_waves_need_a_width_of_four():
 # ------------------------------------------------------------------------------------------------ the class token
 
 
-def test_a_class_token_hears_and_is_heard_by_all():
+def test_a_class_token_is_connected_with_all_both_ways():
     graph = with_class_token(graphs.grid(2, 2)).bind(5)
     assert graph.dense().int().tolist() == [
         [1, 1, 1, 1, 1],

@@ -124,21 +124,21 @@ def test_gradients_equal_hugging_face():
 # ------------------------------------------------------------------------------------------------ another topology
 
 
-def test_over_another_topology_patches_hear_seen_neighbours_only():
+def test_over_another_topology_patches_attend_to_visible_neighbours_only():
     ours = from_hf(hugging_face("ViTMAEModel", num_hidden_layers=1), graphs.grid(5, 5))
     x = torch.randn(1, 3, 20, 20, dtype=torch.float64)
     noise = torch.arange(25.0)[None]  # sees patches 0 to 9, the first two rows
     found = ours(x, noise=noise, output_attentions=True)
     (weights,) = found.attentions
-    heard = (weights[0] > 0).all(0)
-    assert heard[0].all()
-    assert heard[1].nonzero().flatten().tolist() == [0, 2, 6]  # the class token, the patch beside it and that below
+    seen = (weights[0] > 0).all(0)
+    assert seen[0].all()
+    assert seen[1].nonzero().flatten().tolist() == [0, 2, 6]  # the class token, the patch beside it and that below
 
 
 # ------------------------------------------------------------------------------------------------ by itself
 
 
-def test_the_loss_is_that_of_what_was_not_seen():
+def test_the_loss_covers_masked_patches_only():
     model, x = MAE(TINY).double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
     noise = torch.rand(2, 9)
     painted = model(x, noise)

@@ -84,7 +84,7 @@ def test_states_and_weights_equal_hugging_face(sizes):
             assert largest(a - b) < BOUND
     for a, b in zip(expected.attentions, found.attentions, strict=True):
         assert a.shape == b.shape
-        patch = b.sum(-1) > 0.5  # rows of padding, which here are nobody's
+        patch = b.sum(-1) > 0.5  # rows of padding, which here are zero
         assert patch.any()
         assert largest((a - b)[patch]) < BOUND
 

@@ -104,9 +104,8 @@ def test_masked_image_modelling(measured):
     theirs.vit.embeddings.mask_token.data.normal_()
     x = images(dtype=torch.float32)
     expected, found = theirs(x, bool_masked_pos=hidden), from_hf(theirs)(x, bool_masked_pos=hidden)
-    measured(
-        "ViT", "Hugging Face ViTForMaskedImageModeling", largest(expected.reconstruction - found.reconstruction), BOUND
-    )
+    error = largest(expected.reconstruction - found.reconstruction)
+    measured("ViT", "Hugging Face ViTForMaskedImageModeling", error, BOUND)
     assert largest(expected.loss - found.loss) < 1e-5
 
 
@@ -134,7 +133,7 @@ def _named(model, view):
 # ------------------------------------------------------------------------------------------------ another topology
 
 
-def test_patches_that_hear_their_neighbours_equal_hugging_face_under_a_mask():
+def test_patches_over_a_grid_equal_hugging_face_under_a_mask():
     theirs, x = hugging_face(attention="eager", dtype=torch.float32), images(dtype=torch.float32)
     near = graphs.neighborhood(5, 5, 1)
     allowed = with_class_token(near).bind(26).dense()
