@@ -23,7 +23,17 @@ ROOT = Path(__file__).parent
 FOLDER = ROOT / "mpnn" / "kernels" / "cpu"
 FLAGS = (
     *("-std=c++17", "-O3", "-ffast-math", "-fno-finite-math-only", "-fno-math-errno", "-fno-exceptions", "-fno-rtti"),
-    *("-nostdlib++", "-fno-sanitize=all", "-fvisibility=default", "-Wall", "-Werror", "-Wno-psabi", "-shared", "-g0", "-s"),
+    *(
+        "-nostdlib++",
+        "-fno-sanitize=all",
+        "-fvisibility=default",
+        "-Wall",
+        "-Werror",
+        "-Wno-psabi",
+        "-shared",
+        "-g0",
+        "-s",
+    ),
 )
 # processor -> (architecture and processor for the compiler, bytes of a vector register)
 PROCESSORS = {
@@ -97,7 +107,8 @@ def platform_tag() -> str:
 def _files() -> ModuleType:
     """mpnn/kernels/cpu/files.py, without importing mpnn, which needs torch."""
     spec = importlib.util.spec_from_file_location("files", FOLDER / "files.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

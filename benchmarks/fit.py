@@ -25,7 +25,9 @@ from mpnn.backends.cost_model import table
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.request import rng
-from mpnn.request.request import AdditiveScore, AdditiveV2Score, BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.request.tables import BiasTable, EmbeddingTable
 
 
 def dot(graph: Graph, batch: int = 1, heads: int = 4, width: int = 32, kv_heads: int | None = None) -> Request:

@@ -15,7 +15,8 @@ from benchmarks.sizes import Sizes
 from benchmarks.truth import Agreement
 from mpnn import graphs, ops
 from mpnn.engine.plan import choose
-from mpnn.request.request import Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
 
 KERNEL = "its kernel alone"
 

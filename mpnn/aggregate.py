@@ -243,24 +243,7 @@ class PNA(Composed, nn.Module):
         return torch.cat([side_by_side * _per_row(factors[name], side_by_side) for name in self.scalers], -1)
 
 
-class Diffusion:
-    """Multi-hop attention: the same weights A propagate values over several hops (MAGNA, Wang et al. 2021, eq. 5-7).
-
-    Z_0 = V,   Z_{k+1} = (1 - alpha) A Z_k + alpha V,   out = Z_hops
-    """
-
-    def __init__(self, hops: int, alpha: float) -> None:
-        if hops < 1:
-            raise ValueError(f"hops must be at least 1; got {hops}")
-        if not 0.0 < alpha <= 1.0:
-            raise ValueError(f"alpha must lie in (0, 1]; got {alpha}")
-        self.hops, self.alpha = hops, alpha
-
-    def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        raise TypeError("Diffusion needs whole graphs, not messages; give it to MessagePassing as the aggregate")
-
-
-class _Function(nn.Module):
+class Function(nn.Module):
     """Wraps a plain function or a module as an aggregator."""
 
     def __init__(self, function: Callable[[Tensor, Index], Tensor]) -> None:
@@ -271,7 +254,7 @@ class _Function(nn.Module):
         return self.function(messages, index)
 
 
-class _PerNode(nn.Module):
+class PerNode(nn.Module):
     """Wraps an aggregator to call it with messages [E, D] of one batch entry and one head at a time."""
 
     def __init__(self, inner: Any) -> None:
@@ -301,7 +284,7 @@ def per_node(aggregate: Aggregator | Callable[[Tensor, Index], Tensor]) -> Aggre
         def longest(messages, index):  # [E, D] -> [N, D]
             ...
     """
-    return _PerNode(aggregator(aggregate))
+    return PerNode(aggregator(aggregate))
 
 
 SUM: Aggregator = Sum()
@@ -338,7 +321,7 @@ def aggregator(spec: str | Aggregator | Callable[[Tensor, Index], Tensor]) -> An
         return spec
     if callable(spec):
         _check_function("an aggregator", spec)
-        return _Function(spec)
+        return Function(spec)
     raise TypeError(
         f"an aggregator is a name ({', '.join(NAMED)}), an object with reduce(messages, index), or a function of "
         f"(messages, index); got {spec!r}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpnn import ops
-from mpnn.aggregate import SUM, Aggregator, Diffusion, Index, Sum, aggregator
+from mpnn.aggregate import Aggregator, Index, Sum, aggregator
 from mpnn.attention import Attention, Terms
 from mpnn.decoding.cache import KVCache
 from mpnn.engine import dispatch
@@ -21,6 +21,9 @@ from mpnn.graph.topology import Topology
 from mpnn.request import validation
 from mpnn.request.request import Request
 from mpnn.update import Update, as_update
+
+Source = Tensor | Callable[[Tensor], Tensor] | None
+"""Features of the sources, or a function that computes them from the prepared features of the destinations."""
 
 
 class MessagePassing(nn.Module):
@@ -42,6 +45,9 @@ class MessagePassing(nn.Module):
         edge_dropout: the probability that an edge is dropped from a round in training (DropEdge, Rong et al. 2020).
             Means and normalised weights are taken over the remaining edges. Sums are scaled by 1 / (1 - p), which
             keeps their expectation.
+        hops, teleport: the number of times that messages are aggregated with the same weights A, and the share of the
+            initial values V in each (MAGNA, Wang et al. 2021, eq. 5 to 7; APPNP, Gasteiger et al. 2019):
+            `Z_0 = V, Z_{k+1} = (1 - teleport) A Z_k + teleport V`, and Z_hops is merged. Powers of A are not computed.
         backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
 
     If `gradient_checkpointing` is True, a round in training stores only its inputs and is recomputed in the backward
@@ -59,10 +65,13 @@ class MessagePassing(nn.Module):
         attention: Attention | None = None,
         *,
         edge_dropout: float = 0.0,
+        hops: int = 1,
+        teleport: float = 0.0,
         backend: str = "auto",
     ) -> None:
         super().__init__()
         self.graph, self.backend, self.edge_dropout = graph, backend, edge_dropout
+        self.hops, self.teleport = hops, teleport
         self.aggregate: Any = aggregate
         self.update: Update = update  # type: ignore[assignment]  # __setattr__ converts it to an Update
         self.attention = attention
@@ -75,7 +84,7 @@ class MessagePassing(nn.Module):
         self,
         x: Tensor,
         graph: Topology | Graph | None = None,
-        source: Tensor | None = None,
+        source: Source = None,
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
@@ -85,7 +94,8 @@ class MessagePassing(nn.Module):
         Args:
             x: features of the destinations, [N, d] or [batch..., N, d]. The whole batch shares one graph.
             graph: replaces the operator's graph.
-            source: features of the sources, [..., N_src, d_src]. Default: `x`.
+            source: features of the sources, [..., N_src, d_src], or a function that computes them from `prepare(x)`.
+                Default: `prepare(x)`.
             edge_attr: [E, ...] in the caller's edge order. Default: the graph's.
             return_weights: also return the attention weights before dropout, [..., E, H] in the caller's edge order.
             cache: keys and values of the preceding nodes. `x` holds the nodes that follow them and attend to them.
@@ -104,17 +114,12 @@ class MessagePassing(nn.Module):
         return_weights: bool,
         cache: KVCache | None,
         x: Tensor,
-        source: Tensor | None,
+        source: Source,
         edge_attr: Tensor | None,
     ) -> Any:
         """`forward` without checkpointing; tensors come last."""
         request = self.request(x, graph, source, edge_attr, return_weights, cache)
-        if isinstance(self.aggregate, Diffusion):
-            out, weights = _diffuse(request, self.aggregate, self.backend)
-        else:
-            out, weights = ops.run(request, self.backend)
-        if self.training and self.edge_dropout and self._scales_with_degree(request):
-            out = out / (1 - self.edge_dropout)
+        out, weights = self._propagate(request)
         attention = self.attention
         message = out.flatten(-2) if attention is None else attention.merge(out)
         try:
@@ -128,20 +133,22 @@ class MessagePassing(nn.Module):
         self,
         x: Tensor,
         graph: Topology | Graph | None = None,
-        source: Tensor | None = None,
+        source: Source = None,
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
     ) -> Request:
         """The request that this call would send to a backend. `mpnn.explain` shows its plan."""
         _check_features("x", x)
-        if source is not None:
-            _check_features("source", source)
         try:
             prepared = self.update.prepare(x)
         except RuntimeError:
             self.update.check(x, None)
             raise
+        if callable(source):
+            source = source(prepared)
+        if source is not None:
+            _check_features("source", source)
         if cache is not None:
             return self._next(prepared, graph, source, edge_attr, return_weights, cache)
         if source is None:
@@ -156,8 +163,8 @@ class MessagePassing(nn.Module):
                 edge_attr = edge_attr[bound.edge_ids]
         attention = self.attention
         if attention is None:
-            reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
-            return Request(bound, source.unsqueeze(-2), normalize="none", reduce=reduce, return_weights=return_weights)
+            value = source.unsqueeze(-2)
+            return Request(bound, value, normalize="none", reduce=self.aggregate, return_weights=return_weights)
         try:
             terms = attention(prepared, source, bound, edge_attr)
         except RuntimeError:
@@ -177,8 +184,8 @@ class MessagePassing(nn.Module):
         """The request for nodes that follow the cached nodes."""
         if not isinstance(cache, KVCache):
             raise TypeError(f"cache must be an mpnn.decoding.cache.KVCache; got {_describe(cache)}")
-        if edge_attr is not None or isinstance(self.aggregate, Diffusion) or (self.training and self.edge_dropout):
-            raise ValueError("a cache cannot be combined with edge_attr, Diffusion or edge_dropout")
+        if edge_attr is not None or self._mixes_values or (self.training and self.edge_dropout):
+            raise ValueError("a cache cannot be combined with edge_attr, hops, teleport or edge_dropout")
         attention = self.attention
         try:
             bound, terms = cache.update(self, attention, self._graph_or_default(graph), prepared, source)
@@ -194,7 +201,6 @@ class MessagePassing(nn.Module):
             raise TypeError(
                 f"forward of an attention must return Terms; {_describe(attention)} returned {_describe(terms)}"
             )
-        reduce = SUM if isinstance(self.aggregate, Diffusion) else self.aggregate
         return Request(
             bound if terms.graph is None else terms.graph,
             terms.value,
@@ -203,9 +209,43 @@ class MessagePassing(nn.Module):
             terms.edge_value,
             normalize=attention.normalize,
             dropout=attention.dropout if self.training else 0.0,
-            reduce=reduce,
+            reduce=self.aggregate,
             return_weights=return_weights,
         )
+
+    @property
+    def _mixes_values(self) -> bool:
+        """Whether the result depends on the values of the destinations themselves, which need one set of nodes."""
+        return self.hops > 1 or self.teleport > 0
+
+    def _propagate(self, request: Request) -> tuple[Tensor, Tensor | None]:
+        """Aggregates the values over all hops. The weights are computed in the first hop only."""
+        scale = 1 - self.teleport
+        if self.training and self.edge_dropout and self._scales_with_degree(request):
+            scale = scale / (1 - self.edge_dropout)
+        if self._mixes_values and request.graph.num_dst != request.graph.num_src:
+            raise ValueError(
+                f"hops and teleport need one set of nodes; the graph is {request.graph.num_dst} x "
+                f"{request.graph.num_src} (destinations x sources)"
+            )
+        if self.hops > 1:
+            if not torch.compiler.is_compiling():
+                validation.request(request)
+            request = dispatch.seeded(request)  # all hops drop the same edges
+        reuses_weights = self.hops > 1 and request.weighted
+        out, weights = ops.run(replace(request, return_weights=True) if reuses_weights else request, self.backend)
+        if scale != 1:
+            out = scale * out
+        if not self._mixes_values:
+            return out, weights
+        value = request.value.repeat_interleave(request.heads // request.value.shape[-2], -2)
+        out = out + self.teleport * value
+        hop = replace(request, return_weights=False)
+        if weights is not None:
+            hop = replace(hop, score=None, bias=(weights,), normalize="none")
+        for _ in range(self.hops - 1):
+            out = scale * ops.run(replace(hop, value=out), self.backend)[0] + self.teleport * value
+        return out, weights
 
     def _scales_with_degree(self, request: Request) -> bool:
         """Whether a message grows with the number of edges: a sum whose weights are not normalised."""
@@ -238,26 +278,6 @@ class MessagePassing(nn.Module):
                 f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"
             )
         return ops.outline(graph, num_dst, num_src, x.device) if torch.compiler.is_compiling() else graph
-
-
-def _diffuse(request: Request, diffusion: Diffusion, backend: str) -> tuple[Tensor, Tensor | None]:
-    """Computes the weights once, then runs several rounds with the same weights."""
-    if not torch.compiler.is_compiling():
-        validation.request(request)
-    request = dispatch.seeded(request)  # all hops drop the same edges
-    graph, alpha = request.graph, diffusion.alpha
-    if not request.weighted:
-        raise ValueError("Diffusion needs attention weights; use an attention that computes weights")
-    if graph.num_dst != graph.num_src:
-        raise ValueError(f"Diffusion needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
-    first, weights = ops.run(replace(request, return_weights=True), backend)
-    assert weights is not None
-    value = request.value.repeat_interleave(request.heads // request.value.shape[-2], -2)
-    out = (1 - alpha) * first + alpha * value
-    hop = replace(request, score=None, bias=(weights,), normalize="none", return_weights=False)
-    for _ in range(diffusion.hops - 1):
-        out = (1 - alpha) * ops.run(replace(hop, value=out), backend)[0] + alpha * value
-    return out, weights
 
 
 def _check_widths(attention: Attention, x: Tensor, source: Tensor) -> None:
@@ -310,12 +330,26 @@ def _edge_dropout(p: Any) -> float:
     return float(p)
 
 
+def _hops(hops: Any) -> int:
+    if not isinstance(hops, int) or hops < 1:
+        raise ValueError(f"hops must be an integer of at least 1; got {hops!r}")
+    return hops
+
+
+def _teleport(share: Any) -> float:
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"teleport must lie in [0, 1]; got {share}")
+    return float(share)
+
+
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "graph": _graph_or_none,
     "aggregate": _aggregator,
     "update": _update,
     "attention": _attention_or_none,
     "edge_dropout": _edge_dropout,
+    "hops": _hops,
+    "teleport": _teleport,
 }
 """For each attribute of an operator, the function that validates and converts it."""
 

@@ -13,7 +13,9 @@ from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.request import validation
-from mpnn.request.request import Dot, PerEdge, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot, check_scale
+from mpnn.request.tables import PerEdge
 
 T = TypeVar("T")
 
@@ -55,7 +57,7 @@ def attend(
     if scale is None:
         scale = max(query.shape[-1], 1) ** -0.5
     else:
-        validation.scale(scale)
+        check_scale(scale)
     plain = bias is None and normalize == "softmax" and not dropout and not return_weights and type(backend) is str
     if plain and not torch.compiler.is_compiling():
         return _attend_plainly(graph, query, key, value, float(scale), backend)
@@ -146,8 +148,7 @@ def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, sca
         return Request(graph, value, Dot(query, key, scale))
 
     forms = [(x.shape, x.dtype, x.device, x.layout, x.requires_grad) for x in (query, key, value)]
-    form = "attend", backend, torch.is_grad_enabled(), *forms
-    choice = graph.cached(form, lambda: dispatch.choice(request(), backend))
+    choice = dispatch.cached_choice(graph, backend, ("attend", torch.is_grad_enabled(), *forms), request)
     if choice.direct is None or torch.is_autocast_enabled(choice.device):
         return dispatch.run_by(choice, request())[0]
     return choice.direct(query, key, value, scale)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.request.request import BiasTable, EmbeddingTable, PerEdge
+from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
 
 
 class Position(nn.Module):

@@ -71,10 +71,11 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(request: pytest.FixtureRequest) -> Callable[..., None]:
     """`measured(system, peer, error, bound)`: the error is at most the bound, and goes into `docs/models.md`.
 
-    `system` is a row of that page, `peer` what it is checked against, `error` the largest absolute difference.
+    `system` is a row of that page, `peer` the reference, `error` the largest absolute difference, and `bound` what
+    roundings explain (`error_bound`).
     """
 
-    def measured(system: str, peer: str, error: float, bound: float = 5e-5) -> None:
+    def measured(system: str, peer: str, error: float, bound: float) -> None:
         assert error <= bound, f"{system}: {error:.2e} away from {peer}, allowed {bound:.2e}"
         errors = request.config.stash[CHECKS].setdefault(system, {})
         errors[peer] = max(errors.get(peer, 0.0), float(error))

@@ -1,4 +1,4 @@
-"""Processes and threads: forks, workers, many threads at once, Ctrl-C, many compilers at once, and many steps.
+"""Processes and threads: forks, workers, many threads at once, Ctrl-C, and many steps.
 
 Each script runs in a process of its own: what forks, receives signals or is measured must be nobody else's.
 """
@@ -22,7 +22,7 @@ import torch
 from mpnn import MessagePassing, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.graph.relations import Table
-from mpnn.request.request import BiasTable
+from mpnn.request.tables import BiasTable
 from mpnn.update import FeedForward, PreNorm
 
 def results(seed=0):
@@ -187,7 +187,7 @@ def test_many_threads_share_a_layer_and_a_graph() -> None:
 
 INTERRUPTED = """
 from mpnn.kernels.cpu import threads
-results()  # compiled, and threads started
+results()  # threads started
 n = 50_000
 graph = graphs.random(16, seed=1).bind(n)
 x = torch.randn(n, 1, 64, requires_grad=True)
@@ -227,19 +227,6 @@ def test_an_interrupt_ends_a_kernel_and_leaves_a_usable_process(call: str) -> No
     process.send_signal(signal.SIGINT)
     ended, once = map(float, output(process).split())
     assert ended - sent <= 2 * once + 1  # after the parts of the kernel that were begun
-
-
-# ------------------------------------------------------------------------------------------------------------ compilers
-
-
-@pytest.mark.slow
-def test_four_processes_compile_at_once(tmp_path: Path) -> None:
-    """Into one empty cache; each gives the same bits, and so does one that finds them compiled."""
-    script = "results(); print([float(x.double().sum()).hex() for x in results()])"
-    processes = [start(script, threads=1, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(4)]
-    found = {output(process, 550) for process in processes}
-    assert len(found) == 1
-    assert output(start(script, threads=1, NUMBA_CACHE_DIR=str(tmp_path))) in found
 
 
 # ---------------------------------------------------------------------------------------------------------- many steps

@@ -11,7 +11,7 @@ from mpnn.attention.spec import Attention, KeyValue, Terms
 from mpnn.graph import Graph
 from mpnn.graphs.arguments import at_least
 from mpnn.request import validation
-from mpnn.request.request import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
+from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
 
 
 class Additive(Attention):

@@ -11,7 +11,8 @@ from mpnn.attention.spec import KeyValue, Terms
 from mpnn.graph import Graph
 from mpnn.position import Position
 from mpnn.request import validation
-from mpnn.request.request import Dot, EmbeddingTable, PerEdge
+from mpnn.request.scores import Dot
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 
 class DotProduct(KeyValue):

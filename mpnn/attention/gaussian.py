@@ -9,7 +9,7 @@ from mpnn.attention.heads import check_integers, joined
 from mpnn.attention.spec import ANY, Attention, Terms
 from mpnn.graph import Graph
 from mpnn.request import validation
-from mpnn.request.request import Dot
+from mpnn.request.scores import Dot
 
 
 class Gaussian(Attention):

@@ -15,7 +15,7 @@ from mpnn.attention.heads import check_integers
 from mpnn.attention.spec import KeyValue, Terms
 from mpnn.graph import Graph
 from mpnn.request import validation
-from mpnn.request.request import Dot
+from mpnn.request.scores import Dot
 
 
 class Kernel(KeyValue):

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from mpnn.graph import Graph
 from mpnn.request import validation
-from mpnn.request.request import EmbeddingTable, PerEdge, Score
+from mpnn.request.scores import Score
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 ANY: validation.Takes = (None, None)
 
@@ -40,11 +41,8 @@ class Terms:
             raise ValueError(
                 f"value is [..., N_src, H, D]; got {list(self.value.shape)}: for one head, value.unsqueeze(-2)"
             )
-        if self.score is not None and not isinstance(self.score, Score):
-            raise TypeError(
-                f"score is a Dot, AdditiveScore or AdditiveV2Score; got {type(self.score).__name__}: pass any other "
-                "score as a bias for each edge"
-            )
+        if self.score is not None and not hasattr(self.score, "logits"):
+            validation.score(self.score)
         if not isinstance(self.bias, tuple):
             raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
         for bias in self.bias:
@@ -57,8 +55,8 @@ class Terms:
 class Attention(nn.Module, ABC):
     """An attention spec. `forward` returns the terms and `merge` the message.
 
-    To add a spec, subclass this. A score that no class of `mpnn.request.request` expresses is passed as a bias,
-    [..., E, H] in the caller's edge order, computed from `graph.edge_index`.
+    To add a spec, subclass this. Its score is one of `mpnn.request.scores` or a new one, see `scores.Score`. Logits
+    that are already computed are passed as a bias, [..., E, H] in the caller's edge order.
 
     Attributes:
         normalize: "softmax", "sigmoid" or "none".

@@ -27,7 +27,9 @@ from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import pair_tables, varlen
 from mpnn.request import rng
-from mpnn.request.request import Dot, EmbeddingTable, PerEdge, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 NAME = "dense"
 

@@ -13,7 +13,9 @@ from mpnn.aggregate import Index, Mean, Sum, segment_softmax
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph.csr import CSR
 from mpnn.request import rng
-from mpnn.request.request import AdditiveScore, AdditiveV2Score, Dot, EmbeddingTable, PerEdge, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot, Role, Score
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 NAME = "edge_list"
 
@@ -82,35 +84,34 @@ def _weights(request: Request, csr: CSR, index: Index) -> Tensor:
     """Normalised weights, [E, ..., H] in CSR order."""
     terms = [_per_edge(b, request, csr, trailing=1) for b in request.bias]
     if request.score is not None:
-        terms.append(_score(request, csr))
+        terms.append(_logits(request.score, request, csr))
     logits = sum(terms[1:], terms[0])
     if request.normalize == "softmax":
         return segment_softmax(logits, index)
     return logits.sigmoid() if request.normalize == "sigmoid" else logits
 
 
-def _score(request: Request, csr: CSR) -> Tensor:
-    match request.score:
-        case Dot(query, key, scale, edge_key, softcap):
-            keys = _repeat_heads(_nodes_first(key, request).index_select(0, csr.col), request)
-            if edge_key is not None:
-                keys = keys + _per_edge(edge_key, request, csr, trailing=2)
-            score = scale * (_nodes_first(query, request).index_select(0, csr.row) * keys).sum(-1)
-            return score if softcap is None else softcap * (score / softcap).tanh()
-        case AdditiveScore(dst, src, activation, edge):
-            total = _both_ends(dst, src, request, csr, trailing=1)
-            return activation(total if edge is None else total + _per_edge(edge, request, csr, trailing=1))
-        case AdditiveV2Score(dst, src, vector, activation, edge):
-            total = _both_ends(dst, src, request, csr, trailing=2)
-            total = total if edge is None else total + _per_edge(edge, request, csr, trailing=2)
-            return (activation(total) * vector.to(total.dtype)).sum(-1)
-    raise TypeError(f"edge_list does not support scores of type {type(request.score).__name__}")
+def _logits(score: Score, request: Request, csr: CSR) -> Tensor:
+    """The score's logits, [E, ..., H] in CSR order."""
+    rows = {name: _rows(getattr(score, name), role, request, csr) for name, role in score.roles.items()}
+    logits = score.logits(**rows)
+    expected = (len(csr.col), *request.batch, request.heads)
+    if not isinstance(logits, Tensor) or logits.shape != expected:
+        raise ValueError(
+            f"{type(score).__name__}.logits must return one number for each edge and head, {list(expected)}; it "
+            f"returned {list(logits.shape) if isinstance(logits, Tensor) else logits!r}"
+        )
+    return logits
 
 
-def _both_ends(dst: Tensor, src: Tensor, request: Request, csr: CSR, trailing: int) -> Tensor:
-    """`dst_i + src_j` for each edge."""
-    of_dst, of_src = (_nodes_first(x, request, trailing) for x in (dst, src))
-    return of_dst.index_select(0, csr.row) + of_src.index_select(0, csr.col)
+def _rows(data: PerEdge | None, role: Role, request: Request, csr: CSR) -> Tensor | None:
+    """The row of each edge, [E, ..., H] or [E, ..., H, D] in CSR order."""
+    if data is None or role.of == "edge":
+        return None if data is None else _per_edge(data, request, csr, role.trailing)
+    assert isinstance(data, Tensor)
+    index = csr.row if role.of == "dst" else csr.col
+    rows = _nodes_first(data, request, role.trailing).index_select(0, index)
+    return _repeat_heads(rows, request) if role.grouped else rows
 
 
 def _dropout(weights: Tensor, request: Request, csr: CSR) -> Tensor:

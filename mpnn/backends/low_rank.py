@@ -23,7 +23,8 @@ from torch.autograd import forward_ad
 from mpnn.aggregate import Sum
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
-from mpnn.request.request import Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
 
 NAME = "low_rank"
 

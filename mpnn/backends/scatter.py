@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
-from mpnn.request.request import EmbeddingTable, Request
+from mpnn.request.request import Request
+from mpnn.request.tables import EmbeddingTable
 
 NAME = "scatter"
 

@@ -1,22 +1,35 @@
-"""The commands and their names."""
+"""The commands and their names. A command is imported when it runs: most of them need torch, which takes seconds."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import mpnn
-from mpnn.cli import data, demo, explain, graph, train
 from mpnn.cli.console import console
+
+COMMANDS = {
+    "demo": "Train one character model over three graphs and a GAT on digits, and draw what they learned.",
+    "graph": "Draw a topology, count its edges, and compute how far messages travel.",
+    "explain": "Show which backend would run dot-product attention over a topology, its estimated time, and why others "
+    "would not.",
+    "train": "Train a model over a graph of your choice, print a table of results, and save the model and pictures.",
+    "data": "Find or download datasets.",
+}
+_SETTINGS: dict[str, Any] = {
+    "rich_markup_mode": "rich",
+    "pretty_exceptions_enable": False,
+    "add_completion": False,
+}
 
 app = typer.Typer(
     help="Neural networks as message passing over graphs: the choice of graph is the choice of model.",
     epilog="Start with [bold]mpnn demo[/bold]: it takes two minutes, downloads nothing, and draws pictures.",
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
     no_args_is_help=True,
-    add_completion=False,
+    **_SETTINGS,
 )
 
 
@@ -35,8 +48,26 @@ def options(
     """Neural networks as message passing over graphs: the choice of graph is the choice of model."""
 
 
-app.command("demo")(demo.demo)
-app.command("graph")(graph.graph)
-app.command("explain")(explain.explain)
-app.command("train")(train.train)
-app.add_typer(data.app, name="data")
+def load(name: str) -> Any:
+    """The command: the Typer app of `mpnn.cli.<name>`, or its function of this name."""
+    module = import_module(f"mpnn.cli.{name}")
+    if not hasattr(module, "app"):
+        alone = typer.Typer(**_SETTINGS)
+        alone.command(name)(getattr(module, name))
+        return typer.main.get_command(alone)
+    return typer.main.get_command(module.app)
+
+
+class _Later(TyperCommand):
+    """Stands for a command in the help of `mpnn`, and loads it to parse its arguments and run."""
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **named: Any) -> Any:
+        return load(str(self.name)).make_context(info_name, args, *more, **named)
+
+
+def _run() -> None:
+    """Never called: the loaded command runs in its place."""
+
+
+for _name, _summary in COMMANDS.items():
+    app.command(_name, cls=_Later, help=_summary)(_run)

@@ -14,7 +14,9 @@ from mpnn.data import SOURCES, Source, cache_dir, locate
 
 BUILT_IN = {"digits": "comes with scikit-learn", "pydoc": "comes with Python"}
 
-app = typer.Typer(help="Find or download datasets.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(
+    help="Find or download datasets.", no_args_is_help=True, rich_markup_mode="rich", add_completion=False
+)
 
 
 @app.command("list")

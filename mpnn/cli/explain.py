@@ -11,7 +11,8 @@ import typer
 import mpnn
 from mpnn.cli.console import refuse, refusing
 from mpnn.graphs import parse
-from mpnn.request.request import Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
 
 
 class Dtype(str, Enum):

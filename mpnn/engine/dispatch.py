@@ -6,14 +6,16 @@ signature: requests of one shape over one graph are validated and planned once.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mpnn.backends import Backend, registered
 from mpnn.engine.plan import Direct, choose, direct
+from mpnn.graph import Graph
 from mpnn.request import rng, validation
 from mpnn.request.request import Request
 
@@ -25,7 +27,7 @@ class Choice(NamedTuple):
     `direct` is the kernel itself if the backend does nothing else for these requests, see `plan.direct`.
     """
 
-    backend: ModuleType
+    backend: Backend
     device: str
     direct: Direct | None
 
@@ -43,11 +45,15 @@ def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]
     """
     request = request.with_tables_per_edge()
     try:
-        key = "backend", backend, request.signature
-        chosen = request.graph.cached(key, lambda: choice(request, backend))
+        chosen = cached_choice(request.graph, backend, request.signature, lambda: request)
     except TypeError:  # an unhashable option: validation has a sentence for it
         chosen = choice(request, backend)
     return run_by(chosen, request)
+
+
+def cached_choice(graph: Graph, backend: str, form: Hashable, request: Callable[[], Request]) -> Choice:
+    """The choice for all requests of one form over the graph. A newly registered backend makes choices anew."""
+    return graph.cached(("backend", backend, registered(), form), lambda: choice(request(), backend))
 
 
 def choice(request: Request, backend: str) -> Choice:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
-from mpnn.backends import BACKENDS
+from mpnn.backends import Backend, registered
 from mpnn.request.request import Request
 
 Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -46,19 +45,20 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"graph   {self.graph}", f"work    {self.work}", f"plan    {self.backend}"]
+        width = max(10, *(len(c.name) for c in self.candidates))
         for c in self.candidates:
             if c.reason is None:
                 note = "chosen" if c.name == self.backend else "would run, but is estimated slower"
-                lines.append(f"  {c.name:<10} {_seconds(c.seconds):>8}  {_bytes(c.bytes):>8}  {note}")
+                lines.append(f"  {c.name:<{width}} {_seconds(c.seconds):>8}  {_bytes(c.bytes):>8}  {note}")
             else:
-                lines.append(f"  {c.name:<10} {'-':>8}  {'-':>8}  no: {c.reason}")
+                lines.append(f"  {c.name:<{width}} {'-':>8}  {'-':>8}  no: {c.reason}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"Plan(backend={self.backend!r})"
 
 
-def choose(request: Request, backend: str = "auto") -> ModuleType:
+def choose(request: Request, backend: str = "auto") -> Backend:
     """The backend that runs the request.
 
     Raises:
@@ -66,11 +66,11 @@ def choose(request: Request, backend: str = "auto") -> ModuleType:
         Refused: if the named backend does not support the request; the message states the reason.
     """
     if backend == "auto":
-        able = [b for b in BACKENDS if b.supports(request) is None]
+        able = [b for b in registered() if b.supports(request) is None]
         return able[0] if len(able) == 1 else min(able, key=lambda b: b.estimate(request).seconds)
     if not isinstance(backend, str):
         raise TypeError(f'backend must be "auto" or the name of one; got {backend!r}')
-    named = {b.NAME: b for b in BACKENDS}
+    named = {b.NAME: b for b in registered()}
     if backend not in named:
         raise ValueError(f"there is no backend {backend!r}; there are auto, {', '.join(named)}")
     reason = named[backend].supports(request)
@@ -79,7 +79,7 @@ def choose(request: Request, backend: str = "auto") -> ModuleType:
     return named[backend]
 
 
-def direct(chosen: ModuleType, request: Request) -> Direct | None:
+def direct(chosen: Backend, request: Request) -> Direct | None:
     """A kernel that computes all requests of this form by itself, if the chosen backend has one."""
     kernel: Direct | None = chosen.direct(request) if hasattr(chosen, "direct") else None
     return kernel
@@ -89,7 +89,7 @@ def plan(request: Request, backend: str = "auto") -> Plan:
     """The chosen backend, and the estimate or the reason of each candidate."""
     request = request.with_tables_per_edge()
     candidates = []
-    for b in BACKENDS:
+    for b in registered():
         reason = b.supports(request)
         seconds, size = b.estimate(request) if reason is None else (float("inf"), float("inf"))
         candidates.append(Candidate(b.NAME, seconds, size, reason))
@@ -141,8 +141,7 @@ def _describe_work(request: Request) -> str:
     what = (
         "aggregation"
         if request.score is None
-        else {"Dot": "dot-product", "AdditiveScore": "additive"}.get(type(request.score).__name__, "additive (v2)")
-        + f" attention, {request.normalize}"
+        else f"{getattr(request.score, 'label', type(request.score).__name__)} attention, {request.normalize}"
     )
     batch = "" if not request.batch else f", batch {' x '.join(map(str, request.batch))}"
     grad = "with gradients" if request.needs_grad else "without gradients"

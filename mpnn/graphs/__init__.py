@@ -4,7 +4,12 @@ Most return a `Topology`, a rule that `bind(n)` turns into a `Graph` of n nodes.
 features, other libraries' graphs) return a `Graph`.
 """
 
+from torch.serialization import add_safe_globals
+
+from mpnn.graph import Graph
 from mpnn.graph.bind_cache import CACHE as cache
+from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps
+from mpnn.graph.runs import Runs
 from mpnn.graphs.content import chunks, knn, lsh
 from mpnn.graphs.convert import (
     from_networkx,
@@ -37,6 +42,9 @@ from mpnn.graphs.sequence import (
     window,
 )
 from mpnn.graphs.sparse import bigbird, longformer, random
+
+# What pickles of topologies and graphs name. Each checks what it reads, so `torch.load(weights_only=True)` may call it.
+add_safe_globals([parse, Graph, Runs, Offset, GridOffset, Taps, Flipped, Table])
 
 __all__ = [
     "absent_edges",

@@ -64,8 +64,8 @@ def backward(
 def _each_part(
     rows: Rows, parts: int, out: Tensor, run: Callable[[tuple[Any, ...], Any], None], join: Callable[..., None]
 ) -> None:
-    """Runs `run((first edge, last edge, first row, last row, in place), target)` on each part. Rows that begin in a part
-    are written to `out` [rows, size]; its share of the row before is joined afterwards."""
+    """Runs `run((first edge, last edge, first row, last row, in place), target)` on each part. Rows that begin in a
+    part are written to `out` [rows, size]; its share of the row before is joined afterwards."""
     ptr, edges = rows.ptr.numpy(), rows.num_edges
     cuts = [edges * k // parts for k in range(parts + 1)]
     starts = [0, *np.searchsorted(ptr, cuts[1:-1]).tolist(), rows.num_rows]

@@ -19,19 +19,18 @@ from torch import Tensor
 from mpnn.kernels import memory
 from mpnn.kernels.cpu import library, threads
 from mpnn.kernels.once_differentiable import once_differentiable
-from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
+from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.rows import EdgeTensor, NodeTensor, Rows, RowsStruct, edge_tensor, node_tensor
 
 LANES = 8  # features are padded to a multiple of this
-NORMALIZERS = {"softmax": 0, "sigmoid": 1, "none": 2}
 _SOFTMAX = NORMALIZERS["softmax"]
 _WEIGHTED, _NUMBERS, _ACTIVATIONS = 0, 1, 2  # kinds of RowSums
 _MOST_PARTS, _LEAST = 32, 1 << 17  # components of a part's edges
 
 
 class EdgeTypes(NamedTuple):
-    """For a tensor with a row for each edge type: the type of each edge, int64 [E] in the caller's order, and a function
-    that returns the edges sorted by type, whose `col` is the destination."""
+    """For a tensor with a row for each edge type: the type of each edge, int64 [E] in the caller's order, and a
+    function that returns the edges sorted by type, whose `col` is the destination."""
 
     ids: Tensor
     by_type: Callable[[], Rows]
@@ -122,6 +121,11 @@ class RowSums(Structure):
     )
 
 
+def num_parts(rows: Rows, width: int) -> int:
+    """The number of parts that are run side by side, where an edge has `width` components."""
+    return rows.parts(width, _MOST_PARTS, _LEAST)
+
+
 def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor]:
     """out [..., N_dst, H, DV], and weights before dropout [..., E, H] in the caller's order, empty unless returned."""
     batch = tensors.value.shape[:-3]
@@ -176,7 +180,7 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     """out; the row maximum and inverse row sum [..., N_dst, 2, H]; and the weights."""
     value, heads, rows = inputs.value, spec.heads, spec.rows
     batch, width = value.shape[:-3], value.shape[-1]
-    count, parts = batch.numel(), rows.parts(heads * width, _MOST_PARTS, _LEAST)
+    count, parts = batch.numel(), num_parts(rows, heads * width)
     out = _by_rows(value, rows, parts, 3, (*batch, rows.num_rows, heads, width))
     stats = _by_rows(value, rows, parts, 3, (*batch, rows.num_rows, 2, heads))
     weights = memory.empty(value, *batch, rows.num_edges if spec.return_weights else 0, heads)
@@ -239,8 +243,8 @@ class _Backward:
         self.width = self.heads * inputs.value.shape[-1]
         self.wanted = {name for name, need in zip(Tensors._fields, needed, strict=True) if need}
         self.tables = [name for name in self.wanted if name in spec.types]
-        self.parts = spec.by_source().parts(self.width, _MOST_PARTS, _LEAST)
-        # numbers of each edge: the gradient of its logit; its weight and the gradient of its bias, where a table needs them
+        self.parts = num_parts(spec.by_source(), self.width)
+        # numbers of each edge: the gradient of its logit; for tables also its weight and the gradient of its bias
         with_weight = "edge_value" in self.tables
         with_bias = "table" in self.tables and (spec.softcap != 0 or spec.score in (ADDITIVE, ACTIVATED))
         self.weight_at, self.bias_at = (1 if with_weight else -1), (1 + with_weight if with_bias else -1)
@@ -344,7 +348,7 @@ class _Backward:
 
     def _sums(self, p: RowSums, rows: Rows, shape: Sequence[int], trailing: int) -> Tensor:
         """Runs `row_attention_sums` along the rows of an order of edges."""
-        parts = rows.parts(self.width, _MOST_PARTS, _LEAST)
+        parts = num_parts(rows, self.width)
         out = _by_rows(self.inputs.value, rows, parts, trailing, shape)
         p.rows, p.heads, p.numbers, p.stride = rows.struct(parts), self.heads, self.numbers.data_ptr(), self.stride
         p.out = node_tensor(out, trailing)
@@ -368,8 +372,8 @@ def _each(like: Tensor, name: str, p: Structure, count: int, parts: int | None =
 
 
 def _by_rows(like: Tensor, rows: Rows, parts: int, trailing: int, shape: Sequence[int]) -> Tensor:
-    """Allocates an output [..., rows, ...] with `trailing` dimensions from the rows on. Rows that no part writes in full
-    are zero."""
+    """Allocates an output [..., rows, ...] with `trailing` dimensions from the rows on. Rows that no part writes in
+    full are zero."""
     out = memory.empty(like, *shape)
     if not memory.is_large(out) or not rows.num_edges:
         return out.zero_()

@@ -48,6 +48,11 @@ class RowReduceStruct(Structure):
     )
 
 
+def num_parts(rows: Rows, width: int) -> int:
+    """The number of parts that are run side by side, where an edge has `width` components."""
+    return rows.parts(width, _MOST_PARTS, _LEAST)
+
+
 class RowReduce(torch.autograd.Function):
     """`RowReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H * D].
 
@@ -108,7 +113,7 @@ def _fold(
     count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
     if not out.numel():
         return out, count
-    parts = rows.parts(value.shape[2], _MOST_PARTS, _LEAST)
+    parts = num_parts(rows, value.shape[2])
     if isinstance(kind, Associative):
         from mpnn.kernels import combine
 
@@ -135,7 +140,7 @@ def _fold_backward(
     weight = None if weight is None else _plain(weight)
     d_weight = value.new_zeros(len(value), *weight.shape[1:]) if with_weight and weight is not None else None
     if d_value.numel():
-        parts = columns.parts(value.shape[2], _MOST_PARTS, _LEAST)
+        parts = num_parts(columns, value.shape[2])
         if isinstance(kind, Associative):
             from mpnn.kernels import combine
 

@@ -39,8 +39,7 @@ from mpnn.models.text.linformer import Linformer, LinformerConfig, LinformerEnco
 from mpnn.models.text.llama import Llama, LlamaConfig
 from mpnn.models.text.longformer import Longformer
 from mpnn.models.text.performer import Performer, PerformerConfig, PerformerEncoder, PerformerEncoderConfig
-from mpnn.models.text.reformer import Reformer, ReformerLM
-from mpnn.models.text.reformer_hashing import ReformerConfig
+from mpnn.models.text.reformer import Reformer, ReformerConfig, ReformerLM
 from mpnn.models.text.seq2seq import Seq2Seq
 from mpnn.models.text.sparse_transformer import SparseTransformer
 from mpnn.models.text.transformer import Transformer, TransformerConfig

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.request.request import NORMALIZERS, AdditiveScore, AdditiveV2Score, Dot, EmbeddingTable, PerEdge, Request
+from mpnn.request.request import NORMALIZERS, Request
+from mpnn.request.scores import Fused, Role, Score, fused_form
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 
 def request(request: Request) -> None:
@@ -23,6 +26,8 @@ def request(request: Request) -> None:
     if request.normalize not in NORMALIZERS:
         raise ValueError(f"there is no normaliser {request.normalize!r}; there are {', '.join(NORMALIZERS)}")
     rate("dropout", request.dropout)
+    if request.score is not None:
+        score(request.score)
     for name, data, _ in _on_edges(request):
         tensor(name, data.table if isinstance(data, EmbeddingTable) else data)
     device(request.graph, request.value)
@@ -35,13 +40,18 @@ def request(request: Request) -> None:
                 f"{name} and value must have the same batch dimensions before the nodes; "
                 f"got {list(x.shape)} and {list(request.value.shape)}"
             )
-    for name, heads in _grouped(request):
-        if heads != 1 and (heads == 0 or request.heads % heads):
+    for name, heads, grouped in _heads(request):
+        if grouped and heads != 1 and (heads == 0 or request.heads % heads):
             raise ValueError(
                 f"{request.heads} heads cannot share {heads} heads of {name}: {heads} does not divide {request.heads}"
             )
-    if isinstance(request.score, Dot):
-        _dot(request.score, request.value)
+        if not grouped and heads != request.heads:
+            raise ValueError(f"{name} has {heads} heads, and the score has {request.heads}")
+    if request.score is not None and hasattr(request.score, "validate"):
+        request.score.validate(request.value)
+    fused = fused_form(request.score)
+    if request.score is not None and fused is not None:
+        _fused(request.score, fused, request)
     for name, data, trailing in _on_edges(request):
         _per_edge(name, data, trailing, request)
 
@@ -167,16 +177,22 @@ def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> No
         raise ValueError(f"{name} has {nodes} nodes (shape {list(x.shape)}), but {graph} has {expected} {role}{hint}")
 
 
+def score(score: Any) -> None:
+    """Raises TypeError if this is no score."""
+    if not is_dataclass(score) or not hasattr(score, "roles") or not hasattr(score, "logits"):
+        raise TypeError(
+            f"score must be a dataclass with `roles` and `logits`, as mpnn.request.scores.Dot; got "
+            f"{type(score).__name__}: pass logits that are already computed as a bias for each edge"
+        )
+
+
 def _on_nodes(request: Request) -> list[tuple[str, Tensor, str, int]]:
     """The tensors of nodes: name, tensor, "sources" or "destinations", number of dimensions after the nodes."""
     tensors = [("value", request.value, "sources", 2)]
-    match request.score:
-        case Dot(query, key):
-            tensors += [("query", query, "destinations", 2), ("key", key, "sources", 2)]
-        case AdditiveScore(dst, src):
-            tensors += [("dst", dst, "destinations", 1), ("src", src, "sources", 1)]
-        case AdditiveV2Score(dst, src):
-            tensors += [("dst", dst, "destinations", 2), ("src", src, "sources", 2)]
+    for name, role in _roles(request):
+        if role.of != "edge":
+            nodes = "destinations" if role.of == "dst" else "sources"
+            tensors.append((name, getattr(request.score, name), nodes, role.trailing))
     return tensors
 
 
@@ -184,47 +200,21 @@ def _on_edges(request: Request) -> list[tuple[str, PerEdge, int]]:
     """The data of edges: name, data, number of dimensions after the edges."""
     parts: list[tuple[str, PerEdge | None, int]] = [("bias", bias, 1) for bias in request.bias]
     parts.append(("edge_value", request.edge_value, 2))
-    match request.score:
-        case Dot(edge_key=edge):
-            parts.append(("edge_key", edge, 2))
-        case AdditiveScore(edge=edge):
-            parts.append(("edge", edge, 1))
-        case AdditiveV2Score(edge=edge):
-            parts.append(("edge", edge, 2))
+    parts += [
+        (name, getattr(request.score, name), role.trailing) for name, role in _roles(request) if role.of == "edge"
+    ]
     return [(name, data, trailing) for name, data, trailing in parts if data is not None]
 
 
-def _grouped(request: Request) -> list[tuple[str, int]]:
-    """The tensors that several heads may share: name and number of heads."""
-    key = [("key", request.score.key.shape[-2])] if isinstance(request.score, Dot) else []
-    return [("value", request.value.shape[-2]), *key]
+def _heads(request: Request) -> list[tuple[str, int, bool]]:
+    """The tensors of nodes: name, number of heads, and whether several heads may share one of them."""
+    nodes = [(name, role) for name, role in _roles(request) if role.of != "edge"]
+    heads = [(name, getattr(request.score, name).shape[-role.trailing], role.grouped) for name, role in nodes]
+    return [("value", request.value.shape[-2], True), *heads]
 
 
-def _dot(score: Dot, value: Tensor) -> None:
-    query, key = score.query, score.key
-    scale(score.scale)
-    if score.softcap is not None and not 0 < score.softcap < math.inf:
-        raise ValueError(f"softcap must be a positive finite number, or None; got {score.softcap!r}")
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"query and key must be equally wide; got {query.shape[-1]} and {key.shape[-1]}")
-    if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(f"query, key and value must have one dtype; got {query.dtype}, {key.dtype} and {value.dtype}")
-
-
-def scale(value: Any) -> None:
-    """Raises TypeError if `value` is not one number without gradient, ValueError if it is not finite."""
-    if isinstance(value, Tensor) and value.requires_grad:
-        raise TypeError("scale is a number, to which no gradient flows; multiply a learned one into the query")
-    if not isinstance(value, (float, int)) and not hasattr(value, "__float__"):
-        raise TypeError(f"scale must be a number; got {value!r}")
-    shape = list(value.shape) if isinstance(value, (Tensor, np.ndarray)) else []
-    if shape:
-        raise TypeError(
-            f"scale must be one number; got {type(value).__name__} of shape {shape}: multiply one for each head into "
-            "the query"
-        )
-    if not torch.compiler.is_compiling() and not math.isfinite(value):  # a program checks when it runs
-        raise ValueError(f"scale must be a finite number; got {value!r}")
+def _roles(request: Request) -> Iterable[tuple[str, Role]]:
+    return () if request.score is None else request.score.roles.items()
 
 
 def _per_edge(name: str, data: PerEdge, trailing: int, request: Request) -> None:
@@ -248,6 +238,24 @@ def _per_edge(name: str, data: PerEdge, trailing: int, request: Request) -> None
         shape = f"[{rows}, {request.heads}{', D' if trailing == 2 else ''}]"
         what = "edge type" if isinstance(data, EmbeddingTable) else "edge"
         raise ValueError(f"{name} must have shape {shape}, one row for each {what}; got {list(numbers.shape)}")
+
+
+def _fused(score: Score, fused: Fused, request: Request) -> None:
+    """Validates the shapes of a score's fused form, because row kernels do not."""
+    batch, graph, heads = request.batch, request.graph, request.heads
+    width = () if fused.kind == "additive" else fused.dst.shape[-1:]
+    src_heads = fused.src.shape[-2] if fused.kind == "dot" else heads
+    if not src_heads or heads % src_heads:
+        src_heads = heads
+    expected = [
+        ("dst", fused.dst, (*batch, graph.num_dst, heads, *width)),
+        ("src", fused.src, (*batch, graph.num_src, src_heads, *width)),
+    ]
+    if fused.vector is not None:
+        expected.append(("vector", fused.vector, (heads, *width)))
+    for name, x, shape in expected:
+        if x.shape != shape:
+            raise ValueError(f"{name} of {type(score).__name__} must have shape {list(shape)}; got {list(x.shape)}")
 
 
 def _num_edge_types(table: EmbeddingTable, graph: Graph) -> int:

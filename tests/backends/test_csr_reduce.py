@@ -12,8 +12,11 @@ from torch import Tensor
 from mpnn import graphs, ops
 from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, total
 from mpnn.backends import csr, edge_list
+from mpnn.backends.csr import edges as edge_orders
 from mpnn.graph import Graph
-from mpnn.request.request import BiasTable, Request
+from mpnn.kernels import row_reduce
+from mpnn.request.request import Request
+from mpnn.request.tables import BiasTable
 
 AGGREGATORS = (Sum(), Mean(), Max(), Min(), Var(), Std(), PNA())
 # Sums of at most 500 float64 terms of size about 10, squared at most, and twice over: 500 * 100 * 2 * 1.1e-16 = 1e-11.
@@ -140,7 +143,7 @@ def test_every_form_of_weights(aggregator: Aggregator) -> None:
 def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> None:
     graph = random_graph(40, 30, 60_000)
     value, weight = values(30, 1, 24), weights(graph, 1)
-    assert len(csr.reduce._walk(graph, by_source=False).parts(24)) > 4
+    assert row_reduce.num_parts(edge_orders.by_destination(graph), 24) > 4
     request = Request(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
     found = []
     for count in (1, 2):
@@ -174,8 +177,7 @@ def test_fewer_edges_than_parts(aggregator: Aggregator, edges: int) -> None:
     width = 16 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread
     request = Request(graph, -1 - torch.rand(edges, 1, width), normalize="none", reduce=aggregator)
     torch.testing.assert_close(csr.run(request)[0], edge_list.run(request)[0], rtol=1e-5, atol=1e-5)
-    parts = csr.reduce._walk(graph, by_source=False).parts(width)
-    assert all(first < last for first, last, _, _ in parts)
+    assert row_reduce.num_parts(edge_orders.by_destination(graph), width) == edges
 
 
 @pytest.mark.parametrize("aggregator", [Sum(), Mean(), Std(), LogSumExp()], ids=lambda a: type(a).__name__)

@@ -8,7 +8,9 @@ from mpnn.backends import dense
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.relations import Relation
-from mpnn.request.request import BiasTable, Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+from mpnn.request.tables import BiasTable
 
 
 class Parity(Relation):

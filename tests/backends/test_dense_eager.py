@@ -30,19 +30,25 @@ def test_the_second_call_gives_what_the_specification_gives(topology, shape, hea
 
 
 def test_only_plain_attention_goes_straight(monkeypatch):
-    asked = []
+    """The direct way saves the backend's own work, so that a plain call must not reach `run`, and any other must."""
+    requests = []
     run = dense.run
-    monkeypatch.setattr(dense, "run", lambda request: asked.append(request) or run(request))
-    complete, window, given = graphs.complete().bind(5), graphs.window(1).bind(5), features()
-    attend_twice(complete, *given)
-    attend_twice(complete, *given, scale=0.5)
-    assert asked == []
-    attend_twice(window, *given)
-    attend_twice(complete, *given, bias=torch.zeros(25, 4, dtype=torch.float64))
-    attend_twice(complete, *given, dropout=0.1)
-    attend_twice(complete, *given, normalize="sigmoid")
-    attend_twice(complete, *given, return_weights=True)
-    assert len(asked) == 10
+    monkeypatch.setattr(dense, "run", lambda request: requests.append(request) or run(request))
+    complete, window, inputs = graphs.complete().bind(5), graphs.window(1).bind(5), features()
+    for options in ({}, {"scale": 0.5}):
+        attend_twice(complete, *inputs, **options)
+    assert requests == []
+    bias = torch.zeros(25, 4, dtype=torch.float64)
+    for graph, options in (
+        (window, {}),
+        (complete, {"bias": bias}),
+        (complete, {"dropout": 0.1}),
+        (complete, {"normalize": "sigmoid"}),
+        (complete, {"return_weights": True}),
+    ):
+        attend_twice(graph, *inputs, **options)
+        assert len(requests) == 2, f"both calls, over {graph} with {options}"
+        requests.clear()
 
 
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal()], ids=str)

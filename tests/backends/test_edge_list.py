@@ -15,17 +15,9 @@ from mpnn.backends import edge_list
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.request import rng
-from mpnn.request.request import (
-    AdditiveScore,
-    AdditiveV2Score,
-    BiasTable,
-    Dot,
-    EmbeddingTable,
-    LeakyReLU,
-    PerEdge,
-    Request,
-    Score,
-)
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
+from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
 
 HEADS, WIDTH, CLASSES = 4, 3, 5
 BATCHES = [(), (2,), (2, 3)]

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, attention, graphs, position, update
-from mpnn.aggregate import NAMED, PNA, Diffusion, PowerMean, Softmax
+from mpnn.aggregate import NAMED, PNA, PowerMean, Softmax
 from mpnn.attention import Attention
 from mpnn.graph import Graph
 
@@ -112,7 +112,7 @@ def test_aggregator(name: str) -> None:
 @pytest.mark.parametrize("heads", [1, 2])
 def test_diffusion(heads: int) -> None:
     spec = attention.DotProduct(DIM, 2, kv_heads=heads, dropout=0.3)
-    check(MessagePassing(molecule(), Diffusion(hops=3, alpha=0.2), None, spec), features())
+    check(MessagePassing(molecule(), "sum", None, spec, hops=3, teleport=0.2), features())
 
 
 UPDATES: dict[str, Callable[[], object]] = {

@@ -15,7 +15,8 @@ from mpnn.attention import Kernel
 from mpnn.backends import edge_list, low_rank
 from mpnn.backends.low_rank import Block, linear_attention
 from mpnn.graph import Graph
-from mpnn.request.request import Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
 
 PACKED = graphs.documents([100, 130, 1, 70])
 GRAPHS: dict[str, Graph] = {

@@ -12,7 +12,9 @@ from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.position import T5
-from mpnn.request.request import BiasTable, Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+from mpnn.request.tables import BiasTable
 
 BIASED = ["edge_list", "tiles"]
 

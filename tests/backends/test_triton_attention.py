@@ -34,7 +34,9 @@ from mpnn.backends.csr import cuda_attention, cuda_reduce, on_device
 from mpnn.graph import Graph
 from mpnn.kernels.cuda.schedule import Sorted
 from mpnn.request import rng
-from mpnn.request.request import BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot, LeakyReLU
+from mpnn.request.tables import BiasTable, EmbeddingTable
 
 pytestmark = MARKS
 

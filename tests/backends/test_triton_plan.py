@@ -21,7 +21,8 @@ from mpnn.backends import csr
 from mpnn.backends.csr import cuda_attention
 from mpnn.engine.plan import plan
 from mpnn.graph import Graph
-from mpnn.request.request import AdditiveScore, Dot, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, Dot, LeakyReLU
 
 pytestmark = MARKS
 

@@ -22,7 +22,8 @@ from mpnn import graphs
 from mpnn.aggregate import PNA, Aggregator, Max, Mean, Min, Std, Sum, Var
 from mpnn.backends import edge_list
 from mpnn.backends.csr import cuda_reduce
-from mpnn.request.request import BiasTable, Request
+from mpnn.request.request import Request
+from mpnn.request.tables import BiasTable
 
 pytestmark = MARKS
 

@@ -70,9 +70,9 @@ def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> N
     assert "# On a GPU" in page.read_text()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_the_command_says_so() -> None:
-    if not torch.cuda.is_available():
-        assert "torch finds no GPU here" in command("gpu").stderr
+    assert "torch finds no GPU here" in command("gpu").stderr
 
 
 def test_help_teaches_and_wrong_words_are_refused() -> None:
@@ -198,9 +198,10 @@ def test_times_are_taken_in_turns() -> None:
 def test_memory_of_a_call(direction: str) -> None:
     x = torch.ones(1 << 22, requires_grad=True)  # 16 MB
     found = measure.peak(measure.work(Entry("", lambda: x.exp(), (x,)), direction))
-    if found is not None:
-        # what is kept, and the direction and the gradient of the backward pass; a megabyte for what else moves
-        assert found == pytest.approx({BOTH: 3}.get(direction, 1) * 16 * 2**20, abs=2**20)
+    if found is None:
+        pytest.skip("this system does not report the peak memory of a process")
+    # The saved output, and the cotangent and the gradient of the backward pass; a megabyte for anything else.
+    assert found == pytest.approx({BOTH: 3}.get(direction, 1) * 16 * 2**20, abs=2**20)
 
 
 def test_cases_cover_what_is_asked_for() -> None:

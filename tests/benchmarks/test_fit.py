@@ -37,9 +37,10 @@ def test_regret_is_the_choice_over_the_best() -> None:
 
 
 def test_every_kind_of_work_that_cases_count_has_a_price() -> None:
-    prices = table()["nanoseconds"]
+    prices, counted = table()["nanoseconds"], set()
     for name, plain in fit.cases():
         for given in (plain, fit.with_gradients(plain)):
-            for backend in BACKENDS:
-                if backend.supports(given) is None:
-                    assert set(backend.counts(given)) <= set(prices[backend.NAME]), (name, backend.NAME)
+            for backend in (b for b in BACKENDS if b.supports(given) is None):
+                counted.add(backend.NAME)
+                assert set(backend.counts(given)) <= set(prices[backend.NAME]), (name, backend.NAME)
+    assert counted >= {"dense", "tiles", "low_rank", "csr", "edge_list"}  # scatter may not be installed

@@ -15,6 +15,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
 from mpnn import graphs, models
+from mpnn.cli import app as commands
 from mpnn.cli import data, demo, drawing, pictures, tasks
 from mpnn.cli.app import app
 from mpnn.cli.console import console
@@ -50,6 +51,30 @@ def test_every_command_has_help_with_an_example(command: list[str]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0
     assert f"mpnn {' '.join(command)}" in result.output or command == ["data"]
+
+
+def test_the_help_of_mpnn_lists_every_command_by_its_first_sentence() -> None:
+    for name, summary in commands.COMMANDS.items():
+        loaded = " ".join(commands.load(name).help.split("\n\n")[0].split())
+        assert loaded == summary
+        assert summary in run("--help").output
+
+
+def test_help_imports_neither_torch_nor_numpy() -> None:
+    script = "import runpy, sys; sys.argv = ['mpnn', '--help']\n" + (
+        "try: runpy.run_module('mpnn', run_name='__main__')\n"
+        "finally: print({'torch', 'numpy', 'matplotlib', 'sklearn'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "set()\n"
+    assert "demo" in done.stdout
+
+
+def test_every_public_name_is_there_in_the_process_of_the_command() -> None:
+    script = "import sys; sys.argv = ['mpnn']; import mpnn; print(all(getattr(mpnn, n) for n in mpnn.__all__))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_examples_in_the_help_of_graph_can_be_typed() -> None:

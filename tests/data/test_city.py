@@ -47,7 +47,9 @@ def test_the_same_seeds_give_the_same_trips(town: data.City) -> None:
 
 
 def test_a_trip_drives_on_from_segment_to_segment(town: data.City) -> None:
-    for trip in data.trips(town, 5, [0, 1], seed=2):
+    trips = list(data.trips(town, 5, [0, 1], seed=2))
+    assert len(trips) == 5
+    for trip in trips:
         on = int(trip.on_route.sum())
         assert on >= 8
         assert trip.on_route[:on].all(), "the route comes first, and beside it"

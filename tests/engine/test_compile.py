@@ -118,7 +118,7 @@ ON_GRAPHS: dict[str, Callable[[Graph | None], MessagePassing]] = {
     "gcn": lambda g: MessagePassing(g, "sum", Activate(F.relu), Degree(WIDTH, 4)),
     "edges add vectors": lambda g: layer(g, edge_dim=3),
     "edges add numbers": lambda g: layer(g, position=EdgeBias(3, 2)),
-    "diffusion": lambda g: MessagePassing(g, aggregate.Diffusion(3, 0.2), None, Additive(WIDTH, 4, 2)),
+    "diffusion": lambda g: MessagePassing(g, "sum", None, Additive(WIDTH, 4, 2), hops=3, teleport=0.2),
     "max": lambda g: MessagePassing(g, "max", None, None),
     "std": lambda g: MessagePassing(g, "std", None, None),
     "pna, wider than its messages": lambda g: MessagePassing(g, "pna", None, None),
@@ -307,9 +307,9 @@ def arguments(dropout: float = 0.25) -> tuple[Any, ...]:
     """Those of `mpnn::run` for attention on a small graph, its tensors ready to be differentiated."""
     graph = arguments.graph = graphs.window(2).bind(6)  # type: ignore[attr-defined]  # held as long as its number is
     query, key, value = (torch.randn(3, 6, 2, 4, requires_grad=True) for _ in range(3))
-    slots = ("value", "seed", "query", "key")
-    form = repr(("auto", (), "Dot", slots, False, "", "softmax", "Sum", None, False))
-    return graph.token, [6, 6, 0, 6, 6], [value, torch.tensor(5), query, key], form, [dropout, 0.5, 0.0, 0.0], NEEDS
+    slots = ("value", "seed", "score_query", "score_key")
+    form = repr(("auto", (), "Dot", slots, ("scale",), (), "softmax", "Sum", None, False))
+    return graph.token, [6, 6, 0, 6, 6], [value, torch.tensor(5), query, key], form, [dropout, 0.5], NEEDS
 
 
 def test_torch_approves_of_the_operator() -> None:

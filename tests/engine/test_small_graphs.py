@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from mpnn import graphs, ops
-from mpnn.request.request import BiasTable, Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+from mpnn.request.tables import BiasTable
 
 EDGES = torch.tensor([[0, 1, 2, 2, 0], [1, 1, 0, 1, 3]])
 

@@ -271,8 +271,8 @@ def joined(join, count: int = 0, reverse: bool = False) -> Topology:
     return functools.reduce(lambda a, b: join(b, a), parts) if reverse else functools.reduce(join, parts)
 
 
-@pytest.mark.parametrize("join", [operator.or_, operator.and_, operator.sub], ids="|&-")
-def test_thousands_of_topologies_are_joined(join) -> None:
+@pytest.mark.parametrize("join", [operator.or_, operator.sub], ids="|-")
+def test_more_topologies_than_pythons_recursion_limit_are_joined(join) -> None:
     topology = joined(join)
     assert topology == joined(join)
     assert hash(topology) == hash(joined(join))
@@ -293,7 +293,7 @@ def test_thousands_of_topologies_are_joined(join) -> None:
 @pytest.mark.parametrize("join", [operator.or_, operator.and_, operator.sub], ids="|&-")
 def test_so_are_five_thousand(join, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "COUNT", 5000)
-    test_thousands_of_topologies_are_joined(join)
+    test_more_topologies_than_pythons_recursion_limit_are_joined(join)
 
 
 @pytest.mark.parametrize("join", [operator.or_, operator.and_])

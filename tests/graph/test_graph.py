@@ -74,8 +74,10 @@ def test_sorted_forms_hold_the_same_edges(structured: bool) -> None:
         numbers = torch.randn(2, graph.num_edges)
         there = sorted_edges.from_caller(numbers, dim=1)
         assert torch.equal(sorted_edges.to_caller(there, dim=1), numbers)
-    if structured:
-        assert graph.csr.edge_id is None  # already by destination
+
+
+def test_edges_of_a_structured_graph_are_already_sorted_by_destination() -> None:
+    assert (graphs.causal() & graphs.window(2)).bind(5, 4).csr.edge_id is None
 
 
 def test_edges_of_one_row_keep_their_order() -> None:

@@ -109,7 +109,7 @@ def test_large_graphs_are_sampled() -> None:
 def test_sources_in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = (graphs.window(2) | graphs.random(1)).bind(61)
     whole = graph.reach(2), graph.diameter()
-    monkeypatch.setattr(reachability, "_CHUNK", 1)
+    monkeypatch.setattr(reachability, "_CHUNK", 1)  # one source at a time: a graph that needs chunks is too slow here
     assert (graph.reach(2), graph.diameter()) == (pytest.approx(whole[0], abs=1e-12), whole[1])
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpnn import graphs, ops
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Table, as_relation
-from mpnn.request.request import BiasTable
+from mpnn.request.tables import BiasTable
 
 
 def classes(relation: Relation, num_dst: int, num_src: int) -> Tensor:

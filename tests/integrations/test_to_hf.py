@@ -6,6 +6,7 @@ import pickle
 import pytest
 import safetensors.torch
 import torch
+from error_bound import error_bound
 from hf_models import BATCH, LENGTH, OFFERED, call_of, made, tensors
 
 from mpnn import graphs
@@ -15,7 +16,7 @@ from mpnn.models import Bert, BertConfig, from_hf, to_hf
 transformers = pytest.importorskip("transformers")
 
 EVERY = torch.ones(BATCH, LENGTH, dtype=torch.bool)
-ROUNDED = 5e-5  # float32, as everywhere for models of transformers
+BOUND = error_bound(2, 24)
 HEADS = {
     *("BertForMaskedLM", "RobertaForSequenceClassification", "LongformerForTokenClassification"),
     *("BigBirdForPreTraining", "ReformerForQuestionAnswering", "XLNetLMHeadModel", "GPT2LMHeadModel"),
@@ -77,9 +78,9 @@ def test_what_was_trained_here_is_a_checkpoint_there(name, tmp_path):
     ours.save_pretrained(tmp_path)
     again, report = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())
-    assert differ(answers(again, call), found) < ROUNDED
+    assert differ(answers(again, call), found) < BOUND
     assert same(from_hf(again).state_dict(), ours.state_dict())
-    assert differ(answers(to_hf(ours), call), found) < ROUNDED
+    assert differ(answers(to_hf(ours), call), found) < BOUND
 
 
 @pytest.mark.parametrize("name", sorted(BARE | HEADS))

@@ -12,7 +12,9 @@ from mpnn.backends import edge_list
 from mpnn.backends.tiles import bias, cuda
 from mpnn.graph.relations import Offset
 from mpnn.kernels import flex, varlen
-from mpnn.request.request import BiasTable, Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+from mpnn.request.tables import BiasTable
 
 # Unfused on purpose: compiled, it takes half a minute.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")

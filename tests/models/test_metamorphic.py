@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mpnn import models
 
 SEED = int(os.environ.get("MPNN_FUZZ_SEED") or date.today().strftime("%Y%m%d"))
-CASES = [*range(2), *(pytest.param(case, marks=pytest.mark.slow) for case in range(2, 12))]
+CASES = [0, *(pytest.param(case, marks=pytest.mark.slow) for case in range(1, 12))]
 
 Run = Callable[[nn.Module], Outputs]
 """A model with its inputs."""

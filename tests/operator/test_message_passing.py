@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
-from mpnn.aggregate import NAMED, Diffusion
+from mpnn.aggregate import NAMED
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Terms, Typed
 from mpnn.graph import Graph
 from mpnn.position import EdgeBias, Table
@@ -59,7 +59,7 @@ MODELS: dict[str, Callable[[], MessagePassing]] = {
     "gin": lambda: MessagePassing(cora(), "sum", Add(MLP(8, 64), eps=0.0), None),
     "ggnn": lambda: MessagePassing(cora(), "sum", GRU(8), Typed(8, 8, relations=4)),
     "convolution": lambda: MessagePassing(graphs.neighborhood(4, 3, 1), "sum", None, Typed(8, 64, relations=9)),
-    "magna": lambda: MessagePassing(cora(), Diffusion(hops=6, alpha=0.1), PreNorm(8, FeedForward(8)), DotProduct(8, 2)),
+    "magna": lambda: MessagePassing(cora(), "sum", PreNorm(8, FeedForward(8)), DotProduct(8, 2), hops=6, teleport=0.1),
     "graphormer": lambda: layer(
         graphs.complete().with_relation(torch.randint(0, 5, (N, N))), position=Table(2, relations=5)
     ),
@@ -267,7 +267,13 @@ def test_edge_attributes_stay_with_the_edges_left() -> None:
         op(torch.ones(100, 1), return_weights=True)
 
 
-# ---------------------------------------------------------------------------------------- diffusion
+def test_a_function_computes_the_sources_from_prepared_features() -> None:
+    op = MessagePassing(graphs.causal(), "sum", PreNorm(8), DotProduct(8, 2))
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(op(x, source=lambda h: h.flip(1)), op(x, source=op.update.prepare(x).flip(1)))
+
+
+# ---------------------------------------------------------------------------------------- hops
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
@@ -275,7 +281,7 @@ def test_diffusion_is_its_formula(kv_heads: int) -> None:
     hops, alpha = 4, 0.3
     graph, x = cora(), torch.randn(2, N, 8, dtype=torch.float64)
     spec = DotProduct(8, 2, kv_heads=kv_heads).double()
-    out, weights = MessagePassing(graph, Diffusion(hops, alpha), None, spec)(x, return_weights=True)
+    out, weights = MessagePassing(graph, "sum", None, spec, hops=hops, teleport=alpha)(x, return_weights=True)
     src, dst = graph.edge_index
     matrix = torch.zeros(2, 2, N, N, dtype=torch.float64)
     for e in range(graph.num_edges):
@@ -288,18 +294,35 @@ def test_diffusion_is_its_formula(kv_heads: int) -> None:
 
 
 def test_diffusion_of_fixed_weights() -> None:
-    """APPNP (Gasteiger et al. 2019) is Diffusion of GCN's weights."""
+    """APPNP (Gasteiger et al. 2019) propagates with GCN's weights."""
     graph, x = cora(), torch.randn(N, 8)
     spec = Degree(8, 4, bias=False)
     one_hop = MessagePassing(graph, "sum", None, spec)(x)
-    out = MessagePassing(graph, Diffusion(hops=1, alpha=0.2), None, spec)(x)
+    out = MessagePassing(graph, "sum", None, spec, teleport=0.2)(x)
     torch.testing.assert_close(out, 0.8 * one_hop + 0.2 * spec.to_value(x))
 
 
-def test_diffusion_refuses_what_it_cannot_mean() -> None:
-    with pytest.raises(ValueError, match="use an attention that computes weights"):
-        MessagePassing(graphs.complete(), Diffusion(2, 0.5))(torch.randn(3, 8))
-    op = MessagePassing(graphs.complete(), Diffusion(2, 0.5), None, DotProduct(8, 2))
+@pytest.mark.parametrize("aggregate", ["sum", "mean", "max"])
+def test_hops_without_attention_repeat_the_aggregation(aggregate: str) -> None:
+    graph, x = cora(), torch.randn(2, N, 8)
+    one_hop = MessagePassing(graph, aggregate)
+    out = MessagePassing(graph, aggregate, hops=2, teleport=0.25)(x)
+    first = 0.75 * one_hop(x) + 0.25 * x
+    torch.testing.assert_close(out, 0.75 * one_hop(first) + 0.25 * x)
+
+
+def test_every_hop_restores_the_expectation_of_dropped_edges() -> None:
+    op = MessagePassing(graphs.complete().bind(400), edge_dropout=0.5, hops=2)
+    out = op(torch.full((400, 1), 1 / 400))
+    torch.testing.assert_close(out.mean(), torch.tensor(400.0), rtol=0.02, atol=0)
+
+
+def test_hops_refuse_two_sets_of_nodes() -> None:
+    with pytest.raises(ValueError, match="hops must be an integer of at least 1; got 0"):
+        MessagePassing(graphs.complete(), hops=0)
+    with pytest.raises(ValueError, match=r"teleport must lie in \[0, 1\]; got 2"):
+        MessagePassing(graphs.complete(), teleport=2)
+    op = MessagePassing(graphs.complete(), "sum", None, DotProduct(8, 2), hops=2, teleport=0.5)
     with pytest.raises(ValueError, match="one set of nodes; the graph is 3 x 5"):
         op(torch.randn(3, 8), source=torch.randn(5, 8))
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 import mpnn
 from mpnn import MessagePassing, attention, graphs, models, ops, position, update
 from mpnn.backends import BACKENDS
-from mpnn.request.request import AdditiveV2Score, Dot, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveV2Score, Dot, LeakyReLU
 
 RULE = graphs.window(1)
 GRAPH = RULE.bind(5)

@@ -5,13 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from error_bound import error_bound
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
 from mpnn.models.layers.positions import binary, normalised, sinusoid, sinusoidal
 from mpnn.position import T5, ALiBi, Rotary, Shaw
 
-EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
+EXACT = error_bound(1, 16, torch.float64)
+BOUND = error_bound(1, 16)
 DOUBLE = torch.float64
 
 
@@ -74,7 +76,7 @@ def test_products_of_sinusoids_tell_the_offset_alone():
 def test_halves_are_those_of_marian(dim, measured):
     marian = pytest.importorskip("transformers.models.marian.modeling_marian")
     theirs = marian.MarianSinusoidalPositionalEmbedding(100, dim).create_weight()
-    measured("Positional encodings", "Hugging Face Marian", largest(theirs - sinusoidal(100, dim, halves=True)))
+    measured("Positional encodings", "Hugging Face Marian", largest(theirs - sinusoidal(100, dim, halves=True)), BOUND)
 
 
 # ------------------------------------------------------------------------------------------------ counter-examples
@@ -132,7 +134,7 @@ def test_t5_biases_are_those_of_t5(decoder, measured):
     with torch.no_grad():
         ours.table.copy_(theirs.relative_attention_bias.weight.normal_())
         found, expected = dense(ours, graphs.complete().bind(200)), theirs.compute_bias(200, 200)[0]
-    measured("Positional encodings", "Hugging Face T5", largest(found - expected))
+    measured("Positional encodings", "Hugging Face T5", largest(found - expected), BOUND)
 
 
 @pytest.mark.parametrize("heads", [4, 6, 12])
@@ -140,7 +142,7 @@ def test_alibi_biases_are_those_of_mpt(heads, measured):
     mpt = pytest.importorskip("transformers.models.mpt.modeling_mpt")
     theirs = mpt.build_mpt_alibi_tensor(heads, 60).flatten(1)  # of the last node, which hears all
     found = dense(ALiBi(heads), graphs.causal().bind(60))[:, -1]
-    measured("Positional encodings", "Hugging Face MPT (ALiBi)", largest(found - theirs))
+    measured("Positional encodings", "Hugging Face MPT (ALiBi)", largest(found - theirs), BOUND)
 
 
 def test_rotary_turns_are_those_of_llama(measured):
@@ -150,7 +152,8 @@ def test_rotary_turns_are_those_of_llama(measured):
     cos, sin = llama.LlamaRotaryEmbedding(config)(query, torch.arange(60)[None])
     theirs = llama.apply_rotary_pos_emb(query, key, cos, sin, unsqueeze_dim=2)
     ours = Rotary(8).turn(query, key, graphs.causal().bind(60))
-    measured("Positional encodings", "Hugging Face Llama (rotary)", max(map(largest, map(torch.sub, ours, theirs))))
+    error = max(map(largest, map(torch.sub, ours, theirs)))
+    measured("Positional encodings", "Hugging Face Llama (rotary)", error, BOUND)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -173,4 +176,4 @@ def test_shaw_is_the_formula(dtype, measured):
     if dtype == torch.float64:
         assert error < EXACT
     else:
-        measured("Positional encodings", "formula", error)
+        measured("Positional encodings", "formula", error, BOUND)

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 
 from mpnn import graphs, ops
 from mpnn.graph.relations import Offset
-from mpnn.request.request import AdditiveScore, BiasTable, Dot, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, Dot, LeakyReLU
+from mpnn.request.tables import BiasTable
 
 
 def features() -> list[Tensor]:

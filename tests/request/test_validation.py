@@ -11,7 +11,9 @@ from mpnn import MessagePassing, graphs, ops, position
 from mpnn.attention import Additive, AdditiveV2, Attention, DotProduct, Terms, Typed
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
-from mpnn.request.request import AdditiveScore, AdditiveV2Score, BiasTable, Dot, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.request.tables import BiasTable
 from mpnn.update import Add, Concat, PostNorm, PreNorm, Update
 
 GRAPH = graphs.from_edges(torch.tensor([[0, 1, 2, 4], [1, 0, 0, 2]]), num_dst=3, num_src=5)
@@ -455,7 +457,7 @@ class Own(Attention):
         (
             lambda src, graph: Terms(src.unsqueeze(-2), src @ src.mT),
             TypeError,
-            "score is a Dot, AdditiveScore or AdditiveV2Score; got Tensor: pass any other score as a bias",
+            "score must be a dataclass with `roles` and `logits`, as mpnn.request.scores.Dot; got Tensor: pass logits",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from mpnn import MessagePassing, graphs, models
 from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.models.text import sparse_transformer
-from mpnn.models.text.reformer_hashing import Chunks
+from mpnn.models.text.reformer import Chunks
 from mpnn.update import MLP, Add
 
 IN, EDGE, TYPES, CLASSES = 6, 3, 3, 4
@@ -225,6 +225,10 @@ def whole_sentences(generator: torch.Generator, batch: int) -> Rows:
     return sentences(generator, batch)[:1]
 
 
+def with_padding(model: nn.Module, tokens: Tensor, token_mask: Tensor) -> Any:
+    return model(tokens, padding_mask=~token_mask)
+
+
 def pairs_of_sentences(generator: torch.Generator, batch: int) -> Rows:
     """Sources, which of their places hold tokens, and targets."""
     source, keep = sentences(generator, batch)
@@ -287,8 +291,8 @@ LINFORMER = models.LinformerConfig(**BERT, landmarks=4)
 PERFORMER = models.PerformerConfig(**GPT, features=32)
 
 ROWS: dict[str, OnRows] = {
-    "Bert": OnRows(lambda: models.Bert(SMALL), sentences, lambda m, *rows: m(*rows).last),
-    "BigBird": OnRows(lambda: models.BigBird(SMALL, block=2), sentences, lambda m, *rows: m(*rows).last),
+    "Bert": OnRows(lambda: models.Bert(SMALL), sentences, lambda m, *rows: with_padding(m, *rows).last),
+    "BigBird": OnRows(lambda: models.BigBird(SMALL, block=2), sentences, lambda m, *rows: with_padding(m, *rows).last),
     "Convolution": OnRows(lambda: models.Convolution(3, 5, 3, padding=1), images, lambda m, x: m(x)),
     "DeepNet": OnRows(lambda: models.DeepNet(models.GPTConfig(**GPT)), whole_sentences, lambda m, x: m(x)),
     "GPT": OnRows(lambda: models.GPT(VOCABULARY, DIM, 2, 2, context=CONTEXT), whole_sentences, lambda m, x: m(x)),
@@ -301,29 +305,33 @@ ROWS: dict[str, OnRows] = {
     ),
     "LinformerEncoder": OnRows(lambda: models.LinformerEncoder(LINFORMER), whole_sentences, lambda m, x: m(x).last),
     "Llama": OnRows(lambda: models.Llama(models.LlamaConfig(**BERT, kv_heads=1)), whole_sentences, lambda m, x: m(x)),
-    "Longformer": OnRows(lambda: models.Longformer(SMALL, graphs.window(2)), sentences, lambda m, *rows: m(*rows).last),
+    "Longformer": OnRows(
+        lambda: models.Longformer(SMALL, graphs.window(2)), sentences, lambda m, *rows: with_padding(m, *rows).last
+    ),
     "MAE": OnRows(
         lambda: models.MAE(models.MAEConfig(**VIT, **PAINTER)), images_and_noise, lambda m, *rows: m(*rows).pixels
     ),
-    "MaskedLM": OnRows(lambda: models.MaskedLM(models.Bert(SMALL, pooler=False)), sentences, lambda m, *r: m(*r)),
+    "MaskedLM": OnRows(
+        lambda: models.MaskedLM(models.Bert(SMALL, pooler=False)), sentences, lambda m, *r: with_padding(m, *r)
+    ),
     "Performer": OnRows(lambda: models.Performer(PERFORMER), whole_sentences, lambda m, x: m(x)),
     "PerformerEncoder": OnRows(
         lambda: models.PerformerEncoder(models.PerformerEncoderConfig(**BERT, features=32)),
         sentences,
-        lambda m, *rows: m(*rows).last,
+        lambda m, *rows: with_padding(m, *rows).last,
     ),
-    "Reformer": OnRows(lambda: models.Reformer(HASHED), sentences, lambda m, *rows: m(*rows).last),
-    "ReformerLM": OnRows(lambda: models.ReformerLM(HASHED), sentences, lambda m, *rows: m(*rows)),
+    "Reformer": OnRows(lambda: models.Reformer(HASHED), sentences, lambda m, *rows: with_padding(m, *rows).last),
+    "ReformerLM": OnRows(lambda: models.ReformerLM(HASHED), sentences, lambda m, *rows: with_padding(m, *rows)),
     "RelationalMLP": OnRows(
         lambda: models.RelationalMLP(DIM, CLASSES, 16, 2, nodes=8, graph=graphs.window(1)), vectors, lambda m, x: m(x)
     ),
     "SentenceClassifier": OnRows(
-        lambda: models.SentenceClassifier(models.Bert(SMALL), 3), sentences, lambda m, *rows: m(*rows)
+        lambda: models.SentenceClassifier(models.Bert(SMALL), 3), sentences, lambda m, *rows: with_padding(m, *rows)
     ),
     "Seq2Seq": OnRows(
         lambda: models.Seq2Seq(VOCABULARY, VOCABULARY, 8, DIM),
         pairs_of_sentences,
-        lambda m, source, keep, target: m(source, target, keep),
+        lambda m, source, keep, target: m(source, target, source_padding_mask=~keep),
     ),
     "SparseTransformer": OnRows(
         lambda: models.SparseTransformer(models.GPTConfig(**GPT), sparse_transformer.strided_patterns(3), "heads"),
@@ -335,12 +343,12 @@ ROWS: dict[str, OnRows] = {
     "TokenClassifier": OnRows(
         lambda: models.TokenClassifier(models.Bert(SMALL, graphs.window(2), pooler=False), 3),
         sentences,
-        lambda m, *rows: m(*rows),
+        lambda m, *rows: with_padding(m, *rows),
     ),
     "Transformer": OnRows(
         lambda: models.Transformer(BOTH),
         pairs_of_sentences,
-        lambda m, source, keep, target: m(source, target, keep),
+        lambda m, source, keep, target: m(source, target, source_padding_mask=~keep),
     ),
     "TransformerXL": OnRows(
         lambda: models.TransformerXL(VOCABULARY, DIM, 2, 2, remember=CONTEXT), whole_sentences, lambda m, x: m(x)[0]
@@ -369,7 +377,7 @@ class Causal(NamedTuple):
 
 
 SOURCE = torch.arange(2, 8).expand(2, -1)
-LENGTHS = torch.arange(6) < torch.tensor([[6], [4]])
+PADDING = torch.arange(6) >= torch.tensor([[6], [4]])
 
 
 def with_cache(model: Any, pieces: list[Tensor]) -> Tensor:
@@ -378,12 +386,12 @@ def with_cache(model: Any, pieces: list[Tensor]) -> Tensor:
 
 
 def translated(model: Any, pieces: list[Tensor]) -> Tensor:
-    cache, memory = KVCache(CONTEXT), model.encode(SOURCE, LENGTHS)
+    cache, memory = KVCache(CONTEXT), model.encode(SOURCE, padding_mask=PADDING)
     return torch.cat([model.logits(model.decode(piece, memory, cache=cache).last) for piece in pieces], 1)
 
 
 def aligned(model: Any, pieces: list[Tensor]) -> Tensor:
-    heard = model.encode(SOURCE, LENGTHS)
+    heard = model.encode(SOURCE, padding_mask=PADDING)
     state, logits = heard.state, []
     for word in torch.cat(pieces, 1).unbind(1):
         step, state, _ = model.step(word, state, heard)
@@ -404,7 +412,7 @@ def whole(model: Any, tokens: Tensor) -> Tensor:
 
 
 def of_source(model: Any, tokens: Tensor) -> Tensor:
-    return model(SOURCE, tokens, LENGTHS)
+    return model(SOURCE, tokens, source_padding_mask=PADDING)
 
 
 CAUSAL: dict[str, Causal] = {

@@ -18,7 +18,9 @@ from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import cuda_attention, cuda_reduce
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
-from mpnn.request.request import AdditiveScore, AdditiveV2Score, BiasTable, Dot, EmbeddingTable, LeakyReLU, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.request.tables import BiasTable, EmbeddingTable
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MARKS = [

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mpnn import graphs, models
 from mpnn.models.text import sparse_transformer
-from mpnn.models.text.reformer_hashing import Chunks
+from mpnn.models.text.reformer import Chunks
 
 NODES, IN, CLASSES = 12, 6, 3
 DRAW = torch.Generator().manual_seed(0)
@@ -25,7 +25,7 @@ NEAR = models.intimate_subgraphs(PLAIN, 4)
 X = torch.randn(NODES, IN, generator=DRAW)
 IMAGES = torch.rand(2, 3, 16, 16, generator=DRAW)
 TOKENS = torch.randint(3, 17, (2, 9), generator=DRAW)
-KEEP = torch.arange(9) < torch.tensor([[9], [5]])
+PADDING = torch.arange(9) >= torch.tensor([[9], [5]])
 
 BERT: dict[str, Any] = {"vocabulary": 17, "dim": 16, "layers": 2, "heads": 2, "hidden": 32, "context": 12}
 GPT: dict[str, Any] = {"vocabulary": 17, "dim": 16, "layers": 2, "heads": 2, "context": 12}
@@ -43,8 +43,8 @@ BOTH = models.TransformerConfig(
 Make, Call = Callable[[], models.Model], Callable[[Any], Tensor]
 EVERY: dict[str, tuple[Make, Call]] = {
     "ArrivalTimes": (lambda: models.ArrivalTimes(IN, 3, 8), lambda m: m(X, X[:, 0].abs(), FEATURED, HALVES)[1]),
-    "Bert": (lambda: models.Bert(SMALL), lambda m: m(TOKENS, KEEP).pooled),
-    "BigBird": (lambda: models.BigBird(SMALL, block=2), lambda m: m(TOKENS, KEEP).pooled),
+    "Bert": (lambda: models.Bert(SMALL), lambda m: m(TOKENS, padding_mask=PADDING).pooled),
+    "BigBird": (lambda: models.BigBird(SMALL, block=2), lambda m: m(TOKENS, padding_mask=PADDING).pooled),
     "Convolution": (lambda: models.Convolution(3, 5, 3, padding=1), lambda m: m(IMAGES)),
     "DeepNet": (lambda: models.DeepNet(models.GPTConfig(**GPT)), lambda m: m(TOKENS)),
     "DistMult": (
@@ -72,28 +72,34 @@ EVERY: dict[str, tuple[Make, Call]] = {
         lambda m: m(TOKENS).pooled,
     ),
     "Llama": (lambda: models.Llama(models.LlamaConfig(**BERT, kv_heads=1)), lambda m: m(TOKENS)),
-    "Longformer": (lambda: models.Longformer(SMALL, graphs.window(2)), lambda m: m(TOKENS, KEEP).pooled),
+    "Longformer": (
+        lambda: models.Longformer(SMALL, graphs.window(2)),
+        lambda m: m(TOKENS, padding_mask=PADDING).pooled,
+    ),
     "MAE": (lambda: models.MAE(models.MAEConfig(**VIT, **PAINTER)), lambda m: m(IMAGES, IMAGES[:, 0, 0]).pixels),
     "MAGNA": (lambda: models.MAGNA(IN, CLASSES, 16, 2, 2, relations=3), lambda m: m(X, CLASSED)),
     "MPNN": (lambda: models.MPNN(IN, 3, CLASSES, 16), lambda m: m(X, FEATURED, pool=HALVES)),
-    "MaskedLM": (lambda: models.MaskedLM(models.Bert(SMALL, pooler=False)), lambda m: m(TOKENS, KEEP)),
+    "MaskedLM": (lambda: models.MaskedLM(models.Bert(SMALL, pooler=False)), lambda m: m(TOKENS, padding_mask=PADDING)),
     "MoNet": (lambda: models.MoNet(IN, CLASSES), lambda m: m(X, PLAIN)),
     "PNA": (lambda: models.PNA(IN, CLASSES, 16, 2, towers=2, edge_dim=3), lambda m: m(X, FEATURED, pool=HALVES)),
     "PairMLP": (lambda: models.LinkPredictor(models.GCN(IN, 8), models.PairMLP(8)), lambda m: m(X, EDGES, PLAIN)),
     "Performer": (lambda: models.Performer(models.PerformerConfig(**GPT, features=32)), lambda m: m(TOKENS)),
     "PerformerEncoder": (
         lambda: models.PerformerEncoder(models.PerformerEncoderConfig(**BERT, features=32)),
-        lambda m: m(TOKENS, KEEP).pooled,
+        lambda m: m(TOKENS, padding_mask=PADDING).pooled,
     ),
     "PinSage": (lambda: models.PinSage(IN, CLASSES), lambda m: m(X, VISITED)),
     "RGCN": (lambda: models.RGCN(IN, CLASSES, 3, bases=2), lambda m: m(X, CLASSED)),
-    "ReformerLM": (lambda: models.ReformerLM(HASHED), lambda m: m(TOKENS, KEEP)),
+    "ReformerLM": (lambda: models.ReformerLM(HASHED), lambda m: m(TOKENS, padding_mask=PADDING)),
     "RelationalMLP": (
         lambda: models.RelationalMLP(IN, CLASSES, 12, 2, nodes=6, graph=graphs.window(1)),
         lambda m: m(X),
     ),
-    "SentenceClassifier": (lambda: models.SentenceClassifier(models.Bert(SMALL), 3), lambda m: m(TOKENS, KEEP)),
-    "Seq2Seq": (lambda: models.Seq2Seq(17, 17, 8, 16), lambda m: m(TOKENS, TOKENS[:, :4], KEEP)),
+    "SentenceClassifier": (
+        lambda: models.SentenceClassifier(models.Bert(SMALL), 3),
+        lambda m: m(TOKENS, padding_mask=PADDING),
+    ),
+    "Seq2Seq": (lambda: models.Seq2Seq(17, 17, 8, 16), lambda m: m(TOKENS, TOKENS[:, :4], source_padding_mask=PADDING)),
     "SparseTransformer": (
         lambda: models.SparseTransformer(models.GPTConfig(**GPT), sparse_transformer.strided_patterns(3), "heads"),
         lambda m: m(TOKENS),
@@ -104,9 +110,9 @@ EVERY: dict[str, tuple[Make, Call]] = {
     ),
     "TokenClassifier": (
         lambda: models.TokenClassifier(models.Bert(SMALL, graphs.window(2), pooler=False), 3),
-        lambda m: m(TOKENS, KEEP),
+        lambda m: m(TOKENS, padding_mask=PADDING),
     ),
-    "Transformer": (lambda: models.Transformer(BOTH), lambda m: m(TOKENS, TOKENS[:, :4], KEEP)),
+    "Transformer": (lambda: models.Transformer(BOTH), lambda m: m(TOKENS, TOKENS[:, :4], source_padding_mask=PADDING)),
     "TransformerXL": (lambda: models.TransformerXL(17, 16, 2, 2, remember=4), lambda m: m(TOKENS, m(TOKENS)[1])[0]),
     "VAIN": (lambda: models.VAIN(IN, CLASSES), lambda m: m(X)),
     "ViT": (lambda: models.ViT(models.ViTConfig(**VIT), graphs.neighborhood(4, 4, 1)), lambda m: m(IMAGES).pooled),

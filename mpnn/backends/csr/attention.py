@@ -7,6 +7,7 @@ Torch operations pad widths to whole vectors and cast 16-bit features to float32
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,23 +16,18 @@ from torch.nn import functional as F
 from mpnn.aggregate import Mean, Sum
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.csr import edges
+from mpnn.graph import Graph
 from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
-from mpnn.kernels.row_attention import LANES, NORMALIZERS, Spec, Tensors
-from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
+from mpnn.kernels.row_attention import LANES, Spec, Tensors
+from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.request import rng
-from mpnn.request.request import (
-    Activation,
-    AdditiveScore,
-    AdditiveV2Score,
-    Dot,
-    EmbeddingTable,
-    LeakyReLU,
-    PerEdge,
-    Request,
-)
+from mpnn.request.request import Request
+from mpnn.request.scores import Activation, fused_form, slope_of
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 _BEYOND_CACHE = 1 << 24  # bytes of features
+KINDS = {"dot": DOT, "additive": ADDITIVE, "activated": ACTIVATED}
 
 
 def supports(request: Request) -> str | None:
@@ -42,17 +38,16 @@ def supports(request: Request) -> str | None:
         return f"it has no kernels for {value.dtype}"
     if type(request.reduce) not in (Sum, Mean):
         return "its attention sums messages or takes their mean, and cannot aggregate them otherwise"
-    if type(score) not in (Dot, AdditiveScore, AdditiveV2Score, type(None)):
+    fused = fused_form(score)
+    if score is not None and fused is None:
         return f"it has no kernel for {type(score).__name__}"
     if request.heads == 0:
         return "there is no head to compute"
-    if isinstance(score, (AdditiveScore, AdditiveV2Score)) and slope_of(score.activation) is None:
-        return f"its additive scores support LeakyReLU and tanh, and it cannot compile {_name_of(score.activation)}"
+    if fused and slope_of(fused.activation) is None:
+        return f"its additive scores support LeakyReLU and tanh, and it cannot compile {_name_of(fused.activation)}"
     vectors = [("edge_value", request.edge_value, value.shape[-1])]
-    if isinstance(score, Dot):
-        vectors.append(("edge_key", score.edge_key, score.query.shape[-1]))
-    if isinstance(score, AdditiveV2Score):
-        vectors.append(("edge", score.edge, score.dst.shape[-1]))
+    if fused and fused.kind != "additive":
+        vectors.append(("edge_key" if fused.kind == "dot" else "edge", fused.edge, fused.dst.shape[-1]))
     for name, data, width in vectors:
         numbers = None if data is None else _numbers(data)
         if numbers is not None and numbers.shape[-1] != width:
@@ -64,10 +59,10 @@ def supports(request: Request) -> str | None:
 
 def counts(request: Request) -> dict[str, float]:
     """Edges, edges times heads, and the components that each edge gathers from its two ends."""
-    graph, batch, score = request.graph, request.batch.numel(), request.score
+    graph, batch, fused = request.graph, request.batch.numel(), fused_form(request.score)
     width = request.heads * request.value.shape[-1]
     edges, nodes = float(graph.num_edges * batch), max(graph.num_dst, graph.num_src)
-    gathered = edges * width * (2 if isinstance(score, (Dot, AdditiveV2Score)) else 1)
+    gathered = edges * width * (2 if fused and fused.kind != "additive" else 1)
     # features that exceed the cache are read from memory for each edge
     far = nodes * width * (torch.finfo(request.accumulate_dtype).bits // 8) > _BEYOND_CACHE
     operations = {"attention": 1.0, "scored edge": edges, "scored head": edges * request.heads}
@@ -75,9 +70,9 @@ def counts(request: Request) -> dict[str, float]:
         "far gathered number" if far else "gathered number": gathered,
         "attending number": float(nodes * batch * width),
     }
-    if isinstance(score, AdditiveV2Score):
+    if fused and fused.kind == "activated":
         operations["activated number"] = edges * width
-    added = (request.edge_value, score.edge_key if isinstance(score, Dot) else None)
+    added = (request.edge_value, fused.edge if fused and fused.kind == "dot" else None)
     if vectors := sum(vector is not None for vector in added):
         operations["vector number"] = edges * width * vectors
     if request.dropout:
@@ -91,24 +86,22 @@ def estimate(request: Request) -> Estimate:
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    graph, score, dtype = request.graph, request.score, request.accumulate_dtype
+    graph, dtype = request.graph, request.accumulate_dtype
     bias, table = _biases(request)
     dst = src = vector = edge_key = edge_term = None
-    kind, scale, softcap, slope = CONSTANT, 1.0, 0.0, 1.0
-    if isinstance(score, Dot):
-        kind, scale, softcap, edge_key = DOT, score.scale, score.softcap or 0.0, score.edge_key
-        dst, src = _pad(score.query, dtype), _pad(score.key, dtype)
-    elif isinstance(score, AdditiveScore):
-        kind, edge_term = ADDITIVE, score.edge
-        dst, src = score.dst.to(dtype), score.src.to(dtype)
-    elif isinstance(score, AdditiveV2Score):
-        kind, edge_key = ACTIVATED, score.edge
-        dst, src, vector = (_pad(x, dtype) for x in (score.dst, score.src, score.vector))
+    kind, scale, softcap = CONSTANT, 1.0, 0.0
+    slope: Any = 1.0
+    fused = fused_form(request.score)
+    if fused is not None:
+        kind, scale, softcap, pad = KINDS[fused.kind], fused.scale, fused.softcap or 0.0, fused.kind != "additive"
+        dst, src = (_pad(x, dtype) if pad else x.to(dtype) for x in (fused.dst, fused.src))
+        edge = _expand(fused.edge, graph) if fused.kind != "dot" else fused.edge
+        edge_key, edge_term = (edge, None) if pad else (None, edge)
+        vector = None if fused.vector is None else _pad(fused.vector, dtype)
+        slope = slope_of(fused.activation)
     elif request.weighted:
         scale = 0.0  # the logits are the biases
-    tanh = isinstance(score, AdditiveScore | AdditiveV2Score) and slope_of(score.activation) == "tanh"
-    if isinstance(score, AdditiveScore | AdditiveV2Score) and not tanh:
-        slope = float(slope_of(score.activation))  # type: ignore[arg-type]
+    tanh = slope == "tanh"
     on_edges: dict[str, PerEdge | None] = {
         "edge_key": edge_key, "edge_value": request.edge_value, "edge_term": edge_term, "bias": bias, "table": table
     }  # fmt: skip
@@ -121,7 +114,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         NORMALIZERS[request.normalize if request.weighted else "none"],
         scale,
         softcap,
-        slope,
+        1.0 if tanh else slope,
         tanh,
         *_dropout(request),
         request.return_weights,
@@ -138,13 +131,17 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 
 def _biases(request: Request) -> tuple[Tensor | None, EmbeddingTable | None]:
     """All biases as one tensor in the caller's order and one table. Further tables are expanded to edges."""
-    csr = request.graph.csr
     tables = [b for b in request.bias if isinstance(b, EmbeddingTable)]
-    expanded = [
-        csr.to_caller(b.table.to(request.accumulate_dtype).index_select(0, b.ids(request.graph))) for b in tables[1:]
-    ]
+    expanded = [_expand(b, request.graph) for b in tables[1:]]
     tensors = [x.to(request.accumulate_dtype) for x in (*(b for b in request.bias if isinstance(b, Tensor)), *expanded)]
     return sum(tensors[1:], tensors[0]) if tensors else None, tables[0] if tables else None
+
+
+def _expand(data: PerEdge | None, graph: Graph) -> Tensor | None:
+    """A table by edge type as a tensor with a row for each edge, in the caller's order."""
+    if not isinstance(data, EmbeddingTable):
+        return data
+    return graph.csr.to_caller(data.table.index_select(0, data.ids(graph)))
 
 
 def _numbers(data: PerEdge) -> Tensor:
@@ -159,16 +156,7 @@ def _dropout(request: Request) -> tuple[Tensor | None, float]:
     return rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads)), request.dropout
 
 
-def slope_of(activation: Activation) -> float | str | None:
-    """The slope of a LeakyReLU, "tanh", or None for any other activation."""
-    if isinstance(activation, LeakyReLU):
-        return activation.slope
-    if activation is F.leaky_relu:
-        return 0.01
-    return "tanh" if activation in (torch.tanh, F.tanh) else None
-
-
-def _name_of(activation: Activation) -> str:
+def _name_of(activation: Activation | None) -> str:
     return getattr(activation, "__name__", type(activation).__name__)
 
 

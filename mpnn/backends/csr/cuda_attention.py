@@ -14,9 +14,11 @@ from torch import Tensor
 from mpnn.aggregate import Mean
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.csr import attention, on_device
-from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
+from mpnn.kernels.row_spec import CONSTANT, NORMALIZERS
 from mpnn.request import rng
-from mpnn.request.request import AdditiveScore, AdditiveV2Score, Dot, PerEdge, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import fused_form, slope_of
+from mpnn.request.tables import PerEdge
 
 
 def supports(request: Request) -> str | None:
@@ -27,12 +29,10 @@ def counts(request: Request) -> Counts:
     """Bytes moved by the forward pass: the features that each edge gathers from its source, its index and biases, and
     the results of each node."""
     graph, batch, size = request.graph, request.batch.numel(), request.value.element_size()
-    value = request.value.shape[-2:].numel()
-    source = {
-        Dot: lambda score: score.key.shape[-2:].numel(),
-        AdditiveScore: lambda score: score.src.shape[-1],
-        AdditiveV2Score: lambda score: score.src.shape[-2:].numel(),
-    }.get(type(request.score), lambda score: 0)(request.score)
+    value, source = request.value.shape[-2:].numel(), 0
+    for name, role in () if request.score is None else request.score.roles.items():
+        if role.of == "src":
+            source += getattr(request.score, name).shape[-role.trailing :].numel()
     biases = sum(x.shape[-1] * 4 for x in request.bias if isinstance(x, Tensor))
     edges = graph.num_edges * batch * ((value + source) * size + biases + 8)
     nodes = graph.num_dst * batch * request.heads * (2 * request.value.shape[-1] * size + 4)
@@ -83,31 +83,22 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 
 def _score(request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors of nodes and of the score as fields of `Given`, and the options of the score as fields of `Spec`."""
-    score, heads, value = request.score, request.heads, _entries(request.value, request)
-    options: dict[str, Any]
-    if isinstance(score, Dot):
-        query, key = _entries(score.query, request), _entries(score.key, request)
-        if key.shape[2] != value.shape[2]:
-            key, value = _repeat(key, heads), _repeat(value, heads)
-        features, options = {"value": value, "dst": query, "src": key}, {"kind": DOT, "scale": score.scale}
-        options["cap"] = score.softcap or 0.0
-        if score.edge_key is not None:
-            features["edge"], options["edge_classes"] = _vectors(score.edge_key, request)
-        return features, options
+    value, heads = _entries(request.value, request), request.heads
+    score = fused_form(request.score)
     if score is None:
         return {"value": value}, {"kind": CONSTANT, "scale": 0.0 if request.weighted else 1.0}
-    slope = attention.slope_of(score.activation)
-    options = {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
-    features = {"value": _repeat(value, heads)}
-    if isinstance(score, AdditiveScore):
-        features |= {"dst": _entries(score.dst[..., None], request), "src": _entries(score.src[..., None], request)}
-        if score.edge is not None:
-            features["before"] = on_device.per_edge(score.edge, heads, request)
-        return features, {"kind": ADDITIVE, **options}
-    features |= {"dst": _entries(score.dst, request), "src": _entries(score.src, request), "vector": score.vector}
-    if score.edge is not None:
-        features["edge"] = on_device.per_edge(score.edge, heads, request, trailing=2)
-    return features, {"kind": ACTIVATED, **options}
+    slope = slope_of(score.activation)
+    options: dict[str, Any] = {"kind": attention.KINDS[score.kind], "scale": score.scale, "cap": score.softcap or 0.0}
+    options |= {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
+    dst, src = (_entries(x if score.kind != "additive" else x[..., None], request) for x in (score.dst, score.src))
+    if src.shape[2] != value.shape[2]:  # the kernel groups both or neither
+        src, value = _repeat(src, heads), _repeat(value, heads)
+    features = {"value": value, "dst": dst, "src": src, "vector": score.vector}
+    if score.edge is not None and score.kind == "additive":
+        features["before"] = on_device.per_edge(on_device.numbers(score.edge, request), heads, request)
+    elif score.edge is not None:
+        features["edge"], options["edge_classes"] = _vectors(score.edge, request)
+    return features, options
 
 
 def _vectors(data: PerEdge, request: Request) -> tuple[Tensor, Any]:

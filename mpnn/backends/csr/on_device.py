@@ -12,7 +12,8 @@ from mpnn.graph import Graph
 from mpnn.graph.csr import CSR, sorted_by
 from mpnn.kernels.cuda.schedule import Sorted
 from mpnn.kernels.cuda.shapes import WIDEST
-from mpnn.request.request import EmbeddingTable, PerEdge, Request
+from mpnn.request.request import Request
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _OLDEST = 3, 7  # Triton version; older ones do not accept tuples that hold None
@@ -62,23 +63,19 @@ def per_edge(x: Tensor, heads: int, request: Request, trailing: int = 1) -> Tens
 
 
 def biases(request: Request) -> Tensor | None:
-    """The sum of all biases in the caller's edge order. Tables are expanded to E x H."""
-    graph, parts = request.graph, [b for b in request.bias if isinstance(b, Tensor)]
-    parts = [b.to(request.accumulate_dtype) for b in parts] + [
-        _spread(b, graph, request.accumulate_dtype) for b in _tables(request.bias)
-    ]
+    """The sum of all biases in the caller's edge order."""
+    parts = [numbers(b, request) for b in request.bias]
     return sum(parts[1:], parts[0]) if parts else None
 
 
-def _tables(bias: tuple[PerEdge, ...]) -> list[EmbeddingTable]:
-    return [b for b in bias if isinstance(b, EmbeddingTable)]
-
-
-def _spread(table: EmbeddingTable, graph: Graph, dtype: torch.dtype) -> Tensor:
-    """Each edge's entry of the table, [E, H], in the caller's order."""
+def numbers(data: PerEdge, request: Request) -> Tensor:
+    """The numbers of each edge, [..., E, H] in the caller's order. Tables are expanded."""
+    if isinstance(data, Tensor):
+        return data.to(request.accumulate_dtype)
     from mpnn.kernels.cuda.row_reduce import Spread
 
-    out: Tensor = Spread.apply(table.table.to(dtype), ids(table, graph), by_class(table, graph))
+    graph, table = request.graph, data.table.to(request.accumulate_dtype)
+    out: Tensor = Spread.apply(table, ids(data, graph), by_class(data, graph))
     return out
 
 

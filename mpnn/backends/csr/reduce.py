@@ -16,12 +16,13 @@ from torch import Tensor
 
 from mpnn.aggregate import Composed, Max, Mean, Min, Sum, Var
 from mpnn.backends.cost_model import Estimate, both_ways, priced
-from mpnn.graph import Graph
 from mpnn.backends.csr import edges
+from mpnn.graph import Graph
 from mpnn.kernels import combine
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_reduce import Associative, RowReduce
-from mpnn.request.request import EmbeddingTable, Request
+from mpnn.request.request import Request
+from mpnn.request.tables import EmbeddingTable
 
 _BEYOND_CACHE = 40e6  # bytes of features beyond which almost all reads miss the cache
 KINDS: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}

@@ -17,7 +17,8 @@ from torch import Tensor
 from mpnn.aggregate import Sum
 from mpnn.backends.cost_model import Counts, Estimate
 from mpnn.backends.tiles import cpu, cuda
-from mpnn.request.request import Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
 
 NAME = "tiles"
 

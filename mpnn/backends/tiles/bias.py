@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from mpnn.graph.relations import Offset
-from mpnn.request.request import EmbeddingTable, PerEdge, Request
+from mpnn.request.request import Request
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 
 def by_offset(bias: PerEdge) -> bool:

@@ -17,7 +17,9 @@ from mpnn.graph.blocks import BlockMask
 from mpnn.kernels.cpu import library
 from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
 from mpnn.request import rng
-from mpnn.request.request import Dot, EmbeddingTable, PerEdge, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 
 def supports(request: Request) -> str | None:

@@ -16,7 +16,8 @@ from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask
 from mpnn.graph.runs import Runs
 from mpnn.kernels import flex
-from mpnn.request.request import Dot, Request
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
 
 _LEAST_WIDTH = 16  # of a head, the least operand of a tensor core
 

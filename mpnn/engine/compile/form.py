@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from itertools import count
 from secrets import token_hex
@@ -25,17 +26,9 @@ from mpnn.engine.compile.names import describe, restore
 from mpnn.engine.compile.outline import Outline, constant
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.request.request import (
-    AdditiveScore,
-    AdditiveV2Score,
-    BiasTable,
-    Dot,
-    EmbeddingTable,
-    LeakyReLU,
-    PerEdge,
-    Request,
-    Score,
-)
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
+from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
 
 
 class Call(NamedTuple):
@@ -44,8 +37,7 @@ class Call(NamedTuple):
     `token`: the number of the graph or topology, int64 scalar; or the graph serialised by `graph_to_tensor`, uint8.
     `sizes`: number of destinations, sources and edges (0 if nothing depends on them), destinations and sources of the
     graph before `derive`, then the clips of relations. `tensors`: in the order of the form's slots, value first.
-    `form`: a `Form` as text. `numbers`: dropout, scale, softcap, slope of the activation. `needs`: which tensors need
-    gradients.
+    `form`: a `Form` as text. `numbers`: dropout, then the numbers of the score. `needs`: which tensors need gradients.
     """
 
     token: Tensor
@@ -60,16 +52,17 @@ class Form(NamedTuple):
     """A request without its numbers and sizes.
 
     `derived`: the function that derives the graph from the operator's graph, and its arguments. `slots` describe the
-    tensors: `name`, `name@relation` for a table, `=role.name` for a module's parameter. `reduced`: the last two
-    dimensions of aggregated messages, or None if the aggregator does not change them.
+    tensors: `name`, `name@relation` for a table, `=role.name` for a module's parameter. `numbers` and `objects` are the
+    other fields of the score: the names of its numbers, and the name of each object. `reduced`: the last two dimensions
+    of aggregated messages, or None if the aggregator does not change them.
     """
 
     backend: str
     derived: tuple[Any, ...]
     score: str
     slots: tuple[str, ...]
-    capped: bool
-    activation: str
+    numbers: tuple[str, ...]
+    objects: tuple[tuple[str, str], ...]
     normalize: str
     reduce: str
     reduced: tuple[int, int] | None
@@ -85,22 +78,10 @@ def flatten(request: Request, backend: str) -> Call:
     parts.add("value", request.value)
     parts.add("seed", request.seed)
     for bias in request.bias:
-        parts.add("bias", bias)
-    parts.add("edge_value", request.edge_value)
-    scale, softcap, activation, slope = 1.0, None, "", 0.0
-    if isinstance(score, Dot):
-        scale, softcap = score.scale, score.softcap
-        for name, data in (("query", score.query), ("key", score.key), ("edge_key", score.edge_key)):
-            parts.add(name, data)
-    elif isinstance(score, AdditiveScore | AdditiveV2Score):
-        for name, data in (("dst", score.dst), ("src", score.src), ("edge", score.edge)):
-            parts.add(name, data)
-        if isinstance(score, AdditiveV2Score):
-            parts.add("vector", score.vector)
-        if isinstance(score.activation, LeakyReLU):
-            slope = score.activation.slope
-        else:
-            activation = parts.named("activation", score.activation)
+        parts.add("bias", bias, True)
+    parts.add("edge_value", request.edge_value, True)
+    if score is not None:
+        parts.add_score(score)
     reduce, reduced = parts.named("reduce", request.reduce), None
     if reduce not in _PLAIN:
         reduced = _reduced(reduce, operator.index(request.heads), operator.index(request.value.shape[-1]))
@@ -111,10 +92,10 @@ def flatten(request: Request, backend: str) -> Call:
     form = Form(
         backend,
         recipe,
-        type(score).__name__,
+        "" if score is None else _score_name(type(score)),
         tuple(parts.slots),
-        softcap is not None,
-        activation,
+        tuple(parts.numbers),
+        tuple(parts.objects),
         request.normalize,
         reduce,
         reduced,
@@ -126,28 +107,42 @@ def flatten(request: Request, backend: str) -> Call:
         [graph.num_dst, graph.num_src, num_edges, *graph.base, *parts.clips],
         parts.tensors,
         _to_text(*form),
-        [request.dropout, scale, 0.0 if softcap is None else softcap, slope],
+        [request.dropout, *parts.numbers.values()],
         [torch.is_grad_enabled() and t.requires_grad for t in parts.tensors],
     )
 
 
 class _Parts:
-    """The tensors of a request, their slots, and the clips of relations."""
+    """The tensors of a request, their slots, the clips of relations, and the numbers and objects of the score."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.slots: list[str] = []
         self.clips: list[int] = []
+        self.numbers: dict[str, Any] = {}  # which may be symbols
+        self.objects: list[tuple[str, str]] = []
         self.per_edge = False
 
-    def add(self, name: str, data: PerEdge | None) -> None:
+    def add(self, name: str, data: PerEdge | None, per_edge: bool = False) -> None:
         if isinstance(data, EmbeddingTable):
             self.tensors.append(data.table)
             self.slots.append(name + "@" + self._relation(data.relation))
         elif data is not None:
             self.tensors.append(data)
             self.slots.append(name)
-            self.per_edge = self.per_edge or name in ("bias", "edge_value", "edge_key", "edge")
+            self.per_edge = self.per_edge or per_edge
+
+    def add_score(self, score: Any) -> None:
+        for name in _fields(type(score)):
+            data = getattr(score, name)
+            if isinstance(data, (Tensor, EmbeddingTable)):
+                self.add("score_" + name, data, name in score.roles and score.roles[name].of == "edge")
+            elif isinstance(data, LeakyReLU):  # a number, because its slope is all that differs between models
+                self.numbers[name + "@LeakyReLU"] = data.slope
+            elif isinstance(data, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(data, bool):
+                self.numbers[name] = data
+            elif data is not None:
+                self.objects.append((name, self.named("score_" + name, data)))
 
     def named(self, role: str, value: Any) -> str:
         """The name of an object. Adds the parameters of a module."""
@@ -172,6 +167,12 @@ def aggregator_of(reduce: Any) -> Any:
 
 
 @constant
+def _fields(kind: Any) -> tuple[str, ...]:
+    """The names of a dataclass's fields."""
+    return tuple(field.name for field in fields(kind))
+
+
+@constant
 def _to_text(*fields: Any) -> str:
     return repr(fields)
 
@@ -191,9 +192,15 @@ def _reduced(reduce: str, heads: int, width: int) -> tuple[int, int]:
 _PLAIN_TYPES = (Sum, Mean, Max, Min, Var, Median)
 _PLAIN: dict[str, Any] = {kind.__name__: kind() for kind in _PLAIN_TYPES}
 _BY_NAME: dict[str, Any] = {name: aggregator(name) for name in NAMED}
+_SCORES: dict[str, Any] = {kind.__name__: kind for kind in (Dot, AdditiveScore, AdditiveV2Score)}
 _NUMBERS, _PROCESS = count(), token_hex(4)
 _MODULES: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
 _OBJECTS: dict[str, Any] = {}
+
+
+@constant
+def _score_name(kind: type) -> str:
+    return kind.__name__ if _SCORES.get(kind.__name__) is kind else _name_of(kind)
 
 
 @constant
@@ -202,7 +209,7 @@ def _name_of(value: Any) -> str:
     cached by another process do not match."""
     if torch.compiler.is_exporting():
         return _describe(value)
-    name = f"{type(value).__name__} {_PROCESS}{next(_NUMBERS)}"
+    name = f"{(value if isinstance(value, type) else type(value)).__name__} {_PROCESS}{next(_NUMBERS)}"
     (_MODULES if isinstance(value, nn.Module) else _OBJECTS)[name] = value
     return name
 
@@ -210,7 +217,7 @@ def _name_of(value: Any) -> str:
 def names_objects(call: Call) -> bool:
     """Whether the request runs code that is not the library's."""
     form = read(call.form)
-    return form.reduce not in _PLAIN or bool(form.activation)
+    return form.reduce not in _PLAIN or bool(form.objects) or bool(form.score and form.score not in _SCORES)
 
 
 def _object(name: str) -> Any:
@@ -229,8 +236,8 @@ def _describe(value: Any) -> str:
         value = getattr(value, "function", value)  # an aggregator may be a function
         name = getattr(value, "__qualname__", type(value).__name__)
         raise ValueError(
-            f"torch.export cannot save {name}: a saved program holds the aggregators and relations of this library and "
-            f"torch's activations, and no code of your own; {ADVICE}"
+            f"torch.export cannot save {name}: a saved program holds the aggregators, scores and relations of this "
+            f"library and torch's activations, and no code of your own; {ADVICE}"
         )
     return text
 
@@ -265,7 +272,7 @@ def unflatten(call: Call, graph: Graph) -> Request:
     return Request(
         graph,
         parts["value"],
-        _score(form, parts, call.numbers),
+        _score(form, parts, call.numbers[1:]),
         tuple(bias),
         parts.get("edge_value"),
         form.normalize,
@@ -283,16 +290,16 @@ def _relation(name: str, clips: Iterator[int]) -> Relation | None:
 
 
 def _score(form: Form, parts: dict[str, Any], numbers: Sequence[float]) -> Score | None:
-    _, scale, softcap, slope = numbers
-    if form.score == "Dot":
-        return Dot(parts["query"], parts["key"], scale, parts.get("edge_key"), softcap if form.capped else None)
-    if "dst" not in parts:
+    if not form.score:
         return None
-    activation = _object(form.activation) if form.activation else LeakyReLU(slope)
-    dst, src, edge = parts["dst"], parts["src"], parts.get("edge")
-    if form.score == "AdditiveScore":
-        return AdditiveScore(dst, src, activation, edge)
-    return AdditiveV2Score(dst, src, parts["vector"], activation, edge)
+    kind = _SCORES[form.score] if form.score in _SCORES else _object(form.score)
+    values: dict[str, Any] = {name: parts["score_" + name] for name in _fields(kind) if "score_" + name in parts}
+    values |= {name: _object(of) for name, of in form.objects}
+    for slot, number in zip(form.numbers, numbers, strict=True):
+        name, _, function = slot.partition("@")
+        values[name] = LeakyReLU(number) if function else number
+    score: Score = kind(**values)
+    return score
 
 
 def result(call: Call, graph: Graph) -> list[Tensor]:
@@ -312,7 +319,8 @@ class _Modules(nn.Module):
 
     def __init__(self, request: Request) -> None:
         super().__init__()
-        for role, module in (("reduce", request.reduce), ("activation", getattr(request.score, "activation", None))):
+        parts = {} if request.score is None else vars(request.score)
+        for role, module in {"reduce": request.reduce, **{"score_" + name: x for name, x in parts.items()}}.items():
             if isinstance(module, nn.Module):
                 self.add_module(role, module)
 

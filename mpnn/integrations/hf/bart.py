@@ -11,10 +11,10 @@ from mpnn.graph.topology import Topology
 from mpnn.integrations.hf.arguments import one_of, refuse, wanted
 from mpnn.integrations.hf.bert import longer_config, repeated
 from mpnn.integrations.hf.kv_cache import check_empty
-from mpnn.integrations.hf.modules import Called, mask_of
+from mpnn.integrations.hf.modules import Called, padding_mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.layers.cross_attention import Half
-from mpnn.models.layers.packing import Packing, all_kept
+from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.text.transformer import Transformer, TransformerConfig
 
 
@@ -136,7 +136,7 @@ class Encoder(Called):
         tokens = one_of(input_ids, inputs_embeds, self.config.d_model)
         return self.model.encode(
             tokens,
-            mask_of(tokens, attention_mask),
+            padding_mask=padding_mask_of(tokens, attention_mask),
             **self.shown(output_hidden_states, output_attentions),
         )
 
@@ -203,7 +203,9 @@ class EncoderDecoder(Called):
         source = _output(memory) if source is None else source
         if past is None and use_cache:
             past = Translation(KVCache(self.model.config.context), memory)
-        keep = mask_of(target, decoder_attention_mask, "decoder_attention_mask") if past is None else None
+        padding_mask = None
+        if past is None:
+            padding_mask = padding_mask_of(target, decoder_attention_mask, "decoder_attention_mask")
         if past is not None and decoder_attention_mask is not None and not bool(decoder_attention_mask.all()):
             raise ValueError("with a cache, decoder_attention_mask must be 1 throughout; call with use_cache=False")
         if past is not None and weights:
@@ -211,7 +213,7 @@ class EncoderDecoder(Called):
         found = self.model.decode(
             target,
             memory,
-            keep,
+            padding_mask=padding_mask,
             cache=None if past is None else past.cache,
             return_states=states,
             return_weights=weights,
@@ -269,8 +271,7 @@ class Translation:
 def _heard(encoder_outputs: Any, attention_mask: Tensor | None) -> Half:
     """What the decoder hears of an encoder's output."""
     last = encoder_outputs[0]
-    keep = mask_of(last, attention_mask)
-    packing = Packing.of(all_kept(last) if keep is None else keep)
+    packing = Packing.of(token_mask(last, padding_mask_of(last, attention_mask)))
     return Half(packing.pack(last), packing)
 
 

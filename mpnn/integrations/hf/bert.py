@@ -16,11 +16,11 @@ from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
 from mpnn.integrations.hf.arguments import one_of, refuse
 from mpnn.integrations.hf.decoder import TypesThird
-from mpnn.integrations.hf.modules import Called, ids_of, mask_of
+from mpnn.integrations.hf.modules import Called, ids_of, padding_mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.layers.blocks import embedded, looked_up
 from mpnn.models.layers.decoder import Bind, Decoded
-from mpnn.models.layers.packing import first_kept
+from mpnn.models.layers.packing import select_first
 from mpnn.models.layers.rounds import through
 from mpnn.models.text.bert import Bert, BertConfig
 
@@ -183,9 +183,9 @@ class Encoder(Called):
         tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
         found = self.model(
             tokens,
-            mask_of(tokens, attention_mask),
             ids_of(tokens, token_type_ids, "token_type_ids"),
             ids_of(tokens, position_ids, "position_ids"),
+            padding_mask=padding_mask_of(tokens, attention_mask),
             **self.shown(output_hidden_states, output_attentions),
         )
         output = BaseModelOutputWithPoolingAndCrossAttentions(
@@ -250,4 +250,4 @@ class Decoder(TypesThird):
 
     def pooled(self, last: Tensor, keep: Tensor) -> Tensor | None:
         pooler = self.model.pooler
-        return None if pooler is None else pooler(first_kept(last, keep))
+        return None if pooler is None else pooler(select_first(last, keep))

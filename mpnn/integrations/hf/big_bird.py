@@ -63,13 +63,13 @@ class BlockSparse(Bert):
     def layer(config: BertConfig, graph: Topology) -> nn.Module:
         return WithCopies(None, "sum", update(config), PerHead(config.dim, config.heads))
 
-    def packing(self, keep: Tensor) -> Packing:
-        return Packing.of(keep, apart=not bool(keep.all()))
+    def packing(self, token_mask: Tensor) -> Packing:
+        return Packing.of(token_mask, separate=not bool(token_mask.all()))
 
     def graphs(self, packing: Packing) -> list[Any]:
         if packing.documents is not None:
             raise ValueError("blocks of transformers' BigBird lie in whole rows; give each document a row of its own")
-        layers, length = range(len(self.layers)), packing.keep.shape[1]
+        layers, length = range(len(self.layers)), packing.token_mask.shape[1]
         if length <= (5 + 2 * self.random) * self.block:
             return [packing.bind(complete()) for _ in layers]
         if not self.training:
@@ -89,22 +89,22 @@ class BlockSparse(Bert):
         return_weights: bool = False,
     ) -> Encoded:
         if return_weights and any(isinstance(graph, tuple) for graph in graphs):
-            blocks = -(-packing.keep.shape[1] // self.block)
+            blocks = -(-packing.token_mask.shape[1] // self.block)
             graphs = [_bound(packing, _evaluated(blocks, self.block, self.random))] * len(graphs)
         return super().encoded(packing, graphs, tokens, types, positions, return_states, return_weights)
 
 
 def _bound(packing: Packing, graph: Graph) -> Graph:
     """A graph over whole blocks, over what a packing keeps of them."""
-    if packing.apart:
+    if packing.separate:
         return packing.bind_each([graph] * len(packing.lengths))
-    return graph.subgraph(torch.arange(graph.num_dst) < packing.keep.shape[1]).to(packing.keep.device)
+    return graph.subgraph(torch.arange(graph.num_dst) < packing.token_mask.shape[1]).to(packing.token_mask.device)
 
 
 class WithCopies(MessagePassing):
     """`MessagePassing` that is called with a graph, or with one over copies of its nodes and which these are."""
 
-    def forward(self, x: Tensor, graph: Any = None, source: Tensor | None = None, *given: Any, **options: Any) -> Any:
+    def forward(self, x: Tensor, graph: Any = None, source: Any = None, *given: Any, **options: Any) -> Any:
         if isinstance(graph, tuple):
             graph, heard = graph
             source = x.index_select(-2, heard)
@@ -113,12 +113,12 @@ class WithCopies(MessagePassing):
 
 def _with_copies(packing: Packing, size: int, random: int) -> tuple[Graph, Tensor]:
     """What `_evaluated` is over a packing, with copies of nodes among the sources: which these are, int64 [N_src]."""
-    length, device = packing.keep.shape[1], packing.keep.device
+    length, device = packing.token_mask.shape[1], packing.token_mask.device
     topology, again = Topology.of(_after_copies, size, random), _copied(length, size, random)
-    if not packing.apart:
+    if not packing.separate:
         return topology.bind(length, len(again)).to(device), again.to(device)
     whole, parts, heard, before = topology.bind(len(again)), [], [], 0
-    for keep in packing.keep.cpu():
+    for keep in packing.token_mask.cpu():
         kept, copies = keep[again], int(keep[again[:-length]].sum())
         runs = whole.subgraph(kept).runs
         parts.append(Graph.from_runs(runs.take(np.arange(copies, runs.num_dst))))

@@ -11,7 +11,7 @@ from mpnn.integrations.hf.arguments import kept, one_of, per_token, refuse, want
 from mpnn.integrations.hf.kv_cache import Past, Text, check_empty, counts_up, packed, read
 from mpnn.integrations.hf.modules import Called, ids_of
 from mpnn.models.layers.decoder import Decoded, Decoder
-from mpnn.models.layers.packing import Packing, all_kept
+from mpnn.models.layers.packing import Packing, token_mask
 
 
 class CausalDecoder(Called):
@@ -82,7 +82,7 @@ class CausalDecoder(Called):
         packing: Packing | None
         regular = attention_mask is None and position_ids is None
         if past is None and (use_cache is None or weights or not kept_on):
-            packing = Packing.whole(text[0]) if regular else packed(self.model, text)
+            packing = Packing.of_tokens(text[0]) if regular else packed(self.model, text)
             found, bind = read(self.model, text, packing, states, weights)
             if kept_on:
                 past = Past(self.model)
@@ -153,7 +153,7 @@ class CausalDecoder(Called):
     ) -> Text:
         tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
         size, new = tokens.shape[:2]
-        keep = all_kept(tokens)
+        keep = token_mask(tokens)
         if attention_mask is not None:
             keep = kept(attention_mask, (size, start + new))[:, start:]
         positions = self.places(tokens, start)

@@ -25,7 +25,7 @@ Text = tuple[Tensor, Tensor, Tensor]
 def packed(model: Decoder, text: Text) -> Packing:
     """The packing of texts with a mask or with positions of their own."""
     _, keep, positions = text
-    return Packing.of(keep, apart=model.position is None and not counts_up(keep, positions))
+    return Packing.of(keep, separate=model.position is None and not counts_up(keep, positions))
 
 
 def read(
@@ -37,7 +37,7 @@ def read(
     graphs: dict[Topology, Graph] = {}
 
     def bind(topology: Topology) -> Topology | Graph:
-        if not packing.apart:
+        if not packing.separate:
             return packing.bind(topology)
         if topology not in graphs:
             graphs[topology] = cast(Graph, packing.bind(topology)).with_positions(at, at)
@@ -145,7 +145,7 @@ class Past:
 
     def _apart(self, text: Text, nodes: Tensor, first: bool, return_states: bool) -> tuple[Decoded, Packing]:
         tokens, keep, positions = text
-        packing = Packing.of(keep, apart=True)
+        packing = Packing.of(keep, separate=True)
         at = packing.pack(positions)
         begin, lengths = self._lengths, self._lengths + np.asarray(packing.lengths)
         count = self._cache.count

@@ -10,9 +10,9 @@ from mpnn.graph.topology import Topology
 from mpnn.graphs import window
 from mpnn.integrations.hf import bert
 from mpnn.integrations.hf.arguments import one_of, refuse, wanted
-from mpnn.integrations.hf.modules import Called, ids_of, mask_of
+from mpnn.integrations.hf.modules import Called, ids_of, mask_of, padding_mask_of
 from mpnn.integrations.hf.weights import Copies, check_class, with_weights
-from mpnn.models.layers.packing import all_kept
+from mpnn.models.layers.packing import token_mask
 from mpnn.models.text.longformer import Longformer
 
 
@@ -86,10 +86,10 @@ class Encoder(Called):
         hubs = mask_of(tokens, global_attention_mask, "global_attention_mask")
         found = self.model(
             tokens,
-            mask_of(tokens, attention_mask),
             ids_of(tokens, token_type_ids, "token_type_ids"),
             ids_of(tokens, position_ids, "position_ids"),
-            hubs=~all_kept(tokens) if hubs is None else hubs,
+            padding_mask=padding_mask_of(tokens, attention_mask),
+            hubs=~token_mask(tokens) if hubs is None else hubs,
             return_states=wanted(self.config, "output_hidden_states", output_hidden_states),
         )
         output = LongformerBaseModelOutputWithPooling(

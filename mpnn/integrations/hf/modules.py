@@ -77,6 +77,12 @@ def mask_of(tokens: Tensor, mask: Tensor | None, name: str = "attention_mask") -
     return None if mask is None else kept(mask, (tokens.shape[0], tokens.shape[1]), name)
 
 
+def padding_mask_of(tokens: Tensor, attention_mask: Tensor | None, name: str = "attention_mask") -> Tensor | None:
+    """The padding mask [B, N] of tokens [B, N, ...], the inverse of an attention mask."""
+    mask = mask_of(tokens, attention_mask, name)
+    return None if mask is None else ~mask
+
+
 def ids_of(tokens: Tensor, ids: Tensor | None, name: str) -> Tensor | None:
     """An integer for each of tokens [B, N, ...], int64 [B, N], where they are given."""
     return None if ids is None else per_token(name, ids, (tokens.shape[0], tokens.shape[1]))

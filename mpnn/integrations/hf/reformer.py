@@ -14,10 +14,9 @@ from torch import Tensor
 
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf.arguments import one_of, refuse, wanted
-from mpnn.integrations.hf.modules import Called, ids_of, mask_of
+from mpnn.integrations.hf.modules import Called, ids_of, padding_mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.text.reformer import Reformer
-from mpnn.models.text.reformer_hashing import Chunks, ReformerConfig
+from mpnn.models.text.reformer import Chunks, Reformer, ReformerConfig
 
 
 def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
@@ -127,8 +126,8 @@ class Encoder(Called):
         tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
         found = self.model(
             tokens,
-            mask_of(tokens, attention_mask),
             ids_of(tokens, position_ids, "position_ids"),
+            padding_mask=padding_mask_of(tokens, attention_mask),
             rounds=num_hashes,
             return_states=wanted(self.config, "output_hidden_states", output_hidden_states),
         )

@@ -16,7 +16,7 @@ from mpnn.graphs import memory as remembered
 from mpnn.integrations.hf.arguments import described, one_of, refuse, wanted
 from mpnn.integrations.hf.modules import Called, ids_of, mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
-from mpnn.models.layers.packing import all_kept, refuse_while_tracing
+from mpnn.models.layers.packing import refuse_while_tracing, token_mask
 from mpnn.models.layers.relative import Placed
 from mpnn.models.text.xlnet import Streams, XLNet, XLNetConfig
 
@@ -254,7 +254,7 @@ def _keep(tokens: Tensor, attention_mask: Tensor | None, input_mask: Tensor | No
     keep, padding = mask_of(tokens, attention_mask), mask_of(tokens, input_mask, "input_mask")
     if padding is not None:
         return ~padding
-    return all_kept(tokens) if keep is None else keep
+    return token_mask(tokens) if keep is None else keep
 
 
 def _remembered(memory: list[Tensor] | None, h: Tensor, layers: int) -> int:

@@ -11,7 +11,7 @@ from mpnn.integrations.pyg.loops import WithLoops
 from mpnn.integrations.pyg.weights import AGGREGATES, aggregate_of, check_options, linear, widths, with_weights
 from mpnn.message_passing import MessagePassing
 from mpnn.request import validation
-from mpnn.request.request import LeakyReLU
+from mpnn.request.scores import LeakyReLU
 from mpnn.update import SelfConnection, Update
 
 

@@ -12,7 +12,7 @@ from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import edges_into
-from mpnn.message_passing import MessagePassing
+from mpnn.message_passing import MessagePassing, Source
 from mpnn.request import validation
 from mpnn.request.request import Request
 
@@ -38,7 +38,7 @@ class WithLoops(MessagePassing):
         self,
         x: Tensor,
         graph: Topology | Graph | None = None,
-        source: Tensor | None = None,
+        source: Source = None,
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
@@ -46,6 +46,7 @@ class WithLoops(MessagePassing):
         validation.tensor("x", x)
         if source is not None:
             validation.tensor("source", source)
+            assert isinstance(source, Tensor)
         graph = self._graph_or_default(graph)
         bound = graph, x.shape[-2], (x if source is None else source).shape[-2], x.device
         if edge_attr is None and isinstance(graph, Graph):

@@ -17,7 +17,7 @@
 #include "rows.h"
 
 enum { SOFTMAX, SIGMOID, NO_NORMALIZER };
-enum { CONSTANT, DOT, ADDITIVE, ADDITIVE_V2 };  // <q, k>; activation(dst + src); <vector, activation(dst + src)>
+enum { CONSTANT, DOT, ADDITIVE, ACTIVATED };  // <q, k>; activation(dst + src); <vector, activation(dst + src)>
 enum { LEAKY_RELU, TANH };
 
 template <class T> struct RowAttention {
@@ -25,7 +25,7 @@ template <class T> struct RowAttention {
   int64_t heads, score, normalize, activation;
   double scale, softcap, slope;
   NodeTensor<const T> dst, src, value;        // query and key, or the two terms of an additive score
-  const T *vector;                            // [heads, width], ADDITIVE_V2
+  const T *vector;                            // [heads, width], ACTIVATED
   EdgeTensor<const T> edge_key, edge_value;   // vectors added to keys (or under the activation), and to values
   EdgeTensor<const T> edge_term, bias, table; // numbers added under the activation, and to logits
   const uint32_t *keys;                       // dropout's, [batch, heads]; null: no dropout
@@ -154,7 +154,7 @@ static void add_edge_dots(const Reads<T> &a, const EdgeTensor<const T> &x, const
   }
 }
 
-// dst_i + src_j + edge_ij of ADDITIVE_V2: LANES numbers from c on.
+// dst_i + src_j + edge_ij of ACTIVATED: LANES numbers from c on.
 template <class T>
 INLINE V<T> under_activation(const T *dst, const T *src, const T *edge, int64_t width, int64_t c) {
   V<T> z = load<T, LANES>(dst + c) + load<T, LANES>(src + c);
@@ -211,7 +211,7 @@ static void logits(const RowAttention<T> &p, const Block<T> &block, int64_t b, i
         store<T, LANES>(s + c, y);
       }
     });
-  } else if (p.score == ADDITIVE_V2) {
+  } else if (p.score == ACTIVATED) {
     with_activation<T>(p.activation, p.slope, [&](auto f) { activated_dots(p, block, b, first, n, fetch_dst, fetch_src, f, s); });
   } else {
     for (int64_t c = 0; c < count; c++) s[c] = (T)p.scale;
@@ -557,7 +557,7 @@ template <class T> static void backward(const RowAttention<T> &p, int64_t b, int
       at = block.segments.row[k];
       bool fresh = begin + from == (p.rows.ptr[at] > first ? p.rows.ptr[at] : first);
       if (p.d_value.data) weighted_sums(block.s, heads, block.d_out, from, to, false, fresh, value_sums);
-      if (p.score == ADDITIVE_V2) {
+      if (p.score == ACTIVATED) {
         if (fresh) for (int64_t d = 0; d < key_size; d++) key_sums[d] = 0;
         with_activation<T>(p.activation, p.slope, [&](auto f) {
           activation_gradients(block.g, heads, block.dst, block.src, p.edge_key, p.vector, p.rows, b, begin, from, to, heads, f, key_sums, d_vector, p.d_edge_key.data ? &p.d_edge_key : nullptr);
@@ -654,7 +654,7 @@ template <class T> static void join_sums(const RowSums<T> &p, int64_t b) {
       write_row(p.out, b, p.rows.node_of(p.partial_row[k]), p.partial + k * p.heads * p.out.width, p.heads, (T)p.factor, true);
 }
 
-#define EXPORT(T, suffix) \
+#define EXPORT_FOR(T, suffix) \
   extern "C" void row_attention_forward_##suffix(const RowAttention<T> *p, int64_t b, int64_t part) { forward(*p, b, part); } \
   extern "C" void row_attention_join_##suffix(const RowAttention<T> *p, int64_t b) { join(*p, b); } \
   extern "C" void row_attention_weights_##suffix(const RowAttention<T> *p, int64_t b, int64_t part) { normalize_weights(*p, b, part); } \
@@ -663,8 +663,8 @@ template <class T> static void join_sums(const RowSums<T> &p, int64_t b) {
   extern "C" void row_attention_join_backward_##suffix(const RowAttention<T> *p, int64_t b) { join_backward(*p, b); } \
   extern "C" void row_attention_sums_##suffix(const RowSums<T> *p, int64_t b, int64_t part) { row_sums(*p, b, part); } \
   extern "C" void row_attention_join_sums_##suffix(const RowSums<T> *p, int64_t b) { join_sums(*p, b); }
-EXPORT(float, f32)
-EXPORT(double, f64)
-#undef EXPORT
+EXPORT_FOR(float, f32)
+EXPORT_FOR(double, f64)
+#undef EXPORT_FOR
 extern "C" int64_t row_attention_size() { return sizeof(RowAttention<float>); }
 extern "C" int64_t row_sums_size() { return sizeof(RowSums<float>); }

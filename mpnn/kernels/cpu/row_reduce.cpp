@@ -211,11 +211,11 @@ template <class T, bool BACKWARD> static void reduce(const RowReduce<T> &p, int6
   else reduce_part<T, COUNTED, BACKWARD>(p, b, part);
 }
 
-#define EXPORT(T, suffix) \
+#define EXPORT_FOR(T, suffix) \
   extern "C" void row_reduce_forward_##suffix(const RowReduce<T> *p, int64_t b, int64_t part) { reduce<T, false>(*p, b, part); } \
   extern "C" void row_reduce_backward_##suffix(const RowReduce<T> *p, int64_t b, int64_t part) { reduce<T, true>(*p, b, part); } \
   extern "C" void row_reduce_join_##suffix(const RowReduce<T> *p, int64_t b, int64_t extreme) { join_reduced(*p, b, extreme); }
-EXPORT(float, f32)
-EXPORT(double, f64)
-#undef EXPORT
+EXPORT_FOR(float, f32)
+EXPORT_FOR(double, f64)
+#undef EXPORT_FOR
 extern "C" int64_t row_reduce_size() { return sizeof(RowReduce<float>); }

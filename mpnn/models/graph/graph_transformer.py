@@ -13,7 +13,7 @@ from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.request import validation
-from mpnn.request.request import Dot
+from mpnn.request.scores import Dot
 from mpnn.update import Update
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn.aggregate import Diffusion
 from mpnn.attention import Attention, Terms
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
@@ -14,7 +13,7 @@ from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.request import validation
-from mpnn.request.request import AdditiveScore, LeakyReLU
+from mpnn.request.scores import AdditiveScore, LeakyReLU
 from mpnn.update import FeedForward, PreNorm
 
 
@@ -62,9 +61,11 @@ class MAGNA(Model):
         self.layers = nn.ModuleList(
             MessagePassing(
                 graph,
-                Diffusion(hops, alpha),
+                "sum",
                 PreNorm(dim, FeedForward(dim, activation=nn.ReLU, dropout=dropout), dropout=dropout),
                 MagnaAttention(dim, heads, relations=relations, dropout=dropout),
+                hops=hops,
+                teleport=alpha,
             )
             for _ in range(layers)
         )

@@ -1,8 +1,12 @@
 """Travelling salesman by attention (Kool, van Hoof, Welling 2019): a policy that selects a tour city by city.
 
-encoder    complete() over the cities     MessagePassing(complete(), "sum", PostNorm(dim, ffn, norm=BatchNorm), dots)
-decoder    one node for each tour. Its features are the mean of all cities and the first and last city of the tour. It
-           attends to the unvisited cities twice: the glimpse updates its features, the pointer selects the next city
+topology   encoder: complete() over the cities      decoder: from the unvisited cities to one node for each tour
+attention  encoder: DotProduct(dim, heads)          decoder: the glimpse, a DotProduct, then `Pointer`    (eq. 6 and 7)
+aggregate  "sum"
+update     encoder: PostNorm(dim, ffn, norm=BatchNorm)                                                    (eq. 2 and 3)
+
+The features of a tour are the mean of all cities and the first and the last city of the tour. The glimpse updates them;
+the weights of the pointer are the probabilities of the next city.
 """
 
 from __future__ import annotations
@@ -14,12 +18,14 @@ from torch import Tensor, nn
 
 from mpnn.attention import Attention, DotProduct, Terms
 from mpnn.decoding.cache import KVCache
+from mpnn.decoding.selection import select_in_order
 from mpnn.graph import Graph
-from mpnn.graphs import causal, complete, from_edges, identity
+from mpnn.graphs import causal, complete, identity
 from mpnn.message_passing import MessagePassing
+from mpnn.models.graph.tsp_weights import state_from_published
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
-from mpnn.request.request import Dot
+from mpnn.request.scores import Dot
 from mpnn.update import FeedForward, PostNorm
 
 LATER = ~causal() | identity()
@@ -122,7 +128,7 @@ class TSP(Model):
             layers = sum(name.endswith(".W_query") for name in weights)
             hidden = len(weights["embedder.layers.0.2.module.0.weight"])
             model = cls(dim, heads, layers, hidden)
-            model.load_state_dict(_state_from_published(weights, layers))
+            model.load_state_dict(state_from_published(weights, layers))
         except (KeyError, RuntimeError) as error:
             raise ValueError(f"these are not the weights of an attention model for the TSP: {error}") from None
         return model.eval()
@@ -146,26 +152,19 @@ class TSP(Model):
         return self.pointer(glimpse, graph, source=keys, return_weights=True)[1].squeeze(-1)
 
     def _tours(self, h: Tensor, *, sample: bool = False, generator: torch.Generator | None = None) -> Tensor:
-        """Builds greedy or sampled tours step by step, over the graph of each tour's unvisited cities."""
+        """Returns greedy or sampled tours [B, N] over cities' features [B, N, dim]."""
         batch, count, dim = h.shape
         mean, nodes, keys = h.mean(1), h.flatten(0, 1), self.to_key(h.flatten(0, 1))
-        unvisited = torch.ones(batch, count, dtype=torch.bool, device=h.device)
-        before, cache, tours = self.nowhere.expand(batch, 2 * dim), KVCache(batch * count), []
-        for step in range(count):
-            tour, city = unvisited.nonzero(as_tuple=True)
-            graph = from_edges(torch.stack([tour * count + city, tour]), num_dst=batch, num_src=batch * count)
-            context = torch.cat([mean, before], -1)
-            probability = self._probability(context, graph, nodes, keys, cache).view(batch, count - step)
-            if sample:
-                choice = torch.multinomial(probability, 1, generator=generator)
-            else:
-                choice = probability.argmax(1, keepdim=True)
-            last = city.view(batch, count - step).gather(1, choice)
-            unvisited.scatter_(1, last, False)
-            tours.append(last)
-            last_h = torch.take_along_dim(h, last[..., None], 1).squeeze(1)
-            before = torch.cat([last_h if step == 0 else before[:, :dim], last_h], -1)
-        return torch.cat(tours, 1)
+        before, cache = self.nowhere.expand(batch, 2 * dim), KVCache(batch * count)
+
+        def step(tours: Tensor, unvisited: Graph) -> Tensor:
+            nonlocal before
+            if tours.shape[1]:
+                last = torch.take_along_dim(h, tours[:, -1:, None], 1).squeeze(1)
+                before = torch.cat([last if tours.shape[1] == 1 else before[:, :dim], last], -1)
+            return self._probability(torch.cat([mean, before], -1), unvisited, nodes, keys, cache)
+
+        return select_in_order(step, batch, count, h.device, sample=sample, generator=generator)
 
 
 class Pointer(Attention):
@@ -185,40 +184,3 @@ def tour_length(cities: Tensor, tours: Tensor) -> Tensor:
     """Lengths [B] of closed tours int64 [B, N] through points [B, N, 2]."""
     path = torch.take_along_dim(cities, tours[..., None], 1)
     return (path - path.roll(-1, 1)).norm(dim=-1).sum(-1)
-
-
-def _state_from_published(weights: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Converts the authors' state dict, whose maps have one [dim, D] slice per head, to that of `TSP`."""
-    state = {
-        "embed.weight": weights["init_embed.weight"],
-        "embed.bias": weights["init_embed.bias"],
-        "nowhere": weights["W_placeholder"],
-        "glimpse.attention.to_query.weight": torch.cat(
-            [weights["project_fixed_context.weight"], weights["project_step_context.weight"]], 1
-        ),
-        "glimpse.attention.to_out.weight": weights["project_out.weight"],
-    }
-    node_maps = weights["project_node_embeddings.weight"].chunk(3)
-    for name, weight in zip(
-        ("glimpse.attention.to_key", "glimpse.attention.to_value", "to_key"), node_maps, strict=True
-    ):
-        state[f"{name}.weight"] = weight
-    for k in range(layers):
-        source, target = f"embedder.layers.{k}.", f"layers.{k}."
-        for a, b in (("query", "query"), ("key", "key"), ("val", "value")):
-            weight = weights[f"{source}0.module.W_{a}"].transpose(1, 2).flatten(0, 1)
-            state[f"{target}attention.to_{b}.weight"] = weight
-        state[f"{target}attention.to_out.weight"] = weights[f"{source}0.module.W_out"].flatten(0, 1).T
-        for a, b in (
-            ("1.normalizer", "norm"),
-            ("3.normalizer", "ffn_norm"),
-            ("2.module.0", "ffn.0"),
-            ("2.module.2", "ffn.3"),
-        ):
-            prefix = f"{source}{a}."
-            state |= {
-                f"{target}update.{b}.{name.removeprefix(prefix)}": weight
-                for name, weight in weights.items()
-                if name.startswith(prefix)
-            }
-    return state

@@ -21,7 +21,7 @@ from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.packing import Packing, as_matrices
+from mpnn.models.layers.packing import Packing, weight_matrices
 
 COMPLETE = complete()
 
@@ -49,9 +49,9 @@ class Half:
 
     def select(self, index: Tensor) -> Half:
         """Returns the sentences `index`, int64 [B'], which may repeat. The cache is reordered in place."""
-        apart = self.packed.dim() == 2
-        packing = Packing.of(self.packing.keep[index], apart=apart)
-        if apart:
+        separate = self.packed.dim() == 2
+        packing = Packing.of(self.packing.token_mask[index], separate=separate)
+        if separate:
             first = torch.tensor([0, *self.packing.lengths]).cumsum(0).tolist()
             tokens = [torch.arange(first[b], first[b + 1]) for b in index.tolist()]
             index = torch.cat(tokens).to(index.device)
@@ -87,7 +87,7 @@ class Crossing:
         graph = self._graph(same_length, x.device)
         y, weights = _with_weights(layer(x, graph, source=source, return_weights=return_weights, cache=cache))
         y = y if same_length else y.unflatten(0, shape)
-        return (y, as_matrices(weights, graph, self.target, self.source)) if return_weights else y
+        return (y, weight_matrices(weights, graph, self.target, self.source)) if return_weights else y
 
     def _graph(self, same_length: bool, device: torch.device) -> Topology | Graph:
         targets, sources = self.target.documents, self.source.documents

@@ -89,7 +89,7 @@ class Decoder(Model):
         if cache is not None:
             refuse_to_continue(graph, lengths)
         packing = None if lengths is None else self._documents(tokens, lengths)
-        positions = None if packing is None else packing.positions()
+        positions = None if packing is None else packing.position_ids()
         bind = None if graph is None and packing is None else self._bind(tokens, graph, packing)
         last = self.decode(tokens, positions, bind=bind, cache=cache).last
         return F.linear(last, self.token.weight) if self.head is None else self.head(last)
@@ -176,7 +176,7 @@ class Decoder(Model):
             )
 
     def _documents(self, tokens: Tensor, lengths: Sequence[int]) -> Packing:
-        packing = Packing.whole(tokens, lengths)
+        packing = Packing.of_tokens(tokens, lengths=lengths)
         longest = max(packing.documents or (0,))
         if longest > self.context:
             raise ValueError(f"got a document of {longest} tokens, but this model was made with context={self.context}")

@@ -26,16 +26,20 @@ def without_ends(targets: Tensor, lengths: Sequence[int]) -> Tensor:
     return targets.index_fill(-1, ends, IGNORED)
 
 
-def next_word_loss(logits: Tensor, target: Tensor, keep: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+def next_word_loss(
+    logits: Tensor, target: Tensor, padding_mask: Tensor | None = None, smoothing: float = 0.0
+) -> Tensor:
     """Returns the mean cross-entropy in nats of each target word after the first, given the words before it.
 
     Args:
         logits: [B, M - 1, vocabulary], predictions after each word except the last.
         target: int64 [B, M]; each row begins with the start token.
-        keep: bool [B, M], True at words and False at padding; default: all True.
+        padding_mask: bool [B, M], True at words that are not predicted; default: none.
         smoothing: label smoothing, the probability spread over the vocabulary (Szegedy et al. 2016).
     """
-    labels = target[:, 1:] if keep is None else target[:, 1:].masked_fill(~keep[:, 1:], IGNORED)
+    labels = target[:, 1:]
+    if padding_mask is not None:
+        labels = labels.masked_fill(padding_mask[:, 1:], IGNORED)
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
 
 

@@ -27,51 +27,60 @@ from mpnn.models.layers.blocks import refuse_alone
 class Packing:
     """The tokens of a padded batch [B, N], and the sentences they belong to.
 
-    keep: bool [B, N], True at tokens and False at padding. index: int64 [T], indices of the tokens in the flattened
-    batch; None if there is no padding. counts: number of tokens of each sentence. apart: sentences have separate graphs
-    even if their lengths are equal. documents: lengths of the documents packed in every row; None for one sentence per
-    row.
+    token_mask: bool [B, N], True at tokens and False at padding. index: int64 [T], indices of the tokens in the
+    flattened batch; None if there is no padding. counts: number of tokens of each sentence. separate: sentences have
+    separate graphs even if their lengths are equal. documents: lengths of the documents packed in every row; None for
+    one sentence per row.
 
-    Packed features are [T, ...]. If all sentences have the same length n and `apart` is False, they are [B, n, ...],
-    and all sentences share one graph.
+    Packed features are [T, ...]. If all sentences have the same length n and `separate` is False, they are
+    [B, n, ...], and all sentences share one graph.
     """
 
-    keep: Tensor
+    token_mask: Tensor
     index: Tensor | None = None
     counts: tuple[int, ...] = ()
-    apart: bool = False
+    separate: bool = False
     documents: tuple[int, ...] | None = None
 
     @staticmethod
-    def of(keep: Tensor, *, apart: bool = False) -> Packing:
-        """Returns the packing of the positions where `keep`, bool [B, N], is True. Padding may be anywhere.
+    def of(token_mask: Tensor, *, separate: bool = False) -> Packing:
+        """Returns the packing of the positions where `token_mask`, bool [B, N], is True. Padding may be anywhere.
 
         Args:
-            keep: bool [B, N].
-            apart: sentences have separate graphs even if their lengths are equal.
+            token_mask: bool [B, N].
+            separate: sentences have separate graphs even if their lengths are equal.
 
         Raises:
-            ValueError: if `keep` is not bool [B, N], or if the call is traced.
+            ValueError: if `token_mask` is not bool [B, N], or if the call is traced.
         """
-        if keep.dim() != 2 or keep.dtype != torch.bool:
-            raise ValueError(f"keep must be bool [batch, length]; got {keep.dtype} of shape {list(keep.shape)}")
+        _check_mask("token_mask", token_mask)
         refuse_while_tracing("the mask decides the sizes", "Omit it if no sentence is padded")
-        index = keep.flatten().nonzero().squeeze(1)
-        return Packing(keep, index, tuple(keep.sum(1).tolist()), apart)
+        index = token_mask.flatten().nonzero().squeeze(1)
+        return Packing(token_mask, index, tuple(token_mask.sum(1).tolist()), separate)
 
     @staticmethod
-    def whole(tokens: Tensor, lengths: Sequence[int] | None = None) -> Packing:
-        """Returns the packing of tokens [B, N, ...] without padding.
+    def of_tokens(tokens: Tensor, padding_mask: Tensor | None = None, lengths: Sequence[int] | None = None) -> Packing:
+        """Returns the packing of tokens [B, N, ...].
 
-        lengths: lengths of the documents packed in every row; they sum to N.
+        Args:
+            tokens: the tokens; only their shape is used.
+            padding_mask: bool [B, N], True at padding; default: no padding.
+            lengths: lengths of the documents packed in every row; they sum to N.
+
+        Raises:
+            ValueError: if both `padding_mask` and `lengths` are given.
         """
-        keep = all_kept(tokens)
-        return Packing(keep, documents=None if lengths is None else document_lengths(lengths, keep.shape[1]))
+        if padding_mask is not None:
+            if lengths is not None:
+                raise ValueError("lengths describe rows without padding; give either padding_mask or lengths")
+            return Packing.of(token_mask(tokens, padding_mask))
+        mask = token_mask(tokens)
+        return Packing(mask, documents=None if lengths is None else document_lengths(lengths, mask.shape[1]))
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Number of tokens of each sentence."""
-        return (self.keep.shape[1],) * self.keep.shape[0] if self.index is None else self.counts
+        return (self.token_mask.shape[1],) * self.token_mask.shape[0] if self.index is None else self.counts
 
     def bind(self, topology: Topology | Graph | None) -> Topology | Graph:
         """Returns the graph of the topology over each sentence separately, with nodes numbered as in packed features.
@@ -84,7 +93,7 @@ class Packing:
         """
         if not isinstance(topology, Topology):
             raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
-        device = self.keep.device
+        device = self.token_mask.device
         if self.documents is not None:
             return ops.build_once(_joined, topology, self.documents, device)
         if self.index is None and torch.compiler.is_compiling():
@@ -95,25 +104,27 @@ class Packing:
     def bind_each(self, graphs: Sequence[Graph]) -> Graph:
         """Returns the union of one graph per sentence, each over N or more positions, without the nodes at padding.
 
-        Distances are counted in positions: padding inside a sentence counts. The packing must have `apart=True`.
+        Distances are counted in positions: padding inside a sentence counts. The packing must have `separate=True`.
 
         Raises:
-            ValueError: if `apart` is False, or if the number of graphs is not that of sentences.
+            ValueError: if `separate` is False, or if the number of graphs is not that of sentences.
         """
-        if not self.apart or len(graphs) != len(self.lengths):
+        if not self.separate or len(graphs) != len(self.lengths):
             raise ValueError(
-                f"expected apart=True and {len(self.lengths)} graphs, one per sentence; "
-                f"got apart={self.apart} and {len(graphs)} graphs"
+                f"expected separate=True and {len(self.lengths)} graphs, one per sentence; "
+                f"got separate={self.separate} and {len(graphs)} graphs"
             )
-        device, length = self.keep.device, self.keep.shape[1]
-        masks = [F.pad(keep.cpu(), (0, graph.num_dst - length)) for keep, graph in zip(self.keep, graphs, strict=True)]
+        device, length = self.token_mask.device, self.token_mask.shape[1]
+        rows = zip(self.token_mask.cpu(), graphs, strict=True)
+        masks = [F.pad(mask, (0, graph.num_dst - length)) for mask, graph in rows]
         parts = [graph.subgraph(mask) for graph, mask in zip(graphs, masks, strict=True)]
         return batch(parts or [complete().bind(0)]).to(device)
 
     def pack(self, x: Tensor) -> Tensor:
         """Returns packed features of x [B, N, ...], without padding."""
-        if x.shape[:2] != self.keep.shape:
-            raise ValueError(f"x must have first sizes [batch, length] = {list(self.keep.shape)}; got {list(x.shape)}")
+        shape = self.token_mask.shape
+        if x.shape[:2] != shape:
+            raise ValueError(f"x must have first sizes [batch, length] = {list(shape)}; got {list(x.shape)}")
         if self.index is None:
             return x
         packed = x.flatten(0, 1).index_select(0, self.index)
@@ -124,8 +135,8 @@ class Packing:
         if self.index is None:
             return x
         x = x if self._length is None else x.flatten(0, 1)
-        flat = x.new_zeros(self.keep.numel(), *x.shape[1:])
-        return flat.index_copy(0, self.index, x).unflatten(0, self.keep.shape)
+        flat = x.new_zeros(self.token_mask.numel(), *x.shape[1:])
+        return flat.index_copy(0, self.index, x).unflatten(0, self.token_mask.shape)
 
     def first(self, x: Tensor) -> Tensor:
         """Returns the features [B, ...] of the first token of each sentence, from x [B, N, ...].
@@ -135,39 +146,40 @@ class Packing:
         """
         if self.documents is not None:
             return x[:, [end - length for end, length in zip(accumulate(self.documents), self.documents, strict=True)]]
-        return first_kept(x, self.keep)
+        return select_first(x, self.token_mask)
 
     def unpack_weights(self, weights: Tensor, graph: Topology | Graph) -> Tensor:
         """Returns attention weights [..., E, H] of a graph from `bind` as matrices [B, H, N, N]; zeros for missing
         edges."""
-        return as_matrices(weights, graph, self, self)
+        return weight_matrices(weights, graph, self, self)
 
-    def places(self) -> Tensor:
+    def token_index(self) -> Tensor:
         """Returns the index of each packed token in the flattened batch, int64, in the layout of packed features."""
-        return self.pack(torch.arange(self.keep.numel(), device=self.keep.device).view(self.keep.shape))
+        mask = self.token_mask
+        return self.pack(torch.arange(mask.numel(), device=mask.device).view(mask.shape))
 
-    def positions(self) -> Tensor:
+    def position_ids(self) -> Tensor:
         """Returns position ids, int64 [N]. They start at 0 in every document."""
-        rows = (self.keep.shape[1],) if self.documents is None else self.documents
-        return torch.cat([torch.arange(n, device=self.keep.device) for n in rows])
+        rows = (self.token_mask.shape[1],) if self.documents is None else self.documents
+        return torch.cat([torch.arange(n, device=self.token_mask.device) for n in rows])
 
     @property
     def _length(self) -> int | None:
         """The common length of all sentences if they share a graph, else None."""
         if self.index is None:
-            return self.keep.shape[1]
+            return self.token_mask.shape[1]
         lengths = set(self.lengths)
-        return max(lengths, default=0) if len(lengths) < 2 and not self.apart else None
+        return max(lengths, default=0) if len(lengths) < 2 and not self.separate else None
 
 
-def as_matrices(weights: Tensor, graph: Topology | Graph, target: Packing, source: Packing) -> Tensor:
+def weight_matrices(weights: Tensor, graph: Topology | Graph, target: Packing, source: Packing) -> Tensor:
     """Returns attention weights [..., E, H] of a graph from packed sources to packed targets as matrices [B, H, M, N];
     zeros where there is no edge."""
-    (sentences, rows), columns = target.keep.shape, source.keep.shape[1]
+    (sentences, rows), columns = target.token_mask.shape, source.token_mask.shape[1]
     if isinstance(graph, Topology):
         graph = ops.outline(graph, rows, columns, weights.device)
     src, dst = graph.edge_index
-    dst_index, src_index = (packing.places() for packing in (target, source))
+    dst_index, src_index = (packing.token_index() for packing in (target, source))
     if weights.dim() == 2:  # one graph over the nodes of all sentences
         dst_index, src_index = dst_index.flatten(), src_index.flatten()
     matrix = weights.new_zeros(sentences * rows, columns, weights.shape[-1])
@@ -175,17 +187,29 @@ def as_matrices(weights: Tensor, graph: Topology | Graph, target: Packing, sourc
     return matrix.unflatten(0, (sentences, rows)).movedim(-1, 1)
 
 
-def first_kept(x: Tensor, keep: Tensor) -> Tensor:
-    """Returns the features [B, ...] at the first True position of `keep`, bool [B, N], from x [B, N, ...]."""
+def select_first(x: Tensor, mask: Tensor) -> Tensor:
+    """Returns the features [B, ...] at the first True position of `mask`, bool [B, N], from x [B, N, ...]."""
     if not x.shape[1]:
         return x.new_zeros(x.shape[0], *x.shape[2:])
-    return x[torch.arange(x.shape[0], device=x.device), keep.to(torch.uint8).argmax(1)]
+    return x[torch.arange(x.shape[0], device=x.device), mask.to(torch.uint8).argmax(1)]
 
 
-def all_kept(tokens: Tensor) -> Tensor:
-    """Returns a mask of ones, bool [B, N], for tokens [B, N, ...] without padding."""
+def token_mask(tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    """Returns the inverse of a padding mask: bool [B, N], True at tokens [B, N, ...]. Without one, all are True.
+
+    Raises:
+        ValueError: if `padding_mask` is not bool [B, N].
+    """
+    if padding_mask is not None:
+        _check_mask("padding_mask", padding_mask)
+        return ~padding_mask
     refuse_alone(tokens)
     return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+
+
+def _check_mask(name: str, mask: Tensor) -> None:
+    if mask.dim() != 2 or mask.dtype != torch.bool:
+        raise ValueError(f"{name} must be bool [batch, length]; got {mask.dtype} of shape {list(mask.shape)}")
 
 
 def document_lengths(lengths: Sequence[int], total: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Attention in which each head has its own graph.
+"""Attention in which each head has its own graph: `PerHead` and Reformer's `SharedKey`.
 
 The edge type of an edge is the head that uses it, so that all heads are described by one graph. To compute them, heads
 become nodes: node i of head h is node h * N + i of a larger graph without edges between heads.
@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mpnn.attention import DotProduct, Terms
 from mpnn.graph import Graph
-from mpnn.request.request import Dot
+from mpnn.request.scores import Dot
 
 
 class PerHead(DotProduct):
@@ -25,6 +26,27 @@ class PerHead(DotProduct):
 
     def merge(self, out: Tensor) -> Tensor:
         return super().merge(heads_together(out, self.heads))
+
+
+class SharedKey(PerHead):
+    """Attention with shared queries and keys, in which each head has its own graph (Reformer, Kitaev et al. 2020,
+    section 2). Keys are normalized queries:
+
+        q_j = W_Q h_j,   k_j = q_j / rms(q_j),   w_ij = softmax_j( <q_i, k_j> / sqrt(D) )
+    """
+
+    def __init__(self, dim: int, heads: int, *, head_dim: int, dropout: float = 0.0) -> None:
+        super().__init__(dim, heads, head_dim=head_dim, bias=False, dropout=dropout)
+        del self.to_key
+
+    def mapped(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+        query, key = self.queries(dst), self.queries(src)
+        value = self.to_value(src).unflatten(-1, (self.heads, -1))
+        return query, F.rms_norm(key, key.shape[-1:], eps=1e-6), value
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Returns the queries [..., N, H, D], which are also hashed."""
+        return self.to_query(x).unflatten(-1, (self.heads, -1))
 
 
 def heads_apart(terms: Terms, graph: Graph, heads: int) -> Terms:

@@ -11,7 +11,8 @@ from mpnn.attention import DotProduct, Terms
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.models.layers.positions import sinusoid
-from mpnn.request.request import BiasTable, Dot, EmbeddingTable
+from mpnn.request.scores import Dot
+from mpnn.request.tables import BiasTable, EmbeddingTable
 
 
 @dataclass(frozen=True, eq=False)

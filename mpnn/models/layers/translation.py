@@ -49,7 +49,7 @@ class Words(nn.Module):
         stop = start + (tokens.shape[1] if packing.documents is None else max(packing.documents))
         if stop > self.context:
             raise ValueError(f"got {stop} tokens, but this model was made with context={self.context}")
-        index = packing.positions() + start
+        index = packing.position_ids() + start
         x = packing.pack(tokens)
         x = x if x.is_floating_point() else self.scale * looked_up(self.token, x, "token")
         if self.position is None:

@@ -21,7 +21,7 @@ from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import Embeddings, begin_small, one_each, updated_by
-from mpnn.models.layers.packing import Packing
+from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.layers.rounds import through
 from mpnn.models.saving import Model
 from mpnn.update import PostNorm
@@ -111,8 +111,9 @@ class Bert(Model):
         attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(graph, "sum", update(config), attention)
 
-    def packing(self, keep: Tensor) -> Packing:
-        return Packing.of(keep)
+    def packing(self, token_mask: Tensor) -> Packing:
+        """Returns the packing of a padded batch. token_mask: bool [B, N], True at tokens."""
+        return Packing.of(token_mask)
 
     def graphs(self, packing: Packing) -> list[Any]:
         """Returns the graph of each layer over the packed tokens."""
@@ -121,10 +122,10 @@ class Bert(Model):
     def forward(
         self,
         tokens: Tensor,
-        keep: Tensor | None = None,
         types: Tensor | None = None,
         positions: Tensor | None = None,
         *,
+        padding_mask: Tensor | None = None,
         graph: Topology | None = None,
         lengths: Sequence[int] | None = None,
         return_states: bool = False,
@@ -134,22 +135,23 @@ class Bert(Model):
 
         Args:
             tokens: int64 [B, N], or vectors [B, N, dim] that replace the token embeddings.
-            keep: bool [B, N], True at tokens and False at padding; default: all True. Padding is not computed and not
-                attended to.
             types: int64 [B, N]; default: 0.
             positions: int64 [B, N], rows of the position table; default: counted from `config.first_position`.
+            padding_mask: bool [B, N], True at padding; default: no padding. Padding is not computed and not attended
+                to.
             graph: replaces the topology of every layer in this call.
             lengths: lengths of the documents packed in every row; they sum to N. Positions restart in each document,
                 and no token attends to another document. `pooled` then has one vector per document,
-                [B, documents, dim]. Cannot be combined with `keep`.
+                [B, documents, dim]. Cannot be combined with `padding_mask`.
             return_states, return_weights: also return the output of every layer and its attention weights.
 
         Raises:
-            ValueError: if both `keep` and `lengths` are given.
+            ValueError: if both `padding_mask` and `lengths` are given.
         """
-        if keep is not None and lengths is not None:
-            raise ValueError("lengths describe rows without padding; give either keep or lengths")
-        packing = Packing.whole(tokens, lengths) if keep is None else self.packing(keep)
+        if padding_mask is None or lengths is not None:
+            packing = Packing.of_tokens(tokens, padding_mask, lengths)
+        else:
+            packing = self.packing(token_mask(tokens, padding_mask))
         if positions is None and packing.documents is not None:
             positions = torch.cat([self.positions(part) for part in tokens.split(packing.documents, 1)], 1)
         graphs = self.graphs(packing) if graph is None else [packing.bind(graph)] * len(self.layers)
@@ -166,7 +168,7 @@ class Bert(Model):
         return_weights: bool = False,
     ) -> Encoded:
         """Runs `forward` with one graph per layer over the packed tokens."""
-        types = torch.zeros_like(packing.keep, dtype=torch.int64) if types is None else types
+        types = torch.zeros_like(packing.token_mask, dtype=torch.int64) if types is None else types
         positions = self.positions(tokens) if positions is None else positions
         x = self.embeddings(packing.pack(tokens), packing.pack(positions), packing.pack(types))
         x, states, weights = through(self.layers, graphs, x, return_states=return_states, return_weights=return_weights)

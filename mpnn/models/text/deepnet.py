@@ -17,7 +17,7 @@ from mpnn.attention import DotProduct
 from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import updated_by
-from mpnn.models.text.gpt import CAUSAL, GPT2, GPTConfig
+from mpnn.models.text.gpt import CAUSAL, CausalTransformer, GPTConfig
 from mpnn.update import MLP, DeepNorm
 
 
@@ -61,12 +61,12 @@ def initialize(layer: MessagePassing, beta: float) -> None:
                 nn.init.zeros_(linear.bias)
 
 
-class DeepNet(GPT2):
+class DeepNet(CausalTransformer):
     """Deep decoder-only language model (Wang et al. 2022): GPT with DeepNorm and its initial weights.
 
     Args:
         config: sizes and options. `norm_first` is ignored.
-        graph: as for `GPT2`.
+        graph: as for `CausalTransformer`.
     """
 
     def __init__(self, config: GPTConfig, graph: Topology = CAUSAL) -> None:

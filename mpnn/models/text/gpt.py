@@ -56,9 +56,9 @@ class GPTConfig:
     attention_dropout: float = 0.1
 
 
-class GPT2(Decoder):
-    """Decoder-only language model with learned positions (Radford et al. 2018, GPT; 2019, GPT-2). The output layer
-    shares its weight with the token embedding.
+class CausalTransformer(Decoder):
+    """Decoder-only language model with learned positions: GPT (Radford et al. 2018) if `config.norm_first` is False,
+    GPT-2 (Radford et al. 2019) if it is True. The output layer shares its weight with the token embedding.
 
     Args:
         config: sizes and options.
@@ -104,8 +104,12 @@ class GPT2(Decoder):
                 nn.init.normal_(parameter, std=0.02 / (2 * len(self.layers)) ** 0.5 if residual else 0.02)
 
 
-class GPT(GPT2):
-    """GPT-2 of any size over any causal graph.
+class GPT2(CausalTransformer):
+    """A model with a published configuration: `GPT2(GPTConfig())` is the small GPT-2."""
+
+
+class GPT(CausalTransformer):
+    """A GPT described by its sizes: pre-norm layers, GELU, one dropout rate.
 
     `GPT(..., graph=causal() & window(64))` is the same model with sliding-window attention. Its weights are compatible.
 

@@ -24,8 +24,8 @@ class MaskedLM(Model):
 
         logits_i = norm(act(W y_i + c)) W_token^T + b
 
-    Over a complete graph, targets are the masked tokens (see `hidden`). Over `causal()`, each token predicts the next
-    one, and targets are the tokens shifted by one position.
+    Over a complete graph, targets are the masked tokens (see `mask_tokens`). Over `causal()`, each token predicts the
+    next one, and targets are the tokens shifted by one position.
     """
 
     def __init__(self, encoder: Bert) -> None:
@@ -39,30 +39,21 @@ class MaskedLM(Model):
         )
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
 
-    def forward(
-        self, tokens: Tensor, keep: Tensor | None = None, types: Tensor | None = None, **options: Any
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns logits [B, N, vocabulary]. Arguments are those of `Bert.forward`."""
-        states = self.encoder(tokens, keep, types, **options).last
+        states = self.encoder(tokens, types, **options).last
         return F.linear(self.transform(states), self.encoder.embeddings.token.weight, self.bias)
 
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        keep: Tensor | None = None,
-        types: Tensor | None = None,
-        **options: Any,
-    ) -> Tensor:
+    def loss(self, tokens: Tensor, targets: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns the mean cross-entropy in nats. targets: int64 [B, N], -100 at positions to ignore."""
-        return token_loss(self(tokens, keep, types, **options), targets)
+        return token_loss(self(tokens, types, **options), targets)
 
 
-def hidden(
+def mask_tokens(
     tokens: Tensor,
     mask: int,
     vocabulary: int,
-    keep: Tensor | None = None,
+    candidates: Tensor | None = None,
     *,
     rate: float = 0.15,
     generator: torch.Generator | None = None,
@@ -76,7 +67,7 @@ def hidden(
         tokens: int64 [B, N].
         mask: id of the mask token.
         vocabulary: number of tokens, for random replacements.
-        keep: bool [B, N], True at tokens that may be selected; default: all.
+        candidates: bool [B, N], True at tokens that may be selected; default: all.
         rate: probability that a token is selected, in (0, 1].
         generator: random generator on the CPU.
 
@@ -92,7 +83,7 @@ def hidden(
     def bernoulli(p: float) -> Tensor:
         return (torch.rand(tokens.shape, generator=generator) < p).to(tokens.device)
 
-    selected = bernoulli(rate) if keep is None else bernoulli(rate) & keep
+    selected = bernoulli(rate) if candidates is None else bernoulli(rate) & candidates
     random_tokens = torch.randint(vocabulary, tokens.shape, generator=generator).to(tokens.device)
     replacements = torch.where(bernoulli(8 / 9), torch.full_like(tokens, mask), random_tokens)
     inputs = torch.where(selected & bernoulli(0.9), replacements, tokens)
@@ -109,22 +100,13 @@ class SentenceClassifier(Model):
         self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
         self.to_logits = nn.Linear(encoder.config.dim, classes)
 
-    def forward(
-        self, tokens: Tensor, keep: Tensor | None = None, types: Tensor | None = None, **options: Any
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns logits [B, classes]. Arguments are those of `Bert.forward`."""
-        return self.to_logits(self.dropout(self.encoder(tokens, keep, types, **options).pooled))
+        return self.to_logits(self.dropout(self.encoder(tokens, types, **options).pooled))
 
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        keep: Tensor | None = None,
-        types: Tensor | None = None,
-        **options: Any,
-    ) -> Tensor:
+    def loss(self, tokens: Tensor, targets: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns the mean cross-entropy in nats. targets: int64 [B]."""
-        return token_loss(self(tokens, keep, types, **options), targets)
+        return token_loss(self(tokens, types, **options), targets)
 
 
 class TokenClassifier(Model):
@@ -135,19 +117,10 @@ class TokenClassifier(Model):
         self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
         self.to_logits = nn.Linear(encoder.config.dim, classes)
 
-    def forward(
-        self, tokens: Tensor, keep: Tensor | None = None, types: Tensor | None = None, **options: Any
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns logits [B, N, classes]. Arguments are those of `Bert.forward`."""
-        return self.to_logits(self.dropout(self.encoder(tokens, keep, types, **options).last))
+        return self.to_logits(self.dropout(self.encoder(tokens, types, **options).last))
 
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        keep: Tensor | None = None,
-        types: Tensor | None = None,
-        **options: Any,
-    ) -> Tensor:
+    def loss(self, tokens: Tensor, targets: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns the mean cross-entropy in nats. targets: int64 [B, N], -100 at tokens without a class."""
-        return token_loss(self(tokens, keep, types, **options), targets)
+        return token_loss(self(tokens, types, **options), targets)

@@ -14,7 +14,7 @@ from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.text.bert import Bert, BertConfig, update
 from mpnn.request import validation
-from mpnn.request.request import Dot
+from mpnn.request.scores import Dot
 
 COMPLETE = complete()
 

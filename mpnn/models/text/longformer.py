@@ -23,7 +23,7 @@ from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete, global_nodes, window
 from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.packing import Packing, all_kept, refuse_while_tracing
+from mpnn.models.layers.packing import Packing, refuse_while_tracing, token_mask
 from mpnn.models.text.bert import Bert, BertConfig, Encoded, update
 
 
@@ -87,10 +87,10 @@ class Longformer(Bert):
     def forward(  # type: ignore[override]
         self,
         tokens: Tensor,
-        keep: Tensor | None = None,
         types: Tensor | None = None,
         positions: Tensor | None = None,
         *,
+        padding_mask: Tensor | None = None,
         hubs: Tensor | None = None,
         return_states: bool = False,
     ) -> Encoded:
@@ -98,20 +98,20 @@ class Longformer(Bert):
 
         Args:
             hubs: bool [B, N], True at hubs; default: the first token of each sentence.
-            tokens, keep, types, positions, return_states: as for `Bert.forward`. Windows are measured in positions of
-                the padded row, so padding inside a sentence counts towards the distance.
+            tokens, types, positions, padding_mask, return_states: as for `Bert.forward`. Windows are
+                measured in positions of the padded row, so padding inside a sentence counts towards the distance.
 
         Raises:
-            ValueError: if `hubs` is not bool of the shape of `keep`, or if the call is traced.
+            ValueError: if `hubs` is not bool [B, N], or if the call is traced.
         """
         refuse_while_tracing("the values of hubs decide the graph")
-        keep = all_kept(tokens) if keep is None else keep
-        packing = Packing.of(keep, apart=True)
+        mask = token_mask(tokens, padding_mask)
+        packing = Packing.of(mask, separate=True)
         if hubs is None:
-            hubs = keep & (keep.cumsum(1) == 1)
-        if hubs.shape != keep.shape or hubs.dtype != torch.bool:
-            raise ValueError(f"hubs must be bool {list(keep.shape)}; got {hubs.dtype} of shape {list(hubs.shape)}")
-        return self.encoded(packing, self.hub_graphs(packing, hubs & keep), tokens, types, positions, return_states)
+            hubs = mask & (mask.cumsum(1) == 1)
+        if hubs.shape != mask.shape or hubs.dtype != torch.bool:
+            raise ValueError(f"hubs must be bool {list(mask.shape)}; got {hubs.dtype} of shape {list(hubs.shape)}")
+        return self.encoded(packing, self.hub_graphs(packing, hubs & mask), tokens, types, positions, return_states)
 
     def hub_graphs(self, packing: Packing, hubs: Tensor) -> list[Hubs]:
         """Returns the graphs of each layer for hubs bool [B, N]."""

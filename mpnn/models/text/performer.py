@@ -23,7 +23,7 @@ class PerformerConfig(gpt.GPTConfig):
     features: int = 256
 
 
-class Performer(gpt.GPT2):
+class Performer(gpt.CausalTransformer):
     """Decoder-only language model (Choromanski et al. 2021): GPT-2 with `Kernel` attention, which costs O(N features)
     instead of O(N^2). `attention_dropout` is ignored, because attention weights are never computed."""
 

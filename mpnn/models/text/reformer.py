@@ -1,12 +1,16 @@
 """Reformer (Kitaev et al. 2020): attention within chunks of positions and within buckets of locality-sensitive hashes.
 
-topology   local: chunks attend to themselves and the one before   lsh: the same, with nodes sorted by hash, per head
-attention  local: DotProduct(dim, heads)                           lsh: SharedKey, with W_K = W_Q
-aggregate  "sum"
-update     Reversible(dim, FeedForward(dim))                       two streams
+topology   local: a chunk attends to itself and the one before    lsh: the same, with the nodes sorted by hash, per head
+attention  local: DotProduct(dim, heads)                          lsh: SharedKey, k_j = q_j / rms(q_j)      (section 2)
+aggregate  "sum"                                                  m_i = W_O || _h sum_j w_ij W_V h_j
+update     Reversible(dim, FeedForward(dim))                      y1 = x1 + m,  y2 = x2 + ffn(norm'(y1))        (eq. 9)
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +22,76 @@ from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import AxialPositions, embedded, looked_up, updated_by
 from mpnn.models.layers.losses import token_loss
-from mpnn.models.layers.packing import Packing, all_kept, refuse_while_tracing
+from mpnn.models.layers.packing import Packing, refuse_while_tracing, token_mask
+from mpnn.models.layers.per_head import SharedKey
 from mpnn.models.saving import Model
 from mpnn.models.text.bert import Encoded
-from mpnn.models.text.reformer_hashing import Heard, ReformerConfig, SharedKey
+from mpnn.models.text.reformer_graphs import ReformerGraphs
 from mpnn.update import Reversible
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """size: nodes in a chunk. before, after: number of chunks before and after its own that a chunk attends to.
+    dropout: of attention weights."""
+
+    size: int = 64
+    before: int = 1
+    after: int = 0
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class ReformerConfig:
+    """Configuration of a Reformer.
+
+    layers: "local" or "lsh" for each layer. local, lsh: chunks of each kind of layer. head_dim: width of a head.
+    buckets: number of hash buckets, an even number, or several numbers whose product it is; None: a power of two near
+    twice the number of chunks. rounds: number of hashing rounds. seed: seed of the hash directions; None: draw new ones
+    in each call from torch's global generator. causal: remove edges from later nodes. axial, axial_dims: numbers of
+    rows and columns of axial positions, and the widths of their vectors; axial=None: one table. context: maximum
+    sentence length.
+    """
+
+    vocabulary: int = 320
+    dim: int = 256
+    layers: Sequence[str] = ("local", "lsh", "local", "lsh", "local", "lsh")
+    heads: int = 2
+    head_dim: int = 64
+    hidden: int = 512
+    local: Chunks = Chunks()
+    lsh: Chunks = Chunks()
+    buckets: int | Sequence[int] | None = None
+    rounds: int = 1
+    seed: int | None = None
+    causal: bool = False
+    axial: Sequence[int] | None = (64, 64)
+    axial_dims: Sequence[int] = (64, 192)
+    context: int = 4096
+    activation: str = "relu"
+    eps: float = 1e-12
+    dropout: float = 0.05
+
+    def chunks(self, kind: str) -> Chunks:
+        """Returns the chunks of layers of this kind."""
+        if kind not in ("local", "lsh"):
+            raise ValueError(f'layers are "local" or "lsh"; got {kind!r}')
+        return self.local if kind == "local" else self.lsh
+
+    @property
+    def length_multiple(self) -> int:
+        """Lengths are padded to a multiple of this before they are divided into chunks."""
+        return lcm(*(self.chunks(kind).size for kind in self.layers))
+
+    def bucket_factors(self, length: int) -> tuple[int, ...]:
+        """Returns the factors of the number of buckets for this length."""
+        if isinstance(self.buckets, int):
+            return (self.buckets,)
+        if self.buckets is not None:
+            return tuple(self.buckets)
+        power = (2 * (length // self.lsh.size)).bit_length() - 1
+        limit = 2 * max(int((self.context // self.lsh.size) ** 0.5), self.lsh.size)
+        return (2**power,) if 2**power <= limit else (2 ** (power // 2), 2 ** (power - power // 2))
 
 
 class Reformer(Model):
@@ -65,9 +134,9 @@ class Reformer(Model):
     def forward(
         self,
         tokens: Tensor,
-        keep: Tensor | None = None,
         positions: Tensor | None = None,
         *,
+        padding_mask: Tensor | None = None,
         rounds: int | None = None,
         return_states: bool = False,
     ) -> Encoded:
@@ -75,9 +144,9 @@ class Reformer(Model):
 
         Args:
             tokens: int64 [B, N], or vectors [B, N, dim] that replace the token embeddings.
-            keep: bool [B, N], True at tokens and False at padding; default: all True. Padding is not computed and not
-                attended to.
             positions: int64 [B, N]; default: 0 to N - 1.
+            padding_mask: bool [B, N], True at padding; default: no padding. Padding is not computed and not attended
+                to.
             rounds: number of hashing rounds; default: `config.rounds`.
             return_states: also return the second stream before each layer and after the last, [B, N, dim] each.
 
@@ -85,16 +154,16 @@ class Reformer(Model):
             `last` has shape [B, N, 2 * dim]. `pooled` and `weights` are None.
         """
         refuse_while_tracing("the tokens' hashes decide the graph")
-        packing = Packing.of(all_kept(tokens) if keep is None else keep, apart=True)
+        packing = Packing.of(token_mask(tokens, padding_mask), separate=True)
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
         vectors = embedded(self.token, tokens)
         x = self.dropout(packing.pack(vectors)) + self.dropout(self._position(packing.pack(positions)))
         x = torch.cat([x, x], -1)
-        graphs, states = Heard(self.config, packing, rounds), [x]
+        graphs, states = ReformerGraphs(self.config, packing, rounds), [x]
         for layer in self.layers:
             assert isinstance(layer, MessagePassing)
-            x = layer(x, graphs.by(layer, x) if self.graph is None else graphs.over(self.graph, layer))
+            x = layer(x, graphs.of(layer, x) if self.graph is None else graphs.of_topology(self.graph, layer))
             states.append(x)
         last = packing.unpack(self.dropout(self.norm(x)))
         outputs = tuple(packing.unpack(x.chunk(2, -1)[1]) for x in states) if return_states else None
@@ -115,10 +184,10 @@ class ReformerLM(Model):
         self.encoder = Reformer(config, graph)
         self.to_logits = nn.Linear(2 * config.dim, config.vocabulary)
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, *, padding_mask: Tensor | None = None) -> Tensor:
         """Returns logits [B, N, vocabulary]. Arguments are those of `Reformer.forward`."""
-        return self.to_logits(self.encoder(tokens, keep).last)
+        return self.to_logits(self.encoder(tokens, padding_mask=padding_mask).last)
 
-    def loss(self, tokens: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
+    def loss(self, tokens: Tensor, targets: Tensor, *, padding_mask: Tensor | None = None) -> Tensor:
         """Returns the mean cross-entropy in nats. targets: int64 [B, N], -100 at positions to ignore."""
-        return token_loss(self(tokens, keep), targets)
+        return token_loss(self(tokens, padding_mask=padding_mask), targets)

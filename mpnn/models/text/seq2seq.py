@@ -24,7 +24,7 @@ from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import looked_up
 from mpnn.models.layers.cross_attention import Crossing
 from mpnn.models.layers.losses import next_word_loss
-from mpnn.models.layers.packing import Packing, all_kept
+from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.saving import Model
 
 
@@ -93,21 +93,26 @@ class Seq2Seq(Model):
         self.to_logits = nn.Linear(dim // 2, target_vocabulary)
 
     def forward(
-        self, source: Tensor, target: Tensor, source_keep: Tensor | None = None, return_weights: bool = False
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_padding_mask: Tensor | None = None,
+        return_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Returns the logits of the word after each target word (teacher forcing).
 
         Args:
             source: int64 [B, N].
             target: int64 [B, M]; each row starts with `start`.
-            source_keep: bool [B, N], True at words and False at padding; default: all True. Each sentence has at least
-                one word, and its padding comes last.
+            source_padding_mask: bool [B, N], True at padding; default: no padding. Each sentence has at least one
+                word, and its padding comes last.
             return_weights: also return the attention weights a_ij, [B, M, N].
 
         Returns:
             float [B, M, target_vocabulary], or (logits, weights).
         """
-        annotations = self.encode(source, source_keep)
+        annotations = self.encode(source, padding_mask=source_padding_mask)
         state, logits, weights = annotations.state, [], []
         for word in target.unbind(1):
             step_logits, state, weight = self.step(word, state, annotations)
@@ -116,17 +121,18 @@ class Seq2Seq(Model):
         stacked = torch.stack(logits, 1)
         return (stacked, torch.stack(weights, 1)) if return_weights else stacked
 
-    def encode(self, source: Tensor, keep: Tensor | None = None) -> Annotations:
+    def encode(self, source: Tensor, *, padding_mask: Tensor | None = None) -> Annotations:
         """Encodes sources [B, N].
 
         Raises:
             ValueError: if a sentence has no word, or padding before its last word.
         """
-        packing = Packing.of(all_kept(source) if keep is None else keep)
-        lengths = packing.keep.sum(1)
-        if bool((packing.keep.cummin(1).values.sum(1) != lengths).any()) or bool((lengths == 0).any()):
+        mask = token_mask(source, padding_mask)
+        packing, lengths = Packing.of(mask), mask.sum(1)
+        if bool((mask.cummin(1).values.sum(1) != lengths).any()) or bool((lengths == 0).any()):
             raise ValueError(
-                "source_keep must be True at the first positions of each sentence, at least one: padding comes last"
+                "padding must follow the words of each sentence, at least one word: the padding mask must be False at "
+                "the first positions"
             )
         x = self.dropout(looked_up(self.source, source, "token"))
         states, _ = self.reader(pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False))
@@ -145,34 +151,39 @@ class Seq2Seq(Model):
         Returns:
             Logits of the next word [B, target_vocabulary], the new state [B, dim] and the attention weights [B, N].
         """
-        crossing = Crossing(Packing.of(all_kept(word[:, None])), annotations.packing)
+        crossing = Crossing(Packing.of_tokens(word[:, None]), annotations.packing)
         message, weights = crossing.attend(self.align, state[:, None], annotations.packed, True, annotations.cache)
         features = torch.cat([self.dropout(looked_up(self.target, word, "token")), message[:, 0]], -1)
         pairs = self.readout(torch.cat([state, features], -1)).unflatten(-1, (-1, 2))
         return self.to_logits(self.dropout(pairs.amax(-1))), self.writer(features, state), weights[:, 0, 0]
 
     def loss(
-        self, source: Tensor, target: Tensor, source_keep: Tensor | None = None, target_keep: Tensor | None = None
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_padding_mask: Tensor | None = None,
+        target_padding_mask: Tensor | None = None,
     ) -> Tensor:
         """Returns the mean cross-entropy in nats of each target word after the first, given the words before it.
 
-        The first target word is `start` and is not predicted. target_keep: bool [B, M], True at words; default: all.
-        Other arguments are those of `forward`.
+        The first target word is `start` and is not predicted. target_padding_mask: bool [B, M], True at
+        padding; default: no padding. Other arguments are those of `forward`.
         """
-        logits = self(source, target[:, :-1], source_keep)
-        return next_word_loss(logits, target, target_keep)
+        logits = self(source, target[:, :-1], source_padding_mask=source_padding_mask)
+        return next_word_loss(logits, target, target_padding_mask)
 
     @torch.no_grad()
     def generate(
         self,
         source: Tensor,
         steps: int,
-        source_keep: Tensor | None = None,
         *,
+        padding_mask: Tensor | None = None,
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Translates sources [B, N].
+        """Translates sources [B, N]. padding_mask: as `source_padding_mask` of `forward`.
 
         Each translation starts with `start` and ends with `eos` or after `steps` more words. Decoding is greedy by
         default; with a `temperature` above 0, words are sampled.
@@ -181,7 +192,7 @@ class Seq2Seq(Model):
             int64 [B, at most 1 + steps].
         """
         with evaluating(self):
-            annotations = self.encode(source, source_keep)
+            annotations = self.encode(source, padding_mask=padding_mask)
             state = annotations.state
 
             def forward(tokens: Tensor, cache: KVCache) -> Tensor:

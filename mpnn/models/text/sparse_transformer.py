@@ -21,7 +21,7 @@ from mpnn.graph.topology import Topology
 from mpnn.graphs import causal, fixed, from_edges, identity, strided, window
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.per_head import PerHead
-from mpnn.models.text.gpt import GPT2, GPTConfig, update
+from mpnn.models.text.gpt import CausalTransformer, GPTConfig, update
 
 
 def strided_patterns(stride: int) -> list[Topology]:
@@ -38,11 +38,11 @@ def fixed_patterns(block: int, summary: int = 1) -> list[Topology]:
     return [own, fixed(block, summary) - own | identity()]
 
 
-class SparseTransformer(GPT2):
+class SparseTransformer(CausalTransformer):
     """Sparse Transformer (Child et al. 2019), with the three ways of section 5.1 to assign patterns.
 
     Args:
-        config: as for `GPT2`.
+        config: as for `CausalTransformer`.
         patterns: causal topologies, such as those of `strided_patterns` or `fixed_patterns`.
         by: "layers": layers use the patterns in turn. "heads": the heads of every layer use them in turn. "none": all
             layers and heads use the union of the patterns.

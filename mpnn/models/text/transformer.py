@@ -1,37 +1,30 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017).
 
-encoder    complete()                     MessagePassing(complete(), "sum", PostNorm(dim, ffn), DotProduct(dim, heads))
-decoder    causal self-attention, then cross-attention to the source:
-                                          MessagePassing(causal(), "sum", PostNorm(dim), DotProduct(dim, heads))
-                                          MessagePassing(complete(), "sum", PostNorm(dim, ffn), DotProduct(dim, heads))
+topology   encoder: complete()                  decoder: causal(), then complete() from the source to the target
+attention  DotProduct(dim, heads)               w_ij = softmax_j( <W_Q x_i, W_K x_j> / sqrt(D) )                (eq. 1)
+aggregate  "sum"                                m_i  = W_O || _h sum_j w_ij W_V x_j                    (section 3.2.2)
+update     PostNorm(dim, FeedForward(dim))      z    = norm(x + m),  y = norm'(z + ffn(z))        (section 3.1, eq. 2)
+           PostNorm(dim) within the target      y    = norm(x + m)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from mpnn.attention import DotProduct
-from mpnn.decoding.beams import beam_search
-from mpnn.decoding.cache import KVCache
-from mpnn.decoding.generation import evaluating, generate, refuse_the_future
+from mpnn.decoding.generation import refuse_the_future
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal, complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS
-from mpnn.models.layers.cross_attention import Crossing, Half
-from mpnn.models.layers.losses import next_word_loss
-from mpnn.models.layers.packing import Packing
-from mpnn.models.layers.rounds import through
+from mpnn.models.layers.encoder_decoder import DecoderLayer, EncoderDecoder
 from mpnn.models.layers.translation import Words, token_table
-from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm, PreNorm
+
+CAUSAL, COMPLETE = causal(), complete()
 
 
 @dataclass(frozen=True)
@@ -71,22 +64,13 @@ class TransformerConfig:
     smoothing: float = 0.1
 
 
-class DecoderLayer(nn.Module):
-    """Self-attention over `graph`, then cross-attention to the whole source and a feed-forward network."""
-
-    def __init__(self, config: TransformerConfig, graph: Topology) -> None:
-        super().__init__()
-        self.within = MessagePassing(graph, "sum", _update(config, None), _attention(config))
-        self.across = MessagePassing(complete(), "sum", _update(config, _ffn(config)), _attention(config))
-
-
-class Transformer(Model):
+class Transformer(EncoderDecoder):
     """An encoder over `graph` and a decoder over `target_graph`. Each target word also attends to the whole source.
 
     Args:
         config: sizes and options.
-        graph: topology of the encoder's self-attention; default: complete().
-        target_graph: topology of the decoder's self-attention; default: causal().
+        graph: topology of the encoder's self-attention.
+        target_graph: topology of the decoder's self-attention.
 
     Raises:
         ValueError: if a word attends to a later one when `target_graph` is bound to `config.context` words.
@@ -96,252 +80,41 @@ class Transformer(Model):
         self, config: TransformerConfig, graph: Topology | None = None, target_graph: Topology | None = None
     ) -> None:
         super().__init__()
-        graph = complete() if graph is None else graph
-        target_graph = causal() if target_graph is None else target_graph
+        graph = COMPLETE if graph is None else graph
+        target_graph = CAUSAL if target_graph is None else target_graph
         refuse_the_future(target_graph, config.context)
+        norm = partial(nn.LayerNorm, eps=config.eps)
+
+        def attend(topology: Topology, *, ffn: bool) -> MessagePassing:
+            network = None
+            if ffn:
+                activation = ACTIVATIONS[config.activation]
+                network = FeedForward(config.dim, config.hidden, activation, config.activation_dropout)
+            layer = PreNorm if config.pre_norm else PostNorm
+            update = layer(config.dim, network, dropout=config.dropout, norm=norm)
+            attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
+            return MessagePassing(topology, "sum", update, attention)
+
+        def words(token: nn.Embedding) -> Words:
+            return Words(
+                token,
+                config.context,
+                learned=config.learned_positions,
+                scale=config.scale,
+                norm=norm if config.embedding_norm else None,
+                dropout=config.dropout,
+            )
+
         self.config = config
         token = target_token = token_table(config.vocabulary, config.dim, config.pad)
         if config.target_vocabulary is not None:
             target_token = token_table(config.target_vocabulary, config.dim, config.pad)
-        self.source, self.target = _words(config, token), _words(config, target_token)
-        self.encoder = nn.ModuleList(
-            MessagePassing(graph, "sum", _update(config, _ffn(config)), _attention(config))
-            for _ in range(config.encoder_layers)
+        self.source, self.target = words(token), words(target_token)
+        self.encoder = nn.ModuleList(attend(graph, ffn=True) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(
+            DecoderLayer(attend(target_graph, ffn=False), attend(COMPLETE, ffn=True))
+            for _ in range(config.decoder_layers)
         )
-        self.decoder = nn.ModuleList(DecoderLayer(config, target_graph) for _ in range(config.decoder_layers))
         self.encoder_norm, self.decoder_norm = (
-            nn.LayerNorm(config.dim, config.eps) if config.final_norm else nn.Identity() for _ in range(2)
+            norm(config.dim) if config.final_norm else nn.Identity() for _ in range(2)
         )
-
-    def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_keep: Tensor | None = None,
-        target_keep: Tensor | None = None,
-        *,
-        source_lengths: Sequence[int] | None = None,
-        target_lengths: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Returns the logits of the word after each target word.
-
-        Args:
-            source: int64 [B, N].
-            target: int64 [B, M]; each row starts with `config.start`.
-            source_keep, target_keep: bool [B, N] and [B, M], True at words and False at padding; default: all True.
-                Padding is not computed and not attended to.
-            source_lengths, target_lengths: lengths of the sentences packed in every row. They sum to N and M, and both
-                have the same number of entries. Target sentence k attends to source sentence k only, and the result is
-                the same as for separate rows. Cannot be combined with `source_keep` or `target_keep`.
-
-        Returns:
-            float [B, M, target vocabulary]; zeros at padding.
-        """
-        memory = self.encode(source, source_keep, lengths=source_lengths)
-        return self.logits(self.decode(target, memory, target_keep, lengths=target_lengths).last)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Returns logits [..., vocabulary] of decoder states [..., dim]: products with the target token embeddings."""
-        return F.linear(states, self.target.token.weight)
-
-    def encode(
-        self,
-        source: Tensor,
-        keep: Tensor | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        return_states: bool = False,
-        return_weights: bool = False,
-    ) -> Half:
-        """Runs the encoder.
-
-        Args:
-            source: int64 [B, N], or vectors [B, N, dim] that replace the token embeddings.
-            keep: bool [B, N], True at words; default: all.
-            lengths: lengths of the sentences packed in every row.
-            return_states, return_weights: also return the output of every layer and its attention weights.
-        """
-        packing = _packing(source, keep, lengths)
-        graphs = [packing.bind(layer.graph) for layer in self.encoder if isinstance(layer, MessagePassing)]
-        x, states, weights = through(
-            self.encoder,
-            graphs,
-            self.source(source, packing),
-            return_states=return_states,
-            return_weights=return_weights,
-        )
-        matrices = map(packing.unpack_weights, weights, graphs)
-        return Half(self.encoder_norm(x), packing, tuple(map(packing.unpack, states)), tuple(matrices))
-
-    def decode(
-        self,
-        target: Tensor,
-        memory: Half,
-        keep: Tensor | None = None,
-        *,
-        lengths: Sequence[int] | None = None,
-        cache: KVCache | None = None,
-        return_states: bool = False,
-        return_weights: bool = False,
-    ) -> Half:
-        """Runs the decoder.
-
-        Args:
-            target: int64 [B, M], or vectors [B, M, dim] that replace the token embeddings.
-            memory: the output of `encode`.
-            keep: bool [B, M], True at words; default: all.
-            lengths: lengths of the sentences packed in every row.
-            cache: keys and values of the preceding target words. `target` then holds the words that follow them.
-            return_states, return_weights: also return the output of every layer and its attention weights.
-
-        Raises:
-            ValueError: if `cache` is combined with padding, `lengths` or `return_weights`.
-        """
-        packing = _packing(target, keep, lengths)
-        if cache is not None and (return_weights or lengths is not None or not bool(packing.keep.all())):
-            raise ValueError(
-                "with a cache, rows must have no padding and one sentence each, and no attention weights are returned"
-            )
-        across = Crossing(packing, memory.packing)
-        x = self.target(target, packing, 0 if cache is None else cache.count)
-        states, self_weights, cross_weights = [x], [], []
-        for layer in self.decoder:
-            assert isinstance(layer, DecoderLayer)
-            graph = packing.bind(layer.within.graph) if cache is None else None
-            x = layer.within(x, graph, cache=cache, return_weights=return_weights)
-            if return_weights:
-                x, weights = x
-                self_weights.append(packing.unpack_weights(weights, packing.bind(layer.within.graph)))
-            x = across.attend(layer.across, x, memory.packed, return_weights, None if cache is None else memory.cache)
-            if return_weights:
-                x, weights = x
-                cross_weights.append(weights)
-            states.append(x)
-        outputs = tuple(packing.unpack(x) for x in states) if return_states else ()
-        return Half(self.decoder_norm(x), packing, outputs, tuple(self_weights), tuple(cross_weights))
-
-    def loss(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_keep: Tensor | None = None,
-        target_keep: Tensor | None = None,
-        *,
-        source_lengths: Sequence[int] | None = None,
-        target_lengths: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Returns the mean cross-entropy in nats of each target word after the first, given the words before it.
-
-        Labels are smoothed by `config.smoothing`. The first word of each sentence is `config.start` and is not
-        predicted. Arguments are those of `forward`.
-        """
-        if target_lengths is not None or source_lengths is not None:
-            lengths = {"source_lengths": source_lengths, "target_lengths": target_lengths}
-            logits = self(source, target, source_keep, target_keep, **lengths)[:, :-1]
-            predicted = Packing.whole(target, target_lengths).positions() > 0
-            return next_word_loss(logits, target, predicted.expand(target.shape), self.config.smoothing)
-        keep = None if target_keep is None else target_keep[:, :-1]
-        logits = self(source, target[:, :-1], source_keep, keep)
-        return next_word_loss(logits, target, target_keep, self.config.smoothing)
-
-    @torch.no_grad()
-    def generate(
-        self,
-        source: Tensor,
-        steps: int,
-        source_keep: Tensor | None = None,
-        *,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Translates sources [B, N].
-
-        Each translation starts with `config.start` and ends with `config.eos` or after `steps` more words. Decoding is
-        greedy by default; otherwise words are sampled as in `generation.generate`. The source is encoded once, and each
-        word is computed once.
-
-        Returns:
-            int64 [B, at most 1 + steps].
-        """
-        with self._translating(source, steps, source_keep) as (start, memory):
-
-            def forward(tokens: Tensor, cache: KVCache) -> Tensor:
-                return self.logits(self.decode(tokens, memory, cache=cache).last)
-
-            return generate(
-                forward,
-                start,
-                steps,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                eos=self.config.eos,
-                generator=generator,
-            )
-
-    @torch.no_grad()
-    def search(
-        self,
-        source: Tensor,
-        steps: int,
-        source_keep: Tensor | None = None,
-        *,
-        beams: int = 4,
-        penalty: float = 0.6,
-    ) -> Tensor:
-        """Translates as `generate`, but by `beams.beam_search`. The defaults are those of the paper (section 6.1)."""
-        with self._translating(source, steps, source_keep) as (start, memory):
-            cache = KVCache(steps + 1)
-
-            def step(tokens: Tensor) -> Tensor:
-                return self.logits(self.decode(tokens, memory, cache=cache).last[:, -1])
-
-            def select(index: Tensor) -> None:
-                nonlocal memory
-                cache.select(index)
-                memory = memory.select(index)
-
-            return beam_search(step, select, start, steps, beams=beams, eos=self.config.eos, penalty=penalty)
-
-    @contextmanager
-    def _translating(self, source: Tensor, steps: int, keep: Tensor | None) -> Iterator[tuple[Tensor, Half]]:
-        """Yields the first words [B, 1] and the encoded source, with the model in evaluation mode."""
-        if steps >= self.config.context:
-            raise ValueError(f"steps must be less than the context of {self.config.context}; got {steps}")
-        with evaluating(self):
-            yield torch.full((len(source), 1), self.config.start, device=source.device), self.encode(source, keep)
-
-
-def _packing(tokens: Tensor, keep: Tensor | None, lengths: Sequence[int] | None) -> Packing:
-    if keep is None:
-        return Packing.whole(tokens, lengths)
-    if lengths is not None:
-        raise ValueError("lengths describe rows without padding; give either keep or lengths")
-    return Packing.of(keep)
-
-
-def _words(config: TransformerConfig, token: nn.Embedding) -> Words:
-    return Words(
-        token,
-        config.context,
-        learned=config.learned_positions,
-        scale=config.scale,
-        norm=partial(nn.LayerNorm, eps=config.eps) if config.embedding_norm else None,
-        dropout=config.dropout,
-    )
-
-
-def _attention(config: TransformerConfig) -> DotProduct:
-    return DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
-
-
-def _ffn(config: TransformerConfig) -> FeedForward:
-    return FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation], config.activation_dropout)
-
-
-def _update(config: TransformerConfig, ffn: FeedForward | None) -> PreNorm | PostNorm:
-    """Returns the update of a round: residual connection and norm around attention and, if given, around `ffn`."""
-    norm = partial(nn.LayerNorm, eps=config.eps)
-    return (PreNorm if config.pre_norm else PostNorm)(config.dim, ffn, dropout=config.dropout, norm=norm)

@@ -100,7 +100,7 @@ class MAE(Model):
         if noise is None:
             noise = torch.rand(len(images), size[0] * size[1], device=images.device)
         seen = least(noise, self.config.left_out)
-        return Painted(self.decoder(self.encoder(images, keep=with_class(seen)).last, seen, size), seen)
+        return Painted(self.decoder(self.encoder(images, node_mask=with_class(seen)).last, seen, size), seen)
 
     def loss(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
         """Mean squared error of the pixels of the masked patches."""

@@ -185,7 +185,7 @@ class WindowLayer(nn.Module):
     def forward(self, x: Tensor, size: Size, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """x [B, N, dim] over a grid of `size` -> the same shape, and the weights [B, windows, heads, S, S] or None."""
         topology, padded, cell, shift = build_once(window_topology, self.graph, self.window, self.shifted, *size)
-        source = None if padded == size else pad_nodes(self.round.update.prepare(x), size, padded)
+        source = None if padded == size else partial(pad_nodes, size=size, padded=padded)
         if not return_weights:
             return self.round(x, topology, source=source), None
         y, weights = self.round(x, topology, source=source, return_weights=True)

@@ -110,7 +110,7 @@ class ViT(Model):
         self,
         images: Tensor,
         hidden: Tensor | None = None,
-        keep: Tensor | None = None,
+        node_mask: Tensor | None = None,
         *,
         stretch: bool = False,
         return_states: bool = False,
@@ -121,8 +121,8 @@ class ViT(Model):
         Args:
             images: [B, channels, H, W].
             hidden: bool [B, N], patches to replace by the mask token.
-            keep: bool [B, 1 + N], nodes to compute; default: all. Other nodes are removed from the graph, and their
-                outputs are zeros.
+            node_mask: bool [B, 1 + N], True at nodes to compute; default: all. Other nodes are removed from the graph,
+                and their outputs are zeros.
             stretch: whether positions are interpolated to images of another size.
             return_states: whether to return the states.
             return_weights: whether to return the attention weights.
@@ -134,10 +134,10 @@ class ViT(Model):
         x = x if hidden is None else hide(x, hidden, self.mask_token)
         x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
         x = self.dropout(x + self.positions(self.patches.grid(images), stretch=stretch))
-        x, states, weights = self.layers(x, keep, return_states=return_states, return_weights=return_weights)
+        x, states, weights = self.layers(x, node_mask, return_states=return_states, return_weights=return_weights)
         last = self.norm(x)
-        if keep is not None:
-            last = last * keep[..., None]
+        if node_mask is not None:
+            last = last * node_mask[..., None]
         pooled = last[:, 0] if self.pooler is None else self.pooler(last[:, 0])
         return Seen(last, pooled, states, weights)
 
@@ -151,16 +151,16 @@ class PatchLayers(nn.ModuleList):
         self.extend(self._layer(config) for _ in range(config.layers))
 
     def forward(
-        self, x: Tensor, keep: Tensor | None = None, *, return_states: bool = False, return_weights: bool = False
+        self, x: Tensor, node_mask: Tensor | None = None, *, return_states: bool = False, return_weights: bool = False
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """x [B, 1 + N, dim] -> the same shape, the states before and after each layer, and the weights of each layer
-        [B, H, 1 + N, 1 + N]. Outputs are zeros where `keep` (bool [B, 1 + N], default: all) is False."""
+        [B, H, 1 + N, 1 + N]. Outputs are zeros where `node_mask` (bool [B, 1 + N], default: all) is False."""
         options = {"return_states": return_states, "return_weights": return_weights}
-        if keep is None:
+        if node_mask is None:
             x, states, edge_weights = through(self, [self.graph] * len(self), x, **options)
             weights = [as_matrix(w, self.graph.bind(x.shape[1]).to(x.device)) for w in edge_weights]
         else:
-            packing, graph = self._packed(keep)
+            packing, graph = self._packed(node_mask)
             x, states, edge_weights = through(self, [graph] * len(self), packing.pack(x), **options)
             x, states = packing.unpack(x), [packing.unpack(y) for y in states]
             weights = [packing.unpack_weights(w, graph) for w in edge_weights]
@@ -171,15 +171,15 @@ class PatchLayers(nn.ModuleList):
         attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(self.graph, "sum", update, attention)
 
-    def _packed(self, keep: Tensor) -> tuple[Packing, Topology | Graph]:
-        """The packing of the kept nodes and the graph over them.
+    def _packed(self, node_mask: Tensor) -> tuple[Packing, Topology | Graph]:
+        """The packing of the remaining nodes and the graph over them.
 
         A complete graph is bound to all images at once. Other graphs differ between images after nodes are removed, so
         they are bound image by image.
         """
-        graph = self.graph.bind(keep.shape[1])
+        graph = self.graph.bind(node_mask.shape[1])
         if graph.runs.is_complete:
-            packing = Packing.of(keep)
+            packing = Packing.of(node_mask)
             return packing, packing.bind(complete())
-        packing = Packing.of(keep, apart=True)
-        return packing, packing.bind_each([graph] * len(keep))
+        packing = Packing.of(node_mask, separate=True)
+        return packing, packing.bind_each([graph] * len(node_mask))

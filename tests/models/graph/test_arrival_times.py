@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,6 +16,7 @@ from mpnn.models.graph.arrival_times import ArrivalTimes
 
 SYSTEM = "arrival-time regression on road graphs"
 N, IN, EDGE, DIM = 9, 4, 2, 6
+BOUND = error_bound(2, 4 * DIM)
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ def test_equals_the_formula(model: ArrivalTimes, roads: tuple[Graph, Graph], mea
     expected = plain(model, x.double(), first.double(), *roads)
     sum(part.square().sum() for part in expected).backward()
     for ours, theirs in zip(found, expected, strict=True):
-        measured(SYSTEM, "formula", (ours - theirs).abs().max().item())
+        measured(SYSTEM, "formula", (ours - theirs).abs().max().item(), BOUND)
     largest = max(p.grad.abs().max().item() for p in model.parameters())
     for p, grad in zip(model.parameters(), single, strict=True):
         torch.testing.assert_close(grad.double(), p.grad, rtol=1e-3, atol=1e-6 * largest)

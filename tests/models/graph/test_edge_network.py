@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_bound import error_bound
 
 from mpnn import Graph, graphs
 from mpnn.models import MPNN
@@ -38,7 +39,7 @@ def test_messages_are_those_of_pyg(graph: Graph, dtype: torch.dtype, measured: C
         h = model.layer.update.cell(conv(h, graph.edge_index, attr), h)
     expected, found = model.readout(h, x), model(x, graph, attr)
     error = (found - expected).abs().max().item()
-    measured(SYSTEM, "PyTorch Geometric NNConv", error, 5e-5 if dtype == torch.float32 else 1e-12)
+    measured(SYSTEM, "PyTorch Geometric NNConv", error, error_bound(3, 4 * DIM, dtype))
     if dtype == torch.float64:
         for a, b in zip(
             torch.autograd.grad(found.square().sum(), [x, attr]),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch.nn import functional as F
 
 from mpnn import graphs
@@ -37,7 +38,7 @@ def test_layers_are_those_of_pyg(dtype: torch.dtype, measured: Callable[..., Non
     x, graph = torch.randn(N, IN, dtype=dtype), graphs.from_edges(edge_index, N).with_self_loops()
     expected = convs[1](F.elu(convs[0](x, edge_index)), edge_index)
     error = (model(x, graph) - expected).abs().max().item()
-    measured(SYSTEM, "PyTorch Geometric GATv2Conv", error, 5e-5 if dtype == torch.float32 else 1e-12)
+    measured(SYSTEM, "PyTorch Geometric GATv2Conv", error, error_bound(2, 12, dtype))
 
 
 def most_heard(model: GAT) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -63,7 +64,7 @@ def test_layers_are_those_of_pyg(graph: Graph, dtype: torch.dtype, measured: Cal
         h, e, _ = pyg.MetaLayer(EdgeModel(layer.edges), NodeModel(layer.nodes))(h, graph.edge_index, e)
     expected, found = (model.head(h), model.edge_head(e)), model(x, graph, attr)
     error = max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True))
-    measured(SYSTEM, "PyTorch Geometric MetaLayer", error, 5e-5 if dtype == torch.float32 else 1e-12)
+    measured(SYSTEM, "PyTorch Geometric MetaLayer", error, error_bound(2, 4 * DIM, dtype))
     if dtype == torch.float64:
         for a, b in zip(
             torch.autograd.grad(sum(y.square().sum() for y in found), [x, attr]),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -66,7 +67,7 @@ def test_layers_are_those_of_pyg(graph: Graph, measured: Callable[..., None], dt
         h = conv(h, graph.edge_index, attr)
         h = h if layer.update.f is None else layer.update.f(h)
     error = (model(x, graph, attr) - h).abs().max().item()
-    measured(SYSTEM, "PyTorch Geometric TransformerConv", error, 5e-5 if dtype == torch.float32 else 1e-12)
+    measured(SYSTEM, "PyTorch Geometric TransformerConv", error, error_bound(2, HIDDEN * HEADS, dtype))
 
 
 def formula(op: MessagePassing, x: Tensor, graph: Graph, attr: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ def test_edges_that_weigh_scores_follow_the_formula(
     x, attr = torch.randn(N, IN, dtype=dtype, requires_grad=True), graph.edge_attr.to(dtype).requires_grad_()
     found, expected = op(x, graph, edge_attr=attr), formula(op.double(), x.double(), graph, attr.double())
     error = (found - expected).abs().max().item()
-    measured(SYSTEM, "formula", error, 5e-5 if dtype == torch.float32 else 1e-12)
+    measured(SYSTEM, "formula", error, error_bound(2, HIDDEN * HEADS, dtype))
     if dtype == torch.float64:
         for a, b in zip(
             torch.autograd.grad(found.square().sum(), [x, attr]),

@@ -6,6 +6,7 @@ from collections import deque
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,6 +15,7 @@ from mpnn.models.graph.graphormer import Graphormer
 
 SYSTEM = "Graphormer"
 IN, EDGE, DIM, HEADS, STEPS, FAR = 5, 3, 12, 3, 2, 3
+BOUND = error_bound(2, 2 * DIM)
 
 
 def molecule(bonds: list[tuple[int, int]], atoms: int) -> Graph:
@@ -98,7 +100,7 @@ def test_equals_the_formula_on_a_batch(model: Graphormer, molecules: list[Graph]
     model.double().zero_grad()
     expected = torch.stack([alone(model, part, m) for part, m in zip(x.double().split(sizes), molecules, strict=True)])
     expected.square().sum().backward()
-    measured(SYSTEM, "formula", (found - expected).abs().max().item())
+    measured(SYSTEM, "formula", (found - expected).abs().max().item(), BOUND)
     largest = max(p.grad.abs().max().item() for p in model.parameters())
     for p, grad in zip(model.parameters(), single, strict=True):
         torch.testing.assert_close(grad.double(), p.grad, rtol=1e-3, atol=1e-6 * largest)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch import Tensor
 
 from mpnn import Graph, graphs
@@ -17,6 +18,7 @@ pyg = pytest.importorskip("torch_geometric.nn")
 
 SYSTEM = "link prediction, PinSage-style recommendation"
 N, IN, DIM, RELATIONS = 15, 6, 4, 3
+BOUND = error_bound(3, N)
 
 
 @pytest.fixture
@@ -34,9 +36,9 @@ def test_the_loss_is_that_of_a_graph_autoencoder(graph: Graph, measured: Callabl
     theirs = pyg.GAE(torch.nn.Identity())
     z = model.encoder(x, graph)
     expected = theirs.recon_loss(z, graph.edge_index, pairs)
-    measured(SYSTEM, "PyTorch Geometric GAE", (model.loss(x, graph, negative=pairs) - expected).abs().item())
+    measured(SYSTEM, "PyTorch Geometric GAE", (model.loss(x, graph, negative=pairs) - expected).abs().item(), BOUND)
     scores = model(x, pairs, graph).sigmoid()
-    measured(SYSTEM, "PyTorch Geometric GAE", (scores - theirs.decode(z, pairs)).abs().max().item())
+    measured(SYSTEM, "PyTorch Geometric GAE", (scores - theirs.decode(z, pairs)).abs().max().item(), BOUND)
 
 
 def test_distmult_scores_are_those_of_pyg(graph: Graph, measured: Callable[..., None]) -> None:
@@ -47,7 +49,7 @@ def test_distmult_scores_are_those_of_pyg(graph: Graph, measured: Callable[..., 
         theirs.node_emb.weight.copy_(model.encoder(x, graph))
         theirs.rel_emb.weight.copy_(model.decoder.relation)
     expected = theirs(pairs[0], kind, pairs[1])
-    measured(SYSTEM, "PyTorch Geometric DistMult", (model(x, pairs, graph, kind) - expected).abs().max().item())
+    measured(SYSTEM, "PyTorch Geometric DistMult", (model(x, pairs, graph, kind) - expected).abs().max().item(), BOUND)
 
 
 def test_a_pair_and_its_reverse_may_differ_to_an_mlp(graph: Graph) -> None:

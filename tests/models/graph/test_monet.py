@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs
@@ -44,7 +45,7 @@ def test_layers_are_those_of_pyg(dtype: torch.dtype, measured: Callable[..., Non
     expected = theirs(model.layers[1].attention, HIDDEN, CLASSES, 3)(first, edge_index, model.places[1](place))
     found = model(x, graphs.from_edges(edge_index, N), place)
     error = (found - expected).abs().max().item()
-    measured(SYSTEM, "PyTorch Geometric GMMConv", error, 5e-5 if dtype == torch.float32 else 1e-12)
+    measured(SYSTEM, "PyTorch Geometric GMMConv", error, error_bound(2, HIDDEN * KERNELS, dtype))
     if dtype == torch.float64:
         for a, b in zip(
             torch.autograd.grad(found.square().sum(), [x, place]),

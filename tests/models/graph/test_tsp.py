@@ -4,12 +4,14 @@ from itertools import permutations
 
 import pytest
 import torch
+from error_bound import error_bound
 
 from mpnn import data
 from mpnn.models.graph.tsp import TSP, tour_length
 
 SYSTEM = "travelling salesman attention model"
-EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
+EXACT = error_bound(3, 32, torch.float64)
+BOUND = error_bound(3, 32)
 
 
 def small(dtype=torch.float64, scale=0.3):
@@ -80,7 +82,7 @@ def test_equals_the_formula(count, measured):
         expected = torch.stack([formula(exact, x.double(), t.tolist())[0] for x, t in zip(cities, tours, strict=True)])
         error = (found - expected).abs().max().item()
         if dtype == torch.float32:
-            measured(SYSTEM, "formula", error)
+            measured(SYSTEM, "formula", error, BOUND)
         else:
             assert error < EXACT
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +16,7 @@ from mpnn.models import VAIN
 
 SYSTEM = "GAT, GATv2, MoNet, VAIN"
 IN, OUT, DIM, PLACES = 4, 3, 8, 2
+BOUND = error_bound(3, 17)
 
 
 def mlp(layers: nn.Module, x: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ def test_it_follows_the_formula(normalized: bool, agents: int, measured: Callabl
     found = model(x)
     exact = x.double().requires_grad_()
     expected = formula(model.double(), exact, normalized)
-    measured(SYSTEM, "formula", (found - expected).abs().max().item())
+    measured(SYSTEM, "formula", (found - expected).abs().max().item(), BOUND)
     again = model(exact)
     torch.testing.assert_close(again, expected)
     torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), exact)[0] for y in (again, expected)))

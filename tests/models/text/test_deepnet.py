@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,7 +17,8 @@ from mpnn.models.text.gpt import GPT2, GPTConfig
 from mpnn.update import DeepNorm, FeedForward
 
 DIM, HEADS, VOCABULARY = 16, 2, 11
-EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
+EXACT = error_bound(1, 32, torch.float64)
+BOUND = error_bound(1, 32)
 
 
 def largest(difference):
@@ -78,7 +80,7 @@ def test_a_layer_is_the_formula(dtype, measured):
     if dtype == torch.float64:
         assert error < EXACT
     else:
-        measured("DeepNet", "formula", error)
+        measured("DeepNet", "formula", error, BOUND)
 
 
 def test_the_model_is_its_layers():

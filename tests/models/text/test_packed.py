@@ -75,13 +75,13 @@ def test_a_document_does_not_change_another_by_a_bit(decoder: Any) -> None:
 
 def test_gradients_stay_in_their_document() -> None:
     model = DECODERS["Llama"]()
-    vectors = torch.randn(1, TOTAL, 16, requires_grad=True)
-    packing = model._documents(vectors, LENGTHS)
-    out = model.decode(vectors, packing.positions(), bind=model._bind(vectors, None, packing)).last
-    out[:, :5].square().sum().backward()
-    assert vectors.grad is not None
-    assert bool((vectors.grad[:, :5] != 0).any(-1).all())
-    assert not bool(vectors.grad[:, 5:].any())
+    embedded: list[torch.Tensor] = []
+    model.token.register_forward_hook(lambda module, tokens, vectors: embedded.append(vectors))
+    logits = model(words(), lengths=LENGTHS)
+    (vectors,) = embedded
+    (grad,) = torch.autograd.grad(logits[:, :5].square().sum(), vectors)
+    assert bool((grad[:, :5] != 0).any(-1).all())
+    assert not bool(grad[:, 5:].any())
 
 
 def test_the_loss_predicts_nothing_across_the_end_of_a_document(decoder: Any) -> None:
@@ -176,7 +176,7 @@ def test_an_encoders_graph_is_replaced_for_one_call() -> None:
     own, swapped = Bert(BERT).eval(), Bert(BERT, graphs.window(1)).eval()
     swapped.load_state_dict(own.state_dict())
     tokens, keep = words(total=6), torch.arange(6) < torch.tensor([[6], [4]])
-    for given in ({}, {"keep": keep}, {"lengths": [2, 4]}):
+    for given in ({}, {"padding_mask": ~keep}, {"lengths": [2, 4]}):
         torch.testing.assert_close(own(tokens, graph=graphs.window(1), **given).last, swapped(tokens, **given).last)
 
 
@@ -191,8 +191,8 @@ def test_heads_take_packed_documents() -> None:
 def test_padding_and_packing_exclude_each_other() -> None:
     tokens = words()
     keep = torch.ones_like(tokens, dtype=torch.bool)
-    with pytest.raises(ValueError, match="give either keep or lengths"):
-        Bert(BERT)(tokens, keep, lengths=LENGTHS)
+    with pytest.raises(ValueError, match="give either padding_mask or lengths"):
+        Bert(BERT)(tokens, padding_mask=~keep, lengths=LENGTHS)
 
 
 def test_mixtures_of_places_cannot_be_packed() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from error_bound import error_bound
 
 from mpnn import graphs
 from mpnn.models import Bert, BertConfig, from_hf
@@ -13,7 +14,8 @@ BATCH, LENGTH, WORDS, PAD = 4, 13, 99, 1
 LENGTHS = torch.tensor([13, 5, 9, 1])
 RIGHT = torch.arange(LENGTH) < LENGTHS[:, None]
 EVERY = torch.ones(BATCH, LENGTH, dtype=torch.bool)
-EXACT = 1e-11  # float64: some hundred roundings of 2^-53 each, on numbers up to about 10
+EXACT = error_bound(2, 64, torch.float64)
+BOUND = error_bound(2, 64)
 
 
 def config(family="Roberta", **changes):
@@ -50,7 +52,7 @@ def test_equals_hugging_face_on_every_token(mask, measured):
     expected, found = theirs(**batch), from_hf(theirs)(**batch)
     assert type(found) is type(expected)
     error = largest(expected.last_hidden_state[mask], found.last_hidden_state[mask])
-    measured(SYSTEM, "Hugging Face RoBERTa", error)
+    measured(SYSTEM, "Hugging Face RoBERTa", error, BOUND)
     theirs = theirs.double()
     expected, found = theirs(**batch), from_hf(theirs)(**batch)
     assert largest(expected.last_hidden_state[mask], found.last_hidden_state[mask]) < EXACT
@@ -96,8 +98,10 @@ def test_heads_stay_what_they_are(head, measured):
         batch = {name: x.view(2, 2, LENGTH) for name, x in batch.items()}
     expected, found = theirs(**batch), from_hf(theirs)(**batch)
     assert type(found) is type(expected)
-    for name in (name for name in expected if "logits" in name):
-        measured(SYSTEM, "Hugging Face RoBERTa", largest(expected[name], found[name]))
+    logits = [name for name in expected if "logits" in name]
+    assert logits
+    for name in logits:
+        measured(SYSTEM, "Hugging Face RoBERTa", largest(expected[name], found[name]), BOUND)
 
 
 # ------------------------------------------------------------------------------------------------ one direction
@@ -111,7 +115,7 @@ def test_a_decoder_hears_what_came_before(family, head, mask, measured):
     ours = from_hf(theirs)
     expected, found = theirs(**batch), ours(**batch)
     assert type(found) is type(expected)
-    measured(SYSTEM, f"Hugging Face {head}", largest(expected.logits[mask], found.logits[mask]))
+    measured(SYSTEM, f"Hugging Face {head}", largest(expected.logits[mask], found.logits[mask]), BOUND)
     batch["input_ids"][:, 8:] = 7
     assert torch.equal(found.logits[0, :8], ours(**batch).logits[0, :8])
 
@@ -170,7 +174,8 @@ def test_a_roberta_becomes_a_longformer_in_one_line(measured):
     ids = torch.randint(3, WORDS, (2, 101))  # RoBERTa itself ends at 30
     first = (torch.arange(101) == 0).long().expand(2, -1)
     expected = theirs(ids, global_attention_mask=first).last_hidden_state
-    measured("Longformer", "Hugging Face Longformer, made of a RoBERTa", largest(expected, ours(ids).last_hidden_state))
+    error = largest(expected, ours(ids).last_hidden_state)
+    measured("Longformer", "Hugging Face Longformer, made of a RoBERTa", error, BOUND)
     assert ours(torch.randint(3, WORDS, (1, 120))).last_hidden_state.isfinite().all()
     with pytest.raises(IndexError, match="position 122 is out of range"):
         ours(torch.randint(3, WORDS, (1, 121)))
@@ -207,10 +212,10 @@ def test_stands_by_itself(tmp_path):
     model = Bert(sizes, [graphs.window(1), graphs.window(2)], pooler=False).eval()
     tokens = torch.tensor([[4, 5, 6, 7], [8, 9, 1, 1]])
     keep = tokens != 1
-    found = model(tokens, keep).last
+    found = model(tokens, padding_mask=~keep).last
     assert largest(found[1, :2], model(tokens[1:, :2]).last[0]) < 1e-6
     model.save_pretrained(tmp_path)
-    assert torch.equal(Bert.from_pretrained(tmp_path)(tokens, keep).last, found)
+    assert torch.equal(Bert.from_pretrained(tmp_path)(tokens, padding_mask=~keep).last, found)
 
 
 def test_refuses_graphs_that_do_not_match_the_layers_and_positions_after_no_pad():

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch.nn import functional as F
 
 from mpnn import graphs
@@ -13,7 +14,8 @@ from mpnn.models.text.gpt import GPT2, GPTConfig
 from mpnn.models.text.sparse_transformer import fixed_patterns, strided_patterns
 
 DIM, HEADS, LAYERS, CONTEXT, VOCABULARY = 16, 4, 3, 13, 11
-EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
+EXACT = error_bound(LAYERS, 4 * DIM, torch.float64)
+BOUND = error_bound(LAYERS, 4 * DIM)
 CONFIG = GPTConfig(VOCABULARY, DIM, LAYERS, HEADS, context=CONTEXT)
 
 # Section 4.3: what i hears in each of the two steps, as a predicate on pairs; oneself in both.
@@ -75,7 +77,7 @@ def test_equals_dense_attention_with_masks(kind, by, measured):
     assert largest(model(tokens) - expected) < EXACT * expected.abs().max()
     single = copy.deepcopy(model).float()
     expected = torch.stack([logits(single, text, allowed) for text in tokens])
-    measured("Sparse Transformer", "formula", largest(single(tokens) - expected))
+    measured("Sparse Transformer", "formula", largest(single(tokens) - expected), BOUND)
 
 
 @pytest.mark.parametrize("by", ["none", "heads"])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,7 +18,9 @@ CONFIG = TransformerConfig(
 )
 SOURCE = torch.arange(11) < torch.tensor([7, 11, 1])[:, None]
 TARGET = torch.arange(8) < torch.tensor([8, 3, 5])[:, None]
-EXACT = 1e-11  # float64: some hundred roundings of 2^-53 each, on numbers up to some hundred
+MASKS = {"source_padding_mask": ~SOURCE, "target_padding_mask": ~TARGET}
+EXACT = error_bound(3, 64, torch.float64)
+BOUND = error_bound(3, 64)
 
 
 def small(dtype=torch.float64, graph=None, target_graph=None, **changes):
@@ -98,10 +101,10 @@ def test_equals_torch_on_every_kept_word(pre_norm, dtype, measured):
     ours, (source, target) = small(dtype, pre_norm=pre_norm), sentences()
     # logits are sums of 32 products with embeddings of about 0.3: their errors are of the states' size
     expected = padded(ours, theirs(ours), source, target)
-    found = ours(source, target, SOURCE, TARGET)
+    found = ours(source, target, **MASKS)
     error = largest((expected - found)[TARGET])
     if dtype == torch.float32:
-        measured("Transformer, encoder–decoder", "torch.nn.Transformer", error)
+        measured("Transformer, encoder–decoder", "torch.nn.Transformer", error, BOUND)
     else:
         assert error < EXACT
     assert not found[~TARGET].any()
@@ -114,7 +117,7 @@ def test_gradients_equal_torch():
     (padded(ours, model, source, target) * weight).sum().backward()
     of_tokens = ours.source.token.weight.grad.clone()
     ours.zero_grad()
-    (ours(source, target, SOURCE, TARGET) * weight).sum().backward()
+    (ours(source, target, **MASKS) * weight).sum().backward()
     assert largest(ours.source.token.weight.grad - of_tokens) < EXACT * of_tokens.abs().max()
     with torch.no_grad():
         for own in ours.parameters():
@@ -125,7 +128,7 @@ def test_gradients_equal_torch():
 
 def test_a_batch_of_sentences_is_each_sentence_by_itself():
     ours, (source, target) = small(), sentences()
-    together = ours(source, target, SOURCE, TARGET)
+    together = ours(source, target, **MASKS)
     for b in range(3):
         n, m = int(SOURCE[b].sum()), int(TARGET[b].sum())
         alone = ours(source[b : b + 1, :n], target[b : b + 1, :m])
@@ -134,8 +137,8 @@ def test_a_batch_of_sentences_is_each_sentence_by_itself():
 
 def test_weights_of_each_round_are_matrices_whose_rows_add_up_to_one():
     ours, (source, target) = small(), sentences()
-    memory = ours.encode(source, SOURCE, return_states=True, return_weights=True)
-    found = ours.decode(target, memory, TARGET, return_weights=True)
+    memory = ours.encode(source, padding_mask=~SOURCE, return_states=True, return_weights=True)
+    found = ours.decode(target, memory, padding_mask=~TARGET, return_weights=True)
     assert [w.shape for w in memory.weights] == [(3, 4, 11, 11)] * 2
     assert [s.shape for s in memory.states] == [(3, 11, 32)] * 3
     assert [w.shape for w in found.crossed] == [(3, 4, 8, 11)] * 3
@@ -153,7 +156,7 @@ def test_weights_of_each_round_are_matrices_whose_rows_add_up_to_one():
 def test_word_by_word_equals_one_pass(keep, pre_norm):
     ours, (source, target) = small(pre_norm=pre_norm), sentences()
     with torch.no_grad():
-        memory, cache = ours.encode(source, keep), KVCache(8)
+        memory, cache = ours.encode(source, padding_mask=~keep), KVCache(8)
         steps = [ours.decode(part, memory, cache=cache).last for part in target.split([2, 1, 1, 3, 1], 1)]
         assert largest(ours.decode(target, memory).last - torch.cat(steps, 1)) < EXACT
 
@@ -163,21 +166,21 @@ def test_sentences_that_are_selected_go_on_with_their_own_source(keep):
     ours, (source, target) = small(), sentences()
     order = torch.tensor([2, 0, 0, 1])
     with torch.no_grad():
-        memory, cache = ours.encode(source, keep), KVCache(8)
+        memory, cache = ours.encode(source, padding_mask=~keep), KVCache(8)
         ours.decode(target[:, :5], memory, cache=cache)
         cache.select(order)
         found = ours.decode(target[order][:, 5:], memory.select(order), cache=cache).last
-        expected = ours.decode(target[order], ours.encode(source[order], keep[order])).last
+        expected = ours.decode(target[order], ours.encode(source[order], padding_mask=~keep[order])).last
     assert largest(found - expected[:, 5:]) < EXACT
 
 
 def test_generation_is_the_greedy_choice_of_the_full_pass_and_stops_at_the_end():
     ours, (source, _) = small(), sentences()
     ours.target.token.weight.data[2] *= 3  # so that some sentences end
-    found = ours.generate(source, 20, SOURCE)
+    found = ours.generate(source, 20, padding_mask=~SOURCE)
     assert found.shape[1] <= 21
     assert (found[:, 0] == CONFIG.start).all()
-    choice = ours(source, found, SOURCE).argmax(-1)
+    choice = ours(source, found, source_padding_mask=~SOURCE).argmax(-1)
     for row, chosen in zip(found.tolist(), choice.tolist(), strict=True):
         end = row.index(CONFIG.eos) + 1 if CONFIG.eos in row else len(row)
         assert row[1:end] == chosen[: end - 1]
@@ -206,7 +209,8 @@ def test_a_search_that_is_wide_enough_finds_the_best_of_all(penalty):
     source, keep = torch.randint(0, 5, (3, 4)), torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
     with torch.no_grad():
         expected = [best_of_all(ours, source[b : b + 1, : int(keep[b].sum())], 3, penalty) for b in range(3)]
-    found = F.pad(wide := ours.search(source, 3, keep, beams=125, penalty=penalty), (0, 4 - wide.shape[1]), value=2)
+    wide = ours.search(source, 3, padding_mask=~keep, beams=125, penalty=penalty)
+    found = F.pad(wide, (0, 4 - wide.shape[1]), value=2)
     assert found.tolist() == expected
 
 
@@ -214,16 +218,16 @@ def test_a_search_with_one_beam_is_greedy_and_a_wider_one_is_no_worse():
     ours, (source, _) = small(vocabulary=12), sentences()
     source = source % 12
     ours.source.token.weight.data *= 0.5
-    greedy = ours.generate(source, 6, SOURCE)
-    assert torch.equal(ours.search(source, 6, SOURCE, beams=1, penalty=0.0), greedy)
+    greedy = ours.generate(source, 6, padding_mask=~SOURCE)
+    assert torch.equal(ours.search(source, 6, padding_mask=~SOURCE, beams=1, penalty=0.0), greedy)
 
     def likely(texts):
-        log_p = ours(source, texts[:, :-1], SOURCE).log_softmax(-1)
+        log_p = ours(source, texts[:, :-1], source_padding_mask=~SOURCE).log_softmax(-1)
         after = (texts[:, :-1] == CONFIG.eos).cummax(1).values
         each = log_p.gather(2, texts[:, 1:, None]).squeeze(2)
         return each.masked_fill(after, 0).sum(1)
 
-    wide = ours.search(source, 6, SOURCE, beams=8, penalty=0.0)
+    wide = ours.search(source, 6, padding_mask=~SOURCE, beams=8, penalty=0.0)
     assert (likely(wide) >= likely(greedy) - 1e-9).all()
 
 
@@ -241,8 +245,8 @@ def test_draws_repeat_with_their_generator():
 
 def test_loss_is_the_smoothed_cross_entropy_of_each_next_word():
     ours, (source, target) = small(), sentences()
-    found = ours.loss(source, target, SOURCE, TARGET)
-    log_p = ours(source, target, SOURCE, TARGET).log_softmax(-1)
+    found = ours.loss(source, target, **MASKS)
+    log_p = ours(source, target, **MASKS).log_softmax(-1)
     terms = [
         0.9 * log_p[b, i - 1, target[b, i]] + 0.1 * log_p[b, i - 1].mean()
         for b in range(3)
@@ -306,4 +310,4 @@ def test_bad_input_gets_a_sentence():
     with pytest.raises(ValueError, match="beams and steps must be at least 1; got 0 and 5"):
         ours.search(source, 5, beams=0)
     with torch.no_grad(), pytest.raises(ValueError, match="with a cache, rows must have no padding"):
-        ours.decode(target, ours.encode(source), TARGET, cache=KVCache(8))
+        ours.decode(target, ours.encode(source), padding_mask=~TARGET, cache=KVCache(8))

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
@@ -12,7 +13,8 @@ from mpnn.models import TransformerXL, from_hf
 from mpnn.models.layers.relative import RelativeDotProduct
 
 VOCABULARY, DIM, HEADS, LAYERS, REMEMBER = 11, 16, 2, 3, 4
-EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers near 1
+EXACT = error_bound(LAYERS, 4 * DIM, torch.float64)
+BOUND = error_bound(LAYERS, 4 * DIM)
 
 
 def rough(model, dtype):
@@ -98,7 +100,7 @@ def test_equals_the_formula_segment_by_segment(dtype, measured):
     if dtype == torch.float64:
         assert error < EXACT
     else:
-        measured("Transformer-XL", "formula", error)
+        measured("Transformer-XL", "formula", error, BOUND)
 
 
 def test_equals_hugging_faces_xlnet_that_hears_one_way(measured):
@@ -115,7 +117,7 @@ def test_equals_hugging_faces_xlnet_that_hears_one_way(measured):
         logits, memory = ours(segment, memory)
         mems = expected.mems
         expected = expected.last_hidden_state @ theirs.word_embedding.weight.T + ours.bias
-        measured("Transformer-XL", "Hugging Face XLNet (one way)", largest(logits - expected))
+        measured("Transformer-XL", "Hugging Face XLNet (one way)", largest(logits - expected), BOUND)
 
 
 def test_gradients_equal_those_of_the_formula():

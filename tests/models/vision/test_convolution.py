@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from error_bound import error_bound
 from torch import nn
 
 from mpnn import MessagePassing, graphs
@@ -10,7 +11,8 @@ from mpnn.graph.relations import Taps
 from mpnn.models import Convolution, from_conv
 from mpnn.models.layers.images import Patches, linear_of, patchify
 
-EXACT = 1e-13  # float64: sums of at most some hundred products near 1, each rounded to 2^-53
+EXACT = error_bound(1, 75, torch.float64)
+BOUND = error_bound(1, 75)
 
 SHAPES = {
     "padding": (nn.Conv2d(3, 5, 3, padding=1), (7, 9)),
@@ -45,7 +47,7 @@ def test_equals_torch(conv, size, measured):
     images = torch.randn(2, 3, *size)
     found, expected = both(conv, images)
     assert found.shape == expected.shape
-    measured("convolution", f"torch.nn.{type(conv).__name__}", largest(found - expected))
+    measured("convolution", f"torch.nn.{type(conv).__name__}", largest(found - expected), BOUND)
     found, expected = both(conv.double(), images.double())
     conv.float()
     assert largest(found - expected) < EXACT

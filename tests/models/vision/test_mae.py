@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from error_bound import error_bound
 
 from mpnn import graphs
 from mpnn.integrations.hf.vit_mae import Decoder
@@ -11,7 +12,8 @@ from mpnn.models.vision.mae import least
 
 transformers = pytest.importorskip("transformers")
 
-EXACT = 1e-12  # float64: some hundred roundings of 2^-53 each, on numbers up to some tens
+EXACT = error_bound(4, 48, torch.float64)
+BOUND = error_bound(4, 48)
 TINY = MAEConfig(
     image=12,
     patch=4,
@@ -71,7 +73,7 @@ def test_equals_hugging_face(changes, dtype, measured):
     if dtype == torch.float64:
         assert error < EXACT
     else:
-        measured("MAE", "Hugging Face ViTMAEForPreTraining", error)
+        measured("MAE", "Hugging Face ViTMAEForPreTraining", error, BOUND)
 
 
 def test_states_and_weights_of_the_encoder_equal_hugging_face(measured):
@@ -80,11 +82,11 @@ def test_states_and_weights_of_the_encoder_equal_hugging_face(measured):
     options = {"noise": noise, "output_hidden_states": True, "output_attentions": True}
     expected, found = theirs(x, **options), from_hf(theirs)(x, **options)
     assert found.last_hidden_state.shape == (3, 11, 32)
-    measured("MAE", "Hugging Face ViTMAE", largest(expected.last_hidden_state - found.last_hidden_state))
+    measured("MAE", "Hugging Face ViTMAE", largest(expected.last_hidden_state - found.last_hidden_state), BOUND)
     for a, b in zip(expected.hidden_states, found.hidden_states, strict=True):
-        measured("MAE", "Hugging Face ViTMAE", largest(a - b))
+        measured("MAE", "Hugging Face ViTMAE", largest(a - b), BOUND)
     for a, b in zip(expected.attentions, found.attentions, strict=True):
-        measured("MAE", "Hugging Face ViTMAE", largest(a - b))
+        measured("MAE", "Hugging Face ViTMAE", largest(a - b), BOUND)
 
 
 def test_the_same_seed_leaves_out_the_same_patches():

@@ -1,0 +1,205 @@
+"""Scores: how the logit of an edge follows from the features of its two ends and of the edge itself.
+
+A score is declared once, here or in a file of its own. The request derives its heads and tensors from the declaration,
+validation its shapes, `edge_list` its reference, compiled programs its arguments, and the row kernels of `csr` the form
+that they compute. Scores are never modified. They are not frozen dataclasses, because a frozen one takes longer to
+create than a sum over a molecule takes to run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn.request.tables import PerEdge
+
+
+class Role(NamedTuple):
+    """What a field of a score holds: the features of one end of each edge, or of the edge itself.
+
+    of: "dst" for [..., N_dst, H, D], "src" for [..., N_src, H, D]; "edge" for [..., E, H, D] in the caller's edge
+        order or a table [edge types, H, D], or None.
+    vectors: False for numbers, which have no last dimension D.
+    grouped: heads may share a vector: [..., H_kv, D], with H a multiple of H_kv.
+    """
+
+    of: Literal["dst", "src", "edge"]
+    vectors: bool = True
+    grouped: bool = False
+
+    @property
+    def trailing(self) -> int:
+        """The number of dimensions after the nodes or edges."""
+        return 2 if self.vectors else 1
+
+
+class Score(Protocol):
+    """A score gives its reference in plain torch. It is a dataclass of features and parameters.
+
+    `roles` names the fields that hold features of nodes and edges. All other fields are parameters: tensors such as
+    [H, D], numbers, functions. `logits` gets each field in `roles` by name, with one row for each edge, [E, ..., H, D]
+    or [E, ..., H], or None if the field is None. It returns the logits [E, ..., H].
+
+    Optional methods:
+        validate(value): raises ValueError or TypeError if the fields do not fit together, or to the values.
+        fused(): the `Fused` form that row kernels compute. It must equal `logits`. Without it, or if it is None, only
+            `edge_list` runs the score.
+    """
+
+    @property
+    def roles(self) -> Mapping[str, Role]: ...
+
+    def logits(self, *args: Any, **features: Any) -> Tensor: ...
+
+
+class Fused(NamedTuple):
+    """A score in a form that row kernels compute on CPU and GPU:
+
+        dot          softcap * tanh(scale * <dst_i, src_j + edge_ij> / softcap), or without softcap
+        additive     activation(dst_i + src_j + edge_ij)
+        activated    <vector, activation(dst_i + src_j + edge_ij)>
+
+    The kernels know the activations LeakyReLU and tanh.
+    """
+
+    kind: Literal["dot", "additive", "activated"]
+    dst: Tensor
+    src: Tensor
+    edge: PerEdge | None = None
+    vector: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+    activation: Activation | None = None
+
+
+@dataclass(eq=False)
+class Dot:
+    """`scale * <query_i, key_j + edge_key_ij>`, optionally `softcap * tanh(. / softcap)`.
+
+    query [..., N_dst, H, D]; key [..., N_src, H_kv, D] with H a multiple of H_kv (grouped heads share a key);
+    edge_key [E, H, D] in the caller's edge order, or a table [edge types, H, D].
+    """
+
+    query: Tensor
+    key: Tensor
+    scale: float
+    edge_key: PerEdge | None = None
+    softcap: float | None = None
+
+    label: ClassVar = "dot-product"
+    roles: ClassVar = {"query": Role("dst"), "key": Role("src", grouped=True), "edge_key": Role("edge")}
+
+    def logits(self, query: Tensor, key: Tensor, edge_key: Tensor | None) -> Tensor:
+        logits = self.scale * (query * (key if edge_key is None else key + edge_key)).sum(-1)
+        return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
+
+    def fused(self) -> Fused:
+        return Fused("dot", self.query, self.key, self.edge_key, scale=self.scale, softcap=self.softcap)
+
+    def validate(self, value: Tensor) -> None:
+        query, key = self.query, self.key
+        check_scale(self.scale)
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise ValueError(f"softcap must be a positive finite number, or None; got {self.softcap!r}")
+        if query.shape[-1] != key.shape[-1]:
+            raise ValueError(f"query and key must be equally wide; got {query.shape[-1]} and {key.shape[-1]}")
+        if not query.dtype == key.dtype == value.dtype:
+            raise TypeError(
+                f"query, key and value must have one dtype; got {query.dtype}, {key.dtype} and {value.dtype}"
+            )
+
+
+@dataclass(frozen=True)
+class LeakyReLU:
+    """`max(x, slope * x)`: GAT's activation, named so that a fused kernel can recognise it."""
+
+    slope: float = 0.2
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(x, self.slope)
+
+
+Activation = Callable[[Tensor], Tensor]
+
+
+@dataclass(eq=False)
+class AdditiveScore:
+    """`activation(dst_i + src_j + edge_ij)` (GAT); dst [..., N_dst, H], src [..., N_src, H], edge [E, H]."""
+
+    dst: Tensor
+    src: Tensor
+    activation: Activation
+    edge: Tensor | None = None
+
+    label: ClassVar = "additive"
+    roles: ClassVar = {"dst": Role("dst", False), "src": Role("src", False), "edge": Role("edge", False)}
+
+    def logits(self, dst: Tensor, src: Tensor, edge: Tensor | None) -> Tensor:
+        return self.activation(dst + src if edge is None else dst + src + edge)
+
+    def fused(self) -> Fused:
+        return Fused("additive", self.dst, self.src, self.edge, activation=self.activation)
+
+
+@dataclass(eq=False)
+class AdditiveV2Score:
+    """`<vector, activation(dst_i + src_j + edge_ij)>` (GATv2, Bahdanau).
+
+    dst [..., N_dst, H, D], src [..., N_src, H, D], vector [H, D], edge [E, H, D].
+    """
+
+    dst: Tensor
+    src: Tensor
+    vector: Tensor
+    activation: Activation
+    edge: Tensor | None = None
+
+    label: ClassVar = "additive (v2)"
+    roles: ClassVar = {"dst": Role("dst"), "src": Role("src"), "edge": Role("edge")}
+
+    def logits(self, dst: Tensor, src: Tensor, edge: Tensor | None) -> Tensor:
+        activated = self.activation(dst + src if edge is None else dst + src + edge)
+        return (activated * self.vector.to(activated.dtype)).sum(-1)
+
+    def fused(self) -> Fused:
+        return Fused("activated", self.dst, self.src, self.edge, self.vector, activation=self.activation)
+
+
+def fused_form(score: Score | None) -> Fused | None:
+    """The form of the score that row kernels compute, or None if it has none."""
+    fused: Callable[[], Fused | None] | None = getattr(score, "fused", None)
+    return None if fused is None else fused()
+
+
+def slope_of(activation: Activation | None) -> float | str | None:
+    """The slope of a LeakyReLU (1.0 without activation), "tanh", or None for any other activation."""
+    if activation is None:
+        return 1.0
+    if isinstance(activation, LeakyReLU):
+        return activation.slope
+    if activation is F.leaky_relu:
+        return 0.01
+    return "tanh" if activation in (torch.tanh, F.tanh) else None
+
+
+def check_scale(scale: Any) -> None:
+    """Raises TypeError if `scale` is not one number without gradient, ValueError if it is not finite."""
+    if isinstance(scale, Tensor) and scale.requires_grad:
+        raise TypeError("scale is a number, to which no gradient flows; multiply a learned one into the query")
+    if not isinstance(scale, (float, int)) and not hasattr(scale, "__float__"):
+        raise TypeError(f"scale must be a number; got {scale!r}")
+    shape = list(scale.shape) if isinstance(scale, (Tensor, np.ndarray)) else []
+    if shape:
+        raise TypeError(
+            f"scale must be one number; got {type(scale).__name__} of shape {shape}: multiply one for each head into "
+            "the query"
+        )
+    if not torch.compiler.is_compiling() and not math.isfinite(scale):  # a program checks when it runs
+        raise ValueError(f"scale must be a finite number; got {scale!r}")

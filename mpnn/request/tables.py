@@ -1,0 +1,70 @@
+"""Numbers and vectors of edges: a tensor with a row for each edge, or a table that is looked up by edge type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graph.csr import outside_inference_mode
+from mpnn.graph.relations import Relation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingTable:
+    """Vectors looked up by edge type, [edge types, H, D]: the `edge_key` or `edge_value` of each edge.
+
+    `relation` is the rule that gives the edge types; None stands for `graph.edge_type`. A table may have more rows than
+    the rule has edge types. The constructor cuts off the rows that no edge reads, so that backends get one row for each
+    edge type; the gradients of the other rows are zero.
+    """
+
+    table: Tensor
+    relation: Relation | None = None
+
+    def __post_init__(self) -> None:
+        if self.relation is None or not isinstance(self.table, Tensor) or not self.table.dim():
+            return  # validation names the error
+        if self.table.shape[0] > self.relation.count:
+            object.__setattr__(self, "table", self.table[: self.relation.count])
+
+    def ids(self, graph: Graph) -> Tensor:
+        """The type of each edge in the order of `graph.csr`, int64 [E]."""
+        csr = graph.csr
+        if self.relation is not None:
+            if graph.positions is not None:
+                return csr.from_caller(self.relation.ids(*graph.edge_positions()))
+            return self.relation.ids(csr.row + graph.shift, csr.col)
+        if graph.edge_type is None:
+            raise ValueError(
+                f"a table by edge type needs a graph with edge types, and {graph} has none; "
+                "pass edge_type to from_edges, or use topology.with_relation(...)"
+            )
+        return csr.from_caller(graph.edge_type)
+
+    def cached(self, graph: Graph, key: Hashable, build: Callable[[], T]) -> T:
+        """`graph.cached` for values that also depend on the relation. Values of a relation that is equal only to itself
+        are freed together with the relation."""
+        if self.relation is None or self.relation.is_value:
+            return graph.cached((key, self.relation), build)
+        rules: WeakKeyDictionary[Relation, dict[Hashable, Any]] = graph.cached("rules", WeakKeyDictionary)
+        values = rules.setdefault(self.relation, {})
+        if key not in values:
+            values[key] = outside_inference_mode(build)
+        return values[key]
+
+
+@dataclass(frozen=True, eq=False)
+class BiasTable(EmbeddingTable):
+    """Numbers looked up by edge type, [edge types, H] or [edge types, 1]: one of a request's biases, as in T5's or
+    Swin's relative position bias. Backends treat it as an `EmbeddingTable` without the last dimension."""
+
+
+PerEdge = Tensor | EmbeddingTable
+"""Numbers or vectors for each edge: a tensor in the caller's edge order, or a table by edge type."""

@@ -1,0 +1,147 @@
+"""A backend from outside of the library: one object, known by name, by the plan and by compiled programs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mpnn
+from mpnn import MessagePassing, backends, graphs, ops
+from mpnn.backends import BACKENDS, Backend, Estimate, register, registered
+from mpnn.engine.plan import Refused, choose, plan
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+
+
+class Ones:
+    """Sums over complete graphs, one matrix product; it counts its calls."""
+
+    NAME = "ones"
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.calls = seconds, 0
+
+    def supports(self, request: Request) -> str | None:
+        graph = request.graph
+        if request.weighted or graph.num_edges != graph.num_dst * graph.num_src:
+            return "it only sums over complete graphs"
+        return None
+
+    def estimate(self, request: Request) -> Estimate:
+        return Estimate(self.seconds, 8.0)
+
+    def run(self, request: Request) -> tuple[Tensor, Tensor | None]:
+        self.calls += 1
+        return request.value.sum(-3, keepdim=True).expand(*request.batch, request.graph.num_dst, -1, -1), None
+
+
+@pytest.fixture(autouse=True)
+def _unregister(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_registered", BACKENDS)  # restored after the test
+
+
+def test_the_library_lists_its_own() -> None:
+    assert [b.NAME for b in BACKENDS] == ["dense", "tiles", "low_rank", "csr", "scatter", "edge_list"]
+    assert registered() == BACKENDS
+
+
+def test_a_registered_backend_runs_by_name() -> None:
+    ours = register(Ones())
+    graph, x = graphs.complete().bind(5), torch.randn(2, 5, 3)
+    out = ops.aggregate(graph, x, backend="ones")
+    assert ours.calls == 1
+    torch.testing.assert_close(out, ops.aggregate(graph, x, backend="edge_list"))
+    assert MessagePassing(graphs.complete(), "sum", None, backend="ones")(x).equal(out)
+    assert ours.calls == 2
+
+
+def test_a_named_backend_that_refuses_says_why() -> None:
+    register(Ones())
+    with pytest.raises(Refused, match="backend 'ones' cannot run this: it only sums over complete graphs"):
+        ops.aggregate(graphs.causal().bind(5), torch.randn(5, 3), backend="ones")
+
+
+def test_explain_and_the_plan_list_it(capsys: pytest.CaptureFixture[str]) -> None:
+    register(Ones())
+    found = mpnn.explain(MessagePassing(graphs.complete(), "sum", None), torch.randn(5, 3))
+    assert found.backend == "ones"
+    assert "ones" in capsys.readouterr().out
+    refused = plan(Request(graphs.causal().bind(5), torch.randn(5, 1, 3), normalize="none"))
+    assert {c.name: c.reason for c in refused.candidates}["ones"] == "it only sums over complete graphs"
+    assert refused.backend != "ones"
+
+
+def test_an_expensive_one_is_not_chosen_by_itself() -> None:
+    register(Ones(seconds=float("inf")))
+    assert plan(Request(graphs.complete().bind(5), torch.randn(5, 1, 3), normalize="none")).backend != "ones"
+
+
+def test_plans_made_before_are_made_anew() -> None:
+    graph, x = graphs.complete().bind(6), torch.randn(6, 3)
+    before = ops.aggregate(graph, x)  # caches a plan without the new backend
+    ours = register(Ones())
+    torch.testing.assert_close(ops.aggregate(graph, x), before)
+    assert ours.calls == 1
+
+
+def test_the_same_name_replaces() -> None:
+    first, second = register(Ones()), register(Ones())
+    graph, x = graphs.complete().bind(5), torch.randn(5, 3)
+    ops.aggregate(graph, x, backend="ones")
+    assert (first.calls, second.calls) == (0, 1)
+    assert registered() == (*BACKENDS, second)
+
+
+class Plain(Ones):
+    """Runs attention by a function of the features alone; `run` is never needed."""
+
+    NAME = "plain"
+
+    def supports(self, request: Request) -> str | None:
+        return None if isinstance(request.score, Dot) else "it runs dot products only"
+
+    def direct(self, request: Request) -> Any:
+        self.calls += 1
+        return lambda query, key, value, scale: torch.zeros(request.graph.num_dst, *value.shape[1:])
+
+
+def test_direct_replaces_run_where_there_is_one() -> None:
+    ours, x = register(Plain()), torch.randn(5, 2, 3)
+    for _ in range(3):
+        assert ops.attend(graphs.causal().bind(5), x, x, x, backend="plain").eq(0).all()
+    assert ours.calls == 1  # planned once
+
+
+def test_compiled_programs_run_it() -> None:
+    ours = register(Ones())
+    op = MessagePassing(graphs.complete(), "sum", None, backend="ones")
+    x = torch.randn(5, 3)
+    out = torch.compile(op, fullgraph=True, backend="aot_eager")(x)
+    assert ours.calls == 1
+    torch.testing.assert_close(out, op(x))
+
+
+def test_a_module_is_a_backend() -> None:
+    from mpnn.backends import edge_list
+
+    typed: Backend = edge_list  # checked by mypy
+    assert choose(Request(graphs.complete().bind(2), torch.ones(2, 1, 1), normalize="none"), "edge_list") is typed
+
+
+@pytest.mark.parametrize(
+    ("backend", "error", "sentence"),
+    [
+        (Ones, TypeError, "Ones is a class; pass an instance"),
+        (object(), TypeError, "lacks NAME, supports, estimate, run"),
+        (type("Half", (), {"NAME": "half", "run": None})(), TypeError, "lacks supports, estimate$"),
+        (type("Nameless", (Ones,), {"NAME": None})(), ValueError, "must be an identifier.*got None"),
+        (type("Spaced", (Ones,), {"NAME": "my backend"})(), ValueError, "must be an identifier.*got 'my backend'"),
+        (type("Auto", (Ones,), {"NAME": "auto"})(), ValueError, "'auto' is taken"),
+        (type("Dense", (Ones,), {"NAME": "dense"})(), ValueError, "'dense' is taken: auto, dense, tiles"),
+    ],
+)
+def test_what_is_no_backend_is_refused(backend: Any, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        register(backend)
+    assert registered() == BACKENDS

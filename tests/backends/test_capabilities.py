@@ -1,0 +1,42 @@
+"""docs/backends.md lists what backends answer today, and its rows are independent of one another."""
+
+import pytest
+from capabilities import GRAPHS, PAGE, REQUESTS, converted, refusal, supported, updated
+from torch import Tensor
+
+from mpnn.backends import BACKENDS, Backend, csr, edge_list
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+
+
+def test_the_page_lists_what_backends_answer() -> None:
+    text = PAGE.read_text()
+    assert updated(text) == text, "a backend's answer changed: run python tests/support/capabilities.py, read the diff"
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.NAME)
+def test_a_request_over_a_graph_is_supported_if_both_are(backend: Backend) -> None:
+    for asked, make in REQUESTS.items():
+        for name, graph in GRAPHS.items():
+            reason = refusal(backend, make(graph))
+            assert (reason is None) == supported(backend, asked, name), f"{asked} over {name}: {reason}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.NAME)
+def test_what_runs_with_gradients_runs_without(backend: Backend) -> None:
+    for asked in (asked for asked in REQUESTS if supported(backend, asked)):
+        assert refusal(backend, converted(REQUESTS[asked](GRAPHS["causal"]), Tensor.detach)) is None
+
+
+def test_the_specification_supports_every_row() -> None:
+    assert all(supported(edge_list, row) for row in (*REQUESTS, *GRAPHS))
+
+
+def test_a_backend_that_begins_to_refuse_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    supports, reason = csr.supports, "softcap is out of order today"
+
+    def refuses_softcap(request: Request) -> str | None:
+        return reason if isinstance(request.score, Dot) and request.score.softcap else supports(request)
+
+    monkeypatch.setattr(csr, "supports", refuses_softcap)
+    assert reason in updated(PAGE.read_text())

@@ -1,0 +1,245 @@
+"""A score of one's own, in one file: a learned distance kernel, which every caller runs by its reference."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mpnn
+from mpnn import MessagePassing, graphs, ops
+from mpnn.attention import DotProduct, Terms
+from mpnn.backends import BACKENDS
+from mpnn.graph.relations import Offset
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, Fused, LeakyReLU, Role
+from mpnn.request.tables import EmbeddingTable, PerEdge
+
+N, HEADS, WIDTH = 9, 4, 6
+SEED = torch.tensor(11)
+
+
+@dataclass(eq=False)
+class Distance:
+    """`-softplus(slope) * |query_i - key_j - edge_key_ij|^2`, with a learned slope [H]."""
+
+    query: Tensor
+    key: Tensor
+    slope: Tensor
+    edge_key: PerEdge | None = None
+
+    roles = {"query": Role("dst"), "key": Role("src", grouped=True), "edge_key": Role("edge")}  # noqa: RUF012
+
+    def logits(self, query: Tensor, key: Tensor, edge_key: Tensor | None) -> Tensor:
+        difference = query - key if edge_key is None else query - key - edge_key
+        return -F.softplus(self.slope) * difference.square().sum(-1)
+
+
+class DistanceAttention(DotProduct):
+    """Attention that is stronger between nodes whose query and key are close."""
+
+    def __init__(self, dim: int, heads: int, **options: Any) -> None:
+        super().__init__(dim, heads, **options)
+        self.slope = nn.Parameter(torch.zeros(heads))
+
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Any, edge_attr: Tensor | None = None) -> Terms:
+        return Terms(value, Distance(query, key, self.slope))
+
+
+def features(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def request(**fields: Any) -> Request:
+    graph = graphs.window(2).bind(N)
+    score = Distance(features(2, N, HEADS, WIDTH), features(2, N, HEADS // 2, WIDTH), features(HEADS))
+    return Request(graph, features(2, N, HEADS, WIDTH), score, **fields)
+
+
+def dense_logits(score: Distance) -> Tensor:
+    """The logits of all pairs, [..., H, N_dst, N_src]."""
+    query, key = (x.movedim(-2, -3) for x in (score.query, score.key))
+    key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    return -F.softplus(score.slope)[:, None, None] * torch.cdist(query, key).square()
+
+
+def dense(request: Request) -> Tensor:
+    """Softmax attention over all pairs."""
+    weight = dense_logits(request.score).masked_fill(~request.graph.dense(), -torch.inf).softmax(-1)
+    return (weight @ request.value.movedim(-2, -3)).movedim(-3, -2)
+
+
+def test_its_formula() -> None:
+    example = request()
+    leaves = example.tensors
+    out, expected = ops.run(example)[0], dense(example)
+    torch.testing.assert_close(out, expected)
+    seed = torch.randn_like(out)
+    for ours, theirs in zip(*(torch.autograd.grad(y, leaves, seed) for y in (out, expected)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_of_the_features_of_edges() -> None:
+    example = request(dropout=0.3, seed=SEED)
+    for edge_key in (
+        features(example.graph.num_edges, HEADS, WIDTH),
+        EmbeddingTable(features(5, HEADS, WIDTH), Offset(2)),
+    ):
+        score = replace(example.score, edge_key=edge_key)
+        leaves = replace(example, score=score).tensors
+
+        def run(*_: Tensor, score: Distance = score) -> Tensor:
+            return ops.run(replace(example, score=score))[0]
+
+        assert len(leaves) == 5
+        assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "sigmoid", "none"])
+def test_weights(normalize: str) -> None:
+    example = request(normalize=normalize, return_weights=True)
+    _, weights = ops.run(example)
+    src, dst = example.graph.edge_index
+    logits = dense_logits(example.score)
+    if normalize == "softmax":
+        logits = logits.masked_fill(~example.graph.dense(), -torch.inf)
+    normalized = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}[normalize](logits)
+    torch.testing.assert_close(weights, normalized[..., dst, src].mT)
+
+
+def test_positions_of_a_cut_graph() -> None:
+    """Tables by relation are looked up by position, also in a score of one's own."""
+    whole = graphs.window(2).bind(N)
+    score = Distance(features(N, HEADS, WIDTH), features(N, HEADS, WIDTH), features(HEADS))
+    score = replace(score, edge_key=EmbeddingTable(features(5, HEADS, WIDTH), Offset(2)))
+    value, some = features(N, HEADS, WIDTH), torch.tensor([1, 3, 4, 6])
+    mask = torch.zeros(N, dtype=torch.bool).index_fill(0, some, True)
+    part = whole.subgraph(mask)
+    cut = replace(score, query=score.query[some], key=score.key[some])
+    bias = (torch.where(mask[whole.edge_index[0]], 0.0, -torch.inf)[:, None].double(),)
+    expected = ops.run(Request(whole, value, score, bias))[0][some]
+    torch.testing.assert_close(ops.run(Request(part, value[some], cut))[0], expected)
+
+
+def test_only_edge_list_runs_it_and_the_plan_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    op = MessagePassing(graphs.window(2), "sum", None, DistanceAttention(8, 2))
+    plan = mpnn.explain(op, torch.randn(N, 8))
+    assert plan.backend == "edge_list"
+    assert "Distance attention, softmax" in capsys.readouterr().out
+    reasons = {c.name: c.reason for c in plan.candidates}
+    assert [name for name, reason in reasons.items() if reason is None] == ["edge_list"]
+    assert reasons["csr"] == "it has no kernel for Distance"
+    with pytest.raises(ValueError, match="backend 'csr' cannot run this: it has no kernel for Distance"):
+        ops.run(op.request(torch.randn(N, 8)), "csr")
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.5, "kv_heads": 1}])
+def test_a_layer_learns(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    op = MessagePassing(graphs.causal(), "mean", None, DistanceAttention(8, 2, **options))
+    x = torch.randn(3, N, 8)
+    assert op(x).shape == (3, N, 8)
+    op(x).square().sum().backward()
+    assert op.attention.slope.grad.abs().min() > 0
+
+
+def test_compiled_programs() -> None:
+    op = MessagePassing(graphs.window(2), "sum", None, DistanceAttention(8, 2))
+    compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
+    for n in (N, N + 1):
+        x = torch.randn(n, 8)
+        out, expected = compiled(x), op(x)
+        torch.testing.assert_close(out, expected)
+        for ours, theirs in zip(
+            *(torch.autograd.grad(y.sum(), op.attention.slope) for y in (out, expected)), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_exported_programs_hold_no_code_of_the_user() -> None:
+    op = MessagePassing(graphs.window(2), "sum", None, DistanceAttention(8, 2))
+    with pytest.raises(ValueError, match=r"torch\.export cannot save Distance"):
+        torch.export.export(op, (torch.randn(N, 8),))
+
+
+# ------------------------------------------------------------------------------------------ scores with a fused form
+
+
+@dataclass(eq=False)
+class Cosine:
+    """`<query_i, key_j> / (|query_i| |key_j|)`, which row kernels compute as a dot product of unit vectors."""
+
+    query: Tensor
+    key: Tensor
+
+    roles = {"query": Role("dst"), "key": Role("src")}  # noqa: RUF012
+
+    def logits(self, query: Tensor, key: Tensor) -> Tensor:
+        return F.cosine_similarity(query, key, dim=-1)
+
+    def fused(self) -> Fused:
+        return Fused("dot", F.normalize(self.query, dim=-1), F.normalize(self.key, dim=-1))
+
+
+def test_a_fused_form_runs_in_csr() -> None:
+    graph = graphs.window(2).bind(N)
+    example = Request(graph, features(N, HEADS, WIDTH), Cosine(features(N, HEADS, WIDTH), features(N, HEADS, WIDTH)))
+    (ours, _), (reference, _) = ops.run(example, "csr"), ops.run(example, "edge_list")
+    torch.testing.assert_close(ours, reference)
+    gradients = (torch.autograd.grad(y.square().sum(), example.tensors) for y in (ours, reference))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+Q = torch.rand(N, HEADS, WIDTH)
+BUILT_IN = {
+    "dot": Dot(Q, torch.rand(N, 2, WIDTH), 0.5, softcap=2.0),
+    "additive": AdditiveScore(Q[..., 0], Q[..., 1], LeakyReLU(0.3)),
+    "additive v2": AdditiveV2Score(Q, Q + 1, Q[0], torch.tanh),
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_fields_with_a_role_are_the_arguments_of_the_reference(name: str) -> None:
+    score = BUILT_IN[name]
+    assert set(score.roles) <= set(vars(score))
+    (by_kernel, _), (by_reference, _) = (
+        ops.run(Request(graphs.window(2).bind(N), Q, score), backend) for backend in ("csr", "edge_list")
+    )
+    torch.testing.assert_close(by_kernel, by_reference)
+
+
+# ----------------------------------------------------------------------------------------------------- mistakes
+
+
+class NotADataclass:
+    roles = {"query": Role("dst")}  # noqa: RUF012
+    logits = Distance.logits
+
+
+@pytest.mark.parametrize(
+    ("score", "sentence"),
+    [
+        (NotADataclass(), "score must be a dataclass with `roles` and `logits`"),
+        (Distance(Q[:5], Q, torch.rand(HEADS)), "query has 5 nodes"),
+        (Distance(Q, Q[:, :3], torch.rand(HEADS)), "4 heads cannot share 3 heads of key"),
+        (Distance(Q, Q, torch.rand(3)), "size of tensor a"),
+        (Distance(Q, Q, torch.rand(HEADS), torch.rand(3, HEADS, WIDTH)), "edge_key must have shape"),
+        (Distance(Q, Q, torch.rand(2, 1, HEADS)), "Distance.logits must return one number for each edge and head"),
+        (AdditiveScore(Q[..., 0], Q[:, :1, 0], LeakyReLU()), "src has 1 heads, and the score has 4"),
+        (AdditiveV2Score(Q, Q, Q[0, :1], LeakyReLU()), "vector of AdditiveV2Score must have shape [4, 6]; got [1, 6]"),
+        (AdditiveV2Score(Q, Q[..., :3], Q[0], LeakyReLU()), "src of AdditiveV2Score must have shape [9, 4, 6]"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["auto", "edge_list"])
+def test_mistakes(score: Any, sentence: str, backend: str) -> None:
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=re.escape(sentence)):
+        ops.run(Request(graphs.window(2).bind(N), Q, score), backend)
+
+
+def test_every_backend_refuses_a_score_without_a_fused_form() -> None:
+    reasons = {b.NAME: b.supports(request()) for b in BACKENDS}
+    assert {name for name, reason in reasons.items() if reason is None} == {"edge_list"}
