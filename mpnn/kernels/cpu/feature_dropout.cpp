@@ -5,15 +5,17 @@
 
 namespace feature_dropout {
 
-template <class T, int N> INLINE vec<T, N> drop(vec<T, N> x, uint32_t row_key, int64_t column, uint32_t threshold, T growth) {
+template <class T, int N>
+INLINE vec<T, N> drop(vec<T, N> x, uint32_t row_key, int64_t column, uint32_t threshold, T growth) {
   vec<uint32_t, N> columns;
   for (int n = 0; n < N; n++) columns[n] = uint32_t(column + n);
-  const auto kept = __builtin_convertvector(mix(columns ^ row_key) >> 8 >= threshold, vec<typename bits_of<T>::type, N>);
+  const auto kept =
+      __builtin_convertvector(mix(columns ^ row_key) >> 8 >= threshold, vec<typename bits_of<T>::type, N>);
   return kept ? x * growth : vec<T, N>{};
 }
 
 template <class T> struct FeatureDropout {  // mpnn/kernels/feature_dropout.py has the same fields in the same order
-  const T *x;  // [rows, width]
+  const T *x;                              // [rows, width]
   T *out;
   int64_t width, key, threshold;
   double growth;

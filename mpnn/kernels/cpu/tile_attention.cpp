@@ -13,8 +13,8 @@
 //     dV = drop(P)^T d_out     dK = scale dS^T Q             dQ = scale dS K
 //
 // S, P, dP and dS of a tile are stored transposed, [COLUMNS][ROWS]: maxima, exponentials and sums of rows run down the
-// columns of vectors, and K and V are read in the order of their rows. A softcap replaces S by softcap tanh(S / softcap)
-// before the bias is added.
+// columns of vectors, and K and V are read in the order of their rows. A softcap replaces S by
+// softcap tanh(S / softcap) before the bias is added.
 //
 // A work item is a query tile of one head, or, backward, a segment of the key tiles of one head of keys with all heads
 // of queries that share it. Items write to different places, so that results do not depend on the number of threads.
@@ -49,23 +49,26 @@ struct Runs {  // row i has the sources start[k] .. stop[k] for k in ptr[i] .. p
 
 template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has the same fields in the same order
   int64_t batch, heads, key_heads, num_dst, num_src, width, value_width;  // widths are multiples of 8
-  double scale, softcap;                                                  // softcap 0: none
+  double scale, softcap;                                                 // softcap 0: none
   Features<T> query, key, value, out;
-  T *lse;                 // [B, H, num_dst]; +inf for a row without edges
+  T *lse;                // [B, H, num_dst]; +inf for a row without edges
   const T *table, *bias;  // [H, num_dst + num_src - 1 + ROWS] by i - j + num_src - 1; [B or 1, H, edges]; or null
   int64_t edges, bias_batch;
   const uint32_t *dropout_keys;  // [B, H], or null
   int64_t dropout_threshold;
   double dropout_growth;
   Runs runs;
-  Tiles tiles;    // by query tile; by key tile in the backward pass
+  Tiles tiles;   // by query tile; by key tile in the backward pass
   int64_t slots;  // tiles of the other side to keep
 
   Features<T> d_out, d_query, d_key, d_value;  // d_query [segments, B, num_dst, H, D]
-  T *d_table, *d_bias;                         // d_table [B / shared_batch * segments, H, ...]
-  const int64_t *segments;                     // num_segments + 1 boundaries among key tiles
-  int64_t num_segments, shared_batch;          // batch entries of an item: those that share a bias
+  T *d_table, *d_bias;                        // d_table [B / shared_batch * segments, H, ...]
+  const int64_t *segments;                    // num_segments + 1 boundaries among key tiles
+  int64_t num_segments, shared_batch;         // batch entries of an item: those that share a bias
 };
+
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Tile {  // `columns` keys from j on, for `rows` queries from i on, of one head
   int64_t b, h, i, rows, j, columns;
@@ -74,6 +77,7 @@ struct Tile {  // `columns` keys from j on, for `rows` queries from i on, of one
 
 // ------------------------------------------------------------------------------------------------ vectors
 
+#define NOINLINE __attribute__((noinline))
 #define UNROLL _Pragma("clang loop unroll(full)")  // arrays of vectors are in registers only where no loop is left
 
 template <class T> constexpr int LANES = VECTOR_BYTES / sizeof(T);
@@ -81,16 +85,19 @@ template <class T> using Vector = vec<T, LANES<T>>;
 template <class T> INLINE Vector<T> load(const T *x) { return ::load<T, LANES<T>>(x); }
 template <class T> INLINE void store(T *x, Vector<T> value) { ::store<T, LANES<T>>(x, value); }
 
-template <class T> struct POWERS_OF_TWO;
-template <> struct POWERS_OF_TWO<float> {  // 2^f on [-1/2, 1/2]: the least largest relative error, 1e-7, that keeps 2^0 = 1
-  static constexpr float coefficients[] = {1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f, 6.931470037e-1f, 1};
+template <class T> struct Exp2;
+template <> struct Exp2<float> {  // 2^f on [-1/2, 1/2]: the least largest relative error, 1e-7, that keeps 2^0 = 1
+  static constexpr float coefficients[] = {1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f,
+                                           2.402224243e-1f, 6.931470037e-1f, 1};
 };
-template <> struct POWERS_OF_TWO<double> {  // the Taylor series: log(2)^k / k!
-  static constexpr double coefficients[] = {
-      1.3691488853904128881e-12, 2.5678435993488205141e-11, 4.4455382718708114976e-10, 7.0549116208011233299e-9,
-      1.0178086009239699728e-7,  1.3215486790144309488e-6,  1.5252733804059840280e-5,  1.5403530393381609954e-4,
-      1.3333558146428443423e-3,  9.6181291076284771620e-3,  5.5504108664821579953e-2,  2.4022650695910071233e-1,
-      6.9314718055994530942e-1,  1};
+template <> struct Exp2<double> {  // the Taylor series: log(2)^k / k!
+  static constexpr double coefficients[] = {1.3691488853904128881e-12, 2.5678435993488205141e-11,
+                                            4.4455382718708114976e-10, 7.0549116208011233299e-9,
+                                            1.0178086009239699728e-7,  1.3215486790144309488e-6,
+                                            1.5252733804059840280e-5,  1.5403530393381609954e-4,
+                                            1.3333558146428443423e-3,  9.6181291076284771620e-3,
+                                            5.5504108664821579953e-2,  2.4022650695910071233e-1,
+                                            6.9314718055994530942e-1,  1};
 };
 
 // exp(x) for x that are not large, as 2^n 2^f: off by some |x| units in the last place, which is less than one of
@@ -103,48 +110,49 @@ template <class T> INLINE Vector<T> exp_below(Vector<T> x) {
   y = LOWEST > y ? splat<T, LANES<T>>(LOWEST) : y;  // NaN passes; at LOWEST, f is 0 and the bits below add up to 0
   const Vector<T> n = __builtin_elementwise_rint(y), f = y - n;
   Vector<T> power{};
-  for (T c : POWERS_OF_TWO<T>::coefficients) power = power * f + c;
+  for (T c : Exp2<T>::coefficients) power = power * f + c;
   const auto exponent = __builtin_convertvector(__builtin_convertvector(n, vec<int32_t, LANES<T>>), Ints);
   return (Vector<T>)((Ints)power + (exponent << bits_of<T>::mantissa));
 }
 
 // ------------------------------------------------------------------------------------------------ products
 
-template <class T> struct Strided {  // a matrix, transposed or not
+template <class T> struct Matrix {  // element (r, c) is data[r * row + c * column]
   T *data;
-  int64_t row, column;
+  int64_t row, column = 1;
 };
-
 
 // C [R, N vectors of L numbers] = A [R, depth] B [depth, ...], or added, with C in registers.
 template <int L, int R, int N, bool ADD, class T>
-INLINE void product_block(Strided<const T> A, const T *B, int64_t B_row, T *C, int64_t C_row, int64_t depth) {
+INLINE void product_block(Matrix<const T> A, Matrix<const T> B, Matrix<T> C, int64_t depth) {
   vec<T, L> sum[R][N];
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int n = 0; n < N; n++) sum[r][n] = ADD ? ::load<T, L>(C + r * C_row + n * L) : vec<T, L>{};
+    UNROLL for (int n = 0; n < N; n++) sum[r][n] = ADD ? ::load<T, L>(C.data + r * C.row + n * L) : vec<T, L>{};
   for (int64_t k = 0; k < depth; k++)
     UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int n = 0; n < N; n++) sum[r][n] += A.data[r * A.row + k * A.column] * ::load<T, L>(B + k * B_row + n * L);
+      UNROLL for (int n = 0; n < N; n++)
+        sum[r][n] += A.data[r * A.row + k * A.column] * ::load<T, L>(B.data + k * B.row + n * L);
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int n = 0; n < N; n++) ::store<T, L>(C + r * C_row + n * L, sum[r][n]);
+    UNROLL for (int n = 0; n < N; n++) ::store<T, L>(C.data + r * C.row + n * L, sum[r][n]);
 }
 
 // The same for any number of rows, in blocks of R.
 template <int L, int R, int N, bool ADD, class T>
-INLINE void product_columns(Strided<const T> A, const T *B, int64_t B_row, T *C, int64_t C_row, int64_t rows, int64_t depth) {
-  for (; rows >= R; rows -= R, A.data += R * A.row, C += R * C_row) product_block<L, R, N, ADD>(A, B, B_row, C, C_row, depth);
-  for (; rows > 0; rows--, A.data += A.row, C += C_row) product_block<L, 1, N, ADD>(A, B, B_row, C, C_row, depth);
+INLINE void product_columns(Matrix<const T> A, Matrix<const T> B, Matrix<T> C, int64_t rows, int64_t depth) {
+  for (; rows >= R; rows -= R, A.data += R * A.row, C.data += R * C.row) product_block<L, R, N, ADD>(A, B, C, depth);
+  for (; rows > 0; rows--, A.data += A.row, C.data += C.row) product_block<L, 1, N, ADD>(A, B, C, depth);
 }
 
-// C [rows, width] = A [rows, depth] B [depth, width], or added, in blocks of R rows and N vectors. B and C have
-// contiguous rows and a width that is a multiple of 8.
-template <int R, int N, bool ADD, class T>
-__attribute__((noinline)) void product(Strided<const T> A, const T *B, int64_t B_row, T *C, int64_t C_row, int64_t rows, int64_t depth, int64_t width) {
+// C [rows, width] = A [rows, depth] B [depth, width], or added, in blocks of R rows and two vectors. Rows of B and C
+// are contiguous, and their width is a multiple of 8.
+template <int R, bool ADD, class T>
+NOINLINE void product(Matrix<const T> A, Matrix<const T> B, Matrix<T> C, int64_t rows, int64_t depth, int64_t width) {
   constexpr int L = LANES<T>;
-  for (; width >= N * L; width -= N * L, B += N * L, C += N * L) product_columns<L, R, N, ADD>(A, B, B_row, C, C_row, rows, depth);
-  for (; width >= L; width -= L, B += L, C += L) product_columns<L, R, 1, ADD>(A, B, B_row, C, C_row, rows, depth);
+  for (; width >= 2 * L; width -= 2 * L, B.data += 2 * L, C.data += 2 * L)
+    product_columns<L, R, 2, ADD>(A, B, C, rows, depth);
+  for (; width >= L; width -= L, B.data += L, C.data += L) product_columns<L, R, 1, ADD>(A, B, C, rows, depth);
   if constexpr (L > 8)
-    if (width) product_columns<8, R, 1, ADD>(A, B, B_row, C, C_row, rows, depth);
+    if (width) product_columns<8, R, 1, ADD>(A, B, C, rows, depth);
 }
 
 // ------------------------------------------------------------------------------------------------ copies of tiles
@@ -156,10 +164,28 @@ template <class T> void pack(const T *x, int64_t x_row, int64_t rows, int64_t mo
   __builtin_memset(out + rows * width, 0, (most - rows) * width * sizeof(T));
 }
 
+// Transposes a square of 8 x 8 numbers: each round moves one bit of the row's number to the column's.
+template <class T> INLINE void transpose(vec<T, 8> *x) {
+  UNROLL for (int round = 0; round < 3; round++) {
+    vec<T, 8> y[8];
+    UNROLL for (int r = 0; r < 4; r++) {
+      y[2 * r] = __builtin_shufflevector(x[r], x[r + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+      y[2 * r + 1] = __builtin_shufflevector(x[r], x[r + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+    UNROLL for (int r = 0; r < 8; r++) x[r] = y[r];
+  }
+}
+
 // out [width, ROWS] = scale * x [rows, width]^T, zeros behind the last row.
 template <class T> void pack_transposed(const T *x, int64_t x_row, int64_t rows, int64_t width, T scale, T *out) {
-  for (int64_t d = 0; d < width; d++)
-    for (int64_t r = 0; r < ROWS; r++) out[d * ROWS + r] = r < rows ? x[r * x_row + d] * scale : 0;
+  for (int64_t r = 0; r < ROWS; r += 8)
+    for (int64_t d = 0; d < width; d += 8) {
+      vec<T, 8> square[8];
+      UNROLL for (int n = 0; n < 8; n++)
+        square[n] = r + n < rows ? ::load<T, 8>(x + (r + n) * x_row + d) * scale : vec<T, 8>{};
+      transpose<T>(square);
+      UNROLL for (int n = 0; n < 8; n++) ::store<T, 8>(out + (d + n) * ROWS + r, square[n]);
+    }
 }
 
 // ------------------------------------------------------------------------------------------------ logits of a tile
@@ -181,26 +207,27 @@ template <class Visit> INLINE void for_runs(const Runs &runs, const Tile &t, Vis
   for (int64_t r = 0; r < t.rows; r++)
     for (int64_t k = first_run(runs, t.i + r, t.j); k < runs.ptr[t.i + r + 1] && runs.start[k] < t.j + t.columns; k++) {
       const int64_t start = runs.start[k] - t.j, stop = runs.stop[k] - t.j, from = start > 0 ? start : 0;
-      visit(r, from, stop < t.columns ? stop : t.columns, runs.edge[k] + from - start);
+      visit(r, from, least(stop, t.columns), runs.edge[k] + from - start);
     }
 }
 
 // s = -inf where a pair is no edge. Bit r of `edges` says whether row r has an edge in the column at hand: each run
 // toggles it where it starts and where it stops.
 template <class T> void mask(T *s, const Runs &runs, const Tile &t) {
-  using V = Vector<T>;
+  using Int = typename bits_of<T>::type;
   uint32_t toggles[COLUMNS + 1] = {}, edges = 0;
   for_runs(runs, t, [&](int64_t r, int64_t from, int64_t to, int64_t) {
     toggles[from] ^= 1u << r;
     toggles[to] ^= 1u << r;
   });
-  typename bits_of<T>::type bit[ROWS];
+  Int bit[ROWS];
   for (int r = 0; r < ROWS; r++) bit[r] = 1u << r;
   for (int64_t c = 0; c < t.columns; c++) {
     edges ^= toggles[c];
     for (int r = 0; r < ROWS; r += LANES<T>) {
       T *at = s + c * ROWS + r;
-      store(at, (::load<typename bits_of<T>::type, LANES<T>>(bit + r) & typename bits_of<T>::type(edges)) != 0 ? load(at) : V{} - infinity<T>());
+      const auto is_edge = (::load<Int, LANES<T>>(bit + r) & Int(edges)) != 0;
+      store(at, is_edge ? load(at) : Vector<T>{} - infinity<T>());
     }
   }
 }
@@ -219,14 +246,17 @@ template <class T> void cap(T *s, T *slope, T softcap, const Tile &t) {
   }
 }
 
+template <class T> int64_t table_length(const TileAttention<T> &p) { return p.num_dst + p.num_src - 1 + ROWS; }
+
 // Where the table has its entries for column c of a tile: one for each row.
 template <class T> int64_t in_table(const TileAttention<T> &p, const Tile &t, int64_t c) {
-  return t.h * (p.num_dst + p.num_src - 1 + ROWS) + t.i - t.j - c + p.num_src - 1;
+  return t.h * table_length(p) + t.i - t.j - c + p.num_src - 1;
 }
 
 // s = the logits of a tile from k [columns, width] and q_transposed [width, ROWS], one of them scaled.
-template <class T> void logits(const TileAttention<T> &p, const Tile &t, const T *k, const T *q_transposed, T *s, T *slope) {
-  product<STEP, 2, false, T>({k, p.width, 1}, q_transposed, ROWS, s, ROWS, t.columns, p.width, ROWS);
+template <class T>
+void logits(const TileAttention<T> &p, const Tile &t, const T *k, const T *q_transposed, T *s, T *slope) {
+  product<STEP, false, T>({k, p.width}, {q_transposed, ROWS}, {s, ROWS}, t.columns, p.width, ROWS);
   if (p.softcap != 0) cap(s, slope, T(p.softcap), t);
   if (p.table)
     for (int64_t c = 0; c < t.columns && t.j + c < p.num_src; c++) {
@@ -304,15 +334,14 @@ template <class T> void drop_weights(T *s, const TileAttention<T> &p, const Tile
 
 // ------------------------------------------------------------------------------------------------ memory
 
-constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // The memory of a call, in pieces that begin at cache lines.
 class Memory {
   static constexpr int64_t LINE = 64;
   char *start, *next;
 
 public:
-  explicit Memory(int64_t bytes, int64_t pieces) : start((char *)__builtin_malloc(bytes + (pieces + 1) * LINE)), next(start) {}
+  explicit Memory(int64_t bytes, int64_t pieces)
+      : start((char *)__builtin_malloc(bytes + (pieces + 1) * LINE)), next(start) {}
   ~Memory() { __builtin_free(start); }
   explicit operator bool() const { return start; }
   template <class T> T *take(int64_t count) {
@@ -328,7 +357,8 @@ template <class T> struct Kept {
   T *data;
   int64_t *number, slots, size;
 
-  Kept(Memory &memory, int64_t slots, int64_t size) : data(memory.take<T>(slots * size)), number(memory.take<int64_t>(slots)), slots(slots), size(size) {
+  Kept(Memory &memory, int64_t slots, int64_t size)
+      : data(memory.take<T>(slots * size)), number(memory.take<int64_t>(slots)), slots(slots), size(size) {
     for (int64_t k = 0; k < slots; k++) number[k] = -1;
   }
   // The copy of tile t of head bh, made by make(copy) unless it is there.
@@ -370,7 +400,8 @@ template <class T> void product_of_edges(const T *s, const T *v, T *o, int64_t w
 
 // Writes `out` and `lse` of the work items `first` to `last`, each (b, h, query tile). False: no memory.
 template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_t last) {
-  const int64_t D = p.width, DV = p.value_width, query_tiles = divide_up(p.num_dst, ROWS), key_tiles = divide_up(p.num_src, COLUMNS);
+  const int64_t query_tiles = divide_up(p.num_dst, ROWS), key_tiles = divide_up(p.num_src, COLUMNS);
+  const int64_t D = p.width, DV = p.value_width;
   const int64_t of_tile = COLUMNS * (D + DV);
   Memory memory((p.slots * of_tile + ROWS * (D + DV)) * sizeof(T) + p.slots * sizeof(int64_t), 4);
   if (!memory) return false;
@@ -382,7 +413,7 @@ template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_
     const int64_t bh = item / query_tiles, tile = item % query_tiles;
     Tile t;
     t.b = bh / p.heads, t.h = bh % p.heads, t.i = tile * ROWS;
-    t.rows = p.num_dst - t.i < ROWS ? p.num_dst - t.i : ROWS;
+    t.rows = least(p.num_dst - t.i, ROWS);
     const int64_t kv = t.h * p.key_heads / p.heads;
     pack_transposed(p.query.at(t.b, t.h, t.i), p.query.node, t.rows, D, T(p.scale), q_transposed);
 
@@ -393,7 +424,7 @@ template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_
       for (int64_t e = p.tiles.ptr[tile]; e < p.tiles.ptr[tile + 1]; e++) {
         const int64_t key_tile = p.tiles.other[e], low = columns_of(p.tiles, e, key_tile, t);
         const T *k = kept.find(t.b * p.key_heads + kv, key_tile, key_tiles, [&](T *copy) {
-          const int64_t j = key_tile * COLUMNS, keys = p.num_src - j < COLUMNS ? p.num_src - j : COLUMNS;
+          const int64_t j = key_tile * COLUMNS, keys = least(p.num_src - j, COLUMNS);
           pack(p.key.at(t.b, kv, j), p.key.node, keys, COLUMNS, D, T(1), copy);
           pack(p.value.at(t.b, kv, j), p.value.node, keys, COLUMNS, DV, T(1), copy + COLUMNS * D);
         });
@@ -406,9 +437,9 @@ template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_
             for (int64_t d = 0; d < DV; d++) o[r * DV + d] *= rescale[r];
         drop_weights(s, p, t);
         if (by_edges && !t.full) product_of_edges(s, v, o, DV, p.runs, t);
-        else product<ROW_STEP, 2, true, T>({s, 1, ROWS}, v, DV, o, DV, ROWS, t.columns, DV);
+        else product<ROW_STEP, true, T>({s, 1, ROWS}, {v, DV}, {o, DV}, ROWS, t.columns, DV);
       }
-      if (is_finite(o, t.rows * DV)) break;  // else again, so that NaN and infinities reach only rows that attend to them
+      if (is_finite(o, t.rows * DV)) break;  // else again: NaN and infinities reach only rows that attend to them
     }
     for (int64_t r = 0; r < t.rows; r++) {
       T *out = p.out.at(t.b, t.h, t.i + r);
@@ -428,7 +459,8 @@ template <class T> struct QueryTile {
   T *q, *q_transposed, *d_out, *d_out_transposed, *delta;
   static int64_t size(int64_t D, int64_t DV) { return 2 * ROWS * (D + DV) + ROWS; }
   QueryTile(T *data, int64_t D, int64_t DV)
-      : q(data), q_transposed(q + ROWS * D), d_out(q_transposed + ROWS * D), d_out_transposed(d_out + ROWS * DV), delta(d_out_transposed + ROWS * DV) {}
+      : q(data), q_transposed(q + ROWS * D), d_out(q_transposed + ROWS * D), d_out_transposed(d_out + ROWS * DV),
+        delta(d_out_transposed + ROWS * DV) {}
 
   void fill(const TileAttention<T> &p, const Tile &t) {
     const T *query = p.query.at(t.b, t.h, t.i), *gradient = p.d_out.at(t.b, t.h, t.i);
@@ -439,7 +471,8 @@ template <class T> struct QueryTile {
     for (int64_t r = 0; r < ROWS; r++) {
       T sum = 0;
       if (r < t.rows)
-        for (int64_t d = 0; d < p.value_width; d++) sum += d_out[r * p.value_width + d] * p.out.at(t.b, t.h, t.i + r)[d];
+        for (int64_t d = 0; d < p.value_width; d++)
+          sum += d_out[r * p.value_width + d] * p.out.at(t.b, t.h, t.i + r)[d];
       delta[r] = sum;
     }
   }
@@ -448,7 +481,8 @@ template <class T> struct QueryTile {
 // Adds to the gradients, zeros at first, for the work items `first` to `last`, each (shared_batch batch entries, head
 // of keys, segment of key tiles). False: no memory.
 template <class T> bool backward(const TileAttention<T> &p, int64_t first, int64_t last) {
-  const int64_t D = p.width, DV = p.value_width, query_tiles = divide_up(p.num_dst, ROWS), group = p.heads / p.key_heads;
+  const int64_t query_tiles = divide_up(p.num_dst, ROWS), group = p.heads / p.key_heads;
+  const int64_t D = p.width, DV = p.value_width;
   const int64_t of_tile = QueryTile<T>::size(D, DV), heads_of_item = p.shared_batch * group;
   Memory memory((p.slots * of_tile + COLUMNS * (D + DV)) * sizeof(T) + p.slots * sizeof(int64_t), 4);
   if (!memory) return false;
@@ -457,32 +491,33 @@ template <class T> bool backward(const TileAttention<T> &p, int64_t first, int64
   alignas(64) T s[COLUMNS * ROWS], g[COLUMNS * ROWS], slope[COLUMNS * ROWS], lse[ROWS];
 
   for (int64_t task = first * heads_of_item; task < last * heads_of_item; task++) {
-    const int64_t item = task / heads_of_item, segment = item % p.num_segments, kv = item / p.num_segments % p.key_heads;
-    const int64_t shared = item / (p.num_segments * p.key_heads);
+    const int64_t item = task / heads_of_item, segment = item % p.num_segments;
+    const int64_t kv = item / p.num_segments % p.key_heads, shared = item / (p.num_segments * p.key_heads);
     Tile t;
     t.b = shared * p.shared_batch + task / group % p.shared_batch, t.h = kv * group + task % group;
     const int64_t bh = t.b * p.heads + t.h;
-    T *d_table = p.d_table ? p.d_table + (shared * p.num_segments + segment) * p.heads * (p.num_dst + p.num_src - 1 + ROWS) : nullptr;
+    T *d_table = p.d_table + (shared * p.num_segments + segment) * p.heads * table_length(p);
     for (int64_t key_tile = p.segments[segment]; key_tile < p.segments[segment + 1]; key_tile++) {
-      const int64_t j = key_tile * COLUMNS, keys = p.num_src - j < COLUMNS ? p.num_src - j : COLUMNS;
+      const int64_t j = key_tile * COLUMNS, keys = least(p.num_src - j, COLUMNS);
       pack(p.key.at(t.b, kv, j), p.key.node, keys, COLUMNS, D, T(p.scale), k_tile);
       pack(p.value.at(t.b, kv, j), p.value.node, keys, COLUMNS, DV, T(1), v_tile);
       for (int64_t e = p.tiles.ptr[key_tile]; e < p.tiles.ptr[key_tile + 1]; e++) {
         const int64_t tile = p.tiles.other[e], low = columns_of(p.tiles, e, key_tile, t);
-        t.i = tile * ROWS, t.rows = p.num_dst - t.i < ROWS ? p.num_dst - t.i : ROWS;
-        const QueryTile<T> q(kept.find(bh, tile, query_tiles, [&](T *copy) { QueryTile<T>(copy, D, DV).fill(p, t); }), D, DV);
+        t.i = tile * ROWS, t.rows = least(p.num_dst - t.i, ROWS);
+        const auto fill = [&](T *copy) { QueryTile<T>(copy, D, DV).fill(p, t); };
+        const QueryTile<T> q(kept.find(bh, tile, query_tiles, fill), D, DV);
         for (int64_t r = 0; r < ROWS; r++) lse[r] = r < t.rows ? p.lse[bh * p.num_dst + t.i + r] : infinity<T>();
         const T *k = k_tile + low * D, *v = v_tile + low * DV;
-        const int64_t valid = p.num_src - t.j < t.columns ? p.num_src - t.j : t.columns;
+        const int64_t keys_left = least(p.num_src - t.j, t.columns);
 
         logits(p, t, k, q.q_transposed, s, slope);
-        product<STEP, 2, false, T>({v, DV, 1}, q.d_out_transposed, ROWS, g, ROWS, t.columns, DV, ROWS);
+        product<STEP, false, T>({v, DV}, {q.d_out_transposed, ROWS}, {g, ROWS}, t.columns, DV, ROWS);
         drop_weights(g, p, t);
         softmax_gradient(s, g, t.columns, lse, q.delta);
         drop_weights(s, p, t);
 
-        if (d_table)
-          for (int64_t c = 0; c < valid; c++) {
+        if (p.d_table)
+          for (int64_t c = 0; c < keys_left; c++) {
             T *entries = d_table + in_table(p, t, c);
             for (int r = 0; r < ROWS; r++) entries[r] += g[c * ROWS + r];
           }
@@ -495,9 +530,12 @@ template <class T> bool backward(const TileAttention<T> &p, int64_t first, int64
         if (p.softcap != 0)
           for (int64_t at = 0; at < t.columns * ROWS; at++) g[at] *= slope[at];
 
-        product<STEP, 2, true, T>({s, ROWS, 1}, q.d_out, DV, p.d_value.at(t.b, kv, t.j), p.d_value.node, valid, t.rows, DV);
-        product<STEP, 2, true, T>({g, ROWS, 1}, q.q, D, p.d_key.at(t.b, kv, t.j), p.d_key.node, valid, t.rows, D);
-        product<ROW_STEP, 2, true, T>({g, 1, ROWS}, k, D, p.d_query.at(segment * p.batch + t.b, t.h, t.i), p.d_query.node, t.rows, t.columns, D);
+        const Matrix<T> d_key{p.d_key.at(t.b, kv, t.j), p.d_key.node};
+        const Matrix<T> d_value{p.d_value.at(t.b, kv, t.j), p.d_value.node};
+        const Matrix<T> d_query{p.d_query.at(segment * p.batch + t.b, t.h, t.i), p.d_query.node};
+        product<STEP, true, T>({s, ROWS}, {q.d_out, DV}, d_value, keys_left, t.rows, DV);
+        product<STEP, true, T>({g, ROWS}, {q.q, D}, d_key, keys_left, t.rows, D);
+        product<ROW_STEP, true, T>({g, 1, ROWS}, {k, D}, d_query, t.rows, t.columns, D);
       }
     }
   }
@@ -507,9 +545,20 @@ template <class T> bool backward(const TileAttention<T> &p, int64_t first, int64
 }  // namespace
 }  // namespace tile_attention
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-EXPORT int64_t tile_attention_size() { return sizeof(tile_attention::TileAttention<float>); }
-EXPORT bool tile_attention_forward_f32(const tile_attention::TileAttention<float> *p, int64_t first, int64_t last) { return tile_attention::forward(*p, first, last); }
-EXPORT bool tile_attention_forward_f64(const tile_attention::TileAttention<double> *p, int64_t first, int64_t last) { return tile_attention::forward(*p, first, last); }
-EXPORT bool tile_attention_backward_f32(const tile_attention::TileAttention<float> *p, int64_t first, int64_t last) { return tile_attention::backward(*p, first, last); }
-EXPORT bool tile_attention_backward_f64(const tile_attention::TileAttention<double> *p, int64_t first, int64_t last) { return tile_attention::backward(*p, first, last); }
+extern "C" {
+using TileAttentionF32 = tile_attention::TileAttention<float>;
+using TileAttentionF64 = tile_attention::TileAttention<double>;
+int64_t tile_attention_size() { return sizeof(TileAttentionF32); }
+bool tile_attention_forward_f32(const TileAttentionF32 *p, int64_t first, int64_t last) {
+  return forward(*p, first, last);
+}
+bool tile_attention_forward_f64(const TileAttentionF64 *p, int64_t first, int64_t last) {
+  return forward(*p, first, last);
+}
+bool tile_attention_backward_f32(const TileAttentionF32 *p, int64_t first, int64_t last) {
+  return backward(*p, first, last);
+}
+bool tile_attention_backward_f64(const TileAttentionF64 *p, int64_t first, int64_t last) {
+  return backward(*p, first, last);
+}
+}
