@@ -229,9 +229,7 @@ class MessagePassing(nn.Module):
                 f"{request.graph.num_src} (destinations x sources)"
             )
         if self.hops > 1:
-            if not torch.compiler.is_compiling():
-                validation.request(request)
-            request = dispatch.seeded(request)  # all hops drop the same edges
+            request = dispatch.normalize(request)  # one seed, so that all hops drop the same edges
         reuses_weights = self.hops > 1 and request.weighted
         out, weights = ops.run(replace(request, return_weights=True) if reuses_weights else request, self.backend)
         if scale != 1:

@@ -141,8 +141,9 @@ def build_once(build: Callable[..., T], *arguments: Any) -> T:
 
 
 def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float, backend: str) -> Tensor:
-    """As `run`, for dot products with a softmax and nothing else. Calls torch's kernel directly if the plan for this
-    form is that kernel alone: on a hundred nodes the steps between take as long as the kernel."""
+    """As `run`, for dot products with a softmax and nothing else, which need no normalization. Calls torch's kernel
+    directly if the plan for this form is that kernel alone: on a hundred nodes the steps between take as long as the
+    kernel."""
 
     def request() -> Request:
         return Request(graph, value, Dot(query, key, scale))

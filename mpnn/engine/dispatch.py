@@ -1,4 +1,4 @@
-"""The one door to the backends: validates a request, plans it once for its graph, seeds its dropout and runs it.
+"""The one door to the backends: normalizes a request, validates and plans it once for its graph, and runs it.
 
 Callers need no preparation; whatever a backend relies on is done here. Plans are cached on the graph, by the request's
 signature: requests of one shape over one graph are validated and planned once.
@@ -43,7 +43,7 @@ def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]
     Raises:
         ValueError, TypeError: the parts of the request do not fit together, or the named backend refuses it.
     """
-    request = request.with_tables_per_edge()
+    request = normalize(request)
     try:
         chosen = cached_choice(request.graph, backend, request.signature, lambda: request)
     except TypeError:  # an unhashable option: validation has a sentence for it
@@ -70,16 +70,17 @@ def choice(request: Request, backend: str) -> Choice:
 
 
 def run_by(choice: Choice, request: Request) -> tuple[Tensor, Tensor | None]:
-    """Runs a request whose signature was planned before."""
-    request = seeded(request)
+    """Runs a normalized request whose signature was planned before."""
     if not torch.is_autocast_enabled(choice.device):
         return choice.backend.run(request)
     with torch.autocast(choice.device, enabled=False):
         return choice.backend.run(request)
 
 
-def seeded(request: Request) -> Request:
-    """The request with a dropout seed, drawn from torch's default generator, if it needs one and has none."""
+def normalize(request: Request) -> Request:
+    """The request as backends expect it: with a dropout seed, drawn from torch's default generator unless it has one,
+    and with tables looked up per edge where edge types do not follow from node numbers."""
+    request = request.with_tables_per_edge()
     if request.dropout and request.seed is None:
         return replace(request, seed=rng.new_seed(request.value.device))
     return request

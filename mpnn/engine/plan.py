@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from mpnn.backends import Backend, registered
+from mpnn.request import validation
 from mpnn.request.request import Request
 
 Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -120,6 +121,7 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
         except TypeError as error:
             raise TypeError(f"explain(op, x, graph, ...) takes what op(...) takes: {error}") from None
         request = op.request(*features, **call)
+    validation.request(request)
     result = plan(request, getattr(op, "backend", "auto"))
     print(result)
     return result

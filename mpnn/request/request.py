@@ -90,7 +90,7 @@ class Request:
 
     def with_tables_per_edge(self) -> Request:
         """The request with tables by relation looked up for each edge if the graph has explicit positions, because
-        kernels compute edge types from node numbers. `dispatch.run` calls this."""
+        kernels compute edge types from node numbers. `dispatch.normalize` calls this."""
         if self.graph.positions is None:
             return self
         score: Any = self.score

@@ -29,7 +29,7 @@ from mpnn.request.request import Request
 
 def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """As `mpnn.engine.dispatch.run`, recorded in the traced program."""
-    out, weights, _ = torch.ops.mpnn.run(*flatten(dispatch.seeded(request.with_tables_per_edge()), backend))
+    out, weights, _ = torch.ops.mpnn.run(*flatten(dispatch.normalize(request), backend))
     return out, weights if request.return_weights else None
 
 
