@@ -260,10 +260,10 @@ class _Backward:
                 self._by_destination()
             for name in self.tables:
                 self._by_type(name)
-        return [
-            None if name not in self.wanted else self.results[name] if name in self.results else torch.zeros_like(x)
-            for name, x in zip(Tensors._fields, self.inputs, strict=True)
-        ]
+        for name, x in self.inputs._asdict().items():
+            if name in self.wanted and name not in self.results:  # no edges
+                self.results[name] = torch.zeros_like(x)
+        return [self.results.get(name) for name in Tensors._fields]
 
     def _by_source(self) -> None:
         """Gradients of the tensors of sources and edges."""

@@ -66,15 +66,15 @@ class RowReduce(torch.autograd.Function):
         ctx, value: Tensor, weight: Tensor | None, rows: Rows, columns: Rows | None, kind: str | Associative
     ) -> Tensor:
         ctx.rows, ctx.columns, ctx.kind = rows, columns, kind
-        compared = count = None
+        compared: Tensor | None = None
         if kind == "var":
             compared, _ = _fold(value, weight, rows, "mean")
         out, count = _fold(value, weight, rows, kind, compared, counted=columns is not None)
-        if kind in ("sum", "mean"):
-            value = value if weight is not None and weight.requires_grad else None
-        elif compared is None:
+        linear = kind in ("sum", "mean")  # the gradient of the value does not depend on it
+        if compared is None and not linear:
             compared = out
-        ctx.save_for_backward(value, weight, compared, count)
+        needs_value = not linear or (weight is not None and weight.requires_grad)
+        ctx.save_for_backward(value if needs_value else None, weight, compared, count)
         return out
 
     @staticmethod

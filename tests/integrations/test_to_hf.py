@@ -226,7 +226,7 @@ class Scaled(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
-    [(lambda w: [w * 0.5], r"came from: from_hf reckons with them"), (lambda w: [w, w + 0], "that repeats numbers")],
+    [(lambda w: [w * 0.5], r"came from: from_hf computes with them"), (lambda w: [w, w + 0], "that repeats numbers")],
 )
 def test_refuses_a_family_whose_weights_are_not_just_moved(change, sentence, monkeypatch):
     def convert(hf_model, graph, copies):

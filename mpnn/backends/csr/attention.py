@@ -95,7 +95,9 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     if fused is not None:
         kind, scale, softcap, pad = KINDS[fused.kind], fused.scale, fused.softcap or 0.0, fused.kind != "additive"
         query, key = (_pad(x, dtype) if pad else x.to(dtype) for x in (fused.query, fused.key))
-        edge = fused.edge_key if fused.kind == "dot" else _expand(fused.edge_key, graph)
+        edge = fused.edge_key
+        if isinstance(edge, EmbeddingTable) and fused.kind != "dot":
+            edge = _expand(edge, graph)
         edge_key, edge_term = (edge, None) if pad else (None, edge)
         vector = None if fused.vector is None else _pad(fused.vector, dtype)
         slope = slope_of(fused.activation)
@@ -132,15 +134,13 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 def _biases(request: Request) -> tuple[Tensor | None, EmbeddingTable | None]:
     """All biases as one tensor in the caller's order and one table. Further tables are expanded to edges."""
     tables = [b for b in request.bias if isinstance(b, EmbeddingTable)]
-    expanded = [_expand(b, request.graph) for b in tables[1:]]
-    tensors = [x.to(request.accumulate_dtype) for x in (*(b for b in request.bias if isinstance(b, Tensor)), *expanded)]
+    tensors = [b for b in request.bias if isinstance(b, Tensor)] + [_expand(b, request.graph) for b in tables[1:]]
+    tensors = [x.to(request.accumulate_dtype) for x in tensors]
     return sum(tensors[1:], tensors[0]) if tensors else None, tables[0] if tables else None
 
 
-def _expand(data: PerEdge | None, graph: Graph) -> Tensor | None:
+def _expand(data: EmbeddingTable, graph: Graph) -> Tensor:
     """A table by edge type as a tensor with a row for each edge, in the caller's order."""
-    if not isinstance(data, EmbeddingTable):
-        return data
     return graph.csr.to_caller(data.table.index_select(0, data.ids(graph)))
 
 

@@ -9,7 +9,7 @@ from mpnn.graph import Graph
 from mpnn.graph.csr import CSR
 from mpnn.kernels.row_attention import EdgeTypes
 from mpnn.kernels.rows import Rows
-from mpnn.request.request import EmbeddingTable
+from mpnn.request.tables import EmbeddingTable
 
 
 def by_destination(graph: Graph) -> Rows:

@@ -8,20 +8,20 @@ from torch import Tensor
 
 from mpnn.decoding.cache import KVCache
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf.arguments import one_of, refuse, wanted
-from mpnn.integrations.hf.bert import longer_config, repeated
+from mpnn.integrations.hf.arguments import option, refuse, tokens_or_vectors
+from mpnn.integrations.hf.bert import longer_config, repeat_positions
 from mpnn.integrations.hf.kv_cache import check_empty
-from mpnn.integrations.hf.modules import Called, padding_mask_of
+from mpnn.integrations.hf.modules import Adapter, padding_mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.layers.cross_attention import StackOutput
 from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.text.transformer import Transformer, TransformerConfig
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> EncoderDecoder:
+def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> BartEncoderDecoder:
     """A `BartModel` or `MarianModel` as message passing; `graph` is the encoder's topology, and the decoder stays
-    causal and hears the whole source. `longformer(512, globals=1)` and a BART's positions stretched to `context` make
-    it a Longformer with a decoder (Beltagy et al. 2020, section 7)."""
+    causal and attends to the whole source. `longformer(512, globals=1)` and positions stretched to `context` make it
+    a Longformer with a decoder (Beltagy et al. 2020, section 7)."""
     check_class(hf_model, "BartModel", "MarianModel")
     config = hf_model.config
     if context is not None:
@@ -66,10 +66,10 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int 
         if name.startswith("encoder."):
             name = name.replace(".within.", ".").replace(".across.", ".")
         if not marian and name.endswith(".position.weight"):
-            weight = repeated(weight[unused:], ours.context)
+            weight = repeat_positions(weight[unused:], ours.context)
         return {name: weight}
 
-    return EncoderDecoder(with_weights(lambda: Transformer(ours, graph), hf_model, NAMES, copies, change), config)
+    return BartEncoderDecoder(with_weights(lambda: Transformer(ours, graph), hf_model, NAMES, copies, change), config)
 
 
 def _first(ends: Any) -> int:
@@ -104,8 +104,8 @@ NAMES = (
 )
 
 
-class Encoder(Called):
-    """The first half, called as those of transformers are: their `generate` asks for it."""
+class BartEncoder(Adapter):
+    """The encoder half with the call of transformers, for its `generate`."""
 
     model: Transformer
 
@@ -120,7 +120,7 @@ class Encoder(Called):
         return_dict: bool | None = None,
         **others: Any,
     ) -> Any:
-        """`BaseModelOutput`, or its tuple; arguments as those of `EncoderDecoder`."""
+        """`BaseModelOutput`, or its tuple; arguments as those of `BartEncoderDecoder`."""
         refuse(**others)
         output = _output(self.encode(input_ids, attention_mask, inputs_embeds, output_hidden_states, output_attentions))
         return self.answer(output, return_dict)
@@ -133,21 +133,21 @@ class Encoder(Called):
         output_hidden_states: bool | None,
         output_attentions: bool | None,
     ) -> StackOutput:
-        tokens = one_of(input_ids, inputs_embeds, self.config.d_model)
+        tokens = tokens_or_vectors(input_ids, inputs_embeds, self.config.d_model)
         return self.model.encode(
             tokens,
             padding_mask=padding_mask_of(tokens, attention_mask),
-            **self.shown(output_hidden_states, output_attentions),
+            **self.requested_outputs(output_hidden_states, output_attentions),
         )
 
 
-class EncoderDecoder(Called):
-    """An encoder and a decoder that are called as those of transformers are."""
+class BartEncoderDecoder(Adapter):
+    """A BART or Marian with the call of transformers."""
 
     model: Transformer
 
-    def get_encoder(self, modality: str | None = None) -> Encoder:
-        return Encoder(self.model, self.config)
+    def get_encoder(self, modality: str | None = None) -> BartEncoder:
+        return BartEncoder(self.model, self.config)
 
     def forward(
         self,
@@ -182,27 +182,27 @@ class EncoderDecoder(Called):
             `Seq2SeqModelOutput`, or its tuple, whose states and attentions are zeros where there is no token.
 
         Raises:
-            ValueError, TypeError, IndexError: an argument that does not fit; the sentence names it.
+            ValueError, TypeError, IndexError: an invalid argument; the message names it.
         """
         from transformers.modeling_outputs import Seq2SeqModelOutput
 
         refuse(**others)
-        states = wanted(self.config, "output_hidden_states", output_hidden_states)
-        weights = wanted(self.config, "output_attentions", output_attentions)
+        states = option(self.config, "output_hidden_states", output_hidden_states)
+        weights = option(self.config, "output_attentions", output_attentions)
         target = self._target(input_ids, decoder_input_ids, decoder_inputs_embeds)
         past, source, memory = past_key_values, encoder_outputs, None
-        if past is not None and not isinstance(past, Translation):
+        if past is not None and not isinstance(past, TranslationCache):
             check_empty(past)
             past, use_cache = None, True
         if past is not None:
             memory = past.memory
         elif source is not None:
-            memory = _heard(source, attention_mask)
+            memory = _encoded_source(source, attention_mask)
         else:
             memory = self.get_encoder().encode(input_ids, attention_mask, inputs_embeds, states, weights)
         source = _output(memory) if source is None else source
         if past is None and use_cache:
-            past = Translation(KVCache(self.model.config.context), memory)
+            past = TranslationCache(KVCache(self.model.config.context), memory)
         padding_mask = None
         if past is None:
             padding_mask = padding_mask_of(target, decoder_attention_mask, "decoder_attention_mask")
@@ -239,14 +239,13 @@ class EncoderDecoder(Called):
             moved = input_ids.roll(1, 1)
             moved[:, :1] = config.decoder_start_token_id
             return moved
-        target = one_of(ids, embeds, config.d_model, "decoder_")
+        target = tokens_or_vectors(ids, embeds, config.d_model, "decoder_")
         # Marian's decoder scales given vectors, its encoder and BART do not
         return target * self.model.target.scale if embeds is not None and config.model_type == "marian" else target
 
 
-class Translation:
-    """Translations that are under way, handed back and forth as `past_key_values`: keys and values of the words so far,
-    and what they hear of their sources."""
+class TranslationCache:
+    """`past_key_values` of translations: cached keys and values of the targets, and the encoded sources."""
 
     is_compileable = False
 
@@ -257,19 +256,19 @@ class Translation:
         return self.cache.count
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last `-tokens_to_remove` words, as assisted generation asks for."""
+        """Removes the last `-tokens_to_remove` tokens, as assisted generation does."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes the number of tokens to forget, as a negative one; got {tokens_to_remove}")
         self.cache.crop(max(self.cache.count + tokens_to_remove, 0))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Goes on with these translations, int64 [B]."""
+        """Replaces translation b by translation `beam_idx[b]`."""
         self.cache.select(beam_idx)
         self.memory = self.memory.select(beam_idx)
 
 
-def _heard(encoder_outputs: Any, attention_mask: Tensor | None) -> StackOutput:
-    """What the decoder hears of an encoder's output."""
+def _encoded_source(encoder_outputs: Any, attention_mask: Tensor | None) -> StackOutput:
+    """The output of an encoder as sources of the decoder."""
     last = encoder_outputs[0]
     packing = Packing.of(token_mask(last, padding_mask_of(last, attention_mask)))
     return StackOutput(packing.pack(last), packing)

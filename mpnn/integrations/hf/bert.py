@@ -14,9 +14,9 @@ from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
-from mpnn.integrations.hf.arguments import one_of, refuse
-from mpnn.integrations.hf.decoder import TypesThird
-from mpnn.integrations.hf.modules import Called, ids_of, padding_mask_of
+from mpnn.integrations.hf.arguments import refuse, tokens_or_vectors
+from mpnn.integrations.hf.decoder import TypesThirdDecoder
+from mpnn.integrations.hf.modules import Adapter, ids_of, padding_mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.layers.blocks import embed, lookup
 from mpnn.models.layers.decoder import Bind, DecoderOutput
@@ -28,8 +28,8 @@ Change = Callable[[str, Tensor], dict[str, Tensor]]
 """What `with_weights` takes for weights that differ in more than their name."""
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Called:
-    """A `BertModel` or `RobertaModel` as message passing; decoders hear over `causal()`."""
+def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Adapter:
+    """A `BertModel` or `RobertaModel` as message passing; decoders attend over `causal()`."""
     check_class(hf_model, "BertModel", "RobertaModel")
     check_encoder(hf_model.config)
     ours = bert_config(hf_model.config, after_pad=hf_model.config.model_type == "roberta")
@@ -43,18 +43,18 @@ def over(
     copies: Copies,
     context: int | None,
     names: Sequence[tuple[str, str]],
-) -> Called:
+) -> Adapter:
     """The model of transformers over a graph: an encoder over all, or a decoder."""
-    config, longer, repeat = stretched(hf_model.config, ours, context, copies)
+    config, longer, repeat = stretch(hf_model.config, ours, context, copies)
     pooler, decodes = hf_model.pooler is not None, hf_model.config.is_decoder
     topology = decoder_graph(hf_model.config, graph) if decodes else graph
     kind = DecodingBert if decodes else Bert
     model = with_weights(lambda: kind(longer, topology, pooler=pooler), hf_model, names, copies, repeat)
-    return Decoder(model, config) if isinstance(model, DecodingBert) else Encoder(model, config)
+    return BertDecoder(model, config) if isinstance(model, DecodingBert) else BertEncoder(model, config)
 
 
 def decoder_graph(config: Any, graph: Topology | None) -> Topology:
-    """What a decoder hears over: `causal()`, or a graph in which nobody hears what comes later."""
+    """The topology of a decoder: `causal()`, or `graph`, which must have no edges from later tokens."""
     if graph is None:
         return causal()
     check_causal(graph, config.max_position_embeddings)
@@ -62,7 +62,7 @@ def decoder_graph(config: Any, graph: Topology | None) -> Topology:
 
 
 def check_encoder(config: Any) -> None:
-    """Refuses what no family of BERT's kind has here."""
+    """Raises ValueError for options that no BERT-like family supports here."""
     check_config(
         config,
         add_cross_attention=False,
@@ -73,7 +73,7 @@ def check_encoder(config: Any) -> None:
 
 
 def bert_config(config: Any, after_pad: bool) -> BertConfig:
-    """The sizes that the families of BERT's kind have in common."""
+    """The sizes that all BERT-like families have."""
     if after_pad and config.pad_token_id is None:
         raise ValueError("from_hf needs a config.pad_token_id, from which positions count on; got None")
     return BertConfig(
@@ -93,7 +93,7 @@ def bert_config(config: Any, after_pad: bool) -> BertConfig:
     )
 
 
-def stretched(config: Any, ours: BertConfig, context: int | None, copies: Copies) -> tuple[Any, BertConfig, Change]:
+def stretch(config: Any, ours: BertConfig, context: int | None, copies: Copies) -> tuple[Any, BertConfig, Change]:
     """For `context` positions: the configuration of transformers, ours, and the change of weights that repeats the
     table of positions as often as need be (Beltagy et al. 2020, section 5); rows before the first position, RoBERTa's
     for pads, stand once. None changes nothing."""
@@ -104,7 +104,7 @@ def stretched(config: Any, ours: BertConfig, context: int | None, copies: Copies
         if name != "embeddings.position.weight":
             return {name: weight}
         before, positions = weight.split([ours.first_position, ours.context])
-        return {name: torch.cat([before, repeated(positions, context)])}
+        return {name: torch.cat([before, repeat_positions(positions, context)])}
 
     longer = longer_config(config, ours.first_position, context, copies)
     return longer, replace(ours, context=context), repeat
@@ -120,7 +120,7 @@ def longer_config(config: Any, first: int, context: int, copies: Copies) -> Any:
     return longer
 
 
-def repeated(positions: Tensor, context: int) -> Tensor:
+def repeat_positions(positions: Tensor, context: int) -> Tensor:
     """Vectors of positions [n, dim], repeated as often as need be for `context` of them."""
     return positions.repeat(-(-context // len(positions)), 1)[:context]
 
@@ -143,8 +143,8 @@ NAMES = (
 )
 
 
-class Encoder(Called):
-    """An encoder that is called as those of transformers are."""
+class BertEncoder(Adapter):
+    """A BERT, RoBERTa or BigBird encoder with the call of transformers."""
 
     model: Bert
 
@@ -175,18 +175,18 @@ class Encoder(Called):
             pooled at their first token, also where padding comes before it.
 
         Raises:
-            ValueError, TypeError, IndexError: an argument that does not fit; the sentence names it.
+            ValueError, TypeError, IndexError: an invalid argument; the message names it.
         """
         from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
         refuse(**others)
-        tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
+        tokens = tokens_or_vectors(input_ids, inputs_embeds, self.config.hidden_size)
         found = self.model(
             tokens,
             ids_of(tokens, token_type_ids, "token_type_ids"),
             ids_of(tokens, position_ids, "position_ids"),
             padding_mask=padding_mask_of(tokens, attention_mask),
-            **self.shown(output_hidden_states, output_attentions),
+            **self.requested_outputs(output_hidden_states, output_attentions),
         )
         output = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=found.last,
@@ -199,8 +199,8 @@ class Encoder(Called):
 
 
 class DecodingBert(Bert):
-    """A BERT over a graph in which nobody hears the future, read as `parts.decoder.Decoder` is; tokens [..., n], or
-    vectors in their place, come with their types added."""
+    """A BERT over a causal graph with the interface of `models.layers.decoder.Decoder`. Tokens [..., n], or vectors in
+    their place, already include token types."""
 
     @property
     def position(self) -> nn.Embedding:
@@ -226,27 +226,27 @@ class DecodingBert(Bert):
         return DecoderOutput(x, tuple(states) if return_states else None, tuple(weights) if return_weights else None)
 
 
-class Decoder(TypesThird):
-    """A BERT that decodes and is called as those of transformers are."""
+class BertDecoder(TypesThirdDecoder):
+    """A BERT decoder with the call of transformers."""
 
     model: DecodingBert  # type: ignore[assignment]
 
     def __init__(self, model: DecodingBert, config: Any) -> None:
-        super().__init__(model, config, "BaseModelOutputWithPoolingAndCrossAttentions", remembers=True)  # type: ignore[arg-type]
+        super().__init__(model, config, "BaseModelOutputWithPoolingAndCrossAttentions", takes_cache=True)  # type: ignore[arg-type]
 
-    def typed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
+    def add_token_types(self, tokens: Tensor, types: Tensor | None) -> Tensor:
         own = self.model.embeddings
         vectors = embed(own.token, tokens)
         types = torch.zeros(vectors.shape[:2], dtype=torch.int64, device=vectors.device) if types is None else types
         return vectors + lookup(own.token_type, types, "token type")
 
-    def places(self, tokens: Tensor, start: int) -> Tensor:
-        """RoBERTa's pads keep their row."""
+    def default_positions(self, tokens: Tensor, start: int) -> Tensor:
+        """Padding of a RoBERTa keeps its own row."""
         positions, first = self.model.positions(tokens), self.model.config.first_position
         return torch.where(positions >= first, positions + start, positions)
 
-    def check_places(self, keep: Tensor, positions: Tensor) -> None:
-        """Any will do: transformers does not look at them here."""
+    def check_positions(self, keep: Tensor, positions: Tensor) -> None:
+        """Accepts all positions, as transformers does for these models."""
 
     def pooled(self, last: Tensor, keep: Tensor) -> Tensor | None:
         pooler = self.model.pooler

@@ -1,11 +1,11 @@
 """BigBird of transformers as message passing: complete graphs, or blocks as transformers chooses them.
 
-Its block-sparse graph goes by places in the batch, padding included, in blocks: the first and the last block hear and
-are heard by all, every other block hears itself, its two neighbours and some blocks more. In training those are drawn
+Its block-sparse graph goes by places in the batch, padding included, in blocks: the first and the last block are
+global, every other block attends to itself, its two neighbours and some blocks more. In training those are drawn
 for each head from numpy's generator, seeded with the number of the layer. In evaluation they are the first block, as
-often as blocks would be drawn: its tokens then weigh so many times more. So many copies of them stand before all others
-to be heard, and the graph stays one of a few runs; where weights are asked for, repeated edges say the same. Batches
-that are too short for blocks hear over complete graphs.
+often as blocks would be drawn: its tokens then count that many times. The sources begin with
+that many copies of them, so that rows have few runs; if attention weights are requested, repeated edges have the same
+effect. Batches that are too short for blocks attend over complete graphs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete, from_blocks
 from mpnn.integrations.hf import bert
-from mpnn.integrations.hf.modules import Called
+from mpnn.integrations.hf.modules import Adapter
 from mpnn.integrations.hf.weights import Copies, check_class, check_config, with_weights
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.packing import Packing
@@ -30,7 +30,7 @@ from mpnn.models.layers.per_head import PerHead
 from mpnn.models.text.bert import Bert, BertConfig, EncoderOutput, update
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Called:
+def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int | None = None) -> Adapter:
     """A `BigBirdModel` as message passing, of either `attention_type`."""
     check_class(hf_model, "BigBirdModel")
     bert.check_encoder(hf_model.config)
@@ -39,13 +39,13 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies, context: int 
     if graph is not None or hf_model.attention_type != "block_sparse":
         return bert.over(graph, ours, hf_model, copies, context, names)
     check_config(hf_model.config, is_decoder=False)
-    config, longer, repeat = bert.stretched(hf_model.config, ours, context, copies)
+    config, longer, repeat = bert.stretch(hf_model.config, ours, context, copies)
 
     def build() -> Bert:
         pooler = hf_model.pooler is not None
         return BlockSparse(longer, block=config.block_size, random=config.num_random_blocks, pooler=pooler)
 
-    return bert.Encoder(with_weights(build, hf_model, names, copies, repeat), config)
+    return bert.BertEncoder(with_weights(build, hf_model, names, copies, repeat), config)
 
 
 class BlockSparse(Bert):
@@ -75,8 +75,8 @@ class BlockSparse(Bert):
         if not self.training:
             return [_with_copies(packing, self.block, self.random)] * len(layers)
         blocks, heads, context = -(-length // self.block), self.config.heads, self.config.context
-        found = [_drawn(blocks, self.block, self.random, heads, context, seed) for seed in layers]
-        return [_bound(packing, graph) for graph in found]
+        found = [_training_graph(blocks, self.block, self.random, heads, context, seed) for seed in layers]
+        return [_bind_blocks(packing, graph) for graph in found]
 
     def encode(
         self,
@@ -90,46 +90,47 @@ class BlockSparse(Bert):
     ) -> EncoderOutput:
         if return_weights and any(isinstance(graph, tuple) for graph in graphs):
             blocks = -(-packing.token_mask.shape[1] // self.block)
-            graphs = [_bound(packing, _evaluated(blocks, self.block, self.random))] * len(graphs)
+            graphs = [_bind_blocks(packing, _evaluation_graph(blocks, self.block, self.random))] * len(graphs)
         return super().encode(packing, graphs, tokens, types, positions, return_states, return_weights)
 
 
-def _bound(packing: Packing, graph: Graph) -> Graph:
-    """A graph over whole blocks, over what a packing keeps of them."""
+def _bind_blocks(packing: Packing, graph: Graph) -> Graph:
+    """A graph over whole blocks, restricted to the tokens of a packing."""
     if packing.separate:
         return packing.bind_each([graph] * len(packing.lengths))
     return graph.subgraph(torch.arange(graph.num_dst) < packing.token_mask.shape[1]).to(packing.token_mask.device)
 
 
 class WithCopies(MessagePassing):
-    """`MessagePassing` that is called with a graph, or with one over copies of its nodes and which these are."""
+    """`MessagePassing` over a graph, or over a pair of a graph and the nodes that its sources are copies of."""
 
     def forward(self, x: Tensor, graph: Any = None, source: Any = None, *given: Any, **options: Any) -> Any:
         if isinstance(graph, tuple):
-            graph, heard = graph
-            source = x.index_select(-2, heard)
+            graph, nodes = graph
+            source = x.index_select(-2, nodes)
         return super().forward(x, graph, source, *given, **options)
 
 
 def _with_copies(packing: Packing, size: int, random: int) -> tuple[Graph, Tensor]:
-    """What `_evaluated` is over a packing, with copies of nodes among the sources: which these are, int64 [N_src]."""
+    """The edges of `_evaluation_graph` over a packing, with copied nodes among the sources: the graph, and the node of
+    each source, int64 [N_src]."""
     length, device = packing.token_mask.shape[1], packing.token_mask.device
     topology, again = Topology.of(_after_copies, size, random), _copied(length, size, random)
     if not packing.separate:
         return topology.bind(length, len(again)).to(device), again.to(device)
-    whole, parts, heard, before = topology.bind(len(again)), [], [], 0
+    whole, parts, nodes, before = topology.bind(len(again)), [], [], 0
     for keep in packing.token_mask.cpu():
         kept, copies = keep[again], int(keep[again[:-length]].sum())
         runs = whole.subgraph(kept).runs
         parts.append(Graph.from_runs(runs.take(np.arange(copies, runs.num_dst))))
-        heard.append(before + (keep.cumsum(0) - 1)[again][kept])
+        nodes.append(before + (keep.cumsum(0) - 1)[again][kept])
         before += int(keep.sum())
-    return batch(parts).to(device), torch.cat(heard).to(device)
+    return batch(parts).to(device), torch.cat(nodes).to(device)
 
 
 def _after_copies(i: np.ndarray, num_src: int, size: int, random: int) -> list[tuple[Any, Any]]:
-    """Nodes that hear as in `_evaluated`, the sources being `random` times the first block and then all nodes. Where
-    there are as many destinations, those that stand for copies hear nobody."""
+    """The edges of `_evaluation_graph`, whose sources are `random` copies of the first block and then all nodes. If
+    there are as many destinations, the copies have no in-neighbors."""
     more = random * size
     node = i + num_src - len(i)
     begin, last = (node - more) // size * size + more, (num_src - more - 1) // size * size + more
@@ -143,38 +144,38 @@ def _after_copies(i: np.ndarray, num_src: int, size: int, random: int) -> list[t
 
 
 def _copied(length: int, size: int, random: int) -> Tensor:
-    """The nodes that `_after_copies` has for sources."""
+    """The node of each source of `_after_copies`."""
     return torch.cat([torch.arange(size).repeat(random), torch.arange(length)])
 
 
 @cached_graph
-def _evaluated(blocks: int, size: int, random: int) -> Graph:
+def _evaluation_graph(blocks: int, size: int, random: int) -> Graph:
     pairs = _pairs(np.zeros((blocks - 2, random), np.int64))
     with torch.inference_mode(False):
         return from_blocks(pairs, size, blocks)
 
 
 @cached_graph
-def _drawn(blocks: int, size: int, random: int, heads: int, context: int, seed: int) -> Graph:
-    pairs = [_pairs(table) for table in drawn_blocks(blocks, size, random, heads, context, seed)]
+def _training_graph(blocks: int, size: int, random: int, heads: int, context: int, seed: int) -> Graph:
+    pairs = [_pairs(table) for table in draw_blocks(blocks, size, random, heads, context, seed)]
     head = np.repeat(np.arange(heads), [pair.shape[1] for pair in pairs])
     with torch.inference_mode(False):
         return from_blocks(np.concatenate(pairs, 1), size, blocks, edge_type=torch.from_numpy(head))
 
 
 def _pairs(table: np.ndarray) -> np.ndarray:
-    """(source block, destination block), int64 [2, K]; `table` [blocks - 2, random] holds what is heard besides."""
+    """(source block, destination block), int64 [2, K]; `table` [blocks - 2, random] holds the random source blocks."""
     last = len(table) + 1
     inner = [{0, i - 1, i, i + 1, last} for i in range(1, last)]
-    heard = [range(last + 1), *([*near, *more] for near, more in zip(inner, table, strict=True)), range(last + 1)]
-    return np.array([(src, dst) for dst, blocks in enumerate(heard) for src in blocks], np.int64).T
+    sources = [range(last + 1), *([*near, *more] for near, more in zip(inner, table, strict=True)), range(last + 1)]
+    return np.array([(src, dst) for dst, blocks in enumerate(sources) for src in blocks], np.int64).T
 
 
-def drawn_blocks(blocks: int, size: int, random: int, heads: int, context: int, seed: int) -> np.ndarray:
+def draw_blocks(blocks: int, size: int, random: int, heads: int, context: int, seed: int) -> np.ndarray:
     """The blocks that transformers draws in training, int64 [heads, blocks - 2, random].
 
     Lengths of 1024, 3072 and 4096 tokens draw as the paper's own program did, from the first 1024 tokens of the longest
-    sentence there can be; other lengths draw from the first 2 * random + 5 blocks. Blocks that are heard anyway are
+    sentence there can be; other lengths draw from the first 2 * random + 5 blocks. Blocks that are sources anyway are
     mostly, but in the first case not always, left out; those count once more.
     """
     generator = np.random.RandomState(seed)

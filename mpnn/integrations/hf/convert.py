@@ -2,7 +2,7 @@
 
 A family is one file beside this one, whose `convert` makes a module of this library out of the bare model of
 transformers, and one row in `FAMILIES`. What stands on a bare model (heads for language modelling, classification, ...)
-is kept as it is: a copy of it that calls our model where the original calls theirs.
+is copied: the copy calls our model instead of the original.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import bart, bert, big_bird, gpt, llama, longformer, reformer, swin, vit, vit_mae, xlnet
-from mpnn.integrations.hf.export import Converted, converted, remember
+from mpnn.integrations.hf.export import Converted, as_converted, attach_original
 from mpnn.integrations.hf.weights import Copies
 
 FAMILIES: dict[str, Callable[..., nn.Module]] = {
@@ -50,7 +50,7 @@ STRETCHABLE = ("bert", "roberta", "longformer", "big_bird", "bart")
 
 
 def from_hf(hf_model: Any, graph: Topology | None = None, *, context: int | None = None) -> Converted:
-    """A Hugging Face model as message passing: `from_hf(model, graph=window(16))` swaps who hears whom.
+    """A Hugging Face model as message passing: `from_hf(model, graph=window(16))` replaces the attention graph.
 
     The result has a copy of the weights, on the same device, in the same precision and in the same mode (training or
     evaluation), is called as the original is, and answers with the same output object. `save_pretrained` and `to_hf`
@@ -72,7 +72,7 @@ def from_hf(hf_model: Any, graph: Topology | None = None, *, context: int | None
     Raises:
         ImportError: transformers is not installed.
         TypeError: not a model of transformers, or a graph that is no topology.
-        ValueError: a family, a model class or a configuration that is not supported; the sentence names it.
+        ValueError: a family, a model class or a configuration that is not supported; the message names it.
     """
     transformers = _transformers()
     if not isinstance(hf_model, transformers.PreTrainedModel):
@@ -94,25 +94,25 @@ def from_hf(hf_model: Any, graph: Topology | None = None, *, context: int | None
     copies: Copies = {}
     bare = hf_model.base_model
     options = {} if context is None else {"context": context}
-    ours = _converted_part(bare, FAMILIES[family], graph, copies, **options)
+    ours = _convert_part(bare, FAMILIES[family], graph, copies, **options)
     if bare is hf_model:
-        return converted(ours)
+        return as_converted(ours)
     for part in hf_model.modules():
         if (name := type(part).__name__) in PARTS:
-            copies[id(part)] = _converted_part(part, PARTS[name], graph, copies)
+            copies[id(part)] = _convert_part(part, PARTS[name], graph, copies)
     copies[id(bare)] = ours
-    return converted(copy.deepcopy(hf_model, copies))  # which finds ours where heads refer to theirs, weights included
+    return as_converted(copy.deepcopy(hf_model, copies))  # the memo replaces their bare model and weights by ours
 
 
-def _converted_part(
+def _convert_part(
     part: Any, convert: Callable[..., nn.Module], graph: Topology | None, copies: Copies, **options: Any
 ) -> nn.Module:
-    """Ours, with a configuration of its own, and knowing the way back."""
+    """Converts one module, with a copy of its configuration, so that `to_hf` can convert it back."""
     copies[id(part.config)] = copy.deepcopy(part.config)
     ours = convert(part, graph, copies, **options).train(part.training)
     if hasattr(ours, "config"):
         ours.config = copies[id(part.config)]
-    return remember(ours, part, partial(convert, graph=graph))
+    return attach_original(ours, part, partial(convert, graph=graph))
 
 
 def _transformers() -> ModuleType:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
-from mpnn.integrations.hf.decoder import CausalDecoder, TypesThird
+from mpnn.integrations.hf.decoder import CausalDecoder, TypesThirdDecoder
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.layers.blocks import embed, lookup
 from mpnn.models.text.gpt import GPT2, GPTConfig
@@ -28,7 +28,7 @@ def convert_gpt2(hf_model: Any, graph: Topology | None, copies: Copies) -> GPT2D
     )
     topology = causal() if graph is None else graph
     model = with_weights(lambda: GPT2(ours, topology), hf_model, _GPT2_NAMES + _NAMES, copies, _split)
-    return GPT2Decoder(model, config, "BaseModelOutputWithPastAndCrossAttentions", remembers=True)
+    return GPT2Decoder(model, config, "BaseModelOutputWithPastAndCrossAttentions", takes_cache=True)
 
 
 def convert_gpt(hf_model: Any, graph: Topology | None, copies: Copies) -> GPTDecoder:
@@ -39,20 +39,20 @@ def convert_gpt(hf_model: Any, graph: Topology | None, copies: Copies) -> GPTDec
     ours = GPTConfig(activation=_ACTIVATIONS[config.afn], norm_first=False, **_common(config))
     topology = causal() if graph is None else graph
     model = with_weights(lambda: GPT2(ours, topology), hf_model, _GPT_NAMES + _NAMES, copies, _split)
-    return GPTDecoder(model, config, "BaseModelOutput", remembers=False)
+    return GPTDecoder(model, config, "BaseModelOutput", takes_cache=False)
 
 
 class _WithTypes(CausalDecoder):
-    """A decoder whose token types are tokens: their vectors are added."""
+    """A decoder that embeds token types as tokens and adds both vectors."""
 
-    def typed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
+    def add_token_types(self, tokens: Tensor, types: Tensor | None) -> Tensor:
         if types is None:
             return tokens
         return embed(self.model.token, tokens) + lookup(self.model.token, types, "token type")
 
 
 class GPT2Decoder(_WithTypes):
-    """A GPT-2 that is called as that of transformers is: `CausalDecoder`, with its arguments in another order."""
+    """A GPT-2 with the call of transformers: `CausalDecoder` with another order of arguments."""
 
     def forward(  # type: ignore[override]  # the order is that of transformers
         self,
@@ -75,8 +75,8 @@ class GPT2Decoder(_WithTypes):
         )
 
 
-class GPTDecoder(TypesThird, _WithTypes):
-    """A GPT that is called as that of transformers is."""
+class GPTDecoder(TypesThirdDecoder, _WithTypes):
+    """A GPT with the call of transformers."""
 
 
 _ACTIVATIONS = {"relu": "relu", "silu": "silu", "gelu": "gelu_new", "swish": "silu"}

@@ -1,10 +1,9 @@
-"""What a decoder has read, in the shape in which transformers hands it back with the next tokens: `past_key_values`."""
+"""`past_key_values`: the KV cache of a decoder, with the methods that `generate` of transformers calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache as remembered
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -19,11 +18,11 @@ from mpnn.models.layers.decoder import Decoder, DecoderOutput
 from mpnn.models.layers.packing import Packing, require_eager
 
 Text = tuple[Tensor, Tensor, Tensor]
-"""Tokens, integers [B, n] or vectors [B, n, dim]; which of them are kept, bool [B, n]; their positions, [B, n]."""
+"""Tokens, integers [B, n] or vectors [B, n, dim]; the padding mask, bool [B, n]; their positions, [B, n]."""
 
 
-def packed(model: Decoder, text: Text) -> Packing:
-    """The packing of texts with a mask or with positions of their own."""
+def pack_text(model: Decoder, text: Text) -> Packing:
+    """The packing of texts that have padding or their own positions."""
     _, keep, positions = text
     return Packing.of(keep, separate=model.position is None and not counts_up(keep, positions))
 
@@ -31,7 +30,7 @@ def packed(model: Decoder, text: Text) -> Packing:
 def read(
     model: Decoder, text: Text, packing: Packing, return_states: bool, return_weights: bool
 ) -> tuple[DecoderOutput, Callable[[Topology], Topology | Graph]]:
-    """One pass over texts from their beginning: what it gave, and the graphs it went over."""
+    """One pass over texts from their beginning: its output, and the function that bound its graphs."""
     tokens, _, positions = text
     at = packing.pack(positions)
     graphs: dict[Topology, Graph] = {}
@@ -48,7 +47,7 @@ def read(
 
 
 def counts_up(keep: Tensor, positions: Tensor) -> bool:
-    """Whether the positions of the tokens kept go up by one within each text, so that its places may stand for them."""
+    """Whether the positions of the tokens of each text go up by one, so that indices can stand for them."""
     require_eager("position_ids decide the graph", "Leave position_ids out where they count up")
     sentence, _ = keep.nonzero(as_tuple=True)
     at = positions[keep]
@@ -56,7 +55,7 @@ def counts_up(keep: Tensor, positions: Tensor) -> bool:
 
 
 def check_empty(given: Any) -> None:
-    """Refuses `past_key_values` of transformers unless it is what its `generate` begins with."""
+    """Raises ValueError for a `past_key_values` of transformers, except the empty one that `generate` begins with."""
     if type(getattr(given, "self_attention_cache", given)).__name__ == "StaticCache":
         raise ValueError(
             "past_key_values must come from this model; got a StaticCache. Generate without cache_implementation"
@@ -65,11 +64,11 @@ def check_empty(given: Any) -> None:
         raise ValueError(f"past_key_values must come from this model; got a {type(given).__name__} that is not empty")
 
 
-class Past:
-    """Texts that were read, of which the keys and values are kept; `get_seq_length` places of the batch so far.
+class PastKeyValues:
+    """Cached keys and values of a batch of texts, `get_seq_length` tokens each, padding included.
 
-    Texts without padding go side by side. Others follow one another as nodes of one graph that grows: each next token
-    is a node, whose sources are the nodes of its own text.
+    Texts without padding are rows of one tensor. Texts with padding are nodes of one graph that grows: each new token
+    is a node, and its sources are the nodes of its own text.
     """
 
     is_compileable = False
@@ -79,55 +78,55 @@ class Past:
         self._cache = KVCache(64)
         self._later: Text | None = None
         self._places = 0
-        self._nodes: Tensor | None = None  # the node of each token of each text, [B, most]; None for side by side
-        self._at: Tensor | None = None  # where each node stands, [nodes]
-        self._keep: Tensor | None = None  # which places hold tokens, [B, places], where nodes are told apart
+        self._nodes: Tensor | None = None  # the node of each token of each text, [B, most]; None without padding
+        self._at: Tensor | None = None  # the position of each node, [nodes]
+        self._keep: Tensor | None = None  # the padding mask so far, [B, tokens]; only with padding
         self._lengths = np.zeros(0, np.int64)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._places
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Text b becomes what text `beam_idx[b]` was."""
+        """Replaces text b by text `beam_idx[b]`."""
         if self._later is not None:
             self._later = _each(lambda part: part.index_select(0, beam_idx), self._later)
         elif self._nodes is None:
             self._cache.select(beam_idx)
         else:
-            self._nodes, self._keep = (_given(x).index_select(0, beam_idx) for x in (self._nodes, self._keep))
+            self._nodes, self._keep = (_not_none(x).index_select(0, beam_idx) for x in (self._nodes, self._keep))
             self._lengths = self._lengths[beam_idx.cpu().numpy()]
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last `-tokens_to_remove` places, as assisted generation asks for."""
+        """Removes the last `-tokens_to_remove` tokens, as assisted generation does."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes the number of tokens to forget, as a negative one; got {tokens_to_remove}")
         places = max(self._places + tokens_to_remove, 0)
         if self._later is not None:
-            self.note(_each(lambda part: part[:, :places], self._later))
+            self.defer(_each(lambda part: part[:, :places], self._later))
             return
         self._places = places
         if self._nodes is None:
             self._cache.crop(places)
             return
-        self._keep = keep = _given(self._keep)[:, :places]
+        self._keep = keep = _not_none(self._keep)[:, :places]
         remain = keep.sum(1)
         self._lengths = remain.cpu().numpy()
         self._nodes = self._nodes[:, : int(self._lengths.max(initial=0))]
-        # nodes of other texts may stand between those that are forgotten, which then stay where nobody hears them
+        # removed nodes between nodes of other texts stay in the cache, without out-neighbors
         behind = torch.arange(self._nodes.shape[1], device=keep.device) < remain[:, None]
         count = int(torch.where(behind, self._nodes, -1).max()) + 1 if behind.any() else 0
-        self._at = _given(self._at)[:count]
+        self._at = _not_none(self._at)[:count]
         self._cache.crop(count)
 
-    def note(self, text: Text) -> None:
-        """Takes down texts that were read without a cache; they are read again if somebody goes on with them."""
+    def defer(self, text: Text) -> None:
+        """Stores texts that were read without a cache; `decode_next` reads them again."""
         self._later, self._places = text, text[1].shape[1]
 
-    def go_on(self, text: Text, return_states: bool = False) -> tuple[DecoderOutput, Packing | None]:
-        """One pass over what comes next; the packing of what it gave, None for side by side."""
+    def decode_next(self, text: Text, return_states: bool = False) -> tuple[DecoderOutput, Packing | None]:
+        """One pass over the next tokens; returns its output and the packing of it, None without padding."""
         if self._later is not None:
             earlier, self._later, self._places = self._later, None, 0
-            self.go_on(earlier)
+            self.decode_next(earlier)
         tokens, keep, positions = text
         start, self._places = self._places, self._places + keep.shape[1]
         whole = bool(keep.all()) and (self._model.position is not None or counts_up(keep, positions))
@@ -139,11 +138,15 @@ class Past:
             if not whole:
                 raise ValueError("texts that began without padding go on without; got an attention_mask with zeros")
             self._cache.length = _room(self._places)
-            found = self._model.decode(tokens, positions, bind=fixed, cache=self._cache, return_states=return_states)
+            found = self._model.decode(
+                tokens, positions, bind=with_fixed_rows, cache=self._cache, return_states=return_states
+            )
             return found, None
-        return self._apart(text, self._nodes, start == 0, return_states)
+        return self._decode_ragged(text, self._nodes, start == 0, return_states)
 
-    def _apart(self, text: Text, nodes: Tensor, first: bool, return_states: bool) -> tuple[DecoderOutput, Packing]:
+    def _decode_ragged(
+        self, text: Text, nodes: Tensor, first: bool, return_states: bool
+    ) -> tuple[DecoderOutput, Packing]:
         tokens, keep, positions = text
         packing = Packing.of(keep, separate=True)
         at = packing.pack(positions)
@@ -155,18 +158,18 @@ class Past:
         behind = _ranges(begin, lengths)
         new = torch.arange(count, count + len(at), device=at.device)
         longer[sentence, torch.from_numpy(behind).to(at.device)] = new
-        self._nodes, self._lengths, self._keep = longer, lengths, torch.cat([_given(self._keep), keep], 1)
-        self._at = everywhere = torch.cat([_given(self._at), at])
+        self._nodes, self._lengths, self._keep = longer, lengths, torch.cat([_not_none(self._keep), keep], 1)
+        self._at = everywhere = torch.cat([_not_none(self._at), at])
         self._cache.length = _room(len(everywhere))
 
-        @remembered
+        @cache
         def bind(topology: Topology) -> Graph:
             if first:
-                graph = cast(Graph, packing.bind(fixed(topology)))
+                graph = cast(Graph, packing.bind(with_fixed_rows(topology)))
                 return graph if self._model.position is not None else graph.with_positions(at, at)
-            rows = fixed(topology).bind(_room(longer.shape[1])).runs.take(behind)
-            row, heard = (torch.from_numpy(ends).to(at.device) for ends in rows.edges())
-            edges = torch.stack([longer[sentence[row], heard], row])
+            rows = with_fixed_rows(topology).bind(_room(longer.shape[1])).runs.take(behind)
+            row, src = (torch.from_numpy(ends).to(at.device) for ends in rows.edges())
+            edges = torch.stack([longer[sentence[row], src], row])
             return from_edges(edges, num_dst=len(at), num_src=count + len(at)).with_positions(at, everywhere)
 
         tokens = packing.pack(tokens)
@@ -180,11 +183,11 @@ def _each(change: Callable[[Tensor], Tensor], text: Text) -> Text:
 
 
 @lru_cache(maxsize=64)
-def fixed(topology: Topology) -> Topology:
-    """The topology itself, when its rows are the same however many follow.
+def with_fixed_rows(topology: Topology) -> Topology:
+    """The topology, if its rows do not depend on the number of nodes.
 
     Raises:
-        ValueError: they are not, so that what was read would have to be read anew with each token.
+        ValueError: they do, so that every token would have to be computed again at each step.
     """
     try:
         short, long = topology.bind(1024).runs, topology.bind(2048).runs.take(np.arange(1024))
@@ -193,12 +196,14 @@ def fixed(topology: Topology) -> Topology:
     else:
         same = all(np.array_equal(getattr(short, part), getattr(long, part)) for part in ("ptr", "start", "stop"))
     if not same:
-        raise ValueError(f"who hears whom in {topology} depends on how many there are; generate with use_cache=False")
+        raise ValueError(
+            f"rows of {topology} depend on the length, so keys cannot be cached; generate with use_cache=False"
+        )
     return topology
 
 
 def _room(count: int) -> int:
-    """A power of two, so that topologies are bound to few sizes; rows of what `fixed` lets through are alike in all."""
+    """A power of two, so that topologies are bound to few sizes, with equal rows in all (`with_fixed_rows`)."""
     return 1 << max(count - 1, 63).bit_length()
 
 
@@ -206,6 +211,6 @@ def _ranges(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
     return np.concatenate([np.arange(a, b) for a, b in zip(start, stop, strict=True)] or [np.zeros(0, np.int64)])
 
 
-def _given(x: Tensor | None) -> Tensor:
+def _not_none(x: Tensor | None) -> Tensor:
     assert x is not None
     return x

@@ -35,12 +35,12 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> CausalDeco
         **_rotary(config.rope_parameters),
     )
     if graph is None:
-        graph = causal() if llama else _of_mistral(config)
+        graph = causal() if llama else _sliding_window(config)
     model = with_weights(lambda: Llama(ours, graph), hf_model, _NAMES, copies)
-    return CausalDecoder(model, config, "BaseModelOutputWithPast", remembers=True)
+    return CausalDecoder(model, config, "BaseModelOutputWithPast", takes_cache=True)
 
 
-def _of_mistral(config: Any) -> Topology:
+def _sliding_window(config: Any) -> Topology:
     """The sliding window counts the node itself."""
     width = config.sliding_window
     if width is not None and width < 1:

@@ -1,4 +1,4 @@
-"""What modules that are called as those of transformers have in common."""
+"""The base of all adapters: modules with the call of a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpnn.integrations.hf.arguments import kept, per_token, wanted
+from mpnn.integrations.hf.arguments import as_token_mask, expanded_ids, option
 from mpnn.message_passing import MessagePassing
 
 
-class Called(nn.Module):
-    """`model` behind the call of a model of transformers, whose configuration says what a call leaves out."""
+class Adapter(nn.Module):
+    """Gives `model` the call of a Hugging Face model; options that a call omits are those of `config`."""
 
     def __init__(self, model: nn.Module, config: Any) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Called(nn.Module):
         return next(self.parameters()).dtype
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
-        """In training, every layer keeps its inputs alone and is computed a second time in the backward pass.
+        """In training, stores only the inputs of each layer and computes the layer again in the backward pass.
 
         Args:
             gradient_checkpointing_kwargs: options of `torch.utils.checkpoint.checkpoint`; default: use_reentrant=False.
@@ -41,28 +41,28 @@ class Called(nn.Module):
                 layer._gradient_checkpointing_func = partial(checkpoint, **options)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Every layer keeps what its backward pass needs."""
+        """Stores what the backward pass needs, and computes each layer once."""
         for layer in self.modules():
             if isinstance(layer, MessagePassing):
                 layer.gradient_checkpointing = False
 
     def get_input_embeddings(self) -> nn.Module:
-        """The table of tokens, or what makes nodes of patches."""
+        """The token embedding, or the patch embedding of an image model."""
         for name in ("token", "embeddings.token", "source.token", "patches"):
             if part := _part(self.model, name):
                 return part
-        raise NotImplementedError(f"{type(self.model).__name__} has no table of tokens")
+        raise NotImplementedError(f"{type(self.model).__name__} has no token embedding")
 
-    def shown(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, Any]:
-        """What a call wants to see besides the result, as our models are asked for it."""
+    def requested_outputs(self, output_hidden_states: bool | None, output_attentions: bool | None) -> dict[str, Any]:
+        """The options of our models for the outputs that a call requests besides the result."""
         return {
-            "return_states": wanted(self.config, "output_hidden_states", output_hidden_states),
-            "return_weights": wanted(self.config, "output_attentions", output_attentions),
+            "return_states": option(self.config, "output_hidden_states", output_hidden_states),
+            "return_weights": option(self.config, "output_attentions", output_attentions),
         }
 
     def answer(self, output: Any, return_dict: bool | None) -> Any:
-        """The output object of transformers, or its tuple."""
-        return output if wanted(self.config, "return_dict", return_dict) else output.to_tuple()
+        """The output object of transformers, or the tuple of its fields."""
+        return output if option(self.config, "return_dict", return_dict) else output.to_tuple()
 
 
 def _part(model: nn.Module, name: str) -> nn.Module | None:
@@ -73,8 +73,8 @@ def _part(model: nn.Module, name: str) -> nn.Module | None:
 
 
 def mask_of(tokens: Tensor, mask: Tensor | None, name: str = "attention_mask") -> Tensor | None:
-    """A mask of tokens [B, N, ...] as bool [B, N], where it is given."""
-    return None if mask is None else kept(mask, (tokens.shape[0], tokens.shape[1]), name)
+    """A mask over tokens [B, N, ...] as bool [B, N]; None stays None."""
+    return None if mask is None else as_token_mask(mask, (tokens.shape[0], tokens.shape[1]), name)
 
 
 def padding_mask_of(tokens: Tensor, attention_mask: Tensor | None, name: str = "attention_mask") -> Tensor | None:
@@ -84,5 +84,5 @@ def padding_mask_of(tokens: Tensor, attention_mask: Tensor | None, name: str = "
 
 
 def ids_of(tokens: Tensor, ids: Tensor | None, name: str) -> Tensor | None:
-    """An integer for each of tokens [B, N, ...], int64 [B, N], where they are given."""
-    return None if ids is None else per_token(name, ids, (tokens.shape[0], tokens.shape[1]))
+    """One integer for each of tokens [B, N, ...] as int64 [B, N]; None stays None."""
+    return None if ids is None else expanded_ids(name, ids, (tokens.shape[0], tokens.shape[1]))

@@ -1,9 +1,9 @@
 """Reformer of transformers as message passing.
 
-It hears over chunks whether or not their members share a bucket, cyclically, and all rounds of hashing at once: a pair
-that several rounds bring together counts as often, which repeated edges say. With `config.hash_seed` both draw the same
-directions, and so the same graphs. A `config.num_buckets` of None is settled by each batch's length; transformers
-settles it by the first batch's and stays there.
+A token attends to its own and the neighbouring chunks, cyclically, whether or not they share its bucket, and to the
+chunks of all rounds of hashing at once. A pair of several rounds is a repeated edge. With `config.hash_seed` both draw
+the same directions, and so the same graphs. If `config.num_buckets` is None, each batch's length decides it; in
+transformers, the length of the first batch.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from torch import Tensor
 
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf.arguments import one_of, refuse, wanted
-from mpnn.integrations.hf.modules import Called, ids_of, padding_mask_of
+from mpnn.integrations.hf.arguments import option, refuse, tokens_or_vectors
+from mpnn.integrations.hf.modules import Adapter, ids_of, padding_mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.text.reformer import Chunks, Reformer, ReformerConfig
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
+def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> ReformerEncoder:
     """A `ReformerModel` as message passing; `graph` takes the place of chunks and hashes in all layers."""
     config = hf_model.config
     check_class(hf_model, "ReformerModel")
@@ -55,7 +55,7 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
         dropout=config.hidden_dropout_prob,
     )
     model = with_weights(lambda: Reformer(ours, graph), hf_model, NAMES, copies, _as_table)
-    return Encoder(model, config)
+    return ReformerEncoder(model, config)
 
 
 NAMES = (
@@ -81,8 +81,8 @@ def _as_table(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {name: weight.flatten(0, 1) if axial else weight}
 
 
-class Encoder(Called):
-    """A Reformer that is called as that of transformers is."""
+class ReformerEncoder(Adapter):
+    """A Reformer with the call of transformers."""
 
     model: Reformer
 
@@ -100,7 +100,7 @@ class Encoder(Called):
         return_dict: bool | None = None,
         **others: Any,
     ) -> Any:
-        """One pass over B sentences of at most N tokens, N any number.
+        """One pass over B sentences of at most N tokens.
 
         Args:
             input_ids: int64 [B, N]; or inputs_embeds: [B, N, dim], vectors in place of token embeddings.
@@ -114,22 +114,22 @@ class Encoder(Called):
             there is no token.
 
         Raises:
-            ValueError, TypeError, IndexError: an argument that does not fit, or one for a cache or for attentions,
-                which transformers gives by chunks; the sentence names it.
+            ValueError, TypeError, IndexError: an invalid argument, or one for a cache or for attentions,
+                which transformers gives by chunks; the message names it.
         """
         from transformers.models.reformer.modeling_reformer import ReformerModelOutput
 
-        attentions = wanted(self.config, "output_attentions", output_attentions)
+        attentions = option(self.config, "output_attentions", output_attentions)
         if use_cache:
             raise ValueError("a Reformer hashes all tokens anew and keeps no cache; generate with use_cache=False")
         refuse(past_buckets_states=past_buckets_states, output_attentions=attentions, **others)
-        tokens = one_of(input_ids, inputs_embeds, self.config.hidden_size)
+        tokens = tokens_or_vectors(input_ids, inputs_embeds, self.config.hidden_size)
         found = self.model(
             tokens,
             ids_of(tokens, position_ids, "position_ids"),
             padding_mask=padding_mask_of(tokens, attention_mask),
             rounds=num_hashes,
-            return_states=wanted(self.config, "output_hidden_states", output_hidden_states),
+            return_states=option(self.config, "output_hidden_states", output_hidden_states),
         )
         states: Any = None if found.states is None else list(found.states)
         output = ReformerModelOutput(last_hidden_state=found.last, hidden_states=states)

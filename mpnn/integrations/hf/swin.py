@@ -11,15 +11,15 @@ from typing import Any
 from torch import Tensor
 
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf.arguments import kept, refuse
-from mpnn.integrations.hf.modules import Called
+from mpnn.integrations.hf.arguments import refuse
+from mpnn.integrations.hf.modules import Adapter
 from mpnn.integrations.hf.vit import LAYER_NAMES, pixels, size
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.layers.images import as_image, kernel_as_linear
 from mpnn.models.vision.swin import Swin, SwinConfig
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
+def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> SwinEncoder:
     """A `SwinModel` as message passing; `graph` is over the patches, in every layer of every stage."""
     config = hf_model.config
     check_class(hf_model, "SwinModel")
@@ -42,7 +42,7 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
     )
     mask_token = hf_model.embeddings.mask_token is not None
     model = with_weights(lambda: Swin(ours, graph, mask_token=mask_token), hf_model, _NAMES, copies, _change)
-    return Encoder(model, config, pools=hf_model.pooler is not None)
+    return SwinEncoder(model, config, pools=hf_model.pooler is not None)
 
 
 _NAMES = (
@@ -71,18 +71,16 @@ def _change(name: str, weight: Tensor) -> dict[str, Tensor]:
         return {name: weight.flatten()}
     if name == "positions.weight":
         return {name: weight[0]}
-    if name.endswith(
-        ".positions.0.table"
-    ):  # theirs goes by where the one who hears stands, ours by where the other does
+    if name.endswith(".positions.0.table"):  # indexed by the offset of the destination there, of the source here
         return {name: weight.flip(0)}
-    if ".merge." in name:  # the four patches: theirs column by column, ours row by row
+    if ".merge." in name:  # the four patches: column by column there, row by row here
         cells = weight.unflatten(-1, (4, -1))[..., (0, 2, 1, 3), :]
         return {name: cells.movedim(0, -1) if name.endswith("attention.weight") else cells.flatten()}
     return {name: weight}
 
 
-class Encoder(Called):
-    """A Swin that is called as that of transformers is."""
+class SwinEncoder(Adapter):
+    """A Swin with the call of transformers."""
 
     model: Swin
 
@@ -115,7 +113,7 @@ class Encoder(Called):
             of padding are zeros).
 
         Raises:
-            ValueError, TypeError: an argument that does not fit; the sentence names it.
+            ValueError, TypeError: an invalid argument; the message names it.
         """
         from transformers.models.swin.modeling_swin import SwinModelOutput
 
@@ -125,9 +123,9 @@ class Encoder(Called):
         masked = bool_masked_pos
         found = self.model(
             images,
-            None if masked is None else kept(masked, (len(images), grid[0] * grid[1]), "bool_masked_pos"),
+            None if masked is None else as_token_mask(masked, (len(images), grid[0] * grid[1]), "bool_masked_pos"),
             stretch=bool(interpolate_pos_encoding),
-            **self.shown(output_hidden_states, output_attentions),
+            **self.requested_outputs(output_hidden_states, output_attentions),
         )
         output = SwinModelOutput(
             last_hidden_state=found.last,

@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf.arguments import kept, refuse
-from mpnn.integrations.hf.modules import Called
+from mpnn.integrations.hf.arguments import as_token_mask, refuse
+from mpnn.integrations.hf.modules import Adapter
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.layers.images import kernel_as_linear
 from mpnn.models.vision.vit import ViT, ViTConfig
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
+def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> ViTEncoder:
     """A `ViTModel` as message passing; `graph` is over the patches."""
     check_class(hf_model, "ViTModel")
     config, pooler = hf_model.config, hf_model.pooler
@@ -32,11 +32,11 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
         copies,
         change,
     )
-    return Encoder(model, config)
+    return ViTEncoder(model, config)
 
 
 def vit_config(config: Any, **others: Any) -> ViTConfig:
-    """The sizes that encoders of ViT's kind have in common."""
+    """The sizes that all ViT-like encoders have."""
     check_config(config, qkv_bias=True, quantization_config=None)
     return ViTConfig(
         image=size(config.image_size),
@@ -89,8 +89,8 @@ NAMES = (
 )
 
 
-class Encoder(Called):
-    """A ViT that is called as that of transformers is."""
+class ViTEncoder(Adapter):
+    """A ViT with the call of transformers."""
 
     model: ViT
 
@@ -120,7 +120,7 @@ class Encoder(Called):
             hidden_states, attentions [B, H, 1 + N, 1 + N]. All are zeros at nodes that take no part.
 
         Raises:
-            ValueError, TypeError: an argument that does not fit; the sentence names it.
+            ValueError, TypeError: an invalid argument; the message names it.
         """
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -130,10 +130,10 @@ class Encoder(Called):
         shape = (len(images), rows * columns)
         found = self.model(
             images,
-            None if bool_masked_pos is None else kept(bool_masked_pos, shape, "bool_masked_pos"),
-            None if attention_mask is None else kept(attention_mask, (shape[0], 1 + shape[1])),
+            None if bool_masked_pos is None else as_token_mask(bool_masked_pos, shape, "bool_masked_pos"),
+            None if attention_mask is None else as_token_mask(attention_mask, (shape[0], 1 + shape[1])),
             stretch=bool(interpolate_pos_encoding),
-            **self.shown(output_hidden_states, output_attentions),
+            **self.requested_outputs(output_hidden_states, output_attentions),
         )
         output = BaseModelOutputWithPooling(
             last_hidden_state=found.last,

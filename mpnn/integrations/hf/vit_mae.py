@@ -1,4 +1,4 @@
-"""ViTMAE of transformers as message passing: the bare model, and the decoder that its head for pre-training has."""
+"""ViTMAE of transformers as message passing: the bare model, and the decoder of its pre-training head."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import Tensor, nn
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import vit
 from mpnn.integrations.hf.arguments import refuse
-from mpnn.integrations.hf.modules import Called
+from mpnn.integrations.hf.modules import Adapter
 from mpnn.integrations.hf.weights import Copies, check_class, check_config, with_weights
 from mpnn.models.vision.mae import MAEConfig, PixelDecoder, visible_patches, with_class
 from mpnn.models.vision.vit import ViT
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Encoder:
+def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> MAEEncoder:
     """A `ViTMAEModel` as message passing; `graph` is over all patches, and those left out take their edges along."""
     check_class(hf_model, "ViTMAEModel")
     check_config(hf_model.config, hidden_dropout_prob=0.0)
     ours = vit.vit_config(hf_model.config, sinusoidal=True)
     model = with_weights(lambda: ViT(ours, graph), hf_model, vit.NAMES, copies, vit.change)
-    return Encoder(model, hf_model.config)
+    return MAEEncoder(model, hf_model.config)
 
 
-def convert_decoder(hf_decoder: Any, graph: Topology | None, copies: Copies) -> Decoder:
+def convert_decoder(hf_decoder: Any, graph: Topology | None, copies: Copies) -> MAEDecoder:
     """A `ViTMAEDecoder` as message passing."""
     config = hf_decoder.config  # the decoder's own, in which the encoder's sizes are replaced
     ours = MAEConfig(
@@ -35,7 +35,7 @@ def convert_decoder(hf_decoder: Any, graph: Topology | None, copies: Copies) -> 
         decoder_heads=config.num_attention_heads,
         decoder_hidden=config.intermediate_size,
     )
-    return Decoder(with_weights(lambda: PixelDecoder(ours, graph), hf_decoder, _NAMES, copies, vit.change))
+    return MAEDecoder(with_weights(lambda: PixelDecoder(ours, graph), hf_decoder, _NAMES, copies, vit.change))
 
 
 _NAMES = (
@@ -48,8 +48,8 @@ _NAMES = (
 )
 
 
-class Encoder(Called):
-    """An encoder of an MAE that is called as that of transformers is."""
+class MAEEncoder(Adapter):
+    """The encoder of an MAE with the call of transformers."""
 
     model: ViT
 
@@ -77,7 +77,7 @@ class Encoder(Called):
             seen), ids_restore int64 [B, N], hidden_states, attentions [B, H, 1 + n, 1 + n].
 
         Raises:
-            ValueError, TypeError: an argument that does not fit; the sentence names it.
+            ValueError, TypeError: an invalid argument; the message names it.
         """
         from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
 
@@ -93,23 +93,24 @@ class Encoder(Called):
             images,
             node_mask=with_class(seen),
             stretch=bool(interpolate_pos_encoding),
-            **self.shown(output_hidden_states, output_attentions),
+            **self.requested_outputs(output_hidden_states, output_attentions),
         )
         shuffled = noise.argsort(1)
-        order = _before(shuffled[:, : int(seen[0].sum())] + 1)
+        order = _with_class_token(shuffled[:, : int(seen[0].sum())] + 1)
         fields: dict[str, Any] = {
-            "last_hidden_state": _taken(found.last, order),
+            "last_hidden_state": _gather_nodes(found.last, order),
             "mask": (~seen).float(),
             "ids_restore": shuffled.argsort(1),
-            "hidden_states": found.states and tuple(_taken(x, order) for x in found.states),
-            "attentions": found.weights and tuple(_taken(_taken(w.mT, order).mT, order) for w in found.weights),
+            "hidden_states": found.states and tuple(_gather_nodes(x, order) for x in found.states),
+            "attentions": found.weights
+            and tuple(_gather_nodes(_gather_nodes(w.mT, order).mT, order) for w in found.weights),
         }
         output = ViTMAEModelOutput(**fields)
         return self.answer(output, return_dict)
 
 
-class Decoder(nn.Module):
-    """A decoder of an MAE that is called as that of transformers is."""
+class MAEDecoder(nn.Module):
+    """The decoder of an MAE with the call of transformers."""
 
     def __init__(self, model: PixelDecoder) -> None:
         super().__init__()
@@ -127,18 +128,18 @@ class Decoder(nn.Module):
         from transformers.models.vit_mae.modeling_vit_mae import ViTMAEDecoderOutput
 
         seen = ids_restore < hidden_states.shape[1] - 1
-        place = torch.where(seen, ids_restore + 1, 0)  # what is not seen is not looked at either
-        latent = _taken(hidden_states, _before(place))
+        place = torch.where(seen, ids_restore + 1, 0)  # masked patches are ignored
+        latent = _gather_nodes(hidden_states, _with_class_token(place))
         logits = self.model(latent, seen, (1, ids_restore.shape[1]), stretch=bool(interpolate_pos_encoding))
         return ViTMAEDecoderOutput(logits=logits)
 
 
-def _before(patches: Tensor) -> Tensor:
-    """The class token, node 0, and then these nodes [B, n]."""
+def _with_class_token(patches: Tensor) -> Tensor:
+    """Node 0, the class token, before these nodes [B, n]."""
     return torch.cat([patches.new_zeros(len(patches), 1), patches], 1)
 
 
-def _taken(x: Tensor, nodes: Tensor) -> Tensor:
+def _gather_nodes(x: Tensor, nodes: Tensor) -> Tensor:
     """The rows `nodes` [B, n] of x [B, ..., N, d]."""
     index = nodes.view(len(nodes), *[1] * (x.dim() - 3), -1, 1).expand(*x.shape[:-2], -1, x.shape[-1])
     return x.gather(-2, index)

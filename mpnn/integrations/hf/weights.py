@@ -1,4 +1,4 @@
-"""What turning a model of transformers into ours takes: its configuration checked, its weights under our names."""
+"""Helpers of the conversions: checks of the configuration, and transfer of weights under our names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SAME_ACTIVATIONS = {
 
 
 def activation(config: Any, field: str) -> str:
-    """The name of an activation that we have too."""
+    """Our name of an activation."""
     given = getattr(config, field)
     name = _SAME_ACTIVATIONS.get(given, given)
     if name not in ACTIVATIONS:
@@ -60,24 +60,24 @@ def with_weights(
     copies: Copies,
     change: Callable[[str, Tensor], dict[str, Tensor]] | None = None,
 ) -> M:
-    """What `build` makes, with copies of the parameters of `hf_model`, each under the name that replacements give it.
+    """The result of `build`, with copies of the parameters of `hf_model`, renamed.
 
-    Built on the meta device, so that no weights are drawn only to be thrown away: numbers that our model computes from
-    its arguments must not be buffers, which would stay on that device.
+    Built on the meta device, to avoid random initialisation of weights that are replaced. So our models must not
+    have buffers, which would stay on that device.
 
     Args:
-        names: pairs (theirs, ours), replaced in this order in every name.
+        names: pairs (old, new), replaced in this order in every name.
         change: for weights that differ in more than their name: (our name, weight) -> weights by name, any number. A
             weight that it returns as it is stays shared with whatever else refers to it.
 
     Raises:
-        ValueError: two weights of theirs for one that our model shares, such as embeddings that are not tied; or not
-            the weights that the configuration says, as in models that are quantised or have adapters.
+        ValueError: two weights for one that our model shares, such as embeddings that are not tied; or not the
+            weights that the configuration says, as in models that are quantised or have adapters.
     """
     weights: dict[str, Tensor] = {}
     for name, weight in hf_model.named_parameters(remove_duplicate=False):
-        for theirs, ours in names:
-            name = name.replace(theirs, ours)
+        for old, new in names:
+            name = name.replace(old, new)
         weights |= {name: weight} if change is None else change(name, weight)
     with torch.device("meta"):
         model = build().requires_grad_(False)  # so that weights may be integers, which `to_hf` follows

@@ -12,16 +12,16 @@ from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete, documents, from_edges
-from mpnn.graphs import memory as remembered
-from mpnn.integrations.hf.arguments import described, one_of, refuse, wanted
-from mpnn.integrations.hf.modules import Called, ids_of, mask_of
+from mpnn.graphs import memory as with_memory
+from mpnn.integrations.hf.arguments import describe, option, refuse, tokens_or_vectors
+from mpnn.integrations.hf.modules import Adapter, ids_of, mask_of
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
 from mpnn.models.layers.packing import require_eager, token_mask
 from mpnn.models.layers.relative import PositionOffset
 from mpnn.models.text.xlnet import Streams, XLNet, XLNetConfig
 
 
-def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Reader:
+def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> XLNetEncoder:
     """An `XLNetModel` as message passing."""
     config = hf_model.config
     check_class(hf_model, "XLNetModel")
@@ -39,7 +39,9 @@ def convert(hf_model: Any, graph: Topology | None, copies: Copies) -> Reader:
         dropout=config.dropout,
         furthest=config.clamp_len if config.clamp_len > 0 else None,
     )
-    return Reader(with_weights(lambda: XLNet(ours, head=False), hf_model, _NAMES, copies, _as_maps), config, graph)
+    return XLNetEncoder(
+        with_weights(lambda: XLNet(ours, head=False), hf_model, _NAMES, copies, _as_maps), config, graph
+    )
 
 
 _NAMES = (
@@ -63,7 +65,7 @@ _NAMES = (
 
 
 def _as_maps(name: str, weight: Tensor) -> dict[str, Tensor]:
-    """Their maps are [dim, H, D], from the features and, of the output, to them."""
+    """Maps of transformers are [dim, H, D]; the output map is from [H, D] to dim."""
     if name == "unknown":
         return {name: weight.flatten()}
     if weight.dim() == 3 and name.endswith(".weight"):
@@ -72,8 +74,8 @@ def _as_maps(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {name: weight}
 
 
-class Reader(Called):
-    """An XLNet that is called as that of transformers is."""
+class XLNetEncoder(Adapter):
+    """An XLNet with the call of transformers."""
 
     model: XLNet
 
@@ -103,34 +105,35 @@ class Reader(Called):
         Args:
             input_ids: int64 [B, N]; or inputs_embeds: [B, N, dim], vectors in place of token embeddings.
             attention_mask: [B, N], 1 where there is a token; or input_mask, 1 where there is none.
-            mems: for each layer [M, B, dim], remembered states that everybody hears too.
-            perm_mask: [B, N, N], 1 where token i does not hear token j; it hears itself in any case.
-            target_mapping: [B, P, N], a single 1 for each prediction, at its token: adds the query stream, which hears
-                what perm_mask leaves it. A prediction that hears nobody hears zeros; theirs then hears everybody.
-            token_type_ids: int64 [B, N], the segments; default: segments are not told apart.
+            mems: for each layer [M, B, dim], cached states, which are sources of all tokens.
+            perm_mask: [B, N, N], 1 where token i does not attend to token j; it attends to itself in any case.
+            target_mapping: [B, P, N], a single 1 for each prediction, at its token: adds the query stream, which
+                attends to what perm_mask allows. A prediction without in-neighbors gets zeros; that of transformers
+                attends to all.
+            token_type_ids: int64 [B, N], the segments; default: no segments.
 
         Returns:
             `XLNetModelOutput`, or its tuple: last_hidden_state [B, N or P, dim], mems, hidden_states, attentions. With
             a query stream attentions are pairs of [B, H, N, M + N], the second with zeros where nothing is predicted.
 
         Raises:
-            ValueError, TypeError, IndexError: an argument that does not fit; the sentence names it.
+            ValueError, TypeError, IndexError: an invalid argument; the message names it.
         """
         from transformers.models.xlnet.modeling_xlnet import XLNetModelOutput
 
-        others.pop("next_sequence_length", None)  # generate() keeps its accounts with it
+        others.pop("next_sequence_length", None)  # set by generate()
         refuse(**others)
-        tokens = one_of(input_ids, inputs_embeds, self.config.d_model)
+        tokens = tokens_or_vectors(input_ids, inputs_embeds, self.config.d_model)
         keep = _keep(tokens, attention_mask, input_mask)
         types = ids_of(tokens, token_type_ids, "token_type_ids")
         memory = None if mems is None or mems[0] is None else [m.transpose(0, 1) for m in mems]
         where = None if target_mapping is None else _targets(target_mapping, keep.shape)
-        return_weights = wanted(self.config, "output_attentions", output_attentions)
+        return_weights = option(self.config, "output_attentions", output_attentions)
         found = self._streams(tokens, keep, types, perm_mask, where, memory, return_weights)
 
         states = [found.content, found.query] if found.query else [found.content]
-        with_states = wanted(self.config, "output_hidden_states", output_hidden_states)
-        with_mems = wanted(self.config, "use_mems_train" if self.training else "use_mems_eval", use_mems)
+        with_states = option(self.config, "output_hidden_states", output_hidden_states)
+        with_mems = option(self.config, "use_mems_train" if self.training else "use_mems_eval", use_mems)
         new_mems: Any = self._kept(found.content[:-1], memory) if with_mems else None
         output = XLNetModelOutput(
             last_hidden_state=self.model.dropout(found.last),
@@ -153,24 +156,24 @@ class Reader(Called):
         """Both streams; `where` int64 [B, P]: the tokens that are predicted."""
         require_eager("masks, segments, memory and permutations decide the graph")
         h = self.model.embed(tokens)
-        before = _remembered(memory, h, len(self.model.layers))
+        before = _memory_length(memory, h, len(self.model.layers))
         if perm_mask is None and where is None and self._is_regular(types, before) and bool(keep.all()):
             shared = self._shared(h.shape[0], h.shape[1], before, types).to(h.device)
             return self.model.streams(h, shared, memory=memory, return_weights=return_weights)
-        hears = self._hears(keep, before, perm_mask)
+        mask = self._attention_mask(keep, before, perm_mask)
         itself = torch.eye(keep.shape[1], dtype=torch.bool, device=h.device)
         places = self._places(keep.shape, before, types, h.device)
         own = places[..., before:]
-        content = _graph(torch.cat([hears[..., :before], hears[..., before:] | itself], -1), own, places)
+        content = _graph(torch.cat([mask[..., :before], mask[..., before:] | itself], -1), own, places)
         if where is None:
             return self.model.streams(h, content, memory=memory, return_weights=return_weights)
-        rows = hears.gather(1, where[..., None].expand(-1, -1, hears.shape[2]))
+        rows = mask.gather(1, where[..., None].expand(-1, -1, mask.shape[2]))
         query = _graph(rows, own.gather(2, where.expand(len(own), -1, -1)), places)
         g = self.model.queries(*where.shape)
         return self.model.streams(h, content, g, query, memory, return_weights=return_weights)
 
     def _is_regular(self, types: Tensor | None, before: int) -> bool:
-        """Whether whole sentences hear one another by a rule that needs no edges written out."""
+        """Whether the edges follow a rule, so that no list of edges is needed."""
         config = self.config
         plain = self.graph is None and not config.bi_data and not (config.attn_type == "uni" and config.same_length)
         return plain and (types is None or (before == 0 and config.attn_type == "bi"))
@@ -183,8 +186,8 @@ class Reader(Called):
         cliques = documents([length] * batch).bind(batch * length)
         return cliques.with_relation(PositionOffset(max(0, length - 1), at, at))
 
-    def _hears(self, keep: Tensor, before: int, perm_mask: Tensor | None) -> Tensor:
-        """Whom each place hears, itself only if nothing speaks against it: bool [B, N, M + N]."""
+    def _attention_mask(self, keep: Tensor, before: int, perm_mask: Tensor | None) -> Tensor:
+        """The sources of each token, itself only if no mask forbids it: bool [B, N, M + N]."""
         batch, length = keep.shape
         if self.graph is None:
             own = keep[:, None, :].expand(-1, length, -1)
@@ -196,18 +199,18 @@ class Reader(Called):
         if perm_mask is not None:
             if perm_mask.shape != own.shape:
                 raise ValueError(
-                    f"perm_mask must be [batch, length, length] = {[*own.shape]}; got {described(perm_mask)}"
+                    f"perm_mask must be [batch, length, length] = {[*own.shape]}; got {describe(perm_mask)}"
                 )
             own = own & (perm_mask == 0)
-        hears = torch.cat([keep.new_ones(batch, length, before), own], -1)
+        mask = torch.cat([keep.new_ones(batch, length, before), own], -1)
         if self.config.attn_type == "uni":
-            hears = hears.tril(before)
+            mask = mask.tril(before)
             if self.config.same_length:
-                hears = hears.triu()
-        return hears
+                mask = mask.triu()
+        return mask
 
     def _places(self, shape: Sequence[int], before: int, types: Tensor | None, device: torch.device) -> Tensor:
-        """Where each source of each sentence stands, int64 [1, B, M + N], and in which segment, [2, B, M + N]."""
+        """The position of each source, int64 [1, B, M + N], and its segment if there are types, [2, B, M + N]."""
         place = torch.arange(-before, shape[1], device=device).expand(shape[0], -1)
         if self.config.bi_data:  # the second half of a batch is read backwards
             if shape[0] % 2:
@@ -215,11 +218,11 @@ class Reader(Called):
             place = torch.cat([place[: shape[0] // 2], -place[shape[0] // 2 :]])
         if types is None:
             return place[None]
-        remembered = types.new_zeros(shape[0], before)  # they count as the first segment
-        return torch.stack([place, torch.cat([remembered, types], 1)])
+        cached = types.new_zeros(shape[0], before)  # cached states count as the first segment
+        return torch.stack([place, torch.cat([cached, types], 1)])
 
     def _kept(self, states: Sequence[Tensor], memory: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
-        """What each layer remembers for the next segment, [M', B, dim]."""
+        """The states of each layer to cache for the next segment, [M', B, dim]."""
         reuse, most = self.config.reuse_len or None, self.config.mem_len or None
         new = [h[:, :reuse] for h in states]
         joined = new if memory is None else [torch.cat(pair, 1) for pair in zip(memory, new, strict=True)]
@@ -228,20 +231,19 @@ class Reader(Called):
 
 @cached_graph
 def _all(length: int, before: int) -> Graph:
-    """Everybody hears everybody, and all that is remembered."""
+    """Each token attends to all tokens and to the memory."""
     return Graph.from_runs(complete().bind(length, before + length).runs, shift=before)
 
 
 def _one_way(length: int, before: int) -> Graph:
-    """Everybody hears what is remembered and then all up to itself."""
-    return remembered(before).bind(length)
+    """Each token attends to the memory and to the tokens up to itself."""
+    return with_memory(before).bind(length)
 
 
-def _graph(hears: Tensor, dst: Tensor, src: Tensor) -> Graph:
-    """All sentences as one graph, from who hears whom in each, bool [B, P, S], and where they stand, [..., B, P] and
-    [..., B, S]."""
-    sentence, i, j = hears.nonzero().unbind(1)
-    _, rows, columns = hears.shape
+def _graph(mask: Tensor, dst: Tensor, src: Tensor) -> Graph:
+    """All sentences as one graph, from their masks, bool [B, P, S], and positions, [..., B, P] and [..., B, S]."""
+    sentence, i, j = mask.nonzero().unbind(1)
+    _, rows, columns = mask.shape
     edges = torch.stack([sentence * columns + j, sentence * rows + i])
     graph = from_edges(edges, num_src=src[0].numel(), num_dst=dst[0].numel())
     return graph.with_relation(PositionOffset(max(0, columns - 1), dst.flatten(1), src.flatten(1)))
@@ -257,8 +259,8 @@ def _keep(tokens: Tensor, attention_mask: Tensor | None, input_mask: Tensor | No
     return token_mask(tokens) if keep is None else keep
 
 
-def _remembered(memory: list[Tensor] | None, h: Tensor, layers: int) -> int:
-    """How many states are remembered."""
+def _memory_length(memory: list[Tensor] | None, h: Tensor, layers: int) -> int:
+    """The number of cached states."""
     if memory is None:
         return 0
     before = memory[0].shape[1]
@@ -275,7 +277,7 @@ def _targets(mapping: Tensor, shape: Sequence[int]) -> Tensor:
     """The token that each prediction is of, int64 [B, P]."""
     batch, length = shape
     if mapping.dim() != 3 or mapping.shape[0] != batch or mapping.shape[2] != length:
-        raise ValueError(f"target_mapping must be [{batch}, predictions, {length}]; got {described(mapping)}")
+        raise ValueError(f"target_mapping must be [{batch}, predictions, {length}]; got {describe(mapping)}")
     single = (mapping.sum(2) == 1) & (mapping.amax(2) == 1)
     if not bool(single.all()) or bool((mapping.sum(1) > 1).any()):
         raise ValueError("target_mapping must hold a single 1 for each prediction, each at another token")

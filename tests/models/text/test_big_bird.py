@@ -8,7 +8,7 @@ import torch
 from error_bound import error_bound
 
 from mpnn import graphs
-from mpnn.integrations.hf.big_bird import drawn_blocks
+from mpnn.integrations.hf.big_bird import draw_blocks
 from mpnn.models import Bert, BertConfig, BigBird, MaskedLM, from_hf
 
 transformers = pytest.importorskip("transformers")
@@ -141,7 +141,7 @@ def test_draws_equal_hugging_face(blocks, size, random, context):
     else:
         plan = attention._get_rand_attn_plan(length, size, random)
         expected = attention._bigbird_block_rand_mask_with_head(length, length, size, size, heads, *plan)
-    assert np.array_equal(np.stack(expected), drawn_blocks(blocks, size, random, heads, context, seed))
+    assert np.array_equal(np.stack(expected), draw_blocks(blocks, size, random, heads, context, seed))
 
 
 def test_short_batches_attend_completely_and_the_next_long_one_is_sparse_again(measured):

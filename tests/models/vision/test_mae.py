@@ -5,7 +5,7 @@ import torch
 from error_bound import error_bound
 
 from mpnn import graphs
-from mpnn.integrations.hf.vit_mae import Decoder
+from mpnn.integrations.hf.vit_mae import MAEDecoder
 from mpnn.models import MAE, MAEConfig, from_hf
 from mpnn.models.layers.images import patchify
 from mpnn.models.vision.mae import visible_patches
@@ -110,7 +110,7 @@ def test_gradients_equal_hugging_face():
     theirs(x, noise=noise).loss.backward()
     ours(x, noise=noise).loss.backward()
     encoder, decoder = ours.vit.model, ours.decoder.model
-    assert isinstance(ours.decoder, Decoder)
+    assert isinstance(ours.decoder, MAEDecoder)
     for a, b in (
         (theirs.vit.layers[0].attention.k_proj.weight, encoder.layers[0].attention.to_key.weight),
         (theirs.vit.embeddings.patch_embeddings.projection.bias, encoder.patches.to_dim.bias),
