@@ -89,9 +89,8 @@ class Layout:
     @cached_property
     def structs(self) -> tuple[_Tiles, _Tiles, _Runs]:
         """The addresses of the arrays: tiles by query tile, tiles by key tile, runs."""
-        kinds = ((_Tiles, self.by_query), (_Tiles, self.by_key), (_Runs, self.runs))
-        by_query, by_key, runs = (kind(*(x.ctypes.data for x in arrays)) for kind, arrays in kinds)
-        return by_query, by_key, runs
+        by_query, by_key, runs = ([x.ctypes.data for x in arrays] for arrays in (self.by_query, self.by_key, self.runs))
+        return _Tiles(*by_query), _Tiles(*by_key), _Runs(*runs)
 
     @cached_property
     def reach(self) -> tuple[int, int]:
@@ -235,7 +234,7 @@ def _run(name: str, dtype: torch.dtype, p: _Parameters, items: int, layout: Layo
 def _kernel(name: str, dtype: torch.dtype) -> Callable[..., bool]:
     kernel: Any = library.function(f"tile_attention_{name}", dtype, 2)
     kernel.restype = ctypes.c_bool  # False: no memory
-    return kernel  # type: ignore[no-any-return]
+    return kernel
 
 
 def _parts(items: int, work: int) -> list[tuple[int, int]]:
