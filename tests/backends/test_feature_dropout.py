@@ -1,13 +1,9 @@
 """Dropout of features: the specification's draws, unbiased, the same ones backward, torch's own behind it."""
 
-import ctypes
-
 import pytest
 import torch
 
 from mpnn.dropout import Dropout
-from mpnn.kernels import feature_dropout
-from mpnn.kernels.cpu import library
 from mpnn.request import rng
 
 LARGE = (40, 1000)  # large enough to be the kernel's; smaller tensors are torch's
@@ -79,7 +75,3 @@ def test_whatever_has_no_kernel_is_torchs(x: torch.Tensor) -> None:
     out = Dropout(0.25)(x)
     assert out.dtype == x.dtype
     assert out.shape == x.shape
-
-
-def test_python_and_cpp_agree_on_the_parameters() -> None:
-    assert ctypes.sizeof(feature_dropout._Parameters) == library.struct_size("feature_dropout")

@@ -1,7 +1,5 @@
 """Attention over tiles against its naive twin, forward and gradients: odd lengths, both dtypes, every option."""
 
-import ctypes
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +7,6 @@ from torch import Tensor
 from mpnn import Graph, graphs
 from mpnn.backends.tiles.cpu import _layout
 from mpnn.graph.topology import Topology
-from mpnn.kernels import tile_attention
-from mpnn.kernels.cpu import library
 from mpnn.kernels.tile_attention import ROWS, Dropout, TileAttention
 from mpnn.request import rng
 
@@ -128,10 +124,6 @@ def edge_by_edge(graph: Graph, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         weights = (0.2 * torch.einsum("bhd,bjhd->bjh", q[:, i], k[:, edges])).softmax(1)
         rows.append(torch.einsum("bjh,bjhd->bhd", weights, v[:, edges]))
     return torch.stack(rows, 1)
-
-
-def test_python_and_cpp_agree_on_the_parameters() -> None:
-    assert ctypes.sizeof(tile_attention._Parameters) == library.struct_size("tile_attention")
 
 
 def test_no_tile_is_read_or_written_outside_the_tensors() -> None:
