@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf.arguments import refuse
+from mpnn.integrations.hf.arguments import as_token_mask, refuse
 from mpnn.integrations.hf.modules import Adapter
 from mpnn.integrations.hf.vit import LAYER_NAMES, pixels, size
 from mpnn.integrations.hf.weights import Copies, activation, check_class, check_config, with_weights
