@@ -94,7 +94,6 @@ template <class T> struct Block {
   T *raw;   // under the activation; of tanh and soft capping its value, from which the derivative follows
   T *kept;  // what dropout multiplies weights by
   T *g;     // gradients
-  uint32_t *row_keys;
 
   void plan(Workspace &memory, const RowAttention<T> &p) {
     size = block_size(p.heads);
@@ -109,7 +108,6 @@ template <class T> struct Block {
     raw = memory.take<T>(room * p.heads + LANES);
     kept = memory.take<T>(room * p.heads + LANES);
     g = memory.take<T>(room * p.heads + LANES);
-    row_keys = memory.take<uint32_t>(p.heads + LANES);
   }
   void point(const RowAttention<T> &p, int64_t b) {
     if (p.score != CONSTANT) query.data = p.query.entry(b), key.data = p.key.entry(b);
@@ -118,12 +116,34 @@ template <class T> struct Block {
   }
 };
 
+// The dot products <x_k, y_k> of eight pairs.
+template <class T> INLINE V<T> eight_dots(const T *const *x, const T *const *y, int64_t width) {
+  V<T> total[8];
+  UNROLL for (int k = 0; k < 8; k++) total[k] = load<T, LANES>(x[k]) * load<T, LANES>(y[k]);
+  for (int64_t c = LANES; c < width; c += LANES)
+    UNROLL for (int k = 0; k < 8; k++) total[k] += load<T, LANES>(x[k] + c) * load<T, LANES>(y[k] + c);
+  return sums_of_eight<T>(total);
+}
+
 // out[e, h] = scale <a_h, b_h> over n edges: eight pairs of edge and head at a time.
 template <class T>
 static void dots(const Reads<T> &a, const Reads<T> &b, int64_t n, int64_t heads, T scale, bool fetch_a, bool fetch_b, T *out) {
-  int64_t e = 0, h = 0, width = a.per_head * LANES;
+  int64_t width = a.per_head * LANES;
+  const T *x[8], *y[8];
+  if (heads % 8 == 0) {
+    for (int64_t e = 0; e < n; e++) {
+      if (fetch_a) a.fetch(e);
+      if (fetch_b) b.fetch(e);
+      const T *from_a = a.data + a.at[e], *from_b = b.data + b.at[e];
+      for (int64_t h = 0; h < heads; h += 8) {
+        UNROLL for (int k = 0; k < 8; k++) x[k] = from_a + a.start[h + k], y[k] = from_b + b.start[h + k];
+        store<T, LANES>(out + e * heads + h, eight_dots(x, y, width) * scale);
+      }
+    }
+    return;
+  }
+  int64_t e = 0, h = 0;
   for (int64_t pair = 0; pair < n * heads; pair += 8) {
-    const T *x[8], *y[8];
     for (int k = 0; k < 8; k++) {
       x[k] = a.of(e, h), y[k] = b.of(e, h);
       if (!h && fetch_a) a.fetch(e);
@@ -131,11 +151,7 @@ static void dots(const Reads<T> &a, const Reads<T> &b, int64_t n, int64_t heads,
       if (h + 1 < heads) h++;
       else if (e + 1 < n) h = 0, e++;
     }
-    V<T> total[8];
-    for (int k = 0; k < 8; k++) total[k] = load<T, LANES>(x[k]) * load<T, LANES>(y[k]);
-    for (int64_t c = LANES; c < width; c += LANES)
-      for (int k = 0; k < 8; k++) total[k] += load<T, LANES>(x[k] + c) * load<T, LANES>(y[k] + c);
-    store<T, LANES>(out + pair, sums_of_eight<T>(total) * scale);
+    store<T, LANES>(out + pair, eight_dots(x, y, width) * scale);
   }
 }
 
@@ -231,20 +247,20 @@ template <class T> INLINE void multiply(T *x, const T *y, int64_t count) {
 // What dropout multiplies the weights of a block by. The hash takes the destination first.
 template <class T> static void draw(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, bool by_source) {
   int64_t heads = p.heads;
-  const uint32_t *dropout_keys = p.dropout_keys + b * heads;
-  T scale = (T)p.keep_scale;
-  for (int64_t k = 0; k < block.segments.count; k++) {
-    uint32_t row = (uint32_t)p.rows.node_of(block.segments.row[k]);
-    if (!by_source)
-      for (int64_t h = 0; h < heads; h++) block.row_keys[h] = mix(dropout_keys[h] ^ row);
-    for (int64_t e = block.segments.first[k]; e < block.segments.first[k + 1]; e++) {
-      uint32_t col = (uint32_t)p.rows.col[first + e];
-      for (int64_t h = 0; h < heads; h++) {
-        uint32_t bits = by_source ? mix(mix(dropout_keys[h] ^ col) ^ row) : mix(block.row_keys[h] ^ col);
-        block.kept[e * heads + h] = (bits >> 8) >= (uint32_t)p.threshold ? scale : 0;
+  by_heads(heads, [&](auto wide, int64_t h) {
+    constexpr int N = decltype(wide)::count;
+    vec<uint32_t, N> keys = load<uint32_t, N>(p.dropout_keys + b * heads + h);
+    for (int64_t k = 0; k < block.segments.count; k++) {
+      uint32_t row = (uint32_t)p.rows.node_of(block.segments.row[k]);
+      vec<uint32_t, N> row_keys = mix(keys ^ row);
+      for (int64_t e = block.segments.first[k]; e < block.segments.first[k + 1]; e++) {
+        uint32_t col = (uint32_t)p.rows.col[first + e];
+        vec<uint32_t, N> bits = by_source ? mix(mix(keys ^ col) ^ row) : mix(row_keys ^ col);
+        vec<T, N> drawn = __builtin_convertvector(bits >> 8, vec<T, N>);  // 24 bits: exact in float32
+        store<T, N>(block.kept + e * heads + h, drawn >= (T)p.threshold ? splat<T, N>((T)p.keep_scale) : vec<T, N>{});
       }
     }
-  }
+  });
 }
 
 // The running softmax of a row, for all heads.
@@ -325,7 +341,7 @@ template <class T> static void forward(const RowAttention<T> &p, int64_t b, int6
     if (p.weights)
       for (int64_t e = 0; e < n; e++) {
         T *to = p.weights + (b * p.rows.num_edges + p.rows.edge_of(begin + e)) * heads;
-        for (int64_t h = 0; h < heads; h++) to[h] = s[e * heads + h];
+        copy_heads(to, s + e * heads, heads);
       }
     if (p.dropout_keys) draw(p, block, b, begin, false);
     for (int64_t k = 0; k < block.segments.count; k++) {
@@ -487,7 +503,7 @@ static void activation_gradients(const T *g, int64_t g_stride, const Reads<T> &q
       T *sum_at = sums + h * width + c;
       V<T> a = load<T, LANES>(vector + h * width + c), total = load<T, LANES>(sum_at), along{};
       for (int64_t e = begin; e < end; e++) {
-        int64_t edge = rows.edge_of(first + e);
+        int64_t edge = edge_key.data ? rows.edge_of(first + e) : 0;
         const T *own = edge_key.data ? edge_key.of_head(edge_key.row(b, edge), h) : nullptr;
         V<T> z = under_activation(query.of(e, h), key.of(e, h), own, edge_key.width, c), y = f.value(z);
         T weight = g[e * g_stride + h];
@@ -509,7 +525,7 @@ template <class T> static void leave(const RowAttention<T> &p, int64_t b, const 
   if (!p.numbers || which < 0) return;
   for (int64_t e = 0; e < n; e++) {
     T *to = p.numbers + ((b * p.rows.num_edges + p.rows.slot_of(first + e)) * p.stride + which) * p.heads;
-    for (int64_t h = 0; h < p.heads; h++) to[h] = x[e * p.heads + h];
+    copy_heads(to, x + e * p.heads, p.heads);
   }
 }
 
@@ -618,7 +634,7 @@ template <class T> static void row_sums(const RowSums<T> &p, int64_t b, int64_t 
     if (own.data) own.by_row(p.rows, segments, n);
     for (int64_t e = 0; e < n; e++) {
       const T *from = p.numbers + ((b * p.rows.num_edges + p.rows.slot_of(begin + e)) * p.stride + p.which) * heads;
-      for (int64_t h = 0; h < heads; h++) weight[e * heads + h] = from[h];
+      copy_heads(weight + e * heads, from, heads);
     }
     for (int64_t k = 0; k < segments.count; k++) {
       int64_t from = segments.first[k], to = segments.first[k + 1];

@@ -53,7 +53,7 @@ INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, b
   constexpr bool extreme = KIND >= EXTREME;
   const T start = extreme && !BACKWARD ? -infinity<T>() : 0;
   X total[COUNT], equal[COUNT], mine[COUNT];
-  for (int k = 0; k < COUNT; k++) {
+  UNROLL for (int k = 0; k < COUNT; k++) {
     total[k] = f.begins ? splat<T, LANES>(start) : load_first<T, LANES>(out + d + k * LANES, left - k * LANES);
     if (KIND == COUNTED) equal[k] = f.begins ? X{} : load_first<T, LANES>(count + d + k * LANES, left - k * LANES);
     if (BACKWARD ? KIND != SUM || f.dot : KIND == SQUARES) mine[k] = load_first<T, LANES>(own + d + k * LANES, left - k * LANES);
@@ -69,7 +69,7 @@ INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, b
     int64_t at = (int64_t)col[e] * p.size + d;
     T w = f.staged[e * p.heads + h];
     X product{};
-    for (int k = 0; k < COUNT; k++) {
+    UNROLL for (int k = 0; k < COUNT; k++) {
       X value = read(f.x, at + k * LANES, left - k * LANES, f.limit);
       if (BACKWARD) {
         if (KIND != SUM) {
@@ -96,7 +96,7 @@ INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, b
     }
     if (BACKWARD && f.dot) f.dot[e * p.heads + h] += sum<T, LANES>(product);
   }
-  for (int k = 0; k < COUNT; k++) {
+  UNROLL for (int k = 0; k < COUNT; k++) {
     store_first<T, LANES>(out + d + k * LANES, total[k] * f.factor, left - k * LANES);
     if (KIND == COUNTED) store_first<T, LANES>(count + d + k * LANES, equal[k], left - k * LANES);
   }

@@ -159,13 +159,13 @@ template <class T, int COUNT>
 INLINE void weighted_vectors(const T *weight, int64_t heads, const Reads<T> &x, int64_t begin, int64_t end, int64_t v, bool fetch, bool fresh, T *sums) {
   vec<T, LANES> total[COUNT];
   const int64_t *head = x.head + v, *offset = x.offset + v;
-  for (int k = 0; k < COUNT; k++) total[k] = fresh ? vec<T, LANES>{} : load<T, LANES>(sums + (v + k) * LANES);
+  UNROLL for (int k = 0; k < COUNT; k++) total[k] = fresh ? vec<T, LANES>{} : load<T, LANES>(sums + (v + k) * LANES);
   for (int64_t e = begin; e < end; e++) {
     if (fetch) x.fetch(e);
     const T *w = weight + e * heads, *from = x.data + x.at[e];
-    for (int k = 0; k < COUNT; k++) total[k] += w[head[k]] * load<T, LANES>(from + offset[k]);
+    UNROLL for (int k = 0; k < COUNT; k++) total[k] += w[head[k]] * load<T, LANES>(from + offset[k]);
   }
-  for (int k = 0; k < COUNT; k++) store<T, LANES>(sums + (v + k) * LANES, total[k]);
+  UNROLL for (int k = 0; k < COUNT; k++) store<T, LANES>(sums + (v + k) * LANES, total[k]);
 }
 
 template <class T>
@@ -190,6 +190,11 @@ static void weighted_edge_vectors(const T *weight, int64_t heads, const EdgeTens
   }
 }
 
+// to[h] = from[h].
+template <class T> INLINE void copy_heads(T *to, const T *from, int64_t heads) {
+  by_heads(heads, [&](auto wide, int64_t h) { store<T, decltype(wide)::count>(to + h, load<T, decltype(wide)::count>(from + h)); });
+}
+
 // sums[h] += x[e * stride + h] over the edges begin to end.
 template <class T>
 INLINE void sum_numbers(const T *x, int64_t stride, int64_t heads, int64_t begin, int64_t end, bool fresh, T *sums) {
@@ -207,7 +212,8 @@ INLINE void add_numbers(const EdgeTensor<E> &x, const Rows &rows, int64_t b, int
   if (!x.data) return;
   for (int64_t e = 0; e < n; e++) {
     E *row = x.row(b, rows.edge_of(first + e));
-    for (int64_t h = 0; h < heads; h++) s[e * heads + h] += row[x.heads == 1 ? 0 : h];
+    if (x.heads == 1) for (int64_t h = 0; h < heads; h++) s[e * heads + h] += row[0];
+    else for (int64_t h = 0; h < heads; h++) s[e * heads + h] += row[h];
   }
 }
 
@@ -227,6 +233,10 @@ INLINE void write_row(const NodeTensor<T> &out, int64_t b, int64_t node, const T
   if (!out.data) return;
   T *to = out.entry(b) + node * out.size();
   int64_t shared_by = heads / out.heads, width = out.width;
+  if (shared_by == 1 && !add) {
+    for (int64_t d = 0; d < heads * width; d++) to[d] = sums[d] * factor;
+    return;
+  }
   for (int64_t h = 0; h < out.heads; h++)
     for (int64_t d = 0; d < width; d++) {
       T total = sums[h * shared_by * width + d];

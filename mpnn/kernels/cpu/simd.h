@@ -11,6 +11,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("clang loop unroll(full)")  // arrays of vectors are in registers only where no loop is left
 
 // N numbers in one value. They need no more alignment than a number.
 template <class T, int N> struct vector_of {

@@ -78,7 +78,6 @@ struct Tile {  // `columns` keys from j on, for `rows` queries from i on, of one
 // ------------------------------------------------------------------------------------------------ vectors
 
 #define NOINLINE __attribute__((noinline))
-#define UNROLL _Pragma("clang loop unroll(full)")  // arrays of vectors are in registers only where no loop is left
 
 template <class T> constexpr int LANES = VECTOR_BYTES / sizeof(T);
 template <class T> using Vector = vec<T, LANES<T>>;
