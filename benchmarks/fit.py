@@ -222,11 +222,11 @@ def measure(seconds: float, only: str = "") -> Iterator[Measured]:
 
 
 def fitted(found: list[Measured]) -> Prices:
-    """Nanoseconds for each backend and kind of work; what no case counts, or what keeps no compiler waiting, stays."""
+    """Nanoseconds for each backend and kind of work; what no case counts stays."""
     prices = {name: dict(costs) for name, costs in table()["nanoseconds"].items()}
     for name, costs in prices.items():
         rows = [(m.counts[name], m.seconds[name] * 1e9) for m in found if name in m.seconds]
-        kinds = sorted({kind for counts, _ in rows for kind in counts if kind != "compiled"})
+        kinds = sorted({kind for counts, _ in rows for kind in counts})
         if not rows:
             continue
         matrix = np.array([[counts.get(kind, 0.0) / taken for kind in kinds] for counts, taken in rows])

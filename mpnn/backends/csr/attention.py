@@ -77,7 +77,7 @@ def counts(request: Request) -> dict[str, float]:
         operations["vector number"] = edges * width * vectors
     if request.dropout:
         operations["dropped head"] = edges * request.heads
-    return {**both_ways(operations, request.needs_grad)}
+    return both_ways(operations, request.needs_grad)
 
 
 def estimate(request: Request) -> Estimate:

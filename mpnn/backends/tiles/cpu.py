@@ -46,7 +46,7 @@ def counts(request: Request) -> dict[str, float]:
         operations["dropped pair"] = pairs
     if not all(map(by_offset, request.bias)):
         operations["biased edge"] = float(graph.num_edges * heads)
-    return {**both_ways(operations, request.needs_grad), "compiled": 1.0}
+    return both_ways(operations, request.needs_grad)
 
 
 def estimate(request: Request) -> Estimate:
