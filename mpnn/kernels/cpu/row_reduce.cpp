@@ -40,47 +40,48 @@ template <class T> struct Fold {
   T factor;                 // multiplies the sums at the end
 };
 
-// `left` numbers of a vector; what lies behind them may be read where it is part of x.
-template <class T> INLINE vec<T, LANES> read(const T *x, int64_t at, int64_t left, int64_t limit) {
-  return left >= LANES || at + LANES <= limit ? load<T, LANES>(x + at) : load_first<T, LANES>(x + at, left);
-}
+// The last vector of a head, of which `left` numbers count: what lies behind them is read too, unless x ends there.
+template <class T> __attribute__((noinline)) vec<T, LANES> read_last(const T *x, int64_t left) { return load_first<T, LANES>(x, left); }
 
-// COUNT vectors from d on, in registers along the edges of the block; the last may have `left` < LANES numbers.
-template <class T, int KIND, bool BACKWARD, int COUNT>
+// COUNT vectors from d on, in registers along the edges of the block. PARTLY: the last has only `left` < LANES numbers.
+template <class T, int KIND, bool BACKWARD, int COUNT, bool PARTLY = false>
 INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, bool fetch, const T *own, T *out, T *count) {
   using X = vec<T, LANES>;
   const RowReduce<T> &p = f.p;
   constexpr bool extreme = KIND >= EXTREME;
   const T start = extreme && !BACKWARD ? -infinity<T>() : 0;
+  auto first = [&](const T *from) { return PARTLY ? load_first<T, LANES>(from, left) : load<T, LANES>(from); };
+  auto read = [&](const T *x, int64_t at) { return !PARTLY || at + LANES <= f.limit ? load<T, LANES>(x + at) : read_last(x + at, left); };
   X total[COUNT], equal[COUNT], mine[COUNT];
   UNROLL for (int k = 0; k < COUNT; k++) {
-    total[k] = f.begins ? splat<T, LANES>(start) : load_first<T, LANES>(out + d + k * LANES, left - k * LANES);
-    if (KIND == COUNTED) equal[k] = f.begins ? X{} : load_first<T, LANES>(count + d + k * LANES, left - k * LANES);
-    if (BACKWARD ? KIND != SUM || f.dot : KIND == SQUARES) mine[k] = load_first<T, LANES>(own + d + k * LANES, left - k * LANES);
+    total[k] = f.begins ? splat<T, LANES>(start) : first(out + d + k * LANES);
+    if (KIND == COUNTED) equal[k] = f.begins ? X{} : first(count + d + k * LANES);
+    if (BACKWARD ? KIND != SUM || f.dot : KIND == SQUARES) mine[k] = first(own + d + k * LANES);
   }
   const int32_t *col = p.rows.col + f.first;
-  int64_t known = p.rows.num_edges - f.first - 1;
-  for (int64_t e = 0; e < f.n; e++) {
+  const int64_t known = p.rows.num_edges - f.first - 1, size = p.size, heads = p.heads, n = f.n;
+  const T *x = f.x, *compared = f.compared, *staged = f.staged + h;
+  T *dot = f.dot;
+  for (int64_t e = 0; e < n; e++) {
     if (fetch) {
-      int64_t later = (int64_t)col[e + FEATURES_AHEAD < known ? e + FEATURES_AHEAD : known] * p.size;
-      prefetch(f.x + later, p.size);
-      if (BACKWARD && KIND != SUM) prefetch(f.compared + later, p.size);
+      int64_t later = (int64_t)col[e + FEATURES_AHEAD < known ? e + FEATURES_AHEAD : known] * size;
+      prefetch(x + later, size);
+      if (BACKWARD && KIND != SUM) prefetch(compared + later, size);
     }
-    int64_t at = (int64_t)col[e] * p.size + d;
-    T w = f.staged[e * p.heads + h];
+    int64_t at = (int64_t)col[e] * size + d;
+    T w = staged[e * heads];
     X product{};
     UNROLL for (int k = 0; k < COUNT; k++) {
-      X value = read(f.x, at + k * LANES, left - k * LANES, f.limit);
+      X value = read(x, at + k * LANES);
       if (BACKWARD) {
         if (KIND != SUM) {
-          X other = read(f.compared, at + k * LANES, left - k * LANES, f.limit), m = w * mine[k];
+          X other = read(compared, at + k * LANES), m = w * mine[k];
           value = KIND == SQUARES ? value * (m - other) : m == other ? value : X{};
         }
         total[k] += w * value;
-        if (f.dot) {
+        if (dot) {
           X its = value * mine[k];
-          if (left - k * LANES < LANES)
-            for (int64_t c = left - k * LANES; c < LANES; c++) its[c] = 0;
+          for (int64_t c = left; PARTLY && c < LANES; c++) its[c] = 0;
           product += its;
         }
       } else if (extreme) {
@@ -94,11 +95,11 @@ INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, b
         total[k] += w * value;
       }
     }
-    if (BACKWARD && f.dot) f.dot[e * p.heads + h] += sum<T, LANES>(product);
+    if (BACKWARD && dot) dot[e * heads + h] += sum<T, LANES>(product);
   }
   UNROLL for (int k = 0; k < COUNT; k++) {
-    store_first<T, LANES>(out + d + k * LANES, total[k] * f.factor, left - k * LANES);
-    if (KIND == COUNTED) store_first<T, LANES>(count + d + k * LANES, equal[k], left - k * LANES);
+    store_first<T, LANES>(out + d + k * LANES, total[k] * f.factor, PARTLY ? left : LANES);
+    if (KIND == COUNTED) store_first<T, LANES>(count + d + k * LANES, equal[k], PARTLY ? left : LANES);
   }
 }
 
@@ -112,7 +113,8 @@ static void fold_block(const Fold<T> &f, const T *own, T *out, T *count) {
       if (left >= 8 * LANES) fold_vectors<T, KIND, BACKWARD, 8>(f, h, d, left, fetch, own, out, count), d += 8 * LANES;
       else if (left >= 4 * LANES) fold_vectors<T, KIND, BACKWARD, 4>(f, h, d, left, fetch, own, out, count), d += 4 * LANES;
       else if (left >= 2 * LANES) fold_vectors<T, KIND, BACKWARD, 2>(f, h, d, left, fetch, own, out, count), d += 2 * LANES;
-      else fold_vectors<T, KIND, BACKWARD, 1>(f, h, d, left, fetch, own, out, count), d += LANES;
+      else if (left >= LANES) fold_vectors<T, KIND, BACKWARD, 1>(f, h, d, left, fetch, own, out, count), d += LANES;
+      else fold_vectors<T, KIND, BACKWARD, 1, true>(f, h, d, left, fetch, own, out, count), d += LANES;
     }
 }
 
