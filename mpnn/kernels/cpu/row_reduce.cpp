@@ -35,13 +35,10 @@ template <class T> struct Fold {
   const T *x, *compared;    // of this entry of the batch
   const T *staged;          // [edges, heads] weights
   T *dot;                   // [edges, heads]: <dy_i, x_j> for the gradients of weights; null: not asked
-  int64_t first, n, limit;  // limit: numbers in x
+  int64_t first, n;
   bool begins;              // the row's sums start here
   T factor;                 // multiplies the sums at the end
 };
-
-// The last vector of a head, of which `left` numbers count: what lies behind them is read too, unless x ends there.
-template <class T> __attribute__((noinline)) vec<T, LANES> read_last(const T *x, int64_t left) { return load_first<T, LANES>(x, left); }
 
 // COUNT vectors from d on, in registers along the edges of the block. PARTLY: the last has only `left` < LANES numbers.
 template <class T, int KIND, bool BACKWARD, int COUNT, bool PARTLY = false>
@@ -51,7 +48,6 @@ INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, b
   constexpr bool extreme = KIND >= EXTREME;
   const T start = extreme && !BACKWARD ? -infinity<T>() : 0;
   auto first = [&](const T *from) { return PARTLY ? load_first<T, LANES>(from, left) : load<T, LANES>(from); };
-  auto read = [&](const T *x, int64_t at) { return !PARTLY || at + LANES <= f.limit ? load<T, LANES>(x + at) : read_last(x + at, left); };
   X total[COUNT], equal[COUNT], mine[COUNT];
   UNROLL for (int k = 0; k < COUNT; k++) {
     total[k] = f.begins ? splat<T, LANES>(start) : first(out + d + k * LANES);
@@ -72,17 +68,15 @@ INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, b
     T w = staged[e * heads];
     X product{};
     UNROLL for (int k = 0; k < COUNT; k++) {
-      X value = read(x, at + k * LANES);
+      X value = first(x + at + k * LANES);
       if (BACKWARD) {
         if (KIND != SUM) {
-          X other = read(compared, at + k * LANES), m = w * mine[k];
+          X other = first(compared + at + k * LANES), m = w * mine[k];
           value = KIND == SQUARES ? value * (m - other) : m == other ? value : X{};
         }
         total[k] += w * value;
         if (dot) {
-          X its = value * mine[k];
-          for (int64_t c = left; PARTLY && c < LANES; c++) its[c] = 0;
-          product += its;
+          product += value * mine[k];
         }
       } else if (extreme) {
         X m = w * value;
@@ -138,7 +132,7 @@ static void fold_row(const RowReduce<T> &p, int64_t b, int64_t begin, int64_t en
     int64_t n = end - at < EDGES ? end - at : EDGES;
     if (weight) stage(p, weight, at, n, staged);
     if (dot) __builtin_memset(dot, 0, n * p.heads * sizeof(T));
-    Fold<T> f{p, p.x + b * features, p.compared + (p.compared ? b * features : 0), staged, dot, at, n, features, at == begin, at + n == end ? factor : (T)1};
+    Fold<T> f{p, p.x + b * features, p.compared + (p.compared ? b * features : 0), staged, dot, at, n, at == begin, at + n == end ? factor : (T)1};
     fold_block<T, KIND, BACKWARD>(f, own, out, count);
     if (dot)
       for (int64_t e = 0; e < n; e++)

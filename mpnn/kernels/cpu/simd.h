@@ -37,16 +37,24 @@ template <class T, int N> INLINE vec<T, N> splat(T x) { return vec<T, N>{} + x; 
 template <class T, int N> INLINE vec<T, N> load(const T *from) { return *(const vec<T, N> *)from; }
 template <class T, int N> INLINE void store(T *to, vec<T, N> x) { *(vec<T, N> *)to = x; }
 
-// The first `count` numbers, and zeros.
+// The first `count` numbers, and zeros; memory behind them is not touched.
+template <int N> struct mask_of {
+  typedef bool type __attribute__((ext_vector_type(N)));
+};
+template <int N> INLINE typename mask_of<N>::type first_lanes(int64_t count) {
+  vec<int32_t, N> lane;
+  UNROLL for (int k = 0; k < N; k++) lane[k] = k;
+  return __builtin_convertvector(lane < (int32_t)(count < N ? count : N), typename mask_of<N>::type);
+}
 template <class T, int N> INLINE vec<T, N> load_first(const T *from, int64_t count) {
   if (count >= N) return load<T, N>(from);
-  vec<T, N> x{};
-  for (int64_t k = 0; k < count; k++) x[k] = from[k];
-  return x;
+  using E = T __attribute__((ext_vector_type(N)));  // what the builtins take
+  return (vec<T, N>)__builtin_masked_load(first_lanes<N>(count), from, (E)vec<T, N>{});
 }
 template <class T, int N> INLINE void store_first(T *to, vec<T, N> x, int64_t count) {
   if (count >= N) return store<T, N>(to, x);
-  for (int64_t k = 0; k < count; k++) to[k] = x[k];
+  using E = T __attribute__((ext_vector_type(N)));
+  __builtin_masked_store(first_lanes<N>(count), (E)x, to);
 }
 
 template <class T, int N> INLINE T sum(vec<T, N> x) {
