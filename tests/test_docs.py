@@ -35,6 +35,18 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+def test_architecture_names_files_and_functions_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([\w/]+(?:/|\.(?:py|cpp|h|json)))(?::([\w.]+))?`", text)
+    assert len(named) > 50
+    for file, name in named:
+        paths = [path for path in (ROOT / file, *ROOT.glob(f"mpnn/**/{file}")) if path.exists()]
+        assert paths, f"there is no {file}"
+        for part in filter(None, name.split(".")):
+            defines = re.compile(rf"^(?: *def| *class|template.*|static.*) {part}\b", re.M)
+            assert any(map(defines.search, (path.read_text() for path in paths))), f"{file} does not define {part}"
+
+
 def test_every_promise_names_a_test_that_exists() -> None:
     rows = [line for line in (ROOT / "docs" / "reliability.md").read_text().splitlines() if line.startswith("| ")]
     promises = [row for row in rows if not row.startswith("| promise")]

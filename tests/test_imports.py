@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,15 @@ def test_rooms_import_only_rooms_above_them() -> None:
     for name, allowed in ROOMS.items():
         assert allowed <= above, f"{name}: {allowed - above} stand below it"
         above.add(name)
+
+
+def test_architecture_lists_rooms_from_top_to_bottom() -> None:
+    rows = (ROOT.parent / "docs" / "architecture.md").read_text().split("## Packages")[1].split("\n## ")[0].splitlines()
+    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    at = {name: k for k, cell in enumerate(cells) for name in re.findall(r"`(\w+)(?:/|\.py)`", cell)}
+    assert set(ROOMS) - {"mpnn", "__main__"} == set(at)
+    for name, allowed in ROOMS.items():
+        assert all(at.get(name, 0) <= at[other] for other in allowed - {"mpnn"}), f"{name} imports from a higher row"
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

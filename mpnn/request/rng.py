@@ -1,9 +1,9 @@
 """Counter-based dropout: whether an edge is kept is a hash of (seed, stream, i, j).
 
-No mask is stored for the backward pass, which draws the same mask again. For one seed every backend drops the same
-edges, in whatever order it visits them. The mixing function is the 32-bit finaliser "lowbias32" published in
-C. Wellons, "Prospecting for Hash Functions" (2018). Streams number the (batch, head) pairs; repeated edges
-from i to j are kept or dropped together.
+Fused kernels store no mask for the backward pass, which draws the same mask again. For one seed every backend drops the
+same edges, in whatever order it visits them. The mixing function is the 32-bit finaliser "lowbias32" published in
+C. Wellons, "Prospecting for Hash Functions" (2018). Streams number the (batch, head) pairs; repeated edges from i to j
+are kept or dropped together.
 """
 
 from __future__ import annotations
