@@ -3,23 +3,28 @@
 // Query i attends to the keys j of its runs. The forward pass visits the key tiles of a query tile, with a running
 // maximum m and sum l for each row (Milakov & Gimelshein 2018):
 //
-//     S = scale Q K^T + bias, and -inf where (i, j) is no edge
+//     X = scale Q K^T          S = cap(X) + bias, and -inf where (i, j) is no edge
 //     m' = max(m, max_j S)     P = exp(S - m')     l' = exp(m - m') l + sum_j P     O' = exp(m - m') O + drop(P) V
 //     out = O / l              lse = m + log l
 //
 // The backward pass visits the query tiles of a key tile, with delta_i = <d_out_i, out_i>:
 //
 //     P = exp(S - lse)         dP = drop(d_out V^T)          dS = P * (dP - delta)
-//     dV = drop(P)^T d_out     dK = scale dS^T Q             dQ = scale dS K
+//     dV = drop(P)^T d_out     d_bias = dS                   dX = dS * cap'(X)
+//     dK = scale dX^T Q        dQ = scale dX K
+//
+// cap(x) is softcap tanh(x / softcap), or x without a softcap; `drop` zeroes what dropout drops, and scales the rest.
+// The softmax is in `online_softmax`, in `forward` where O is rescaled and divided, and in `softmax_gradient`; all else
+// would serve any weights that are 0 where S = -inf.
 //
 // S, P, dP and dS of a tile are stored transposed, [COLUMNS][ROWS]: maxima, exponentials and sums of rows run down the
-// columns of vectors, and K and V are read in the order of their rows. A softcap replaces S by
-// softcap tanh(S / softcap) before the bias is added.
+// columns of vectors, and K and V are read in the order of their rows. Each step overwrites the one before: `s` holds
+// X, S, P and drop(P) in turn, and `g` holds d_out V^T, dP, dS and dX.
 //
 // A work item is a query tile of one head, or, backward, a segment of the key tiles of one head of keys with all heads
 // of queries that share it. Items write to different places, so that results do not depend on the number of threads.
-// Each call keeps contiguous copies of the tiles of the other side, each in the slot of its number modulo the slots:
-// rows whose distance is a power of two push one another out of the cache.
+// Each call keeps contiguous copies of the tiles of the other side, because rows that lie a power of two apart push one
+// another out of the cache.
 #include "simd.h"
 
 namespace tile_attention {
@@ -37,10 +42,10 @@ template <class T> struct Features {  // x [B, N, H, D] where it lies: rows are 
   T *at(int64_t b, int64_t h, int64_t i) const { return data + b * batch + h * head + i * node; }
 };
 
-struct Tiles {  // for tile t of one side, the tiles ptr[t] .. ptr[t + 1] of the other; edges are in low .. high
+struct Tiles {  // pairs of tiles that hold edges: tile t of one side with other[e], for e in ptr[t] .. ptr[t + 1]
   const int64_t *ptr, *other;
-  const bool *full;
-  const int64_t *low, *high;
+  const bool *full;           // every query of the graph in it has edges to all COLUMNS keys: nothing to mask
+  const int64_t *low, *high;  // all its edges are in the columns low .. high of the key tile
 };
 
 struct Runs {  // row i has the sources start[k] .. stop[k] for k in ptr[i] .. ptr[i + 1], numbered from edge[k] on
@@ -70,7 +75,9 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-struct Tile {  // `columns` keys from j on, for `rows` queries from i on, of one head
+// `columns` keys from j on, for `rows` queries from i on, of one head. The buffers of a tile have all ROWS rows: those
+// from `rows` on hold numbers that nobody reads, or zeros. Columns may exceed num_src: they are masked as no edges.
+struct Tile {
   int64_t b, h, i, rows, j, columns;
   bool full;
 };
@@ -99,19 +106,20 @@ template <> struct Exp2<double> {  // the Taylor series: log(2)^k / k!
                                             6.9314718055994530942e-1,  1};
 };
 
-// exp(x) for x that are not large, as 2^n 2^f: off by some |x| units in the last place, which is less than one of
-// exp(0). Exactly 0 below the normal range, so that a pair that is no edge weighs nothing.
+// exp(x) for x below 88 (709 in float64), as 2^n 2^f; beyond, the bits overflow: `exp` of simd.h takes any x. Off by
+// some |x| units in the last place, which for x < 0 is less than one of exp(0). Exactly 0 for x = -inf, so that a pair
+// that is no edge weighs nothing.
 template <class T> INLINE Vector<T> exp_below(Vector<T> x) {
 #pragma clang fp reassociate(off)
   using Ints = vec<typename bits_of<T>::type, LANES<T>>;
   constexpr T LOWEST = -bits_of<T>::bias;
   Vector<T> y = x * T(1.4426950408889634);
-  y = LOWEST > y ? splat<T, LANES<T>>(LOWEST) : y;  // NaN passes; at LOWEST, f is 0 and the bits below add up to 0
+  y = LOWEST > y ? splat<T, LANES<T>>(LOWEST) : y;  // NaN passes
   const Vector<T> n = __builtin_elementwise_rint(y), f = y - n;
   Vector<T> power{};
   for (T c : Exp2<T>::coefficients) power = power * f + c;
   const auto exponent = __builtin_convertvector(__builtin_convertvector(n, vec<int32_t, LANES<T>>), Ints);
-  return (Vector<T>)((Ints)power + (exponent << bits_of<T>::mantissa));
+  return (Vector<T>)((Ints)power + (exponent << bits_of<T>::mantissa));  // at LOWEST, power is 1 and the bits are all 0
 }
 
 // ------------------------------------------------------------------------------------------------ products
@@ -252,7 +260,8 @@ template <class T> int64_t in_table(const TileAttention<T> &p, const Tile &t, in
   return t.h * table_length(p) + t.i - t.j - c + p.num_src - 1;
 }
 
-// s = the logits of a tile from k [columns, width] and q_transposed [width, ROWS], one of them scaled.
+// s = S of a tile from k [columns, width] and q_transposed [width, ROWS], one of which the caller has scaled; slope =
+// cap' if there is a softcap.
 template <class T>
 void logits(const TileAttention<T> &p, const Tile &t, const T *k, const T *q_transposed, T *s, T *slope) {
   product<STEP, false, T>({k, p.width}, {q_transposed, ROWS}, {s, ROWS}, t.columns, p.width, ROWS);
@@ -273,16 +282,16 @@ void logits(const TileAttention<T> &p, const Tile &t, const T *k, const T *q_tra
 
 // ------------------------------------------------------------------------------------------------ softmax of a tile
 
-template <class T> struct Rows {  // what the forward pass keeps of each row
+template <class T> struct Running {  // m and l of each row
   alignas(64) T max[ROWS], sum[ROWS];
 };
 
-// s = exp(s - row_max), with `rows` brought up to date; returns in `rescale` what earlier sums are to be multiplied by.
-template <class T> void online_softmax(T *s, int64_t columns, Rows<T> &rows, T *rescale) {
+// s = P = exp(s - m'), and `running` becomes m' and l'; rescale = exp(m - m'), by which the caller multiplies O.
+template <class T> void online_softmax(T *s, int64_t columns, Running<T> &running, T *rescale) {
   using V = Vector<T>;
   constexpr int ACROSS = ROWS / LANES<T>;
   V max[ACROSS], sum[ACROSS], shift[ACROSS];
-  for (int n = 0; n < ACROSS; n++) max[n] = load(rows.max + n * LANES<T>);
+  for (int n = 0; n < ACROSS; n++) max[n] = load(running.max + n * LANES<T>);
   for (int64_t c = 0; c < columns; c++)
     for (int n = 0; n < ACROSS; n++) {
       const V x = load(s + c * ROWS + n * LANES<T>);
@@ -290,10 +299,10 @@ template <class T> void online_softmax(T *s, int64_t columns, Rows<T> &rows, T *
     }
   for (int n = 0; n < ACROSS; n++) {
     shift[n] = max[n] > -infinity<T>() ? max[n] : V{};  // -inf - -inf would be NaN
-    const V factor = exp_below<T>(load(rows.max + n * LANES<T>) - shift[n]);
-    sum[n] = load(rows.sum + n * LANES<T>) * factor;
+    const V factor = exp_below<T>(load(running.max + n * LANES<T>) - shift[n]);
+    sum[n] = load(running.sum + n * LANES<T>) * factor;
     store(rescale + n * LANES<T>, factor);
-    store(rows.max + n * LANES<T>, max[n]);
+    store(running.max + n * LANES<T>, max[n]);
   }
   for (int64_t c = 0; c < columns; c++)
     for (int n = 0; n < ACROSS; n++) {
@@ -302,10 +311,10 @@ template <class T> void online_softmax(T *s, int64_t columns, Rows<T> &rows, T *
       store(at, weight);
       sum[n] += weight;
     }
-  for (int n = 0; n < ACROSS; n++) store(rows.sum + n * LANES<T>, sum[n]);
+  for (int n = 0; n < ACROSS; n++) store(running.sum + n * LANES<T>, sum[n]);
 }
 
-// s = P = exp(s - lse), g = dS = P * (g - delta).
+// s = P = exp(s - lse), g = dS = P * (g - delta), from s = S and g = dP.
 template <class T> void softmax_gradient(T *s, T *g, int64_t columns, const T *lse, const T *delta) {
   using V = Vector<T>;
   for (int64_t c = 0; c < columns; c++)
@@ -316,7 +325,7 @@ template <class T> void softmax_gradient(T *s, T *g, int64_t columns, const T *l
     }
 }
 
-// Drops the weights, or their gradients, that the hash of (head, i, j) says.
+// s = drop(s), for weights or their gradients: the hash of (head, i, j) says which are dropped.
 template <class T> void drop_weights(T *s, const TileAttention<T> &p, const Tile &t) {
   if (!p.dropout_keys) return;
   using Ints = vec<typename bits_of<T>::type, LANES<T>>;
@@ -372,7 +381,8 @@ template <class T> struct Kept {
   }
 };
 
-// Tile number e of a list, in the coordinates of its key tile: its keys are widened to whole steps of the product.
+// Sets the keys of t to those of pair e of `tiles`, low .. high widened to whole steps of the product; returns where
+// they begin in the key tile.
 inline int64_t columns_of(const Tiles &tiles, int64_t e, int64_t key_tile, Tile &t) {
   const int64_t low = tiles.low[e] / STEP * STEP;
   t.j = key_tile * COLUMNS + low;
@@ -416,9 +426,10 @@ template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_
     const int64_t kv = t.h * p.key_heads / p.heads;
     pack_transposed(p.query.at(t.b, t.h, t.i), p.query.node, t.rows, D, T(p.scale), q_transposed);
 
-    Rows<T> rows;
+    Running<T> running;
+    // Sums that are not finite are computed again, by edges: so NaN and infinities reach only rows that attend to them.
     for (int by_edges = 0; by_edges < 2; by_edges++) {
-      for (int r = 0; r < ROWS; r++) rows.max[r] = -infinity<T>(), rows.sum[r] = 0;
+      for (int r = 0; r < ROWS; r++) running.max[r] = -infinity<T>(), running.sum[r] = 0;
       __builtin_memset(o, 0, ROWS * DV * sizeof(T));
       for (int64_t e = p.tiles.ptr[tile]; e < p.tiles.ptr[tile + 1]; e++) {
         const int64_t key_tile = p.tiles.other[e], low = columns_of(p.tiles, e, key_tile, t);
@@ -430,7 +441,7 @@ template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_
         const T *v = k + COLUMNS * D + low * DV;
 
         logits(p, t, k + low * D, q_transposed, s, slope);
-        online_softmax(s, t.columns, rows, rescale);
+        online_softmax(s, t.columns, running, rescale);
         for (int64_t r = 0; r < t.rows; r++)
           if (rescale[r] != 1)
             for (int64_t d = 0; d < DV; d++) o[r * DV + d] *= rescale[r];
@@ -438,14 +449,14 @@ template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_
         if (by_edges && !t.full) product_of_edges(s, v, o, DV, p.runs, t);
         else product<ROW_STEP, true, T>({s, 1, ROWS}, {v, DV}, {o, DV}, ROWS, t.columns, DV);
       }
-      if (is_finite(o, t.rows * DV)) break;  // else again: NaN and infinities reach only rows that attend to them
+      if (is_finite(o, t.rows * DV)) break;
     }
     for (int64_t r = 0; r < t.rows; r++) {
       T *out = p.out.at(t.b, t.h, t.i + r);
-      const bool attends = rows.sum[r] != 0;  // NaN too
-      const T factor = attends ? 1 / rows.sum[r] : 0;
+      const bool attends = running.sum[r] != 0;  // also true of NaN
+      const T factor = attends ? 1 / running.sum[r] : 0;
       for (int64_t d = 0; d < DV; d++) out[d] = attends ? o[r * DV + d] * factor : 0;
-      p.lse[bh * p.num_dst + t.i + r] = attends ? rows.max[r] + T(__builtin_log(rows.sum[r])) : infinity<T>();
+      p.lse[bh * p.num_dst + t.i + r] = attends ? running.max[r] + T(__builtin_log(running.sum[r])) : infinity<T>();
     }
   }
   return true;
@@ -453,7 +464,8 @@ template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_
 
 // ------------------------------------------------------------------------------------------------ backward
 
-// A query tile as the backward pass reads it; q is scaled where its rows are read, as k is where its are.
+// A query tile as the backward pass reads it. The scale is in the rows q, for dK = dX^T (scale Q), and not in
+// q_transposed: S = Q (scale K)^T takes it from the rows of k, which have it for dQ = dX (scale K).
 template <class T> struct QueryTile {
   T *q, *q_transposed, *d_out, *d_out_transposed, *delta;
   static int64_t size(int64_t D, int64_t DV) { return 2 * ROWS * (D + DV) + ROWS; }
@@ -505,6 +517,7 @@ template <class T> bool backward(const TileAttention<T> &p, int64_t first, int64
         t.i = tile * ROWS, t.rows = least(p.num_dst - t.i, ROWS);
         const auto fill = [&](T *copy) { QueryTile<T>(copy, D, DV).fill(p, t); };
         const QueryTile<T> q(kept.find(bh, tile, query_tiles, fill), D, DV);
+        // +inf: rows behind the last have P = 0, as rows without edges do
         for (int64_t r = 0; r < ROWS; r++) lse[r] = r < t.rows ? p.lse[bh * p.num_dst + t.i + r] : infinity<T>();
         const T *k = k_tile + low * D, *v = v_tile + low * DV;
         const int64_t keys_left = least(p.num_src - t.j, t.columns);
