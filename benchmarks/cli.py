@@ -53,7 +53,7 @@ def cpu(
 
     A row is a case in one direction (forward, or forward and backward). Results that are wrong are not timed. A peer
     that is not installed is left out with a sentence; so is one that fails or disagrees. Exit code 1: a result of ours
-    was wrong or failed. Missed bars are told, and are no failure.
+    was wrong or failed. Missed bars are reported, and are not a failure.
     """
     if full and small:
         raise typer.BadParameter("--full and --small cannot both be meant")

@@ -31,7 +31,7 @@ def run(
 
     Args:
         seconds: spent on each entry of each row. about: machine, versions and the like, which lead the results.
-        judged: whether bars apply. say: is told each row as it is done.
+        judged: whether bars apply. say: called with each row when it is done.
     """
     results = {**about, "rows": []}
     began = time.perf_counter()

@@ -125,7 +125,7 @@ def _give_weights(block: nn.Module, ours: MessagePassing) -> None:
 
 
 def _cora(backend: str) -> Contest:
-    """An epoch is a step of Adam on all nodes. Papers' words are nearly all absent, which our model may be told."""
+    """An epoch is a step of Adam on all nodes. The bags of words are sparse, and our model may take them as such."""
     data = cora()
     x = row_normalize(data.x)
     graph = graphs.from_edges(data.edge_index, data.num_nodes).with_self_loops()

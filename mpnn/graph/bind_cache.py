@@ -110,7 +110,7 @@ class BindCache:
     def _account(self, entries: Iterable[_Entry]) -> None:
         """Measures those of the entries that have changed, and evicts.
 
-        The cache is not told which graph has changed. Between two lookups it is most likely the last one looked up,
+        The cache does not know which graph has changed. Between two lookups it is most likely the last one looked up,
         so `_use` passes this entry and the current one. Building a graph is expensive anyway, so `get` passes all.
         """
         self._derived = csr.derivations()

@@ -35,7 +35,8 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def scattered(nodes: int = 9, edges: int = 40) -> Graph:
-    """Edges in no order, some of them repeated, with classes; node 0 hears nobody, node 1 is heard by nobody."""
+    """Edges in no order, some of them repeated, with classes; node 0 has no in-neighbors, node 1 no
+    out-neighbors."""
     generator = torch.Generator().manual_seed(5)
     src, dst = torch.randint(1, nodes, (2, edges), generator=generator)
     src = src + (src == 1)
@@ -157,7 +158,7 @@ def test_weights_come_back_in_the_callers_order_and_differentiate(normalize: str
 
 
 def hubs() -> Graph:
-    """Node 0 hears 3,000 times, node 1 is heard 3,000 times, 300 others now and then."""
+    """Node 0 has 3,000 in-edges, node 1 3,000 out-edges; 1,000 other edges are at random."""
     generator = torch.Generator().manual_seed(7)
     src, dst = torch.randint(0, 300, (2, 7000), generator=generator)
     dst[:3000], src[3000:6000] = 0, 1
@@ -202,13 +203,13 @@ def test_hubs_are_split_and_put_together_again(kind: str) -> None:
 def test_a_split_row_of_which_a_part_weighs_nothing() -> None:
     graph = hubs()
     bias = torch.zeros(graph.num_edges, 1, dtype=torch.float64)
-    heard = (graph.edge_index[1] == 0).nonzero().squeeze(1)
-    bias[heard[:1500]] = -torch.inf
-    bias[heard[1500:]] = -1000.0
+    in_edges = (graph.edge_index[1] == 0).nonzero().squeeze(1)
+    bias[in_edges[:1500]] = -torch.inf
+    bias[in_edges[1500:]] = -1000.0
     bias[graph.edge_index[1] == 2] = -torch.inf
     given = replace(dot(graph), bias=(bias,))
     check(given, {"rtol": 5e-11, "atol": 5e-11})
-    bias[heard] = -torch.inf
+    bias[in_edges] = -torch.inf
     check(given, {"rtol": 5e-11, "atol": 5e-11})
     assert csr.run(given)[0][[0, 2]].eq(0).all()
 

@@ -24,7 +24,7 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 class LogSumExp:
-    """`log sum_j exp(m_j)`, zero where nobody is heard."""
+    """`log sum_j exp(m_j)`, zero for a node without in-neighbors."""
 
     identity = -math.inf
 

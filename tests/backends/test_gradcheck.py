@@ -17,7 +17,7 @@ DIM, EDGE = 4, 2
 
 
 def molecule() -> Graph:
-    """Six nodes, edges in no order with attributes and classes, node 4 hears nobody."""
+    """Six nodes, edges in no order with attributes and classes, node 4 has no in-neighbors."""
     edges = torch.tensor([[3, 0, 1, 2, 5, 0, 4, 1], [0, 1, 0, 3, 3, 2, 5, 2]])
     attr = torch.randn(8, EDGE, dtype=torch.float64)
     return graphs.from_edges(edges, 6, edge_attr=attr, edge_type=torch.tensor([0, 1, 1, 0, 2, 2, 1, 0]))

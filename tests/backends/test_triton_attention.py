@@ -162,13 +162,13 @@ def test_every_edge_of_every_row_is_shared_out_once() -> None:
 def test_a_divided_row_of_which_a_part_weighs_nothing() -> None:
     graph = hubs()
     bias = torch.zeros(graph.num_edges, 1, dtype=torch.float64, device=DEVICE)
-    heard = (graph.edge_index[1] == 0).nonzero().squeeze(1)
-    bias[heard[:20]] = -torch.inf
-    bias[heard[20:]] = -1000.0
+    in_edges = (graph.edge_index[1] == 0).nonzero().squeeze(1)
+    bias[in_edges[:20]] = -torch.inf
+    bias[in_edges[20:]] = -1000.0
     bias[graph.edge_index[1] == 2] = -torch.inf
     given = replace(dot(graph), bias=(bias,))
     check(given)
-    bias[heard] = -torch.inf
+    bias[in_edges] = -torch.inf
     check(given)
     assert cuda_attention.run(given)[0][[0, 2]].eq(0).all()
 

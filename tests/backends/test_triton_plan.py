@@ -42,7 +42,7 @@ def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
 def on_cuda(graph: Graph, kind: str) -> Request:
     """A request with features that are nowhere, but claim to be on a GPU."""
     with FakeTensorMode():
-        query, key, value, listening, heard = (
+        query, key, value, dst, src = (
             torch.empty(n, *shape, dtype=torch.bfloat16, device="cuda:0", requires_grad=True)
             for n, *shape in (
                 (graph.num_dst, 8, 64), (graph.num_src, 8, 64), (graph.num_src, 8, 64), (graph.num_dst, 8),
@@ -51,7 +51,7 @@ def on_cuda(graph: Graph, kind: str) -> Request:
         )  # fmt: skip
     if kind == "aggregation":
         return Request(graph, value, normalize="none")
-    score = Dot(query, key, 0.1) if kind == "dot" else AdditiveScore(listening, heard, LeakyReLU())
+    score = Dot(query, key, 0.1) if kind == "dot" else AdditiveScore(dst, src, LeakyReLU())
     return Request(graph, value, score)
 
 

@@ -19,10 +19,10 @@ R = TypeVar("R")
 
 
 def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:
-    """`[run(part) for part in parts]`, side by side; what one raises is raised here, and so is Ctrl-C, as soon as the
-    parts that were begun are done.
+    """Returns `[run(part) for part in parts]`, run on as many threads as torch uses, the caller's included.
 
-    The caller works too, and every thread takes the next part when it has done one: parts cost no hand-over.
+    Each thread takes the next part when it has finished one. An exception of a part, or Ctrl-C, is raised after the parts
+    that are running have finished; no other part begins.
     """
     threads = min(torch.get_num_threads(), len(parts))
     if threads < 2:
@@ -39,7 +39,7 @@ def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:
     try:
         work()
     finally:
-        for _ in numbers:  # all taken by now, unless the caller failed or was interrupted: then nobody begins another
+        for _ in numbers:  # empty by now, unless the caller failed or was interrupted: then no thread begins another
             pass
         for helper in helpers:
             if not helper.cancel():  # one that never began has nothing left to do
