@@ -21,8 +21,8 @@ R = TypeVar("R")
 def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:
     """Returns `[run(part) for part in parts]`, run on as many threads as torch uses, the caller's included.
 
-    Each thread takes the next part when it has finished one. An exception of a part, or Ctrl-C, is raised as soon as the
-    running parts have finished; no other part begins.
+    Each thread takes the next part when it has finished one. An exception of a part, or Ctrl-C, is raised as soon as
+    the running parts have finished; no other part begins.
     """
     threads = min(torch.get_num_threads(), len(parts))
     if threads < 2:
