@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import Structure, c_int64, c_void_p
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ class Rows:
             self._cuts[parts] = torch.arange(parts + 1) * self.num_edges // parts
         return self._cuts[parts]
 
-    @property
+    @cached_property
     def degree(self) -> Tensor:
         """The number of edges of each node, at least 1, [rows, 1]."""
         degree = self.ptr.diff().clamp(min=1)
