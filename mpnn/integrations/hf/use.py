@@ -41,8 +41,8 @@ def use(model: PreTrainedModel, graph: Graphs | None = None) -> Handle:
             that replaces causal masks, windows and chunks, while padding and packed sequences stay as they are: a
             topology or its text, such as "causal() & window(256)"; a dictionary from layer types (of
             `config.layer_types`) or layer numbers to these; or a function of the layer's number. Layers without an
-            entry keep their mask. Positions count from the first token that is not padding, and from the start of each packed
-            sequence.
+            entry keep their mask. Positions count from the first token that is not padding, and from the start of
+            each packed sequence.
 
     Returns:
         A handle whose `restore()` undoes the change. The topologies are in `config.mpnn_graph` as text, which
