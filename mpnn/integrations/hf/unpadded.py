@@ -1,0 +1,119 @@
+"""Encoders without padding: the tokens of a padded batch become one row of documents, so no layer computes padding.
+
+Attention separates the documents (`cu_seq_lens_q`), positions are those of the padded batch, and all other layers of an
+encoder treat each token by itself. The forward pass of the bare model is replaced, so its heads and
+sentence-transformers see the shapes that they expect.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def remove_padding(model: Any) -> Callable[[], None]:
+    """Makes a bare encoder (`BertModel`) compute the tokens of a padded batch only; returns what undoes it.
+
+    States at padding are zeros. A call without padding, with `output_attentions=True`, with `inputs_embeds` or with a
+    cache runs as before.
+
+    Raises:
+        ValueError: the model is a decoder or its forward pass takes no `position_ids`, so its tokens cannot be moved.
+    """
+    name, config = type(model).__name__, model.config
+    if getattr(config, "is_decoder", False) or config.is_encoder_decoder:
+        raise ValueError(f"{name} is a decoder; padding can be removed from encoders only")
+    if not {"input_ids", "attention_mask", "position_ids"} <= set(_signature(type(model)).parameters):
+        raise ValueError(
+            f"padding cannot be removed from {name}: its forward pass takes no position_ids to move tokens by"
+        )
+    model.forward = MethodType(_forward, model)  # a method, so that copies of the model call themselves
+
+    def restore() -> None:
+        del model.forward
+
+    return restore
+
+
+def _forward(self: Any, *args: Any, **options: Any) -> Any:
+    forward = type(self).forward
+    given = _arguments(_signature(type(self)), (self, *args), options)
+    if not _has_padding(self, given):
+        return forward(self, *args, **options)
+    keep = given.pop("attention_mask").bool()
+    return_dict = given.pop("return_dict", None)
+    if given.get("position_ids") is None:
+        given["position_ids"] = default_positions(self, given["input_ids"])
+    packed = {name: _packed(value, keep) for name, value in given.items()}
+    out = forward(self, **packed, **_documents(keep), attention_mask=None, return_dict=True)
+    out.last_hidden_state = padded(out.last_hidden_state, keep)
+    if out.get("hidden_states") is not None:
+        out.hidden_states = tuple(padded(states, keep) for states in out.hidden_states)
+    if out.get("pooler_output") is not None:
+        out.pooler_output = self.pooler(out.last_hidden_state)
+    wants_dict = self.config.return_dict if return_dict is None else return_dict
+    return out if wants_dict else out.to_tuple()
+
+
+@lru_cache(maxsize=64)
+def _signature(model: type) -> inspect.Signature:
+    return inspect.signature(model.forward)
+
+
+def default_positions(model: Any, input_ids: Tensor) -> Tensor:
+    """The positions int64 [B, N] that the model gives tokens [B, N] if it gets none: RoBERTa's depend on padding."""
+    embeddings = getattr(model, "embeddings", None)
+    make = getattr(embeddings, "create_position_ids_from_input_ids", None)
+    make = make or getattr(sys.modules[type(model).__module__], "create_position_ids_from_input_ids", None)
+    if make is not None and hasattr(embeddings, "padding_idx"):
+        return make(input_ids, embeddings.padding_idx)
+    return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+
+
+def padded(states: Tensor, keep: Tensor) -> Tensor:
+    """States of tokens [1, T, D] -> [B, N, D] with zeros where `keep`, bool [B, N], is False."""
+    out = states.new_zeros(*keep.shape, states.shape[-1])
+    return out.masked_scatter(keep[..., None], states)
+
+
+def _arguments(signature: inspect.Signature, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """What a call gives, by name."""
+    bound = signature.bind(*args, **options).arguments
+    del bound["self"]
+    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
+    return bound | bound.pop(rest, {})
+
+
+def _has_padding(model: Any, given: dict[str, Any]) -> bool:
+    ids, mask = given.get("input_ids"), given.get("attention_mask")
+    if ids is None or mask is None or mask.shape != ids.shape or ids.dim() != 2:
+        return False
+    if any(given.get(name) is not None for name in ("inputs_embeds", "past_key_values", "encoder_hidden_states")):
+        return False
+    attentions = given.get("output_attentions")
+    if model.config.output_attentions if attentions is None else attentions:
+        return False
+    return bool(mask.any()) and not bool(mask.all())
+
+
+def _packed(value: Any, keep: Tensor) -> Any:
+    """Tensors [B, N, ...] as [1, T, ...]; everything else as it is."""
+    if isinstance(value, Tensor) and value.shape[:2] == keep.shape:
+        return value[keep][None]
+    return value
+
+
+def _documents(keep: Tensor) -> dict[str, Any]:
+    """The tokens' documents as transformers' flash attention takes them; rows without tokens are none."""
+    lengths = keep.sum(1)
+    lengths = lengths[lengths > 0]
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    longest = int(lengths.max())
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
