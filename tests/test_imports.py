@@ -41,6 +41,7 @@ ROOMS: dict[str, set[str]] = {
         *("graph", "graphs", "request", "aggregate", "dropout", "update", "position", "attention", "decoding"),
         *("ops", "message_passing", "encodings", "files", "models"),
     },
+    "hf": {"integrations"},
     "train": {"graph", "message_passing", "data", "files"},
     "mpnn": {
         *("graph", "graphs", "request", "aggregate", "update", "position", "attention", "backends", "engine", "ops"),
