@@ -15,11 +15,11 @@ ROOT = Path(mpnn.__file__).parent
 
 # What each room may import, besides itself: only rooms above it, so the order of this table is a proof of no cycles.
 ROOMS: dict[str, set[str]] = {
-    "graph": set(),
+    "kernels": set(),
+    "graph": {"kernels"},
     "aggregate": set(),
     "request": {"graph", "aggregate"},
     "graphs": {"graph", "request"},
-    "kernels": set(),
     "dropout": {"request", "kernels"},
     "update": {"request", "dropout"},
     "position": {"graph", "request"},
