@@ -11,30 +11,29 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+_MIXING = nn.Conv1d, nn.Conv2d, nn.RNNBase  # layers in which tokens of two documents would meet
 
 
 def remove_padding(model: Any) -> Callable[[], None]:
     """Makes a bare encoder (`BertModel`) compute the tokens of a padded batch only; returns what undoes it.
 
-    States at padding are zeros. A call without padding, with `output_attentions=True`, with `inputs_embeds` or with a
-    cache runs as before.
+    States at padding are zeros. A call without padding or with padding between tokens, with `output_attentions=True`,
+    with `inputs_embeds` or with a cache runs as before.
 
     Raises:
         ValueError: the model is a decoder or its forward pass takes no `position_ids`, so its tokens cannot be moved.
     """
-    name, config = type(model).__name__, model.config
-    if getattr(config, "is_decoder", False) or config.is_encoder_decoder:
-        raise ValueError(f"{name} is a decoder; padding can be removed from encoders only")
-    if not {"input_ids", "attention_mask", "position_ids"} <= set(_signature(type(model)).parameters):
+    if not is_encoder(model):
         raise ValueError(
-            f"padding cannot be removed from {name}: its forward pass takes no position_ids to move tokens by"
+            f"padding cannot be removed from {type(model).__name__}: it is not an encoder whose forward pass takes "
+            "input_ids, attention_mask and position_ids, and whose other layers treat each token by itself"
         )
-    model.forward = MethodType(_forward, model)  # a method, so that copies of the model call themselves
+    model.forward = _WithoutPadding(model)
 
     def restore() -> None:
         del model.forward
@@ -42,24 +41,48 @@ def remove_padding(model: Any) -> Callable[[], None]:
     return restore
 
 
-def _forward(self: Any, *args: Any, **options: Any) -> Any:
-    forward = type(self).forward
-    given = _arguments(_signature(type(self)), (self, *args), options)
-    if not _has_padding(self, given):
-        return forward(self, *args, **options)
-    keep = given.pop("attention_mask").bool()
-    return_dict = given.pop("return_dict", None)
-    if given.get("position_ids") is None:
-        given["position_ids"] = default_positions(self, given["input_ids"])
-    packed = {name: _packed(value, keep) for name, value in given.items()}
-    out = forward(self, **packed, **_documents(keep), attention_mask=None, return_dict=True)
-    out.last_hidden_state = padded(out.last_hidden_state, keep)
-    if out.get("hidden_states") is not None:
-        out.hidden_states = tuple(padded(states, keep) for states in out.hidden_states)
-    if out.get("pooler_output") is not None:
-        out.pooler_output = self.pooler(out.last_hidden_state)
-    wants_dict = self.config.return_dict if return_dict is None else return_dict
-    return out if wants_dict else out.to_tuple()
+def is_encoder(model: Any) -> bool:
+    """Whether the tokens of a padded batch can be moved: attention is bidirectional, positions are an argument, and no
+    other layer mixes tokens."""
+    config = model.config
+    if config.is_encoder_decoder or getattr(config, "is_decoder", False):
+        return False
+    if not {"input_ids", "attention_mask", "position_ids"} <= set(_signature(type(model)).parameters):
+        return False
+    return not any(getattr(module, "is_causal", False) or isinstance(module, _MIXING) for module in model.modules())
+
+
+class _WithoutPadding:
+    """The forward pass of a model. It is an object, not a closure, so that copies of the model call themselves."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What the trainer of transformers chooses the columns of a dataset by."""
+        _, *rest = _signature(type(self.model)).parameters.values()
+        return inspect.Signature(rest)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        model = self.model
+        forward = type(model).forward
+        given = _arguments(_signature(type(model)), (model, *args), options)
+        if not _has_padding(model, given):
+            return forward(model, *args, **options)
+        keep = given.pop("attention_mask").bool()
+        return_dict = given.pop("return_dict", None)
+        if given.get("position_ids") is None:
+            given["position_ids"] = default_positions(model, given["input_ids"])
+        packed = {name: _packed(value, keep) for name, value in given.items()}
+        out = forward(model, **packed, **_documents(keep), attention_mask=None, return_dict=True)
+        out.last_hidden_state = padded(out.last_hidden_state, keep)
+        if out.get("hidden_states") is not None:
+            out.hidden_states = tuple(padded(states, keep) for states in out.hidden_states)
+        if out.get("pooler_output") is not None:
+            out.pooler_output = model.pooler(out.last_hidden_state)
+        wants_dict = model.config.return_dict if return_dict is None else return_dict
+        return out if wants_dict else out.to_tuple()
 
 
 @lru_cache(maxsize=64)
@@ -100,7 +123,14 @@ def _has_padding(model: Any, given: dict[str, Any]) -> bool:
     attentions = given.get("output_attentions")
     if model.config.output_attentions if attentions is None else attentions:
         return False
-    return bool(mask.any()) and not bool(mask.all())
+    return _is_on_one_side(mask.bool())
+
+
+def _is_on_one_side(keep: Tensor) -> bool:
+    """Whether there is padding, and none between tokens, where it would count in the distances of windows."""
+    tokens = keep.sum(1)
+    gaps = keep.int().diff(dim=1).abs().sum(1) + keep[:, 0].int() + keep[:, -1].int()
+    return bool(tokens.any()) and not bool(keep.all()) and bool((gaps <= 2).all())
 
 
 def _packed(value: Any, keep: Tensor) -> Any:
@@ -114,6 +144,6 @@ def _documents(keep: Tensor) -> dict[str, Any]:
     """The tokens' documents as transformers' flash attention takes them; rows without tokens are none."""
     lengths = keep.sum(1)
     lengths = lengths[lengths > 0]
-    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    ends = nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
     longest = int(lengths.max())
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
