@@ -18,7 +18,7 @@ Counts = Mapping[str, float]
 # operations that one thread does, once per call or step
 ONCE = {
     *("call", "softmax", "sum", "reduce", "attention"),
-    *("clique size", "step", "running step", "own compiled"),
+    *("clique size", "own compiled"),
 }
 _BACK = ", back"
 
