@@ -19,6 +19,7 @@ from benchmarks.requests import (
     additive,
     additive_v2,
     aggregated,
+    alone,
     biased,
     cast,
     dot,
@@ -68,6 +69,7 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield "offsets window(8) 1024", placed(dot(graphs.window(8).bind(1024)))
     yield "softcap complete 512", softcapped(dot(graphs.complete().bind(512)))
     yield "softcap window(8) 1024", softcapped(dot(graphs.window(8).bind(1024)))
+    yield "biases alone, window(8) 1024", alone(biased(dot(graphs.window(8).bind(1024))))
     yield "dropout complete 512", dropped(dot(graphs.complete().bind(512)))
     yield "dropout window(8) 1024", dropped(dot(graphs.window(8).bind(1024)))
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
@@ -86,6 +88,7 @@ def cases() -> Iterator[tuple[str, Request]]:
         for reduce in ("sum", "mean", "max", "var"):
             yield f"{name}: {reduce} 64", aggregated(graph, reduce)
         yield f"{name}: sum 16", aggregated(graph, "sum", 16)
+        yield f"{name}: softmax of biases 64", alone(weighed(dot(graph, heads=1, width=64)))
         yield f"{name}: weighted sum 64", weighed(aggregated(graph, "sum"))
     yield "middling: dropout dot 8 x 16", dropped(dot(scattered(20_000, 20), heads=8, width=16))
     for topology in (graphs.complete(), graphs.causal(), graphs.window(8)):

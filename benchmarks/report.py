@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,22 @@ GROUPS = {
     "edges": "Time against edges",
     "layers": "Attention layers of Hugging Face, in training mode",
     "model": "Whole models",
+    "workload": "From input to result",
     "linear": "Linear attention",
     "overhead": "Overhead",
     "binding": "Binding",
 }
 
 
-def write(results: dict[str, Any], page: Path, gpu: dict[str, Any] | None = None) -> Path:
-    """Writes the page, and its pictures into `img/` beside it; returns the page's path. `gpu`: results of a GPU, which
-    follow those of the CPU."""
+def write(results: dict[str, Any], page: Path, others: Mapping[str, dict[str, Any]] | None = None) -> Path:
+    """Writes the page, and its pictures into `img/` beside it; returns the page's path. `others`: results of further
+    runs by the title of their part of the page."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures = plots.draw(results["rows"], page.parent / "img")
     lines = _page(results, pictures)
-    if gpu is not None:
-        lines += ["", "# On a GPU", "", f"Measured by `{gpu['command']}`.", "", *_machine(gpu), "", *_bars(gpu["rows"])]
-        lines += _tables(gpu["rows"], {})
+    for title, other in (others or {}).items():
+        lines += ["", f"# {title}", "", f"Measured by `{other['command']}`.", "", *_machine(other), ""]
+        lines += [*_bars(other["rows"]), *_tables(other["rows"], {})]
     page.write_text("\n".join(lines).rstrip() + "\n")
     return page
 

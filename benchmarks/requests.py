@@ -74,6 +74,11 @@ def weighed(given: Request) -> Request:
     return replace(given, bias=(torch.randn(given.graph.num_edges, 1),))
 
 
+def alone(given: Request) -> Request:
+    """With logits that are biases only."""
+    return replace(given, score=None)
+
+
 def linear(given: Request) -> Request:
     return replace(given, normalize="none")
 

@@ -50,7 +50,7 @@ def rows_of(case: Case, seconds: float, judged: bool = True) -> Iterator[Row]:
     try:
         with _quiet():
             contest = case.make()
-    except DatasetNotFound as problem:
+    except (DatasetNotFound, ImportError) as problem:
         for direction in case.directions:
             yield _row(case, direction) | {"skipped": _sentence(problem)}
         return

@@ -35,15 +35,15 @@ def priced(backend: str, counts: Counts, size: float) -> Estimate:
 
 
 def per_thread(counts: Counts, threads: int) -> Counts:
-    """The counts of the busiest thread: one thread does what is done once per call or step, all share the rest."""
+    """The counts of the busiest thread: one thread does what is done once per call, all share the rest."""
     if threads == 1:
         return counts
     return {what: n if is_once(what) else n / threads for what, n in counts.items()}
 
 
 def is_once(what: str) -> bool:
-    """Whether one thread does this operation, once per call or step."""
-    return what.removesuffix(_BACK).endswith(("call", "step"))
+    """Whether one thread does this operation, once per call."""
+    return what.removesuffix(_BACK).endswith("call")
 
 
 def on_gpu(flops: float, size: float, dtype: torch.dtype, launches: float) -> float:

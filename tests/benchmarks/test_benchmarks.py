@@ -70,6 +70,22 @@ def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> N
     assert "# On a GPU" in page.read_text()
 
 
+@pytest.mark.slow
+def test_workloads_run_beside_their_peers(tmp_path: Path) -> None:
+    file, page = tmp_path / "workloads.json", tmp_path / "page.md"
+    done = command("workloads", "--small", "--seconds", 0, "--out", file)
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = [row for row in json.loads(file.read_text())["rows"] if "skipped" not in row]
+    assert len(rows) >= 5  # two need files that are not in the package
+    for row in rows:
+        assert len(row["entries"]) == 2
+        assert all("note" not in entry for entry in row["entries"].values()), row["entries"]
+        assert set(row["checked"]["errors"]) == set(row["entries"])
+    done = command("report", "--results", file, "--workloads", file, "--page", page)
+    assert done.returncode == 0, done.stderr
+    assert "# Whole workloads" in page.read_text()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_the_command_says_so() -> None:
     assert "torch finds no GPU here" in command("gpu").stderr

@@ -1,8 +1,10 @@
 """Prices, fitted to times: known ones are found again, and every operation that requests count has one."""
 
 import pytest
+from capabilities import REQUESTS
 
 from benchmarks import fit, requests
+from mpnn import graphs
 from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
@@ -66,14 +68,22 @@ def test_every_operation_that_drawn_requests_count_has_a_price() -> None:
             assert set(backend.counts(request)) <= set(prices[backend.NAME]), (index, backend.NAME)
 
 
+def test_every_operation_of_the_capability_table_has_a_price() -> None:
+    prices, graph = tuned.shipped()["nanoseconds"], graphs.causal().bind(6)
+    for make in REQUESTS.values():
+        request = make(graph)
+        for backend in (b for b in BACKENDS if b.supports(request) is None):
+            assert set(backend.counts(request)) <= set(prices[backend.NAME]), (request, backend.NAME)
+
+
 def test_every_price_is_positive() -> None:
     for name, costs in tuned.shipped()["nanoseconds"].items():
         for kind, price in costs.items():
             assert price > 0, (name, kind)
 
 
-def test_only_calls_and_steps_take_the_same_time_on_more_threads() -> None:
-    counts = {"dot call": 1.0, "dot call, back": 1.0, "running step": 3.0, "edge": 10.0, "edge, back": 10.0}
+def test_only_calls_take_the_same_time_on_more_threads() -> None:
+    counts = {"dot call": 1.0, "dot call, back": 1.0, "edge": 10.0, "edge, back": 10.0}
     assert cost_model.per_thread(counts, 1) == counts
     assert cost_model.per_thread(counts, 2) == counts | {"edge": 5.0, "edge, back": 5.0}
 
