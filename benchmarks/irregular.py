@@ -39,7 +39,7 @@ def cases(sizes: Sizes, backend: str) -> Iterator[Case]:
     for reduce in ("sum", "mean", "max"):
         # of equal maxima torch's kernels give one the whole gradient, so there the forward pass alone is compared
         directions = (FORWARD,) if reduce == "max" else (FORWARD, BOTH)
-        bars = faster("torch.sparse.mm reduce", 2.5)
+        bars = faster("torch.sparse.mm reduce", 1.5)
         make = partial(reduced, nodes, edges, heads * width, reduce, backend, bars)
         yield Case("reduce", f"{reduce} of {heads * width}, {where}", make, directions)
     for count in sizes.edges:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from benchmarks.contest import Entry, Missing
 from mpnn import Graph
+
+LOOPED, PADDED = "torch SDPA, looped", "torch SDPA, padded"
 
 PACKAGES = {
     "local_attention": "local-attention",
@@ -61,6 +63,35 @@ def dense(features: Features, name: str = "torch SDPA, dense", checked: bool = F
 def masked(graph: Graph, features: Features) -> Entry:
     """torch's dense attention with the graph as a mask, which is made beforehand."""
     return dense(features, "torch SDPA, masked", True, attn_mask=graph.dense())
+
+
+def looped(lengths: Sequence[int], features: Features) -> Entry:
+    """torch's dense attention called for each document."""
+    query, key, value = heads_first(features)
+
+    def call() -> Tensor:
+        parts = zip(*(x.split(list(lengths), 2) for x in (query, key, value)), strict=True)
+        return nodes_first(torch.cat([F.scaled_dot_product_attention(*part) for part in parts], 2))
+
+    return Entry(LOOPED, call, (query, key, value), nodes_first)
+
+
+def padded(lengths: Sequence[int], features: Features) -> Entry:
+    """torch's dense attention over a batch of documents, padded to the longest; padding and its mask are made
+    beforehand, as a model does once for all of its layers."""
+    longest, split = max(lengths), list(lengths)
+    keep = torch.arange(longest) < torch.tensor(split)[:, None]
+    query, key, value = (
+        torch.nn.utils.rnn.pad_sequence(x.detach().split(split), batch_first=True).transpose(1, 2).contiguous()
+        for x in features
+    )
+    leaves = tuple(x.requires_grad_() for x in (query, key, value))
+    mask = keep[:, None, None]
+
+    def call() -> Tensor:
+        return F.scaled_dot_product_attention(*leaves, attn_mask=mask).transpose(1, 2)[keep]
+
+    return Entry(PADDED, call, leaves, lambda x: x.transpose(1, 2)[keep])
 
 
 def flex(features: Features, mask: Callable[..., Tensor]) -> Entry:

@@ -28,6 +28,8 @@ def attend(
     *,
     bias: PerEdge | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     normalize: str = "softmax",
     dropout: float = 0.0,
     backend: str = "auto",
@@ -35,13 +37,18 @@ def attend(
 ) -> Any:
     """Dot-product attention along the edges of a graph (Vaswani et al. 2017, eq. 1, over any graph).
 
-        w_ij = softmax_j( scale * <query_i, key_j> + bias_ij )   over the in-neighbors j of i
+        w_ij = softmax_j( cap(scale * <query_i, key_j>) + bias_ij )   over the in-neighbors j of i
         out_i = sum_j w_ij * value_j
+
+    cap(l) is softcap * tanh(l / softcap) (Gemma 2), or l without softcap.
 
     Args:
         query: [..., N_dst, H, D]. key: [..., N_src, H_kv, D]. value: [..., N_src, H_kv, D_v]; H a multiple of H_kv.
         bias: [E, H] or [E, 1] in the caller's edge order, or a `BiasTable`, which holds a bias for each edge type.
         scale: default 1 / sqrt(D).
+        softcap: a positive number that bounds the products.
+        sinks: [H], the logit of one more source of each destination, whose value is 0 (gpt-oss; Xiao et al. 2023,
+            arXiv:2309.17453): the weights of a row add up to less than 1. For normalize="softmax".
         normalize: "softmax", "sigmoid" or "none".
         dropout: probability that a weight is dropped; the mask is drawn from torch's default generator.
         backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
@@ -58,19 +65,20 @@ def attend(
         scale = max(query.shape[-1], 1) ** -0.5
     else:
         check_scale(scale)
-    plain = bias is None and normalize == "softmax" and not dropout and not return_weights and type(backend) is str
-    if plain and not torch.compiler.is_compiling():
+    dots_only = bias is None and softcap is None and sinks is None and normalize == "softmax" and not dropout
+    if dots_only and not return_weights and type(backend) is str and not torch.compiler.is_compiling():
         return _attend_plainly(graph, query, key, value, float(scale), backend)
     graph = _traced(graph, value)
     request = Request(
         graph,
         value,
-        Dot(query, key, float(scale)),
+        Dot(query, key, float(scale), softcap=softcap),
         bias=() if bias is None else (bias,),
         normalize=normalize,
         dropout=dropout,
         reduce=SUM,
         return_weights=return_weights,
+        sinks=sinks,
     )
     out, weights = run(request, backend)
     return (out, weights) if return_weights else out

@@ -2,7 +2,7 @@
 
 A block is the whole graph (complete, causal, or small enough for a mask) or one of its disjoint cliques. Cliques of one
 size run as a batch; cliques of all sizes run in one kernel where torch has it. Features that torch's kernels lack (soft
-capping, other normalisers, dropout with the same mask in every backend, returned weights) are computed by torch
+capping, sinks, other normalisers, dropout with the same mask in every backend, returned weights) are computed by torch
 operations on the logits of the block.
 
 NaN and infinities of a node can reach rows of its block that do not attend to it: a mask's zero times NaN is NaN, in
@@ -266,7 +266,11 @@ def _materialised(
     allowed = block.pairs
     if request.normalize == "softmax":
         logits = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
-        weights = _softmax(logits, bool(request.bias))
+        if request.sinks is None:
+            weights = _softmax(logits, bool(request.bias))
+        else:
+            sinks = request.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
+            weights = _softmax(torch.cat([logits, sinks], -1), True)[..., :-1]
     else:
         weights = logits.sigmoid() if request.normalize == "sigmoid" else logits
         weights = weights if allowed is None else weights.masked_fill(~allowed, 0.0)
@@ -416,7 +420,7 @@ def _is_biased(request: Request) -> bool:
 def _is_materialised(request: Request) -> bool:
     score = request.score
     assert isinstance(score, Dot)
-    plain = request.normalize == "softmax" and score.softcap is None and not request.dropout
+    plain = request.normalize == "softmax" and score.softcap is None and request.sinks is None and not request.dropout
     # With 16-bit features torch's kernels accept a float32 bias on CPU only.
     narrow_bias = (
         _is_biased(request) and request.value.dtype != request.accumulate_dtype and request.value.device.type != "cpu"

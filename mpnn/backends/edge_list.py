@@ -86,9 +86,20 @@ def _weights(request: Request, csr: CSR, index: Index) -> Tensor:
     if request.score is not None:
         terms.append(_logits(request.score, request, csr))
     logits = sum(terms[1:], terms[0])
+    if request.sinks is not None:
+        logits = logits.expand(len(csr.col), *request.batch, request.heads)
+        return _softmax_with_sinks(logits, index, request.sinks)
     if request.normalize == "softmax":
         return segment_softmax(logits, index)
     return logits.sigmoid() if request.normalize == "sigmoid" else logits
+
+
+def _softmax_with_sinks(logits: Tensor, index: Index, sinks: Tensor) -> Tensor:
+    """The softmax of logits [E, ..., H] with one more edge for each destination, of the logit sinks [H]."""
+    rows = torch.arange(index.num_dst, device=logits.device)
+    more = sinks.to(logits.dtype).expand(index.num_dst, *logits.shape[1:])
+    with_sinks = Index.of(torch.cat([index.plain, rows]), index.ptr)  # not ascending, which a softmax does not need
+    return segment_softmax(torch.cat([logits, more]), with_sinks)[: len(logits)]
 
 
 def _logits(score: Score, request: Request, csr: CSR) -> Tensor:

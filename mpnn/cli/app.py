@@ -23,6 +23,7 @@ _SETTINGS: dict[str, Any] = {
     "rich_markup_mode": "rich",
     "pretty_exceptions_enable": False,
     "add_completion": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
 app = typer.Typer(

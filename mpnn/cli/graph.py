@@ -63,7 +63,7 @@ def graph(
     console.print()
     if runs.num_dst and runs.num_src:
         plain = console.no_color or console.color_system is None
-        console.print(drawing.matrix(runs, plain, console.width))
+        console.print(drawing.matrix(runs, plain, console.width, ascii_only=console.options.ascii_only))
         cell = "filled" if plain else "coloured"
         console.print(f"rows: destinations, columns: sources; a {cell} cell is an edge", style="dim")
     if out is not None:

@@ -28,8 +28,8 @@ def rows(graph: Graph, start: int, stop: int) -> Graph:
     if not graph.is_explicit:
         return structured(graph, graph.runs.take(np.arange(start, stop)), shift=shift, positions=positions)
     first, last = (int(graph.csr.ptr[i]) for i in (start, stop))
-    assert graph.csr.edge_id is not None
-    which = graph.csr.edge_id[first:last].sort().values
+    edge_id = graph.csr.edge_id
+    which = torch.arange(first, last, device=graph.device) if edge_id is None else edge_id[first:last].sort().values
     edges = graph.edge_index[:, which]
     edges = edges - edges.new_tensor([[0], [start]])
     return selected(graph, which, edges=edges, num_dst=stop - start, shift=shift, positions=positions)

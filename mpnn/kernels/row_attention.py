@@ -77,6 +77,7 @@ class Spec(NamedTuple):
     dropout_keys: Tensor | None = None
     dropout: float = 0.0
     return_weights: bool = False
+    return_lse: bool = False
 
 
 class RowAttention(Structure):
@@ -126,35 +127,37 @@ def num_parts(rows: Rows, width: int) -> int:
     return rows.parts(width, _MOST_PARTS, _LEAST)
 
 
-def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor]:
-    """out [..., N_dst, H, DV], and weights before dropout [..., E, H] in the caller's order, empty unless returned."""
+def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+    """out [..., N_dst, H, DV]; weights before dropout [..., E, H] in the caller's order; log-sum-exp of the logits,
+    lse [..., N_dst, H], +inf for a row without edges. Weights and lse are empty unless returned."""
     batch = tensors.value.shape[:-3]
     for name, trailing in _TRAILING.items():
         x = getattr(tensors, name)
         if x is not None and 1 < x.shape[:-trailing].numel() < batch.numel():  # the kernels share all or nothing
             tensors = tensors._replace(**{name: x.expand(*batch, *x.shape[-trailing:])})
-    out, weights = _RowAttention.apply(spec, *tensors)
-    return out, weights
+    out, weights, lse = _RowAttention.apply(spec, *tensors)
+    return out, weights, lse
 
 
 class _RowAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         inputs = _plain(tensors)
         out, stats, weights = _forward(spec, inputs)
         ctx.spec = spec
         ctx.save_for_backward(out, stats, weights if spec.return_weights else None, *tensors)
         ctx.set_materialize_grads(False)
-        return out, weights
+        return out, weights, _lse(stats) if spec.return_lse else stats.new_empty(0)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None) -> Any:
+    def backward(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
         out, stats, weights, *tensors = ctx.saved_tensors
-        if d_out is None and (d_weights is None or weights is None):
+        if d_out is None and d_lse is None and (d_weights is None or weights is None):
             return (None,) * (1 + len(tensors))
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        saved = _Saved(*(_contiguous(x) for x in (out, stats, d_out, weights, None if weights is None else d_weights)))
+        d_weights = None if weights is None else d_weights
+        saved = _Saved(*map(_contiguous, (out, stats, d_out, weights, d_weights, d_lse)))
         return None, *_Backward(ctx.spec, _plain(tensors), saved, ctx.needs_input_grad[1:]).gradients()
 
 
@@ -166,6 +169,13 @@ class _Saved(NamedTuple):
     d_out: Tensor
     weights: Tensor | None
     d_weights: Tensor | None
+    d_lse: Tensor | None
+
+
+def _lse(stats: Tensor) -> Tensor:
+    """The log-sum-exp of each row, from its maximum and inverse sum, which is 0 without edges."""
+    row_max, inverse = stats.unbind(-2)
+    return row_max - inverse.log()
 
 
 def _contiguous(x: Tensor | None) -> Tensor:
@@ -315,6 +325,8 @@ class _Backward:
         spans = pairwise(n * k // cuts for k in range(cuts + 1))
         work = [(b, *span) for span in spans for b in range(self.count)]
         threads.each(work, lambda args: run(addressof(p), *args))
+        if saved.d_lse is not None:  # w_ij is also the derivative of lse_i by l_ij
+            row_stats[:, :, 2] -= saved.d_lse.view(-1, n, self.heads)
 
     def _by_destination(self) -> None:
         spec, inputs, score = self.spec, self.inputs, self.spec.score

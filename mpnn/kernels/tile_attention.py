@@ -62,7 +62,7 @@ class _Parameters(ctypes.Structure):
         *_fields(_Tiles, "tiles"),
         *_fields(c_int64, "slots"),
         *_fields(_Features, "d_out d_query d_key d_value"),
-        *_fields(c_void_p, "d_table d_bias segments"),
+        *_fields(c_void_p, "d_lse d_table d_bias segments"),
         *_fields(c_int64, "num_segments shared_batch"),
     ]
 
@@ -113,7 +113,9 @@ class Dropout:
 
 
 class TileAttention(torch.autograd.Function):
-    """`TileAttention.apply(query, key, value, table, bias, scale, softcap, dropout, layout)` -> out [B, N_dst, H, DV].
+    """`TileAttention.apply(query, key, value, table, bias, scale, softcap, dropout, layout)`
+
+    Returns out [B, N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
 
     query [B, N_dst, H, D], key [B, N_src, KV, D], value [B, N_src, KV, DV]; float32 or float64, widths multiples of 8.
     table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to the logits after
@@ -132,25 +134,28 @@ class TileAttention(torch.autograd.Function):
         softcap: float | None,
         dropout: Dropout | None,
         layout: Layout,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         batch, num_dst, heads, _ = query.shape
         out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(query, batch, heads, num_dst)
         ctx.save_for_backward(query, key, value, table, bias, out, lse)
         ctx.options = options = scale, softcap, dropout, layout
+        ctx.set_materialize_grads(False)
         if not out.numel() or not value.numel():
-            return out.zero_()
+            return out.zero_(), lse.fill_(torch.inf)
         query, key, value = map(_readable, (query, key, value))
         p = _parameters(query, key, value, table, bias, out, lse, *options)
         p.tiles = layout.structs[0]
         p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * query.element_size())
         _run("forward", query.dtype, p, batch * heads * -(-num_dst // ROWS), layout)
-        return out
+        return out, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
+    def backward(ctx, d_out: Tensor | None, d_lse: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         query, key, value, table, bias, out, lse = ctx.saved_tensors
         layout = ctx.options[-1]
+        d_out = torch.zeros_like(out) if d_out is None else d_out
+        d_lse = None if d_lse is None else d_lse.contiguous().resolve_neg()
         if not d_out.numel() or not value.numel():
             inputs = (query, key, value, table, bias)
             return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 4
@@ -167,7 +172,7 @@ class TileAttention(torch.autograd.Function):
         if table is not None:
             d_table = table.new_zeros(p.batch // p.shared_batch * p.num_segments, *table.shape)
         p.d_out, p.d_query, p.d_key, p.d_value = map(_features, (d_out, d_query.flatten(0, 1), d_key, d_value))
-        p.d_table, p.d_bias = _address(d_table), _address(d_bias)
+        p.d_lse, p.d_table, p.d_bias = map(_address, (d_lse, d_table, d_bias))
         p.tiles = layout.structs[1]
         p.slots = _slots(layout.reach[1], 2 * ROWS * (p.width + p.value_width + 1) * query.element_size())
         _run("backward", query.dtype, p, groups * p.num_segments, layout)

@@ -2,6 +2,9 @@
 
     w_ij = normalise_j( score(i, j) + sum of biases )        out_i = reduce_j( w_ij * (value_j + edge_value_ij) )
 
+With sinks s [H], the softmax is `w_ij = exp(l_ij) / (exp(s) + sum_j exp(l_ij))` for logits l: each row has one more
+source with the logit s and the value 0 (gpt-oss; Xiao et al. 2023, arXiv:2309.17453).
+
 Layers build requests and backends run them; neither imports the other. Requests are never modified. They are not
 frozen dataclasses, because a frozen one takes longer to create than a sum over a molecule takes to run.
 """
@@ -31,7 +34,7 @@ class Request:
     value [..., N_src, H_kv, D]; the result is [..., N_dst, H, D]. Without score and bias every weight is 1. Without
     score and with `normalize="none"` the weights are the sum of the biases. Biases are [E, H] or [E, 1] in the caller's
     edge order (leading batch dimensions allowed), or a `BiasTable` [edge types, H]. `seed` is an int64 scalar, required
-    if `dropout` is not 0.
+    if `dropout` is not 0. `sinks` [H] go with weights normalised by softmax only.
     """
 
     graph: Graph
@@ -44,6 +47,7 @@ class Request:
     seed: Tensor | None = None
     reduce: Aggregator = SUM
     return_weights: bool = False
+    sinks: Tensor | None = None
 
     @property
     def weighted(self) -> bool:
@@ -72,7 +76,7 @@ class Request:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the request, for checks of device and gradient."""
-        parts = [self.value, self.edge_value, *self.bias]
+        parts = [self.value, self.edge_value, *self.bias, self.sinks]
         if self.score is not None:
             parts += vars(self.score).values()
         return [_numbers(p) for p in parts if isinstance(p, (Tensor, EmbeddingTable))]
@@ -82,7 +86,7 @@ class Request:
         """All that validation and plans depend on besides the graph: shapes, dtypes, devices and options. It holds no
         numbers and no object of the caller's, because the graph caches it."""
         score = () if self.score is None else vars(self.score).values()
-        numbers = (self.value, self.edge_value, *self.bias, *score)
+        numbers = (self.value, self.edge_value, self.sinks, *self.bias, *score)
         dropout = "some" if 0.0 < self.dropout < 1.0 else self.dropout  # an invalid rate gets its own signature
         options = (self.normalize, dropout, self.return_weights, torch.is_grad_enabled(), len(self.bias))
         reduce = "sum" if self.reduce is SUM else _aggregator_form(self.reduce)

@@ -54,6 +54,20 @@ def request(request: Request) -> None:
         _fused(request.score, fused, request)
     for name, data, trailing in _on_edges(request):
         _per_edge(name, data, trailing, request)
+    if request.sinks is not None:
+        sinks(request.sinks, request)
+
+
+def sinks(sinks: Any, request: Request) -> None:
+    """Raises ValueError or TypeError unless these are sinks of the request's softmax: a number for each head."""
+    tensor("sinks", sinks)
+    floating("sinks", sinks)
+    if request.normalize != "softmax" or not request.weighted:
+        raise ValueError("sinks are logits of a softmax; call with normalize='softmax', or without sinks")
+    if sinks.shape != (request.heads,):
+        raise ValueError(f"sinks must have shape [{request.heads}], a logit for each head; got {list(sinks.shape)}")
+    if sinks.device != request.value.device:
+        raise ValueError(f"sinks is on {sinks.device} and value on {request.value.device}; move one")
 
 
 def types(over: Any, query: Any, key: Any, value: Any) -> None:

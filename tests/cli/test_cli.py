@@ -373,7 +373,21 @@ def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     hide = "import sys; sys.modules['typer'] = None; import mpnn.cli; mpnn.cli.main()"
     done = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == 'the mpnn command needs typer; run: pip install "mpnn[cli]"\n'
+    assert done.stderr == "the mpnn command needs typer; run: pip install typer\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_block_characters_gets_ascii(encoding: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    for arguments in (["graph", "causal", "--n", "8"], ["explain", "causal", "--n", "64"], ["-h"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "mpnn", *arguments], capture_output=True, env=environment, timeout=60
+        )
+        assert done.returncode == 0, done.stderr.decode(encoding)
+        text = done.stdout.decode(encoding)
+        assert "?" not in text.replace("?name", ""), text
+        if arguments[0] == "graph":
+            assert "|####" in text
 
 
 def test_runs_as_a_module() -> None:

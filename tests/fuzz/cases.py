@@ -42,6 +42,7 @@ def _request(r: random.Random, seed: int, graph: dict[str, Any], edges: Edges) -
         "score": None,
         "bias": [],
         "edge_value": None,
+        "sinks": False,
         "normalize": "none",
         "dropout": 0.0,
         "dropout_seed": r.choice([0, 1, -1, 2**62 - 1, -(2**63), r.randrange(2**62)]),
@@ -85,6 +86,8 @@ def shapes(case: Case, edges: Edges | None = None) -> dict[str, tuple[int, ...]]
         found["dst"], found["src"] = (*batch, n, heads, *width), (*batch, m, heads, *width)
         if width:
             found["vector"] = (heads, *width)
+    if case["sinks"]:
+        found["sinks"] = (heads,)
     per_edge = {f"bias{k}": (spec, ()) for k, spec in enumerate(case["bias"])}
     if case["edge_value"]:
         per_edge["edge_value"] = case["edge_value"], (value["width"],)
@@ -181,6 +184,7 @@ def _attention(r: random.Random, case: Case, edges: Edges) -> None:
             case["normalize"], case["bias"], case["dropout"], case["score"]["softcap"] = "none", [], 0.0, None
         else:
             case["normalize"] = "softmax"
+    case["sinks"] = case["normalize"] == "softmax" and r.random() < 0.12
 
 
 def _aggregation(r: random.Random, case: Case, edges: Edges) -> None:

@@ -112,7 +112,7 @@ class _Round:
         weights = None
         if case["score"] or case["bias"]:
             logits = self.logits(x)
-            weights = self.normalize(logits)
+            weights = self.normalize(logits, x.get("sinks"))
             parts["weights"] = weights.detach()
             parts["keep"] = self.keep()
             kept = weights * parts["keep"]
@@ -146,7 +146,7 @@ class _Round:
         assert isinstance(total, Tensor)
         return total
 
-    def normalize(self, logits: Tensor) -> Tensor:
+    def normalize(self, logits: Tensor, sinks: Tensor | None) -> Tensor:
         """Weights [B, E, H]."""
         if self.case["normalize"] == "none":
             return logits
@@ -157,6 +157,8 @@ class _Round:
         alone = most == -math.inf  # a row without in-neighbors, or whose logits are all -inf, has weights of zero
         exponentials = (rows - most.masked_fill(alone, 0.0)).exp()
         total = exponentials.sum(2, keepdim=True)
+        if sinks is not None:
+            total = total + (sinks - most.masked_fill(alone, 0.0)).exp()
         rows = exponentials / total.masked_fill(total == 0, 1.0)
         flat = rows.new_zeros(rows.shape[0], len(self.dst) + 1, rows.shape[3])
         return flat.index_copy(1, self.table[self.valid], rows[:, self.valid])[:, :-1]
@@ -275,11 +277,16 @@ class _Round:
             pushed = (size * keep)[..., None] * up
             logits = self._logit_size(x)
             logit = float(logits.detach().max()) if logits.numel() and case["normalize"] != "none" else 0.0
+            if "sinks" in x and x["sinks"].numel():
+                logit += float(x["sinks"].detach().max())
             if wanted:
                 by_weight = keep * (up * message.detach()).sum(-1)  # gradient of each weight
                 by_logit = by_weight if case["normalize"] == "none" else size * by_weight
                 if case["normalize"] == "softmax":
-                    by_logit = by_logit + size * self._to_edges(self.rows(size * by_weight, 0.0).sum(2))
+                    of_rows = self.rows(size * by_weight, 0.0).sum(2)
+                    by_logit = by_logit + size * self._to_edges(of_rows)
+                    if "sinks" in x:
+                        surrogate = surrogate + (of_rows.detach() * x["sinks"]).sum()
                 surrogate = surrogate + (by_logit.detach() * logits).sum()
         else:
             weighted, pushed = message.detach(), up

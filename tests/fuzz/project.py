@@ -125,6 +125,7 @@ def request_of(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) ->
         seed=torch.tensor(case["dropout_seed"]) if case["dropout"] else None,
         reduce=SUM if case["reduce"] == "sum" else aggregator(case["reduce"]),
         return_weights=case["return_weights"],
+        sinks=leaves.get("sinks"),
     )
 
 
@@ -152,7 +153,7 @@ def public(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> Any
     score, table = case["score"], any(spec["form"] == "table" for spec in case["bias"])
     if case["edge_value"] or len(case["bias"]) > 1 or case["dropout"] or (graph.positions is not None and table):
         return None
-    if score and score["kind"] == "dot" and not score["edge_key"] and not score["softcap"] and case["reduce"] == "sum":
+    if score and score["kind"] == "dot" and not score["edge_key"] and case["reduce"] == "sum":
         request = request_of(case, graph, leaves)
         return ops.attend(
             graph,
@@ -161,6 +162,8 @@ def public(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> Any
             leaves["value"],
             bias=request.bias[0] if request.bias else None,
             scale=score["scale"],
+            softcap=score["softcap"],
+            sinks=leaves.get("sinks"),
             normalize=case["normalize"],
             return_weights=case["return_weights"],
         )

@@ -60,6 +60,7 @@ def _simpler(case: Case) -> Iterator[Case]:
     for name, value in (
         ("dropout", 0.0),
         ("edge_value", None),
+        ("sinks", False),
         ("bias", []),
         ("layout", {}),
         ("grad", []),

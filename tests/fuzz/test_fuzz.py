@@ -61,6 +61,7 @@ def a_case(**changes: Any) -> Case:
         "score": {"kind": "dot", "width": 4, "key_heads": 2, "scale": 0.5, "softcap": None, "edge_key": None},
         "bias": [],
         "edge_value": None,
+        "sinks": False,
         "normalize": "softmax",
         "dropout": 0.0,
         "dropout_seed": 0,

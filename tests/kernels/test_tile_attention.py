@@ -67,7 +67,7 @@ def test_it_computes_what_its_twin_does(
     softcap = 1.5 if option in ("softcap", "all") else None
     keys = rng.keys(torch.tensor(7), torch.arange(8))
     dropout = Dropout(keys, 0.3) if option in ("dropout", "all") else None
-    out = TileAttention.apply(*inputs, 0.2, softcap, dropout, _layout(graph))
+    out, _ = TileAttention.apply(*inputs, 0.2, softcap, dropout, _layout(graph))
     expected = naive(graph, *inputs, 0.2, softcap, dropout)
     direction = torch.randn(out.shape, dtype=dtype)
     tensors = [x for x in inputs if x is not None]
@@ -79,11 +79,27 @@ def test_it_computes_what_its_twin_does(
         )
 
 
+def test_the_log_sum_exp_and_its_gradient() -> None:
+    graph = (graphs.causal() - graphs.identity()).bind(70)
+    inputs = leaves(graph, torch.float64, "plain")
+    query, key, value = (x for x in inputs[:3] if x is not None)
+    out, lse = TileAttention.apply(*inputs, 0.2, None, None, _layout(graph))
+    logits = 0.2 * torch.einsum("bihd,bjhd->bhij", query, key.repeat_interleave(2, 2))
+    expected = logits.masked_fill(~graph.dense(), -torch.inf)[..., 1:, :].logsumexp(-1)
+    assert lse[..., 0].eq(torch.inf).all()  # its row has no edges
+    torch.testing.assert_close(lse[..., 1:], expected, rtol=0, atol=1e-12)
+    direction = torch.randn(expected.shape, dtype=torch.float64)
+    both = torch.einsum("bihd->", naive(graph, *inputs, 0.2, None, None)) + (expected * direction).sum()
+    ours = torch.autograd.grad(out.sum() + (lse[..., 1:] * direction).sum(), (query, key, value))
+    for x, y in zip(ours, torch.autograd.grad(both, (query, key, value)), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-11)
+
+
 @pytest.mark.parametrize("widths", [(8, 8), (16, 40), (72, 64)], ids=str)
 def test_any_width_that_is_a_multiple_of_8(widths: tuple[int, int]) -> None:
     graph = graphs.window(20).bind(100)
     inputs = leaves(graph, torch.float32, "plain", widths)
-    out = TileAttention.apply(*inputs, 0.2, None, None, _layout(graph))
+    out, _ = TileAttention.apply(*inputs, 0.2, None, None, _layout(graph))
     expected = naive(graph, *inputs, 0.2, None, None)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
 
@@ -94,13 +110,13 @@ def test_features_are_read_where_they_lie() -> None:
     assert query is not None
     assert key is not None
     assert value is not None
-    plain = TileAttention.apply(query, key, value, None, None, 0.2, None, None, _layout(graph))
+    plain, _ = TileAttention.apply(query, key, value, None, None, 0.2, None, None, _layout(graph))
     wide = torch.full((2, 70, 4, 200), torch.nan)
     wide[..., 64:88] = query.detach()
     heads_first = key.detach().transpose(1, 2).contiguous().transpose(1, 2)
     columns_first = value.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
     strided = wide[..., 64:88], heads_first, columns_first
-    assert TileAttention.apply(*strided, None, None, 0.2, None, None, _layout(graph)).equal(plain)
+    assert TileAttention.apply(*strided, None, None, 0.2, None, None, _layout(graph))[0].equal(plain)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -111,7 +127,7 @@ def test_what_is_not_finite_reaches_the_rows_that_attend_to_it_as_in_the_twin(ba
         x = inputs[spoilt]
         assert x is not None
         x.detach()[0, 77, 1, 3] = bad
-        out = TileAttention.apply(*inputs, 0.2, None, None, _layout(graph))
+        out, _ = TileAttention.apply(*inputs, 0.2, None, None, _layout(graph))
         expected = edge_by_edge(graph, *(y.detach() for y in inputs[:3] if y is not None))
         torch.testing.assert_close(out, expected, rtol=0, atol=1e-5, equal_nan=True)
 
@@ -134,6 +150,6 @@ def test_no_tile_is_read_or_written_outside_the_tensors() -> None:
     for x in inputs:
         x.copy_(torch.randn(x.shape))
         x.requires_grad_()
-    out = TileAttention.apply(*inputs, None, None, 0.2, None, None, _layout(graph))
+    out, _ = TileAttention.apply(*inputs, None, None, 0.2, None, None, _layout(graph))
     assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), inputs)))
     assert all(int(b.isnan().sum()) == 2 * 96 * 2 * 8 for b in buffers)

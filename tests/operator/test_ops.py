@@ -1,9 +1,55 @@
 """What `ops.attend` is called with, in programs too."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from mpnn import graphs, ops
+
+
+def test_sinks_are_one_more_source_with_value_zero() -> None:
+    graph = graphs.causal().bind(4)
+    q, k, v = torch.randn(3, 2, 4, 2, 3)
+    sinks = torch.tensor([0.5, -2.0])
+    logits = torch.einsum("bihd,bjhd->bhij", q, k) * 3**-0.5
+    logits = (5.0 * (logits / 5.0).tanh()).masked_fill(~graph.dense(), -torch.inf)
+    with_sink = torch.cat([logits, sinks.view(1, 2, 1, 1).expand(2, 2, 4, 1)], -1).softmax(-1)[..., :-1]
+    out, weights = ops.attend(graph, q, k, v, softcap=5.0, sinks=sinks, return_weights=True)
+    src, dst = graph.edge_index
+    torch.testing.assert_close(weights, with_sink[..., dst, src].mT)
+    torch.testing.assert_close(out, torch.einsum("bhij,bjhd->bihd", with_sink, v))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sinks": torch.zeros(3)}, "sinks must have shape \\[2\\], a logit for each head; got \\[3\\]"),
+        ({"sinks": torch.zeros(2), "normalize": "sigmoid"}, "sinks are logits of a softmax"),
+        ({"sinks": torch.zeros(2, dtype=torch.int64)}, "sinks must be floating point"),
+        ({"sinks": 0.5}, "sinks must be a tensor; got float"),
+        ({"softcap": -1.0}, "softcap must be a positive finite number"),
+    ],
+)
+def test_sinks_and_softcap_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    x = torch.randn(4, 2, 3)
+    with pytest.raises((TypeError, ValueError), match=message):
+        ops.attend(graphs.causal().bind(4), x, x, x, **changes)
+
+
+@pytest.mark.slow
+def test_sinks_in_a_program() -> None:
+    graph = graphs.causal().bind(5)
+    x, sinks = torch.randn(5, 2, 3, requires_grad=True), torch.randn(2, requires_grad=True)
+
+    def attend(x: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+        return ops.attend(graph, x, x, x, softcap=2.0, sinks=sinks)
+
+    program = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    expected, out = attend(x, sinks), program(x, sinks)
+    torch.testing.assert_close(out, expected)
+    gradients = [torch.autograd.grad(y.square().sum(), (x, sinks)) for y in (out, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.slow

@@ -199,6 +199,14 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
     "grouped heads": lambda g: request(g, (2,), 2, 2),
     "grouped keys and values, unequal": lambda g: request(g, (2,), 1, 2),
     "softcap": lambda g: replace(request(g), score=replace(request(g).score, scale=2.0, softcap=1.5)),
+    "sinks": lambda g: replace(request(g), sinks=leaf(HEADS)),
+    "sinks, grouped heads, softcap": lambda g: replace(
+        request(g, (2,), 2, 2), score=replace(request(g, (2,), 2, 2).score, softcap=1.5), sinks=leaf(HEADS)
+    ),
+    "sinks, dropout, bias by edge type": lambda g: replace(
+        request(g, (2,)), sinks=leaf(HEADS), bias=(table(g),), **DROPOUT
+    ),
+    "sinks, returned weights": lambda g: replace(request(g, (2,)), sinks=leaf(HEADS), return_weights=True),
     "sigmoid": lambda g: replace(request(g, (2,)), normalize="sigmoid", bias=(table(g),)),
     "unnormalised": lambda g: replace(request(g, (2,)), normalize="none"),
     "dropout": lambda g: replace(request(g, (2,)), **DROPOUT),
@@ -263,7 +271,8 @@ def converted(asked: Request, convert: Callable[[Tensor], Tensor]) -> Request:
 
     score = asked.score and replace(asked.score, **{name: one(x) for name, x in vars(asked.score).items()})
     bias = tuple(map(one, asked.bias))
-    return replace(asked, value=convert(asked.value), score=score, bias=bias, edge_value=one(asked.edge_value))
+    rest = {name: one(getattr(asked, name)) for name in ("value", "edge_value", "sinks")}
+    return replace(asked, score=score, bias=bias, **rest)
 
 
 # ---------------------------------------------------------------------------------------- what backends answer

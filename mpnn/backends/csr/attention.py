@@ -21,6 +21,7 @@ from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_attention import LANES, Spec, Tensors
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
+from mpnn.kernels.sinks import share_of_edges
 from mpnn.request import rng
 from mpnn.request.request import Request
 from mpnn.request.scores import Activation, fused_form, slope_of
@@ -120,9 +121,15 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         tanh,
         *_dropout(request),
         request.return_weights,
+        request.sinks is not None,
     )
     numbers = {name: None if x is None else _numbers(x).to(dtype) for name, x in on_edges.items()}
-    out, weights = row_attention.attend(spec, Tensors(_pad(request.value, dtype), query, key, vector, **numbers))
+    out, weights, lse = row_attention.attend(spec, Tensors(_pad(request.value, dtype), query, key, vector, **numbers))
+    if request.sinks is not None:
+        share = share_of_edges(lse, request.sinks)
+        out = out * share[..., None]
+        if request.return_weights:
+            weights = weights * share.index_select(-2, graph.edge_index[1])
     width = request.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
     if type(request.reduce) is Mean:

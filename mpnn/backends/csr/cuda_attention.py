@@ -22,6 +22,8 @@ from mpnn.request.tables import PerEdge
 
 
 def supports(request: Request) -> str | None:
+    if request.sinks is not None:
+        return "on CUDA it does not support sinks"
     return attention.supports(request) or on_device.unavailable(request)
 
 

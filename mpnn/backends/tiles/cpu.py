@@ -15,6 +15,7 @@ from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask
 from mpnn.kernels.cpu import library
+from mpnn.kernels.sinks import share_of_edges
 from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
 from mpnn.request import rng
 from mpnn.request.request import Request
@@ -64,7 +65,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     query, key, padded = (_pad(x, request.accumulate_dtype) for x in (score.query, score.key, value))
     if key.shape[2] != padded.shape[2]:
         key, padded = (x.repeat_interleave(request.heads // x.shape[2], 2) for x in (key, padded))
-    out = TileAttention.apply(
+    out, lse = TileAttention.apply(
         query,
         key,
         padded,
@@ -75,6 +76,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         _dropout(request),
         graph.cached("tiles: layout", lambda: _layout(graph)),
     )
+    if request.sinks is not None:
+        out = out * share_of_edges(lse.mT, request.sinks)[..., None]
     out = out[..., : value.shape[-1]].to(value.dtype)
     return out.view(*request.batch, *out.shape[1:]), None
 

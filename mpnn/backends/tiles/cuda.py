@@ -25,6 +25,8 @@ _LEAST_WIDTH = 16  # of a head, the least operand of a tensor core
 def supports(request: Request) -> str | None:
     if request.value.dtype == torch.float64:
         return "FlexAttention has no float64"
+    if request.sinks is not None:
+        return "on CUDA it does not support sinks"
     if request.dropout:
         return "FlexAttention has no dropout of weights"
     if not all(map(by_offset, request.bias)):

@@ -80,6 +80,7 @@ def flatten(request: Request, backend: str) -> Call:
     for bias in request.bias:
         parts.add("bias", bias, True)
     parts.add("edge_value", request.edge_value, True)
+    parts.add("sinks", request.sinks)
     if score is not None:
         parts.add_score(score)
     reduce, reduced = parts.named("reduce", request.reduce), None
@@ -280,6 +281,7 @@ def unflatten(call: Call, graph: Graph) -> Request:
         parts.get("seed"),
         aggregator(_object(form.reduce)),
         form.return_weights,
+        parts.get("sinks"),
     )
 
 

@@ -7,7 +7,7 @@
 //     m' = max(m, max_j S)     P = exp(S - m')     l' = exp(m - m') l + sum_j P     O' = exp(m - m') O + drop(P) V
 //     out = O / l              lse = m + log l
 //
-// The backward pass visits the query tiles of a key tile, with delta_i = <d_out_i, out_i>:
+// The backward pass visits the query tiles of a key tile, with delta_i = <d_out_i, out_i> - d_lse_i:
 //
 //     P = exp(S - lse)         dP = drop(d_out V^T)          dS = P * (dP - delta)
 //     dV = drop(P)^T d_out     d_bias = dS                   dX = dS * cap'(X)
@@ -67,6 +67,7 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
   int64_t slots;  // tiles of the other side to keep
 
   Features<T> d_out, d_query, d_key, d_value;  // d_query [segments, B, num_dst, H, D]
+  const T *d_lse;                             // [B, H, num_dst], or null
   T *d_table, *d_bias;                        // d_table [B / shared_batch * segments, H, ...]
   const int64_t *segments;                    // num_segments + 1 boundaries among key tiles
   int64_t num_segments, shared_batch;         // batch entries of an item: those that share a bias
@@ -406,9 +407,11 @@ template <class T> struct QueryTile {
     pack_transposed(gradient, p.d_out.node, t.rows, p.value_width, T(1), d_out_transposed);
     for (int64_t r = 0; r < ROWS; r++) {
       T sum = 0;
-      if (r < t.rows)
+      if (r < t.rows) {
+        if (p.d_lse) sum = -p.d_lse[(t.b * p.heads + t.h) * p.num_dst + t.i + r];
         for (int64_t d = 0; d < p.value_width; d++)
           sum += d_out[r * p.value_width + d] * p.out.at(t.b, t.h, t.i + r)[d];
+      }
       delta[r] = sum;
     }
   }
