@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "dropout": {"request", "kernels"},
     "update": {"request", "dropout"},
     "position": {"graph", "request"},
-    "attention": {"graph", "graphs", "request", "position"},
+    "attention": {"graph", "graphs", "request", "position", "kernels"},
     "decoding": {"graph", "attention"},
     "backends": {"graph", "aggregate", "request", "kernels"},
     "engine": {"graph", "graphs", "aggregate", "request", "backends"},
