@@ -47,7 +47,7 @@ def is_encoder(model: Any) -> bool:
     config = model.config
     if config.is_encoder_decoder or getattr(config, "is_decoder", False):
         return False
-    if not {"input_ids", "attention_mask", "position_ids"} <= set(_signature(type(model)).parameters):
+    if not {"input_ids", "attention_mask", "position_ids"} <= set(_signature(model).parameters):
         return False
     return not any(getattr(module, "is_causal", False) or isinstance(module, _MIXING) for module in model.modules())
 
@@ -61,13 +61,13 @@ class _WithoutPadding:
     @property
     def __signature__(self) -> inspect.Signature:
         """What the trainer of transformers chooses the columns of a dataset by."""
-        _, *rest = _signature(type(self.model)).parameters.values()
+        _, *rest = _signature(self.model).parameters.values()
         return inspect.Signature(rest)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         model = self.model
-        forward = type(model).forward
-        given = _arguments(_signature(type(model)), (model, *args), options)
+        forward: Any = type(model).forward
+        given = _arguments(_signature(model), (model, *args), options)
         if not _has_padding(model, given):
             return forward(model, *args, **options)
         keep = given.pop("attention_mask").bool()
@@ -85,9 +85,14 @@ class _WithoutPadding:
         return out if wants_dict else out.to_tuple()
 
 
+def _signature(model: Any) -> inspect.Signature:
+    """The signature of the class's forward pass, whose first parameter is the model."""
+    return _signature_of(type(model).forward)
+
+
 @lru_cache(maxsize=64)
-def _signature(model: type) -> inspect.Signature:
-    return inspect.signature(model.forward)
+def _signature_of(forward: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(forward)
 
 
 def default_positions(model: Any, input_ids: Tensor) -> Tensor:
@@ -95,8 +100,9 @@ def default_positions(model: Any, input_ids: Tensor) -> Tensor:
     embeddings = getattr(model, "embeddings", None)
     make = getattr(embeddings, "create_position_ids_from_input_ids", None)
     make = make or getattr(sys.modules[type(model).__module__], "create_position_ids_from_input_ids", None)
-    if make is not None and hasattr(embeddings, "padding_idx"):
-        return make(input_ids, embeddings.padding_idx)
+    padding_idx = getattr(embeddings, "padding_idx", None)
+    if make is not None and padding_idx is not None:
+        return make(input_ids, padding_idx)
     return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
 
 
