@@ -67,35 +67,49 @@ def counts(request: Request) -> dict[str, float]:
     heads = request.batch.numel() * request.heads
     by_cliques, written = _by_cliques(request), _is_materialised(request)
     pairs = float(heads * (graph.num_edges if by_cliques else graph.num_dst * graph.num_src))
-    operations = {"call": 1.0}
-    if _is_biased(request):
-        operations["biased pair"] = pairs
-    if not by_cliques and _plain_shape(graph) is None:
-        operations["masked pair"] = pairs
+    shape, num_dst, num_src = _plain_shape(graph), graph.num_dst, graph.num_src
+    masked, biased = not by_cliques and shape is None, _is_biased(request)
+    operations = {"direct call" if direct(request) else "call": 1.0}
+    if biased:
+        operations |= {"bias call": 1.0, "biased pair": pairs}
+    if masked:
+        operations |= {"mask call": 1.0, "masked pair": pairs}
     if written:
-        operations |= {"written pair": pairs, "written number": pairs * width}
+        operations |= {"written call": 1.0, "written pair": pairs, "written number": pairs * width}
         if request.dropout:
-            operations["dropped pair"] = pairs
+            operations |= {"dropout call": 1.0, "dropped pair": pairs}
         if isinstance(request.score, Dot) and request.score.softcap:
             operations["capped pair"] = pairs
     else:
         narrow = request.value.dtype != request.accumulate_dtype and graph.device.type == "cpu"
         kind = "double " if request.accumulate_dtype == torch.float64 else "narrow " * narrow
-        if not by_cliques and not request.bias and _plain_shape(graph) == "causal":
-            pairs *= 0.5 + min(
-                0.5, 256 / max(graph.num_src, 1)
-            )  # blocks of sources on the diagonal are computed in full
+        if not by_cliques and not request.bias and shape == "causal":
+            # blocks of sources on the diagonal are computed in full
+            pairs *= 0.5 + min(0.5, 256 / max(num_src, 1))
         operations |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
+        operations["block"] = float(heads * _blocks(graph))
+        operations["node number"] = float(heads * (num_dst + num_src) * width)
     if _vectors(request):
-        operations["written number"] = (
-            operations.get("written number", 0.0) + heads * graph.num_dst * _classes(request) * width
-        )
+        products = heads * num_dst * _classes(request) * width
+        operations["written number"] = operations.get("written number", 0.0) + products
     if by_cliques:
         assert graph.clique_sizes is not None
         sizes, count = graph.clique_sizes
-        operations |= {"clique size": float(len(sizes)), "clique": float(heads * count.sum())}
+        operations |= {"size call": float(len(sizes)), "clique": float(heads * count.sum())}
         operations["clique number"] = float(graph.num_dst * heads * width)
     return both_ways(operations, request.needs_grad)
+
+
+def _blocks(graph: Graph) -> int:
+    """The number of blocks of (destinations, sources) that torch's kernel visits for each head."""
+
+    def of(num_dst: int, num_src: int) -> int:
+        rows = 256 if num_dst >= 768 else 64 if num_dst >= 192 else 32
+        return -(-num_dst // rows) * -(-num_src // 512)
+
+    if graph.clique_sizes is None:
+        return of(graph.num_dst, graph.num_src)
+    return sum(count * of(size, size) for size, count in zip(*graph.clique_sizes, strict=True))
 
 
 def estimate(request: Request) -> Estimate:

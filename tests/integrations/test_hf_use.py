@@ -193,6 +193,18 @@ def test_topologies_count_from_the_first_token_that_is_not_padding() -> None:
     torch.testing.assert_close(padded, alone, **CLOSE)
 
 
+@pytest.mark.slow
+def test_a_compiled_model_computes_the_same() -> None:
+    model = tiny("gemma2")
+    mpnn.hf.use(model)
+    program = torch.compile(model, backend="aot_eager")
+    for length in (17, 9):
+        ids, padding = IDS[:, :length], LEFT[:, :length]
+        expected, found = (m(ids, attention_mask=padding).logits for m in (model, program))
+        torch.testing.assert_close(found, expected, **CLOSE)
+        found.square().mean().backward()
+
+
 # ------------------------------------------------------------------------------------------------ refusals
 
 

@@ -43,6 +43,7 @@ def counts(request: Request) -> dict[str, float]:
     nodes = graph.num_src * request.value.shape[-2] + graph.num_dst * request.heads
     operations = {"call": 1.0, f"{kind}pair": pairs, f"{kind}product": pairs * widths}
     operations |= {"tile": float(tiles * heads), "node number": float(batch * nodes * widths)}
+    operations["row of tiles"] = float(-(-graph.num_dst // ROWS) * heads)
     if request.dropout:
         operations["dropped pair"] = pairs
     if not all(map(by_offset, request.bias)):
