@@ -172,6 +172,11 @@ class Runs:
         total = np.concatenate([[0], np.cumsum(self.stop - self.start)])
         return total[self.ptr[1:]] - total[self.ptr[:-1]]
 
+    def degree_range(self) -> tuple[int, int]:
+        """The least and the largest in-degree; 0 without rows."""
+        degrees = self.degree()
+        return int(degrees.min(initial=degrees[:1].sum())), int(degrees.max(initial=0))
+
     def edges(self) -> tuple[Ints, Ints]:
         """Materializes all edges as (dst, src), row by row with ascending sources: O(edges)."""
         return np.repeat(np.arange(self.num_dst), self.degree()), expand(self.start, self.stop)

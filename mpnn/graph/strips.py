@@ -105,6 +105,11 @@ class Strips:
         ends = (self.first.stop - self.first.start) + (self.last.stop - self.last.start)
         return int(np.where(height % 2, ends // 2 * height, height // 2 * ends).sum())  # a series; ends is even if odd
 
+    def degree_range(self) -> tuple[int, int]:
+        """The least and the largest in-degree; degrees change evenly within a strip."""
+        degrees = np.append(self.first.degree(), self.last.degree())
+        return int(degrees.min(initial=degrees[:1].sum())), int(degrees.max(initial=0))
+
     @cached_property
     def is_complete(self) -> bool:
         return self._is_one_run_from_zero(self.num_src, self.num_src)

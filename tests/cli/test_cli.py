@@ -115,6 +115,20 @@ def test_graph_prints_how_many_layers_connect_all_nodes(n: int, layers: int) -> 
     assert layers in run("graph", "window(1)", "--n", str(n)).output
 
 
+def test_graph_says_so_if_the_reach_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpnn.cli.graph._TIME_LIMIT", -1.0)
+    output = run("graph", "causal", "--n", "20").output
+    assert "not known: stopped" in output
+    assert "reach after" not in output
+
+
+def test_graph_counts_what_is_too_large_to_draw() -> None:
+    output = re.sub(r" +", " ", run("graph", "causal", "--n", "100000000").output)
+    assert "edges 5,000,000,050,000,000" in output
+    assert "degree 1 least, 50,000,000.5 mean, 100,000,000 most" in output
+    assert "not drawn: more than 33,554,432 runs" in output
+
+
 def test_graph_of_two_kinds_of_nodes() -> None:
     result = run("graph", "complete", "--n", "10", "--num-src", "77")
     assert result.exit_code == 0

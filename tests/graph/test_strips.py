@@ -59,6 +59,7 @@ def test_strips_are_the_rows_of_runs_they_stand_for(
     for strips, runs in pairs:
         assert strips.runs().same_as(runs)
         assert (strips.num_edges, strips.num_runs, strips.most_runs) == (runs.num_edges, runs.num_runs, runs.most_runs)
+        assert strips.degree_range() == runs.degree_range() == (runs.degree().min(), runs.degree().max())
         assert (strips.is_complete, strips.is_causal) == (runs.is_complete, runs.is_causal)
         stop = data.draw(st.integers(0, runs.num_dst))
         start = data.draw(st.integers(0, stop))
