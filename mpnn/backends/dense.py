@@ -93,7 +93,9 @@ def counts(request: Request) -> dict[str, float]:
         products = heads * num_dst * _classes(request) * width
         operations["written number"] = operations.get("written number", 0.0) + products
     if by_cliques:
-        operations |= {"size call": float(len(graph.cliques)), "clique": float(heads * sum(map(len, graph.cliques)))}
+        assert graph.clique_sizes is not None
+        sizes, count = graph.clique_sizes
+        operations |= {"size call": float(len(sizes)), "clique": float(heads * count.sum())}
         operations["clique number"] = float(graph.num_dst * heads * width)
     return both_ways(operations, request.needs_grad)
 
@@ -105,9 +107,9 @@ def _blocks(graph: Graph) -> int:
         rows = 256 if num_dst >= 768 else 64 if num_dst >= 192 else 32
         return -(-num_dst // rows) * -(-num_src // 512)
 
-    if graph.labels is None:
+    if graph.clique_sizes is None:
         return of(graph.num_dst, graph.num_src)
-    return sum(len(members) * of(members.shape[1], members.shape[1]) for members in graph.cliques)
+    return sum(count * of(size, size) for size, count in zip(*graph.clique_sizes, strict=True))
 
 
 def estimate(request: Request) -> Estimate:
@@ -389,7 +391,7 @@ def _find_plain_shape(graph: Graph) -> Literal["complete", "causal"] | None:
         return None  # without reading the edges
     if _is_complete(graph):
         return "complete"
-    return "causal" if graph.labels is None and graph.runs.is_causal else None
+    return "causal" if graph.clique_sizes is None and graph.structure.is_causal else None
 
 
 def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:
@@ -399,17 +401,15 @@ def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:
 
 
 def _is_complete(graph: Graph) -> bool:
-    """Reads the labels of cliques if there are any, so that their many runs are not built."""
-    labels = graph.labels
-    if labels is None:
-        return graph.runs.is_complete
-    return graph.cached("one clique", lambda: bool((labels == labels[:1]).all()))
+    """Counts the cliques if there are any, so that their many runs are not built."""
+    cliques = graph.clique_sizes
+    return graph.structure.is_complete if cliques is None else bool(cliques[1].sum() <= 1)
 
 
 def _by_cliques(request: Request) -> bool:
     """Whether to run clique by clique: there are several, and no data per edge or returned weights."""
     graph = request.graph
-    if graph.labels is None or _is_complete(graph) or request.return_weights:
+    if graph.clique_sizes is None or _is_complete(graph) or request.return_weights:
         return False
     return all(isinstance(b, EmbeddingTable) and b.relation is not None for b in request.bias)
 

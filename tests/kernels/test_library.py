@@ -11,7 +11,14 @@ import torch
 
 from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import DotProduct
-from mpnn.kernels import feature_dropout, linear_attention, row_attention, row_reduce, tile_attention
+from mpnn.kernels import (
+    feature_dropout,
+    linear_attention,
+    row_attention,
+    row_reduce,
+    sort_edges,
+    tile_attention,
+)
 from mpnn.kernels.cpu import files, library
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +29,7 @@ STRUCTS = {
     "tile_attention": tile_attention._Parameters,
     "feature_dropout": feature_dropout._Parameters,
     "linear_attention": linear_attention._Parameters,
+    "sort_edges": sort_edges._Parameters,
 }
 
 

@@ -4,4 +4,5 @@
 #include "linear_attention.cpp"
 #include "row_attention.cpp"
 #include "row_reduce.cpp"
+#include "sort_edges.cpp"
 #include "tile_attention.cpp"

@@ -1,0 +1,187 @@
+"""Registers "mpnn" among the attention implementations of transformers.
+
+A model of transformers calls `mask` (masks.py) to create its `attention_mask`, and `attend` for each attention layer,
+with that mask and with queries, keys and values after the cache. The mask becomes a graph, over which
+`mpnn.ops.attend` runs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.configuration_utils import PretrainedConfig
+from transformers.masking_utils import causal_mask_function
+
+from mpnn import graphs, ops
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.integrations.hf import masks
+from mpnn.integrations.hf.masks import Mask
+
+NAME = "mpnn"
+
+_REFUSED = {
+    "indices": "chooses the sources of each token by content, in a kernel of its own",
+    "block_indices": "chooses the sources of each token by content, in a kernel of its own",
+    "sinks": "has sinks that depend on the token",
+    "cache": "runs over a paged cache",
+}
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Mask | Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers calls for each attention layer; see `transformers.AttentionInterface`.
+
+    query [B, H, queries, D]; key, value [B, H_kv, keys, D]. Returns out [B, queries, H, D], and with output_attentions
+    the weights [B, H, queries, keys].
+
+    Under `torch.compile` it runs outside the compiled program, which breaks before and after it, because its graph
+    depends on the numbers in the mask.
+    """
+    run = _uncompiled if torch.compiler.is_compiling() else _attend  # a disabled function takes 100 us longer to call
+    return run(module, query, key, value, attention_mask, **options)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    output_attentions: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    for name, what in _REFUSED.items():
+        if others.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} {what} ({name}=), which mpnn does not support; use "
+                "attn_implementation='eager'"
+            )
+    batch, _, queries, _ = query.shape
+    keys = key.shape[2]
+    mask, bias = _mask_and_bias(module, mask, position_bias, is_causal, (batch, queries, keys))
+    if cu_seq_lens_k is not None:
+        mask = mask.within(cu_seq_lens_k)
+    graph, is_flat = mask.graph(topology_of(module), batch, keys, query.device)
+    features = [x.transpose(1, 2) for x in (query, key, value)]
+    if is_flat:
+        features = [x.flatten(0, 1) for x in features]
+    result = ops.attend(
+        graph,
+        *features,
+        bias=None if bias is None else _per_edge(bias, graph, is_flat, batch),
+        scale=scaling,
+        softcap=softcap,
+        sinks=s_aux,
+        dropout=dropout,
+        return_weights=bool(output_attentions),
+    )
+    out, weights = result if output_attentions else (result, None)
+    if is_flat:
+        out = out.unflatten(0, (batch, queries))
+    return out, None if weights is None else _dense(weights, graph, is_flat, (batch, queries, keys))
+
+
+_uncompiled = torch.compiler.disable(_attend)
+
+
+def _mask_and_bias(
+    module: nn.Module,
+    mask: Mask | Tensor | None,
+    bias: Tensor | None,
+    is_causal: bool | None,
+    sizes: tuple[int, int, int],
+) -> tuple[Mask, Tensor | None]:
+    """The mask, and what is added to the logits, [B or 1, H or 1, queries, keys]. A float mask is added too."""
+    if isinstance(mask, Mask):
+        return mask, bias
+    _, queries, keys = sizes
+    if isinstance(mask, Tensor):
+        if mask.dim() != 4:
+            raise ValueError(f"a mask must be of the shape [B, 1, queries, keys]; got {list(mask.shape)}")
+        mask = mask[..., :keys]
+        if mask.dtype == torch.bool and mask.shape[1] == 1:
+            return masks.from_dense(mask.expand(-1, -1, queries, keys)), bias
+        if not mask.is_floating_point():
+            mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask.bool(), -torch.inf)
+        return _complete(queries, keys), mask if bias is None else bias + mask
+    if mask is not None:
+        raise ValueError(f"a mask must be one that transformers made with attn_implementation='mpnn'; got {mask!r}")
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    return (_causal if causal and queries > 1 else _complete)(queries, keys), bias
+
+
+@lru_cache(maxsize=64)
+def _complete(queries: int, keys: int) -> Mask:
+    return Mask(1, masks.Sizes(queries, keys))
+
+
+@lru_cache(maxsize=64)
+def _causal(queries: int, keys: int) -> Mask:
+    return Mask(1, masks.Sizes(queries, keys, keys - queries), causal_mask_function)
+
+
+def _per_edge(bias: Tensor, graph: Graph, is_flat: bool, batch: int) -> Tensor:
+    """The numbers of edges, [E, H] or [B, E, H], of numbers of pairs, [B or 1, H or 1, queries, keys]."""
+    src, dst = graph.edge_index
+    if is_flat:
+        queries, keys = graph.num_dst // batch, graph.num_src // batch
+        expanded = bias.expand(batch, -1, queries, keys)
+        return expanded[dst // queries, :, dst % queries, src % keys]
+    expanded = bias.expand(-1, -1, graph.num_dst, graph.num_src)
+    per_edge = expanded[..., dst, src].transpose(1, 2)
+    return per_edge[0] if len(per_edge) == 1 else per_edge
+
+
+def _dense(weights: Tensor, graph: Graph, is_flat: bool, sizes: tuple[int, int, int]) -> Tensor:
+    """Weights [..., E, H] as [B, H, queries, keys]."""
+    batch, queries, keys = sizes
+    src, dst = graph.edge_index
+    heads = weights.shape[-1]
+    if is_flat:
+        pairs = weights.new_zeros(batch * queries * keys, heads).index_copy(0, dst * keys + src % keys, weights)
+        return pairs.view(batch, queries, keys, heads).movedim(-1, 1)
+    pairs = weights.new_zeros(batch, queries * keys, heads).index_copy(1, dst * keys + src, weights)
+    return pairs.view(batch, queries, keys, heads).movedim(-1, 1)
+
+
+def topology_of(module: nn.Module) -> Topology | None:
+    """The topology that `config.mpnn_graph` gives an attention layer, or None for the model's own mask."""
+    config: PretrainedConfig | None = getattr(module, "config", None)
+    spec = None if config is None else getattr(config, "mpnn_graph", None)
+    if spec is None:
+        return None
+    if isinstance(spec, str):
+        return parse(spec)
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise ValueError(f"{type(module).__name__} has no layer_idx; give one graph for all layers")
+    types = getattr(config, "layer_types", None)
+    text = spec.get(str(layer), spec.get(types[layer]) if types else None)
+    return None if text is None else parse(text)
+
+
+@lru_cache(maxsize=256)
+def parse(text: str) -> Topology:
+    return graphs.parse(text)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, masks.mask)

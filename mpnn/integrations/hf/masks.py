@@ -1,0 +1,428 @@
+"""The masks of transformers as graphs, in O(runs).
+
+transformers describes a mask by a function of (batch, head, query, key) made of closures (`and_masks`, `or_masks`,
+causal, sliding windows, chunks, packed sequences) and a padding mask. `Mask` keeps the description. `rules` reads the
+closures as nested tuples, one for each entry of the batch, and `runs_of` builds the rows of runs of one. An unknown
+function is evaluated, in blocks of rows.
+
+Rules, where positions count from the start of a packed sequence:
+
+    ("band", left, right)        j - i in [-left, right]; None is no limit
+    ("chunks", size, first)      (j - first) // size == (i - first) // size
+    ("sources", bytes)           j is one of these (bool by j): padding
+    ("labels", bytes)            i and j have one label (int64 by position), not -1
+    ("packed", bytes, rule)      the rule within each packed sequence (position_ids, int64, that restart)
+    ("&", ...), ("|", ...)       of rules
+    ("runs", ptr, start, stop)   evaluated
+    ("topology", topology)       a topology, over each sequence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import masking_utils
+
+from mpnn.graph import Graph
+from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.runs import Runs
+from mpnn.graph.topology import Topology
+
+Rule = tuple[Any, ...]
+Ints = NDArray[np.int64]
+
+_BLOCK = 1 << 22  # pairs that are evaluated at once
+_KNOWN = masking_utils.__name__
+
+
+class Sizes(NamedTuple):
+    """Queries first_query ... first_query + queries - 1, and keys likewise, by position in the whole sequence."""
+
+    queries: int
+    keys: int
+    first_query: int = 0
+    first_key: int = 0
+
+
+class Mask(BlockMask):
+    """A mask of transformers that becomes a graph when an attention layer asks for it.
+
+    It is a BlockMask only because transformers passes such a mask through its caches unchanged.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        sizes: Sizes,
+        function: Callable[..., Any] = masking_utils.bidirectional_mask_function,
+        padding: Tensor | None = None,
+        use_vmap: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        self.batch, self.sizes, self.function, self.padding = batch, sizes, function, padding
+        self.use_vmap, self.device = use_vmap, device
+        self._graphs: dict[Any, tuple[Graph, bool]] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.batch, 1, self.sizes.queries, self.sizes.keys
+
+    @property
+    def ndim(self) -> int:
+        return 4
+
+    def contiguous(self) -> Mask:
+        return self
+
+    def __repr__(self) -> str:
+        return f"Mask{self.shape}"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"this model computes with its mask ({name!r}), and with attn_implementation='mpnn' the mask is a graph, "
+            "not a tensor; keep attn_implementation='sdpa' or 'eager' for it"
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__getattr__("[...]")
+
+    @cached_property
+    def rules(self) -> list[Rule]:
+        """The rule of each entry of the batch."""
+        padding = self.padding
+        if padding is not None:
+            keys = slice(self.sizes.first_key, self.sizes.first_key + self.sizes.keys)
+            padding = None if bool(padding[:, keys].all()) else padding.cpu()
+        reader = _Reader(self)
+        found = []
+        for b in range(self.batch):
+            rule = reader.read(self.function, b)
+            found.append(rule if padding is None else ("&", rule, ("sources", padding[b].numpy().tobytes())))
+        return found
+
+    def graph(self, topology: Topology | None, batch: int, keys: int, device: torch.device) -> tuple[Graph, bool]:
+        """The graph, and whether it is over the nodes of all entries of the batch, one after the other.
+
+        topology: replaces what the mask says, except for padding and packed sequences.
+        keys: number of keys that the layer has; fewer than the mask has if its cache is shorter.
+        """
+        key = topology, batch, keys, device
+        if key not in self._graphs:
+            rules = self.rules if topology is None else [_replaced(rule, topology) for rule in self.rules]
+            if self.batch == 1:
+                rules = rules * batch
+            if len(rules) != batch or keys > self.sizes.keys:
+                raise ValueError(
+                    f"the mask is of the shape {list(self.shape)}, and the layer has {batch} x {keys} keys"
+                )
+            same = rules[1:] == rules[:-1]
+            graph = _graph(tuple(rules[:1] if same else rules), self.sizes._replace(keys=keys))
+            self._graphs[key] = graph.to(device), not same
+        return self._graphs[key]
+
+    def within(self, cu_seqlens: Tensor) -> Mask:
+        """The mask within the packed sequences that begin at these cumulative lengths, for a batch of one."""
+        lengths = cu_seqlens.diff().cpu().numpy()
+        labels = np.repeat(np.arange(len(lengths)), lengths)
+        if self.batch != 1 or len(labels) != self.sizes.keys or self.sizes.queries != self.sizes.keys:
+            raise ValueError(
+                f"cu_seq_lens adds up to {len(labels)} tokens, and the mask is of the shape {list(self.shape)}: packed "
+                "sequences take a batch of one, without a cache"
+            )
+        packed = Mask(1, self.sizes, device=self.device)
+        positions = np.arange(len(labels)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        packed.rules = [_within(rule, positions.astype(np.int64)) for rule in self.rules]
+        return packed
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: Any = None,
+    **_: Any,
+) -> Mask:
+    """What transformers calls to create a mask; see `transformers.AttentionMaskInterface`."""
+    sizes = Sizes(int(q_length), int(kv_length), int(q_offset), int(kv_offset))
+    padding = masking_utils.prepare_padding_mask(attention_mask, sizes.keys, sizes.first_key)
+    padding = None if padding is None else padding.to(torch.bool)
+    return Mask(batch_size, sizes, mask_function, padding, use_vmap, device)
+
+
+def from_dense(allowed: Tensor) -> Mask:
+    """A mask from bools [B, 1, queries, keys]."""
+    result = Mask(allowed.shape[0], Sizes(*allowed.shape[-2:]))
+    result.rules = [_evaluated(entry[0]) for entry in allowed.cpu()]
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------- reading closures
+
+
+class _Reader:
+    """Reads the mask functions of a mask. Unknown functions are evaluated once for the whole batch."""
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+        self.evaluated: dict[Any, list[Rule]] = {}
+
+    def read(self, function: Any, b: int) -> Rule:
+        if function is masking_utils.causal_mask_function:
+            return "band", None, 0
+        if function is masking_utils.bidirectional_mask_function:
+            return "band", None, None
+        maker = function.__qualname__.split(".")[0] if getattr(function, "__module__", "") == _KNOWN else ""
+        free = {name: cell.cell_contents for name, cell in _closure(function)} if maker else {}
+        match maker:
+            case "and_masks":
+                parts = tuple(self.read(f, b) for f in free["mask_functions"])
+                return _joined_packing(parts)
+            case "or_masks":
+                return ("|", *(self.read(f, b) for f in free["mask_functions"]))
+            case "sliding_window_overlay":
+                return "band", int(free["sliding_window"]) - 1, None
+            case "sliding_window_bidirectional_overlay":
+                return "band", int(free["sliding_window"]), int(free["sliding_window"])
+            case "chunked_overlay":
+                return "chunks", int(free["chunk_size"]), int(free["left_padding"][b])
+            case "blockwise_overlay":
+                return "labels", _bytes(free["block_sequence_ids"][b])
+            case "packed_sequence_mask_function":
+                return "sequences", _bytes(free["packed_sequence_mask"][b])
+            case "remap_positions_for_packed_sequence":
+                return "packed", _bytes(free["position_ids"][b]), self.read(free["mask_function"], b)
+        return self._evaluate(function)[b]
+
+    def _evaluate(self, function: Callable[..., Any]) -> list[Rule]:
+        if function not in self.evaluated:
+            batch, (queries, keys, first_query, first_key) = self.mask.batch, self.mask.sizes
+            step = max(1, _BLOCK // max(keys * batch, 1))
+            parts: list[list[Runs]] = [[] for _ in range(batch)]
+            for start in range(0, queries, step):
+                allowed = masking_utils.sdpa_mask(
+                    batch,
+                    min(step, queries - start),
+                    keys,
+                    first_query + start,
+                    first_key,
+                    function,
+                    allow_is_causal_skip=False,
+                    use_vmap=self.mask.use_vmap,
+                    device=self.mask.device or "cpu",
+                )
+                assert allowed is not None  # None would be a mask that transformers skips
+                for b in range(batch):
+                    parts[b].append(_runs(allowed[b, 0].cpu()))
+            self.evaluated[function] = [_stored(_below(entry)) for entry in parts]
+        return self.evaluated[function]
+
+
+def _closure(function: Any) -> Iterable[tuple[str, Any]]:
+    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _joined_packing(parts: tuple[Rule, ...]) -> Rule:
+    """`and_masks(packed_sequence_mask_function, remap_positions_for_packed_sequence)` is one rule."""
+    if len(parts) == 2 and parts[0][0] == "sequences" and parts[1][0] == "packed":
+        return parts[1]
+    return ("&", *(("labels", part[1]) if part[0] == "sequences" else part for part in parts))
+
+
+def _bytes(x: Tensor) -> bytes:
+    return x.cpu().to(torch.int64).numpy().tobytes()
+
+
+def _runs(allowed: Tensor) -> Runs:
+    """The runs of bools [rows, keys]."""
+    edge = torch.nn.functional.pad(allowed.to(torch.int8), (1, 1)).diff()
+    row, start = (edge == 1).nonzero(as_tuple=True)
+    stop = (edge == -1).nonzero(as_tuple=True)[1]
+    return Runs.of(len(allowed), allowed.shape[1], [(row.numpy(), start.numpy(), stop.numpy())])
+
+
+def _below(parts: list[Runs]) -> Runs:
+    """The rows of all parts, one part below the other, over the same columns."""
+    intervals, first = [], 0
+    for part in parts:
+        intervals.append((part.row + first, part.start, part.stop))
+        first += part.num_dst
+    return Runs.of(first, parts[0].num_src if parts else 0, intervals)
+
+
+def _stored(runs: Runs) -> Rule:
+    return "runs", *(x.astype(np.int64).tobytes() for x in (runs.ptr, runs.start, runs.stop))
+
+
+def _evaluated(allowed: Tensor) -> Rule:
+    return _stored(_runs(allowed.to(torch.bool)))
+
+
+# ---------------------------------------------------------------------------------------------------- changing rules
+
+
+def _replaced(rule: Rule, topology: Topology) -> Rule:
+    """The rule with a topology instead of bands and chunks. Padding and packed sequences stay."""
+    match rule:
+        case ("band" | "chunks", *_):
+            return "topology", topology
+        case ("&", *parts):
+            replaced = tuple(_replaced(part, topology) for part in parts)
+            return ("&", *dict.fromkeys(replaced))  # the topology once
+        case ("packed", positions, inner):
+            return "packed", positions, _replaced(inner, topology)
+        case ("sources", _):
+            return rule
+    raise ValueError(
+        "this model's mask has a part of its own (blocks of image tokens, a mask function or a 4-D mask that was "
+        "passed), which a topology cannot replace; call mpnn.hf.use(model) without graph"
+    )
+
+
+def _within(rule: Rule, positions: Ints) -> Rule:
+    """The rule within packed sequences, unless it is so already."""
+    return rule if rule[0] == "packed" else ("packed", positions.tobytes(), rule)
+
+
+# ---------------------------------------------------------------------------------------------------- runs of rules
+
+
+@cached_graph
+def _graph(rules: tuple[Rule, ...], sizes: Sizes) -> Graph:
+    """The graph of one rule, or of several over separate nodes."""
+    parts = [runs_of(rule, sizes) for rule in rules]
+    return Graph.from_runs(parts[0] if len(parts) == 1 else Runs.stack(parts))
+
+
+def runs_of(rule: Rule, sizes: Sizes) -> Runs:
+    """The runs of a rule, [queries, keys]."""
+    first = _first_token(rule)
+    return _build(rule, sizes, first)
+
+
+def _first_token(rule: Rule) -> int:
+    """The number of padding tokens on the left."""
+    if rule[0] == "&":
+        return max(_first_token(part) for part in rule[1:])
+    if rule[0] != "sources":
+        return 0
+    allowed = np.frombuffer(rule[1], np.bool_)
+    return int(allowed.argmax()) if allowed.any() else 0
+
+
+def _build(rule: Rule, sizes: Sizes, first: int) -> Runs:
+    queries, keys, first_query, first_key = sizes
+    rows = np.arange(queries)
+    i = rows + first_query
+
+    def intervals(start: Any, stop: Any) -> Runs:
+        return Runs.of(queries, keys, [(rows, start - first_key, stop - first_key)])
+
+    match rule:
+        case ("band", left, right):
+            return intervals(
+                first_key if left is None else i - left, first_key + keys if right is None else i + right + 1
+            )
+        case ("chunks", size, padding):
+            start = (i - padding) // size * size + padding
+            return intervals(start, start + size)
+        case ("sources", allowed):
+            selected = _runs(torch.from_numpy(np.frombuffer(allowed, np.bool_)[None].copy()))
+            return Runs.of(
+                queries, keys, [(rows[:, None], selected.start[None] - first_key, selected.stop[None] - first_key)]
+            )
+        case ("labels", labels):
+            return _same_label(np.frombuffer(labels, np.int64), sizes)
+        case ("packed", positions, inner):
+            return _packed(np.frombuffer(positions, np.int64), inner, sizes)
+        case ("runs", *arrays):
+            ptr, start, stop = (np.frombuffer(x, np.int64) for x in arrays)
+            return _crop(Runs(queries, _columns(stop, keys), ptr, start, stop), Sizes(queries, keys))
+        case ("topology", topology):
+            return _of_topology(topology, sizes, first)
+        case ("&", *parts):
+            built = [_build(part, sizes, first) for part in parts]
+            result = built[0]
+            for more in built[1:]:
+                result = result & more
+            return result
+        case ("|", *parts):
+            built = [_build(part, sizes, first) for part in parts]
+            result = built[0]
+            for more in built[1:]:
+                result = result | more
+            return result
+    raise AssertionError(rule[0])
+
+
+def _columns(stop: Ints, keys: int) -> int:
+    return max(int(stop.max(initial=0)), keys)
+
+
+def _crop(runs: Runs, sizes: Sizes) -> Runs:
+    """The rows and columns of `sizes`, of runs over the whole sequence."""
+    queries, keys, first_query, first_key = sizes
+    selected = runs.take(np.arange(first_query, first_query + queries))
+    return Runs.of(queries, keys, [(selected.row, selected.start - first_key, selected.stop - first_key)])
+
+
+def _same_label(labels: Ints, sizes: Sizes) -> Runs:
+    length = max(sizes.first_query + sizes.queries, sizes.first_key + sizes.keys)
+    labels = np.append(labels, np.full(max(length - len(labels), 0), -1))
+    runs = Runs.from_labels(labels)
+    labelled = Runs.of(len(labels), len(labels), [(np.flatnonzero(labels >= 0), 0, len(labels))])
+    return _crop(runs & labelled, sizes)
+
+
+def _packed(positions: Ints, inner: Rule, sizes: Sizes) -> Runs:
+    """The rule within each packed sequence. Sequences begin where positions do not go up by one."""
+    starts = np.append(0, np.flatnonzero(np.diff(positions) != 1) + 1)
+    stops = np.append(starts[1:], len(positions))
+    parts = []
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        length, base = stop - start, int(positions[start])
+        parts.append(_build(inner, Sizes(length, length, base, base), base))
+    runs = Runs.stack(parts)
+    assert (runs.num_dst, runs.num_src) == sizes[:2]
+    return runs
+
+
+def _of_topology(topology: Topology, sizes: Sizes, first: int) -> Runs:
+    """The runs of a topology over the tokens from `first` on."""
+    queries, keys, first_query, first_key = sizes
+    stop = max(first_query + queries, first_key + keys)
+    runs = topology.bind(max(stop - first, 0)).runs
+    rows = np.arange(first_query - first, first_query - first + queries)
+    if first_query > 0:
+        _check_cached(topology, runs, rows, first_key - first)
+    valid = np.flatnonzero(rows >= 0)
+    selected = runs.take(rows[valid])
+    row = valid[selected.row]
+    return Runs.of(queries, keys, [(row, selected.start + first - first_key, selected.stop + first - first_key)])
+
+
+def _check_cached(topology: Topology, runs: Runs, rows: Ints, first_key: int) -> None:
+    """Raises ValueError if tokens in a cache would attend to new ones, or new ones to tokens no longer in the cache."""
+    begin = max(int(rows[0]), 0)
+    earlier, now = slice(0, runs.ptr[begin]), slice(runs.ptr[begin], None)
+    if (runs.stop[earlier] > begin).any():
+        raise ValueError(
+            f"in {topology}, earlier tokens attend to later ones, so their keys and values in the cache are not those "
+            "of the longer text; use a causal topology, such as causal() & ..., or call with use_cache=False"
+        )
+    if first_key > 0 and (runs.start[now] < first_key).any():
+        raise ValueError(
+            f"{topology} attends to tokens that this layer's sliding cache no longer has; use a topology within the "
+            "layer's window, or config.layer_types without sliding layers"
+        )

@@ -1,0 +1,166 @@
+"""`use(model, graph)`: a model of transformers keeps its class, weights and configuration, and attends over a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.configuration_utils import PretrainedConfig
+
+from mpnn.graph.topology import Topology
+from mpnn.integrations.hf.interface import NAME, parse
+from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
+
+Graphs = str | Topology | Mapping[Any, str | Topology] | Callable[[int], str | Topology | None]
+
+_CHANGED = "_attn_implementation_internal", "attn_implementation", "mpnn_graph"  # the last two are in config.json
+
+
+class Handle:
+    """What `use` changed. `restore()` changes it back."""
+
+    def __init__(self, model: nn.Module, undo: Iterable[Callable[[], None]]) -> None:
+        self.model = model
+        self._undo = list(undo)
+
+    def restore(self) -> nn.Module:
+        """Gives the model back the attention, the mask and the forward pass that it had."""
+        while self._undo:
+            self._undo.pop()()
+        return self.model
+
+
+def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = None) -> Handle:
+    """Runs the attention layers of a transformers model by `mpnn.ops.attend`, in place.
+
+    Args:
+        model: any model whose attention layers dispatch through transformers' `AttentionInterface`, or a module that
+            contains such models, such as a `SentenceTransformer` or a `CrossEncoder`.
+        graph: None for the masks that the model has (causal, windows, chunks, padding, packed sequences), or a topology
+            that replaces causal masks, windows and chunks, while padding and packed sequences stay as they are: a
+            topology or its text, such as "causal() & window(256)"; a dictionary from layer types (of
+            `config.layer_types`) or layer numbers to these; or a function of the layer's number. Layers without an
+            entry keep their mask. Positions count from the first token that is not padding, and from the start of each
+            packed sequence.
+        unpad: whether an encoder computes the tokens of a padded batch only, in all of its layers
+            (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: where another module contains
+            the model, as in sentence-transformers, which ignores those states.
+
+    Returns:
+        A handle whose `restore()` undoes the change. The topologies are in `config.mpnn_graph` as text, which
+        `save_pretrained` saves. A saved model says `attn_implementation: mpnn` in its config.json, and loads only where
+        `mpnn.hf` was imported.
+
+    Raises:
+        TypeError: if `model` is no model of transformers, or the graph is of another type.
+        ValueError: if attention layers of the model do not dispatch; if the model has cross-attention and a graph is
+            given; if a topology cannot be written as text; if padding cannot be removed from the model.
+    """
+    if not isinstance(model, nn.Module) or not (inner := _models(model)):
+        raise TypeError(f"model must be a PreTrainedModel of transformers, or contain one; got {type(model).__name__}")
+    handle = Handle(model, [])
+    try:
+        for part in inner:
+            configs = list(_configs(part))
+            handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
+            _set_implementation(part, configs)
+            if graph is not None:
+                _set_graph(part, graph)
+            if unpad or (unpad is None and part is not model and is_encoder(part.base_model)):
+                handle._undo.append(remove_padding(part.base_model))
+    except BaseException:
+        handle.restore()
+        raise
+    return handle
+
+
+def _models(module: nn.Module) -> list[PreTrainedModel]:
+    """The outermost models of transformers in a module."""
+    if isinstance(module, PreTrainedModel):
+        return [module]
+    return [model for child in module.children() for model in _models(child)]
+
+
+def _attributes(config: PretrainedConfig) -> dict[str, Any]:
+    return {name: config.__dict__[name] for name in _CHANGED if name in config.__dict__}
+
+
+def _restore(config: PretrainedConfig, before: dict[str, Any]) -> None:
+    for name in _CHANGED:
+        config.__dict__.pop(name, None)
+    config.__dict__.update(before)
+
+
+def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
+    """Each configuration that the model or one of its modules reads, once."""
+    seen: set[int] = set()
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PretrainedConfig) and id(config) not in seen:
+            seen.add(id(config))
+            yield config
+
+
+def _set_implementation(model: PreTrainedModel, configs: list[PretrainedConfig]) -> None:
+    model.set_attn_implementation(NAME)
+    stays = sorted(
+        {
+            type(module).__name__
+            for module in model.modules()
+            if isinstance(module, PreTrainedModel) and module.config._attn_implementation != NAME
+        }
+    )
+    if stays:
+        raise ValueError(
+            f"the attention of {', '.join(stays)} does not dispatch through transformers' AttentionInterface, so it "
+            "cannot be replaced in place; mpnn.models.from_hf(model) converts some such families (Longformer, BigBird, "
+            "Reformer, XLNet, OpenAI GPT)"
+        )
+    model.config.attn_implementation = NAME  # which config.json keeps, unlike _attn_implementation
+
+
+def _set_graph(model: PreTrainedModel, graph: Graphs) -> None:
+    text = model.config.get_text_config()
+    if text.is_encoder_decoder or getattr(text, "add_cross_attention", False):
+        raise ValueError(
+            f"{type(model).__name__} has cross-attention, to which a topology over one sequence does not apply; call "
+            "mpnn.hf.use(model) without graph"
+        )
+    spec = _text(graph, text)
+    for config in _configs(model):
+        if config is text or type(config) is type(text):
+            config.mpnn_graph = spec
+
+
+def _text(graph: Graphs, config: PretrainedConfig) -> str | dict[str, str]:
+    """The graph as `config.mpnn_graph` stores it: text, or text by layer type or number."""
+    if isinstance(graph, (str, Topology)):
+        return _written(graph)
+    if callable(graph):
+        by_layer = {k: graph(k) for k in range(config.num_hidden_layers)}
+        return {str(k): _written(topology) for k, topology in by_layer.items() if topology is not None}
+    if not isinstance(graph, Mapping):
+        raise TypeError(f"graph must be a topology, its text, a dictionary or a function; got {type(graph).__name__}")
+    types = set(getattr(config, "layer_types", None) or ())
+    numbers = {str(k) for k in range(config.num_hidden_layers)}
+    if unknown := [k for k in graph if str(k) not in types | numbers]:
+        raise ValueError(
+            f"there is no layer type {unknown[0]!r}; there are {', '.join(sorted(types)) or 'none'}, and numbers"
+        )
+    return {str(k): _written(topology) for k, topology in graph.items()}
+
+
+def _written(topology: str | Topology) -> str:
+    """A topology as text that can be read back."""
+    if isinstance(topology, str):
+        parse(topology)
+        return topology
+    if not isinstance(topology, Topology):
+        raise TypeError(f"a graph must be a topology or its text; got {type(topology).__name__}")
+    text = repr(topology)
+    if parse(text) != topology:
+        raise ValueError(f"{topology} cannot be saved as text; register its builder with mpnn.graphs.register")
+    return text

@@ -1,0 +1,301 @@
+"""`mpnn.hf`: models of transformers over graphs, in place, against their own eager attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from hf_families import DECODER, DECODERS, ENCODER, ENCODERS, IDS, LEFT, output, tiny
+from torch import Tensor
+
+import mpnn.hf
+from mpnn import graphs
+from mpnn.integrations.hf import interface, masks
+
+# float32 sums of at most 60 terms through two layers; the families agree to 1e-6, the bar is 1e-5
+CLOSE = {"rtol": 0.0, "atol": 1e-5}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The modules whose attention ran by mpnn."""
+    modules: list[Any] = []
+
+    def counted(module: Any, *args: Any, **options: Any) -> Any:
+        modules.append(module)
+        return interface.attend(module, *args, **options)
+
+    monkeypatch.setitem(hf.AttentionInterface._global_mapping, "mpnn", counted)
+    return modules
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
+def test_every_family_computes_what_eager_does(name: str, calls: list[Any]) -> None:
+    model = tiny(name)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = output(model)
+        assert not calls
+        mpnn.hf.use(model)
+        found = output(model)
+    assert len(set(calls)) >= 2
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_same_tokens_are_generated_with_padding_on_the_left(name: str, cache: str) -> None:
+    model = tiny(name)
+    options = {"attention_mask": LEFT, "max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
+    model.set_attn_implementation("eager")
+    expected = model.generate(IDS, cache_implementation=cache, **options)
+    mpnn.hf.use(model)
+    assert model.generate(IDS, cache_implementation=cache, **options).equal(expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "bert", "t5"])
+def test_gradients_with_checkpointing(name: str) -> None:
+    model = tiny(name).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for rate in ("attention_dropout", "dropout", "dropout_prob"):
+            if isinstance(getattr(module, rate, None), float):
+                setattr(module, rate, 0.0)
+    model.activation_checkpointing_enable()
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        output(model).square().mean().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    model.set_attn_implementation("eager")
+    expected = gradients()
+    mpnn.hf.use(model)
+    found = gradients()
+    assert found.keys() == expected.keys()
+    largest = max(float(g.abs().max()) for g in expected.values())
+    for key, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[key], rtol=0, atol=1e-5 * largest)
+
+
+def test_packed_sequences_attend_within_themselves() -> None:
+    model = tiny("mistral")
+    mpnn.hf.use(model)
+    first, second = IDS[:1, :10], IDS[1:, :9]
+    positions = torch.cat([torch.arange(10), torch.arange(9)])[None]
+    with torch.no_grad():
+        packed = model(torch.cat([first, second], 1), position_ids=positions, use_cache=False).logits
+        alone = torch.cat([model(x).logits for x in (first, second)], 1)
+    torch.testing.assert_close(packed, alone, **CLOSE)
+    lengths = torch.tensor([0, 10, 19], dtype=torch.int32)
+    with torch.no_grad():
+        same = model(
+            torch.cat([first, second], 1), position_ids=positions, use_cache=False, cu_seq_lens_q=lengths,
+            cu_seq_lens_k=lengths,
+        ).logits  # fmt: skip
+    torch.testing.assert_close(same, alone, **CLOSE)
+
+
+def test_a_window_as_a_graph_is_the_window_of_the_model() -> None:
+    windowed = tiny("mistral")
+    windowed.set_attn_implementation("eager")
+    full = hf.MistralForCausalLM(hf.MistralConfig(**DECODER, sliding_window=None)).eval()
+    full.load_state_dict(windowed.state_dict())
+    handle = mpnn.hf.use(full, "causal() & window(5)")
+    options = {"attention_mask": LEFT, "max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
+    with torch.no_grad():
+        torch.testing.assert_close(output(full), output(windowed), **CLOSE)
+    assert full.generate(IDS, **options).equal(windowed.generate(IDS, **options))
+    before = handle.restore()
+    assert before is full
+    assert full.config._attn_implementation == "sdpa"
+    assert getattr(full.config, "mpnn_graph", None) is None
+    assert "attn_implementation" not in full.config.to_dict()
+
+
+def test_a_graph_for_each_layer() -> None:
+    model, x = tiny("llama"), IDS
+    by_number = {0: "causal() & window(3)", 1: graphs.causal()}
+    with torch.no_grad():
+        causal = model(x).logits
+        mpnn.hf.use(model, by_number)
+        narrow = model(x).logits
+        mpnn.hf.use(model, lambda layer: by_number[layer])
+        torch.testing.assert_close(model(x).logits, narrow)
+        mpnn.hf.use(model, lambda layer: None)
+        torch.testing.assert_close(model(x).logits, causal, **CLOSE)
+    assert float((narrow - causal).abs().max()) > 1e-3
+    assert model.config.mpnn_graph == {}
+    typed = tiny("gemma3")
+    mpnn.hf.use(typed, {"full_attention": "causal() & window(4)"})
+    assert typed.config.mpnn_graph == {"full_attention": "causal() & window(4)"}
+    with torch.no_grad():
+        as_windows = typed(IDS).logits
+        mpnn.hf.use(typed, {"1": "causal() & window(4)"})  # its second layer is the one with full attention
+        torch.testing.assert_close(typed(IDS).logits, as_windows)
+
+
+def test_the_graph_is_saved_with_the_model(tmp_path: Any) -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model, graphs.causal() & graphs.window(3))
+    model.save_pretrained(tmp_path)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config._attn_implementation == "mpnn"
+    assert loaded.config.mpnn_graph == "causal() & window(3)"
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
+
+
+def test_weights_are_returned() -> None:
+    for name in ("llama", "gpt_oss", "bert"):
+        model = tiny(name)
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            expected = model(IDS, attention_mask=LEFT, output_attentions=True).attentions
+            mpnn.hf.use(model)
+            found = model(IDS, attention_mask=LEFT, output_attentions=True).attentions
+        for ours, theirs in zip(found, expected, strict=True):
+            rows = LEFT.bool()[:, None, :, None]  # rows of padding differ: see the next test
+            torch.testing.assert_close(ours * rows, theirs * rows, **CLOSE)
+
+
+def test_rows_of_padding_are_zero() -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model)
+    with torch.no_grad():
+        weights = model(IDS, attention_mask=LEFT, output_attentions=True).attentions[0]
+    assert weights[1, :, :5].count_nonzero() == 0
+    assert weights[1, :, 5:].sum(-1).allclose(torch.ones(()))
+
+
+def test_masks_that_are_passed() -> None:
+    model = tiny("llama")
+    allowed = (torch.rand(2, 1, 17, 17, generator=torch.Generator().manual_seed(0)) < 0.5) | torch.eye(17).bool()
+    lowest = torch.zeros(2, 1, 17, 17).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(IDS, attention_mask=lowest).logits
+        mpnn.hf.use(model)
+        torch.testing.assert_close(model(IDS, attention_mask=lowest).logits, expected, **CLOSE)
+        torch.testing.assert_close(model(IDS, attention_mask=allowed).logits, expected, **CLOSE)
+
+
+def test_topologies_count_from_the_first_token_that_is_not_padding() -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model, "causal() & (window(2) | global_nodes(1))")
+    with torch.no_grad():
+        padded = model(IDS, attention_mask=LEFT, position_ids=(LEFT.cumsum(1) - 1).clamp(min=0)).logits[1, 5:]
+        alone = model(IDS[1:, 5:]).logits[0]
+    torch.testing.assert_close(padded, alone, **CLOSE)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_computes_the_same() -> None:
+    model = tiny("gemma2")
+    mpnn.hf.use(model)
+    program = torch.compile(model, backend="aot_eager")
+    for length in (17, 9):
+        ids, padding = IDS[:, :length], LEFT[:, :length]
+        expected, found = (m(ids, attention_mask=padding).logits for m in (model, program))
+        torch.testing.assert_close(found, expected, **CLOSE)
+        found.square().mean().backward()
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def test_families_that_do_not_dispatch_are_refused() -> None:
+    for make in (
+        lambda: hf.LongformerModel(hf.LongformerConfig(**ENCODER, attention_window=4)),
+        lambda: hf.DebertaV2Model(hf.DebertaV2Config(**ENCODER)),
+    ):
+        model = make()
+        with pytest.raises(ValueError, match=f"the attention of {type(model).__name__} does not dispatch"):
+            mpnn.hf.use(model)
+        assert model.config._attn_implementation == "eager"
+
+
+def test_a_graph_that_the_cache_does_not_fit_is_refused() -> None:
+    model = tiny("mistral")
+    mpnn.hf.use(model, "causal()")
+    with pytest.raises(ValueError, match="attends to tokens that this layer's sliding cache no longer has"):
+        model.generate(IDS, max_new_tokens=4, do_sample=False, eos_token_id=None)
+    model = tiny("llama")
+    mpnn.hf.use(model, "window(2)")
+    with pytest.raises(ValueError, match="earlier tokens attend to later ones"):
+        model.generate(IDS, max_new_tokens=4, do_sample=False, eos_token_id=None)
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (3, "graph must be a topology, its text, a dictionary or a function; got int"),
+        ("cuasal()", "cuasal"),
+        ({"sliding": "causal()"}, "there is no layer type 'sliding'"),
+        ({0: 3}, "a graph must be a topology or its text; got int"),
+    ],
+)
+def test_graphs_that_are_none(graph: Any, message: str) -> None:
+    model = tiny("llama")
+    with pytest.raises((TypeError, ValueError), match=message):
+        mpnn.hf.use(model, graph)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_graph_does_not_apply_to_cross_attention() -> None:
+    with pytest.raises(ValueError, match="has cross-attention"):
+        mpnn.hf.use(tiny("t5"), "window(3)")
+    with pytest.raises(TypeError, match="must be a PreTrainedModel"):
+        mpnn.hf.use(torch.nn.Linear(2, 2))
+
+
+# ------------------------------------------------------------------------------------------------ masks
+
+KNOWN: dict[str, Any] = {
+    "causal": hf.masking_utils.causal_mask_function,
+    "bidirectional": hf.masking_utils.bidirectional_mask_function,
+    "window": hf.masking_utils.sliding_window_causal_mask_function(4),
+    "window both ways": hf.masking_utils.sliding_window_bidirectional_mask_function(3),
+    "chunks": hf.masking_utils.chunked_causal_mask_function(4, torch.tensor([0, 3])),
+    "prefix": hf.masking_utils.or_masks(
+        hf.masking_utils.causal_mask_function,
+        hf.masking_utils.blockwise_overlay(torch.tensor([[0] * 5 + [-1] * 7, [-1] * 2 + [3] * 4 + [-1] * 4 + [1] * 2])),
+    ),
+    "own function": lambda b, h, q, k: (q + k + b) % 3 != 0,
+    "own function, with others": hf.masking_utils.and_masks(
+        hf.masking_utils.causal_mask_function, lambda b, h, q, k: (q * k + b) % 3 != 0
+    ),
+}
+
+
+@pytest.mark.parametrize("sizes", [(12, 12, 0, 0), (3, 12, 9, 0), (1, 8, 11, 4), (4, 9, 7, 3)], ids=str)
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("padded", [False, True])
+def test_masks_are_those_of_transformers(name: str, sizes: tuple[int, ...], padded: bool) -> None:
+    padding = torch.ones(2, 12, dtype=torch.bool)
+    padding[1, :3] = not padded
+    arguments = dict(
+        zip(("batch_size", "q_length", "kv_length", "q_offset", "kv_offset"), (2, *sizes), strict=True),
+        mask_function=KNOWN[name], attention_mask=padding,
+    )  # fmt: skip
+    expected = hf.masking_utils.sdpa_mask(**arguments, allow_is_causal_skip=False)[:, 0]
+    graph, is_flat = masks.mask(**arguments).graph(None, 2, sizes[1], torch.device("cpu"))
+    found = graph.dense()
+    if is_flat:
+        found = found.view(2, sizes[0], 2, sizes[1])[[0, 1], :, [0, 1]]
+    assert found.expand(2, -1, -1).equal(expected)
+
+
+def test_known_masks_are_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def evaluate(*_: Any, **__: Any) -> None:
+        raise AssertionError("evaluated")
+
+    monkeypatch.setattr(masks._Reader, "_evaluate", evaluate)
+    n = 100_000
+    for name in ("causal", "bidirectional", "window", "window both ways", "chunks"):
+        graph, _ = masks.mask(1, n, n, mask_function=KNOWN[name]).graph(None, 1, n, torch.device("cpu"))
+        assert len(graph.runs.start) == n
