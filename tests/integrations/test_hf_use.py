@@ -194,6 +194,7 @@ def test_topologies_count_from_the_first_token_that_is_not_padding() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch, where a program breaks
 def test_a_compiled_model_computes_the_same() -> None:
     model = tiny("gemma2")
     mpnn.hf.use(model)
