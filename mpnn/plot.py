@@ -240,7 +240,7 @@ def _new_axes(size: tuple[float, float]) -> Axes:
     try:
         from matplotlib import pyplot
     except ImportError as error:
-        raise ImportError('pictures need matplotlib; run: pip install "mpnn[viz]"') from error
+        raise ImportError("pictures need matplotlib; run: pip install matplotlib") from error
     return pyplot.subplots(figsize=size, layout="constrained")[1]
 
 

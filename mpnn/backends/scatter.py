@@ -20,7 +20,7 @@ _NAMES: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min"}
 
 def supports(request: Request) -> str | None:
     if not _installed():
-        return 'torch-scatter and torch-sparse are not installed: pip install --no-build-isolation "mpnn[scatter]"'
+        return "it needs torch-scatter and torch-sparse: pip install --no-build-isolation torch-scatter torch-sparse"
     if type(request.reduce) not in _NAMES:
         return "it takes sum, mean, max and min only"
     if request.score is not None or request.edge_value is not None or request.normalize != "none":

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from io import TextIOWrapper
 
-_REQUIRED = ("typer", "rich", "matplotlib", "sklearn", "safetensors")
+_REQUIRED = {
+    "typer": "typer",
+    "rich": "rich",
+    "matplotlib": "matplotlib",
+    "sklearn": "scikit-learn",
+    "safetensors": "safetensors",
+}
+"""The modules that the commands import, and the packages that they come in."""
 
 
 def main() -> None:
     """The entry point `mpnn`."""
-    missing = [name for name in _REQUIRED if find_spec(name) is None]
+    missing = [package for module, package in _REQUIRED.items() if find_spec(module) is None]
     if missing:
-        print(f'the mpnn command needs {", ".join(missing)}; run: pip install "mpnn[cli]"', file=sys.stderr)
+        print(f"the mpnn command needs {', '.join(missing)}; run: pip install {' '.join(missing)}", file=sys.stderr)
         sys.exit(2)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets "?" and no traceback
     from mpnn.cli.app import app
 
     app()

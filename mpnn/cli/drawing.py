@@ -17,14 +17,19 @@ _SMALL = 32
 # Bayer matrix for ordered dithering: without colours, a density becomes a share of filled cells.
 _DITHER = (np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]]) + 0.5) / 16
 _HALVES = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
+_BLOCKS = str.maketrans("▀▄█─│┌┐└┘", "'.#-|++++")
+"""What stands for the block characters where the encoding of the terminal has none."""
 
 
-def matrix(runs: Runs, plain: bool, width: int = _MOST_CELLS + 2) -> Text:
+def matrix(runs: Runs, plain: bool, width: int = _MOST_CELLS + 2, ascii_only: bool = False) -> Text:
     """Draws destinations as rows and sources as columns, at most `width` characters wide. Darker cells contain more
-    edges. `plain`: without colours, in a frame."""
+    edges. `plain`: without colours, in a frame. `ascii_only`: plain, and without block characters."""
+    plain = plain or ascii_only
     cells = _cells(runs, max(1, min(_MOST_CELLS, width - 2 * plain)))
     if len(cells) % 2:
         cells = np.vstack([cells, np.full_like(cells[:1], np.nan)])
+    if ascii_only:
+        return Text(_plain(cells).plain.translate(_BLOCKS))
     return _plain(cells) if plain else _coloured(cells)
 
 

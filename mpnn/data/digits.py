@@ -46,7 +46,7 @@ def digits() -> PointClassification:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
-            'the digits come with scikit-learn, which is not installed; run: pip install "mpnn[cli]"'
+            "the digits come with scikit-learn, which is not installed; run: pip install scikit-learn"
         ) from error
     images, labels = load_digits(return_X_y=True)
     order = np.random.RandomState(0).permutation(len(labels))

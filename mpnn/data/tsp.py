@@ -34,7 +34,7 @@ def tsp_weights() -> dict[str, Tensor]:
         from safetensors.torch import load_file
     except ImportError as error:
         raise ImportError(
-            'the weights are stored with safetensors, which is not installed; run: pip install "mpnn[hf]"'
+            "the weights are stored with safetensors, which is not installed; run: pip install safetensors"
         ) from error
     path = locate("tsp", _FILE) / _FILE
     try:

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from mpnn.kernels.sort_edges import sort_edges
+
 T = TypeVar("T")
 
 
@@ -63,7 +65,10 @@ class CSR:
     @graph_property
     def position(self) -> Tensor | None:
         """The index in this order of each edge of the caller's order, [E]; None if both orders are the same."""
-        return None if self.edge_id is None else self.edge_id.argsort()
+        if self.edge_id is None:
+            return None
+        numbers = torch.arange(len(self.edge_id), device=self.edge_id.device)
+        return torch.empty_like(self.edge_id).index_copy_(0, self.edge_id, numbers)
 
     def from_caller(self, per_edge: Tensor, dim: int = 0) -> Tensor:
         """Permutes values from the caller's edge order to this order."""
@@ -76,9 +81,7 @@ class CSR:
 
 def sorted_by(row: Tensor, col: Tensor, num_rows: int) -> CSR:
     """Sorts the edges row[e], col[e] by row. The sort is stable."""
-    edge_id = torch.sort(row, stable=True).indices
-    ptr = torch.bincount(row + 1, minlength=num_rows + 1).cumsum(0)
-    return CSR(ptr, col.index_select(0, edge_id), edge_id)
+    return CSR(*sort_edges(row, col, num_rows))
 
 
 def nodes_without_loop(edges: Tensor, num_nodes: int) -> Tensor:

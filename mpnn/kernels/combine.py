@@ -1,6 +1,6 @@
 """Aggregation by a user's own `combine(a, b)`, compiled by numba into a loop along the rows of a sparse graph.
 
-Needs the extra `numba`: pip install "mpnn[numba]". Kernels are compiled once for each function in a process, which
+Needs numba: pip install numba. Kernels are compiled once for each function in a process, which
 takes some seconds and is logged once.
 """
 
@@ -29,7 +29,7 @@ _NO_EDGES = np.empty(0, np.int64)
 def why_missing() -> str | None:
     """The reason why no kernel can be compiled, or None."""
     if find_spec("numba") is None:
-        return 'compiling combine(a, b) needs numba: pip install "mpnn[numba]"'
+        return "compiling combine(a, b) needs numba: pip install numba"
     return None
 
 

@@ -152,7 +152,7 @@ def _safetensors() -> Any:
         import safetensors.torch
     except ImportError as error:
         raise ImportError(
-            'models are saved with safetensors, which is not installed; run: pip install "mpnn[hf]"'
+            "models are saved with safetensors, which is not installed; run: pip install safetensors"
         ) from error
     return safetensors.torch
 

@@ -13,8 +13,8 @@ from mpnn import MessagePassing, explain, graphs
 from mpnn.aggregate import Max
 from mpnn.attention import Kernel
 from mpnn.backends import edge_list, low_rank
-from mpnn.backends.low_rank import Block, linear_attention
 from mpnn.graph import Graph
+from mpnn.kernels.linear_attention import ALL, PAST, Block, linear_attention
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
 
@@ -95,12 +95,11 @@ def test_an_empty_batch_is_no_trouble() -> None:
 
 
 def test_blocks_of_a_graph() -> None:
-    everyone, past = 0, 1
-    assert low_rank._blocks(graphs.complete().bind(3, 5)) == [Block(0, 3, 0, 5, everyone)]
-    assert low_rank._blocks(graphs.causal().bind(5)) == [Block(0, 5, 0, 5, past)]
-    assert low_rank._blocks(graphs.memory(2).bind(4, 6)) == [Block(0, 4, 0, 2, everyone), Block(0, 4, 2, 6, past)]
-    assert low_rank._blocks(graphs.prefix(3).bind(8)) == [Block(0, 8, 0, 3, everyone), Block(3, 8, 3, 8, past)]
-    assert low_rank._blocks((graphs.causal() - graphs.identity()).bind(4)) == [Block(1, 4, 0, 3, past)]
+    assert low_rank._blocks(graphs.complete().bind(3, 5)) == [Block(0, 3, 0, 5, ALL)]
+    assert low_rank._blocks(graphs.causal().bind(5)) == [Block(0, 5, 0, 5, PAST)]
+    assert low_rank._blocks(graphs.memory(2).bind(4, 6)) == [Block(0, 4, 0, 2, ALL), Block(0, 4, 2, 6, PAST)]
+    assert low_rank._blocks(graphs.prefix(3).bind(8)) == [Block(0, 8, 0, 3, ALL), Block(3, 8, 3, 8, PAST)]
+    assert low_rank._blocks((graphs.causal() - graphs.identity()).bind(4)) == [Block(1, 4, 0, 3, PAST)]
 
 
 @pytest.mark.parametrize(

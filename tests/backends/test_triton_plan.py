@@ -78,7 +78,7 @@ def test_the_plan_for_a_gpu_is_sensible_where_it_is_clear(kind: str, graph: Grap
 
 def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, sentence in (
-        (None, 'triton is not installed: pip install "mpnn[triton]"'),
+        (None, "triton is not installed: pip install triton"),
         (SimpleNamespace(__version__="3.6.0"), "need triton 3.7, which PyTorch 2.12 and newer install"),
     ):
         monkeypatch.setitem(sys.modules, "triton", module)

@@ -70,6 +70,7 @@ def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> N
     assert "# On a GPU" in page.read_text()
 
 
+@pytest.mark.slow
 def test_workloads_run_beside_their_peers(tmp_path: Path) -> None:
     file, page = tmp_path / "workloads.json", tmp_path / "page.md"
     done = command("workloads", "--small", "--seconds", 0, "--out", file)

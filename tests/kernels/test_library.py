@@ -11,7 +11,14 @@ import torch
 
 from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import DotProduct
-from mpnn.kernels import feature_dropout, row_attention, row_reduce, tile_attention
+from mpnn.kernels import (
+    feature_dropout,
+    linear_attention,
+    row_attention,
+    row_reduce,
+    sort_edges,
+    tile_attention,
+)
 from mpnn.kernels.cpu import files, library
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +28,8 @@ STRUCTS = {
     "row_reduce": row_reduce.RowReduceStruct,
     "tile_attention": tile_attention._Parameters,
     "feature_dropout": feature_dropout._Parameters,
+    "linear_attention": linear_attention._Parameters,
+    "sort_edges": sort_edges._Parameters,
 }
 
 

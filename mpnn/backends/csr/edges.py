@@ -43,11 +43,10 @@ def _rows(edges: CSR, slot: Tensor | None = None) -> Rows:
     return Rows(edges.ptr, edges.col.int(), edges.edge_id, slot)
 
 
-def _slots(graph: Graph) -> Tensor:
-    """The position by destination of each edge by source."""
-    csr, csc = graph.csr, graph.csc
-    assert csc.edge_id is not None
-    return csc.edge_id if csr.position is None else csr.position[csc.edge_id]
+def _slots(graph: Graph) -> Tensor | None:
+    """The position by destination of each edge by source; None if both orders are the same."""
+    position = graph.csr.position
+    return graph.csc.edge_id if position is None else graph.csc.from_caller(position)
 
 
 def _ordered(edges: CSR, order: Tensor) -> Rows:

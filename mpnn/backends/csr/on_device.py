@@ -33,7 +33,7 @@ def _unusable() -> str | None:
     try:
         version: str = import_module("triton").__version__
     except ImportError:
-        return 'triton is not installed: pip install "mpnn[triton]"'
+        return "triton is not installed: pip install triton"
     if tuple(map(int, version.split(".")[:2])) < _OLDEST:
         return f"its kernels need triton 3.7, which PyTorch 2.12 and newer install, and triton {version} is installed"
     return None

@@ -119,5 +119,7 @@ def _transformers() -> ModuleType:
     try:
         import transformers
     except ImportError as error:
-        raise ImportError('from_hf needs transformers, which is not installed; run: pip install "mpnn[hf]"') from error
+        raise ImportError(
+            "from_hf needs transformers, which is not installed; run: pip install transformers"
+        ) from error
     return transformers

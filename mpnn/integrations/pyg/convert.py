@@ -65,6 +65,6 @@ def _torch_geometric() -> ModuleType:
         import torch_geometric.nn
     except ImportError as error:
         raise ImportError(
-            'from_pyg needs torch_geometric, which is not installed; run: pip install "mpnn[pyg]"'
+            "from_pyg needs torch_geometric, which is not installed; run: pip install torch_geometric"
         ) from error
     return torch_geometric.nn

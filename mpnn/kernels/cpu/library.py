@@ -52,10 +52,11 @@ def _load() -> ctypes.CDLL:
 
 
 @cache
-def function(name: str, dtype: torch.dtype, integers: int) -> Callable[..., None]:
-    """The kernel `name` for float32 or float64, called with the address of its parameters and so many integers. Calls
-    release Python's lock."""
-    kernel = _load()[f"{name}_{'f32' if dtype == torch.float32 else 'f64'}"]
+def function(name: str, dtype: torch.dtype | None, integers: int) -> Callable[..., None]:
+    """The kernel `name` for float32 or float64, or for indices (None), called with the address of its parameters and so
+    many integers. Calls release Python's lock."""
+    suffix = "" if dtype is None else "_f32" if dtype == torch.float32 else "_f64"
+    kernel = _load()[name + suffix]
     kernel.restype, kernel.argtypes = None, [ctypes.c_void_p] + [ctypes.c_int64] * integers
     return kernel
 

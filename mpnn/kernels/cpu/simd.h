@@ -37,6 +37,26 @@ template <class T, int N> INLINE vec<T, N> splat(T x) { return vec<T, N>{} + x; 
 template <class T, int N> INLINE vec<T, N> load(const T *from) { return *(const vec<T, N> *)from; }
 template <class T, int N> INLINE void store(T *to, vec<T, N> x) { *(vec<T, N> *)to = x; }
 
+// Numbers of 16 bits, which are only stored: arithmetic is in float32.
+struct bfloat16 {
+  uint16_t bits;  // the upper half of a float32
+};
+struct float16 {
+  uint16_t bits;
+};
+
+// N numbers of any type as T.
+template <class T, int N, class S> INLINE vec<T, N> load_as(const S *from) {
+  return __builtin_convertvector((load<S, N>(from)), vec<T, N>);
+}
+template <class T, int N> INLINE vec<T, N> load_as(const bfloat16 *from) {
+  const auto bits = __builtin_convertvector((load<uint16_t, N>(&from->bits)), vec<uint32_t, N>) << 16;
+  return __builtin_convertvector((vec<float, N>)bits, vec<T, N>);
+}
+template <class T, int N> INLINE vec<T, N> load_as(const float16 *from) {
+  return __builtin_convertvector((load<_Float16, N>((const _Float16 *)from)), vec<T, N>);
+}
+
 // The first `count` numbers, and zeros; memory behind them is not touched.
 template <int N> struct mask_of {
   typedef bool type __attribute__((ext_vector_type(N)));

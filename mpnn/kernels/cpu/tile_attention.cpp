@@ -25,14 +25,14 @@
 // of queries that share it. Items write to different places, so that results do not depend on the number of threads.
 // Each call keeps contiguous copies of the tiles of the other side, because rows that lie a power of two apart push one
 // another out of the cache.
-#include "simd.h"
+#include "products.h"
 
 namespace tile_attention {
 namespace {  // private to this file
 
 constexpr int64_t ROWS = 32, COLUMNS = 96;  // of a tile; see mpnn/kernels/tile_attention.py
-// Rows that a product holds in registers, for two vectors of columns: STEP divides COLUMNS, and ROW_STEP divides ROWS.
-constexpr int STEP = VECTOR_BYTES == 64 ? 12 : 6, ROW_STEP = VECTOR_BYTES == 64 ? 8 : 4;
+// Rows that a product holds in registers: STEP (products.h) divides COLUMNS, and ROW_STEP divides ROWS.
+constexpr int ROW_STEP = VECTOR_BYTES == 64 ? 8 : 4;
 
 // ------------------------------------------------------------------------------------------------ parameters
 
@@ -73,9 +73,6 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
   int64_t num_segments, shared_batch;         // batch entries of an item: those that share a bias
 };
 
-constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // `columns` keys from j on, for `rows` queries from i on, of one head. The buffers of a tile have all ROWS rows: those
 // from `rows` on hold numbers that nobody reads, or zeros. Columns may exceed num_src: they are masked as no edges.
 struct Tile {
@@ -84,8 +81,6 @@ struct Tile {
 };
 
 // ------------------------------------------------------------------------------------------------ vectors
-
-#define NOINLINE __attribute__((noinline))
 
 template <class T> constexpr int LANES = VECTOR_BYTES / sizeof(T);
 template <class T> using Vector = vec<T, LANES<T>>;
@@ -123,46 +118,6 @@ template <class T> INLINE Vector<T> exp_below(Vector<T> x) {
   return (Vector<T>)((Ints)power + (exponent << bits_of<T>::mantissa));  // at LOWEST, power is 1 and the bits are all 0
 }
 
-// ------------------------------------------------------------------------------------------------ products
-
-template <class T> struct Matrix {  // element (r, c) is data[r * row + c * column]
-  T *data;
-  int64_t row, column = 1;
-};
-
-// C [R, N vectors of L numbers] = A [R, depth] B [depth, ...], or added, with C in registers.
-template <int L, int R, int N, bool ADD, class T>
-INLINE void product_block(Matrix<const T> A, Matrix<const T> B, Matrix<T> C, int64_t depth) {
-  vec<T, L> sum[R][N];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int n = 0; n < N; n++) sum[r][n] = ADD ? ::load<T, L>(C.data + r * C.row + n * L) : vec<T, L>{};
-  for (int64_t k = 0; k < depth; k++)
-    UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int n = 0; n < N; n++)
-        sum[r][n] += A.data[r * A.row + k * A.column] * ::load<T, L>(B.data + k * B.row + n * L);
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int n = 0; n < N; n++) ::store<T, L>(C.data + r * C.row + n * L, sum[r][n]);
-}
-
-// The same for any number of rows, in blocks of R.
-template <int L, int R, int N, bool ADD, class T>
-INLINE void product_columns(Matrix<const T> A, Matrix<const T> B, Matrix<T> C, int64_t rows, int64_t depth) {
-  for (; rows >= R; rows -= R, A.data += R * A.row, C.data += R * C.row) product_block<L, R, N, ADD>(A, B, C, depth);
-  for (; rows > 0; rows--, A.data += A.row, C.data += C.row) product_block<L, 1, N, ADD>(A, B, C, depth);
-}
-
-// C [rows, width] = A [rows, depth] B [depth, width], or added, in blocks of R rows and two vectors. Rows of B and C
-// are contiguous, and their width is a multiple of 8.
-template <int R, bool ADD, class T>
-NOINLINE void product(Matrix<const T> A, Matrix<const T> B, Matrix<T> C, int64_t rows, int64_t depth, int64_t width) {
-  constexpr int L = LANES<T>;
-  for (; width >= 2 * L; width -= 2 * L, B.data += 2 * L, C.data += 2 * L)
-    product_columns<L, R, 2, ADD>(A, B, C, rows, depth);
-  for (; width >= L; width -= L, B.data += L, C.data += L) product_columns<L, R, 1, ADD>(A, B, C, rows, depth);
-  if constexpr (L > 8)
-    if (width) product_columns<8, R, 1, ADD>(A, B, C, rows, depth);
-}
-
 // ------------------------------------------------------------------------------------------------ copies of tiles
 
 // out [most, width] = scale * x [rows, width], zeros behind the last row.
@@ -170,18 +125,6 @@ template <class T> void pack(const T *x, int64_t x_row, int64_t rows, int64_t mo
   for (int64_t r = 0; r < rows; r++)
     for (int64_t d = 0; d < width; d++) out[r * width + d] = x[r * x_row + d] * scale;
   __builtin_memset(out + rows * width, 0, (most - rows) * width * sizeof(T));
-}
-
-// Transposes a square of 8 x 8 numbers: each round moves one bit of the row's number to the column's.
-template <class T> INLINE void transpose(vec<T, 8> *x) {
-  UNROLL for (int round = 0; round < 3; round++) {
-    vec<T, 8> y[8];
-    UNROLL for (int r = 0; r < 4; r++) {
-      y[2 * r] = __builtin_shufflevector(x[r], x[r + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-      y[2 * r + 1] = __builtin_shufflevector(x[r], x[r + 4], 4, 12, 5, 13, 6, 14, 7, 15);
-    }
-    UNROLL for (int r = 0; r < 8; r++) x[r] = y[r];
-  }
 }
 
 // out [width, ROWS] = scale * x [rows, width]^T, zeros behind the last row.
@@ -342,24 +285,6 @@ template <class T> void drop_weights(T *s, const TileAttention<T> &p, const Tile
 }
 
 // ------------------------------------------------------------------------------------------------ memory
-
-// The memory of a call, in pieces that begin at cache lines.
-class Memory {
-  static constexpr int64_t LINE = 64;
-  char *start, *next;
-
-public:
-  explicit Memory(int64_t bytes, int64_t pieces)
-      : start((char *)__builtin_malloc(bytes + (pieces + 1) * LINE)), next(start) {}
-  ~Memory() { __builtin_free(start); }
-  explicit operator bool() const { return start; }
-  template <class T> T *take(int64_t count) {
-    next += -(uintptr_t)next % LINE;
-    T *piece = (T *)next;
-    next += count * sizeof(T);
-    return piece;
-  }
-};
 
 // Tiles of the other side that are kept as copies, each in the slot of its number modulo the slots.
 template <class T> struct Kept {

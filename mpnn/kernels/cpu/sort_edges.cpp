@@ -1,0 +1,45 @@
+// Sorts the edges of a graph by row: a stable counting sort.
+//
+//     ptr[r] = the number of edges in rows below r          edge[k] = the k-th edge in the order of (row, number)
+//
+// Edges that are in this order already are counted only.
+#include "simd.h"
+
+namespace sorting {
+
+struct SortEdges {  // mpnn/kernels/sort_edges.py has the same fields in the same order
+  const int64_t *row, *col;          // [E]: the two ends of each edge, 0 <= row < num_rows
+  int64_t num_edges, num_rows;
+  int64_t *ptr;                      // [num_rows + 1]
+  int64_t *edge, *sorted_col;        // [E]: not written if the edges are sorted already
+  int64_t is_sorted;                 // a result
+};
+
+static void count(SortEdges &p) {
+  __builtin_memset(p.ptr, 0, (p.num_rows + 1) * sizeof(int64_t));
+  int64_t before = 0, descents = 0;
+  for (int64_t e = 0; e < p.num_edges; e++) {
+    p.ptr[p.row[e] + 1]++;
+    descents += p.row[e] < before;
+    before = p.row[e];
+  }
+  for (int64_t r = 0; r < p.num_rows; r++) p.ptr[r + 1] += p.ptr[r];
+  p.is_sorted = descents == 0;
+}
+
+static void run(SortEdges &p) {
+  count(p);
+  if (p.is_sorted) return;
+  for (int64_t e = 0; e < p.num_edges; e++) {
+    const int64_t at = p.ptr[p.row[e]]++;  // ends as the beginning of the next row
+    p.edge[at] = e;
+    p.sorted_col[at] = p.col[e];
+  }
+  __builtin_memmove(p.ptr + 1, p.ptr, p.num_rows * sizeof(int64_t));
+  p.ptr[0] = 0;
+}
+
+}  // namespace sorting
+
+extern "C" int64_t sort_edges_size() { return sizeof(sorting::SortEdges); }
+extern "C" void sort_edges(sorting::SortEdges *p) { sorting::run(*p); }

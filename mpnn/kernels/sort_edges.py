@@ -1,0 +1,51 @@
+"""Edges sorted by row, on CPU: a counting sort in `mpnn/kernels/cpu/sort_edges.cpp`. A batch of molecules is sorted in
+each step of training, and torch's sort takes several times as long."""
+
+from __future__ import annotations
+
+from ctypes import Structure, addressof, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from mpnn.kernels.cpu import library
+
+Sorted = tuple[Tensor, Tensor, Tensor | None]
+"""`ptr` [rows + 1]: row r has the edges `ptr[r]:ptr[r+1]`; `col` [E] in this order; the number of each edge [E], None
+if the edges were sorted already. All int64."""
+
+
+class _Parameters(Structure):
+    """`struct SortEdges` of sort_edges.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("row", "col")),
+        *((name, c_int64) for name in ("num_edges", "num_rows")),
+        *((name, c_void_p) for name in ("ptr", "edge", "sorted_col")),
+        ("is_sorted", c_int64),
+    )
+
+
+def sort_edges(row: Tensor, col: Tensor, num_rows: int) -> Sorted:
+    """Sorts edges by row; edges of one row keep their order.
+
+    Args:
+        row, col: int64 [E], the two ends of each edge, on one device; 0 <= row < num_rows is not checked.
+    """
+    if not row.is_cpu or library.why_missing() is not None:
+        return by_torch(row, col, num_rows)
+    row, col = row.contiguous(), col.contiguous()
+    ptr, edge, sorted_col = row.new_empty(num_rows + 1), torch.empty_like(row), torch.empty_like(col)
+    p = _Parameters(
+        *(row.data_ptr(), col.data_ptr(), len(row), num_rows),
+        *(ptr.data_ptr(), edge.data_ptr(), sorted_col.data_ptr()),
+    )
+    library.function("sort_edges", None, 0)(addressof(p))
+    return (ptr, col, None) if p.is_sorted else (ptr, sorted_col, edge)
+
+
+def by_torch(row: Tensor, col: Tensor, num_rows: int) -> Sorted:
+    """The same in torch: on other devices, and what the kernel is tested against."""
+    ptr = torch.bincount(row + 1, minlength=num_rows + 1).cumsum(0)
+    edge = torch.sort(row, stable=True).indices
+    return ptr, col.index_select(0, edge), edge

@@ -1,0 +1,87 @@
+"""Edges sorted by row in C++ equal torch's stable sort."""
+
+import pytest
+import torch
+from test_library import without_library  # noqa: F401  (a fixture)
+
+from mpnn import graphs, ops
+from mpnn.kernels.cpu import library
+from mpnn.kernels.sort_edges import by_torch, sort_edges
+
+compiled = pytest.mark.skipif(library.why_missing() is not None, reason="no compiled kernels on this machine")
+
+
+@compiled
+@pytest.mark.parametrize(("num_rows", "num_edges"), [(1, 1), (5, 40), (100, 30), (7, 1000), (3000, 3000)])
+def test_random_edges(num_rows: int, num_edges: int) -> None:
+    row, col = torch.randint(num_rows, (num_edges,)), torch.arange(num_edges)
+    ptr, sorted_col, edge = sort_edges(row, col, num_rows)
+    expected_ptr, expected_col, expected_edge = by_torch(row, col, num_rows)
+    assert torch.equal(ptr, expected_ptr)
+    assert torch.equal(sorted_col, expected_col)
+    assert torch.equal(expected_edge if edge is None else edge, expected_edge)
+
+
+@compiled
+def test_edges_in_order_are_not_copied() -> None:
+    row, col = torch.tensor([0, 0, 2, 2, 2]), torch.tensor([4, 1, 3, 3, 0])
+    ptr, same, edge = sort_edges(row, col, 4)
+    assert ptr.tolist() == [0, 2, 2, 5, 5]
+    assert same.data_ptr() == col.data_ptr()
+    assert edge is None
+
+
+@compiled
+@pytest.mark.parametrize("num_rows", [0, 3])
+def test_no_edges(num_rows: int) -> None:
+    none = torch.empty(0, dtype=torch.int64)
+    ptr, col, edge = sort_edges(none, none, num_rows)
+    assert ptr.tolist() == [0] * (num_rows + 1)
+    assert len(col) == 0
+    assert edge is None
+
+
+def test_ends_with_strides() -> None:
+    pairs = torch.tensor([[2, 0], [1, 1], [2, 2], [0, 3]])
+    ptr, col, edge = sort_edges(pairs[:, 0], pairs[:, 1], 3)
+    assert ptr.tolist() == [0, 1, 2, 4]
+    assert col.tolist() == [3, 1, 0, 2]
+    assert edge.tolist() == [3, 1, 0, 2]
+
+
+@pytest.mark.usefixtures("without_library")
+def test_without_a_library_torch_sorts() -> None:
+    x = torch.tensor([[1.0], [10.0], [100.0]])
+    graph = graphs.from_edges([[0, 1, 2, 0], [2, 0, 2, 1]])
+    assert ops.aggregate(graph, x).flatten().tolist() == [10.0, 1.0, 101.0]
+
+
+@pytest.mark.parametrize("by", ["destination", "source", "both"])
+@pytest.mark.parametrize("backend", ["csr", "edge_list"])
+def test_edges_that_are_sorted_already_give_the_same_gradients(by: str, backend: str) -> None:
+    """Sorted orders have no `edge_id`: weights, results and gradients of edges stay in the caller's order."""
+    if backend == "csr" and library.why_missing() is not None:
+        pytest.skip("no compiled kernels on this machine")
+    ends = {
+        "destination": [[3, 0, 1, 2, 0, 3], [0, 1, 1, 2, 3, 3]],
+        "source": [[0, 0, 1, 2, 3, 3], [3, 1, 1, 2, 0, 3]],
+        "both": [[0, 1, 1, 2, 3, 3], [0, 1, 2, 2, 2, 3]],
+    }[by]
+    shuffle = torch.tensor([4, 0, 5, 2, 1, 3])
+    ordered, shuffled = graphs.from_edges(ends, 4), graphs.from_edges(torch.tensor(ends)[:, shuffle], 4)
+    assert ((ordered.csr.edge_id is None) or library.why_missing() is not None) == (by != "source")
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(4, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    bias = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    leaves = (query, key, value, bias)
+    out, weights = ops.attend(ordered, query, key, value, bias=bias, backend=backend, return_weights=True)
+    expected, expected_weights = ops.attend(
+        shuffled, query, key, value, bias=bias[shuffle], backend="edge_list", return_weights=True
+    )
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(weights[shuffle], expected_weights)
+    upstream = torch.randn_like(out)
+    for ours, reference in zip(
+        torch.autograd.grad(out, leaves, upstream), torch.autograd.grad(expected, leaves, upstream), strict=True
+    ):
+        torch.testing.assert_close(ours, reference)
