@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from hf_families import DECODER, DECODERS, ENCODER, ENCODERS, IDS, LEFT, output, tiny
+from hf_families import DECODER, DECODERS, ENCODER, ENCODERS, IDS, LEFT, RIGHT, output, tiny
 from torch import Tensor
 
 import mpnn.hf
@@ -53,6 +53,33 @@ def test_the_same_tokens_are_generated_with_padding_on_the_left(name: str, cache
     expected = model.generate(IDS, cache_implementation=cache, **options)
     mpnn.hf.use(model)
     assert model.generate(IDS, cache_implementation=cache, **options).equal(expected)
+
+
+@pytest.mark.parametrize("name", ["llama with beams", "llama with an assistant", "t5", "bart"])
+def test_other_ways_to_generate(name: str) -> None:
+    def tokens(attention: str) -> Tensor:
+        model = tiny(name.split()[0])
+        model.set_attn_implementation(attention)
+        options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+        if "assistant" in name:
+            torch.manual_seed(1)
+            assistant = DECODERS["llama"]().eval()
+            assistant.set_attn_implementation(attention)
+            return model.generate(IDS[:1], assistant_model=assistant, **options)
+        padding = RIGHT if model.config.is_encoder_decoder else LEFT
+        return model.generate(IDS, attention_mask=padding, num_beams=3 if "beams" in name else 1, **options)
+
+    assert tokens("mpnn").equal(tokens("eager"))
+
+
+def test_a_cache_is_filled_in_parts() -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model)
+    with torch.no_grad():
+        first = model(IDS[:, :10], use_cache=True)
+        second = model(IDS[:, 10:], past_key_values=first.past_key_values)
+        whole = model(IDS).logits
+    torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "bert", "t5"])

@@ -35,6 +35,17 @@ DECODERS: dict[str, Callable[[], Any]] = {
     "gpt_oss": lambda: hf.GptOssForCausalLM(
         hf.GptOssConfig(**DECODER, **MIXED, num_local_experts=2, num_experts_per_tok=1)
     ),
+    "llama4": lambda: hf.Llama4ForCausalLM(
+        hf.Llama4TextConfig(
+            **DECODER,
+            intermediate_size_mlp=48,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            attention_chunk_size=6,
+            layer_types=["chunked_attention", "full_attention"],
+            no_rope_layers=[1, 0],
+        )
+    ),
     "gpt2": lambda: hf.GPT2LMHeadModel(
         hf.GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2)
     ),
