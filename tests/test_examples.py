@@ -58,7 +58,8 @@ SLOW = ("packed_documents.py", "longer_encoder.py")
 
 
 @pytest.mark.parametrize(
-    ("file", "arguments", "words", "packages"), RUNS, ids=lambda x: x if isinstance(x, str) else ""
+    ("file", "arguments", "words", "packages"),
+    [pytest.param(*run, id=run[0], marks=[pytest.mark.slow] * (run[0] in SLOW)) for run in RUNS],
 )
 def test_runs_by_itself(file, arguments, words, packages, tmp_path):
     for package in packages:
