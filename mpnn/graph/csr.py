@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,12 +37,21 @@ def outside_inference_mode(build: Callable[[], T]) -> T:
     return value
 
 
-class graph_property(cached_property[T]):
-    """A cached property that is computed outside inference mode."""
+class graph_property(Generic[T]):
+    """A cached property that is computed outside inference mode. As `functools.cached_property`, without its lock,
+    which takes longer than most of what a small graph derives: two threads may compute the same value twice."""
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        get = super().__get__
-        return outside_inference_mode(lambda: get(instance, owner))
+    def __init__(self, build: Callable[[Any], T]) -> None:
+        self.build, self.__doc__ = build, build.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = instance.__dict__[self.name] = outside_inference_mode(lambda: self.build(instance))
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +147,8 @@ def check_ends(edges: Tensor, num_dst: int, num_src: int) -> None:
     """Raises IndexError if an edge refers to a node that does not exist. The message names the first such edge."""
     if edges.shape[1] == 0:
         return
-    least, most = (ends.tolist() for ends in edges.aminmax(dim=1))
-    if min(least) >= 0 and most[0] < num_src and most[1] < num_dst:
+    least, most = map(int, edges.aminmax())  # of both ends at once: faster, and enough for one set of nodes
+    if least >= 0 and most < min(num_src, num_dst):
         return
     for role, ends, n in (("source", edges[0], num_src), ("destination", edges[1], num_dst)):
         bad = ((ends < 0) | (ends >= n)).nonzero()
