@@ -86,6 +86,12 @@ template <class T, int N> INLINE vec<T, N> load_first(const T *from, int64_t cou
   using E = T __attribute__((ext_vector_type(N)));  // what the builtins take
   return (vec<T, N>)__builtin_masked_load(first_lanes<N>(count), from, (E)vec<T, N>{});
 }
+template <class T, int N> INLINE vec<T, N> load_first_as(const T *from, int64_t count) { return load_first<T, N>(from, count); }
+template <class T, int N> INLINE vec<T, N> load_first_as(const bfloat16 *from, int64_t count) {
+  bfloat16 copy[N] = {};
+  __builtin_memcpy(copy, from, (count < N ? count : N) * sizeof(bfloat16));
+  return load_as<T, N>(copy);
+}
 template <class T, int N> INLINE void store_first(T *to, vec<T, N> x, int64_t count) {
   if (count >= N) return store<T, N>(to, x);
   using E = T __attribute__((ext_vector_type(N)));
