@@ -2,12 +2,14 @@
 
 A backend's estimate is the sum of its counts times their prices p. Prices minimise, over requests q and backends b,
 
-    sum_qb w_qb^2 (e_qb - c m_q)^2  +  sum_k (log(p_k / start_k) / freedom)^2,      e_qb = log(estimate_qb / time_qb)
+    sum_qb w_qb^2 (e_qb - c m_q)^2  +  sum_k (s_k / freedom)^2  +  sum_g (s_g / GROUP_FREEDOM)^2,
+    log(p_k / start_k) = s_k + s_g,      e_qb = log(estimate_qb / time_qb)
 
-where m_q is the mean of e_qb over the backends of a request. Plans compare backends, and a busy machine slows all
-backends of a request alike: errors that all backends share weigh less, by c = `SHARED`. Backends that are much slower
-than the quickest weigh less too: w_qb is the least time of the request over the backend's, but at least `LEAST`. A
-robust loss (soft L1) stands in place of the squares, so that single disturbed times matter little.
+where g is one of two groups of operations of a backend, those once per call and all others: machines differ mostly by
+a factor for each group. m_q is the mean of e_qb over the backends of a request: plans compare backends, and a busy
+machine slows all backends of a request alike, so errors that they share weigh less, by c = `SHARED`. Backends that are
+much slower than the quickest weigh less too: w_qb is the least time of the request over the backend's, but at least
+`LEAST`. A robust loss (soft L1) stands in place of the squares, so that single disturbed times matter little.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from mpnn.backends.cost_model import Counts
+from mpnn.backends.cost_model import Counts, is_once
 from mpnn.backends.tuned import Prices
 
 SHARED, LEAST = 0.9, 0.1
+GROUP_FREEDOM = 4.0
 _SMALLEST = 1e-4  # nanoseconds; a price changes by factors, so it cannot start at 0
 
 
@@ -33,8 +36,8 @@ class Sample(NamedTuple):
 
 
 def fit(prices: Prices, samples: Sequence[Sample], freedom: float) -> Prices:
-    """The prices that best explain the times, near `prices`: a price changes by a factor of e at the cost of an error
-    of e ** (1 / freedom) in one time. Operations that no sample counts keep their prices."""
+    """The prices that best explain the times, near `prices`: to change a single price by a factor of e costs as much as
+    an error by a factor of e ** (1 / freedom) in one time. Operations that no sample counts keep their prices."""
     rows = [(q, b) for q, sample in enumerate(samples) for b in sample.seconds]
     columns = sorted({(b, kind) for sample in samples for b in sample.seconds for kind in sample.counts[b]})
     at = {column: k for k, column in enumerate(columns)}
@@ -53,15 +56,20 @@ def fit(prices: Prices, samples: Sequence[Sample], freedom: float) -> Prices:
         mean = np.stack([np.bincount(owner, weight * column) / total for column in x.T], 1)
         return weight[:, None] * (x - SHARED * mean[owner])
 
-    def errors(theta: np.ndarray) -> np.ndarray:
-        return np.append(compared(np.log(shares @ np.exp(theta))[:, None])[:, 0], theta / freedom)
+    groups = sorted({(b, is_once(kind)) for b, kind in columns})
+    member = np.array([[(b, is_once(kind)) == group for group in groups] for b, kind in columns], float)
+    steps = np.concatenate([np.eye(len(columns)), member], 1)  # from (s_k, s_g) to log(p_k / start_k)
+    slack = np.repeat([1 / freedom, 1 / GROUP_FREEDOM], [len(columns), len(groups)])
 
-    def slopes(theta: np.ndarray) -> np.ndarray:
-        parts = shares * np.exp(theta)
-        return np.concatenate([compared(parts / parts.sum(1, keepdims=True)), np.eye(len(theta)) / freedom])
+    def errors(s: np.ndarray) -> np.ndarray:
+        return np.append(compared(np.log(shares @ np.exp(steps @ s))[:, None])[:, 0], slack * s)
 
-    found = least_squares(errors, np.zeros(len(columns)), jac=slopes, loss="soft_l1", f_scale=0.3)
+    def slopes(s: np.ndarray) -> np.ndarray:
+        parts = shares * np.exp(steps @ s)
+        return np.concatenate([compared(parts / parts.sum(1, keepdims=True)) @ steps, np.diag(slack)])
+
+    found = least_squares(errors, np.zeros(len(slack)), jac=slopes, loss="soft_l1", f_scale=0.3)
     result = {b: dict(costs) for b, costs in prices.items()}
-    for (b, kind), price in zip(columns, start * np.exp(found.x), strict=True):
+    for (b, kind), price in zip(columns, start * np.exp(steps @ found.x), strict=True):
         result[b][kind] = float(f"{price:.3g}")
     return result

@@ -22,7 +22,7 @@ from mpnn.cli.console import console
 from mpnn.cli.measure import attention_weights, backends, bytes_for_backward
 from mpnn.data import SOURCES, Characters
 
-COMMANDS = [["demo"], ["graph"], ["explain"], ["train"], ["data"], ["data", "get"], ["data", "list"]]
+COMMANDS = [["demo"], ["graph"], ["explain"], ["train"], ["data"], ["data", "get"], ["data", "list"], ["tune"]]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -407,3 +407,23 @@ def test_a_terminal_without_block_characters_gets_ascii(encoding: str) -> None:
 def test_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "mpnn", "--version"], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("mpnn ")
+
+
+def test_tune_keeps_prices_for_these_threads_and_forgets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPNN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("mpnn.engine.tune.SECONDS", 0.0)
+    result = run("tune", "--threads", "1")
+    assert result.exit_code == 0, result.output
+    (file,) = (tmp_path / "cache").iterdir()
+    assert str(file) in result.output
+    assert "csr" in file.read_text()
+    assert run("tune", "--threads", "1", "--forget").exit_code == 0
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_tune_refuses_a_folder_it_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MPNN_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr("mpnn.engine.tune.SECONDS", 0.0)
+    assert "MPNN_CACHE" in refusal("tune", "--threads", "1")
+    assert "--threads must be 0 to" in refusal("tune", "--threads", "-1")

@@ -69,7 +69,7 @@ def _attend(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     for name, what in _REFUSED.items():
-        if others.get(name) is not None:
+        if others.get(name) is not None and not (name == "indices" and isinstance(mask, Tensor)):  # which has them
             raise ValueError(
                 f"{type(module).__name__} {what} ({name}=), which mpnn does not support; use "
                 "attn_implementation='eager'"
@@ -81,6 +81,9 @@ def _attend(
         mask = mask.within(cu_seq_lens_k)
     graph, is_flat = mask.graph(topology_of(module), batch, keys, query.device)
     features = [x.transpose(1, 2) for x in (query, key, value)]
+    if torch.is_autocast_enabled(query.device.type):  # as torch does for its own attention
+        dtype = torch.get_autocast_dtype(query.device.type)
+        features = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in features]
     if is_flat:
         features = [x.flatten(0, 1) for x in features]
     result = ops.attend(
