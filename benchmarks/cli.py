@@ -177,6 +177,7 @@ def regret_of_plans(
     ] = None,
     threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = 1,
     out: Annotated[Path | None, typer.Option(help="The file of results, for the page.")] = None,
+    note: Annotated[str, typer.Option(help="A sentence for the page: was the machine busy?")] = "",
 ) -> None:
     """Measures how far plans are from the quickest backend, over requests of many kinds drawn at random.
 
@@ -199,7 +200,7 @@ def regret_of_plans(
         console.print(line, soft_wrap=True, markup=False)
     if out:
         command = f"python -m benchmarks regret --seed {seed} --requests {requests}"
-        out.write_text(json.dumps({"command": command, **about(), **summary}, indent=1) + "\n")
+        out.write_text(json.dumps({"command": command, "note": note, **about(), **summary}, indent=1) + "\n")
 
 
 @app.command("fit")

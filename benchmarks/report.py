@@ -98,7 +98,8 @@ def plans(results: dict[str, Any]) -> list[str]:
         "",
         f"Measured by `{results['command']}`: the time of the backend that the plan chooses over the time of the "
         "quickest, for requests drawn at random, with a seed that prices were not fitted to. All backends took turns; "
-        "times are minima of the processor's time. The bar: 1.03 in the mean, at most 1% over 1.3.",
+        "times are minima of the processor's time. The bar: 1.03 in the mean, at most 1% over 1.3. "
+        + results.get("note", ""),
         "",
         *_machine(results),
         "",
