@@ -1,0 +1,24 @@
+"""All families of transformers that a tiny model can be made of, against eager: each agrees, or raises a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hf_walk import AGREES, DIFFERS, NO_MODEL, REFUSED, walk
+
+PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+
+
+@pytest.mark.slow
+def test_each_family_agrees_with_eager_or_raises() -> None:
+    answers = list(walk())
+    assert [f"{name}: {detail}" for _, name, what, detail in answers if what == DIFFERS] == []
+    counts = Counter(what for _, _, what, _ in answers)
+    agree, refuse, untried = map(int, re.findall(r"\*\*(\d+)\*\*", PAGE.read_text())[:3])
+    assert (counts[AGREES], counts[REFUSED], counts[NO_MODEL]) == (agree, refuse, untried), counts
+    text = PAGE.read_text()
+    for _, name, what, _ in answers:
+        assert what == AGREES or f"`{name}`" in text, f"docs/integrations.md does not name {name}, which {what}"
