@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import fit, series, sizes
+from benchmarks import fit, regret, series, sizes
 from benchmarks import gpu as on_gpu
 from benchmarks import report as reports
 from benchmarks import workloads as workload_cases
@@ -24,6 +24,7 @@ from benchmarks.run import Row, run
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "cpu.json"
 GPU_RESULTS = HERE / "results" / "gpu.json"
+PLAN_RESULTS = HERE / "results" / "plans.json"
 WORKLOAD_RESULTS = HERE / "results" / "workloads.json"
 PAGE = HERE.parent / "docs" / "performance.md"
 
@@ -151,6 +152,7 @@ def report(
     workloads: Annotated[
         Path, typer.Option(help="A file that a run of workloads has written, if there is one.")
     ] = WORKLOAD_RESULTS,
+    plans: Annotated[Path, typer.Option(help="A file that regret has written, if there is one.")] = PLAN_RESULTS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
     """Writes the page of a run, with its tables, bars and pictures."""
@@ -161,31 +163,66 @@ def report(
         for title, file in (("Whole workloads", workloads), ("On a GPU", gpu))
         if file.is_file()
     }
-    console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others)}")
+    regrets = json.loads(plans.read_text()) if plans.is_file() else None
+    console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets)}")
+
+
+@app.command("regret")
+def regret_of_plans(
+    seed: Annotated[int, typer.Option(help="Of the requests; take one that prices were not fitted to.")],
+    requests: Annotated[int, typer.Option(help="How many to draw.", min=1)] = 1000,
+    seconds: Annotated[float, typer.Option(help="Spent on timing each backend in each request.", min=0.0)] = 0.04,
+    times: Annotated[
+        Path | None, typer.Option(help="A file of times: requests in it are not measured again, others are added.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = 1,
+    out: Annotated[Path | None, typer.Option(help="The file of results, for the page.")] = None,
+) -> None:
+    """Measures how far plans are from the quickest backend, over requests of many kinds drawn at random.
+
+    Regret is the time of the chosen backend over that of the quickest. All backends that can run a request run it in
+    turns, after their results were compared. 1,000 requests take some 15 minutes on an idle core.
+    """
+    torch.set_num_threads(threads)
+    known = {(one.seed, one.index): one for one in regret.read(times)} if times and times.exists() else {}
+    found = []
+    with _bar() as progress:
+        for index in progress.track(range(requests), description=f"seed {seed}"):
+            one = known.get((seed, index))
+            if one is None:
+                one = regret.measure(seed, index, seconds)
+                if times:
+                    regret.append(times, one)
+            found.append(regret.regret(one))
+    summary = regret.summary(found)
+    for line in regret.report(summary):
+        console.print(line, soft_wrap=True, markup=False)
+    if out:
+        command = f"python -m benchmarks regret --seed {seed} --requests {requests}"
+        out.write_text(json.dumps({"command": command, **about(), **summary}, indent=1) + "\n")
 
 
 @app.command("fit")
 def fit_costs(
+    times: Annotated[list[Path] | None, typer.Option(help="Files that the command regret has written.")] = None,
     only: Annotated[str, typer.Option(help="Cases with this in their name.")] = "",
-    seconds: Annotated[float, typer.Option(help="Spent on timing each backend in each case.", min=0.0)] = 0.15,
+    seconds: Annotated[float, typer.Option(help="Spent on timing each backend in each case.", min=0.0)] = 0.05,
     write: Annotated[bool, typer.Option("--write", help="Keep the new prices, for every plan from now on.")] = False,
 ) -> None:
-    """Measures what the backends' work costs on this machine, and what plans make of it.
+    """Fits the prices of the backends' operations to measured times. --write puts them into the package.
 
-    One thread, some five minutes. For each case: milliseconds taken (expected), and how many times the quickest the
-    plan's choice takes. Then the same plans with the prices that fit these times. --write puts them into the package.
+    On one thread. The cases of `benchmarks/fit.py` are measured, some five minutes; times of requests drawn at random
+    come from files.
     """
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    found = []
-    for one in fit.measure(seconds, only):
-        found.append(one)
-        console.print(fit.as_text(one), soft_wrap=True, markup=False)
-    prices = fit.fitted(found)
-    for name, table in (("as it is", None), ("with the new prices", prices)):
-        regrets = sorted(one.regret(table) for one in found)
-        worst, usual = regrets[-1], regrets[len(regrets) // 2]
-        console.print(f"the plan {name}: {worst:.2f} times the quickest at worst, {usual:.2f} in the middle")
+    samples = []
+    for name, sample in fit.measure(seconds, only):
+        samples.append(sample)
+        taken = ", ".join(f"{backend} {s * 1e3:.2f}" for backend, s in sample.seconds.items())
+        console.print(f"{name}: {taken} ms", soft_wrap=True, markup=False)
+    samples += [fit.of_drawn(one) for path in times or [] for one in regret.read(path)]
+    prices = fit.fitted(samples)
+    console.print_json(data=prices)
     if write:
         console.print(f"wrote {fit.write(prices, about())}")
 

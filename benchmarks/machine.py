@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from mpnn.backends.tuned import processor
+
 PACKAGES = (
     *("torch", "numpy", "numba", "transformers", "torch-geometric", "local-attention"),
     *("torch-scatter", "torch-sparse", "natten", "dgl"),
@@ -23,7 +25,7 @@ def about() -> dict[str, Any]:
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit(),
-        "processor": _processor(),
+        "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -54,15 +56,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
 
 
 def _memory() -> int:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from mpnn.attention.heads import check_integers
 from mpnn.attention.spec import KeyValue, Terms
 from mpnn.graph import Graph
+from mpnn.kernels import positive_features
 from mpnn.request import validation
 from mpnn.request.scores import Dot
 
@@ -82,14 +83,17 @@ class Kernel(KeyValue):
         is the logarithm of each node's largest feature."""
         if self.directions is None:
             return F.elu(x) + 1
-        x = x * self.head_dim**-0.25
+        x, directions = x * self.head_dim**-0.25, self.directions.to(x.dtype)
+        if positive_features.worthwhile(x, directions):
+            constant = log(len(directions)) / 2
+            return positive_features.PositiveFeatures.apply(x, directions, lambda y: largest(y) + constant)
         half = x.square().sum(-1, keepdim=True) / 2
-        exponent = x @ self.directions.to(x.dtype).T
+        exponent = x @ directions.T
         if not exponent.numel():
             return exponent
         maximum = largest(exponent.detach().amax(-1) - half.detach().squeeze(-1)).unsqueeze(-1)
         # In place: the features are the largest tensor of a layer, and this allocates them once.
-        return exponent.sub_(half + maximum + log(len(self.directions)) / 2).exp_()
+        return exponent.sub_(half + maximum + log(len(directions)) / 2).exp_()
 
 
 def _node_max(x: Tensor) -> Tensor:

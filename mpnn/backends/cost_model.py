@@ -1,25 +1,22 @@
 """The cost model: a backend's estimate of time and memory for a request.
 
 A backend counts its operations (`counts(request)`: pairs, edges, numbers, calls). `costs.json` holds the measured
-nanoseconds of each operation on one processor core; `python -m benchmarks fit` measures them again.
+nanoseconds of each operation on one processor core; `python -m benchmarks fit` measures them again. `mpnn tune` adjusts
+them to a user's machine.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from mpnn.backends import tuned
+from mpnn.backends.tuned import Prices
+
 Counts = Mapping[str, float]
-# operations that one thread does, once per call or step
-ONCE = {
-    *("call", "softmax", "sum", "reduce", "attention"),
-    *("clique size", "own compiled"),
-}
 _BACK = ", back"
 
 
@@ -31,10 +28,22 @@ class Estimate(NamedTuple):
 
 
 def priced(backend: str, counts: Counts, size: float) -> Estimate:
-    """The estimate for these counts. Operations in ONCE run on one thread, all others on all threads."""
-    costs, threads = table()["nanoseconds"][backend], torch.get_num_threads()
-    shares = (costs[what] * n / (1 if what.removesuffix(_BACK) in ONCE else threads) for what, n in counts.items())
-    return Estimate(1e-9 * sum(shares), size)
+    """The estimate for these counts, on the threads that torch uses."""
+    threads = torch.get_num_threads()
+    costs = prices(threads)[backend]
+    return Estimate(1e-9 * sum(costs[what] * n for what, n in per_thread(counts, threads).items()), size)
+
+
+def per_thread(counts: Counts, threads: int) -> Counts:
+    """The counts of the busiest thread: one thread does what is done once per call, all share the rest."""
+    if threads == 1:
+        return counts
+    return {what: n if is_once(what) else n / threads for what, n in counts.items()}
+
+
+def is_once(what: str) -> bool:
+    """Whether one thread does this operation, once per call."""
+    return what.removesuffix(_BACK).endswith("call")
 
 
 def on_gpu(flops: float, size: float, dtype: torch.dtype, launches: float) -> float:
@@ -50,7 +59,7 @@ def both_ways(counts: Counts, needs_grad: bool) -> dict[str, float]:
 
 
 @cache
-def table() -> dict[str, Any]:
-    """Nanoseconds by backend and operation, and the hardware they were measured on."""
-    costs: dict[str, Any] = json.loads((files("mpnn.backends") / "costs.json").read_text())
-    return costs
+def prices(threads: int) -> Prices:
+    """Nanoseconds by backend and operation: the shipped ones, replaced by those that `mpnn tune` measured here."""
+    own = tuned.read(threads)
+    return {name: costs | own.get(name, {}) for name, costs in tuned.shipped()["nanoseconds"].items()}

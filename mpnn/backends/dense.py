@@ -67,33 +67,49 @@ def counts(request: Request) -> dict[str, float]:
     heads = request.batch.numel() * request.heads
     by_cliques, written = _by_cliques(request), _is_materialised(request)
     pairs = float(heads * (graph.num_edges if by_cliques else graph.num_dst * graph.num_src))
-    operations = {"call": 1.0}
-    if _is_biased(request):
-        operations["biased pair"] = pairs
-    if not by_cliques and _plain_shape(graph) is None:
-        operations["masked pair"] = pairs
+    shape, num_dst, num_src = _plain_shape(graph), graph.num_dst, graph.num_src
+    masked, biased = not by_cliques and shape is None, _is_biased(request)
+    operations = {"direct call" if direct(request) else "call": 1.0}
+    if biased:
+        operations |= {"bias call": 1.0, "biased pair": pairs}
+    if masked:
+        operations |= {"mask call": 1.0, "masked pair": pairs}
     if written:
-        operations |= {"written pair": pairs, "written number": pairs * width}
+        operations |= {"written call": 1.0, "written pair": pairs, "written number": pairs * width}
         if request.dropout:
-            operations["dropped pair"] = pairs
+            operations |= {"dropout call": 1.0, "dropped pair": pairs}
         if isinstance(request.score, Dot) and request.score.softcap:
             operations["capped pair"] = pairs
     else:
         narrow = request.value.dtype != request.accumulate_dtype and graph.device.type == "cpu"
         kind = "double " if request.accumulate_dtype == torch.float64 else "narrow " * narrow
-        if not by_cliques and not request.bias and _plain_shape(graph) == "causal":
-            pairs *= 0.5 + min(
-                0.5, 256 / max(graph.num_src, 1)
-            )  # blocks of sources on the diagonal are computed in full
+        if not by_cliques and not request.bias and shape == "causal":
+            # blocks of sources on the diagonal are computed in full
+            pairs *= 0.5 + min(0.5, 256 / max(num_src, 1))
         operations |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
+        operations["block"] = float(heads * _blocks(graph))
+        operations["node number"] = float(heads * (num_dst + num_src) * width)
     if _vectors(request):
-        operations["written number"] = (
-            operations.get("written number", 0.0) + heads * graph.num_dst * _classes(request) * width
-        )
+        products = heads * num_dst * _classes(request) * width
+        operations["written number"] = operations.get("written number", 0.0) + products
     if by_cliques:
-        operations |= {"clique size": float(len(graph.cliques)), "clique": float(heads * sum(map(len, graph.cliques)))}
+        assert graph.clique_sizes is not None
+        sizes, count = graph.clique_sizes
+        operations |= {"size call": float(len(sizes)), "clique": float(heads * count.sum())}
         operations["clique number"] = float(graph.num_dst * heads * width)
     return both_ways(operations, request.needs_grad)
+
+
+def _blocks(graph: Graph) -> int:
+    """The number of blocks of (destinations, sources) that torch's kernel visits for each head."""
+
+    def of(num_dst: int, num_src: int) -> int:
+        rows = 256 if num_dst >= 768 else 64 if num_dst >= 192 else 32
+        return -(-num_dst // rows) * -(-num_src // 512)
+
+    if graph.clique_sizes is None:
+        return of(graph.num_dst, graph.num_src)
+    return sum(count * of(size, size) for size, count in zip(*graph.clique_sizes, strict=True))
 
 
 def estimate(request: Request) -> Estimate:
@@ -375,7 +391,7 @@ def _find_plain_shape(graph: Graph) -> Literal["complete", "causal"] | None:
         return None  # without reading the edges
     if _is_complete(graph):
         return "complete"
-    return "causal" if graph.labels is None and graph.runs.is_causal else None
+    return "causal" if graph.clique_sizes is None and graph.structure.is_causal else None
 
 
 def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:
@@ -385,17 +401,15 @@ def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:
 
 
 def _is_complete(graph: Graph) -> bool:
-    """Reads the labels of cliques if there are any, so that their many runs are not built."""
-    labels = graph.labels
-    if labels is None:
-        return graph.runs.is_complete
-    return graph.cached("one clique", lambda: bool((labels == labels[:1]).all()))
+    """Counts the cliques if there are any, so that their many runs are not built."""
+    cliques = graph.clique_sizes
+    return graph.structure.is_complete if cliques is None else bool(cliques[1].sum() <= 1)
 
 
 def _by_cliques(request: Request) -> bool:
     """Whether to run clique by clique: there are several, and no data per edge or returned weights."""
     graph = request.graph
-    if graph.labels is None or _is_complete(graph) or request.return_weights:
+    if graph.clique_sizes is None or _is_complete(graph) or request.return_weights:
         return False
     return all(isinstance(b, EmbeddingTable) and b.relation is not None for b in request.bias)
 

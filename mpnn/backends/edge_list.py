@@ -18,6 +18,7 @@ from mpnn.request.scores import Dot, Role, Score
 from mpnn.request.tables import EmbeddingTable, PerEdge
 
 NAME = "edge_list"
+_FAMILIES: dict[type, str] = {Sum: "sum", Mean: "mean"}
 
 
 def supports(request: Request) -> str | None:
@@ -25,25 +26,34 @@ def supports(request: Request) -> str | None:
 
 
 def counts(request: Request) -> dict[str, float]:
-    """The number of edges and of their components, by operation."""
+    """The number of edges, of their components, and of those of the results, by operation."""
     edges = float(request.graph.num_edges * request.batch.numel() * request.heads)
     numbers = edges * request.value.shape[-1]
+    family = _FAMILIES.get(type(request.reduce), "reduce")
     if not request.weighted:
-        operations = {
-            "sum": 1.0,
-            "summed number" if isinstance(request.reduce, (Sum, Mean)) else "reduced number": numbers,
-        }
+        operations = {f"{family} call": 1.0, f"{family} edge": edges, f"{family} number": numbers}
     else:
-        kind = "dot" if isinstance(request.score, Dot) else "weighted"
-        operations = {"call": 1.0, "edge": edges, f"{kind} number": numbers}
+        kind = _kind(request)
+        operations = {f"{kind} call": 1.0, "edge": edges, f"{kind} number": numbers}
         if request.normalize == "softmax":
-            operations["softmax"] = 1.0
+            operations |= {"softmax call": 1.0, "softmax edge": edges}
         if request.dropout:
-            operations["dropped edge"] = edges
+            operations |= {"dropout call": 1.0, "dropped edge": edges}
+    rows = request.graph.num_dst * request.batch.numel() * request.heads
+    operations[f"{family} row number"] = float(rows * request.value.shape[-1])
     if numbers * torch.finfo(request.accumulate_dtype).bits / 8 > 1 << 24:
         # Large tensors are allocated by the operating system in each call, at a cost per page.
         operations["fresh number"] = numbers * torch.finfo(request.accumulate_dtype).bits / 32
     return both_ways(operations, request.needs_grad)
+
+
+def _kind(request: Request) -> str:
+    """How edges are weighted: by dot products, by another score per edge and number, or without looking at numbers."""
+    if request.score is None:
+        return "weighted"
+    if isinstance(request.score, Dot):
+        return "dot"
+    return "activated" if any(role.vectors for role in request.score.roles.values()) else "additive"
 
 
 def estimate(request: Request) -> Estimate:

@@ -18,6 +18,7 @@ COMMANDS = {
     "would not.",
     "train": "Train a model over a graph of your choice, print a table of results, and save the model and pictures.",
     "data": "Find or download datasets.",
+    "tune": "Measure how fast this machine runs each backend, so that plans choose the quickest.",
 }
 _SETTINGS: dict[str, Any] = {
     "rich_markup_mode": "rich",

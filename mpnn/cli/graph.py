@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -11,11 +12,12 @@ from rich.table import Table
 
 from mpnn.cli import drawing
 from mpnn.cli.console import console, exit_on_invalid_input, refuse
-from mpnn.graph import Graph
+from mpnn.graph import Graph, reachability
 from mpnn.graphs import parse
 
-_DEEPEST = 32
-_TIME_LIMIT = 20.0  # seconds
+_LAYERS = (1, 2, 4, 8, 16, 32)
+_TIME_LIMIT = 20.0  # seconds for the reach
+_MOST_RUNS = 1 << 25  # of a graph that is drawn and whose reach is computed; 800 MB
 
 
 def graph(
@@ -55,29 +57,30 @@ def graph(
             if not out.parent.is_dir():
                 refuse(f"there is no folder {out.parent} to write {out.name} into")
         bound = parse(expression).bind(n, num_src)
-        runs = bound.runs
     console.print()
     with console.status("counting"):
         facts = _facts(expression, bound)
     console.print(facts)
     console.print()
-    if runs.num_dst and runs.num_src:
+    if bound.structure.num_runs > _MOST_RUNS:
+        console.print(f"not drawn: more than {_MOST_RUNS:,} runs", style="dim")
+    elif bound.num_dst and bound.num_src:
         plain = console.no_color or console.color_system is None
-        console.print(drawing.matrix(runs, plain, console.width, ascii_only=console.options.ascii_only))
+        console.print(drawing.matrix(bound.runs, plain, console.width, ascii_only=console.options.ascii_only))
         cell = "filled" if plain else "coloured"
         console.print(f"rows: destinations, columns: sources; a {cell} cell is an edge", style="dim")
     if out is not None:
         _draw(expression, bound, out)
 
 
-def reach_by_layer(graph: Graph) -> list[tuple[int, float]]:
-    """The reach after 1, 2, 4, ... layers, until it stops growing or a time limit is exceeded."""
-    start, reached = perf_counter(), [(1, graph.reach(1))]
-    while reached[-1][0] < _DEEPEST and perf_counter() - start < _TIME_LIMIT:
-        layers = 2 * reached[-1][0]
-        reached.append((layers, graph.reach(layers)))
-        if reached[-1][1] == reached[-2][1]:
-            return reached[:-1]
+def reach_by_layer(graph: Graph, deadline: float) -> list[tuple[int, float]]:
+    """The reach after 1, 2, 4, ... layers, until it stops growing or the deadline passes. There may be none."""
+    reached: list[tuple[int, float]] = []
+    with suppress(TimeoutError):
+        for layers in _LAYERS:
+            reached.append((layers, reachability.fraction(graph.runs, layers, deadline)))
+            if len(reached) > 1 and reached[-1][1] == reached[-2][1]:
+                return reached[:-1]
     return reached
 
 
@@ -94,26 +97,32 @@ def _facts(expression: str, graph: Graph) -> Table:
     table.add_row("edges", f"{graph.num_edges:,}")
     if pairs:
         table.add_row("density", f"{graph.num_edges / pairs:.2%} of {pairs:,} pairs")
-    table.add_row("runs", f"{len(graph.runs.start):,}, the storage format of the graph")
+    runs = graph.structure.num_runs
+    table.add_row("runs", f"{runs:,}, the storage format of the graph")
     if graph.num_dst:
-        degree = graph.degree()
-        mean = graph.num_edges / graph.num_dst
-        table.add_row("degree", f"{int(degree.min()):,} least, {mean:,.1f} mean, {int(degree.max()):,} most")
-    if graph.num_dst == graph.num_src > 0:
-        reached = reach_by_layer(graph)
+        (least, most), mean = graph.structure.degree_range(), graph.num_edges / graph.num_dst
+        table.add_row("degree", f"{least:,} least, {mean:,.1f} mean, {most:,} most")
+    if graph.num_dst == graph.num_src > 0 and runs <= _MOST_RUNS:
+        deadline = perf_counter() + _TIME_LIMIT
+        reached = reach_by_layer(graph, deadline)
         for layers, fraction in reached:
             name = f"reach after {layers} layer{'s' * (layers > 1)}"
             table.add_row(name, f"{fraction:.1%} of all pairs" + ", each node with itself included" * (layers == 1))
-        table.add_row("full reach", _full_reach(graph, reached))
+        try:
+            table.add_row("full reach", _full_reach(graph, reached, deadline))
+        except TimeoutError:
+            table.add_row("full reach", f"not known: stopped after {_TIME_LIMIT:.0f} s")
     return table
 
 
-def _full_reach(graph: Graph, reached: list[tuple[int, float]]) -> str:
+def _full_reach(graph: Graph, reached: list[tuple[int, float]], deadline: float) -> str:
+    if not reached:
+        raise TimeoutError
     deepest, fraction = reached[-1]
     if fraction == 1.0:
-        layers = graph.diameter()
+        layers = reachability.diameter(graph.runs, deadline)
         return f"after {layers} layer{'s' * (layers != 1)}"
-    again = graph.reach(deepest + 1)
+    again = reachability.fraction(graph.runs, deepest + 1, deadline)
     return f"not within {deepest} layers" if again > fraction else f"never: at most {fraction:.1%}"
 
 

@@ -6,13 +6,13 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import mpnn
+from mpnn.backends.tuned import processor
 from mpnn.engine.plan import plan
 from mpnn.message_passing import MessagePassing
 
@@ -71,19 +71,10 @@ def one_thread() -> Iterator[None]:
 
 
 def machine() -> str:
-    return f"{_processor()}, {os.cpu_count()} cores, threads used by torch: {torch.get_num_threads()}"
+    return f"{processor()}, {os.cpu_count()} cores, threads used by torch: {torch.get_num_threads()}"
 
 
 def versions() -> str:
     return (
         f"mpnn {mpnn.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
     )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()

@@ -6,7 +6,7 @@ by name runs, or raises `Refused` with its reason; there is no silent fallback.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -129,13 +129,17 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
 
 def _describe_graph(request: Request) -> str:
     graph = request.graph
-    pairs = max(graph.num_dst * graph.num_src, 1)
-    text = f"{graph!r}, {graph.num_edges / pairs:.2%} of all pairs"
+    dst, src = _count(graph.num_dst), _count(graph.num_src)
+    share = graph.num_edges / max(graph.num_dst * graph.num_src, 1)
+    size = f"{dst} nodes" if graph.num_dst == graph.num_src else f"{dst} x {src}"
+    percent = f"{share:.2%}" if share >= 1e-4 or not share else f"{100 * share:.1g}%"
+    named = f"{graph.name}: " if graph.name else ""
+    text = f"Graph({named}{size}, {_count(graph.num_edges)} edges), {percent} of all pairs"
     if graph.is_explicit:
         return text
-    if graph.labels is not None and (cliques := sum(map(len, graph.cliques))) > 1:
-        return f"{text}, {cliques:,} cliques"
-    return f"{text}, {len(graph.runs.start):,} runs"
+    if graph.clique_sizes is not None and (cliques := int(graph.clique_sizes[1].sum())) > 1:
+        return f"{text}, {_count(cliques)} cliques"
+    return f"{text}, {_count(graph.structure.num_runs)} runs"
 
 
 def _describe_work(request: Request) -> str:
@@ -151,13 +155,26 @@ def _describe_work(request: Request) -> str:
     return f"{what}, {request.heads} x {value.shape[-1]}{batch}, {dtype} on {value.device.type}, {grad}"
 
 
+def _count(n: float) -> str:
+    """All digits of a number below a million, three of others: 5,050, 12.5 M, 500 G."""
+    return f"{n:,}" if n < 1e6 else _scaled(n / 1e6, "MGTPE", "3g")
+
+
 def _seconds(s: float) -> str:
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if s >= 2 * size:
+            return f"{s / size:,.1f} {unit}"
     return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.2f} ms" if s >= 1e-3 else f"{s * 1e6:.0f} us"
 
 
 def _bytes(b: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if b < 1000:
-            return f"{b:.0f} {unit}"
-        b /= 1000
-    return f"{b:.1f} GB"
+    return _scaled(b, ("B", "kB", "MB"), "0f") if b < 999.5e6 else _scaled(b / 1e9, ("GB", "TB", "PB"), "1f")
+
+
+def _scaled(x: float, units: Sequence[str], digits: str) -> str:
+    """The number in the first unit in which it is below 1,000; each unit is 1,000 times the one before."""
+    for unit in units[:-1]:
+        if float(f"{x:.{digits}}") < 1000:
+            return f"{x:.{digits}} {unit}"
+        x /= 1000
+    return f"{x:,.{digits}} {units[-1]}"

@@ -59,27 +59,30 @@ class graph_property(Generic[T]):
 class CSR:
     """Edges sorted by row: row r has the edges `ptr[r]:ptr[r+1]`, each with its `col`. All int64.
 
-    `edge_id` is the index of each edge in the caller's order; None if both orders are the same.
+    `columns` is `col` as it is stored, int32 or int64; kernels read 32 bits. `edge_id` is the index of each edge in the
+    caller's order; None if both orders are the same.
     """
 
     ptr: Tensor
-    col: Tensor
+    columns: Tensor
     edge_id: Tensor | None
+
+    @graph_property
+    def col(self) -> Tensor:
+        """The column of each edge, [E]; computed when it is first read if `columns` is int32."""
+        return self.columns.long()
 
     @graph_property
     def row(self) -> Tensor:
         """The row of each edge, [E]."""
         if self.ptr.is_cpu:  # torch wakes all threads and waits for them, even for two edges
             return torch.from_numpy(np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr.numpy())))
-        return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.col))
+        return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.columns))
 
     @graph_property
     def position(self) -> Tensor | None:
         """The index in this order of each edge of the caller's order, [E]; None if both orders are the same."""
-        if self.edge_id is None:
-            return None
-        numbers = torch.arange(len(self.edge_id), device=self.edge_id.device)
-        return torch.empty_like(self.edge_id).index_copy_(0, self.edge_id, numbers)
+        return None if self.edge_id is None else inverse(self.edge_id)
 
     def from_caller(self, per_edge: Tensor, dim: int = 0) -> Tensor:
         """Permutes values from the caller's edge order to this order."""
@@ -90,9 +93,15 @@ class CSR:
         return per_edge if self.position is None else per_edge.index_select(dim, self.position)
 
 
-def sorted_by(row: Tensor, col: Tensor, num_rows: int) -> CSR:
+def sorted_by(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> CSR:
     """Sorts the edges row[e], col[e] by row. The sort is stable."""
-    return CSR(*sort_edges(row, col, num_rows))
+    return CSR(*sort_edges(row, col, num_rows, num_cols))
+
+
+def inverse(permutation: Tensor) -> Tensor:
+    """The inverse permutation, int64 [N]."""
+    numbers = torch.arange(len(permutation), device=permutation.device)
+    return torch.empty_like(permutation).index_copy_(0, permutation, numbers)
 
 
 def nodes_without_loop(edges: Tensor, num_nodes: int) -> Tensor:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from mpnn.graph.runs import Runs
+from mpnn.graph.strips import Strips
 
 if TYPE_CHECKING:
     from mpnn.graph.graph import Graph
 
 
-def structured(graph: Graph, runs: Runs, other: Graph | None = None, **changes: Any) -> Graph:
-    """A graph with these rows of runs.
+def structured(graph: Graph, runs: Runs | Strips, other: Graph | None = None, **changes: Any) -> Graph:
+    """A graph with these strips or rows of runs.
 
     `other`: a second graph to inherit from, for binary operations. `changes` override arguments of `Graph`.
     """

@@ -1,8 +1,9 @@
 """Graph: the edges between a fixed number of sources and destinations.
 
 Messages flow along an edge from `src` to `dst`; `edge_index[0]` is src and `edge_index[1]` is dst. A graph stores one
-of three forms and computes the others on first use: rows of runs (from a topology), labels (disjoint cliques), or
-explicit edges in the caller's order, with repeated edges and edge attributes.
+of four forms and computes the others on first use: strips of rows or rows of runs (from a topology), labels (disjoint
+cliques), or explicit edges in the caller's order, with repeated edges and edge attributes. Strips take memory by the
+shape of the graph and not by its nodes, so code that reads `structure` instead of `runs` takes graphs of any size.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mpnn.graph.derive import check_form, edge_data, structured
 from mpnn.graph.handles import Handled
 from mpnn.graph.relations import Relation, Table, as_relation
 from mpnn.graph.runs import Ints, Runs, cliques_of
+from mpnn.graph.strips import Strips
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +48,7 @@ class Graph(Handled):
         num_dst: int,
         num_src: int,
         *,
-        runs: Runs | None = None,
+        runs: Runs | Strips | None = None,
         labels: Ints | None = None,
         edges: Tensor | None = None,
         edge_attr: Tensor | None = None,
@@ -71,7 +73,7 @@ class Graph(Handled):
     # ------------------------------------------------------------------------------------------------ constructors
 
     @staticmethod
-    def from_runs(runs: Runs, *, relation: Relation | None = None, shift: int = 0, name: str = "") -> Graph:
+    def from_runs(runs: Runs | Strips, *, relation: Relation | None = None, shift: int = 0, name: str = "") -> Graph:
         return Graph(runs.num_dst, runs.num_src, runs=runs, relation=relation, shift=shift, name=name)
 
     @staticmethod
@@ -107,9 +109,16 @@ class Graph(Handled):
         """Whether the graph is a list of edges in the caller's order, as opposed to a structured graph."""
         return self._edges is not None
 
+    @property
+    def structure(self) -> Strips | Runs:
+        """The edges as a set, repeated edges counting once: as strips if the graph is stored so, otherwise as runs."""
+        return self._given_runs if isinstance(self._given_runs, Strips) else self.runs
+
     @graph_property
     def runs(self) -> Runs:
         """The edges as a set, in rows of runs; repeated edges count once."""
+        if isinstance(self._given_runs, Strips):
+            return self._given_runs.runs()
         if self._given_runs is not None:
             return self._given_runs
         if self._labels is not None:
@@ -140,19 +149,40 @@ class Graph(Handled):
         if self._edges is None:
             ptr = torch.from_numpy(np.append(0, np.cumsum(self.runs.degree())))
             return CSR(ptr.to(self.device), self.edge_index[0], None)
-        return sorted_by(self.edge_index[1], self.edge_index[0], self.num_dst)
+        return sorted_by(self.edge_index[1], self.edge_index[0], self.num_dst, self.num_src)
 
     @graph_property
     def csc(self) -> CSR:
         """Edges by source: the transposed graph. Its rows are sources and its columns are destinations."""
-        return sorted_by(self.edge_index[0], self.edge_index[1], self.num_src)
+        return sorted_by(self.edge_index[0], self.edge_index[1], self.num_src, self.num_dst)
 
     @graph_property
     def labels(self) -> Ints | None:
         """The clique of each node, [N], if the graph consists of disjoint cliques; otherwise None."""
-        if self._labels is None and self._edges is None and self.num_dst == self.num_src and self.runs.is_complete:
-            return np.zeros(self.num_dst, np.int64)
+        if self._labels is None and self._edges is None and (cliques := self.structure.cliques) is not None:
+            size, count = cliques
+            return np.repeat(np.arange(count.sum()), np.repeat(size, count))
         return self._labels
+
+    @graph_property
+    def clique_sizes(self) -> tuple[Ints, Ints] | None:
+        """The sizes of the disjoint cliques, ascending and distinct, and the number of cliques of each size; None if
+        the graph does not consist of disjoint cliques."""
+        if self._edges is not None:
+            return None
+        if self._labels is not None:
+            return np.unique(np.unique(self._labels, return_counts=True)[1], return_counts=True)
+        if (cliques := self.structure.cliques) is None:
+            return None
+        sizes, which = np.unique(cliques[0], return_inverse=True)
+        counts = np.zeros(len(sizes), np.int64)
+        np.add.at(counts, which, cliques[1])
+        return sizes, counts
+
+    @graph_property
+    def has_scattered_cliques(self) -> bool:
+        """Whether the graph consists of disjoint cliques whose nodes are not consecutive."""
+        return self._labels is not None and bool((np.diff(self._labels) < 0).any())
 
     @graph_property
     def cliques(self) -> list[Tensor]:
@@ -169,7 +199,7 @@ class Graph(Handled):
             return self._edges.shape[1]
         if self._labels is not None:
             return int((np.unique(self._labels, return_counts=True)[1] ** 2).sum())
-        return self.runs.num_edges
+        return self.structure.num_edges
 
     @graph_property
     def edge_type(self) -> Tensor | None:
@@ -254,7 +284,7 @@ class Graph(Handled):
 
     def __invert__(self) -> Graph:
         """The complement: all pairs that are not edges."""
-        return structured(self, self.runs.complement())
+        return structured(self, self.structure.complement())
 
     def __bool__(self) -> NoReturn:
         algebra.refuse_truth(self)
@@ -284,7 +314,7 @@ class Graph(Handled):
     def rows(self, start: int, stop: int) -> Graph:
         """The graph of destinations `start` to `stop` over the same sources. Positions are preserved.
 
-        The cost depends on the in-neighbors of these rows, not on the size of the graph.
+        The cost depends on these rows, not on the size of the graph.
         """
         return subgraphs.rows(self, start, stop)
 
@@ -419,8 +449,8 @@ class Graph(Handled):
     def __getstate__(self) -> dict[str, Any]:
         """The state that defines the graph. Copies and unpickled graphs recompute cached values on their own device."""
         state = {name: _compact(value) for name, value in super().__getstate__().items() if name not in _DERIVED}
-        if self._edges is not None or self._labels is not None:
-            state["_given_runs"] = None
+        derived = self._edges is not None or self._labels is not None
+        state["_given_runs"] = None if derived else self.runs
         labels = None if self._labels is None else torch.tensor(self._labels)
         device = torch.empty(0, device=self.device)  # a tensor, so that `torch.load(map_location=)` moves the graph
         return {**state, "_labels": labels, "device": device, "_memo": {}, "_moved": {}, "_moved_from": None}
@@ -448,7 +478,7 @@ class Graph(Handled):
         graph = Graph(
             self.num_dst,
             self.num_src,
-            runs=self.__dict__.get("runs", self._given_runs),
+            runs=self._given_runs,
             labels=self._labels,
             edges=None if self._edges is None else convert(self._edges),
             **data,
@@ -457,6 +487,8 @@ class Graph(Handled):
             shift=self.shift,
             device=device or self.device,
         )
+        if "runs" in self.__dict__:
+            graph.__dict__["runs"] = self.runs
         graph.positions = self.positions and (convert(self.positions[0]), convert(self.positions[1]))
         graph.order = self.order
         return graph

@@ -6,6 +6,9 @@ O(N + runs).
 
 from __future__ import annotations
 
+from math import inf
+from time import perf_counter
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,21 +21,29 @@ _SAMPLES = 256
 _CHUNK = 1 << 23
 
 
-def fraction(runs: Runs, layers: int) -> float:
-    """The fraction of (node, source) pairs connected by at most `layers` hops."""
+def fraction(runs: Runs, layers: int, deadline: float = inf) -> float:
+    """The fraction of (node, source) pairs connected by at most `layers` hops.
+
+    Raises:
+        TimeoutError: if `time.perf_counter()` passes the deadline. This is checked before each hop of some sources.
+    """
     if layers < 0:
         raise ValueError(f"layers must not be negative; got {layers}")
     if runs.num_src == 0:
         return 1.0
-    counts = [_propagate(runs, sources, layers)[0].mean() * len(sources) for sources in _chunks(runs, _sources(runs))]
+    counts = [
+        _propagate(runs, sources, layers, deadline)[0].mean() * len(sources)
+        for sources in _chunks(runs, _sources(runs))
+    ]
     return float(sum(counts) / len(_sources(runs)))
 
 
-def diameter(runs: Runs) -> int | None:
-    """The number of hops until every sampled source reaches every node; None if one never does."""
+def diameter(runs: Runs, deadline: float = inf) -> int | None:
+    """The number of hops until every sampled source reaches every node; None if one never does. `deadline` is as in
+    `fraction`."""
     longest = 0
     for sources in _chunks(runs, _sources(runs)):
-        reached, hops = _propagate(runs, sources, runs.num_src)
+        reached, hops = _propagate(runs, sources, runs.num_src, deadline)
         if not reached.all():
             return None
         longest = max(longest, hops)
@@ -106,10 +117,12 @@ def _sparse_product(outer: Runs, inner: Runs) -> Runs:
     return Runs.from_edges(outer.num_dst, inner.num_src, product.row.astype(np.int64), product.col.astype(np.int64))
 
 
-def _propagate(runs: Runs, sources: Ints, layers: int) -> tuple[Flags, int]:
+def _propagate(runs: Runs, sources: Ints, layers: int, deadline: float) -> tuple[Flags, int]:
     """The nodes that each source reaches, bool [N, sources], and the number of layers that still changed them."""
     reached = _one_hot(runs.num_src, sources)
     for layer in range(layers):
+        if perf_counter() > deadline:
+            raise TimeoutError(f"no reach over {layers} layers before the deadline")
         following = reached | _hop(runs, reached)
         if (following == reached).all():
             return reached, layer

@@ -12,7 +12,7 @@ into `S` and `T`. Before `S[k]`, exactly k intervals have started, so `T[k-1] < 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ from mpnn.graph import capacity
 
 Ints = NDArray[np.int64]
 
+RUNS_AT_ONCE = 1 << 16  # runs that are processed at a time where there may be very many
 _UNCHECKED = 1 << 23  # number of runs below which available memory is not checked
 
 
@@ -143,6 +144,25 @@ class Runs:
         return int((self.stop - self.start).sum())
 
     @property
+    def num_runs(self) -> int:
+        return len(self.start)
+
+    @property
+    def most_runs(self) -> int:
+        """The largest number of runs of a row."""
+        return int(np.diff(self.ptr).max(initial=0))
+
+    def grouped(self, size: int) -> Iterator[Runs]:
+        """The union of every `size` rows as one row, for some of these groups at a time."""
+        step = size * max(1, self.num_dst * RUNS_AT_ONCE // (max(self.num_runs, 1) * size))
+        for first in range(0, self.num_dst, step):
+            last = min(first + step, self.num_dst)
+            ptr = self.ptr[first : last + 1]
+            group = np.repeat(np.arange(last - first) // size, np.diff(ptr))
+            inside = slice(ptr[0], ptr[-1])
+            yield Runs.of(-(-(last - first) // size), self.num_src, [(group, self.start[inside], self.stop[inside])])
+
+    @property
     def row(self) -> Ints:
         """The row of each run, [num_runs]."""
         return np.repeat(np.arange(self.num_dst), np.diff(self.ptr))
@@ -151,6 +171,11 @@ class Runs:
         """The in-degree of each row, [num_dst]."""
         total = np.concatenate([[0], np.cumsum(self.stop - self.start)])
         return total[self.ptr[1:]] - total[self.ptr[:-1]]
+
+    def degree_range(self) -> tuple[int, int]:
+        """The least and the largest in-degree; 0 without rows."""
+        degrees = self.degree()
+        return int(degrees.min(initial=degrees[:1].sum())), int(degrees.max(initial=0))
 
     def edges(self) -> tuple[Ints, Ints]:
         """Materializes all edges as (dst, src), row by row with ascending sources: O(edges)."""
@@ -242,6 +267,13 @@ class Runs:
     def is_complete(self) -> bool:
         return self._is_prefix_of(np.full(self.num_dst, self.num_src))
 
+    @property
+    def cliques(self) -> tuple[Ints, Ints] | None:
+        """As `Strips.cliques`, if the graph is one clique; runs are not searched for several."""
+        if self.num_dst != self.num_src or not self.is_complete:
+            return None
+        return np.array([self.num_src]), np.array([1])
+
     @cached_property
     def is_causal(self) -> bool:
         """Whether row i receives from exactly the sources 0..i."""
@@ -260,13 +292,18 @@ class Runs:
         return base + self.start, base + self.stop
 
     def _merged(self, other: Runs) -> tuple[Ints, Ints]:
-        if self._size() != other._size():
-            raise ValueError(
-                f"set algebra needs graphs of the same size; got {self.num_dst} x {self.num_src} and "
-                f"{other.num_dst} x {other.num_src} (destinations x sources)"
-            )
+        check_same_size(self, other)
         (s1, t1), (s2, t2) = self._flat(), other._flat()
         return _merge(s1, s2), _merge(t1, t2)
+
+
+def check_same_size(one: Any, other: Any) -> None:
+    """Raises ValueError unless both, runs or strips, have the same number of destinations and of sources."""
+    if (one.num_dst, one.num_src) != (other.num_dst, other.num_src):
+        raise ValueError(
+            f"set algebra needs graphs of the same size; got {one.num_dst} x {one.num_src} and "
+            f"{other.num_dst} x {other.num_src} (destinations x sources)"
+        )
 
 
 def check_line(num_dst: int, num_src: int) -> None:
@@ -289,6 +326,12 @@ def expand(start: Ints, stop: Ints) -> Ints:
     length = stop - start
     before = np.cumsum(length) - length
     return np.repeat(start - before, length) + np.arange(int(length.sum()))
+
+
+def distinct(*numbers: Ints) -> Ints:
+    """All numbers once, ascending; faster than `np.unique`, which hashes them, for arrays that are sorted."""
+    x = _sort(np.concatenate(numbers))
+    return x[np.append(True, x[1:] != x[:-1])[: len(x)]]
 
 
 def cliques_of(labels: Ints) -> list[Ints]:

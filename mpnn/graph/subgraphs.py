@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph.derive import renumbered, selected, structured
+from mpnn.graph.strips import Strips
 
 if TYPE_CHECKING:
     from mpnn.graph.graph import Graph
@@ -26,7 +27,9 @@ def rows(graph: Graph, start: int, stop: int) -> Graph:
     shift = graph.shift + start
     positions = None if graph.positions is None else (graph.positions[0][start:stop], graph.positions[1])
     if not graph.is_explicit:
-        return structured(graph, graph.runs.take(np.arange(start, stop)), shift=shift, positions=positions)
+        edges = graph.structure
+        part = edges.between(start, stop) if isinstance(edges, Strips) else edges.take(np.arange(start, stop))
+        return structured(graph, part, shift=shift, positions=positions)
     first, last = (int(graph.csr.ptr[i]) for i in (start, stop))
     edge_id = graph.csr.edge_id
     which = torch.arange(first, last, device=graph.device) if edge_id is None else edge_id[first:last].sort().values

@@ -24,9 +24,11 @@ from mpnn.graph.algebra import refuse_truth
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.handles import Handled
 from mpnn.graph.relations import Relation, as_relation
-from mpnn.graph.runs import Runs, check_line
+from mpnn.graph.runs import Ints, Runs, check_line, distinct
+from mpnn.graph.strips import Strips
 
 RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]] | Runs]
+Breaks = Callable[..., ArrayLike]
 LabelRule = Callable[..., NDArray[np.int64]]
 
 _ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
@@ -51,6 +53,7 @@ class Topology(Handled, ABC):
         memory: int = 0,
         relation: Relation | None = None,
         alike: int = 1,
+        breaks: Breaks | None = None,
         positional: bool = False,
     ) -> Topology:
         """Creates a topology from a runs rule.
@@ -67,11 +70,15 @@ class Topology(Handled, ABC):
             relation: gives each edge its type, see `mpnn.graph.relations`.
             alike: the block size of rows: all rows of a block have the same sources, and `i` holds the first row of
                 each block.
+            breaks: `breaks(num_dst, num_src, *args)` returns the rows at which the rule changes its form. Between two
+                of them, the rule returns as many pairs, and each start and stop stays where it is or grows by one per
+                row. Then `i` holds only the first and the last row of each such strip, in ascending order, and binding
+                takes time and memory by the number of strips, at any number of nodes.
             positional: whether the rule compares positions, so that destination i is source i of one sequence; see
                 `bind`.
         """
         _check_hashable(args)
-        return _Rule(rule, args, memory, relation, alike, positional)
+        return _Rule(rule, args, memory, relation, alike, breaks, positional)
 
     @staticmethod
     def cliques(labels: LabelRule, *args: Any, relation: Relation | None = None) -> Topology:
@@ -241,6 +248,7 @@ class _Rule(Topology):
     num_memory: int
     relation: Relation | None
     alike: int
+    breaks: Breaks | None
     is_positional: bool
 
     @property
@@ -257,15 +265,38 @@ class _Rule(Topology):
                 f"the sources of {self} are {self.num_memory} memory nodes followed by the {num_dst} destinations, "
                 f"so num_src must be {num_dst + self.num_memory}; got {num_src}"
             )
-        i = np.arange(0, num_dst, self.alike)
-        row = np.arange(len(i))
+        edges = self._runs(np.arange(num_dst), num_src) if self._is_by_row else self._strips(num_dst, num_src)
+        return Graph.from_runs(edges, relation=self.relation, shift=self.num_memory)
+
+    @property
+    def _is_by_row(self) -> bool:
+        return self.alike == 1 and self.breaks is None
+
+    def _strips(self, num_dst: int, num_src: int) -> Strips:
+        """Asks the rule for the first row of each strip, and for the last if ends may move within it."""
+        if self.breaks is None:
+            rows = np.append(np.arange(0, num_dst, self.alike), num_dst)
+            runs = self._runs(rows[:-1], num_src)
+            return Strips(rows, runs, runs)
+        breaks = np.asarray(self.breaks(num_dst, num_src, *self.args), np.int64)
+        rows = distinct(np.array([0, num_dst]), np.clip(breaks, 0, num_dst))
+        strip, i = np.arange(len(rows) - 1), np.stack([rows[:-1], rows[1:] - 1], 1).reshape(-1)
         pairs = self.rule(i, num_src, *self.args)
         if isinstance(pairs, Runs):
-            runs = pairs
-        else:
-            runs = Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._checked(pairs)))
-        runs = runs if self.alike == 1 else runs.take(np.arange(num_dst) // self.alike)
-        return Graph.from_runs(runs, relation=self.relation, shift=self.num_memory)
+            return Strips.of(rows, pairs.take(2 * strip), pairs.take(2 * strip + 1))
+        ends = [np.zeros((2, 0), np.int64)]
+        for pair in self._checked(pairs):
+            ends.append(np.stack([np.broadcast_to(np.asarray(end, np.int64), i.shape) for end in pair]))
+        first, last = (np.concatenate([pair[:, which::2] for pair in ends], 1) for which in (0, 1))
+        return Strips.union(num_src, rows, np.tile(strip, len(ends) - 1), first, last)
+
+    def _runs(self, i: Ints, num_src: int) -> Runs:
+        """The runs that the rule returns for the rows i, clipped and merged."""
+        pairs = self.rule(i, num_src, *self.args)
+        if isinstance(pairs, Runs):
+            return pairs
+        row = np.arange(len(i))
+        return Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._checked(pairs)))
 
     def _checked(self, pairs: Any) -> Iterable[tuple[ArrayLike, ArrayLike]]:
         """Yields the pairs that the rule returned and checks that they are pairs of integers."""

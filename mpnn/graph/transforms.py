@@ -33,20 +33,21 @@ def reverse(graph: Graph) -> Graph:
     }
     if graph.is_explicit:
         return renumbered(graph, graph.edge_index.flip(0), **changes)
-    runs = graph.runs if graph.labels is not None else graph.runs.transpose()
-    return structured(graph, runs, labels=graph.labels, **changes)
+    if graph.clique_sizes is not None:
+        return structured(graph, graph.structure, labels=graph.labels, **changes)
+    return structured(graph, graph.runs.transpose(), **changes)
 
 
 def power(graph: Graph, k: int) -> Graph:
     """`Graph.power`."""
     if not isinstance(k, (int, np.integer)) or k < 1:
         raise ValueError(f"power needs an integer k >= 1; got {k!r}")
-    return graph if graph.labels is not None else structured(graph, reachability.power(graph.runs, k))
+    return graph if graph.clique_sizes is not None else structured(graph, reachability.power(graph.runs, k))
 
 
 def with_self_loops(graph: Graph, fill: float) -> Graph:
     """`Graph.with_self_loops`."""
-    if graph.labels is not None:
+    if graph.clique_sizes is not None:
         return graph
     if not graph.is_explicit:
         i = np.arange(graph.num_dst)
@@ -61,7 +62,7 @@ def with_self_loops(graph: Graph, fill: float) -> Graph:
 
 def undirected(graph: Graph) -> Graph:
     """`Graph.undirected`."""
-    if graph.labels is not None:
+    if graph.clique_sizes is not None:
         return graph
     if not graph.is_explicit:
         return structured(graph, graph.runs | graph.runs.transpose())

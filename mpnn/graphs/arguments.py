@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MOST = 2**61  # node indices are int64, and rules add these values to them
@@ -31,6 +32,12 @@ def integers(name: str, values: Iterable[int] | Tensor, expected: str = "a list 
         raise TypeError(f"{name} must be {expected}; got {values!r}")
     items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
     return tuple(as_integer(f"{name}[{k}]", v) for k, v in enumerate(items))
+
+
+def num_rows(i: NDArray[np.int64]) -> int:
+    """The number of destinations of a graph, from the ascending rows `i` that a rule receives: the last is among
+    them."""
+    return int(i[-1]) + 1 if len(i) else 0
 
 
 def distinct_indices(name: str, values: Iterable[int] | Tensor) -> tuple[int, ...]:

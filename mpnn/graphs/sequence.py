@@ -13,9 +13,11 @@ from torch import Tensor
 
 from mpnn.graph.runs import Ints, Runs, require_room
 from mpnn.graph.topology import Topology
-from mpnn.graphs.arguments import at_least, distinct_indices, integers
+from mpnn.graphs.arguments import at_least, distinct_indices, integers, num_rows
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
+
+_LEAST_STRIP = 16  # rows of a strip below which strips of many runs take as much memory as the runs
 
 
 def complete() -> Topology:
@@ -28,7 +30,12 @@ def complete() -> Topology:
                      ####
                      ####
     """
-    return Topology.of(_complete)
+    return Topology.of(_complete, breaks=_no_breaks)
+
+
+def _no_breaks(num_dst: int, num_src: int, *args: object) -> tuple[int, ...]:
+    """For rules that have one form for all rows."""
+    return ()
 
 
 def _complete(i: Ints, num_src: int) -> Pairs:
@@ -46,7 +53,7 @@ def causal() -> Topology:
                    ####.
                    #####
     """
-    return Topology.of(_causal, positional=True)
+    return Topology.of(_causal, breaks=_no_breaks, positional=True)
 
 
 def _causal(i: Ints, num_src: int) -> Pairs:
@@ -63,7 +70,7 @@ def identity() -> Topology:
                      ..#.
                      ...#
     """
-    return Topology.of(_identity, positional=True)
+    return Topology.of(_identity, breaks=_no_breaks, positional=True)
 
 
 def _identity(i: Ints, num_src: int) -> Pairs:
@@ -89,13 +96,13 @@ def window(radius: int, dilation: int = 1) -> Topology:
     """
     at_least("radius", radius, 0)
     at_least("dilation", dilation, 1)
-    return Topology.of(_window, int(radius), int(dilation), positional=True)
+    return Topology.of(_window, int(radius), int(dilation), breaks=_no_breaks, positional=True)
 
 
 def _window(i: Ints, num_src: int, radius: int, dilation: int = 1) -> Pairs:
     if dilation == 1:
         return [(i - radius, i + radius + 1)]
-    reachable = min(radius, max(len(i), num_src) // dilation)
+    reachable = min(radius, max(num_rows(i), num_src) // dilation)
     return [(i + k * dilation, i + k * dilation + 1) for k in range(-reachable, reachable + 1)]
 
 
@@ -112,7 +119,14 @@ def strided(stride: int) -> Topology:
                      .#.###
     """
     at_least("stride", stride, 1)
-    return Topology.of(_strided, int(stride), positional=True)
+    by_strips = stride >= _LEAST_STRIP  # each strip has as many rows
+    return Topology.of(_strided, int(stride), breaks=_strided_breaks if by_strips else None, positional=True)
+
+
+def _strided_breaks(num_dst: int, num_src: int, stride: int) -> Ints:
+    """Rows at which a run is added, at multiples of the stride, and at which the last of them leaves the sources."""
+    first = np.arange(0, num_dst, stride)
+    return first if num_dst <= num_src else np.concatenate([first, first + num_src % stride])
 
 
 def _strided(i: Ints, num_src: int, stride: int) -> Pairs | Runs:
@@ -154,13 +168,17 @@ def fixed(block: int, summary: int = 1) -> Topology:
     at_least("summary", summary, 0)
     if summary > block:
         raise ValueError(f"summary must be at most the block size {block}; got {summary}")
-    return Topology.of(_fixed, int(block), int(summary), positional=True)
+    return Topology.of(_fixed, int(block), int(summary), breaks=_fixed_breaks, positional=True)
+
+
+def _fixed_breaks(num_dst: int, num_src: int, block: int, summary: int = 1) -> Ints:
+    return np.arange(0, num_dst if summary < block else 0, block)
 
 
 def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs:
     if summary == block:
         return [(0, i + 1)]
-    ends = range(block, len(i), block) if summary else ()
+    ends = range(block, num_rows(i), block) if summary else ()
     return [(i - i % block, i + 1), *((end - summary, np.where(i >= end, end, 0)) for end in ends)]
 
 
@@ -181,12 +199,18 @@ def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
     """
     if isinstance(count_or_indices, (int, np.integer)):
         at_least("count", count_or_indices, 0)
-        return Topology.of(_global_nodes, int(count_or_indices), positional=True)
-    return Topology.of(_global_nodes, distinct_indices("indices", count_or_indices), positional=True)
+        return Topology.of(_global_nodes, int(count_or_indices), breaks=_global_breaks, positional=True)
+    nodes = distinct_indices("indices", count_or_indices)
+    return Topology.of(_global_nodes, nodes, breaks=_global_breaks, positional=True)
+
+
+def _global_breaks(num_dst: int, num_src: int, nodes: int | tuple[int, ...]) -> Ints:
+    hubs = np.asarray([0, nodes - 1] if isinstance(nodes, int) else nodes, np.int64)
+    return np.concatenate([hubs, hubs + 1]).clip(0, num_dst)
 
 
 def _global_nodes(i: Ints, num_src: int, nodes: int | tuple[int, ...]) -> Pairs:
-    most = max(len(i), num_src)
+    most = max(num_rows(i), num_src)
     hubs = np.arange(min(nodes, most)) if isinstance(nodes, int) else np.asarray(nodes, np.int64)
     if len(hubs) and hubs.max() >= most:
         raise ValueError(f"global node {hubs.max()} does not exist among {most} nodes; bind at least {hubs.max() + 1}")
@@ -208,7 +232,11 @@ def prefix(k: int) -> Topology:
                     #####
     """
     at_least("k", k, 0)
-    return Topology.of(_prefix, int(k), positional=True)
+    return Topology.of(_prefix, int(k), breaks=_prefix_breaks, positional=True)
+
+
+def _prefix_breaks(num_dst: int, num_src: int, k: int) -> tuple[int, ...]:
+    return (min(k, num_dst),)
 
 
 def _prefix(i: Ints, num_src: int, k: int) -> Pairs:
@@ -230,16 +258,27 @@ def documents(lengths: Sequence[int] | Tensor) -> Topology:
     sizes = integers("lengths", lengths)
     for k, n in enumerate(sizes):
         at_least(f"lengths[{k}]", n, 0)
-    return Topology.cliques(_documents, sizes)
+    return Topology.of(_documents, sizes, breaks=_ends)
 
 
-def _documents(n: int, lengths: tuple[int, ...]) -> Ints:
-    if sum(lengths) != n:
+def _ends(num_dst: int, num_src: int, lengths: tuple[int, ...]) -> Ints:
+    """The node after the last of each document."""
+    n = sum(lengths)
+    if num_dst != num_src:
+        raise ValueError(f"{documents(lengths)} needs as many sources as destinations; got {num_dst} x {num_src}")
+    if num_dst != n:
         raise ValueError(
-            f"the lengths of the documents add up to {sum(lengths)}, but the graph has {n} nodes; "
-            f"bind({sum(lengths)}), or give lengths that add up to {n}"
+            f"the lengths of the documents add up to {n}, but the graph has {num_dst} nodes; "
+            f"bind({n}), or give lengths that add up to {num_dst}"
         )
-    return np.repeat(np.arange(len(lengths)), lengths)
+    return np.cumsum(np.asarray(lengths, np.int64))
+
+
+def _documents(i: Ints, num_src: int, lengths: tuple[int, ...]) -> Pairs:
+    ends = np.cumsum(np.asarray(lengths, np.int64))
+    stop = ends[np.searchsorted(ends, i, side="right")]
+    start = np.append(0, ends)[np.searchsorted(ends, i, side="right")]
+    return [(start, stop)]
 
 
 def permutation(order: Sequence[int] | Tensor) -> Topology:
@@ -280,7 +319,7 @@ def memory(length: int) -> Topology:
                             #####
     """
     at_least("length", length, 0)
-    return Topology.of(_memory, int(length), memory=int(length), positional=True)
+    return Topology.of(_memory, int(length), breaks=_no_breaks, memory=int(length), positional=True)
 
 
 def _memory(i: Ints, num_src: int, length: int) -> Pairs:

@@ -1,46 +1,98 @@
-"""Prices of work, fitted to times: known ones come back, and the plan's regret is told."""
+"""Prices, fitted to times: known ones are found again, and every operation that requests count has one."""
 
 import pytest
+from capabilities import REQUESTS
 
-from benchmarks import fit
-from benchmarks.fit import Measured
-from mpnn.backends import BACKENDS
-from mpnn.backends.cost_model import table
+from benchmarks import fit, requests
+from mpnn import graphs
+from mpnn.backends import BACKENDS, cost_model, tuned
+from mpnn.engine import calibration
+from mpnn.engine.calibration import Sample
 
-KNOWN = {"call": 50_000.0, "edge": 20.0, "dot number": 3.0, "weighted number": 1.5}
+KNOWN = {"dot call": 50_000.0, "edge": 20.0, "dot number": 3.0, "activated number": 1.5}
 
 
-def made_up(counts: dict[str, float]) -> Measured:
-    taken = 1e-9 * sum(KNOWN[kind] * n for kind, n in counts.items())
-    return Measured("made up", "forward", {"edge_list": counts}, {"edge_list": taken})
+def taken(counts: dict[str, float], slower: float = 1.0) -> float:
+    return slower * 1e-9 * sum(KNOWN[kind] * n for kind, n in counts.items())
+
+
+def samples(slower: float = 1.0) -> list[Sample]:
+    found = []
+    for edges in (10.0, 1e3, 1e5):
+        for width in (1, 8, 64):
+            for kind in ("dot", "activated"):
+                counts = {"dot call": 1.0, "edge": edges, f"{kind} number": edges * width}
+                found.append(Sample({"edge_list": counts}, {"edge_list": taken(counts, slower)}))
+    return found
 
 
 def test_fitting_recovers_the_prices_behind_the_times() -> None:
-    found = [
-        made_up({"call": 1.0, "edge": edges, f"{kind} number": edges * width})
-        for edges in (10.0, 1e3, 1e5)
-        for width in (1, 8, 64)
-        for kind in ("dot", "weighted")
-    ]
-    before = table()["nanoseconds"]
-    prices = fit.fitted(found)
+    before = tuned.shipped()["nanoseconds"]
+    prices = calibration.fit(before, samples(), freedom=100.0)
     assert {kind: prices["edge_list"][kind] for kind in KNOWN} == pytest.approx(KNOWN, rel=1e-2)
-    assert prices["edge_list"]["dropped edge"] == before["edge_list"]["dropped edge"]  # no case counted it
+    assert prices["edge_list"]["dropped edge"] == before["edge_list"]["dropped edge"]  # no sample counted it
     assert prices["dense"] == before["dense"]
 
 
-def test_regret_is_the_choice_over_the_best() -> None:
-    counts = {"dense": {"call": 1.0}, "edge_list": {"call": 1.0, "edge": 1e9}}
-    measured = Measured("made up", "forward", counts, {"dense": 3.0, "edge_list": 2.0})
-    assert min(measured.estimated(), key=measured.estimated().__getitem__) == "dense"
-    assert measured.regret() == 1.5
+def test_with_little_freedom_prices_change_by_a_common_factor() -> None:
+    """A machine that is three times as slow; only the calls and the work of a backend may change, each as a whole."""
+    wrong = KNOWN | {"edge": 25.0}
+    prices = calibration.fit({"edge_list": wrong}, samples(slower=3.0), freedom=1e-3)["edge_list"]
+    factors = {kind: prices[kind] / wrong[kind] for kind in wrong}
+    assert factors["edge"] == pytest.approx(factors["dot number"], rel=0.01)
+    assert factors["edge"] > 1.5
 
 
-def test_every_kind_of_work_that_cases_count_has_a_price() -> None:
-    prices, counted = table()["nanoseconds"], set()
+def test_a_time_that_was_disturbed_for_all_backends_alike_changes_little() -> None:
+    """The machine was three times as slow during one of many requests."""
+    before = {"a": {"call": 100.0}, "b": {"call": 200.0}}
+    counts = {"a": {"call": 1.0}, "b": {"call": 1.0}}
+    quiet, busy = {"a": 100e-9, "b": 200e-9}, {"a": 300e-9, "b": 600e-9}
+    prices = calibration.fit(before, [Sample(counts, quiet)] * 4 + [Sample(counts, busy)], freedom=10.0)
+    assert prices["b"]["call"] / prices["a"]["call"] == pytest.approx(2.0, rel=0.02)
+    assert prices["a"]["call"] < 150
+
+
+def test_every_operation_that_cases_count_has_a_price() -> None:
+    prices, counted = tuned.shipped()["nanoseconds"], set()
     for name, plain in fit.cases():
-        for given in (plain, fit.with_gradients(plain)):
-            for backend in (b for b in BACKENDS if b.supports(given) is None):
+        for request in (plain, requests.with_gradients(plain)):
+            for backend in (b for b in BACKENDS if b.supports(request) is None):
                 counted.add(backend.NAME)
-                assert set(backend.counts(given)) <= set(prices[backend.NAME]), (name, backend.NAME)
+                assert set(backend.counts(request)) <= set(prices[backend.NAME]), (name, backend.NAME)
     assert counted >= {"dense", "tiles", "low_rank", "csr", "edge_list"}  # scatter may not be installed
+
+
+def test_every_operation_that_drawn_requests_count_has_a_price() -> None:
+    prices = tuned.shipped()["nanoseconds"]
+    for index in range(60):
+        request = requests.draw(0, index).request
+        for backend in (b for b in BACKENDS if b.supports(request) is None):
+            assert set(backend.counts(request)) <= set(prices[backend.NAME]), (index, backend.NAME)
+
+
+def test_every_operation_of_the_capability_table_has_a_price() -> None:
+    prices, graph = tuned.shipped()["nanoseconds"], graphs.causal().bind(6)
+    for make in REQUESTS.values():
+        request = make(graph)
+        for backend in (b for b in BACKENDS if b.supports(request) is None):
+            assert set(backend.counts(request)) <= set(prices[backend.NAME]), (request, backend.NAME)
+
+
+def test_every_price_is_positive() -> None:
+    for name, costs in tuned.shipped()["nanoseconds"].items():
+        for kind, price in costs.items():
+            assert price > 0, (name, kind)
+
+
+def test_only_calls_take_the_same_time_on_more_threads() -> None:
+    counts = {"dot call": 1.0, "dot call, back": 1.0, "edge": 10.0, "edge, back": 10.0}
+    assert cost_model.per_thread(counts, 1) == counts
+    assert cost_model.per_thread(counts, 2) == counts | {"edge": 5.0, "edge, back": 5.0}
+
+
+def test_new_operations_get_prices() -> None:
+    request = requests.dot(requests.scattered(20, 3))
+    sample = Sample({"csr": {"unheard-of call": 1.0}}, {"csr": 1e-3})
+    prices = fit.fitted([sample, fit.sample(request, {"csr": 1e-3, "edge_list": 2e-3})])
+    assert prices["csr"]["unheard-of call"] > 20_000

@@ -22,7 +22,7 @@ from mpnn.cli.console import console
 from mpnn.cli.measure import attention_weights, backends, bytes_for_backward
 from mpnn.data import SOURCES, Characters
 
-COMMANDS = [["demo"], ["graph"], ["explain"], ["train"], ["data"], ["data", "get"], ["data", "list"]]
+COMMANDS = [["demo"], ["graph"], ["explain"], ["train"], ["data"], ["data", "get"], ["data", "list"], ["tune"]]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -113,6 +113,20 @@ def test_graph_counts_and_draws() -> None:
 @pytest.mark.parametrize(("n", "layers"), [(5, "after 4 layers"), (200, "not within 32 layers")])
 def test_graph_prints_how_many_layers_connect_all_nodes(n: int, layers: int) -> None:
     assert layers in run("graph", "window(1)", "--n", str(n)).output
+
+
+def test_graph_says_so_if_the_reach_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpnn.cli.graph._TIME_LIMIT", -1.0)
+    output = run("graph", "causal", "--n", "20").output
+    assert "not known: stopped" in output
+    assert "reach after" not in output
+
+
+def test_graph_counts_what_is_too_large_to_draw() -> None:
+    output = re.sub(r" +", " ", run("graph", "causal", "--n", "100000000").output)
+    assert "edges 5,000,000,050,000,000" in output
+    assert "degree 1 least, 50,000,000.5 mean, 100,000,000 most" in output
+    assert "not drawn: more than 33,554,432 runs" in output
 
 
 def test_graph_of_two_kinds_of_nodes() -> None:
@@ -393,3 +407,23 @@ def test_a_terminal_without_block_characters_gets_ascii(encoding: str) -> None:
 def test_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "mpnn", "--version"], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("mpnn ")
+
+
+def test_tune_keeps_prices_for_these_threads_and_forgets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPNN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("mpnn.engine.tune.SECONDS", 0.0)
+    result = run("tune", "--threads", "1")
+    assert result.exit_code == 0, result.output
+    (file,) = (tmp_path / "cache").iterdir()
+    assert str(file) in result.output
+    assert "csr" in file.read_text()
+    assert run("tune", "--threads", "1", "--forget").exit_code == 0
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_tune_refuses_a_folder_it_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MPNN_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr("mpnn.engine.tune.SECONDS", 0.0)
+    assert "MPNN_CACHE" in refusal("tune", "--threads", "1")
+    assert "--threads must be 0 to" in refusal("tune", "--threads", "-1")

@@ -1,5 +1,7 @@
 """How far messages travel, against powers of boolean matrices."""
 
+from time import perf_counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -111,6 +113,14 @@ def test_sources_in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = graph.reach(2), graph.diameter()
     monkeypatch.setattr(reachability, "_CHUNK", 1)  # one source at a time: a graph that needs chunks is too slow here
     assert (graph.reach(2), graph.diameter()) == (pytest.approx(whole[0], abs=1e-12), whole[1])
+
+
+def test_reach_stops_at_its_deadline() -> None:
+    runs = graphs.causal().bind(50).runs
+    assert reachability.fraction(runs, 2, perf_counter() + 60) == reachability.fraction(runs, 2)
+    for compute in (lambda at: reachability.fraction(runs, 2, at), lambda at: reachability.diameter(runs, at)):
+        with pytest.raises(TimeoutError):
+            compute(perf_counter() - 1)
 
 
 def test_explicit_graphs_reach_too() -> None:

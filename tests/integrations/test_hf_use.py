@@ -82,6 +82,19 @@ def test_gradients_with_checkpointing(name: str) -> None:
         torch.testing.assert_close(gradient, expected[key], rtol=0, atol=1e-5 * largest)
 
 
+def test_autocast() -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model)
+    with torch.no_grad():
+        exact = output(model)
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # rotated queries are float32, values bfloat16
+            found = output(model)
+        narrow = output(model.to(torch.bfloat16))
+    for logits in (found, narrow):
+        # bfloat16 rounds by 2^-9 in each of some twenty operations, which go either way
+        torch.testing.assert_close(logits.float(), exact, rtol=0, atol=2.0**-5 * float(exact.abs().max()))
+
+
 def test_packed_sequences_attend_within_themselves() -> None:
     model = tiny("mistral")
     mpnn.hf.use(model)
@@ -191,6 +204,19 @@ def test_topologies_count_from_the_first_token_that_is_not_padding() -> None:
         padded = model(IDS, attention_mask=LEFT, position_ids=(LEFT.cumsum(1) - 1).clamp(min=0)).logits[1, 5:]
         alone = model(IDS[1:, 5:]).logits[0]
     torch.testing.assert_close(padded, alone, **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch, where a program breaks
+def test_a_compiled_model_computes_the_same() -> None:
+    model = tiny("gemma2")
+    mpnn.hf.use(model)
+    program = torch.compile(model, backend="aot_eager")
+    for length in (17, 9):
+        ids, padding = IDS[:, :length], LEFT[:, :length]
+        expected, found = (m(ids, attention_mask=padding).logits for m in (model, program))
+        torch.testing.assert_close(found, expected, **CLOSE)
+        found.square().mean().backward()
 
 
 # ------------------------------------------------------------------------------------------------ refusals

@@ -66,14 +66,15 @@ def counts(request: Request) -> dict[str, float]:
     gathered = edges * width * (2 if fused and fused.kind != "additive" else 1)
     # features that exceed the cache are read from memory for each edge
     far = nodes * width * (torch.finfo(request.accumulate_dtype).bits // 8) > _BEYOND_CACHE
-    operations = {"attention": 1.0, "scored edge": edges, "scored head": edges * request.heads}
+    kind = fused.kind if fused else "biased"
+    operations = {f"{kind} call": 1.0, "scored edge": edges, f"{kind} head": edges * request.heads}
     operations |= {
         "far gathered number" if far else "gathered number": gathered,
         "attending number": float(nodes * batch * width),
     }
-    if fused and fused.kind == "activated":
+    if kind == "activated":
         operations["activated number"] = edges * width
-    added = (request.edge_value, fused.edge_key if fused and fused.kind == "dot" else None)
+    added = (request.edge_value, fused.edge_key if fused and kind == "dot" else None)
     if vectors := sum(vector is not None for vector in added):
         operations["vector number"] = edges * width * vectors
     if request.dropout:
@@ -110,7 +111,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     }  # fmt: skip
     spec = Spec(
         edges.by_destination(graph),
-        partial(edges.by_source, graph),
+        partial(edges.by_source_with_slots, graph),
         {name: edges.edge_types(graph, x) for name, x in on_edges.items() if isinstance(x, EmbeddingTable)},
         request.heads,
         kind,

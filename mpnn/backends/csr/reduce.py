@@ -75,16 +75,17 @@ def counts(request: Request) -> dict[str, float]:
     width = request.heads * request.value.shape[-1]
     edges, numbers = float(graph.num_edges * batch), float(graph.num_edges * batch * width)
     beyond = min(1.0, graph.num_src * width * (torch.finfo(request.accumulate_dtype).bits // 8) / _BEYOND_CACHE)
-    operations = {"reduce": float(len(leaves)), "reduced edge": edges * len(leaves)}
+    operations = {"reduced edge": edges * len(leaves)}
     operations["node number"] = float((graph.num_dst + graph.num_src) * batch * width * len(leaves))
     operations["far number"] = numbers * beyond * len(leaves)
     for leaf in leaves:
-        kind = f"{_FAMILIES.get(type(leaf), 'own')} number"
-        operations[kind] = operations.get(kind, 0.0) + numbers
+        family = _FAMILIES.get(type(leaf), "own")
+        for kind, count in ((f"{family} call", 1.0), (f"{family} number", numbers)):
+            operations[kind] = operations.get(kind, 0.0) + count
     if request.bias:
-        operations["weighed edge"] = edges * len(leaves)
+        operations |= {"weights call": 1.0, "weighed edge": edges * len(leaves)}
     own = any(type(leaf) not in KINDS for leaf in leaves)
-    return {**both_ways(operations, request.needs_grad), **({"own compiled": 1.0} if own else {})}
+    return {**both_ways(operations, request.needs_grad), **({"compilation call": 1.0} if own else {})}
 
 
 def estimate(request: Request) -> Estimate:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
-from mpnn.graph.blocks import BlockMask
+from mpnn.graph.blocks import BlockMask, count_blocks
 from mpnn.kernels.cpu import library
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
@@ -27,7 +27,7 @@ def supports(request: Request) -> str | None:
     graph = request.graph
     if (reason := library.why_missing()) is not None:
         return reason
-    if graph.labels is not None and bool((np.diff(graph.labels) < 0).any()):
+    if graph.has_scattered_cliques:
         return "the nodes of its cliques are not contiguous; cliques run faster as a batch"
     return None
 
@@ -36,13 +36,14 @@ def counts(request: Request) -> dict[str, float]:
     """Pairs in tiles times heads, products on them, tiles, and components of nodes that are copied."""
     graph, score = request.graph, request.score
     assert isinstance(score, Dot)
-    tiles, batch = _tiles(graph), request.batch.numel()
+    (tiles, area), batch = _tile_counts(graph), request.batch.numel()
     heads, widths = batch * request.heads, score.query.shape[-1] + request.value.shape[-1]
-    pairs = float(tiles.area * heads)
+    pairs = float(area * heads)
     kind = "double " * (request.accumulate_dtype == torch.float64)
     nodes = graph.num_src * request.value.shape[-2] + graph.num_dst * request.heads
     operations = {"call": 1.0, f"{kind}pair": pairs, f"{kind}product": pairs * widths}
-    operations |= {"tile": float(len(tiles.column) * heads), "node number": float(batch * nodes * widths)}
+    operations |= {"tile": float(tiles * heads), "node number": float(batch * nodes * widths)}
+    operations["row of tiles"] = float(-(-graph.num_dst // ROWS) * heads)
     if request.dropout:
         operations["dropped pair"] = pairs
     if not all(map(by_offset, request.bias)):
@@ -62,7 +63,7 @@ def estimate(request: Request) -> Estimate:
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     graph, score, value = request.graph, request.score, request.value
     assert isinstance(score, Dot)
-    query, key, padded = (_pad(x, request.accumulate_dtype) for x in (score.query, score.key, value))
+    query, key, padded = map(_pad, (score.query, score.key, value))
     if key.shape[2] != padded.shape[2]:
         key, padded = (x.repeat_interleave(request.heads // x.shape[2], 2) for x in (key, padded))
     out, lse = TileAttention.apply(
@@ -82,6 +83,10 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     return out.view(*request.batch, *out.shape[1:]), None
 
 
+def _tile_counts(graph: Graph) -> tuple[int, int]:
+    return graph.cached("tiles: counts", lambda: count_blocks(graph.structure, ROWS, COLUMNS))
+
+
 def _tiles(graph: Graph) -> BlockMask:
     return graph.cached("tiles", lambda: BlockMask.of(graph.runs, ROWS, COLUMNS))
 
@@ -99,9 +104,9 @@ def _layout(graph: Graph) -> Layout:
     return Layout(by_query, by_key, of_runs)
 
 
-def _pad(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _pad(x: Tensor) -> Tensor:
     """x [..., N, H, D] as [B, N, H, D], with D padded to a multiple of 8."""
-    x = (x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)).to(dtype)
+    x = x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)
     return F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
-from mpnn.graph.blocks import BlockMask
+from mpnn.graph.blocks import BlockMask, count_blocks
 from mpnn.graph.runs import Runs
 from mpnn.kernels import flex
 from mpnn.request.request import Request
@@ -31,10 +31,9 @@ def supports(request: Request) -> str | None:
         return "FlexAttention has no dropout of weights"
     if not all(map(by_offset, request.bias)):
         return "on CUDA it supports only biases by offset j - i"
-    runs = request.graph.runs
-    if not runs.num_edges:
+    if not request.graph.num_edges:
         return "the graph has no edges"
-    if (most := _most_runs(runs)) > flex.MOST_RUNS:
+    if (most := request.graph.structure.most_runs) > flex.MOST_RUNS:
         return f"some row has {most} runs, and on CUDA it compares at most {flex.MOST_RUNS}"
     return None
 
@@ -43,7 +42,9 @@ def counts(request: Request) -> Counts:
     """Pairs in tiles times heads, and products on them."""
     score = request.score
     assert isinstance(score, Dot)
-    pairs = float(_tiles(request.graph).area * request.batch.numel() * request.heads)
+    graph = request.graph
+    _, area = graph.cached("flex counts", lambda: count_blocks(graph.structure, flex.SIDE, flex.SIDE))
+    pairs = float(area * request.batch.numel() * request.heads)
     return {"pair": pairs, "product": pairs * (score.query.shape[-1] + request.value.shape[-1])}
 
 
@@ -74,15 +75,11 @@ def blocks(graph: Graph) -> Any:
     return flex.blocks(start, stop, (lists[0], lists[1]), (lists[2], lists[3]), runs.num_src)
 
 
-def _most_runs(runs: Runs) -> int:
-    return int(np.diff(runs.ptr).max(initial=0))
-
-
 def _pad_runs(runs: Runs) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Starts and stops of each row's runs, [R, N_dst]. Empty runs pad R to a power of two."""
     count = np.diff(runs.ptr)
     rank = np.arange(len(runs.start)) - np.repeat(runs.ptr[:-1], count)
-    room = 1 << (max(_most_runs(runs), 1) - 1).bit_length()
+    room = 1 << (max(runs.most_runs, 1) - 1).bit_length()
     start, stop = np.zeros((room, runs.num_dst), np.int32), np.zeros((room, runs.num_dst), np.int32)
     start[rank, runs.row], stop[rank, runs.row] = runs.start, runs.stop
     return start, stop

@@ -32,13 +32,32 @@ _REFUSED = {
 }
 
 
-@torch.compiler.disable
 def attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Mask | Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers calls for each attention layer; see `transformers.AttentionInterface`.
+
+    query [B, H, queries, D]; key, value [B, H_kv, keys, D]. Returns out [B, queries, H, D], and with output_attentions
+    the weights [B, H, queries, keys].
+
+    Under `torch.compile` it runs outside the compiled program, which breaks before and after it, because its graph
+    depends on the numbers in the mask.
+    """
+    run = _uncompiled if torch.compiler.is_compiling() else _attend  # a disabled function takes 100 us longer to call
+    return run(module, query, key, value, attention_mask, **options)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -47,26 +66,24 @@ def attend(
     position_bias: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     output_attentions: bool | None = None,
-    **options: Any,
+    **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What transformers calls for each attention layer; see `transformers.AttentionInterface`.
-
-    query [B, H, queries, D]; key, value [B, H_kv, keys, D]. Returns out [B, queries, H, D], and with output_attentions
-    the weights [B, H, queries, keys].
-    """
     for name, what in _REFUSED.items():
-        if options.get(name) is not None:
+        if others.get(name) is not None and not (name == "indices" and isinstance(mask, Tensor)):  # which has them
             raise ValueError(
                 f"{type(module).__name__} {what} ({name}=), which mpnn does not support; use "
                 "attn_implementation='eager'"
             )
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
-    mask, bias = _mask_and_bias(module, attention_mask, position_bias, is_causal, (batch, queries, keys))
+    mask, bias = _mask_and_bias(module, mask, position_bias, is_causal, (batch, queries, keys))
     if cu_seq_lens_k is not None:
         mask = mask.within(cu_seq_lens_k)
     graph, is_flat = mask.graph(topology_of(module), batch, keys, query.device)
     features = [x.transpose(1, 2) for x in (query, key, value)]
+    if torch.is_autocast_enabled(query.device.type):  # as torch does for its own attention
+        dtype = torch.get_autocast_dtype(query.device.type)
+        features = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in features]
     if is_flat:
         features = [x.flatten(0, 1) for x in features]
     result = ops.attend(
@@ -83,6 +100,9 @@ def attend(
     if is_flat:
         out = out.unflatten(0, (batch, queries))
     return out, None if weights is None else _dense(weights, graph, is_flat, (batch, queries, keys))
+
+
+_uncompiled = torch.compiler.disable(_attend)
 
 
 def _mask_and_bias(

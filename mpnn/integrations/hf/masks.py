@@ -19,7 +19,7 @@ Rules, where positions count from the start of a packed sequence:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 from transformers import masking_utils
 
 from mpnn.graph import Graph
@@ -51,11 +50,8 @@ class Sizes(NamedTuple):
     first_key: int = 0
 
 
-class Mask(BlockMask):
-    """A mask of transformers that becomes a graph when an attention layer asks for it.
-
-    It is a BlockMask only because transformers passes such a mask through its caches unchanged.
-    """
+class Mask:
+    """A mask of transformers that becomes a graph when an attention layer asks for it."""
 
     def __init__(
         self,
@@ -149,15 +145,29 @@ def mask(
     q_offset: Any = 0,
     kv_offset: Any = 0,
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | Mask | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     device: Any = None,
     **_: Any,
-) -> Mask:
-    """What transformers calls to create a mask; see `transformers.AttentionMaskInterface`."""
+) -> Mask | Tensor:
+    """What transformers calls to create a mask; see `transformers.AttentionMaskInterface`.
+
+    Returns a tensor of bools if the model demands one, to compute with: it allows no skip of a mask that needs none.
+    """
+    if isinstance(attention_mask, Mask):  # created before, by `generate`
+        return attention_mask
     sizes = Sizes(int(q_length), int(kv_length), int(q_offset), int(kv_offset))
     padding = masking_utils.prepare_padding_mask(attention_mask, sizes.keys, sizes.first_key)
     padding = None if padding is None else padding.to(torch.bool)
+    skips = allow_is_causal_skip or allow_is_bidirectional_skip or use_vmap or sizes.queries == 1
+    if not skips and not _is_combined(mask_function):
+        dense = masking_utils.sdpa_mask(
+            batch_size, *sizes, mask_function, attention_mask, allow_is_causal_skip=False, device=device or "cpu"
+        )
+        assert dense is not None
+        return dense
     return Mask(batch_size, sizes, mask_function, padding, use_vmap, device)
 
 
@@ -166,6 +176,14 @@ def from_dense(allowed: Tensor) -> Mask:
     result = Mask(allowed.shape[0], Sizes(*allowed.shape[-2:]))
     result.rules = [_evaluated(entry[0]) for entry in allowed.cpu()]
     return result
+
+
+def _is_combined(function: Any) -> bool:
+    """Whether the function was combined with packed sequences or blocks, for which transformers skips no mask."""
+    free = _closure(function)
+    if "packed_sequence_mask" in free or "block_sequence_ids" in free:
+        return True
+    return any(map(_is_combined, free.get("mask_functions", ())))
 
 
 # ---------------------------------------------------------------------------------------------------- reading closures
@@ -184,7 +202,7 @@ class _Reader:
         if function is masking_utils.bidirectional_mask_function:
             return "band", None, None
         maker = function.__qualname__.split(".")[0] if getattr(function, "__module__", "") == _KNOWN else ""
-        free = {name: cell.cell_contents for name, cell in _closure(function)} if maker else {}
+        free = _closure(function) if maker else {}
         match maker:
             case "and_masks":
                 parts = tuple(self.read(f, b) for f in free["mask_functions"])
@@ -229,8 +247,12 @@ class _Reader:
         return self.evaluated[function]
 
 
-def _closure(function: Any) -> Iterable[tuple[str, Any]]:
-    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+def _closure(function: Any) -> dict[str, Any]:
+    """What a function has from the one that made it."""
+    if not getattr(function, "__closure__", None):
+        return {}
+    names = function.__code__.co_freevars
+    return {name: cell.cell_contents for name, cell in zip(names, function.__closure__, strict=True)}
 
 
 def _joined_packing(parts: tuple[Rule, ...]) -> Rule:

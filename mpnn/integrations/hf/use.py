@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf.interface import NAME, parse
+from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
 Graphs = str | Topology | Mapping[Any, str | Topology] | Callable[[int], str | Topology | None]
 
-_SAVED = "attn_implementation", "mpnn_graph"  # in config.json
+_CHANGED = "_attn_implementation_internal", "attn_implementation", "mpnn_graph"  # the last two are in config.json
 
 
 class Handle:
     """What `use` changed. `restore()` changes it back."""
 
-    def __init__(self, model: PreTrainedModel, before: list[tuple[PretrainedConfig, dict[str, Any]]]) -> None:
+    def __init__(self, model: nn.Module, undo: Iterable[Callable[[], None]]) -> None:
         self.model = model
-        self._before = before
+        self._undo = list(undo)
 
-    def restore(self) -> PreTrainedModel:
-        """Gives the model back the attention and the mask that it had."""
-        for config, attributes in self._before:
-            for name in ("_attn_implementation_internal", *_SAVED):
-                config.__dict__.pop(name, None)
-            config.__dict__.update(attributes)
+    def restore(self) -> nn.Module:
+        """Gives the model back the attention, the mask and the forward pass that it had."""
+        while self._undo:
+            self._undo.pop()()
         return self.model
 
 
-def use(model: PreTrainedModel, graph: Graphs | None = None) -> Handle:
+def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = None) -> Handle:
     """Runs the attention layers of a transformers model by `mpnn.ops.attend`, in place.
 
     Args:
-        model: any model whose attention layers dispatch through transformers' `AttentionInterface`.
+        model: any model whose attention layers dispatch through transformers' `AttentionInterface`, or a module that
+            contains such models, such as a `SentenceTransformer` or a `CrossEncoder`.
         graph: None for the masks that the model has (causal, windows, chunks, padding, packed sequences), or a topology
             that replaces causal masks, windows and chunks, while padding and packed sequences stay as they are: a
             topology or its text, such as "causal() & window(256)"; a dictionary from layer types (of
             `config.layer_types`) or layer numbers to these; or a function of the layer's number. Layers without an
-            entry keep their mask. Positions count from the first token that is not padding, and from the start of each packed
-            sequence.
+            entry keep their mask. Positions count from the first token that is not padding, and from the start of each
+            packed sequence.
+        unpad: whether an encoder computes the tokens of a padded batch only, in all of its layers
+            (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: where another module contains
+            the model, as in sentence-transformers, which ignores those states.
 
     Returns:
         A handle whose `restore()` undoes the change. The topologies are in `config.mpnn_graph` as text, which
@@ -52,22 +57,41 @@ def use(model: PreTrainedModel, graph: Graphs | None = None) -> Handle:
     Raises:
         TypeError: if `model` is no model of transformers, or the graph is of another type.
         ValueError: if attention layers of the model do not dispatch; if the model has cross-attention and a graph is
-            given; if a topology cannot be written as text.
+            given; if a topology cannot be written as text; if padding cannot be removed from the model.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model must be a PreTrainedModel of transformers; got {type(model).__name__}")
-    configs = list(_configs(model))
-    names = ("_attn_implementation_internal", *_SAVED)
-    before = [(c, {name: c.__dict__[name] for name in names if name in c.__dict__}) for c in configs]
-    handle = Handle(model, before)
+    if not isinstance(model, nn.Module) or not (inner := _models(model)):
+        raise TypeError(f"model must be a PreTrainedModel of transformers, or contain one; got {type(model).__name__}")
+    handle = Handle(model, [])
     try:
-        _set_implementation(model, configs)
-        if graph is not None:
-            _set_graph(model, graph)
+        for part in inner:
+            configs = list(_configs(part))
+            handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
+            _set_implementation(part, configs)
+            if graph is not None:
+                _set_graph(part, graph)
+            if unpad or (unpad is None and part is not model and is_encoder(part.base_model)):
+                handle._undo.append(remove_padding(part.base_model))
     except BaseException:
         handle.restore()
         raise
     return handle
+
+
+def _models(module: nn.Module) -> list[PreTrainedModel]:
+    """The outermost models of transformers in a module."""
+    if isinstance(module, PreTrainedModel):
+        return [module]
+    return [model for child in module.children() for model in _models(child)]
+
+
+def _attributes(config: PretrainedConfig) -> dict[str, Any]:
+    return {name: config.__dict__[name] for name in _CHANGED if name in config.__dict__}
+
+
+def _restore(config: PretrainedConfig, before: dict[str, Any]) -> None:
+    for name in _CHANGED:
+        config.__dict__.pop(name, None)
+    config.__dict__.update(before)
 
 
 def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:

@@ -1,0 +1,158 @@
+"""How far plans are from the quickest backend: regret is the time of the chosen backend over the least of all.
+
+All backends that support a request run it in turns, on one thread, after their results were compared. Times are minima
+of the processor's time, so that other work on the machine disturbs them little. A request whose choice seems more than
+`DOUBTFUL` times as slow as the quickest is measured again, these two alone and for longer: noise only adds regret.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from benchmarks.requests import KINDS, draw
+from mpnn.backends import BACKENDS
+from mpnn.backends.backend import Backend
+from mpnn.request.request import Request
+
+DOUBTFUL = 1.1
+LIMIT = 1.3
+_HOPELESS = 20.0  # times the least estimate: not run, because it would take most of the time of the benchmark
+_SLOW = 3.0  # times the quickest: run twice only
+
+
+@dataclass(frozen=True)
+class Times:
+    """The seconds that each backend took for the request number `index` of a seed."""
+
+    seed: int
+    index: int
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What the plan chose for a request, and the time of the choice over the least time."""
+
+    kind: str
+    text: str
+    chosen: str
+    quickest: str
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f}  {self.chosen} instead of {self.quickest}: {self.kind}, {self.text}"
+
+
+def measure(seed: int, index: int, seconds: float) -> Times:
+    """The times of request `index` of a seed, each backend for about `seconds`."""
+    return Times(seed, index, times(draw(seed, index).request, seconds))
+
+
+def times(request: Request, seconds: float) -> dict[str, float]:
+    """The seconds that each backend takes for a request, after their results were compared."""
+    able = candidates(request)
+    check(request, able)
+    works = {b.NAME: work(request, b.run) for b in able}
+    found = least(works, seconds)
+    chosen, quickest = choice(request, found), min(found, key=found.__getitem__)
+    if found[chosen] > DOUBTFUL * found[quickest]:
+        again = least({name: works[name] for name in (chosen, quickest)}, 4 * seconds)
+        found |= {name: min(found[name], again[name]) for name in again}
+    return found
+
+
+def regret(measured: Times) -> Regret:
+    """The regret of what the plan chooses now, by times that were measured before."""
+    drawn, seconds = draw(measured.seed, measured.index), measured.seconds
+    chosen, quickest = choice(drawn.request, seconds), min(seconds, key=seconds.__getitem__)
+    return Regret(drawn.kind, drawn.text, chosen, quickest, seconds[chosen] / seconds[quickest])
+
+
+def choice(request: Request, names: Iterable[str]) -> str:
+    """The backend of least estimated time among those named."""
+    return min((b for b in BACKENDS if b.NAME in names), key=lambda b: b.estimate(request).seconds).NAME
+
+
+def candidates(request: Request) -> list[Backend]:
+    """All backends that support the request, but those estimated to be `_HOPELESS`."""
+    estimates = {b.NAME: b.estimate(request).seconds for b in BACKENDS if b.supports(request) is None}
+    return [b for b in BACKENDS if estimates.get(b.NAME, float("inf")) < _HOPELESS * min(estimates.values())]
+
+
+def check(request: Request, backends: list[Backend]) -> None:
+    """Raises AssertionError if results differ between the backends."""
+    outs = [b.run(request)[0] for b in backends]
+    close = torch.finfo(request.value.dtype).eps ** 0.5
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], rtol=close, atol=close)
+
+
+def work(request: Request, run: Callable[[Request], tuple[torch.Tensor, object]]) -> Callable[[], None]:
+    """One round: forward, and backward if gradients are needed."""
+    leaves = [t for t in request.tensors if t.requires_grad]
+    direction = torch.randn_like(run(request)[0])
+
+    def once() -> None:
+        out, _ = run(request)
+        if leaves:
+            torch.autograd.grad(out, leaves, direction)
+
+    return once
+
+
+def least(works: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
+    """The least processor time of each, in turns, for about `seconds` each. Slow ones drop out after two rounds."""
+    times = dict.fromkeys(works, float("inf"))
+    ends, rounds = time.perf_counter() + seconds * len(works), 0
+    while rounds < 3 or time.perf_counter() < ends:
+        rounds += 1
+        for name, once in works.items():
+            if rounds > 2 and times[name] > _SLOW * min(times.values()):
+                continue
+            began = time.process_time()
+            once()
+            times[name] = min(times[name], time.process_time() - began)
+    return times
+
+
+# ------------------------------------------------------------------------------------------------ files and reports
+
+
+def read(path: Path) -> Iterator[Times]:
+    for line in path.read_text().splitlines():
+        yield Times(**json.loads(line))
+
+
+def append(path: Path, times: Times) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(times)) + "\n")
+
+
+def summary(regrets: list[Regret], worst: int = 10) -> dict[str, Any]:
+    """The mean regret, the share over `LIMIT` and the largest, by kind of graph and in all; and the worst cases."""
+    rows = []
+    for kind in (*KINDS, "all"):
+        ratios = [r.ratio for r in regrets if kind in (r.kind, "all")]
+        if ratios:
+            share = sum(ratio > LIMIT for ratio in ratios) / len(ratios)
+            rows.append(
+                {"kind": kind, "requests": len(ratios), "mean": fmean(ratios), "share": share, "largest": max(ratios)}
+            )
+    cases = sorted((r for r in regrets if r.ratio > 1), key=lambda r: -r.ratio)[:worst]
+    return {"rows": rows, "worst": [str(r) for r in cases]}
+
+
+def report(summary: dict[str, Any]) -> Iterator[str]:
+    """The lines of a summary, as they are printed."""
+    yield f"{'':<20} requests  mean  over {LIMIT}  worst"
+    for row in summary["rows"]:
+        yield (f"{row['kind']:<20} {row['requests']:>8}  {row['mean']:.3f}  {row['share']:>7.1%}  {row['largest']:.2f}")
+    yield from summary["worst"]

@@ -1,0 +1,80 @@
+"""Prices measured on this machine: where `mpnn tune` keeps them, and when they hold.
+
+They hold for one processor, instruction set, number of threads, version of torch and table of shipped prices; each
+combination has its own file in `folder()`. Only the command `mpnn tune` writes there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from warnings import warn
+
+import torch
+
+Prices = dict[str, dict[str, float]]
+
+
+def folder() -> Path:
+    """The environment variable `MPNN_CACHE`, else `mpnn` in the user's folder for caches."""
+    if own := os.environ.get("MPNN_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpnn"
+
+
+def path(threads: int) -> Path:
+    """The file for this machine and so many threads."""
+    named = json.dumps(machine(threads), sort_keys=True).encode() + _shipped_text().encode()
+    return folder() / f"prices-{hashlib.sha256(named).hexdigest()[:16]}.json"
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """What the prices depend on besides the shipped table."""
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {"processor": processor(), "instructions": instructions, "threads": threads, "torch": torch.__version__}
+
+
+def read(threads: int) -> Prices:
+    """The prices in the file, or none. A file that cannot be read is left out, with a warning."""
+    try:
+        found: Prices = json.loads(path(threads).read_text())["nanoseconds"]
+        return {name: {kind: float(x) for kind, x in costs.items()} for name, costs in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        warn(f"the tuned prices in {folder()} cannot be read: {error}; run mpnn tune, or delete them", stacklevel=2)
+        return {}
+
+
+def text(prices: Prices, threads: int) -> str:
+    """The contents of the file."""
+    return json.dumps({"measured": machine(threads), "nanoseconds": prices}, indent=1) + "\n"
+
+
+@cache
+def shipped() -> dict[str, Any]:
+    """The contents of `costs.json`: prices, and the machine that they were measured on."""
+    costs: dict[str, Any] = json.loads(_shipped_text())
+    return costs
+
+
+@cache
+def _shipped_text() -> str:
+    return (files("mpnn.backends") / "costs.json").read_text()
+
+
+@cache
+def processor() -> str:
+    """The name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()

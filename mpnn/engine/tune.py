@@ -1,0 +1,110 @@
+"""Prices for this machine: the shipped ones, adjusted to the times of some forty small requests.
+
+The requests use the operations that decide most plans. Every backend runs them with its own kernels, in turns, so that
+no assumption is made on how bandwidth, caches or vector instructions of the machine turn into time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpnn import graphs
+from mpnn.aggregate import Max, Mean, Sum
+from mpnn.backends import BACKENDS, cost_model, tuned
+from mpnn.backends.tuned import Prices
+from mpnn.engine import calibration
+from mpnn.engine.calibration import Sample
+from mpnn.graph import Graph
+from mpnn.request.request import Request
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+
+SECONDS = 1.0
+FREEDOM = 1.0
+"""How far a price follows a single time; see `calibration.fit`."""
+_SLOW = 4.0  # backends expected to take so many times the least are not timed
+
+
+def tune(seconds: float | None = None) -> Prices:
+    """Measures for about `seconds` (None: `SECONDS`), with the threads that torch uses, and returns their prices."""
+    seconds = SECONDS if seconds is None else seconds
+    threads, samples = torch.get_num_threads(), []
+    requests = list(probes())
+    for request, taken in zip(requests, _least(list(map(_works, requests)), seconds), strict=True):
+        own: list[Any] = [b for b in BACKENDS if b.NAME in taken]
+        samples.append(Sample({b.NAME: cost_model.per_thread(b.counts(request), threads) for b in own}, taken))
+    return calibration.fit(tuned.shipped()["nanoseconds"], samples, FREEDOM)
+
+
+def probes() -> Iterator[Request]:
+    """Requests of a millisecond or less, without and with gradients."""
+    generator = torch.Generator().manual_seed(0)
+
+    def scattered(nodes: int, degree: int) -> Graph:
+        return graphs.from_edges(torch.randint(0, nodes, (2, nodes * degree), generator=generator), nodes)
+
+    lists = [scattered(*size) for size in ((40, 3), (1000, 2), (600, 12))]
+    runs = [
+        *(graphs.complete().bind(48), graphs.causal().bind(192), graphs.complete().bind(100, 300)),
+        *(graphs.window(2).bind(800), graphs.window(24).bind(300), graphs.documents([30] * 8).bind(240)),
+    ]
+    for grad in (False, True):
+        for graph in lists:
+            for heads, width in ((2, 16), (8, 16)):
+                yield _request(graph, AdditiveScore, heads, width, grad)
+                yield _request(graph, AdditiveV2Score, heads, width, grad)
+            yield _request(graph, Dot, 4, 16, grad)
+            for reduce, width in ((Sum(), 16), (Sum(), 128), (Mean(), 32), (Max(), 32)):
+                value = torch.zeros(graph.num_src, 1, width).requires_grad_(grad)
+                yield Request(graph, value, normalize="none", reduce=reduce)
+        for graph in runs:
+            for heads, width in ((4, 16), (2, 64)):
+                yield _request(graph, Dot, heads, width, grad)
+
+
+def _request(graph: Graph, score: type, heads: int, width: int, grad: bool) -> Request:
+    """Attention with features of ones."""
+
+    def ones(nodes: int, *shape: int) -> Tensor:
+        return torch.ones(nodes, heads, *shape).requires_grad_(grad)
+
+    value = ones(graph.num_src, width)
+    if score is Dot:
+        return Request(graph, value, Dot(ones(graph.num_dst, width), ones(graph.num_src, width), width**-0.5))
+    if score is AdditiveScore:
+        return Request(graph, value, AdditiveScore(ones(graph.num_dst), ones(graph.num_src), LeakyReLU()))
+    ends = ones(graph.num_dst, width), ones(graph.num_src, width)
+    return Request(graph, value, AdditiveV2Score(*ends, torch.ones(heads, width), LeakyReLU()))
+
+
+def _works(request: Request) -> dict[str, Callable[[], object]]:
+    """For each backend that may be the quickest: a function that runs the request, and its backward pass."""
+    leaves = [t for t in request.tensors if t.requires_grad]
+
+    def work(run: Callable[[Request], tuple[Tensor, object]]) -> Callable[[], object]:
+        if not leaves:
+            return lambda: run(request)
+        ones = torch.ones_like(run(request)[0])
+        return lambda: torch.autograd.grad(run(request)[0], leaves, ones)
+
+    expected = {b.NAME: b.estimate(request).seconds for b in BACKENDS if b.supports(request) is None}
+    return {b.NAME: work(b.run) for b in BACKENDS if expected.get(b.NAME, inf) < _SLOW * min(expected.values())}
+
+
+def _least(requests: list[dict[str, Callable[[], object]]], seconds: float) -> list[dict[str, float]]:
+    """The least time of each function, all in turns: a busy moment disturbs one round of all, not all rounds of one."""
+    times = [dict.fromkeys(works, inf) for works in requests]
+    ends, rounds = time.perf_counter() + seconds, 0
+    while rounds < 2 or time.perf_counter() < ends:
+        rounds += 1
+        for works, taken in zip(requests, times, strict=True):
+            for name, work in works.items():
+                began = time.perf_counter()
+                work()
+                taken[name] = min(taken[name], time.perf_counter() - began)
+    return times

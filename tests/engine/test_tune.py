@@ -1,0 +1,130 @@
+"""Prices tuned to a machine: what is measured, where it is kept, and that plans become right on another machine."""
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+
+from benchmarks import requests
+from mpnn.backends import BACKENDS, cost_model, tuned
+from mpnn.backends.tuned import Prices
+from mpnn.engine import tune
+from mpnn.engine.plan import plan
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("MPNN_CACHE", str(tmp_path / "cache"))
+    cost_model.prices.cache_clear()
+    yield tmp_path / "cache"
+    cost_model.prices.cache_clear()
+
+
+def another_machine(seed: int) -> Prices:
+    """Calls and work of each backend are quicker or slower by factors of up to some three."""
+    random_ = random.Random(seed)
+    factors: dict[tuple[str, bool], float] = {}
+    return {
+        name: {
+            kind: price * factors.setdefault((name, cost_model.is_once(kind)), math.exp(random_.gauss(0, 0.6)))
+            for kind, price in costs.items()
+        }
+        for name, costs in tuned.shipped()["nanoseconds"].items()
+    }
+
+
+def seconds(request: requests.Request, prices: Prices) -> dict[str, float]:
+    return {
+        b.NAME: 1e-9 * sum(prices[b.NAME][kind] * n for kind, n in b.counts(request).items())
+        for b in BACKENDS
+        if b.supports(request) is None
+    }
+
+
+def mean_regret(prices: Prices, truth: Prices) -> float:
+    ratios = []
+    for index in range(150):
+        request = requests.draw(0, index).request
+        estimated, taken = seconds(request, prices), seconds(request, truth)
+        ratios.append(taken[min(estimated, key=estimated.__getitem__)] / min(taken.values()))
+    return fmean(ratios)
+
+
+def test_plans_become_right_on_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped, before, after = tuned.shipped()["nanoseconds"], [], []
+    for seed in range(4):
+        truth = another_machine(seed)
+        times = [seconds(request, truth) for request in tune.probes()]
+        monkeypatch.setattr(tune, "_works", lambda request: {})
+        monkeypatch.setattr(tune, "_least", lambda works, seconds, times=times: times)
+        prices = tune.tune()
+        before.append(mean_regret(shipped, truth))
+        after.append(mean_regret(prices, truth))
+    assert fmean(before) > 1.1
+    assert max(after) < 1.03
+
+
+def test_tuning_measures_every_backend_that_may_be_chosen() -> None:
+    prices = tune.tune(0.0)
+    shipped = tuned.shipped()["nanoseconds"]
+    assert {name: set(costs) for name, costs in prices.items()} == {name: set(costs) for name, costs in shipped.items()}
+    for name in ("dense", "tiles", "csr", "edge_list"):
+        assert prices[name] != shipped[name]
+    assert all(price > 0 for costs in prices.values() for price in costs.values())
+
+
+def test_probes_cover_the_calls_of_common_requests() -> None:
+    able = ((b, r) for r in tune.probes() for b in BACKENDS if b.supports(r) is None)
+    counted = {(b.NAME, kind) for b, r in able for kind in b.counts(r)}
+    for name, kind in (
+        ("csr", "additive call"),
+        ("csr", "sum call, back"),
+        ("tiles", "tile"),
+        ("dense", "direct call"),
+    ):
+        assert (name, kind) in counted
+
+
+def test_plans_use_the_prices_in_the_file(cache: Path) -> None:
+    request = requests.dot(requests.graphs.complete().bind(64))
+    assert plan(request).backend != "edge_list"
+    prices = {name: {k: x * 1e6 for k, x in costs.items()} for name, costs in tuned.shipped()["nanoseconds"].items()}
+    prices["edge_list"] = tuned.shipped()["nanoseconds"]["edge_list"]
+    threads = torch.get_num_threads()
+    cache.mkdir()
+    tuned.path(threads).write_text(tuned.text(prices, threads))
+    cost_model.prices.cache_clear()
+    assert plan(request).backend == "edge_list"
+    assert json.loads(tuned.path(threads).read_text())["measured"]["threads"] == threads
+
+
+def test_planning_writes_nothing(cache: Path) -> None:
+    plan(requests.dot(requests.graphs.complete().bind(64)))
+    assert not cache.exists()
+
+
+def test_each_number_of_threads_and_processor_has_its_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = tuned.path(1)
+    assert one.parent == cache
+    assert tuned.path(2) != one
+    monkeypatch.setattr(tuned, "processor", lambda: "another")
+    assert tuned.path(1) != one
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"nanoseconds": {"csr": {"sum call": "fast"}}}', '{"nanoseconds": 3}'])
+def test_a_broken_file_is_left_out_with_a_warning(cache: Path, text: str) -> None:
+    cache.mkdir()
+    tuned.path(1).write_text(text)
+    with pytest.warns(UserWarning, match="run mpnn tune, or delete them"):
+        assert cost_model.prices(1) == tuned.shipped()["nanoseconds"]
+
+
+def test_the_folder_is_in_the_folder_for_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MPNN_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tuned.folder() == tmp_path / "mpnn"

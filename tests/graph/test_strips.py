@@ -1,0 +1,185 @@
+"""Strips of rows: equal to the rows of runs that they stand for, at a cost that does not grow with the rows."""
+
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpnn import Graph, Topology, graphs
+from mpnn.engine.plan import plan
+from mpnn.graph.blocks import BlockMask, count_blocks
+from mpnn.graph.runs import Runs
+from mpnn.graph.strips import Strips
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+
+HUNDRED_MILLION = 10**8
+
+
+@st.composite
+def strips_and_runs(draw: st.DrawFn, num_dst: int, num_src: int) -> tuple[Strips, Runs]:
+    """Strips of any intervals, and the same intervals row by row."""
+    cuts = draw(st.lists(st.integers(1, num_dst), max_size=3))
+    rows = np.unique([0, *cuts, num_dst])
+    end = st.integers(-3, num_src + 3)
+    interval = st.tuples(st.integers(0, len(rows) - 2), end, end, st.booleans(), st.booleans())
+    strip, first, last, by_row = [], [], [], []
+    for k, start, stop, start_moves, stop_moves in draw(st.lists(interval, max_size=7)):
+        row = np.arange(rows[k], rows[k + 1])
+        starts, stops = start + start_moves * (row - row[0]), stop + stop_moves * (row - row[0])
+        strip.append(k)
+        first.append((starts[0], stops[0]))
+        last.append((starts[-1], stops[-1]))
+        by_row.append((row, starts, stops))
+    ends = (np.array(x, np.int64).reshape(-1, 2).T for x in (first, last))
+    return Strips.union(num_src, rows, np.array(strip, np.int64), *ends), Runs.of(num_dst, num_src, by_row)
+
+
+@st.composite
+def two_of_a_size(draw: st.DrawFn) -> tuple[tuple[Strips, Runs], tuple[Strips, Runs]]:
+    size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    return draw(strips_and_runs(*size)), draw(strips_and_runs(*size))
+
+
+@settings(deadline=None, max_examples=300)
+@given(two_of_a_size(), st.data())
+def test_strips_are_the_rows_of_runs_they_stand_for(
+    both: tuple[tuple[Strips, Runs], tuple[Strips, Runs]], data: st.DataObject
+) -> None:
+    (a, a_runs), (b, b_runs) = both
+    pairs = [(a, a_runs), (a.complement(), a_runs.complement())]
+    pairs += [(a | b, a_runs | b_runs), (a & b, a_runs & b_runs), (a - b, a_runs - b_runs)]
+    for strips, runs in pairs:
+        assert strips.runs().same_as(runs)
+        assert (strips.num_edges, strips.num_runs, strips.most_runs) == (runs.num_edges, runs.num_runs, runs.most_runs)
+        assert strips.degree_range() == runs.degree_range() == (runs.degree().min(), runs.degree().max())
+        assert (strips.is_complete, strips.is_causal) == (runs.is_complete, runs.is_causal)
+        stop = data.draw(st.integers(0, runs.num_dst))
+        start = data.draw(st.integers(0, stop))
+        assert strips.between(start, stop).runs().same_as(runs.take(np.arange(start, stop)))
+
+
+@settings(deadline=None, max_examples=200)
+@given(two_of_a_size(), st.sampled_from([(1, 1), (2, 6), (6, 2), (4, 6), (3, 2)]))
+def test_blocks_are_counted_as_they_are_listed(
+    both: tuple[tuple[Strips, Runs], tuple[Strips, Runs]], size: tuple[int, int]
+) -> None:
+    (a, a_runs), (b, b_runs) = both
+    for strips, runs in ((a, a_runs), (a | b, a_runs | b_runs), (a - b, a_runs - b_runs)):
+        mask = BlockMask.of(runs, *size)
+        assert count_blocks(runs, *size) == count_blocks(strips, *size) == (len(mask.column), mask.area)
+
+
+WITH_BREAKS = [
+    *(graphs.complete(), graphs.causal(), graphs.identity(), graphs.window(3), graphs.window(2, dilation=5)),
+    *(graphs.strided(16), graphs.fixed(6), graphs.fixed(4, summary=4), graphs.global_nodes(0), graphs.global_nodes(3)),
+    *(graphs.global_nodes([0, 2, 3, 9]), graphs.prefix(0), graphs.prefix(7), graphs.prefix(1000)),
+]
+
+
+@pytest.mark.parametrize("topology", WITH_BREAKS, ids=str)
+@pytest.mark.parametrize("size", [(10, 10), (97, 97), (97, 41), (50, 33), (64, 16)], ids=str)
+def test_breaks_give_the_rows_that_the_rule_gives(topology: Topology, size: tuple[int, int]) -> None:
+    by_row = replace(topology, breaks=None)
+    assert isinstance(topology.bind(*size).structure, Strips)
+    assert topology.bind(*size).runs.same_as(by_row.bind(*size).runs)
+
+
+@pytest.mark.parametrize("topology", [graphs.complete(), graphs.window(3), graphs.strided(16), graphs.documents([])])
+def test_no_row_is_no_strip(topology: Topology) -> None:
+    edges = topology.bind(0).structure
+    assert isinstance(edges, Strips)
+    assert edges.num_edges == edges.num_runs == edges.runs().num_edges == count_blocks(edges, 32, 96)[0] == 0
+
+
+def test_counts_between_all_pairs_of_topologies_are_those_of_their_runs() -> None:
+    for a in WITH_BREAKS:
+        for b in WITH_BREAKS:
+            for both in (a | b, a & b, a - b):
+                graph = both.bind(301)
+                mask = BlockMask.of(graph.runs, 32, 96)
+                assert count_blocks(graph.structure, 32, 96) == (len(mask.column), mask.area), both
+
+
+def test_documents_are_cliques_without_a_label_per_node() -> None:
+    graph = graphs.documents([3, 1, 0, 1, 3]).bind(8)
+    assert graph.clique_sizes is not None
+    assert [x.tolist() for x in graph.clique_sizes] == [[1, 3], [2, 2]]
+    assert graph.labels is not None
+    assert graph.labels.tolist() == [0, 0, 0, 1, 2, 3, 3, 3]
+    assert [members.tolist() for members in graph.cliques] == [[[3], [4]], [[0, 1, 2], [5, 6, 7]]]
+    assert graph.num_edges == 9 + 1 + 1 + 9
+    assert (graphs.documents([3, 5]) & graphs.causal()).bind(8).clique_sizes is None
+
+
+def test_a_rule_whose_ends_jump_between_its_breaks_is_refused() -> None:
+    def twice(i: np.ndarray, num_src: int) -> list[tuple[object, object]]:
+        return [(0, 2 * i + 1)]
+
+    def never(num_dst: int, num_src: int) -> tuple[int, ...]:
+        return ()
+
+    with pytest.raises(ValueError, match=r"the run \[0, 1\] of row 0 becomes \[0, 15\] in row 7.*add a break"):
+        Topology.of(twice, breaks=never).bind(8)
+
+
+@contextmanager
+def at_most(seconds: float, megabytes: float) -> Iterator[None]:
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        yield
+        took, peak = time.process_time() - began, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < megabytes * 1e6, f"{peak / 1e6:.0f} MB"
+    assert took < seconds, f"{took:.1f} s"
+
+
+def attention(graph: Graph) -> Request:
+    features = torch.zeros(()).expand(graph.num_dst, 8, 64).requires_grad_()
+    return Request(graph, features, Dot(features, features, 0.125))
+
+
+AT_ANY_SIZE: list[Callable[[], Topology]] = [
+    *(graphs.complete, graphs.causal, lambda: graphs.window(256), lambda: graphs.causal() & graphs.window(256)),
+    *(lambda: graphs.longformer(512, globals=4), lambda: graphs.causal() & graphs.longformer(512, globals=[0, 7])),
+    *(lambda: graphs.prefix(1000), lambda: ~graphs.window(9), lambda: graphs.window(4, dilation=3)),
+    *(lambda: graphs.strided(10**6), lambda: graphs.documents([10**5] * 1000)),
+]
+
+
+@pytest.mark.parametrize("topology", AT_ANY_SIZE, ids=lambda build: str(build())[:40])
+def test_a_plan_for_a_hundred_million_nodes_takes_no_memory_by_node(topology: Callable[[], Topology]) -> None:
+    with at_most(seconds=5, megabytes=100):  # some milliseconds, and a byte per node would be 100 MB
+        graph = topology()._graph(HUNDRED_MILLION, HUNDRED_MILLION)
+        assert plan(attention(graph)).candidates[0].seconds > 0
+        assert graph.rows(HUNDRED_MILLION - 1, HUNDRED_MILLION).num_edges > 0
+    assert "runs" not in vars(graph)  # they would take 2.4 GB
+
+
+def test_counts_are_exact_at_any_size() -> None:
+    n = HUNDRED_MILLION
+    assert graphs.causal().bind(n).num_edges == n * (n + 1) // 2
+    assert graphs.window(256).bind(n).num_edges == 513 * n - 256 * 257
+    assert graphs.global_nodes(4).bind(n).num_edges == 8 * n - 16
+    assert (~graphs.causal()).bind(n).num_edges == n * (n - 1) // 2
+    assert count_blocks(graphs.complete().bind(n).structure, 50, 50) == ((n // 50) ** 2, n * n)
+    assert count_blocks(graphs.causal().bind(n).structure, 50, 50)[0] == (n // 50) * (n // 50 + 1) // 2
+    assert count_blocks(graphs.identity().bind(n).structure, 32, 96)[0] == n // 32
+
+
+def test_blocks_of_random_rows_take_memory_by_run() -> None:
+    graph = graphs.bigbird()._graph(10**6, 10**6)  # a strip for each block of 64 rows
+    with at_most(seconds=10, megabytes=60):
+        plan(attention(graph))
+    rows = graphs.random(4)._graph(10**6, 10**6)  # runs: four per row
+    with at_most(seconds=20, megabytes=200):
+        plan(attention(rows))
