@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,6 +75,8 @@ class CSR:
     @graph_property
     def row(self) -> Tensor:
         """The row of each edge, [E]."""
+        if self.ptr.is_cpu:  # torch wakes all threads and waits for them, even for two edges
+            return torch.from_numpy(np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr.numpy())))
         return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.columns))
 
     @graph_property
