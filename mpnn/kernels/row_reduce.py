@@ -186,8 +186,9 @@ def _parameters(
 def _run(name: str, p: RowReduceStruct, like: Tensor, parts: int, extreme: bool) -> None:
     """Runs a kernel for each entry of the batch and each part, and adds up the rows that parts share."""
     count, size = like.shape[0], like.shape[2]
+    wide = _wide(like.dtype)
     if parts > 1:
-        partial = like.new_empty(2, count, parts, size, dtype=_wide(like.dtype))
+        partial = like.new_empty(2, count, parts, size, dtype=wide)
         p.partial, p.partial_count = partial[0].data_ptr(), partial[1].data_ptr()
     run, address = library.function(name, like.dtype, 2), addressof(p)
     threads.each([(b, k) for b in range(count) for k in range(parts)], lambda args: run(address, *args))
