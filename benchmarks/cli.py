@@ -24,6 +24,7 @@ from benchmarks.run import Row, run
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "cpu.json"
 GPU_RESULTS = HERE / "results" / "gpu.json"
+PLAN_RESULTS = HERE / "results" / "plans.json"
 WORKLOAD_RESULTS = HERE / "results" / "workloads.json"
 PAGE = HERE.parent / "docs" / "performance.md"
 
@@ -151,6 +152,7 @@ def report(
     workloads: Annotated[
         Path, typer.Option(help="A file that a run of workloads has written, if there is one.")
     ] = WORKLOAD_RESULTS,
+    plans: Annotated[Path, typer.Option(help="A file that regret has written, if there is one.")] = PLAN_RESULTS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
     """Writes the page of a run, with its tables, bars and pictures."""
@@ -161,7 +163,8 @@ def report(
         for title, file in (("Whole workloads", workloads), ("On a GPU", gpu))
         if file.is_file()
     }
-    console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others)}")
+    regrets = json.loads(plans.read_text()) if plans.is_file() else None
+    console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets)}")
 
 
 @app.command("regret")
@@ -173,6 +176,8 @@ def regret_of_plans(
         Path | None, typer.Option(help="A file of times: requests in it are not measured again, others are added.")
     ] = None,
     threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = 1,
+    out: Annotated[Path | None, typer.Option(help="The file of results, for the page.")] = None,
+    note: Annotated[str, typer.Option(help="A sentence for the page: was the machine busy?")] = "",
 ) -> None:
     """Measures how far plans are from the quickest backend, over requests of many kinds drawn at random.
 
@@ -190,8 +195,12 @@ def regret_of_plans(
                 if times:
                     regret.append(times, one)
             found.append(regret.regret(one))
-    for line in regret.report(found):
+    summary = regret.summary(found)
+    for line in regret.report(summary):
         console.print(line, soft_wrap=True, markup=False)
+    if out:
+        command = f"python -m benchmarks regret --seed {seed} --requests {requests}"
+        out.write_text(json.dumps({"command": command, "note": note, **about(), **summary}, indent=1) + "\n")
 
 
 @app.command("fit")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -135,12 +136,23 @@ def append(path: Path, times: Times) -> None:
         file.write(json.dumps(asdict(times)) + "\n")
 
 
-def report(regrets: list[Regret], worst: int = 10) -> Iterator[str]:
-    """Lines: a table by kind of graph, the total, and the worst cases."""
-    yield f"{'':<20} requests  mean  over {LIMIT}  worst"
+def summary(regrets: list[Regret], worst: int = 10) -> dict[str, Any]:
+    """The mean regret, the share over `LIMIT` and the largest, by kind of graph and in all; and the worst cases."""
+    rows = []
     for kind in (*KINDS, "all"):
         ratios = [r.ratio for r in regrets if kind in (r.kind, "all")]
         if ratios:
             share = sum(ratio > LIMIT for ratio in ratios) / len(ratios)
-            yield f"{kind:<20} {len(ratios):>8}  {fmean(ratios):.3f}  {share:>7.1%}  {max(ratios):.2f}"
-    yield from map(str, sorted((r for r in regrets if r.ratio > 1), key=lambda r: -r.ratio)[:worst])
+            rows.append(
+                {"kind": kind, "requests": len(ratios), "mean": fmean(ratios), "share": share, "largest": max(ratios)}
+            )
+    cases = sorted((r for r in regrets if r.ratio > 1), key=lambda r: -r.ratio)[:worst]
+    return {"rows": rows, "worst": [str(r) for r in cases]}
+
+
+def report(summary: dict[str, Any]) -> Iterator[str]:
+    """The lines of a summary, as they are printed."""
+    yield f"{'':<20} requests  mean  over {LIMIT}  worst"
+    for row in summary["rows"]:
+        yield (f"{row['kind']:<20} {row['requests']:>8}  {row['mean']:.3f}  {row['share']:>7.1%}  {row['largest']:.2f}")
+    yield from summary["worst"]

@@ -1,4 +1,5 @@
-"""What is paid besides kernels: the operator's overhead for each call, and binding a graph of a million nodes."""
+"""What is paid besides kernels: the operator's overhead for each call and each new graph, and binding a graph of a
+million nodes."""
 
 from __future__ import annotations
 
@@ -13,18 +14,19 @@ from benchmarks.contest import FORWARD, OURS, Bar, Case, Contest, Entry
 from benchmarks.sequences import features
 from benchmarks.sizes import Sizes
 from benchmarks.truth import Agreement
-from mpnn import graphs, ops
+from mpnn import MessagePassing, graphs, ops
 from mpnn.engine.plan import choose
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
 
-KERNEL = "its kernel alone"
+KERNEL, KEPT = "its kernel alone", "the graph of an earlier call"
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
     for backend in ("auto", "tiles", "csr"):
         name = f"attend on 16 nodes, 1 x 8, backend {backend}"
         yield Case("overhead", name, partial(_overhead, backend), (FORWARD,))
+    yield Case("overhead", "a sum over 2 edges, 8 features, the graph made anew", _anew, (FORWARD,))
     name = f"bigbird() over {sizes.million:,} nodes"
     yield Case("binding", name, partial(_binding, sizes.million), (FORWARD,))
 
@@ -42,6 +44,18 @@ def _overhead(backend: str) -> Contest:
         Entry(KERNEL, lambda: kernel.run(request)[0]),
     ]
     return Contest(entries, Agreement(), Agreement.description, [bar], {"nodes": 16})
+
+
+def _anew() -> Contest:
+    """A layer over a graph made for this call, which is checked, planned and sorted, beside a graph made before."""
+    edges, x, layer = torch.tensor([[0, 1], [1, 0]]), torch.randn(2, 8), MessagePassing(None, "sum")
+    graph = graphs.from_edges(edges, 2)
+    entries = [
+        Entry(OURS, lambda: layer(x, graphs.from_edges(edges, 2))),
+        Entry(KEPT, lambda: layer(x, graph)),
+    ]
+    bar = Bar(f"at most 60 us over {KEPT}", 6e-5, "over", FORWARD, KEPT)
+    return Contest(entries, Agreement(), Agreement.description, [bar], {"nodes": 2})
 
 
 def _binding(nodes: int) -> Contest:

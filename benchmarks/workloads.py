@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks import molecules
 from benchmarks.contest import FORWARD, OURS, STEP, Bar, Case, Contest, Entry
 from benchmarks.irregular import citations
 from benchmarks.peers import unless_missing
@@ -70,6 +71,7 @@ def cases(scale: Scale) -> Iterator[Case]:
     name = f"Longformer's shape, 2 layers, a step at {scale.document:,} tokens"
     yield Case("workload", name, partial(_longformer, scale), (STEP,))
     yield Case("workload", f"{scale.tours:,} greedy tours of {scale.towns} cities", partial(_tours, scale), (FORWARD,))
+    yield from molecules.cases(scale.batch)
 
 
 # ------------------------------------------------------------------------------------------------ graphs

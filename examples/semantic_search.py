@@ -28,7 +28,7 @@ from mpnn.models import from_hf
 
 QUESTIONS = (
     "What happens when nobody handles an error?",
-    "How is a module embeddings and loaded?",
+    "How is a module found and loaded?",
     "How do I leave a loop early?",
     "Which kinds of numbers are there?",
     "What does a function return by default?",

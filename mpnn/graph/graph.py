@@ -149,12 +149,12 @@ class Graph(Handled):
         if self._edges is None:
             ptr = torch.from_numpy(np.append(0, np.cumsum(self.runs.degree())))
             return CSR(ptr.to(self.device), self.edge_index[0], None)
-        return sorted_by(self.edge_index[1], self.edge_index[0], self.num_dst)
+        return sorted_by(self.edge_index[1], self.edge_index[0], self.num_dst, self.num_src)
 
     @graph_property
     def csc(self) -> CSR:
         """Edges by source: the transposed graph. Its rows are sources and its columns are destinations."""
-        return sorted_by(self.edge_index[0], self.edge_index[1], self.num_src)
+        return sorted_by(self.edge_index[0], self.edge_index[1], self.num_src, self.num_dst)
 
     @graph_property
     def labels(self) -> Ints | None:

@@ -29,13 +29,20 @@ class Handled:
     def __new__(cls, *args: Any, **options: Any) -> Any:
         self = super().__new__(cls)
         number = next(_NUMBERS)
-        with torch.inference_mode(False):
-            object.__setattr__(self, "token", torch.tensor(number, device="cpu"))  # works for frozen dataclasses too
+        object.__setattr__(self, "token", _scalar(number))  # works for frozen dataclasses too
         _KNOWN[number] = self
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "token"}
+
+
+def _scalar(number: int) -> Tensor:
+    """An int64 scalar on the CPU, usable outside inference mode; `torch.tensor` takes three times as long."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return _scalar(number)
+    return torch.scalar_tensor(number, dtype=torch.int64, device="cpu")
 
 
 def resolve(token: Tensor) -> Any:

@@ -269,10 +269,14 @@ class Runs:
 
     @property
     def cliques(self) -> tuple[Ints, Ints] | None:
-        """As `Strips.cliques`, if the graph is one clique; runs are not searched for several."""
-        if self.num_dst != self.num_src or not self.is_complete:
+        """As `Strips.cliques`."""
+        if self.num_dst != self.num_src or len(self.start) != self.num_dst or (np.diff(self.ptr) != 1).any():
             return None
-        return np.array([self.num_src]), np.array([1])
+        row, first = np.arange(self.num_dst), self.start
+        if not ((first <= row) & (row < self.stop) & (first[first] == first) & (self.stop[first] == self.stop)).all():
+            return None
+        sizes = (self.stop - first)[first == row]
+        return (sizes, np.ones_like(sizes)) if sizes.sum() == self.num_dst else None
 
     @cached_property
     def is_causal(self) -> bool:

@@ -39,6 +39,7 @@ _ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
 
 _LONG_LIST = re.compile(r"\[([^][,]*,){6,}[^][,]*\]")  # lists of more than six values
 _MOST_NESTED = 100
+_FEW_ROWS = 4096  # below this, rows of runs take no longer to build and to merge than strips
 
 _OF_GRAPHS = {name for name in dir(Graph) if not name.startswith("_")} | {"num_dst", "num_src", "edge_attr", "device"}
 
@@ -265,12 +266,9 @@ class _Rule(Topology):
                 f"the sources of {self} are {self.num_memory} memory nodes followed by the {num_dst} destinations, "
                 f"so num_src must be {num_dst + self.num_memory}; got {num_src}"
             )
-        edges = self._runs(np.arange(num_dst), num_src) if self._is_by_row else self._strips(num_dst, num_src)
+        by_row = num_dst < _FEW_ROWS if self.breaks is not None else self.alike == 1
+        edges = self._runs(np.arange(num_dst), num_src) if by_row else self._strips(num_dst, num_src)
         return Graph.from_runs(edges, relation=self.relation, shift=self.num_memory)
-
-    @property
-    def _is_by_row(self) -> bool:
-        return self.alike == 1 and self.breaks is None
 
     def _strips(self, num_dst: int, num_src: int) -> Strips:
         """Asks the rule for the first row of each strip, and for the last if ends may move within it."""

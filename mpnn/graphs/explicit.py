@@ -196,7 +196,13 @@ def _integers(edge_type: Tensor) -> Tensor:
 
 def _own(integers: Tensor) -> Tensor:
     """Copies integers to a contiguous int64 tensor."""
-    return outside_inference_mode(lambda: integers.to(torch.int64, copy=True, memory_format=torch.contiguous_format))
+
+    def copy() -> Tensor:
+        if integers.dtype == torch.int64:
+            return integers.clone(memory_format=torch.contiguous_format)
+        return integers.to(torch.int64, memory_format=torch.contiguous_format)
+
+    return outside_inference_mode(copy)
 
 
 def _join_edges(graphs: Sequence[Graph]) -> Tensor:

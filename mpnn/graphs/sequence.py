@@ -263,7 +263,11 @@ def documents(lengths: Sequence[int] | Tensor) -> Topology:
 
 def _ends(num_dst: int, num_src: int, lengths: tuple[int, ...]) -> Ints:
     """The node after the last of each document."""
-    n = sum(lengths)
+    return np.cumsum(np.asarray(lengths, np.int64))
+
+
+def _documents(i: Ints, num_src: int, lengths: tuple[int, ...]) -> Pairs:
+    num_dst, n = num_rows(i), sum(lengths)
     if num_dst != num_src:
         raise ValueError(f"{documents(lengths)} needs as many sources as destinations; got {num_dst} x {num_src}")
     if num_dst != n:
@@ -271,14 +275,9 @@ def _ends(num_dst: int, num_src: int, lengths: tuple[int, ...]) -> Ints:
             f"the lengths of the documents add up to {n}, but the graph has {num_dst} nodes; "
             f"bind({n}), or give lengths that add up to {num_dst}"
         )
-    return np.cumsum(np.asarray(lengths, np.int64))
-
-
-def _documents(i: Ints, num_src: int, lengths: tuple[int, ...]) -> Pairs:
-    ends = np.cumsum(np.asarray(lengths, np.int64))
-    stop = ends[np.searchsorted(ends, i, side="right")]
-    start = np.append(0, ends)[np.searchsorted(ends, i, side="right")]
-    return [(start, stop)]
+    ends = _ends(num_dst, num_src, lengths)
+    document = np.searchsorted(ends, i, side="right")
+    return [(np.append(0, ends)[document], ends[document])]
 
 
 def permutation(order: Sequence[int] | Tensor) -> Topology:

@@ -20,9 +20,10 @@ def empty(like: Tensor, *shape: int) -> Tensor:
     count = math.prod(shape)
     if count * like.element_size() < _LARGE:
         return like.new_empty(shape)
-    buffer = np.empty(count + _LINE, torch.empty(0, dtype=like.dtype).numpy().dtype)
-    first = -buffer.ctypes.data % _LINE // buffer.itemsize
-    return torch.from_numpy(buffer[first : first + count]).view(shape)
+    size = count * like.element_size()
+    buffer = np.empty(size + _LINE, np.uint8)
+    first = -buffer.ctypes.data % _LINE
+    return torch.from_numpy(buffer[first : first + size]).view(like.dtype).view(shape)
 
 
 def is_large(x: Tensor) -> bool:

@@ -239,9 +239,10 @@ class _Partial:
     """Partial sums of the rows that parts share: sums [batch, parts, 2, size], and their rows, -1 for none."""
 
     def __init__(self, like: Tensor, count: int, parts: int, size: int) -> None:
-        self.sums = like.new_empty(count, parts, 2, size if parts > 1 else 0)
-        self.row = torch.full((count, parts, 2), -1) if parts > 1 else torch.empty(0, dtype=torch.int64)
-        self.addresses = self.sums.data_ptr(), self.row.data_ptr()
+        self.addresses: tuple[int | None, int | None] = None, None
+        if parts > 1:
+            self.sums, self.row = like.new_empty(count, parts, 2, size), torch.full((count, parts, 2), -1)
+            self.addresses = self.sums.data_ptr(), self.row.data_ptr()
 
 
 class _Backward:

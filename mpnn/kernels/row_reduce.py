@@ -56,9 +56,10 @@ def num_parts(rows: Rows, width: int) -> int:
 class RowReduce(torch.autograd.Function):
     """`RowReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H * D].
 
-    value [B, N_src, H * D], float32 or float64, contiguous; weight [B or 1, E, H], contiguous, in the caller's edge
-    order, or None for ones; `rows` are the edges by destination, `columns` those by source, or None if there is no
-    backward pass. `kind` is one of KINDS, or an `Associative`.
+    value [B, N_src, H * D], float32, float64 or, without an `Associative`, bfloat16, contiguous; weight [B or 1, E, H],
+    contiguous, in the caller's edge order, or None for ones; `rows` are the edges by destination, `columns` those by
+    source, or None if there is no backward pass. `kind` is one of KINDS, or an `Associative`. bfloat16 is summed in
+    float32, which is the dtype of weights beside it.
     """
 
     @staticmethod
@@ -75,7 +76,8 @@ class RowReduce(torch.autograd.Function):
             compared = out
         needs_value = not linear or (weight is not None and weight.requires_grad)
         ctx.save_for_backward(value if needs_value else None, weight, compared, count)
-        return out
+        ctx.dtype = value.dtype
+        return out.to(value.dtype)
 
     @staticmethod
     @once_differentiable
@@ -85,18 +87,23 @@ class RowReduce(torch.autograd.Function):
         if columns is None:
             raise RuntimeError("this was planned without gradients; run it again with gradients enabled")
         if kind == "mean":
-            count = rows.degree.to(d_out.dtype)
+            count = rows.degree.to(_wide(d_out.dtype))
         elif kind == "var":
-            count = rows.degree.to(d_out.dtype) / 2
+            count = rows.degree.to(_wide(d_out.dtype)) / 2
         if count is not None:
-            d_out = torch.div(d_out, count, out=empty(d_out, *d_out.shape))
+            d_out = torch.div(d_out, count, out=empty(count, *d_out.shape))
         d_out = _plain(d_out)
         if value is None:
             d_value, d_weight = _fold(d_out, weight, columns, "sum")[0], None
         else:
             with_weight = weight is not None and ctx.needs_input_grad[1]
+            value, d_out = (x.to(_wide(x.dtype)) for x in (value, d_out))
             d_value, d_weight = _fold_backward(d_out, compared, value, weight, columns, kind, with_weight)
-        return d_value, d_weight, None, None, None
+        return d_value.to(ctx.dtype), d_weight, None, None, None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _fold(
@@ -109,7 +116,7 @@ def _fold(
 ) -> tuple[Tensor, Tensor | None]:
     """The results of rows [B, rows, size], and the number of messages equal to each extreme if `counted`."""
     value, weight = _plain(value), None if weight is None else _plain(weight)
-    out = empty(value, value.shape[0], rows.num_rows, value.shape[2])
+    out = empty(value.new_empty(0, dtype=_wide(value.dtype)), value.shape[0], rows.num_rows, value.shape[2])
     count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
     if not out.numel():
         return out, count
@@ -179,12 +186,14 @@ def _parameters(
 def _run(name: str, p: RowReduceStruct, like: Tensor, parts: int, extreme: bool) -> None:
     """Runs a kernel for each entry of the batch and each part, and adds up the rows that parts share."""
     count, size = like.shape[0], like.shape[2]
-    partial = like.new_empty(2, count, parts, size if parts > 1 else 0)
-    p.partial, p.partial_count = partial[0].data_ptr(), partial[1].data_ptr()
+    wide = _wide(like.dtype)
+    if parts > 1:
+        partial = like.new_empty(2, count, parts, size, dtype=wide)
+        p.partial, p.partial_count = partial[0].data_ptr(), partial[1].data_ptr()
     run, address = library.function(name, like.dtype, 2), addressof(p)
     threads.each([(b, k) for b in range(count) for k in range(parts)], lambda args: run(address, *args))
     if parts > 1:
-        join = library.function("row_reduce_join", like.dtype, 2)
+        join = library.function("row_reduce_join", wide, 2)
         threads.each(range(count), lambda b: join(address, b, int(extreme)))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_int64, c_void_p
+from ctypes import Structure, addressof, c_int64, c_void_p
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class Rows:
     ) -> None:
         self.ptr, self.col, self.edge, self.slot, self.node = ptr, col, edge, slot, node
         self.num_rows, self.num_edges = len(ptr) - 1, len(col)
-        self._cuts: dict[int, Tensor] = {}
+        self._structs: dict[int, tuple[RowsStruct, Any]] = {}
         self._unwritten: dict[int, Tensor] = {}
 
     def parts(self, width: int, most: int, least: int) -> int:
@@ -68,21 +69,26 @@ class Rows:
         return max(1, min(most, self.num_edges * width // least, self.num_edges))
 
     def struct(self, parts: int) -> RowsStruct:
-        addresses = (None if x is None else x.data_ptr() for x in (self.ptr, self.col, self.edge, self.slot, self.node))
-        return RowsStruct(self.num_rows, self.num_edges, *addresses, parts, self._cut(parts).data_ptr())
+        """The parameters of kernels that run so many parts. They point into the tensors of this object."""
+        if parts not in self._structs:
+            tensors = (self.ptr, self.col, self.edge, self.slot, self.node)
+            addresses = (None if x is None else x.data_ptr() for x in tensors)
+            cuts = (c_int64 * (parts + 1))(*self._cuts(parts))
+            struct = RowsStruct(self.num_rows, self.num_edges, *addresses, parts, addressof(cuts))
+            self._structs[parts] = struct, cuts  # the struct does not keep what it points to
+        return self._structs[parts][0]
 
     def unwritten(self, parts: int) -> Tensor:
         """The rows that no single part writes in full: rows without edges, and rows that several parts may share."""
         if parts not in self._unwritten:
-            cuts = self._cut(parts)[1:-1]
+            cuts = torch.tensor(self._cuts(parts)[1:-1], dtype=torch.int64)
             shared = torch.searchsorted(self.ptr, cuts, right=True) - 1
             self._unwritten[parts] = torch.cat([(self.ptr.diff() == 0).nonzero()[:, 0], shared]).unique()
         return self._unwritten[parts]
 
-    def _cut(self, parts: int) -> Tensor:
-        if parts not in self._cuts:
-            self._cuts[parts] = torch.arange(parts + 1) * self.num_edges // parts
-        return self._cuts[parts]
+    def _cuts(self, parts: int) -> list[int]:
+        """The edges at which parts begin, and the last one's end."""
+        return [k * self.num_edges // parts for k in range(parts + 1)]
 
     @cached_property
     def degree(self) -> Tensor:

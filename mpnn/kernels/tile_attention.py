@@ -117,9 +117,10 @@ class TileAttention(torch.autograd.Function):
 
     Returns out [B, N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
 
-    query [B, N_dst, H, D], key [B, N_src, KV, D], value [B, N_src, KV, DV]; float32 or float64, widths multiples of 8.
-    table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to the logits after
-    `softcap`. Each of these and `dropout` may be None.
+    query [B, N_dst, H, D], key [B, N_src, KV, D], value [B, N_src, KV, DV]; all float32, float64, bfloat16 or float16,
+    widths multiples of 8. table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to
+    the logits after `softcap`. Each of these and `dropout` may be None. 16-bit features are summed in float32, which is
+    the dtype of lse, table and bias.
     """
 
     @staticmethod
@@ -136,7 +137,7 @@ class TileAttention(torch.autograd.Function):
         layout: Layout,
     ) -> tuple[Tensor, Tensor]:
         batch, num_dst, heads, _ = query.shape
-        out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(query, batch, heads, num_dst)
+        out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(_wide(query), batch, heads, num_dst)
         ctx.save_for_backward(query, key, value, table, bias, out, lse)
         ctx.options = options = scale, softcap, dropout, layout
         ctx.set_materialize_grads(False)
@@ -145,7 +146,7 @@ class TileAttention(torch.autograd.Function):
         query, key, value = map(_readable, (query, key, value))
         p = _parameters(query, key, value, table, bias, out, lse, *options)
         p.tiles = layout.structs[0]
-        p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * query.element_size())
+        p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * lse.element_size())
         _run("forward", query.dtype, p, batch * heads * -(-num_dst // ROWS), layout)
         return out, lse
 
@@ -165,8 +166,8 @@ class TileAttention(torch.autograd.Function):
         groups = p.batch // p.shared_batch * p.key_heads
         segments = layout.segments(-(-_SEGMENTS // groups))
         p.num_segments, p.segments = len(segments) - 1, segments.ctypes.data
-        d_query = zeros(query, p.num_segments, *query.shape)
-        d_key, d_value = (zeros(x, *x.shape) for x in (key, value))
+        d_query = zeros(lse, p.num_segments, *query.shape)
+        d_key, d_value = (zeros(lse, *x.shape) for x in (key, value))
         d_bias = None if bias is None else torch.zeros_like(bias)
         d_table = None
         if table is not None:
@@ -174,9 +175,10 @@ class TileAttention(torch.autograd.Function):
         p.d_out, p.d_query, p.d_key, p.d_value = map(_features, (d_out, d_query.flatten(0, 1), d_key, d_value))
         p.d_lse, p.d_table, p.d_bias = map(_address, (d_lse, d_table, d_bias))
         p.tiles = layout.structs[1]
-        p.slots = _slots(layout.reach[1], 2 * ROWS * (p.width + p.value_width + 1) * query.element_size())
+        p.slots = _slots(layout.reach[1], 2 * ROWS * (p.width + p.value_width + 1) * lse.element_size())
         _run("backward", query.dtype, p, groups * p.num_segments, layout)
-        d_query = d_query[0] if len(d_query) == 1 else d_query.sum(0)
+        d_query = (d_query[0] if len(d_query) == 1 else d_query.sum(0)).to(query.dtype)
+        d_key, d_value = d_key.to(key.dtype), d_value.to(value.dtype)
         return d_query, d_key, d_value, None if d_table is None else d_table.sum(0), d_bias, *[None] * 4
 
 
@@ -207,6 +209,11 @@ def _parameters(
         p.dropout_growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
     p.runs = layout.structs[2]
     return p
+
+
+def _wide(x: Tensor) -> Tensor:
+    """No numbers, of the dtype of the arithmetic."""
+    return x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def _readable(x: Tensor) -> Tensor:

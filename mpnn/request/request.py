@@ -56,6 +56,8 @@ class Request:
     @property
     def heads(self) -> int:
         score, heads = self.score, [self.value.shape[-2]]
+        if score is None and not self.bias:
+            return heads[0]
         for name, role in () if score is None else score.roles.items():
             if role.of == "dst":
                 return int(getattr(score, name).shape[-role.trailing])
@@ -113,7 +115,9 @@ class Request:
 
     @property
     def needs_grad(self) -> bool:
-        return torch.is_grad_enabled() and (self.value.requires_grad or any(t.requires_grad for t in self.tensors))
+        if not torch.is_grad_enabled():
+            return False
+        return self.value.requires_grad or any(x.requires_grad for x in self.tensors)
 
 
 def _numbers(data: PerEdge) -> Tensor:

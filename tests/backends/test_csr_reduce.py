@@ -206,6 +206,30 @@ def test_narrow_types_are_computed_in_float32(dtype: torch.dtype, name: str) -> 
     assert torch.autograd.grad(out.sum(), x)[0].dtype == dtype
 
 
+@pytest.mark.parametrize("reduce", [Sum(), Mean(), Max(), Min(), Var()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bfloat16_and_its_gradients_are_rounded_once(reduce: Aggregator, weighted: bool) -> None:
+    """Degrees up to 100,000 in few rows, so that parts share them; widths with and without a rest of a vector."""
+    for graph, width in ((random_graph(3, 20_000, 100_000), 21), (random_graph(400, 300, 5_000), 64)):
+        narrow = torch.rand(graph.num_src, 1, width).bfloat16().requires_grad_()
+        weight = torch.randint(1, 256, (graph.num_edges, 1)) / 256  # products are exact, so extremes are the same
+        weight = weight.requires_grad_() if weighted else None
+        wide, exact_weight = (None if x is None else x.detach().double().requires_grad_() for x in (narrow, weight))
+        direction = torch.rand(graph.num_dst, 1, width).bfloat16()
+        results = []
+        for x, w, backend in ((narrow, weight, csr), (wide, exact_weight, edge_list)):
+            bias = () if w is None else (w,)
+            out, _ = backend.run(Request(graph, x, bias=bias, normalize="none", reduce=reduce))
+            leaves = [x for x in (x, w) if x is not None]
+            results.append([out, *torch.autograd.grad((out * direction.to(out.dtype)).sum(), leaves)])
+        for ours, exact in zip(*results, strict=True):
+            size = exact.detach().abs()
+            # The last rounding; before that n positive float32 terms, whose roundings are a random walk, 5 sqrt(n)
+            # units; and those of var and of weights are differences of numbers up to the largest.
+            more = 5 * math.sqrt(graph.num_edges) * 2**-24 * (size if isinstance(reduce, Sum | Mean) else size.max())
+            assert ((ours.detach().double() - exact).abs() <= 2**-8 * size + more).all(), ours.shape
+
+
 def test_equal_extremes_share_the_gradient_in_one_row_and_across_parts() -> None:
     for count in (3, 70_000):  # the latter is cut into several parts
         graph = graphs.complete().bind(1, count)

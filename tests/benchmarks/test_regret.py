@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from benchmarks import regret
+from benchmarks.machine import about
 from benchmarks.regret import Regret, Times
+from benchmarks.report import plans
 from benchmarks.requests import KINDS, dot, draw, scattered
 from mpnn.backends import BACKENDS
 
@@ -78,7 +80,12 @@ def test_times_are_kept_in_a_file(tmp_path: Path) -> None:
 
 
 def test_the_report_gives_shares_and_the_worst() -> None:
-    lines = list(regret.report([Regret("causal", "a", "csr", "tiles", 2.0), Regret("window", "b", "csr", "csr", 1.0)]))
+    found = [Regret("causal", "a", "csr", "tiles", 2.0), Regret("window", "b", "csr", "csr", 1.0)]
+    summary = regret.summary(found)
+    lines = list(regret.report(summary))
     assert lines[1].split() == ["causal", "1", "2.000", "100.0%", "2.00"]
     assert lines[3].split() == ["all", "2", "1.500", "50.0%", "2.00"]
     assert lines[4:] == ["2.00  csr instead of tiles: causal, a"]
+    page = plans({"command": "python -m benchmarks regret --seed 1", **about(), **summary})
+    assert "| causal | 1 | 2.000 | 100.0% | 2.00 |" in page
+    assert page[-1] == "- 2.00  csr instead of tiles: causal, a"

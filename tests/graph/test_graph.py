@@ -10,6 +10,7 @@ import torch
 from drawings import drawn
 
 from mpnn import Graph, Topology, graphs, ops
+from mpnn.graph.bind_cache import bytes_of
 from mpnn.graph.relations import Offset
 
 # Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 has no in-neighbors.
@@ -434,3 +435,18 @@ def test_a_part_of_the_nodes_and_the_edges_between_them(graph):
     assert both.node_positions()[1].tolist() == [0, 1, 3, 5, 0, 1, 2, 3, 4, 5]
     with pytest.raises(ValueError, match=r"keep must be bool \[6\]; got torch.bool of shape \[5\]"):
         graph.subgraph(keep[:5])
+
+
+def test_kernels_keep_32_bits_for_an_end_of_an_edge_and_no_order_that_they_do_not_read() -> None:
+    num_edges, num_nodes = 100_000, 100
+    graph = graphs.from_edges(torch.randint(num_nodes, (2, num_edges)), num_nodes)
+    x = torch.randn(num_nodes, 2, 4, requires_grad=True)
+
+    def bytes_per_edge() -> int:
+        return round(bytes_of(graph) / num_edges)
+
+    assert bytes_per_edge() == 16  # the caller's edges, int64
+    ops.aggregate(graph, x[:, 0], backend="csr").sum().backward()
+    assert bytes_per_edge() == 16 + 2 * (4 + 8)  # by destination and by source: the other end, the edge's number
+    ops.attend(graph, x, x, x, backend="csr").sum().backward()
+    assert bytes_per_edge() == 16 + 2 * (4 + 8) + 8  # where an edge by source is by destination

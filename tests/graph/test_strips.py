@@ -23,6 +23,15 @@ from mpnn.request.scores import Dot
 HUNDRED_MILLION = 10**8
 
 
+@pytest.fixture
+def strips_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Topologies bind to strips at any size; otherwise small graphs are rows of runs."""
+    monkeypatch.setattr("mpnn.graph.topology._FEW_ROWS", 0)
+    graphs.cache.clear()
+    yield
+    graphs.cache.clear()
+
+
 @st.composite
 def strips_and_runs(draw: st.DrawFn, num_dst: int, num_src: int) -> tuple[Strips, Runs]:
     """Strips of any intervals, and the same intervals row by row."""
@@ -48,6 +57,15 @@ def two_of_a_size(draw: st.DrawFn) -> tuple[tuple[Strips, Runs], tuple[Strips, R
     return draw(strips_and_runs(*size)), draw(strips_and_runs(*size))
 
 
+def assert_cliques(edges: Strips | Runs, runs: Runs) -> None:
+    """`cliques` are those of the boolean matrix, or None."""
+    if edges.cliques is None:
+        return
+    sizes = np.repeat(*edges.cliques)
+    label = np.repeat(np.arange(len(sizes)), sizes)
+    assert (runs.dense() == (label[:, None] == label)).all()
+
+
 @settings(deadline=None, max_examples=300)
 @given(two_of_a_size(), st.data())
 def test_strips_are_the_rows_of_runs_they_stand_for(
@@ -60,6 +78,8 @@ def test_strips_are_the_rows_of_runs_they_stand_for(
         assert strips.runs().same_as(runs)
         assert (strips.num_edges, strips.num_runs, strips.most_runs) == (runs.num_edges, runs.num_runs, runs.most_runs)
         assert strips.degree_range() == runs.degree_range() == (runs.degree().min(), runs.degree().max())
+        for edges in (strips, runs):
+            assert_cliques(edges, runs)
         assert (strips.is_complete, strips.is_causal) == (runs.is_complete, runs.is_causal)
         stop = data.draw(st.integers(0, runs.num_dst))
         start = data.draw(st.integers(0, stop))
@@ -84,6 +104,7 @@ WITH_BREAKS = [
 ]
 
 
+@pytest.mark.usefixtures("strips_of_few_rows")
 @pytest.mark.parametrize("topology", WITH_BREAKS, ids=str)
 @pytest.mark.parametrize("size", [(10, 10), (97, 97), (97, 41), (50, 33), (64, 16)], ids=str)
 def test_breaks_give_the_rows_that_the_rule_gives(topology: Topology, size: tuple[int, int]) -> None:
@@ -92,6 +113,7 @@ def test_breaks_give_the_rows_that_the_rule_gives(topology: Topology, size: tupl
     assert topology.bind(*size).runs.same_as(by_row.bind(*size).runs)
 
 
+@pytest.mark.usefixtures("strips_of_few_rows")
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.window(3), graphs.strided(16), graphs.documents([])])
 def test_no_row_is_no_strip(topology: Topology) -> None:
     edges = topology.bind(0).structure
@@ -99,6 +121,7 @@ def test_no_row_is_no_strip(topology: Topology) -> None:
     assert edges.num_edges == edges.num_runs == edges.runs().num_edges == count_blocks(edges, 32, 96)[0] == 0
 
 
+@pytest.mark.usefixtures("strips_of_few_rows")
 def test_counts_between_all_pairs_of_topologies_are_those_of_their_runs() -> None:
     for a in WITH_BREAKS:
         for b in WITH_BREAKS:
@@ -108,17 +131,24 @@ def test_counts_between_all_pairs_of_topologies_are_those_of_their_runs() -> Non
                 assert count_blocks(graph.structure, 32, 96) == (len(mask.column), mask.area), both
 
 
-def test_documents_are_cliques_without_a_label_per_node() -> None:
-    graph = graphs.documents([3, 1, 0, 1, 3]).bind(8)
+@pytest.mark.parametrize("few", [0, 4096])
+def test_documents_are_cliques_without_a_label_per_node(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    monkeypatch.setattr("mpnn.graph.topology._FEW_ROWS", few)
+    graph = graphs.documents([3, 1, 0, 1, 3])._graph(8, 8)
+    assert isinstance(graph.structure, Runs if few else Strips)
     assert graph.clique_sizes is not None
     assert [x.tolist() for x in graph.clique_sizes] == [[1, 3], [2, 2]]
     assert graph.labels is not None
     assert graph.labels.tolist() == [0, 0, 0, 1, 2, 3, 3, 3]
     assert [members.tolist() for members in graph.cliques] == [[[3], [4]], [[0, 1, 2], [5, 6, 7]]]
     assert graph.num_edges == 9 + 1 + 1 + 9
-    assert (graphs.documents([3, 5]) & graphs.causal()).bind(8).clique_sizes is None
+    assert (graphs.documents([3, 5]) & graphs.causal())._graph(8, 8).clique_sizes is None
+    assert graphs.causal().bind(4).reverse().runs.cliques is None  # rows of one start or one stop are not enough
+    assert Runs.of(3, 3, [(np.arange(3), np.array([0, 0, 1]), 3)]).cliques is None
+    assert graphs.from_blocks([[1], [0]], size=2, num_blocks=2).runs.cliques is None
 
 
+@pytest.mark.usefixtures("strips_of_few_rows")
 def test_a_rule_whose_ends_jump_between_its_breaks_is_refused() -> None:
     def twice(i: np.ndarray, num_src: int) -> list[tuple[object, object]]:
         return [(0, 2 * i + 1)]

@@ -15,17 +15,18 @@ compiled = pytest.mark.skipif(library.why_missing() is not None, reason="no comp
 @pytest.mark.parametrize(("num_rows", "num_edges"), [(1, 1), (5, 40), (100, 30), (7, 1000), (3000, 3000)])
 def test_random_edges(num_rows: int, num_edges: int) -> None:
     row, col = torch.randint(num_rows, (num_edges,)), torch.arange(num_edges)
-    ptr, sorted_col, edge = sort_edges(row, col, num_rows)
+    ptr, sorted_col, edge = sort_edges(row, col, num_rows, num_edges)
     expected_ptr, expected_col, expected_edge = by_torch(row, col, num_rows)
     assert torch.equal(ptr, expected_ptr)
-    assert torch.equal(sorted_col, expected_col)
+    assert sorted_col.dtype == (torch.int64 if edge is None else torch.int32)
+    assert torch.equal(sorted_col.long(), expected_col)
     assert torch.equal(expected_edge if edge is None else edge, expected_edge)
 
 
 @compiled
 def test_edges_in_order_are_not_copied() -> None:
     row, col = torch.tensor([0, 0, 2, 2, 2]), torch.tensor([4, 1, 3, 3, 0])
-    ptr, same, edge = sort_edges(row, col, 4)
+    ptr, same, edge = sort_edges(row, col, 4, 5)
     assert ptr.tolist() == [0, 2, 2, 5, 5]
     assert same.data_ptr() == col.data_ptr()
     assert edge is None
@@ -35,7 +36,7 @@ def test_edges_in_order_are_not_copied() -> None:
 @pytest.mark.parametrize("num_rows", [0, 3])
 def test_no_edges(num_rows: int) -> None:
     none = torch.empty(0, dtype=torch.int64)
-    ptr, col, edge = sort_edges(none, none, num_rows)
+    ptr, col, edge = sort_edges(none, none, num_rows, 0)
     assert ptr.tolist() == [0] * (num_rows + 1)
     assert len(col) == 0
     assert edge is None
@@ -43,7 +44,7 @@ def test_no_edges(num_rows: int) -> None:
 
 def test_ends_with_strides() -> None:
     pairs = torch.tensor([[2, 0], [1, 1], [2, 2], [0, 3]])
-    ptr, col, edge = sort_edges(pairs[:, 0], pairs[:, 1], 3)
+    ptr, col, edge = sort_edges(pairs[:, 0], pairs[:, 1], 3, 4)
     assert ptr.tolist() == [0, 1, 2, 4]
     assert col.tolist() == [3, 1, 0, 2]
     assert edge.tolist() == [3, 1, 0, 2]

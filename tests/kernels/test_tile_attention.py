@@ -95,6 +95,42 @@ def test_the_log_sum_exp_and_its_gradient() -> None:
         torch.testing.assert_close(x, y, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("option", ["plain", "softcap", "bias", "dropout"])
+def test_16_bits_are_added_up_in_float32_and_rounded_once(option: str, dtype: torch.dtype) -> None:
+    graph, scale, unit = graphs.longformer(20, globals=3).bind(250), 0.2, torch.finfo(dtype).eps / 2
+    query, key, value, table, bias = leaves(graph, torch.float32, option)
+    narrow = [x.detach().to(dtype).requires_grad_() for x in (query, key, value) if x is not None]
+    softcap = 1.5 if option == "softcap" else None
+    dropout = Dropout(rng.keys(torch.tensor(7), torch.arange(8)), 0.3) if option == "dropout" else None
+    out, lse = TileAttention.apply(*narrow, table, bias, scale, softcap, dropout, _layout(graph))
+    assert (out.dtype, lse.dtype) == (dtype, torch.float32)
+    wide = [x.detach().double().requires_grad_() for x in narrow]
+    exact = naive(graph, *wide, None, None if bias is None else bias.double(), scale, softcap, dropout)
+    direction = torch.randn(out.shape).to(dtype)
+    ours = torch.autograd.grad((out * direction).sum(), narrow + ([] if bias is None else [bias]))
+    (weights,) = torch.autograd.grad(exact.sum(), wide[2], retain_graph=True)  # of the rows that attend to each source
+    expected = torch.autograd.grad((exact * direction.double()).sum(), wide + ([] if bias is None else [bias]))
+    # delta_i = <d_out_i, out_i> reads outputs that were rounded, and each logit's gradient P (dP - delta) errs with it.
+    delta = unit * float((direction.double() * exact.detach()).abs().sum(-1).max())
+    largest = [float(x.detach().abs().max()) for x in narrow]
+    from_delta = [0, scale * delta * largest[1], scale * delta * largest[0] * float(weights.max()), 0, delta]
+    for found, truth, more in zip((out, *ours), (exact, *expected), from_delta, strict=False):
+        size = float(truth.detach().abs().max())
+        # the last rounding, and those of float32 as above
+        assert float((found.detach().double() - truth.detach()).abs().max()) <= unit * size + more + 64 * 2**-23 * size
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_so_in_16_bits(bad: float) -> None:
+    value = torch.zeros(1, 40, 1, 8, dtype=torch.bfloat16)
+    value[0, 10, 0, 3] = bad
+    zeros, layout = torch.zeros_like(value), _layout(graphs.causal().bind(40))
+    out, _ = TileAttention.apply(zeros, zeros, value, None, None, 1.0, None, None, layout)
+    torch.testing.assert_close(out[0, 10:, 0, 3], value[0, 10, 0, 3].expand(30), equal_nan=True)
+    assert not out[0, :10].any()
+
+
 @pytest.mark.parametrize("widths", [(8, 8), (16, 40), (72, 64)], ids=str)
 def test_any_width_that_is_a_multiple_of_8(widths: tuple[int, int]) -> None:
     graph = graphs.window(20).bind(100)

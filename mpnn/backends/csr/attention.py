@@ -111,7 +111,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     }  # fmt: skip
     spec = Spec(
         edges.by_destination(graph),
-        partial(edges.by_source, graph),
+        partial(edges.by_source_with_slots, graph),
         {name: edges.edge_types(graph, x) for name, x in on_edges.items() if isinstance(x, EmbeddingTable)},
         request.heads,
         kind,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.csr import CSR
+from mpnn.graph.csr import CSR, inverse
 from mpnn.kernels.row_attention import EdgeTypes
 from mpnn.kernels.rows import Rows
 from mpnn.request.tables import EmbeddingTable
@@ -17,7 +17,13 @@ def by_destination(graph: Graph) -> Rows:
 
 
 def by_source(graph: Graph) -> Rows:
-    return graph.cached("csr columns", lambda: _rows(graph.csc, _slots(graph)))
+    """The edges by source, without the slots that attention needs."""
+    return graph.cached("csr columns", lambda: _rows(graph.csc))
+
+
+def by_source_with_slots(graph: Graph) -> Rows:
+    """The edges by source, each with its position by destination."""
+    return graph.cached("csr columns with slots", lambda: _with_slots(graph))
 
 
 def in_order(graph: Graph, transposed: bool) -> Rows:
@@ -39,22 +45,23 @@ def edge_types(graph: Graph, table: EmbeddingTable) -> EdgeTypes:
     )
 
 
-def _rows(edges: CSR, slot: Tensor | None = None) -> Rows:
-    return Rows(edges.ptr, edges.col.int(), edges.edge_id, slot)
+def _rows(edges: CSR) -> Rows:
+    return Rows(edges.ptr, edges.columns.int(), edges.edge_id)
 
 
-def _slots(graph: Graph) -> Tensor | None:
-    """The position by destination of each edge by source; None if both orders are the same."""
-    position = graph.csr.position
-    return graph.csc.edge_id if position is None else graph.csc.from_caller(position)
+def _with_slots(graph: Graph) -> Rows:
+    rows, edge_id = by_source(graph), graph.csr.edge_id
+    # not `csr.position`, which would be kept
+    slot = graph.csc.edge_id if edge_id is None else graph.csc.from_caller(inverse(edge_id))
+    return Rows(rows.ptr, rows.col, rows.edge, slot)
 
 
 def _ordered(edges: CSR, order: Tensor) -> Rows:
     degree = edges.ptr.diff()[order]
     ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-    index = torch.repeat_interleave(edges.ptr[order] - ptr[:-1], degree) + torch.arange(len(edges.col))
+    index = torch.repeat_interleave(edges.ptr[order] - ptr[:-1], degree) + torch.arange(len(edges.columns))
     edge = index if edges.edge_id is None else edges.edge_id[index]
-    return Rows(ptr, edges.col[index].int(), edge, node=order)
+    return Rows(ptr, edges.columns[index].int(), edge, node=order)
 
 
 def _by_type(graph: Graph, table: EmbeddingTable) -> Rows:

@@ -91,7 +91,7 @@ def by_type(table: EmbeddingTable, graph: Graph) -> Callable[[], Sorted]:
     def build() -> Sorted:
         types = ids(table, graph)
         sources = torch.arange(len(types), device=types.device)
-        edges = sorted_by(types, sources, count)
+        edges = sorted_by(types, sources, count, len(types))
         return Sorted(edges.ptr, edges.col, None, len(types))
 
     return lambda: table.cached(graph, ("device edges by type", count), build)

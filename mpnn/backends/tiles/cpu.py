@@ -63,7 +63,7 @@ def estimate(request: Request) -> Estimate:
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     graph, score, value = request.graph, request.score, request.value
     assert isinstance(score, Dot)
-    query, key, padded = (_pad(x, request.accumulate_dtype) for x in (score.query, score.key, value))
+    query, key, padded = map(_pad, (score.query, score.key, value))
     if key.shape[2] != padded.shape[2]:
         key, padded = (x.repeat_interleave(request.heads // x.shape[2], 2) for x in (key, padded))
     out, lse = TileAttention.apply(
@@ -104,9 +104,9 @@ def _layout(graph: Graph) -> Layout:
     return Layout(by_query, by_key, of_runs)
 
 
-def _pad(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _pad(x: Tensor) -> Tensor:
     """x [..., N, H, D] as [B, N, H, D], with D padded to a multiple of 8."""
-    x = (x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)).to(dtype)
+    x = x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)
     return F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
 
 

@@ -15,6 +15,8 @@ import torch
 
 from mpnn.kernels.cpu.files import FOLDER, digest, file_name
 
+_SUFFIXES = {torch.float32: "_f32", torch.float64: "_f64", torch.bfloat16: "_bf16", torch.float16: "_f16"}
+
 
 def processor() -> str | None:
     """The best kind of processor that this machine is and kernels are compiled for; None if there is none.
@@ -53,10 +55,9 @@ def _load() -> ctypes.CDLL:
 
 @cache
 def function(name: str, dtype: torch.dtype | None, integers: int) -> Callable[..., None]:
-    """The kernel `name` for float32 or float64, or for indices (None), called with the address of its parameters and so
-    many integers. Calls release Python's lock."""
-    suffix = "" if dtype is None else "_f32" if dtype == torch.float32 else "_f64"
-    kernel = _load()[name + suffix]
+    """The kernel `name` for features of this dtype, or for indices (None), called with the address of its parameters
+    and so many integers. Calls release Python's lock."""
+    kernel = _load()[name + ("" if dtype is None else _SUFFIXES[dtype])]
     kernel.restype, kernel.argtypes = None, [ctypes.c_void_p] + [ctypes.c_int64] * integers
     return kernel
 

@@ -15,7 +15,7 @@ template <class T> struct RowReduce {
   int64_t kind, size, heads, num_cols;
   double sign;          // -1: the smallest instead of the largest
   int64_t mean;         // 1: divide by the number of edges
-  const T *x;           // [batch, num_cols, size]: messages; in the backward pass dy
+  const void *x;        // [batch, num_cols, size], of 16 bits or T: messages; in the backward pass dy
   const T *compared;    // backward pass, [batch, num_cols, size]: means or extremes
   const T *weight;      // [batch or 1, E, heads] in the caller's order; null: ones
   int64_t weight_stride;
@@ -29,10 +29,11 @@ constexpr int64_t EDGES = 32;         // of a block: their features stay in the 
 constexpr int64_t WEIGHTS_AHEAD = 64; // edges by which weights in another order are fetched early
 constexpr int64_t FEATURES_AHEAD = 6;
 
-// A block of edges of one row.
-template <class T> struct Fold {
+// A block of edges of one row. Features are read as S.
+template <class T, class S> struct Fold {
   const RowReduce<T> &p;
-  const T *x, *compared;    // of this entry of the batch
+  const S *x;               // of this entry of the batch
+  const T *compared;
   const T *staged;          // [edges, heads] weights
   T *dot;                   // [edges, heads]: <dy_i, x_j> for the gradients of weights; null: not asked
   int64_t first, n;
@@ -41,13 +42,13 @@ template <class T> struct Fold {
 };
 
 // COUNT vectors from d on, in registers along the edges of the block. PARTLY: the last has only `left` < LANES numbers.
-template <class T, int KIND, bool BACKWARD, int COUNT, bool PARTLY = false>
-INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, bool fetch, const T *own, T *out, T *count) {
+template <class T, class S, int KIND, bool BACKWARD, int COUNT, bool PARTLY = false>
+INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left, bool fetch, const T *own, T *out, T *count) {
   using X = vec<T, LANES>;
   const RowReduce<T> &p = f.p;
   constexpr bool extreme = KIND >= EXTREME;
   const T start = extreme && !BACKWARD ? -infinity<T>() : 0;
-  auto first = [&](const T *from) { return PARTLY ? load_first<T, LANES>(from, left) : load<T, LANES>(from); };
+  auto first = [&](auto *from) { return PARTLY ? load_first_as<T, LANES>(from, left) : load_as<T, LANES>(from); };
   X total[COUNT], equal[COUNT], mine[COUNT];
   UNROLL for (int k = 0; k < COUNT; k++) {
     total[k] = f.begins ? splat<T, LANES>(start) : first(out + d + k * LANES);
@@ -56,7 +57,8 @@ INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, b
   }
   const int32_t *col = p.rows.col + f.first;
   const int64_t known = p.rows.num_edges - f.first - 1, size = p.size, heads = p.heads, n = f.n;
-  const T *x = f.x, *compared = f.compared, *staged = f.staged + h;
+  const S *x = f.x;
+  const T *compared = f.compared, *staged = f.staged + h;
   T *dot = f.dot;
   for (int64_t e = 0; e < n; e++) {
     if (fetch) {
@@ -97,18 +99,18 @@ INLINE void fold_vectors(const Fold<T> &f, int64_t h, int64_t d, int64_t left, b
   }
 }
 
-template <class T, int KIND, bool BACKWARD>
-static void fold_block(const Fold<T> &f, const T *own, T *out, T *count) {
+template <class T, class S, int KIND, bool BACKWARD>
+static void fold_block(const Fold<T, S> &f, const T *own, T *out, T *count) {
   int64_t width = f.p.size / f.p.heads;
   bool fetch = true;
   for (int64_t h = 0; h < f.p.heads; h++)
     for (int64_t d = h * width, stop = d + width; d < stop; fetch = false) {
       int64_t left = stop - d;
-      if (left >= 8 * LANES) fold_vectors<T, KIND, BACKWARD, 8>(f, h, d, left, fetch, own, out, count), d += 8 * LANES;
-      else if (left >= 4 * LANES) fold_vectors<T, KIND, BACKWARD, 4>(f, h, d, left, fetch, own, out, count), d += 4 * LANES;
-      else if (left >= 2 * LANES) fold_vectors<T, KIND, BACKWARD, 2>(f, h, d, left, fetch, own, out, count), d += 2 * LANES;
-      else if (left >= LANES) fold_vectors<T, KIND, BACKWARD, 1>(f, h, d, left, fetch, own, out, count), d += LANES;
-      else fold_vectors<T, KIND, BACKWARD, 1, true>(f, h, d, left, fetch, own, out, count), d += LANES;
+      if (left >= 8 * LANES) fold_vectors<T, S, KIND, BACKWARD, 8>(f, h, d, left, fetch, own, out, count), d += 8 * LANES;
+      else if (left >= 4 * LANES) fold_vectors<T, S, KIND, BACKWARD, 4>(f, h, d, left, fetch, own, out, count), d += 4 * LANES;
+      else if (left >= 2 * LANES) fold_vectors<T, S, KIND, BACKWARD, 2>(f, h, d, left, fetch, own, out, count), d += 2 * LANES;
+      else if (left >= LANES) fold_vectors<T, S, KIND, BACKWARD, 1>(f, h, d, left, fetch, own, out, count), d += LANES;
+      else fold_vectors<T, S, KIND, BACKWARD, 1, true>(f, h, d, left, fetch, own, out, count), d += LANES;
     }
 }
 
@@ -122,7 +124,7 @@ template <class T> static void stage(const RowReduce<T> &p, const T *weight, int
 }
 
 // Folds the edges begin to end of a row into out [size].
-template <class T, int KIND, bool BACKWARD>
+template <class T, class S, int KIND, bool BACKWARD>
 static void fold_row(const RowReduce<T> &p, int64_t b, int64_t begin, int64_t end, T factor, T *staged, T *dot, const T *own, T *out, T *count) {
   if (begin == end)
     for (int64_t d = 0; d < p.size; d++) out[d] = 0;
@@ -132,8 +134,8 @@ static void fold_row(const RowReduce<T> &p, int64_t b, int64_t begin, int64_t en
     int64_t n = end - at < EDGES ? end - at : EDGES;
     if (weight) stage(p, weight, at, n, staged);
     if (dot) __builtin_memset(dot, 0, n * p.heads * sizeof(T));
-    Fold<T> f{p, p.x + b * features, p.compared + (p.compared ? b * features : 0), staged, dot, at, n, at == begin, at + n == end ? factor : (T)1};
-    fold_block<T, KIND, BACKWARD>(f, own, out, count);
+    Fold<T, S> f{p, (const S *)p.x + b * features, p.compared + (p.compared ? b * features : 0), staged, dot, at, n, at == begin, at + n == end ? factor : (T)1};
+    fold_block<T, S, KIND, BACKWARD>(f, own, out, count);
     if (dot)
       for (int64_t e = 0; e < n; e++)
         for (int64_t h = 0; h < p.heads; h++)
@@ -152,7 +154,7 @@ INLINE int64_t first_row_from(const Rows &rows, int64_t e) {
   return low;
 }
 
-template <class T, int KIND, bool BACKWARD> static void reduce_part(const RowReduce<T> &p, int64_t b, int64_t part) {
+template <class T, class S, int KIND, bool BACKWARD> static void reduce_part(const RowReduce<T> &p, int64_t b, int64_t part) {
   const Rows &rows = p.rows;
   int64_t first = rows.cuts[part], last = rows.cuts[part + 1], size = p.size, entry = b * rows.num_rows * size;
   int64_t row = part ? first_row_from(rows, first) : 0, stop = part + 1 < rows.num_parts ? first_row_from(rows, last) : rows.num_rows;
@@ -169,7 +171,7 @@ template <class T, int KIND, bool BACKWARD> static void reduce_part(const RowRed
     int64_t degree = rows.ptr[r + 1] - rows.ptr[r];
     T factor = p.mean && degree ? 1 / (T)degree : (T)p.sign;
     const T *own = p.own ? p.own + entry + rows.node_of(r) * size : nullptr;
-    fold_row<T, KIND, BACKWARD>(p, b, begin, end, factor, staged, dot, own, out, count);
+    fold_row<T, S, KIND, BACKWARD>(p, b, begin, end, factor, staged, dot, own, out, count);
   };
   if (first < last && first < rows.ptr[row]) {
     int64_t at = (b * rows.num_parts + part) * size, end = rows.ptr[row] < last ? rows.ptr[row] : last;
@@ -200,18 +202,19 @@ template <class T> static void join_reduced(const RowReduce<T> &p, int64_t b, bo
   }
 }
 
-template <class T, bool BACKWARD> static void reduce(const RowReduce<T> &p, int64_t b, int64_t part) {
-  if (p.kind == SUM) reduce_part<T, SUM, BACKWARD>(p, b, part);
-  else if (p.kind == SQUARES) reduce_part<T, SQUARES, BACKWARD>(p, b, part);
-  else if (p.kind == EXTREME || BACKWARD) reduce_part<T, EXTREME, BACKWARD>(p, b, part);
-  else reduce_part<T, COUNTED, BACKWARD>(p, b, part);
+template <class T, class S, bool BACKWARD> static void reduce(const RowReduce<T> &p, int64_t b, int64_t part) {
+  if (p.kind == SUM) reduce_part<T, S, SUM, BACKWARD>(p, b, part);
+  else if (p.kind == SQUARES) reduce_part<T, S, SQUARES, BACKWARD>(p, b, part);
+  else if (p.kind == EXTREME || BACKWARD) reduce_part<T, S, EXTREME, BACKWARD>(p, b, part);
+  else reduce_part<T, S, COUNTED, BACKWARD>(p, b, part);
 }
 
-#define EXPORT_FOR(T, suffix) \
-  extern "C" void row_reduce_forward_##suffix(const RowReduce<T> *p, int64_t b, int64_t part) { reduce<T, false>(*p, b, part); } \
-  extern "C" void row_reduce_backward_##suffix(const RowReduce<T> *p, int64_t b, int64_t part) { reduce<T, true>(*p, b, part); } \
+#define EXPORT_FOR(suffix, T, S) \
+  extern "C" void row_reduce_forward_##suffix(const RowReduce<T> *p, int64_t b, int64_t part) { reduce<T, S, false>(*p, b, part); } \
+  extern "C" void row_reduce_backward_##suffix(const RowReduce<T> *p, int64_t b, int64_t part) { reduce<T, S, true>(*p, b, part); } \
   extern "C" void row_reduce_join_##suffix(const RowReduce<T> *p, int64_t b, int64_t extreme) { join_reduced(*p, b, extreme); }
-EXPORT_FOR(float, f32)
-EXPORT_FOR(double, f64)
+EXPORT_FOR(f32, float, float)
+EXPORT_FOR(f64, double, double)
 #undef EXPORT_FOR
+extern "C" void row_reduce_forward_bf16(const RowReduce<float> *p, int64_t b, int64_t part) { reduce<float, bfloat16, false>(*p, b, part); }
 extern "C" int64_t row_reduce_size() { return sizeof(RowReduce<float>); }

@@ -57,6 +57,21 @@ template <class T, int N> INLINE vec<T, N> load_as(const float16 *from) {
   return __builtin_convertvector((load<_Float16, N>((const _Float16 *)from)), vec<T, N>);
 }
 
+// Stores the numbers of a vector as another type, rounded to the nearest, ties to even.
+template <class V> constexpr int count_of = sizeof(V) / sizeof(V{}[0]);
+template <class S, class V> INLINE void store_as(S *to, V x) {
+  constexpr int N = count_of<V>;
+  store<S, N>(to, __builtin_convertvector(x, vec<S, N>));
+}
+template <class V> INLINE void store_as(float16 *to, V x) { store_as((_Float16 *)to, x); }
+template <class V> INLINE void store_as(bfloat16 *to, V x) {
+  constexpr int N = count_of<V>;
+  const auto single = __builtin_convertvector(x, vec<float, N>);
+  const auto bits = (vec<uint32_t, N>)single, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const auto narrow = single == single ? rounded : bits >> 16 | 0x40;  // NaN stays NaN: rounded it may be infinity or 0
+  store<uint16_t, N>(&to->bits, __builtin_convertvector(narrow, vec<uint16_t, N>));
+}
+
 // The first `count` numbers, and zeros; memory behind them is not touched.
 template <int N> struct mask_of {
   typedef bool type __attribute__((ext_vector_type(N)));
@@ -70,6 +85,12 @@ template <class T, int N> INLINE vec<T, N> load_first(const T *from, int64_t cou
   if (count >= N) return load<T, N>(from);
   using E = T __attribute__((ext_vector_type(N)));  // what the builtins take
   return (vec<T, N>)__builtin_masked_load(first_lanes<N>(count), from, (E)vec<T, N>{});
+}
+template <class T, int N> INLINE vec<T, N> load_first_as(const T *from, int64_t count) { return load_first<T, N>(from, count); }
+template <class T, int N> INLINE vec<T, N> load_first_as(const bfloat16 *from, int64_t count) {
+  bfloat16 copy[N] = {};
+  __builtin_memcpy(copy, from, (count < N ? count : N) * sizeof(bfloat16));
+  return load_as<T, N>(copy);
 }
 template <class T, int N> INLINE void store_first(T *to, vec<T, N> x, int64_t count) {
   if (count >= N) return store<T, N>(to, x);

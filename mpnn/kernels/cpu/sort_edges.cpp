@@ -11,7 +11,8 @@ struct SortEdges {  // mpnn/kernels/sort_edges.py has the same fields in the sam
   const int64_t *row, *col;          // [E]: the two ends of each edge, 0 <= row < num_rows
   int64_t num_edges, num_rows;
   int64_t *ptr;                      // [num_rows + 1]
-  int64_t *edge, *sorted_col;        // [E]: not written if the edges are sorted already
+  int64_t *edge;                     // [E]: this and sorted_col are not written if the edges are sorted already
+  int32_t *sorted_col;               // [E]: there are fewer than 2^31 columns
   int64_t is_sorted;                 // a result
 };
 
@@ -33,7 +34,7 @@ static void run(SortEdges &p) {
   for (int64_t e = 0; e < p.num_edges; e++) {
     const int64_t at = p.ptr[p.row[e]]++;  // ends as the beginning of the next row
     p.edge[at] = e;
-    p.sorted_col[at] = p.col[e];
+    p.sorted_col[at] = (int32_t)p.col[e];
   }
   __builtin_memmove(p.ptr + 1, p.ptr, p.num_rows * sizeof(int64_t));
   p.ptr[0] = 0;

@@ -36,11 +36,14 @@ constexpr int ROW_STEP = VECTOR_BYTES == 64 ? 8 : 4;
 
 // ------------------------------------------------------------------------------------------------ parameters
 
-template <class T> struct Features {  // x [B, N, H, D] where it lies: rows are contiguous
-  T *data;
+struct Features {  // x [B, N, H, D] where it lies: rows are contiguous
+  void *data;
   int64_t batch, head, node;  // strides
-  T *at(int64_t b, int64_t h, int64_t i) const { return data + b * batch + h * head + i * node; }
 };
+
+template <class S> S *at(const Features &x, int64_t b, int64_t h, int64_t i) {
+  return (S *)x.data + b * x.batch + h * x.head + i * x.node;
+}
 
 struct Tiles {  // pairs of tiles that hold edges: tile t of one side with other[e], for e in ptr[t] .. ptr[t + 1]
   const int64_t *ptr, *other;
@@ -52,10 +55,11 @@ struct Runs {  // row i has the sources start[k] .. stop[k] for k in ptr[i] .. p
   const int64_t *ptr, *start, *stop, *edge;
 };
 
+// T: of the arithmetic and of gradients. query, key, value, out and d_out are read and written as S, of 16 bits or T.
 template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has the same fields in the same order
   int64_t batch, heads, key_heads, num_dst, num_src, width, value_width;  // widths are multiples of 8
   double scale, softcap;                                                 // softcap 0: none
-  Features<T> query, key, value, out;
+  Features query, key, value, out;
   T *lse;                // [B, H, num_dst]; +inf for a row without edges
   const T *table, *bias;  // [H, num_dst + num_src - 1 + ROWS] by i - j + num_src - 1; [B or 1, H, edges]; or null
   int64_t edges, bias_batch;
@@ -66,7 +70,7 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
   Tiles tiles;   // by query tile; by key tile in the backward pass
   int64_t slots;  // tiles of the other side to keep
 
-  Features<T> d_out, d_query, d_key, d_value;  // d_query [segments, B, num_dst, H, D]
+  Features d_out, d_query, d_key, d_value;  // d_query [segments, B, num_dst, H, D]
   const T *d_lse;                             // [B, H, num_dst], or null
   T *d_table, *d_bias;                        // d_table [B / shared_batch * segments, H, ...]
   const int64_t *segments;                    // num_segments + 1 boundaries among key tiles
@@ -121,19 +125,21 @@ template <class T> INLINE Vector<T> exp_below(Vector<T> x) {
 // ------------------------------------------------------------------------------------------------ copies of tiles
 
 // out [most, width] = scale * x [rows, width], zeros behind the last row.
-template <class T> void pack(const T *x, int64_t x_row, int64_t rows, int64_t most, int64_t width, T scale, T *out) {
+template <class T, class S>
+void pack(const S *x, int64_t x_row, int64_t rows, int64_t most, int64_t width, T scale, T *out) {
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t d = 0; d < width; d++) out[r * width + d] = x[r * x_row + d] * scale;
+    for (int64_t d = 0; d < width; d += 8) ::store<T, 8>(out + r * width + d, load_as<T, 8>(x + r * x_row + d) * scale);
   __builtin_memset(out + rows * width, 0, (most - rows) * width * sizeof(T));
 }
 
 // out [width, ROWS] = scale * x [rows, width]^T, zeros behind the last row.
-template <class T> void pack_transposed(const T *x, int64_t x_row, int64_t rows, int64_t width, T scale, T *out) {
+template <class T, class S>
+void pack_transposed(const S *x, int64_t x_row, int64_t rows, int64_t width, T scale, T *out) {
   for (int64_t r = 0; r < ROWS; r += 8)
     for (int64_t d = 0; d < width; d += 8) {
       vec<T, 8> square[8];
       UNROLL for (int n = 0; n < 8; n++)
-        square[n] = r + n < rows ? ::load<T, 8>(x + (r + n) * x_row + d) * scale : vec<T, 8>{};
+        square[n] = r + n < rows ? load_as<T, 8>(x + (r + n) * x_row + d) * scale : vec<T, 8>{};
       transpose<T>(square);
       UNROLL for (int n = 0; n < 8; n++) ::store<T, 8>(out + (d + n) * ROWS + r, square[n]);
     }
@@ -334,7 +340,7 @@ template <class T> void product_of_edges(const T *s, const T *v, T *o, int64_t w
 }
 
 // Writes `out` and `lse` of the work items `first` to `last`, each (b, h, query tile). False: no memory.
-template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_t last) {
+template <class T, class S> bool forward(const TileAttention<T> &p, int64_t first, int64_t last) {
   const int64_t query_tiles = divide_up(p.num_dst, ROWS), key_tiles = divide_up(p.num_src, COLUMNS);
   const int64_t D = p.width, DV = p.value_width;
   const int64_t of_tile = COLUMNS * (D + DV);
@@ -350,7 +356,7 @@ template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_
     t.b = bh / p.heads, t.h = bh % p.heads, t.i = tile * ROWS;
     t.rows = least(p.num_dst - t.i, ROWS);
     const int64_t kv = t.h * p.key_heads / p.heads;
-    pack_transposed(p.query.at(t.b, t.h, t.i), p.query.node, t.rows, D, T(p.scale), q_transposed);
+    pack_transposed(at<S>(p.query, t.b, t.h, t.i), p.query.node, t.rows, D, T(p.scale), q_transposed);
 
     Running<T> running;
     // Sums that are not finite are computed again, by edges: so NaN and infinities reach only rows that attend to them.
@@ -361,8 +367,8 @@ template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_
         const int64_t key_tile = p.tiles.other[e], low = columns_of(p.tiles, e, key_tile, t);
         const T *k = kept.find(t.b * p.key_heads + kv, key_tile, key_tiles, [&](T *copy) {
           const int64_t j = key_tile * COLUMNS, keys = least(p.num_src - j, COLUMNS);
-          pack(p.key.at(t.b, kv, j), p.key.node, keys, COLUMNS, D, T(1), copy);
-          pack(p.value.at(t.b, kv, j), p.value.node, keys, COLUMNS, DV, T(1), copy + COLUMNS * D);
+          pack(at<S>(p.key, t.b, kv, j), p.key.node, keys, COLUMNS, D, T(1), copy);
+          pack(at<S>(p.value, t.b, kv, j), p.value.node, keys, COLUMNS, DV, T(1), copy + COLUMNS * D);
         });
         const T *v = k + COLUMNS * D + low * DV;
 
@@ -378,10 +384,11 @@ template <class T> bool forward(const TileAttention<T> &p, int64_t first, int64_
       if (is_finite(o, t.rows * DV)) break;
     }
     for (int64_t r = 0; r < t.rows; r++) {
-      T *out = p.out.at(t.b, t.h, t.i + r);
+      S *out = at<S>(p.out, t.b, t.h, t.i + r);
       const bool attends = running.sum[r] != 0;  // also true of NaN
       const T factor = attends ? 1 / running.sum[r] : 0;
-      for (int64_t d = 0; d < DV; d++) out[d] = attends ? o[r * DV + d] * factor : 0;
+      for (int64_t d = 0; d < DV; d += 8)
+        store_as(out + d, attends ? ::load<T, 8>(o + r * DV + d) * factor : vec<T, 8>{});
       p.lse[bh * p.num_dst + t.i + r] = attends ? running.max[r] + T(__builtin_log(running.sum[r])) : infinity<T>();
     }
   }
@@ -399,27 +406,25 @@ template <class T> struct QueryTile {
       : q(data), q_transposed(q + ROWS * D), d_out(q_transposed + ROWS * D), d_out_transposed(d_out + ROWS * DV),
         delta(d_out_transposed + ROWS * DV) {}
 
-  void fill(const TileAttention<T> &p, const Tile &t) {
-    const T *query = p.query.at(t.b, t.h, t.i), *gradient = p.d_out.at(t.b, t.h, t.i);
+  template <class S> void fill(const TileAttention<T> &p, const Tile &t) {
+    const S *query = at<S>(p.query, t.b, t.h, t.i), *gradient = at<S>(p.d_out, t.b, t.h, t.i);
     pack(query, p.query.node, t.rows, ROWS, p.width, T(p.scale), q);
     pack_transposed(query, p.query.node, t.rows, p.width, T(1), q_transposed);
     pack(gradient, p.d_out.node, t.rows, ROWS, p.value_width, T(1), d_out);
     pack_transposed(gradient, p.d_out.node, t.rows, p.value_width, T(1), d_out_transposed);
     for (int64_t r = 0; r < ROWS; r++) {
-      T sum = 0;
-      if (r < t.rows) {
-        if (p.d_lse) sum = -p.d_lse[(t.b * p.heads + t.h) * p.num_dst + t.i + r];
-        for (int64_t d = 0; d < p.value_width; d++)
-          sum += d_out[r * p.value_width + d] * p.out.at(t.b, t.h, t.i + r)[d];
-      }
-      delta[r] = sum;
+      vec<T, 8> dots{};
+      for (int64_t d = 0; r < t.rows && d < p.value_width; d += 8)
+        dots += ::load<T, 8>(d_out + r * p.value_width + d) * load_as<T, 8>(at<S>(p.out, t.b, t.h, t.i + r) + d);
+      delta[r] = sum<T, 8>(dots);
+      if (p.d_lse && r < t.rows) delta[r] -= p.d_lse[(t.b * p.heads + t.h) * p.num_dst + t.i + r];
     }
   }
 };
 
 // Adds to the gradients, zeros at first, for the work items `first` to `last`, each (shared_batch batch entries, head
 // of keys, segment of key tiles). False: no memory.
-template <class T> bool backward(const TileAttention<T> &p, int64_t first, int64_t last) {
+template <class T, class S> bool backward(const TileAttention<T> &p, int64_t first, int64_t last) {
   const int64_t query_tiles = divide_up(p.num_dst, ROWS), group = p.heads / p.key_heads;
   const int64_t D = p.width, DV = p.value_width;
   const int64_t of_tile = QueryTile<T>::size(D, DV), heads_of_item = p.shared_batch * group;
@@ -438,12 +443,12 @@ template <class T> bool backward(const TileAttention<T> &p, int64_t first, int64
     T *d_table = p.d_table + (shared * p.num_segments + segment) * p.heads * table_length(p);
     for (int64_t key_tile = p.segments[segment]; key_tile < p.segments[segment + 1]; key_tile++) {
       const int64_t j = key_tile * COLUMNS, keys = least(p.num_src - j, COLUMNS);
-      pack(p.key.at(t.b, kv, j), p.key.node, keys, COLUMNS, D, T(p.scale), k_tile);
-      pack(p.value.at(t.b, kv, j), p.value.node, keys, COLUMNS, DV, T(1), v_tile);
+      pack(at<S>(p.key, t.b, kv, j), p.key.node, keys, COLUMNS, D, T(p.scale), k_tile);
+      pack(at<S>(p.value, t.b, kv, j), p.value.node, keys, COLUMNS, DV, T(1), v_tile);
       for (int64_t e = p.tiles.ptr[key_tile]; e < p.tiles.ptr[key_tile + 1]; e++) {
         const int64_t tile = p.tiles.other[e], low = columns_of(p.tiles, e, key_tile, t);
         t.i = tile * ROWS, t.rows = least(p.num_dst - t.i, ROWS);
-        const auto fill = [&](T *copy) { QueryTile<T>(copy, D, DV).fill(p, t); };
+        const auto fill = [&](T *copy) { QueryTile<T>(copy, D, DV).template fill<S>(p, t); };
         const QueryTile<T> q(kept.find(bh, tile, query_tiles, fill), D, DV);
         // +inf: rows behind the last have P = 0, as rows without edges do
         for (int64_t r = 0; r < ROWS; r++) lse[r] = r < t.rows ? p.lse[bh * p.num_dst + t.i + r] : infinity<T>();
@@ -470,9 +475,9 @@ template <class T> bool backward(const TileAttention<T> &p, int64_t first, int64
         if (p.softcap != 0)
           for (int64_t at = 0; at < t.columns * ROWS; at++) g[at] *= slope[at];
 
-        const Matrix<T> d_key{p.d_key.at(t.b, kv, t.j), p.d_key.node};
-        const Matrix<T> d_value{p.d_value.at(t.b, kv, t.j), p.d_value.node};
-        const Matrix<T> d_query{p.d_query.at(segment * p.batch + t.b, t.h, t.i), p.d_query.node};
+        const Matrix<T> d_key{at<T>(p.d_key, t.b, kv, t.j), p.d_key.node};
+        const Matrix<T> d_value{at<T>(p.d_value, t.b, kv, t.j), p.d_value.node};
+        const Matrix<T> d_query{at<T>(p.d_query, segment * p.batch + t.b, t.h, t.i), p.d_query.node};
         product<STEP, true, T>({s, ROWS}, {q.d_out, DV}, d_value, keys_left, t.rows, DV);
         product<STEP, true, T>({g, ROWS}, {q.q, D}, d_key, keys_left, t.rows, D);
         product<ROW_STEP, true, T>({g, 1, ROWS}, {k, D}, d_query, t.rows, t.columns, D);
@@ -486,19 +491,17 @@ template <class T> bool backward(const TileAttention<T> &p, int64_t first, int64
 }  // namespace tile_attention
 
 extern "C" {
-using TileAttentionF32 = tile_attention::TileAttention<float>;
-using TileAttentionF64 = tile_attention::TileAttention<double>;
-int64_t tile_attention_size() { return sizeof(TileAttentionF32); }
-bool tile_attention_forward_f32(const TileAttentionF32 *p, int64_t first, int64_t last) {
-  return forward(*p, first, last);
-}
-bool tile_attention_forward_f64(const TileAttentionF64 *p, int64_t first, int64_t last) {
-  return forward(*p, first, last);
-}
-bool tile_attention_backward_f32(const TileAttentionF32 *p, int64_t first, int64_t last) {
-  return backward(*p, first, last);
-}
-bool tile_attention_backward_f64(const TileAttentionF64 *p, int64_t first, int64_t last) {
-  return backward(*p, first, last);
-}
+int64_t tile_attention_size() { return sizeof(tile_attention::TileAttention<float>); }
+#define TILE_ATTENTION(suffix, T, S)                                                                             \
+  bool tile_attention_forward_##suffix(const tile_attention::TileAttention<T> *p, int64_t first, int64_t last) { \
+    return tile_attention::forward<T, S>(*p, first, last);                                                       \
+  }                                                                                                              \
+  bool tile_attention_backward_##suffix(const tile_attention::TileAttention<T> *p, int64_t first, int64_t last) { \
+    return tile_attention::backward<T, S>(*p, first, last);                                                      \
+  }
+TILE_ATTENTION(f32, float, float)
+TILE_ATTENTION(f64, double, double)
+TILE_ATTENTION(bf16, float, bfloat16)
+TILE_ATTENTION(f16, float, float16)
+#undef TILE_ATTENTION
 }
