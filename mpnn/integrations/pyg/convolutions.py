@@ -119,9 +119,7 @@ class WeightedSum(Replacement):
             return result
         graph, sender = self.bind(edge_index, size, x)
         weight = _weight(conv, edge_index, inputs)
-        return torch.cat(
-            [ops.aggregate(graph, sender, r, weight=weight) for r in _reducers(conv.aggr_module) or ()], -1
-        )
+        return _joined([ops.aggregate(graph, sender, r, weight=weight) for r in _reducers(conv.aggr_module) or ()])
 
 
 class SAGEConv(WeightedSum, pyg.SAGEConv):
@@ -285,7 +283,7 @@ class EdgeMessages(Replacement):
         messages = conv.message(**ends, edge_attr=edge_attr)
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
         parts = [ops.aggregate(into, messages.flatten(1), r) for r in _reducers(conv.aggr_module) or ()]
-        out = torch.cat([part.view(-1, *messages.shape[1:]) for part in parts], -1)
+        out = _joined([part.view(-1, *messages.shape[1:]) for part in parts])
         return _scaled(conv.aggr_module, out, graph)
 
 
@@ -319,6 +317,11 @@ def _reducers(module: Any) -> list[str | Aggregator] | None:
     if name == "std" and not module.var_aggr.semi_grad:
         return [ClampedStd()]
     return ["var"] if name == "var" and not module.semi_grad else None
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The parts side by side. `torch.cat` would copy a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def _scaled(module: Any, out: Tensor, graph: Graph) -> Tensor:
