@@ -47,6 +47,12 @@ RUNS = [
     ("custom_aggregator.py", ["--epochs", "20"], ["one in five broken", "trimmed mean (a function)"], ["rich"]),
     ("custom_topology.py", ["--steps", "2"], ["#.......#....########...", "2,080", "51%"], ["rich"]),
     (
+        "pyg_one_line.py",
+        ["--nodes", "200", "--steps", "1"],
+        ["convs.0 (GATConv): replaced", "200 nodes", "times as fast", "largest difference"],
+        ["torch_geometric"],
+    ),
+    (
         "explain_plan.py",
         ["--longest", "1024"],
         ["bigbird(), 1,024 nodes", "chosen", "backend 'dense' cannot run this: it runs dot-product attention only"],

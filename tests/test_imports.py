@@ -42,6 +42,7 @@ ROOMS: dict[str, set[str]] = {
         *("ops", "message_passing", "encodings", "files", "models"),
     },
     "hf": {"integrations"},
+    "pyg": {"integrations"},
     "train": {"graph", "message_passing", "data", "files"},
     "mpnn": {
         *("graph", "graphs", "request", "aggregate", "update", "position", "attention", "backends", "engine", "ops"),

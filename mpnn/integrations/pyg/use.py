@@ -1,0 +1,74 @@
+"""`use`: a model of PyTorch Geometric runs on mpnn's kernels, in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import nn
+from torch_geometric.nn import MessagePassing
+
+from mpnn.integrations.pyg.convolutions import REPLACEMENTS, Replacement
+
+
+@dataclass
+class Report:
+    """What `use` replaced.
+
+    Attributes:
+        replaced: name of the module -> class of the convolution.
+        left: name of the module -> why it stays PyTorch Geometric's.
+    """
+
+    replaced: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    _originals: list[tuple[MessagePassing, type]] = field(default_factory=list, repr=False)
+
+    def restore(self) -> None:
+        """Makes all replaced convolutions PyTorch Geometric's again. Weights keep their values."""
+        for conv, original in self._originals:
+            conv.__class__ = original
+        self._originals.clear()
+
+    def __str__(self) -> str:
+        lines = [f"{name} ({kind}): replaced" for name, kind in self.replaced.items()]
+        return "\n".join([*lines, *(f"{name}: left, {reason}" for name, reason in self.left.items())])
+
+
+def use(model: nn.Module) -> Report:
+    """Runs the convolutions of a PyTorch Geometric model on mpnn's kernels, in place.
+
+    A replaced convolution stays the same object: it gets a subclass of its class. Its parameters, `state_dict`, hooks,
+    call signature and results stay. Convolutions that are not supported stay as they were, and the report lists them.
+
+    Some calls of a replaced convolution run in PyTorch Geometric's own code: those with `return_attention_weights`,
+    explainers, hooks on the propagation, `decomposed_layers`, `torch.compile` and `torch.jit`, integer features, COO
+    matrices that are not coalesced, CSC matrices, and any matrix for convolutions with attention or edge features.
+    Dropout draws other random numbers than PyTorch Geometric, and drops all copies of a repeated edge together.
+
+    Graphs are cached by the identity and version of `edge_index`. In-place changes build the graph again; changes that
+    torch does not count (through `.data` or numpy) are not seen.
+
+    Args:
+        model: a model, or a single convolution.
+
+    Returns:
+        A report with `replaced`, `left` and `restore()`.
+
+    Raises:
+        TypeError: if `model` is not an `nn.Module`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"use takes a model of PyTorch Geometric, an nn.Module; got {type(model).__name__}")
+    report = Report()
+    for name, module in model.named_modules():
+        if not isinstance(module, MessagePassing) or isinstance(module, Replacement):
+            continue
+        kind = type(module)
+        reason = REPLACEMENTS[kind].refusal(module) if kind in REPLACEMENTS else f"{kind.__name__} is not supported"
+        if reason is not None:
+            report.left[name] = reason
+            continue
+        report.replaced[name] = kind.__name__
+        report._originals.append((module, kind))
+        module.__class__ = REPLACEMENTS[kind]
+    return report
