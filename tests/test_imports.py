@@ -165,12 +165,13 @@ def fresh(script: str) -> dict[str, object]:
 
 
 def test_importing_takes_little_beyond_torch_and_pulls_no_extra() -> None:
-    found = fresh(
+    script = (
         "import json, sys, time; began = time.process_time(); import torch, numpy, scipy\n"
         "torch_took, had = time.process_time() - began, set(sys.modules); import mpnn\n"
         "took = time.process_time() - began - torch_took\n"
         "print(json.dumps({'torch': torch_took, 'mpnn': took, 'new': sorted(set(sys.modules) - had)}))"
     )
+    found = min((fresh(script) for _ in range(3)), key=lambda run: run["mpnn"])  # other programs share the caches
     new = {name.split(".")[0] for name in found["new"]}
     assert not new & {*EXTRAS, "numba", "llvmlite"}
     assert found["mpnn"] <= 0.3, found  # seconds of processor time

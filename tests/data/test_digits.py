@@ -25,5 +25,5 @@ def test_digits():
 
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r'pip install "mpnn\[cli\]"'):
+    with pytest.raises(ImportError, match=r"pip install scikit-learn"):
         digits()

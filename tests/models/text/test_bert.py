@@ -330,7 +330,7 @@ def test_refuses_arguments_that_do_not_fit(call, error, sentence):
 
 def test_says_which_extra_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r'pip install "mpnn\[hf\]"'):
+    with pytest.raises(ImportError, match=r"pip install transformers"):
         from_hf(None)
 
 
