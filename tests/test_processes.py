@@ -31,12 +31,14 @@ def results(seed=0):
     edges = torch.randint(0, 600, (2, 20_000))
     some, order = graphs.from_edges(edges, 600), graphs.causal().bind(600)
     x = torch.randn(600, 4, 16, requires_grad=True)
+    # its backend is named, because a plan depends on the number of threads, of which a worker has one
+    layer = MessagePassing(graphs.window(3), "sum", PreNorm(64, FeedForward(64)), DotProduct(64, 4), backend="tiles")
     out = [
         ops.attend(some, x, x, x, backend="csr", dropout=0.1),
         ops.attend(order, x, x, x, backend="tiles"),
         ops.attend(order, x, x, x, backend="dense"),
         ops.aggregate(some, x.flatten(1), "max", backend="csr"),
-        MessagePassing(graphs.window(3), "sum", PreNorm(64, FeedForward(64)), DotProduct(64, 4))(x.flatten(1)),
+        layer(x.flatten(1)),
     ]
     sum(y.square().sum() for y in out).backward()
     return [y.detach() for y in out] + [x.grad]
