@@ -222,8 +222,11 @@ def test_forms_of_edges(name: str, form: str) -> None:
         agree(conv, ours, x, edges, *rest)
 
 
+@pytest.mark.scatter
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch's, of matrices that PyG makes
 def test_a_matrix_of_torch_sparse() -> None:
-    torch_sparse = pytest.importorskip("torch_sparse")
+    import torch_sparse
+
     for make in (lambda: pyg.SAGEConv(IN, OUT), lambda: pyg.GCNConv(IN, OUT), lambda: pyg.GraphConv(IN, OUT)):
         conv, ours = pair_of(make)
         adj = torch_sparse.SparseTensor(row=EDGES[1], col=EDGES[0], sparse_sizes=(N, N))
@@ -417,8 +420,9 @@ def test_trim_to_layer() -> None:
     torch.testing.assert_close(outs[1], outs[0])
 
 
+@pytest.mark.scatter
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without:UserWarning")  # torch-sparse samples, too
 def test_neighbor_loader() -> None:
-    pytest.importorskip("pyg_lib")
     from torch_geometric.loader import NeighborLoader
 
     conv, ours = pair_of(CASES["SAGE"][0])
