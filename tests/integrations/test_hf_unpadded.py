@@ -40,10 +40,10 @@ ENCODERS: dict[str, Callable[[], Any]] = {
 def pair(name: str) -> tuple[Any, Any]:
     """An encoder of transformers, and a copy of it without padding."""
     torch.manual_seed(0)
-    theirs = ENCODERS[name]().eval()
-    ours = copy.deepcopy(theirs)
+    hf_model = ENCODERS[name]().eval()
+    ours = copy.deepcopy(hf_model)
     mpnn.hf.use(ours, unpad=True)
-    return theirs, ours
+    return hf_model, ours
 
 
 def given(name: str, mask: Tensor) -> dict[str, Tensor]:
@@ -53,11 +53,11 @@ def given(name: str, mask: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("where", MASKS)
 @pytest.mark.parametrize("name", ENCODERS)
-def test_states_of_tokens_are_theirs_and_those_of_padding_are_zeros(name: str, where: str) -> None:
-    theirs, ours = pair(name)
+def test_states_of_tokens_equal_those_with_padding_and_those_of_padding_are_zeros(name: str, where: str) -> None:
+    hf_model, ours = pair(name)
     mask = MASKS[where]
     with torch.no_grad():
-        expected, found = (m(**given(name, mask), output_hidden_states=True) for m in (theirs, ours))
+        expected, found = (m(**given(name, mask), output_hidden_states=True) for m in (hf_model, ours))
     for a, b in zip(
         [*expected.hidden_states, expected.last_hidden_state],
         [*found.hidden_states, found.last_hidden_state],
@@ -78,24 +78,24 @@ def test_no_layer_sees_padding() -> None:
     assert rows == [int(RIGHT.sum())]
 
 
-def test_gradients_are_theirs() -> None:
-    theirs, ours = pair("bert")
+def test_gradients_equal_those_with_padding() -> None:
+    hf_model, ours = pair("bert")
     direction = torch.randn(4, 17, 32) * RIGHT[..., None]
-    for m in (theirs, ours):
+    for m in (hf_model, ours):
         (m(**given("bert", RIGHT)).last_hidden_state * direction).sum().backward()
-    largest = max(float(w.grad.abs().max()) for w in theirs.parameters() if w.grad is not None)
-    for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
+    largest = max(float(w.grad.abs().max()) for w in hf_model.parameters() if w.grad is not None)
+    for a, b in zip(hf_model.parameters(), ours.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None)
         if a.grad is not None:
             torch.testing.assert_close(b.grad, a.grad, rtol=0, atol=1e-5 * largest)
 
 
 def test_arguments_by_position_token_types_positions_and_tuples() -> None:
-    theirs, ours = pair("bert")
+    hf_model, ours = pair("bert")
     inputs = given("bert", RIGHT)
     types, positions = IDS % 2, torch.arange(17).flip(0).expand(4, -1)
     answers = []
-    for m in (theirs, ours):
+    for m in (hf_model, ours):
         with torch.no_grad():
             answers.append(m(inputs["input_ids"], RIGHT, types, position_ids=positions, return_dict=False)[0])
     assert isinstance(ours(**inputs, return_dict=False), tuple)
@@ -103,49 +103,49 @@ def test_arguments_by_position_token_types_positions_and_tuples() -> None:
 
 
 def test_weights_and_calls_without_padding_run_as_before() -> None:
-    theirs, ours = pair("bert")
+    hf_model, ours = pair("bert")
     with torch.no_grad():
-        torch.testing.assert_close(ours(IDS)[0], theirs(IDS)[0], rtol=0, atol=2e-6)
-        theirs.set_attn_implementation("eager")
-        expected, found = (m(**given("bert", RIGHT), output_attentions=True).attentions for m in (theirs, ours))
+        torch.testing.assert_close(ours(IDS)[0], hf_model(IDS)[0], rtol=0, atol=2e-6)
+        hf_model.set_attn_implementation("eager")
+        expected, found = (m(**given("bert", RIGHT), output_attentions=True).attentions for m in (hf_model, ours))
     for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(b * RIGHT[:, None, :, None], a * RIGHT[:, None, :, None], rtol=0, atol=2e-6)
 
 
 def test_an_empty_sentence_is_zeros() -> None:
-    theirs, ours = pair("bert")
+    hf_model, ours = pair("bert")
     mask = RIGHT.clone()
     mask[1] = 0
     with torch.no_grad():
-        expected, found = (m(**given("bert", mask)).last_hidden_state for m in (theirs, ours))
+        expected, found = (m(**given("bert", mask)).last_hidden_state for m in (hf_model, ours))
     assert not found[1].any()
     torch.testing.assert_close(found[2:], (expected * mask[..., None])[2:], rtol=0, atol=2e-6)
 
 
 def test_copies_pickles_and_what_restores() -> None:
-    theirs, ours = pair("bert")
+    hf_model, ours = pair("bert")
     for model in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         with torch.no_grad():
             for weight in ours.parameters():
                 weight.add_(0)  # another model's weights must not matter
             model.embeddings.word_embeddings.weight.zero_()
             assert not torch.equal(model(**given("bert", RIGHT))[0], ours(**given("bert", RIGHT))[0])
-    again = copy.deepcopy(theirs)
+    again = copy.deepcopy(hf_model)
     mpnn.hf.use(again, unpad=True).restore()
     assert "forward" not in vars(again)
-    assert again.config.to_dict() == theirs.config.to_dict()
+    assert again.config.to_dict() == hf_model.config.to_dict()
     with torch.no_grad():
-        assert torch.equal(again(**given("bert", RIGHT))[0], theirs(**given("bert", RIGHT))[0])
+        assert torch.equal(again(**given("bert", RIGHT))[0], hf_model(**given("bert", RIGHT))[0])
 
 
 def test_a_head_gets_the_shapes_that_it_expects() -> None:
     torch.manual_seed(0)
-    theirs = transformers.BertForSequenceClassification(transformers.BertConfig(**SMALL, num_labels=3)).eval()
-    ours = copy.deepcopy(theirs)
+    hf_model = transformers.BertForSequenceClassification(transformers.BertConfig(**SMALL, num_labels=3)).eval()
+    ours = copy.deepcopy(hf_model)
     mpnn.hf.use(ours, unpad=True)
     with torch.no_grad():
         torch.testing.assert_close(
-            ours(**given("bert", RIGHT)).logits, theirs(**given("bert", RIGHT)).logits, rtol=0, atol=2e-6
+            ours(**given("bert", RIGHT)).logits, hf_model(**given("bert", RIGHT)).logits, rtol=0, atol=2e-6
         )
 
 

@@ -198,9 +198,9 @@ def test_weights_are_returned() -> None:
             expected = model(IDS, attention_mask=LEFT, output_attentions=True).attentions
             mpnn.hf.use(model)
             found = model(IDS, attention_mask=LEFT, output_attentions=True).attentions
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, reference in zip(found, expected, strict=True):
             rows = LEFT.bool()[:, None, :, None]  # rows of padding differ: see the next test
-            torch.testing.assert_close(ours * rows, theirs * rows, **CLOSE)
+            torch.testing.assert_close(ours * rows, reference * rows, **CLOSE)
 
 
 def test_rows_of_padding_are_zero() -> None:

@@ -103,9 +103,8 @@ def leaves_of(aggregator: Any) -> list[Any]:
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     weight, value = _weight(request), request.value
-    if (
-        value.dtype != torch.bfloat16 or type(request.reduce) not in KINDS
-    ):  # which kernels read as it is, and round once
+    # kernels read bfloat16 as it is, and round once
+    if value.dtype != torch.bfloat16 or type(request.reduce) not in KINDS:
         value = value.to(request.accumulate_dtype)
     if weight is not None and weight.shape[-1] > 1 and value.shape[-2] < weight.shape[-1]:
         value = value.repeat_interleave(weight.shape[-1] // value.shape[-2], -2)
