@@ -14,7 +14,7 @@ from torch import Tensor
 from mpnn.kernels.cpu import library
 from mpnn.kernels.memory import empty
 
-_LEAST = 1 << 19  # components per part: about 0.2 ms
+_LEAST = 1 << 17  # components per part: about 50 us
 
 
 class _Parameters(Structure):
