@@ -20,7 +20,7 @@ from rich.table import Table
 from mpnn.data import Characters, DatasetNotFound, pydoc_topics, tinyshakespeare
 from mpnn.graphs import causal, window
 from mpnn.models import GPT
-from mpnn.train.loops import fit_language_model
+from mpnn.train.language_model import fit_language_model
 
 GRAPHS = (causal(), causal() & window(64), causal() & window(16))
 

@@ -22,7 +22,8 @@ from rich.table import Table
 from mpnn import graphs
 from mpnn.data import cora, row_normalize
 from mpnn.models import GAT, GCN
-from mpnn.train.loops import History, fit_node_classifier
+from mpnn.train.loop import History
+from mpnn.train.node_classifier import fit_node_classifier
 
 
 @dataclass(frozen=True)

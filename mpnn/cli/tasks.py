@@ -32,7 +32,9 @@ from mpnn.graphs import from_edges, knn, parse
 from mpnn.models import GAT, GPT
 from mpnn.models.saving import Model
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.loops import History, LabelledNodes, Progress, fit_language_model, fit_node_classifier
+from mpnn.train.language_model import fit_language_model
+from mpnn.train.loop import History, Progress
+from mpnn.train.node_classifier import LabelledNodes, fit_node_classifier
 
 _VALIDATION = 0.1
 _VALIDATIONS = 10
@@ -295,7 +297,7 @@ def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Tr
 
     Raises:
         Stopped: after Ctrl-C or SIGTERM; the checkpoint of the last step is then written.
-        TrainingDiverged, OSError: see `mpnn.train.loops`.
+        TrainingDiverged, OSError: see `mpnn.train.loop`.
     """
     with stop_between_steps() as check, training_bars() as bars:
         queue = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]

@@ -21,7 +21,7 @@ from mpnn.cli.tasks import CHARACTERS, Corpus, NodeRun, Nodes, Run, TextRun, Tex
 from mpnn.files import write_atomically
 from mpnn.models.saving import CONFIG, WEIGHTS
 from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
-from mpnn.train.loops import TrainingDiverged
+from mpnn.train.loop import TrainingDiverged, require_accelerate
 
 _DEFAULT = TextSettings()
 _EPOCHS = 200
@@ -104,7 +104,7 @@ def train(
     the result). Only --force overwrites a finished run.
 
     Ctrl-C stops a run after the current step, and saves a checkpoint and, in
-    the folder "stopped", the current model. After a crash, a full disk or
+    the folder "stopped", the model of the best validation so far. After a crash, a full disk or
     kill -9, the last checkpoint remains. The same command with --resume
     continues and, on the same machine with the same versions, ends with the
     same weights, bit for bit, as an uninterrupted run. A loss that is NaN or
@@ -120,6 +120,8 @@ def train(
       mpnn train --task cora --out runs/cora
       mpnn train --task digits --graph identity --force
     """
+    with exit_on_invalid_input():
+        require_accelerate()
     settings = TextSettings(context, dim, heads, layers, batch, lr, _DEFAULT.steps if steps is None else steps)
     epochs = _EPOCHS if steps is None else steps
     for name, value in {**asdict(settings), "steps": epochs}.items():
@@ -203,11 +205,15 @@ def _train(run: Run, checkpoint: Checkpoint, out: Path) -> Trained:
     except OSError as error:
         fail(f"{sentence(error)}; {_checkpoint_note(checkpoint)}")
     except Stopped as stop:
+        which = "current model"
         try:
+            if (best := checkpoint.best()) is not None:
+                which = "best model so far"
+                run.model.load_state_dict(best)
             run.save(out / STOPPED)
-            where = f"the current model is in {out / STOPPED}"
+            where = f"the {which} is in {out / STOPPED}"
         except (OSError, SafetensorError) as error:
-            where = f"the current model could not be saved ({sentence(error)})"
+            where = f"the {which} could not be saved ({sentence(error)})"
         warn(f"stopped after step {checkpoint.step} of {run.steps}; {where}; {_checkpoint_note(checkpoint)}")
         raise typer.Exit(stop.exit_code) from None
 
