@@ -23,9 +23,15 @@ RUNS = [
     ),
     (
         "char_lm.py",
-        ["--steps", "3", "--context", "32", "--dim", "16", "--layers", "1"],
-        ["1 layers of 16", "causal() & window(16)", "408", "val loss"],
+        ["--seeds", "1", "--steps", "3", "--context", "32", "--dim", "16"],
+        ["GPT over causal: ", "nats a character (1 seeds; ", "equal time", "causal & window(16)", "408", "reach"],
         ["rich"],
+    ),
+    (
+        "images.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["digits, ViT: ", "% test accuracy (1 seeds; ", "ViT over neighbours", "Swin", "convolution"],
+        ["rich", "sklearn"],
     ),
     (
         "arrival_times.py",
