@@ -74,6 +74,23 @@ def test_other_ways_to_generate(name: str) -> None:
     assert tokens("mpnn").equal(tokens("eager"))
 
 
+@pytest.mark.parametrize("keep", [2048, 5])
+def test_doge_computes_with_its_mask_in_each_step(keep: int) -> None:
+    torch.manual_seed(0)
+    model = hf.DogeForCausalLM(hf.DogeConfig(**DECODER, keep_window_size=keep)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    options = {"attention_mask": LEFT, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    model.set_attn_implementation("eager")
+    expected = model.generate(IDS, **options)
+    mpnn.hf.use(model)
+    assert model.generate(IDS, **options).equal(expected)
+    with pytest.raises(AttributeError, match="'masked_fill': this model computes with its mask"):
+        masks.mask(1, 4, 4).masked_fill(None, 0.0)
+    with pytest.raises(TypeError, match=r"torch\.add: this model computes with its mask"):
+        torch.add(torch.ones(4, 4), masks.mask(1, 4, 4))
+
+
 def test_a_cache_is_filled_in_parts() -> None:
     model = tiny("llama")
     mpnn.hf.use(model)
@@ -190,6 +207,18 @@ def test_the_graph_is_saved_with_the_model(tmp_path: Any) -> None:
     assert loaded.config.mpnn_graph == "causal() & window(3)"
     with torch.no_grad():
         torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("options", ["", ", attn_implementation='sdpa'"])
+def test_a_saved_model_loads_without_mpnn_only_if_another_attention_is_named(options: str, tmp_path: Any) -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model, "causal() & window(3)")
+    model.save_pretrained(tmp_path)
+    script = f"from transformers import AutoModel; print(AutoModel.from_pretrained('.'{options}).config.mpnn_graph)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode == 0) == bool(options)
+    if not options:
+        assert 'attn_implementation="mpnn"` is not supported' in done.stderr
 
 
 def test_weights_are_returned() -> None:

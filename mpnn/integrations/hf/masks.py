@@ -39,6 +39,10 @@ Ints = NDArray[np.int64]
 
 _BLOCK = 1 << 22  # pairs that are evaluated at once
 _KNOWN = masking_utils.__name__
+_COMPUTES = (
+    "this model computes with its mask, and with attn_implementation='mpnn' the mask is a graph, not a tensor; keep "
+    "attn_implementation='sdpa' or 'eager' for it"
+)
 
 
 class Sizes(NamedTuple):
@@ -74,6 +78,26 @@ class Mask:
     def ndim(self) -> int:
         return 4
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bool
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """`torch.where(mask, ...)` selects by the pairs, bool [B, 1, queries, keys] (Doge, one token at a time)."""
+        if function is not torch.where or not isinstance(args[0], Mask):
+            raise TypeError(f"torch.{function.__name__}: {_COMPUTES}")
+        tensors = [x for x in args[1:] if isinstance(x, Tensor)]
+        return torch.where(args[0].dense().to(tensors[0].device), *args[1:], **kwargs or {})
+
+    def dense(self) -> Tensor:
+        """The pairs, bool [B, 1, queries, keys]."""
+        graph, _ = self.graph(None, self.batch, self.sizes.keys, torch.device("cpu"), flat=True)
+        src, dst = graph.edge_index
+        pairs = torch.zeros(self.batch, 1, self.sizes.queries, self.sizes.keys, dtype=torch.bool)
+        pairs.view(-1)[dst * self.sizes.keys + src % self.sizes.keys] = True
+        return pairs
+
     def contiguous(self) -> Mask:
         return self
 
@@ -81,10 +105,7 @@ class Mask:
         return f"Mask{self.shape}"
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"this model computes with its mask ({name!r}), and with attn_implementation='mpnn' the mask is a graph, "
-            "not a tensor; keep attn_implementation='sdpa' or 'eager' for it"
-        )
+        raise AttributeError(f"{name!r}: {_COMPUTES}")
 
     def __getitem__(self, index: Any) -> Any:
         return self.__getattr__("[...]")
