@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.configuration_utils import PretrainedConfig
-from transformers.masking_utils import causal_mask_function
 
 from mpnn import graphs, ops
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf import masks
+from mpnn.integrations.hf import masks, traced
 from mpnn.integrations.hf.masks import Mask
 
 NAME = "mpnn"
@@ -45,11 +44,20 @@ def attend(
     query [B, H, queries, D]; key, value [B, H_kv, keys, D]. Returns out [B, queries, H, D], and with output_attentions
     the weights [B, H, queries, keys].
 
-    Under `torch.compile` it runs outside the compiled program, which breaks before and after it, because its graph
-    depends on the numbers in the mask.
+    While a program is traced (`torch.compile`, `torch.export`), the graph is built by an operator of the program. Where
+    that is not possible (see `traced.reason`), `torch.compile` breaks the program before and after this function.
+
+    Raises:
+        ValueError: if the layer does what mpnn does not support, or `torch.export` cannot save what it does.
     """
-    run = _uncompiled if torch.compiler.is_compiling() else _attend  # a disabled function takes 100 us longer to call
-    return run(module, query, key, value, attention_mask, **options)
+    if not torch.compiler.is_compiling():
+        return _attend(module, query, key, value, attention_mask, **options)
+    reason = traced.reason(module, attention_mask, options)
+    if reason is None:
+        return _attend(module, query, key, value, attention_mask, **options)
+    if torch.compiler.is_exporting():
+        raise ValueError(f"torch.export cannot save {type(module).__name__}: {reason}; export it with 'sdpa' attention")
+    return _uncompiled(module, query, key, value, attention_mask, **options)
 
 
 def _attend(
@@ -79,7 +87,10 @@ def _attend(
     mask, bias = _mask_and_bias(module, mask, position_bias, is_causal, (batch, queries, keys))
     if cu_seq_lens_k is not None:
         mask = mask.within(cu_seq_lens_k)
-    graph, is_flat = mask.graph(topology_of(module), batch, keys, query.device)
+    if torch.compiler.is_compiling():
+        graph, is_flat = traced.graph(mask, text_of(module), batch, keys, query.device)
+    else:
+        graph, is_flat = mask.graph(topology_of(module), batch, keys, query.device)
     features = [x.transpose(1, 2) for x in (query, key, value)]
     if torch.is_autocast_enabled(query.device.type):  # as torch does for its own attention
         dtype = torch.get_autocast_dtype(query.device.type)
@@ -124,21 +135,20 @@ def _mask_and_bias(
             return masks.from_dense(mask.expand(-1, -1, queries, keys)), bias
         if not mask.is_floating_point():
             mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask.bool(), -torch.inf)
-        return _complete(queries, keys), mask if bias is None else bias + mask
+        return _cached_whole(queries, keys), mask if bias is None else bias + mask
     if mask is not None:
         raise ValueError(f"a mask must be one that transformers made with attn_implementation='mpnn'; got {mask!r}")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    return (_causal if causal and queries > 1 else _complete)(queries, keys), bias
+    build = _whole if torch.compiler.is_compiling() else _cached_whole  # a symbol has no hash
+    return build(queries, keys, causal and queries > 1), bias
 
 
-@lru_cache(maxsize=64)
-def _complete(queries: int, keys: int) -> Mask:
-    return Mask(1, masks.Sizes(queries, keys))
+def _whole(queries: int, keys: int, is_causal: bool = False) -> Mask:
+    """The mask of a layer that gets none."""
+    return Mask(1, masks.Sizes(queries, keys, keys - queries), ("band", None, 0 if is_causal else None))
 
 
-@lru_cache(maxsize=64)
-def _causal(queries: int, keys: int) -> Mask:
-    return Mask(1, masks.Sizes(queries, keys, keys - queries), causal_mask_function)
+_cached_whole = lru_cache(maxsize=64)(_whole)
 
 
 def _per_edge(bias: Tensor, graph: Graph, is_flat: bool, batch: int) -> Tensor:
@@ -167,18 +177,24 @@ def _dense(weights: Tensor, graph: Graph, is_flat: bool, sizes: tuple[int, int, 
 
 def topology_of(module: nn.Module) -> Topology | None:
     """The topology that `config.mpnn_graph` gives an attention layer, or None for the model's own mask."""
+    text = text_of(module)
+    return None if text is None else parse(text)
+
+
+def text_of(module: nn.Module) -> str | None:
+    """As `topology_of`, as text."""
     config: PretrainedConfig | None = getattr(module, "config", None)
     spec = None if config is None else getattr(config, "mpnn_graph", None)
     if spec is None:
         return None
     if isinstance(spec, str):
-        return parse(spec)
+        return spec
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise ValueError(f"{type(module).__name__} has no layer_idx; give one graph for all layers")
     types = getattr(config, "layer_types", None)
-    text = spec.get(str(layer), spec.get(types[layer]) if types else None)
-    return None if text is None else parse(text)
+    text: str | None = spec.get(str(layer), spec.get(types[layer]) if types else None)
+    return text
 
 
 @lru_cache(maxsize=256)
