@@ -128,6 +128,32 @@ def test_gradients_with_checkpointing(name: str) -> None:
         torch.testing.assert_close(gradient, expected[key], rtol=0, atol=1e-5 * largest)
 
 
+@pytest.mark.parametrize("family", ["T5", "MT5"])
+def test_position_biases_are_tables_by_offset(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = getattr(hf, f"{family}Config")(
+        vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0, dropout_rate=0.0,
+        decoder_start_token_id=0, relative_attention_num_buckets=8, relative_attention_max_distance=6,
+    )  # fmt: skip
+    model = getattr(hf, f"{family}ForConditionalGeneration")(config).train()
+    weights = [p for name, p in model.named_parameters() if "relative_attention_bias" in name]
+    found = []
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "output_scores": True}
+    for attention in ("eager", "mpnn"):
+        if attention == "mpnn":
+            handle = mpnn.hf.use(model)
+            monkeypatch.setattr(interface, "_per_edge", None)  # what takes dense biases
+        else:
+            model.set_attn_implementation("eager")
+        logits = model(IDS, attention_mask=RIGHT, decoder_input_ids=IDS[:, :15]).logits
+        gradients = torch.autograd.grad(logits.square().sum(), weights)
+        masked = {"attention_mask": RIGHT, "return_dict_in_generate": True} | options
+        found.append((logits, *gradients, *model.generate(IDS, **masked).scores))
+    for ours, reference in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-5 * max(1.0, float(reference.detach().abs().max())))
+    assert all("compute_bias" not in vars(module) for module in handle.restore().modules())
+
+
 def test_autocast() -> None:
     model = tiny("llama")
     mpnn.hf.use(model)

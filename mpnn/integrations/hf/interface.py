@@ -20,6 +20,7 @@ from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import masks, traced
 from mpnn.integrations.hf.masks import Mask, Rule
+from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
 
 NAME = "mpnn"
 
@@ -77,7 +78,7 @@ def _attend(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
+    position_bias: Tensor | OffsetBias | None = None,
     cu_seq_lens_k: Tensor | None = None,
     output_attentions: bool | None = None,
     **others: Any,
@@ -90,7 +91,12 @@ def _attend(
             )
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
-    mask, bias = _mask_and_bias(module, mask, position_bias, is_causal, (batch, queries, keys))
+    by_offset, dense = None, None
+    if isinstance(position_bias, OffsetBias):
+        by_offset = position_bias
+    elif not has_no_bias(module):
+        dense = position_bias
+    mask, dense = _mask_and_bias(module, mask, dense, is_causal, (batch, queries, keys))
     if cu_seq_lens_k is not None:
         mask = mask.within(cu_seq_lens_k)
     if torch.compiler.is_compiling():
@@ -103,10 +109,13 @@ def _attend(
         features = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in features]
     if is_flat:
         features = [x.flatten(0, 1) for x in features]
+    bias: Any = None if dense is None else _per_edge(dense, graph, is_flat, batch)
+    if by_offset is not None:
+        bias = by_offset.over(graph, is_flat, query) if bias is None else bias + by_offset.on_edges(graph, query)
     result = ops.attend(
         graph,
         *features,
-        bias=None if bias is None else _per_edge(bias, graph, is_flat, batch),
+        bias=bias,
         scale=scaling,
         softcap=softcap,
         sinks=s_aux,

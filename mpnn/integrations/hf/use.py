@@ -12,6 +12,7 @@ from transformers.configuration_utils import PretrainedConfig
 
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf.interface import NAME, ROLES, parse, role_of
+from mpnn.integrations.hf.offset_bias import by_offset
 from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
 Graphs = str | Topology | Mapping[Any, str | Topology] | Callable[[int], str | Topology | None]
@@ -68,6 +69,7 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
             configs = list(_configs(part))
             handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
             _set_implementation(part, configs)
+            handle._undo += by_offset(part)
             if graph is not None:
                 _set_graph(part, graph)
             if unpad or (unpad is None and part is not model and is_encoder(part.base_model)):
