@@ -128,6 +128,32 @@ def test_gradients_with_checkpointing(name: str) -> None:
         torch.testing.assert_close(gradient, expected[key], rtol=0, atol=1e-5 * largest)
 
 
+@pytest.mark.parametrize("family", ["T5", "MT5"])
+def test_position_biases_are_tables_by_offset(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = getattr(hf, f"{family}Config")(
+        vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0, dropout_rate=0.0,
+        decoder_start_token_id=0, relative_attention_num_buckets=8, relative_attention_max_distance=6,
+    )  # fmt: skip
+    model = getattr(hf, f"{family}ForConditionalGeneration")(config).train()
+    weights = [p for name, p in model.named_parameters() if "relative_attention_bias" in name]
+    found = []
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "output_scores": True}
+    for attention in ("eager", "mpnn"):
+        if attention == "mpnn":
+            handle = mpnn.hf.use(model)
+            monkeypatch.setattr(interface, "_per_edge", None)  # what takes dense biases
+        else:
+            model.set_attn_implementation("eager")
+        logits = model(IDS, attention_mask=RIGHT, decoder_input_ids=IDS[:, :15]).logits
+        gradients = torch.autograd.grad(logits.square().sum(), weights)
+        masked = {"attention_mask": RIGHT, "return_dict_in_generate": True} | options
+        found.append((logits, *gradients, *model.generate(IDS, **masked).scores))
+    for ours, reference in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-5 * max(1.0, float(reference.detach().abs().max())))
+    assert all("compute_bias" not in vars(module) for module in handle.restore().modules())
+
+
 def test_autocast() -> None:
     model = tiny("llama")
     mpnn.hf.use(model)
@@ -196,6 +222,57 @@ def test_a_graph_for_each_layer() -> None:
         as_windows = typed(IDS).logits
         mpnn.hf.use(typed, {"1": "causal() & window(4)"})  # its second layer is the one with full attention
         torch.testing.assert_close(typed(IDS).logits, as_windows)
+
+
+ROLES = {"encoder": "window(2)", "decoder": "causal() & window(3)", "cross": "window(4) | global_nodes([0])"}
+
+
+def seen(model: Any) -> dict[str, Tensor]:
+    """Which pairs each attention of an encoder-decoder weighs, from its returned weights."""
+    if model.main_input_name == "input_features":
+        inputs = {"input_features": torch.linspace(-1, 1, 2 * 8 * 40).view(2, 8, 40)}
+    else:
+        inputs = {"input_ids": IDS, "attention_mask": LEFT}
+    with torch.no_grad():
+        out = model(**inputs, decoder_input_ids=IDS[:, :9], output_attentions=True)
+    weights = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions, "cross": out.cross_attentions}
+    return {role: torch.stack(layers).sum((0, 2)) > 0 for role, layers in weights.items()}
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_graphs_of_encoders_decoders_and_cross_attention(name: str, tmp_path: Any) -> None:
+    own = seen(mpnn.hf.use(tiny(name)).model)
+    for role, text in ROLES.items():
+        model = tiny(name)
+        mpnn.hf.use(model, {role: text})
+        found = seen(model)
+        shifts = [0, 5] if name != "whisper" and role != "decoder" else [0, 0]  # padding on the left of the sources
+        for b, shift in enumerate(shifts):
+            rows, columns = found[role].shape[1:]
+            first = 0 if role == "cross" else shift
+            whole = graphs.parse(text).bind(max(rows, columns)).dense()
+            assert found[role][b, first:, shift:].equal(whole[: rows - first, : columns - shift])
+            assert not found[role][b, :, :shift].any()
+        for other in ROLES.keys() - {role}:
+            assert found[other].equal(own[other])
+    model = tiny(name)
+    mpnn.hf.use(model, ROLES)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.config.mpnn_graph == ROLES
+    with torch.no_grad():
+        torch.testing.assert_close(output(loaded), output(model), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_cross_attention_knows_its_place_in_generation(name: str) -> None:
+    model = tiny(name)
+    mpnn.hf.use(model, ROLES)
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    options |= {"forced_eos_token_id": None, "return_dict_in_generate": True, "output_scores": True}
+    inputs = IDS if name != "whisper" else torch.linspace(-1, 1, 2 * 8 * 40).view(2, 8, 40)
+    scores = [torch.stack(model.generate(inputs, use_cache=cache, **options).scores) for cache in (False, True)]
+    torch.testing.assert_close(scores[1], scores[0], **CLOSE)
 
 
 def test_the_graph_is_saved_with_the_model(tmp_path: Any) -> None:
@@ -407,9 +484,15 @@ def test_graphs_that_are_none(graph: Any, message: str) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_graph_does_not_apply_to_cross_attention() -> None:
-    with pytest.raises(ValueError, match="has cross-attention"):
-        mpnn.hf.use(tiny("t5"), "window(3)")
+def test_a_graph_of_an_encoder_decoder_says_for_which_attention() -> None:
+    for graph in ("window(3)", {"encoder": "window(3)", 0: "window(3)"}, {"full_attention": "window(3)"}):
+        with pytest.raises(
+            ValueError, match="T5ForConditionalGeneration has an encoder, a decoder and cross-attention"
+        ):
+            mpnn.hf.use(tiny("t5"), graph)
+    decoder = hf.BertLMHeadModel(hf.BertConfig(**ENCODER, is_decoder=True, add_cross_attention=True))
+    with pytest.raises(ValueError, match="has cross-attention in a decoder of its own"):
+        mpnn.hf.use(decoder, "causal()")
     with pytest.raises(TypeError, match="must be a PreTrainedModel"):
         mpnn.hf.use(torch.nn.Linear(2, 2))
 
