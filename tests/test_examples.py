@@ -117,6 +117,21 @@ def test_graph_classification_runs_by_itself(tmp_path):
     test_runs_by_itself("graph_classification.py", arguments, words, ["rich", "sklearn"], tmp_path)
 
 
+@pytest.mark.slow
+def test_translation_runs_by_itself(tmp_path):
+    real(locate, "multi30k")
+    arguments = ["--seeds", "1", "--steps", "2", "--limit", "100"]
+    words = [
+        "RNN without attention: ",
+        "BLEU, test_2016_flickr (1 seeds; published 38 to 41)",
+        "window(2)",
+        "11-14 words",
+    ]
+    packages = ["rich", "sacrebleu", "tokenizers"]
+    test_runs_by_itself("translation.py", arguments, words, packages, tmp_path)
+    assert len(list((tmp_path / "results").glob("*-alignment.png"))) == 6
+
+
 def test_links_runs_by_itself(tmp_path):
     real(locate, "cora")
     words = ["links of Cora, GAE: ", "AUC (1 seeds; published 0.910", "GraphSAGE", "popularity"]
