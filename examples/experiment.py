@@ -178,7 +178,7 @@ def _seconds(checkpoint: Checkpoint) -> float:
 
 
 def _command() -> str:
-    return shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    return shlex.join(["python", os.path.relpath(sys.argv[0]), *(word for word in sys.argv[1:] if word != "--force")])
 
 
 def _where() -> dict[str, Any]:
