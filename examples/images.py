@@ -1,6 +1,7 @@
 """Images as graphs of patches or pixels: ViT, Swin, and convolution as message passing, on scikit-learn's digits.
 
 The 1,797 images of 8 x 8 pixels are split 1,197 / 200 / 400. The weights of the best validation count.
+For ViT it draws which patches the class token attends to.
 
     python examples/images.py                           a quarter of an hour on two cores
     python examples/images.py --seeds 1 --steps 3       a quick test
@@ -9,8 +10,10 @@ The 1,797 images of 8 x 8 pixels are split 1,197 / 200 / 400. The weights of the
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from experiment import Outcome, Row, measure, parser
 from torch import Tensor, nn
@@ -56,7 +59,7 @@ class Images:
         return x[:, :, down : down + 8, across : across + 8]
 
 
-def train(name: str, images: Images, steps: int, seed: int, progress: Any, checkpoint: Any) -> Outcome:
+def train(name: str, images: Images, steps: int, out: Path, seed: int, progress: Any, checkpoint: Any) -> Outcome:
     model = build(name)
 
     def loss(k: int) -> Tensor:
@@ -79,7 +82,30 @@ def train(name: str, images: Images, steps: int, seed: int, progress: Any, check
         progress=progress,
         checkpoint=checkpoint,
     )
+    if seed == 0 and name.startswith("ViT"):
+        draw_attention(model, images, out / f"{file_name(name)}-attention.png")
     return Outcome(history, measured(images.test)["accuracy"])
+
+
+def file_name(model: str) -> str:
+    return f"digits-{model.lower().replace(' ', '-')}"
+
+
+@torch.no_grad()
+def draw_attention(model: ImageClassifier, images: Images, path: Path) -> None:
+    """Draws four test images and how much the class token of a ViT attends to each patch in the last layer."""
+    chosen = images.test[:4]
+    output = model.eval().encoder(images.x[chosen], return_weights=True)
+    weights = output.weights[-1].mean(1)[:, 0, 1:].unflatten(1, VIT.grid)
+    figure, axes = plt.subplots(2, 4, figsize=(8, 4.3), layout="constrained")
+    for k, (above, below) in enumerate(axes.T):
+        above.imshow(images.x[chosen[k], 0].numpy(), cmap="Greys")
+        above.set(title=f"a {images.y[chosen[k]]}", xticks=[], yticks=[])
+        below.imshow(weights[k].numpy(), cmap="Greys", vmin=0)
+        below.set(xticks=[], yticks=[])
+    axes[1, 0].set_ylabel("attention")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def main() -> None:
@@ -87,8 +113,8 @@ def main() -> None:
     images = Images()
     steps = options.steps or 1500
     for name in options.models:
-        row = Row(f"digits-{name.lower().replace(' ', '-')}", "digits", name, "% test accuracy", "none", "")
-        measure(row, partial(train, name, images, steps), options, {"steps": steps})
+        row = Row(file_name(name), "digits", name, "% test accuracy", "none", "")
+        measure(row, partial(train, name, images, steps, options.out), options, {"steps": steps})
 
 
 if __name__ == "__main__":
