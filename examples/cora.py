@@ -100,7 +100,7 @@ def draw_attention(model: GAT, data: NodeClassification, graph: Graph, path: Pat
         ax.annotate(f"{float(strength[k]):.2f}", (float(x[k]), float(y[k])), fontsize=8, ha="center", va="center")
     classes = data.y[neighbours].numpy()
     ax.scatter(x.numpy(), y.numpy(), c=classes, cmap="tab10", vmin=0, vmax=9, s=500, alpha=0.6, zorder=2)
-    ax.set(title=f"What paper {paper} (in the middle) attends to; colours are topics", xticks=[], yticks=[])
+    ax.set(title=f"What paper {paper}, in the middle, attends to", xticks=[], yticks=[])
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -48,15 +48,10 @@ class Images:
 
     def __init__(self) -> None:
         data = digits()
-        self.x, self.y = data.x.view(-1, 1, 8, 8) - data.x.mean(), data.y
+        x = data.x.view(-1, 1, 8, 8)
+        self.x, self.y = (x - x.mean()) / x.std(), data.y
         order = torch.randperm(len(self.y), generator=torch.Generator().manual_seed(0))
         self.train, self.val, self.test = order.split([1197, 200, 400])
-
-    def augmented(self, index: Tensor) -> Tensor:
-        """The images of `index`, each moved by up to one pixel in both directions."""
-        x = F.pad(self.x[index], (1, 1, 1, 1), value=float(self.x.min()))
-        down, across = torch.randint(3, (2,)).tolist()
-        return x[:, :, down : down + 8, across : across + 8]
 
 
 def train(name: str, images: Images, steps: int, out: Path, seed: int, progress: Any, checkpoint: Any) -> Outcome:
@@ -64,7 +59,7 @@ def train(name: str, images: Images, steps: int, out: Path, seed: int, progress:
 
     def loss(k: int) -> Tensor:
         index = images.train[shuffled(len(images.train), BATCH, k, seed)]
-        return F.cross_entropy(model(images.augmented(index)), images.y[index])
+        return F.cross_entropy(model(images.x[index]), images.y[index])
 
     @torch.no_grad()
     def measured(part: Tensor) -> dict[str, float]:
