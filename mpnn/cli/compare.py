@@ -73,6 +73,14 @@ def compare(
     ] = Task.text,
     file: Annotated[Path | None, typer.Option(help="Your own text file (UTF-8), instead of --data.")] = None,
     text: Annotated[TextName, typer.Option("--data", help="Which text.")] = TextName.pydoc,
+    hf: Annotated[
+        str | None,
+        typer.Option(
+            "--hf",
+            metavar="PATH_OR_ID",
+            help="A language model of transformers: its perplexity on the text under each graph, without training.",
+        ),
+    ] = None,
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="For all training steps: 90s, 10m or 1h. Validations come on top.")
     ] = "5m",
@@ -103,7 +111,11 @@ def compare(
       mpnn compare --file novel.txt --budget 10m
       mpnn compare --graphs "causal; causal & window(16..256); strided(16)" --seeds 3
       mpnn compare --task cora --graphs "cora; knn(8); identity" --budget 2m
+      mpnn compare --hf ./my-llama --file my.txt --graphs "causal; causal & window(64..512)"
     """
+    if hf is not None:
+        _compare_hf(hf, file, context, graphs)
+        return
     with exit_on_invalid_input():
         require_accelerate()
         seconds = _seconds(budget)
@@ -141,6 +153,28 @@ def compare(
         with exit_on_failure():
             _write(out, found, contest, rows, options, budget, perf_counter() - began)
         console.print(f"\nthe page with pictures: {out / PAGE}\n{contest.code(found.last[0].graph)}", soft_wrap=True)
+
+
+def _compare_hf(name: str, file: Path | None, context: int, graphs: str | None) -> None:
+    from mpnn.cli import compare_hf
+
+    with exit_on_invalid_input():
+        expressions = expanded(graphs or f"causal; causal & window({max(context // 16, 1)}..{max(context // 4, 1)})")
+        model, pieces = compare_hf.load(name, compare_hf.text_of(file), context)
+        console.print(f"{len(pieces)} pieces of {context} tokens", soft_wrap=True)
+        readings = []
+        for reading in compare_hf.read(model, pieces, expressions):
+            readings.append(reading)
+            console.print(f"  {reading.graph}: perplexity {reading.perplexity:.4g}", soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
+    for heading in compare_hf.HEADINGS:
+        table.add_column(heading, justify="left" if heading == "graph" else "right")
+    for row in compare_hf.rows(readings):
+        table.add_row(*row)
+    console.print(table)
+    console.print(compare_hf.verdict(readings), soft_wrap=True)
+    best = min(readings, key=lambda one: one.perplexity).graph
+    console.print(f'mpnn.hf.use(model, "{best}")', soft_wrap=True)
 
 
 # ------------------------------------------------------------------------------------------------ candidates

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from mpnn.cli import compare_hf
 from mpnn.cli.app import app
 from mpnn.cli.compare import expanded
 
@@ -50,6 +52,39 @@ def test_a_comparison_of_texts(tmp_path: Path) -> None:
     assert "window(2) is left out" in done.output, "a later character must not be seen"
     assert "No other graph trained as long" in done.output
     assert 'mpnn.models.GPT(15, 8, 1, 1, mpnn.graphs.parse("causal"), context=16)' in done.output
+
+
+def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    text = "to be or not to be, that is the question. " * 30
+    words = {c: k for k, c in enumerate(sorted(set(text)))}
+    characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+    characters.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=characters).save_pretrained(tmp_path / "model")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    file = tmp_path / "own.txt"
+    file.write_text(text)
+    options = ["--hf", str(tmp_path / "model"), "--file", str(file), "--context", "32"]
+    done = RUN.invoke(app, ["compare", *options, "--graphs", "causal; causal & window(4)"])
+    assert done.exit_code == 0, done.output
+    assert "16 pieces of 32 tokens" in done.output
+    assert "predicts best" in done.output
+    loaded, pieces = compare_hf.load(str(tmp_path / "model"), text, 32)
+    full, near = compare_hf.read(loaded, pieces, ["causal", "causal & window(4)"])
+    own = [model(piece[None], labels=piece[None]).loss.item() for piece in pieces]
+    assert full.losses == pytest.approx(own, abs=1e-5)
+    assert near.losses != pytest.approx(own, abs=1e-5)
+    assert (full.edges, near.edges) == (528, 150)
+    too_long = RUN.invoke(app, ["compare", *options[:-1], "128"])
+    assert too_long.exit_code == 2
+    assert "takes at most 64 tokens" in " ".join(too_long.output.split())
 
 
 @pytest.mark.parametrize(
