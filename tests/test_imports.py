@@ -61,6 +61,7 @@ ROOMS: dict[str, set[str]] = {
             "models",
             "files",
             "train",
+            "hf",
             "mpnn",
         ),
     },
