@@ -62,6 +62,8 @@ ROOMS: dict[str, set[str]] = {
             "files",
             "train",
             "hf",
+            "kernels",
+            "ops",
             "mpnn",
         ),
     },

@@ -22,6 +22,7 @@ COMMANDS = {
     "eval": "Measure a model that mpnn train saved, on the held-out part of its data.",
     "data": "Find or download datasets.",
     "tune": "Measure how fast this machine runs each backend, so that plans choose the quickest.",
+    "doctor": "Show what this installation has and lacks, and check that its kernels compute correctly.",
 }
 _SETTINGS: dict[str, Any] = {
     "rich_markup_mode": "rich",
