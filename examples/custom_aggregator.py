@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mpnn import MessagePassing, graphs
 from mpnn.aggregate import Aggregator, Index, Median, segment_sum
 from mpnn.data import PointClassification
-from mpnn.train.loops import fit_node_classifier
+from mpnn.train.node_classifier import fit_node_classifier
 from mpnn.update import Activate
 
 SIDE, CHANNELS, REGIONS = 24, 8, 4

@@ -1,5 +1,6 @@
 """Every example runs by itself, as a reader would run it, with settings small enough for a test."""
 
+import json
 import os
 import subprocess
 import sys
@@ -22,9 +23,15 @@ RUNS = [
     ),
     (
         "char_lm.py",
-        ["--steps", "3", "--context", "32", "--dim", "16", "--layers", "1"],
-        ["1 layers of 16", "causal() & window(16)", "408", "val loss"],
+        ["--seeds", "1", "--steps", "3", "--context", "32", "--dim", "16"],
+        ["GPT over causal: ", "nats a character (1 seeds; ", "equal time", "causal & window(16)", "408", "reach"],
         ["rich"],
+    ),
+    (
+        "images.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["digits, ViT: ", "% test accuracy (1 seeds; ", "ViT over neighbours", "Swin", "convolution"],
+        ["rich", "sklearn"],
     ),
     (
         "arrival_times.py",
@@ -70,7 +77,14 @@ SLOW = ("packed_documents.py", "longer_encoder.py")
 def test_runs_by_itself(file, arguments, words, packages, tmp_path):
     for package in packages:
         pytest.importorskip(package)
-    done = subprocess.run(
+    done = run_example(file, arguments, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in words:
+        assert word in done.stdout
+
+
+def run_example(file, arguments, tmp_path):
+    return subprocess.run(
         [sys.executable, EXAMPLES / file, *arguments],
         cwd=tmp_path,  # an example must not depend on where it is started
         env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "COLUMNS": "120"},
@@ -78,15 +92,50 @@ def test_runs_by_itself(file, arguments, words, packages, tmp_path):
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    for word in words:
-        assert word in done.stdout
 
 
 def test_cora_runs_by_itself(tmp_path):
     real(locate, "cora")
-    words = ["Cora, 1 seeds", "GCN", "GAT", "83.0 ± 0.7"]
-    test_runs_by_itself("cora.py", ["--seeds", "1", "--epochs", "3"], words, ["rich"], tmp_path)
+    words = ["Cora, GCN: ", "% test accuracy (1 seeds; published 83.0 ± 0.7); ", "Graph-BERT", "graph transformer"]
+    test_runs_by_itself("cora.py", ["--seeds", "1", "--steps", "2"], words, ["rich"], tmp_path)
+    record = json.loads((tmp_path / "results" / "cora-gat.json").read_text())
+    assert record["settings"]["epochs"] == record["seeds"]["0"]["steps"] == 2
+    assert (tmp_path / "results" / "cora-gat.png").stat().st_size > 5_000
+    assert not list((tmp_path / "results").glob("*.pt"))
+    # A second seed is added to the record; the first is not trained again.
+    words = ["GCN", "(2 seeds; published 81.5)"]
+    test_runs_by_itself("cora.py", ["--models", "GCN", "--seeds", "2", "--steps", "2"], words, ["rich"], tmp_path)
+    done = run_example("cora.py", ["--models", "GCN", "--seeds", "2", "--steps", "3"], tmp_path)
+    assert done.returncode == 1
+    assert "cora-gcn.json records other settings: epochs was 2 and is 3 now; --force replaces it" in done.stderr
+
+
+def test_graph_classification_runs_by_itself(tmp_path):
+    real(locate, "MUTAG")
+    arguments = ["--data", "MUTAG", "--seeds", "1", "--steps", "2"]
+    words = ["MUTAG, GIN: ", "(1 seeds; published 89.4 ± 5.6)", "PNA", "Graphormer"]
+    test_runs_by_itself("graph_classification.py", arguments, words, ["rich", "sklearn"], tmp_path)
+
+
+@pytest.mark.slow
+def test_translation_runs_by_itself(tmp_path):
+    real(locate, "multi30k")
+    arguments = ["--seeds", "1", "--steps", "2", "--limit", "100"]
+    words = [
+        "RNN without attention: ",
+        "BLEU, test_2016_flickr (1 seeds; published 38 to 41)",
+        "window(2)",
+        "11-14 words",
+    ]
+    packages = ["rich", "sacrebleu", "tokenizers"]
+    test_runs_by_itself("translation.py", arguments, words, packages, tmp_path)
+    assert len(list((tmp_path / "results").glob("*-alignment.png"))) == 6
+
+
+def test_links_runs_by_itself(tmp_path):
+    real(locate, "cora")
+    words = ["links of Cora, GAE: ", "AUC (1 seeds; published 0.910", "GraphSAGE", "popularity"]
+    test_runs_by_itself("links.py", ["--seeds", "1", "--steps", "2"], words, ["rich", "sklearn"], tmp_path)
 
 
 def test_tsp_runs_by_itself(tmp_path):
@@ -95,3 +144,24 @@ def test_tsp_runs_by_itself(tmp_path):
     packages = ["rich", "matplotlib", "safetensors"]
     test_runs_by_itself("tsp.py", ["--instances", "20", "--draws", "5"], words, packages, tmp_path)
     assert (tmp_path / "tsp.png").stat().st_size > 10_000
+
+
+def test_a_script_that_diverges_ends_in_one_sentence(tmp_path):
+    """And leaves no record: no number is written that was not reached."""
+    script = tmp_path / "diverging.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n"
+        "import math, torch\n"
+        "from experiment import Outcome, Row, measure, parser\n"
+        "from mpnn.train.loop import Settings, fit\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "def train(seed, progress, checkpoint):\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "    fit(model, optimizer, lambda k: model(torch.ones(1)).sum() * math.nan, Settings(3))\n"
+        "measure(Row('x', 'task', 'model', '%', 'none', ''), train, parser(None, 1, ['m']).parse_args(), {})\n"
+    )
+    pytest.importorskip("rich")
+    done = run_example(script, [], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("x, seed 0: the loss of step 1 is nan")
+    assert not list(tmp_path.rglob("*.json"))

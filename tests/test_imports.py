@@ -61,6 +61,7 @@ ROOMS: dict[str, set[str]] = {
             "models",
             "files",
             "train",
+            "hf",
             "mpnn",
         ),
     },
@@ -150,7 +151,7 @@ def test_backends_do_not_know_each_other() -> None:
 # ---------------------------------------------------------------------------------------- in a fresh process
 
 EXTRAS = (
-    *("torch_scatter", "torch_sparse", "torch_geometric", "transformers", "tokenizers", "safetensors"),
+    *("accelerate", "torch_scatter", "torch_sparse", "torch_geometric", "transformers", "tokenizers", "safetensors"),
     *("matplotlib", "networkx", "sklearn", "typer", "click", "rich", "hypothesis", "pytest"),
 )
 

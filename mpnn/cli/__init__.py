@@ -1,4 +1,4 @@
-"""The command line: `mpnn demo`, `graph`, `explain`, `data`, `train`.
+"""The command line: `mpnn demo`, `graph`, `explain`, `train`, `generate`, `eval`, `data`, `tune`.
 
 Nothing here is imported by `import mpnn`; Typer, Rich and matplotlib come with the extra `mpnn[cli]`.
 """

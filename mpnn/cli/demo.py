@@ -21,7 +21,7 @@ from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, T
 from mpnn.files import write_atomically
 from mpnn.models import GPT
 from mpnn.train.checkpoint import Checkpoint, CheckpointError
-from mpnn.train.loops import TrainingDiverged
+from mpnn.train.loop import TrainingDiverged, require_accelerate
 
 TOPOLOGIES = {
     "causal": "Each character attends to itself and to all characters before it, as in GPT.",
@@ -60,6 +60,8 @@ def demo(
       mpnn demo --steps 100 --out /tmp/quick
     """
     start = perf_counter()
+    with exit_on_invalid_input():
+        require_accelerate()
     if steps < 1:
         refuse(f"--steps must be at least 1; got {steps}")
     settings = replace(TextSettings(), steps=steps)

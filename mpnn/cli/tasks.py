@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +21,7 @@ from rich.table import Table
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
+from torch.optim import Adam
 
 from mpnn import data
 from mpnn.cli.console import training_bars
@@ -29,13 +30,17 @@ from mpnn.cli.stop import stop_between_steps
 from mpnn.files import write_atomically
 from mpnn.graph import Graph
 from mpnn.graphs import from_edges, knn, parse
-from mpnn.models import GAT, GPT
+from mpnn.message_passing import MessagePassing
+from mpnn.models import GAT, GCN, GNN, GPT, GATv2, GraphTransformer
 from mpnn.models.saving import Model
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.loops import History, LabelledNodes, Progress, fit_language_model, fit_node_classifier
+from mpnn.train.language_model import fit_language_model, language_model_loss
+from mpnn.train.loop import History, Progress
+from mpnn.train.node_classifier import fit_node_classifier, node_scores
 
 _VALIDATION = 0.1
 _VALIDATIONS = 10
+_WEIGHT_DECAY = 5e-4  # of the GAT and GCN papers
 CHARACTERS = "characters.txt"
 
 HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory", "loss or\naccuracy")
@@ -61,6 +66,8 @@ class TextSettings:
     batch: int = 32
     lr: float = 6e-3
     steps: int = 700
+    attention: str = "dot"
+    aggregate: str = "sum"
 
 
 @dataclass(frozen=True)
@@ -94,14 +101,15 @@ def manual() -> str:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes to classify, their default graph, and the settings of the GAT."""
+    """Nodes to classify, their default graph, and the settings of the GAT; `digest` identifies the user's files."""
 
     name: str
-    data: LabelledNodes
+    data: data.NodeClassification | data.PointClassification
     own_graph: str
     dropout: float
     lr: float
     patience: int | None
+    digest: str = ""
 
     @staticmethod
     def digits() -> Nodes:
@@ -121,15 +129,55 @@ class Nodes:
         )
         return Nodes("cora", normalized, "cora", dropout=0.6, lr=0.005, patience=100)
 
+    @staticmethod
+    def of_files(features: Path, labels: Path, edges: Path | None, seed: int) -> Nodes:
+        """The graph in files of the user's own, see `mpnn.data.node_tables`."""
+        nodes = data.node_tables(features, labels, edges, seed)
+        files = [path.read_bytes() for path in (features, labels, edges) if path is not None]
+        digest = sha256(b"".join(sha256(content).digest() for content in files)).hexdigest()[:8]
+        own = "knn(8)" if edges is None else "edges"
+        return Nodes("edges", nodes, own, dropout=0.5, lr=0.01, patience=None, digest=digest)
+
+    def to(self, device: str) -> Nodes:
+        """The same nodes on a device."""
+        tensors = {f.name: getattr(self.data, f.name).to(device) for f in fields(self.data)}
+        return replace(self, data=replace(self.data, **tensors))
+
     def graph(self, expression: str) -> Graph:
-        """Parses `cora` (the citations) or `knn(k)` (k nearest neighbours by features), both undirected and with
-        self-loops, or any other topology, used unchanged."""
+        """Parses `cora` or `edges` (the links of the data) or `knn(k)` (k nearest by features), all undirected
+        and with self-loops, or any other topology, used unchanged."""
         nearest = re.fullmatch(r"\s*knn\((\d+)\)\s*", expression)
         if nearest is not None:
-            return knn(self.data.x, int(nearest[1])).undirected().with_self_loops()
+            return knn(self.data.x.cpu(), int(nearest[1])).undirected().with_self_loops().to(self.data.x.device)
         if isinstance(self.data, data.NodeClassification) and expression.strip() == self.name:
             return from_edges(self.data.edge_index, self.data.num_nodes).with_self_loops()
-        return parse(expression).bind(len(self.data.x))
+        return parse(expression).bind(len(self.data.x)).to(self.data.x.device)
+
+
+NODE_MODELS: dict[str, type[GAT | GCN | GNN | GraphTransformer]] = {
+    "additive": GAT,
+    "additive_v2": GATv2,
+    "dot": GraphTransformer,
+    "degree": GCN,
+    "none": GNN,
+}
+"""The models of nodes, by their attention."""
+
+
+def node_model(nodes: Nodes, attention: str, aggregate: str) -> GAT | GCN | GNN | GraphTransformer:
+    """A model of two or three layers with this attention.
+
+    Raises:
+        ValueError: if there is no such attention, or if `aggregate` is not "sum" and there is an attention.
+    """
+    if attention not in NODE_MODELS:
+        raise ValueError(f"there is no attention {attention!r} for nodes; there are {', '.join(NODE_MODELS)}")
+    sizes = nodes.data.x.shape[1], int(nodes.data.y.max()) + 1
+    if attention == "none":
+        return GNN(*sizes, aggregate=aggregate, dropout=nodes.dropout)
+    if aggregate != "sum":
+        raise ValueError(f"the messages of attention are summed; for --aggregate {aggregate}, use --attention none")
+    return NODE_MODELS[attention](*sizes, dropout=nodes.dropout)
 
 
 @dataclass(frozen=True)
@@ -180,6 +228,10 @@ class Run(ABC):
     settings: dict[str, int | float | str]
 
     @abstractmethod
+    def evaluate(self, model: Model) -> str:
+        """What `model` reaches on the part of the data that is not for training, as a sentence."""
+
+    @abstractmethod
     def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained: ...
 
     def save(self, folder: Path) -> None:
@@ -204,7 +256,7 @@ class TextRun(Run):
             not divide the width.
     """
 
-    def __init__(self, expression: str, corpus: Corpus, settings: TextSettings, seed: int) -> None:
+    def __init__(self, expression: str, corpus: Corpus, settings: TextSettings, seed: int, device: str = "cpu") -> None:
         self.task, self.expression, self.steps = corpus.name, expression, settings.steps
         self.corpus, self.sizes, self.seed = corpus, settings, seed
         topology = parse(expression)
@@ -217,9 +269,12 @@ class TextRun(Run):
             settings.layers,
             topology,
             context=settings.context,
-        )
+            attention=settings.attention,
+            aggregate=settings.aggregate,
+        ).to(device)
         self.settings = {
             "task": "text",
+            "device": device,
             "text": f"{corpus.name} ({corpus.digest})",
             "graph": expression,
             "seed": seed,
@@ -240,10 +295,16 @@ class TextRun(Run):
             progress=progress,
             checkpoint=checkpoint,
         )
-        tokens, targets = data.batches(corpus.train, settings.context, settings.batch)
+        device = next(model.parameters()).device
+        tokens, targets = (t.to(device) for t in data.batches(corpus.train, settings.context, settings.batch))
         saved_bytes = bytes_for_backward(model, lambda: model.loss(tokens, targets))
         backend = backends(model, tokens)
         return Trained(self.task, self.expression, self.graph, settings.layers, model, history, backend, saved_bytes)
+
+    def evaluate(self, model: Model) -> str:
+        assert isinstance(model, GPT)
+        loss = language_model_loss(model, self.corpus.val, self.sizes.batch)
+        return f"loss {loss:.3f} nats per character on the last tenth of {self.corpus.name}"
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -253,19 +314,31 @@ class TextRun(Run):
 
 
 class NodeRun(Run):
-    """A GAT over a graph, trained on all nodes in each step.
+    """A graph network, trained on all nodes in each step.
 
     Raises:
         ValueError: if the topology is invalid or does not fit the number of nodes.
     """
 
-    def __init__(self, expression: str, nodes: Nodes, epochs: int, seed: int) -> None:
+    def __init__(
+        self,
+        expression: str,
+        nodes: Nodes,
+        epochs: int,
+        seed: int,
+        *,
+        attention: str = "additive",
+        aggregate: str = "sum",
+        device: str = "cpu",
+    ) -> None:
         self.task, self.expression, self.steps = nodes.name, expression, epochs
-        self.nodes, self.seed = nodes, seed
+        self.nodes, self.seed = nodes.to(device), seed
+        nodes = self.nodes
         self.graph = nodes.graph(expression)
         self.settings = {"task": nodes.name, "graph": expression, "seed": seed, "steps": epochs}
+        self.settings |= {"attention": attention, "aggregate": aggregate, "device": device, "data": nodes.digest}
         torch.manual_seed(seed)
-        self.model: GAT = GAT(nodes.data.x.shape[1], int(nodes.data.y.max()) + 1, dropout=nodes.dropout)
+        self.model = node_model(nodes, attention, aggregate).to(device)
         self._random = torch.get_rng_state()
 
     def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained:
@@ -275,7 +348,7 @@ class NodeRun(Run):
             model,
             graph,
             nodes_data,
-            model.optimizer(lr=nodes.lr),
+            Adam(model.parameters(), lr=nodes.lr, weight_decay=_WEIGHT_DECAY),
             epochs=self.steps,
             patience=nodes.patience,
             progress=progress,
@@ -287,7 +360,13 @@ class NodeRun(Run):
             return F.cross_entropy(model(nodes_data.x, graph)[mask], nodes_data.y[mask])
 
         saved_bytes, backend = bytes_for_backward(model, loss), backends(model, nodes_data.x, graph)
-        return Trained(self.task, self.expression, graph, len(model.layers), model, history, backend, saved_bytes)
+        layers = sum(isinstance(module, MessagePassing) for module in model.modules())
+        return Trained(self.task, self.expression, graph, layers, model, history, backend, saved_bytes)
+
+    def evaluate(self, model: Model) -> str:
+        nodes = self.nodes.data
+        loss, accuracy = node_scores(model, self.graph, nodes, nodes.test_mask)
+        return f"accuracy {accuracy:.1%}, loss {loss:.3f} nats, on {int(nodes.test_mask.sum()):,} test nodes"
 
 
 def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Trained]:
@@ -295,7 +374,7 @@ def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Tr
 
     Raises:
         Stopped: after Ctrl-C or SIGTERM; the checkpoint of the last step is then written.
-        TrainingDiverged, OSError: see `mpnn.train.loops`.
+        TrainingDiverged, OSError: see `mpnn.train.loop`.
     """
     with stop_between_steps() as check, training_bars() as bars:
         queue = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from dataclasses import asdict
 from enum import Enum
@@ -13,19 +12,19 @@ from typing import Annotated
 import typer
 from safetensors import SafetensorError
 
-from mpnn import data
 from mpnn.cli import pictures, tasks
 from mpnn.cli.console import console, exit_on_invalid_input, fail, folder, refuse, sentence, warn
+from mpnn.cli.options import EPOCHS, Options
 from mpnn.cli.stop import Stopped
-from mpnn.cli.tasks import CHARACTERS, Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
+from mpnn.cli.tasks import CHARACTERS, Run, TextSettings, Trained
 from mpnn.files import write_atomically
 from mpnn.models.saving import CONFIG, WEIGHTS
 from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
-from mpnn.train.loops import TrainingDiverged
+from mpnn.train.loop import TrainingDiverged, require_accelerate
 
 _DEFAULT = TextSettings()
-_EPOCHS = 200
 _TEXT_ONLY = "Text only"
+_OWN_GRAPH = "A graph of your own"
 _CONTINUE = "Stopping and continuing"
 
 CHECKPOINT, STOPPED, FINISHED = "checkpoint.pt", "stopped", "run.json"
@@ -57,8 +56,21 @@ def train(
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help=f"Training steps (text) or epochs (nodes). Default: {_DEFAULT.steps}; {_EPOCHS}.")
+        int | None, typer.Option(help=f"Training steps (text) or epochs (nodes). Default: {_DEFAULT.steps}; {EPOCHS}.")
     ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="For text: dot (default), additive or linear. For nodes: additive (GAT, default), additive_v2, dot, "
+            "degree (GCN) or none.",
+        ),
+    ] = None,
+    aggregate: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="How messages are combined: sum, mean, max, ... For nodes, see --attention."),
+    ] = "sum",
+    device: Annotated[str, typer.Option(help="Device of the model, such as cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Random seed of weights and batches.")] = 0,
     out: Annotated[
         Path, typer.Option("--out", help="Folder for the model, the pictures and the checkpoint.", file_okay=False)
@@ -95,6 +107,28 @@ def train(
     layers: Annotated[int, typer.Option(help="Number of layers.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.layers,
     batch: Annotated[int, typer.Option(help="Crops of text per step.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.batch,
     lr: Annotated[float, typer.Option(help="Maximum learning rate.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.lr,
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own nodes: a row of numbers for each (.npy, or text with commas, tabs or blanks).",
+            rich_help_panel=_OWN_GRAPH,
+            dir_okay=False,
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Their classes: one integer from 0 a row; -1 if unknown.", rich_help_panel=_OWN_GRAPH, dir_okay=False
+        ),
+    ] = None,
+    edges: Annotated[
+        Path | None,
+        typer.Option(
+            help="Their links: two node numbers from 0 a row, used in both directions. Without it, --graph is knn(8).",
+            rich_help_panel=_OWN_GRAPH,
+            dir_okay=False,
+        ),
+    ] = None,
 ) -> None:
     """Train a model over a graph of your choice, print a table of results, and save the model and pictures.
 
@@ -104,7 +138,7 @@ def train(
     the result). Only --force overwrites a finished run.
 
     Ctrl-C stops a run after the current step, and saves a checkpoint and, in
-    the folder "stopped", the current model. After a crash, a full disk or
+    the folder "stopped", the model of the best validation so far. After a crash, a full disk or
     kill -9, the last checkpoint remains. The same command with --resume
     continues and, on the same machine with the same versions, ends with the
     same weights, bit for bit, as an uninterrupted run. A loss that is NaN or
@@ -119,23 +153,36 @@ def train(
       mpnn train --data tinyshakespeare --graph "strided(16)" --context 256
       mpnn train --task cora --out runs/cora
       mpnn train --task digits --graph identity --force
+      mpnn train --edges links.csv --features x.npy --labels y.csv --attention none --aggregate max
     """
-    settings = TextSettings(context, dim, heads, layers, batch, lr, _DEFAULT.steps if steps is None else steps)
-    epochs = _EPOCHS if steps is None else steps
-    for name, value in {**asdict(settings), "steps": epochs}.items():
-        if not 0 < value < math.inf:
-            refuse(f"--{name} must be more than 0; got {value}")
-    if not 0 <= checkpoint_every < math.inf:
+    with exit_on_invalid_input():
+        require_accelerate()
+    options = Options(
+        task=task.value,
+        graph=expression,
+        steps=steps,
+        seed=seed,
+        device=device,
+        attention=attention,
+        aggregate=aggregate,
+        text=text.value,
+        context=context,
+        dim=dim,
+        heads=heads,
+        layers=layers,
+        batch=batch,
+        lr=lr,
+        file=absolute(file),
+        edges=absolute(edges),
+        features=absolute(features),
+        labels=absolute(labels),
+    )
+    if not 0 <= checkpoint_every < float("inf"):
         refuse(f"--checkpoint-every must be 0 seconds or more; got {checkpoint_every}")
     _check_folder(out, resume, force)
     with folder(out):
         with exit_on_invalid_input():
-            run: Run
-            if task is Task.text:
-                run = TextRun(expression or "causal", _corpus(text, file, context), settings, seed)
-            else:
-                nodes = Nodes.cora() if task is Task.cora else Nodes.digits()
-                run = NodeRun(expression or nodes.own_graph, nodes, epochs, seed)
+            run = options.run()
             run.check_saving()
         checkpoint = Checkpoint(out / CHECKPOINT, seconds=checkpoint_every, run=run.settings)
         if force:
@@ -144,7 +191,7 @@ def train(
             _check_finished(out, run)
             console.print(f"there is no checkpoint in {out} yet: training starts at step 1", soft_wrap=True)
         try:
-            _finish(run, _train(run, checkpoint, out), checkpoint, out)
+            _finish(run, _train(run, checkpoint, out), checkpoint, out, options)
         except KeyboardInterrupt:
             warn(f"stopped immediately; {_checkpoint_note(checkpoint)}")
             raise
@@ -203,16 +250,20 @@ def _train(run: Run, checkpoint: Checkpoint, out: Path) -> Trained:
     except OSError as error:
         fail(f"{sentence(error)}; {_checkpoint_note(checkpoint)}")
     except Stopped as stop:
+        which = "current model"
         try:
+            if (best := checkpoint.best()) is not None:
+                which = "best model so far"
+                run.model.load_state_dict(best)
             run.save(out / STOPPED)
-            where = f"the current model is in {out / STOPPED}"
+            where = f"the {which} is in {out / STOPPED}"
         except (OSError, SafetensorError) as error:
-            where = f"the current model could not be saved ({sentence(error)})"
+            where = f"the {which} could not be saved ({sentence(error)})"
         warn(f"stopped after step {checkpoint.step} of {run.steps}; {where}; {_checkpoint_note(checkpoint)}")
         raise typer.Exit(stop.exit_code) from None
 
 
-def _finish(run: Run, trained: Trained, checkpoint: Checkpoint, out: Path) -> None:
+def _finish(run: Run, trained: Trained, checkpoint: Checkpoint, out: Path, options: Options) -> None:
     """Saves the model first, then pictures and results, and finally deletes the checkpoint."""
     try:
         run.save(out)
@@ -221,7 +272,8 @@ def _finish(run: Run, trained: Trained, checkpoint: Checkpoint, out: Path) -> No
     console.print("", tasks.table([trained]), "", tasks.legend(), "", sep="\n")
     console.print(f"saved the model in {out}; load it in Python with:", soft_wrap=True)
     console.print(f"  mpnn.models.{type(trained.model).__name__}.from_pretrained({str(out)!r})", soft_wrap=True)
-    result = json.dumps({"settings": run.settings, "result": trained.result}, indent=2) + "\n"
+    content = {"settings": run.settings, "result": trained.result, "options": asdict(options)}
+    result = json.dumps(content, indent=2) + "\n"
     try:
         pictures.topology(trained, out / GRAPH)
         pictures.losses([trained], out / CURVES)
@@ -242,11 +294,5 @@ def _checkpoint_note(checkpoint: Checkpoint) -> str:
     return f"the checkpoint{step} is in {checkpoint.path}; the same command with --resume continues it"
 
 
-def _corpus(text: TextName, file: Path | None, context: int) -> Corpus:
-    if file is not None:
-        try:
-            return Corpus.of(file.name, file.read_text(encoding="utf-8"), context)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    content = tasks.manual() if text is TextName.pydoc else data.tinyshakespeare()
-    return Corpus.of(text.value, content, context)
+def absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())

@@ -3,6 +3,7 @@
 | loader | content |
 |---|---|
 | `cora()` | citation graph for node classification |
+| `node_tables(features, labels, edges)` | files of your own for node classification |
 | `tu("MUTAG")`, `tu("PROTEINS")` | small graphs for graph classification |
 | `digits()` | points for classification (scikit-learn) |
 | `city()`, `trips(city, ...)` | simulated traffic, to predict the times of segments and routes |
@@ -19,6 +20,7 @@ from mpnn.data.locate import cache_dir, locate
 from mpnn.data.planetoid import NodeClassification, cora, row_normalize
 from mpnn.data.sentences import sentences
 from mpnn.data.sources import SOURCES, RemoteFile, Source
+from mpnn.data.tables import node_tables
 from mpnn.data.text import Characters, batches, multi30k, pydoc_topics, tinyshakespeare
 from mpnn.data.tsp import cities, tsp_weights
 from mpnn.data.tu import GraphClassification, SmallGraph, tu
@@ -45,6 +47,7 @@ __all__ = [
     "digits",
     "locate",
     "multi30k",
+    "node_tables",
     "pydoc_topics",
     "row_normalize",
     "sentences",

@@ -1,1 +1,1 @@
-"""Training loops and their checkpoints."""
+"""The training loop, its tasks and its checkpoints. It needs accelerate, the extra `mpnn[train]`."""

@@ -21,7 +21,7 @@ class CheckpointError(ValueError):
 
 
 class Checkpoint:
-    """A checkpoint file of a training run, for `fit_language_model` and `fit_node_classifier`.
+    """A checkpoint file of a training run, for `mpnn.train.loop.fit`.
 
     It contains weights, optimizer, history, and the states of torch's random generators, which also sample the batches.
     A run that was killed and resumed ends with the same weights, bit for bit, as an uninterrupted run on the same
@@ -43,6 +43,10 @@ class Checkpoint:
         self.path, self.seconds, self.run = Path(path), seconds, dict(run or {})
         self.step: int | None = None
         self._last = monotonic()
+
+    def describe(self, **settings: Any) -> None:
+        """Adds settings that must not change when training continues."""
+        self.run |= settings
 
     @property
     def due(self) -> bool:
@@ -72,6 +76,14 @@ class Checkpoint:
             raise CheckpointError(f"{self.path} is a checkpoint of another training run: {changes}")
         self.step = content["step"]
         return content["state"]
+
+    def best(self) -> dict[str, torch.Tensor] | None:
+        """The weights of the best validation so far, from the file; None if there is no file or was no validation.
+
+        Raises:
+            CheckpointError: if the file is damaged or is not a checkpoint.
+        """
+        return _load(self.path)["state"]["best"] if self.path.exists() else None
 
     def delete(self) -> None:
         """Deletes the file and temporary files of killed processes."""

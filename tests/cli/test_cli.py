@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -21,8 +22,20 @@ from mpnn.cli.app import app
 from mpnn.cli.console import console
 from mpnn.cli.measure import attention_weights, backends, bytes_for_backward
 from mpnn.data import SOURCES, Characters
+from mpnn.train import loop
 
-COMMANDS = [["demo"], ["graph"], ["explain"], ["train"], ["data"], ["data", "get"], ["data", "list"], ["tune"]]
+COMMANDS = [
+    ["demo"],
+    ["graph"],
+    ["explain"],
+    ["train"],
+    ["generate"],
+    ["eval"],
+    ["data"],
+    ["data", "get"],
+    ["data", "list"],
+    ["tune"],
+]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -285,6 +298,61 @@ def test_train_on_text_of_one_s_own(tmp_path: Path) -> None:
     assert model(prompt[None]).shape == (1, 16, len(characters))
 
 
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """The folder of a tiny model of text."""
+    text = tmp_path / "verses.txt"
+    text.write_text("so much depends upon a red wheel barrow\n" * 30, encoding="utf-8")
+    shape = ["--context", "16", "--dim", "8", "--heads", "2", "--layers", "1", "--batch", "4"]
+    options = ["--attention", "additive", "--aggregate", "mean"]
+    result = run("train", "--file", text, "--steps", "2", "--out", tmp_path / "out", *shape, *options)
+    assert result.exit_code == 0, result.output
+    return tmp_path / "out"
+
+
+def test_generate_continues_a_prompt(trained: Path) -> None:
+    result = run("generate", trained, "--prompt", "so much", "--length", "5")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("so much")
+    assert len(result.output) >= len("so much") + 5
+    assert run("generate", trained, "--prompt", "so much", "--length", "5").output == result.output
+    assert "the character 'X' at position 1 is not among the" in refusal("generate", trained, "--prompt", "sX")
+    assert "has no characters.txt: name a folder" in refusal("generate", trained.parent)
+
+
+def test_eval_measures_what_train_reported(trained: Path) -> None:
+    written = json.loads((trained / "run.json").read_text())
+    result = run("eval", trained)
+    assert result.exit_code == 0, result.output
+    assert result.output == f"loss {written['result']} nats per character on the last tenth of verses.txt\n"
+    (trained.parent / "verses.txt").write_text("another text of the same alphabet\n" * 40)
+    assert "changed since its training: text was verses.txt (" in refusal("eval", trained)
+    (trained / "run.json").write_text("{}")
+    assert "run.json is damaged or of another version" in refusal("eval", trained)
+
+
+def test_train_on_a_graph_of_one_s_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    y = torch.arange(30) % 3
+    np.save(tmp_path / "x.npy", torch.eye(3)[y].numpy())
+    (tmp_path / "y.txt").write_text("\n".join(map(str, y.tolist())))
+    (tmp_path / "e.csv").write_text("\n".join(f"{i},{i + 3}" for i in range(27)))
+    files = ["--features", tmp_path / "x.npy", "--labels", tmp_path / "y.txt"]
+    edges = ["--edges", tmp_path / "e.csv"]
+    for attention in ("additive", "additive_v2", "dot", "degree", "none"):
+        options = ["--attention", attention, "--steps", "40", "--out", tmp_path / attention]
+        result = run("train", *files, *edges, *options)
+        assert result.exit_code == 0, result.output
+        assert "84" in result.output  # 27 links in both directions and 30 self-loops
+        measured = run("eval", tmp_path / attention).output
+        assert json.loads((tmp_path / attention / "run.json").read_text())["result"] in measured
+        assert "on 6 test nodes" in measured
+    (tmp_path / "e.csv").write_text("0,1\n")
+    assert "changed since its training: data was " in refusal("eval", tmp_path / "dot")
+    options = ["--attention", "none", "--aggregate", "max", "--graph", "knn(4)", "--steps", "2"]
+    assert run("train", *files, *options, "--out", tmp_path / "max").exit_code == 0
+
+
 def test_train_on_nodes(tmp_path: Path) -> None:
     result = run("train", "--task", "digits", "--graph", "knn(3)", "--steps", "2", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -354,6 +422,14 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
         (["train", "--file", "nowhere.txt"], "nowhere.txt"),
         (["train", "--task", "digits", "--graph", "knn(5000)"], "k must be less than the number of nodes, 1797"),
         (["train", "--task", "digits", "--graph", "cora"], "there is no topology 'cora'"),
+        (["train", "--device", "abacus"], "there is no device 'abacus' here"),
+        (["train", "--attention", "degree"], "GPT has no attention 'degree'; it has dot, additive, linear"),
+        (["train", "--task", "digits", "--attention", "linear"], "there is no attention 'linear' for nodes"),
+        (["train", "--task", "digits", "--aggregate", "max"], "for --aggregate max, use --attention none"),
+        (["train", "--aggregate", "maximum"], "maximum"),
+        (["train", "--edges", "e.csv"], "a graph of your own needs --features and --labels"),
+        (["train", "--features", "x.npy", "--labels", "y.npy"], "x.npy: No such file or directory"),
+        (["eval", "."], "has no run.json: name a folder that mpnn train saved a finished run in"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -370,6 +446,16 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # as for whoever may not write there
     assert f"cannot write into {tmp_path}: permission denied" in refusal(command, "--out", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["demo", "train"])
+def test_without_accelerate_a_sentence_says_how_to_get_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "find_spec", lambda name: None)
+    said = refusal(command, "--out", tmp_path / "out")
+    assert said == "mpnn: training needs accelerate, which is not installed; run: pip install accelerate\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_text_that_is_not_text_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Degree
 from mpnn.data import GraphClassification, NodeClassification
-from mpnn.train.loops import fit_node_classifier
+from mpnn.train.node_classifier import fit_node_classifier
 
 pytest.importorskip("torch_geometric")
 from torch_geometric.data import Data, HeteroData

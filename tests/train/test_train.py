@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
+from accelerate import Accelerator
 from full_disk import full_after
 from torch import Tensor, nn
 
@@ -15,16 +18,11 @@ from mpnn import graphs
 from mpnn.data import PointClassification
 from mpnn.models import GCN, GPT
 from mpnn.train import checkpoint as checkpoint_module
+from mpnn.train import loop
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.loops import (
-    History,
-    Progress,
-    TrainingDiverged,
-    fit_language_model,
-    fit_node_classifier,
-    language_model_loss,
-    node_scores,
-)
+from mpnn.train.language_model import fit_language_model, language_model_loss
+from mpnn.train.loop import History, Progress, Settings, TrainingDiverged, fit, shuffled
+from mpnn.train.node_classifier import fit_node_classifier, node_scores
 
 TEXT = torch.arange(400) % 7
 
@@ -121,7 +119,7 @@ def test_text_shorter_than_the_context_says_so() -> None:
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": 1, "batch": 0}, {"steps": 1, "validate_every": 0}])
 def test_numbers_of_steps_and_crops_are_at_least_one(wrong) -> None:
-    with pytest.raises(ValueError, match="steps, batch and validate_every must be at least 1; got"):
+    with pytest.raises(ValueError, match="must be at least 1; got 0"):
         fit_language_model(gpt(), TEXT, TEXT, **wrong)
 
 
@@ -134,7 +132,7 @@ def test_text_too_short_to_validate_on_is_refused_before_training() -> None:
 
 def test_no_patience_at_all_is_refused(nodes) -> None:
     model = GCN(3, 3)
-    with pytest.raises(ValueError, match="patience must be at least 1 epoch, or None for all of them; got 0"):
+    with pytest.raises(ValueError, match="patience must be at least 1; got 0"):
         fit_node_classifier(model, RING, nodes, model.optimizer(), patience=0)
 
 
@@ -353,3 +351,139 @@ def test_no_nodes_to_train_on_are_refused_and_none_to_validate_on_are_not(nodes)
     assert len(history.train_loss) == 2
     with pytest.raises(ValueError, match="train_mask selects no node"):
         fit_node_classifier(model, RING, dataclasses.replace(nodes, train_mask=none), model.optimizer())
+
+
+# --------------------------------------------------------------------------- what the loop adds to the tasks above it
+
+
+def train_line(settings: Settings, **options) -> tuple[nn.Linear, History]:
+    """A linear model of noisy crops, three numbers at a time, with momentum."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 1), torch.arange(30.0).view(10, 3) / 30
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def loss(k: int) -> Tensor:
+        part = x[shuffled(10, 4, k)]
+        return (model(part + 0.01 * torch.randn_like(part)) - part.sum(1, keepdim=True)).square().mean()
+
+    return model, fit(model, optimizer, loss, settings, **options)
+
+
+def test_accumulated_gradients_are_the_mean_over_batches() -> None:
+    torch.manual_seed(0)
+    whole, parts = nn.Linear(3, 1), nn.Linear(3, 1)
+    parts.load_state_dict(whole.state_dict())
+    x = torch.randn(8, 3)
+    fit(whole, torch.optim.SGD(whole.parameters(), 0.1), lambda k: whole(x).square().mean(), Settings(3))
+    halves = Settings(3, accumulate=2)
+    optimizer = torch.optim.SGD(parts.parameters(), 0.1)
+    history = fit(parts, optimizer, lambda k: parts(x[k % 2 :: 2]).square().mean(), halves)
+    assert len(history.train_loss) == 3
+    torch.testing.assert_close(parts.weight, whole.weight)
+
+
+def test_mixed_precision_computes_in_sixteen_bits_and_keeps_the_weights_in_thirty_two() -> None:
+    model = nn.Linear(3, 1)
+    dtypes = []
+
+    def loss(k: int) -> Tensor:
+        y = model(torch.ones(2, 3))
+        dtypes.append(y.dtype)
+        return y.square().mean()
+
+    mine = Accelerator(cpu=True)  # of the user, in the same process
+    fit(model, torch.optim.SGD(model.parameters(), 0.1), loss, Settings(2, precision="bf16"))
+    fit(model, torch.optim.SGD(model.parameters(), 0.1), loss, Settings(1))
+    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float32]
+    assert mine.device.type == "cpu"
+    assert model.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 3}, {"precision": "bf16"}, {"clip": 0.01}], ids=str)
+def test_every_kind_of_training_continues_to_the_same_bits(tmp_path, options) -> None:
+    settings = Settings(7, **options)
+    with pytest.raises(Stopped):
+        train_line(settings, progress=stop_at(4), checkpoint=Checkpoint(tmp_path / "c.pt"))
+    again, history = train_line(settings, checkpoint=Checkpoint(tmp_path / "c.pt"))
+    whole, uninterrupted = train_line(settings)
+    assert history.train_loss == uninterrupted.train_loss
+    assert_same_weights(again, whole)
+
+
+def test_the_best_weights_are_those_of_the_best_validation(tmp_path) -> None:
+    weights: list[Tensor] = []
+    measures = iter([3.0, 1.0, 2.0, 4.0])
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+
+    def validate() -> dict[str, float]:
+        weights.append(model.weight.detach().clone())
+        return {"loss": next(measures)}
+
+    optimizer, checkpoint = torch.optim.SGD(model.parameters(), 0.1), Checkpoint(tmp_path / "c.pt")
+    assert checkpoint.best() is None
+    history = fit(
+        model,
+        optimizer,
+        lambda k: model(torch.ones(1, 3)).square().mean(),
+        Settings(40, validate_every=2, patience=2, keep="best"),
+        validate=validate,
+        checkpoint=checkpoint,
+    )
+    assert history.val_step == [2, 4, 6, 8]
+    assert torch.equal(model.weight, weights[1])
+    best = checkpoint.best()
+    assert best is not None
+    assert torch.equal(best["weight"], weights[1])
+
+
+def test_an_epoch_visits_every_sample_once() -> None:
+    epochs = [torch.cat([shuffled(10, 4, k) for k in range(first, first + 3)]) for first in (0, 3)]
+    assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in epochs)
+    assert not torch.equal(*epochs)
+    assert torch.equal(shuffled(10, 4, 4), shuffled(10, 4, 4))
+
+
+def test_training_without_accelerate_says_how_to_get_it(monkeypatch) -> None:
+    monkeypatch.setattr(loop, "find_spec", lambda name: None)
+    with pytest.raises(
+        ImportError, match="training needs accelerate, which is not installed; run: pip install acceler"
+    ):
+        train_line(Settings(1))
+
+
+_TWO_PROCESSES = """
+import sys
+import torch
+from mpnn.train.checkpoint import Checkpoint
+from mpnn.train.loop import Settings, fit
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+noise = lambda k: torch.randn(2, 3)  # each process draws its own
+checkpoint = Checkpoint(sys.argv[1], seconds=0)
+steps = int(sys.argv[2])
+def stop(step, history):
+    if step == steps:
+        raise SystemExit
+history = fit(model, torch.optim.SGD(model.parameters(), 0.1), lambda k: model(noise(k)).square().mean(),
+              Settings(6, accumulate=2), progress=stop, checkpoint=checkpoint)
+print(history.train_loss, model.weight.tolist(), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_same_weights_and_resume_to_them(tmp_path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(_TWO_PROCESSES)
+
+    def launch(checkpoint: str, steps: int) -> list[str]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+        run = [*command, str(tmp_path / checkpoint), str(steps)]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    first, second = launch("whole.pt", 9)
+    assert first == second
+    assert launch("stopped.pt", 3) == []
+    assert launch("stopped.pt", 9) == [first, first]

@@ -9,13 +9,13 @@ update     GPT-2: PreNorm(dim, FeedForward(dim))         h = norm(x),  z = x + m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
 
-from mpnn.attention import DotProduct
+from mpnn.attention import AdditiveV2, Attention, DotProduct, Kernel
 from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
 from mpnn.graph.topology import Topology
@@ -121,9 +121,12 @@ class GPT(CausalTransformer):
         graph: topology of the attention, for every length up to `context`.
         context: number of learned positions, which is the maximum sequence length.
         dropout: of embeddings, attention weights, and the outputs of attention and feed-forward network.
+        attention: a name in `ATTENTIONS`. "linear" has no dropout of attention weights, because it computes none.
+        aggregate: how the weighted messages of a node are combined: "sum" or the name of any other aggregator.
 
     Raises:
-        ValueError: if a node attends to a later one when `graph` is bound to `context` nodes.
+        ValueError: if a node attends to a later one when `graph` is bound to `context` nodes, or there is no such
+            attention.
     """
 
     def __init__(
@@ -136,8 +139,12 @@ class GPT(CausalTransformer):
         *,
         context: int = 256,
         dropout: float = 0.0,
+        attention: str = "dot",
+        aggregate: str = "sum",
     ) -> None:
-        config = GPTConfig(
+        if attention not in ATTENTIONS:
+            raise ValueError(f"GPT has no attention {attention!r}; it has {', '.join(ATTENTIONS)}")
+        config = _Config(
             vocabulary,
             dim,
             layers,
@@ -147,8 +154,33 @@ class GPT(CausalTransformer):
             dropout=dropout,
             embedding_dropout=dropout,
             attention_dropout=dropout,
+            attention=attention,
+            aggregate=aggregate,
         )
         super().__init__(config, graph)
+
+    @staticmethod
+    def layer(config: GPTConfig, graph: Topology) -> MessagePassing:
+        assert isinstance(config, _Config)
+        return MessagePassing(graph, config.aggregate, update(config), ATTENTIONS[config.attention](config))
+
+
+@dataclass(frozen=True)
+class _Config(GPTConfig):
+    attention: str = "dot"
+    aggregate: str = "sum"
+
+
+def _additive(config: GPTConfig) -> AdditiveV2:
+    return AdditiveV2(config.dim, config.dim // config.heads, config.heads, dropout=config.attention_dropout)
+
+
+ATTENTIONS: dict[str, Callable[[GPTConfig], Attention]] = {
+    "dot": lambda config: DotProduct(config.dim, config.heads, dropout=config.attention_dropout),
+    "additive": _additive,
+    "linear": lambda config: Kernel(config.dim, config.heads, features="elu"),
+}
+"""Attention of `GPT` by name: Vaswani et al. 2017; Brody et al. 2022; Katharopoulos et al. 2020."""
 
 
 def update(config: GPTConfig) -> Update:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mpnn import Graph, data, graphs
 from mpnn.models import GAT, GCN, GIN, GraphSAGE
-from mpnn.train.loops import fit_node_classifier
+from mpnn.train.node_classifier import fit_node_classifier
 
 pyg = pytest.importorskip("torch_geometric.nn")
 

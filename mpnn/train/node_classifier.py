@@ -1,0 +1,94 @@
+"""Node classification on one graph: all training nodes in each step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.train.checkpoint import Checkpoint
+from mpnn.train.loop import History, Progress, Settings, fit
+
+
+class LabelledNodes(Protocol):
+    """Nodes to classify: x [N, F], y int64 [N], and bool masks [N], such as `mpnn.data.cora()` and `digits()`."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+    @property
+    def train_mask(self) -> Tensor: ...
+    @property
+    def val_mask(self) -> Tensor: ...
+    @property
+    def test_mask(self) -> Tensor: ...
+
+
+def fit_node_classifier(
+    model: nn.Module,
+    graph: Topology | Graph,
+    data: LabelledNodes,
+    optimizer: Optimizer,
+    *,
+    epochs: int = 200,
+    patience: int | None = None,
+    progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> History:
+    """Trains `model(x, graph)` on all training nodes in each step.
+
+    Without `patience`, all epochs run and the last weights are used (Kipf & Welling 2017, without their early stopping,
+    which rarely occurs within 200 epochs). With `patience`, training stops after that many consecutive epochs without
+    improvement of validation loss or validation accuracy. The model then gets the weights of the last epoch in which
+    both were at least as good as in all epochs before (Velickovic et al. 2018).
+
+    Args:
+        data: features, classes and masks, on one device with the model and the graph.
+        optimizer: for the model's parameters, such as `model.optimizer()` of the models in `mpnn.models`, which follows
+            their papers.
+        checkpoint: if its file exists, training continues from it. It is written regularly during training.
+
+    Raises:
+        TrainingDiverged: if the loss of a step, or of the validation after it, is NaN or infinite.
+        ValueError: if epochs or patience is below 1, or `train_mask` selects no node.
+        CheckpointError: if the checkpoint is damaged or belongs to another training run.
+        OSError: if the checkpoint cannot be written. The previous one then remains.
+    """
+    if not data.train_mask.any():
+        raise ValueError("train_mask selects no node, so there is nothing to train on")
+    settings = Settings(epochs, patience=patience, keep="last" if patience is None else "best")
+    if checkpoint is not None:
+        checkpoint.describe(graph=repr(graph), nodes=len(data.y), optimizer=" ".join(repr(optimizer).split()))
+
+    def loss(k: int) -> Tensor:
+        logits = model(data.x, graph)
+        return F.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
+
+    def validate() -> dict[str, float]:
+        value, accuracy = node_scores(model, graph, data, data.val_mask)
+        return {"loss": value, "accuracy": accuracy}
+
+    history = fit(
+        model,
+        optimizer,
+        loss,
+        settings,
+        validate=validate if data.val_mask.any() else None,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
+    _, history.test_accuracy = node_scores(model, graph, data, data.test_mask)
+    return history
+
+
+@torch.no_grad()
+def node_scores(model: nn.Module, graph: Topology | Graph, data: LabelledNodes, mask: Tensor) -> tuple[float, float]:
+    """Mean cross-entropy in nats and accuracy (0 to 1) on the nodes of a mask."""
+    logits, y = model.eval()(data.x, graph)[mask], data.y[mask]
+    return F.cross_entropy(logits, y).item(), (logits.argmax(-1) == y).float().mean().item()
