@@ -468,12 +468,101 @@ def test_a_graph_that_the_cache_does_not_fit_is_refused() -> None:
         model.generate(IDS, max_new_tokens=4, do_sample=False, eos_token_id=None)
 
 
+def test_use_after_use_and_back() -> None:
+    model = tiny("llama")
+    with torch.no_grad():
+        own = model(IDS).logits
+        first = mpnn.hf.use(model, "causal() & window(3)")
+        narrow = model(IDS).logits
+        second = mpnn.hf.use(model)  # the model's own masks again
+        torch.testing.assert_close(model(IDS).logits, own, **CLOSE)
+        second.restore()
+        torch.testing.assert_close(model(IDS).logits, narrow)
+        third = mpnn.hf.use(model, "causal() & window(5)")
+        first.restore()  # undoes the third call, too
+        assert model.config._attn_implementation == "sdpa"
+        assert getattr(model.config, "mpnn_graph", None) is None
+        third.restore()
+        first.restore()
+        assert model(IDS).logits.equal(own)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_replaced_methods_come_back_after_two_calls(name: str) -> None:
+    model = tiny(name)
+    names = [set(vars(module)) for module in model.modules()]
+    with torch.no_grad():
+        own = output(model)
+        handles = [mpnn.hf.use(model, unpad=name == "bert") for _ in range(2)]
+        torch.testing.assert_close(output(model), own, **CLOSE)
+        handles[1].restore()
+        torch.testing.assert_close(output(model), own, **CLOSE)
+        handles[0].restore()
+    assert [set(vars(module)) for module in model.modules()] == names
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_models_that_were_changed_before(name: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    with torch.no_grad():
+        for change in (
+            lambda model: model.requires_grad_(False),
+            lambda model: torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}),
+            lambda model: accelerate.cpu_offload(model, execution_device=torch.device("cpu")),
+            lambda model: model.to(torch.float64),
+        ):
+            changed = change(tiny(name))
+            expected = output(changed)
+            mpnn.hf.use(changed)
+            torch.testing.assert_close(output(changed), expected, **CLOSE)
+        compiled = torch.compile(tiny(name), backend="eager")
+        mpnn.hf.use(compiled)
+        assert compiled.config._attn_implementation == "mpnn"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    for name in ("llama", "gpt_oss", "bert"):
+        model = tiny(name)
+        exact = output(model)
+        mpnn.hf.use(model.to(dtype))
+        found = output(model)
+        assert found.dtype == dtype
+        # each of some twenty operations rounds by 2^-9 (bfloat16), which go either way
+        torch.testing.assert_close(found.float(), exact, rtol=0, atol=2.0**-5 * float(exact.detach().abs().max()))
+
+
+def test_a_device_map_and_hooks_of_accelerate(tmp_path: Any) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny("llama")
+    model.save_pretrained(tmp_path)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu", attn_implementation="mpnn")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, **CLOSE)
+    encoder = accelerate.cpu_offload(tiny("bert"), execution_device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="was not replaced"):
+        mpnn.hf.use(encoder, unpad=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit warns of numbers and deprecated attributes
+def test_jit_is_refused() -> None:
+    model = mpnn.hf.use(tiny("bert")).model
+    with pytest.raises(ValueError, match=r"torch\.jit\.trace would record the graph of this input for all inputs"):
+        torch.jit.trace(model, (IDS,), strict=False)
+
+
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
+        (graphs.causal().bind(17), "got Graph; a Graph has a size: pass the topology that it was bound from"),
+        ({9: "causal()"}, "there is no layer type or number 9; there are 0 to 1"),
+        ("causal() & windo(3)", "there is no topology 'windo'"),
+        ("causal( & window(3)", "at column 9: invalid syntax"),
         (3, "graph must be a topology, its text, a dictionary or a function; got int"),
         ("cuasal()", "cuasal"),
-        ({"sliding": "causal()"}, "there is no layer type 'sliding'"),
+        ({"sliding": "causal()"}, "there is no layer type or number 'sliding'; there are 0 to 1"),
         ({0: 3}, "a graph must be a topology or its text; got int"),
     ],
 )
@@ -495,6 +584,12 @@ def test_a_graph_of_an_encoder_decoder_says_for_which_attention() -> None:
         mpnn.hf.use(decoder, "causal()")
     with pytest.raises(TypeError, match="must be a PreTrainedModel"):
         mpnn.hf.use(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="got the class LlamaModel; pass a model"):
+        mpnn.hf.use(hf.LlamaModel)  # type: ignore[arg-type]
+    model = tiny("llama")
+    mpnn.hf.use(model, "documents([3, 4])")
+    with pytest.raises(ValueError, match="the lengths of the documents add up to 7, but the graph has 17 nodes"):
+        model(IDS)
 
 
 # ------------------------------------------------------------------------------------------------ masks

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.configuration_utils import PretrainedConfig
 
@@ -57,6 +58,11 @@ def attend(
     Raises:
         ValueError: if the layer does what mpnn does not support, or `torch.export` cannot save what it does.
     """
+    if is_tracing():
+        raise ValueError(
+            "torch.jit.trace would record the graph of this input for all inputs; use torch.export, or "
+            "attn_implementation='sdpa'"
+        )
     if not torch.compiler.is_compiling():
         return _attend(module, query, key, value, attention_mask, **options)
     reason = traced.reason(attention_mask, options, _has_cross_topology(module))

@@ -36,14 +36,17 @@ class OffsetBias(NamedTuple):
 
     def table(self, like: Tensor) -> Tensor:
         """The bias of each offset of key and query, [2 * clip + 1, H]."""
-        layer, weight = self.layer, self.layer.relative_attention_bias.weight
+        layer, device = self.layer, self.layer.relative_attention_bias.weight.device
+        if device.type == "meta":  # offloaded; the hooks of accelerate load the weight when the module is called
+            device = like.device
         buckets = layer._relative_position_bucket(
-            torch.arange(-self.clip, self.clip + 1, device=weight.device) - self.past,
+            torch.arange(-self.clip, self.clip + 1, device=device) - self.past,
             bidirectional=not layer.is_decoder,
             num_buckets=layer.relative_attention_num_buckets,
             max_distance=layer.relative_attention_max_distance,
         )
-        return weight[buckets].to(like)
+        table: Tensor = layer.relative_attention_bias(buckets)
+        return table.to(like)
 
     def over(self, graph: Graph, is_flat: bool, like: Tensor) -> BiasTable | Tensor:
         """The bias of the edges of a graph, over one sequence or over all of a batch, one after the other."""
@@ -75,6 +78,7 @@ def by_offset(model: nn.Module) -> list[Callable[[], None]]:
         module
         for module in model.modules()
         if getattr(module, "has_relative_attention_bias", False)
+        and "compute_bias" not in vars(module)
         and type(module).__module__.split(".")[-1].removeprefix("modeling_") in _FAMILIES
     ]
     for layer in layers:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
+from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf.interface import NAME, ROLES, parse, role_of
 from mpnn.integrations.hf.offset_bias import by_offset
@@ -23,15 +25,27 @@ _CHANGED = "_attn_implementation_internal", "attn_implementation", "mpnn_graph" 
 class Handle:
     """What `use` changed. `restore()` changes it back."""
 
-    def __init__(self, model: nn.Module, undo: Iterable[Callable[[], None]]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._undo = list(undo)
+        self._undo: list[Callable[[], None]] = []
+        self._next: Handle | None = None
+        latest = _LATEST.get(model, lambda: None)()
+        if latest is not None:
+            latest._next = self
+        _LATEST[model] = weakref.ref(self)
 
     def restore(self) -> nn.Module:
-        """Gives the model back the attention, the mask and the forward pass that it had."""
+        """Gives the model back the attention, the mask and the forward pass that it had. Later calls of `use` on this
+        model are undone first."""
+        if self._next is not None:
+            self._next.restore()
         while self._undo:
             self._undo.pop()()
         return self.model
+
+
+_LATEST: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Handle]] = weakref.WeakKeyDictionary()
+"""The handle of the latest call of `use` on a model."""
 
 
 def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = None) -> Handle:
@@ -40,7 +54,8 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
     Args:
         model: any model whose attention layers dispatch through transformers' `AttentionInterface`, or a module that
             contains such models, such as a `SentenceTransformer` or a `CrossEncoder`.
-        graph: None for the masks that the model has (causal, windows, chunks, padding, packed sequences), or a topology
+        graph: None for the masks that the model has (causal, windows, chunks, padding, packed sequences), also where an
+            earlier call or a checkpoint gave it a topology (`model.config.mpnn_graph` keeps that one); or a topology
             that replaces causal masks, windows and chunks, while padding and packed sequences stay as they are: a
             topology or its text, such as "causal() & window(256)"; a dictionary from layer types (of
             `config.layer_types`) or layer numbers to these; or a function of the layer's number. For an
@@ -62,8 +77,9 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
             does not say for which attention; if a topology cannot be written as text; if padding cannot be removed.
     """
     if not isinstance(model, nn.Module) or not (inner := _models(model)):
-        raise TypeError(f"model must be a PreTrainedModel of transformers, or contain one; got {type(model).__name__}")
-    handle = Handle(model, [])
+        given = f"the class {model.__name__}; pass a model" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"model must be a PreTrainedModel of transformers, or contain one; got {given}")
+    handle = Handle(model)
     try:
         for part in inner:
             configs = list(_configs(part))
@@ -72,6 +88,9 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
             handle._undo += by_offset(part)
             if graph is not None:
                 _set_graph(part, graph)
+            else:
+                for config in configs:
+                    config.__dict__.pop("mpnn_graph", None)
             if unpad or (unpad is None and part is not model and is_encoder(part.base_model)):
                 handle._undo.append(remove_padding(part.base_model))
     except BaseException:
@@ -159,14 +178,20 @@ def _text(graph: Graphs, config: PretrainedConfig) -> str | dict[str, str]:
         by_layer = {k: graph(k) for k in range(config.num_hidden_layers)}
         return {str(k): _written(topology) for k, topology in by_layer.items() if topology is not None}
     if not isinstance(graph, Mapping):
-        raise TypeError(f"graph must be a topology, its text, a dictionary or a function; got {type(graph).__name__}")
+        raise TypeError(f"graph must be a topology, its text, a dictionary or a function; got {_described(graph)}")
     types = set(getattr(config, "layer_types", None) or ())
     numbers = {str(k) for k in range(config.num_hidden_layers)}
     if unknown := [k for k in graph if str(k) not in types | numbers]:
         raise ValueError(
-            f"there is no layer type {unknown[0]!r}; there are {', '.join(sorted(types)) or 'none'}, and numbers"
+            f"there is no layer type or number {unknown[0]!r}; there are "
+            f"{', '.join([*sorted(types), f'0 to {config.num_hidden_layers - 1}'])}"
         )
     return {str(k): _written(topology) for k, topology in graph.items()}
+
+
+def _described(other: Any) -> str:
+    advice = "; a Graph has a size: pass the topology that it was bound from" if isinstance(other, Graph) else ""
+    return f"{type(other).__name__}{advice}"
 
 
 def _written(topology: str | Topology) -> str:
