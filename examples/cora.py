@@ -110,7 +110,7 @@ def main() -> None:
     options = parser(__doc__, 10, PAPERS).parse_args()
     data = cora()
     dense = replace(data, x=row_normalize(data.x))  # as most papers do
-    # 99% of x is zero. Rows that sum to one are so small beside Graph-BERT's encodings that it does not learn from them.
+    # 99% of x is zero. Rows that sum to one are too small beside Graph-BERT's encodings: it does not learn from them.
     nodes = {"dense": dense, "sparse": replace(dense, x=dense.x.to_sparse()), "words": data}
     citations = graphs.from_edges(data.edge_index, data.num_nodes)
     for name in options.models:
