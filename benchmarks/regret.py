@@ -1,8 +1,10 @@
 """How far plans are from the quickest backend: regret is the time of the chosen backend over the least of all.
 
-All backends that support a request run it in turns, on one thread, after their results were compared. Times are minima
-of the processor's time, so that other work on the machine disturbs them little. A request whose choice seems more than
-`DOUBTFUL` times as slow as the quickest is measured again, these two alone and for longer: noise only adds regret.
+All backends that support a request run it in turns, after their results were compared. Times are minima. On one thread
+they are of the processor's time, so that other work on the machine disturbs them little. On several threads they are of
+the clock, because waiting threads use processor time too, and the machine must be idle. A request whose choice seems
+more than `DOUBTFUL` times as slow as the quickest is measured again, these two alone and for longer: noise only adds
+regret.
 """
 
 from __future__ import annotations
@@ -109,7 +111,8 @@ def work(request: Request, run: Callable[[Request], tuple[torch.Tensor, object]]
 
 
 def least(works: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
-    """The least processor time of each, in turns, for about `seconds` each. Slow ones drop out after two rounds."""
+    """The least time of each, in turns, for about `seconds` each. Slow ones drop out after two rounds."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times = dict.fromkeys(works, float("inf"))
     ends, rounds = time.perf_counter() + seconds * len(works), 0
     while rounds < 3 or time.perf_counter() < ends:
@@ -117,9 +120,9 @@ def least(works: dict[str, Callable[[], None]], seconds: float) -> dict[str, flo
         for name, once in works.items():
             if rounds > 2 and times[name] > _SLOW * min(times.values()):
                 continue
-            began = time.process_time()
+            began = clock()
             once()
-            times[name] = min(times[name], time.process_time() - began)
+            times[name] = min(times[name], clock() - began)
     return times
 
 

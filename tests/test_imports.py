@@ -39,7 +39,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "integrations": {
         *("graph", "graphs", "request", "aggregate", "dropout", "update", "position", "attention", "decoding"),
-        *("ops", "message_passing", "encodings", "files", "models"),
+        *("engine", "ops", "message_passing", "encodings", "files", "models"),
     },
     "hf": {"integrations"},
     "pyg": {"integrations"},
@@ -61,6 +61,7 @@ ROOMS: dict[str, set[str]] = {
             "models",
             "files",
             "train",
+            "hf",
             "mpnn",
         ),
     },

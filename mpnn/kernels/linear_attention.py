@@ -11,10 +11,7 @@ reach rows of its chunk that do not attend to it.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from ctypes import Structure, addressof, c_double, c_int64, c_void_p
-from functools import cache
+from ctypes import Structure, c_double, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.kernels.cpu import library, threads
+from mpnn.kernels.cpu import library
 from mpnn.kernels.memory import empty
 
 ALL, PAST, FUTURE = range(3)
@@ -107,7 +104,7 @@ class _Parameters(Structure):
     """`struct LinearAttention` of linear_attention.cpp, which describes the fields."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("groups", "heads", "sources", "num_dst", "width", "value_width", "parts")),
+        *((name, c_int64) for name in ("groups", "heads", "sources", "num_dst", "width", "value_width")),
         ("scale", c_double),
         *((name, _Features) for name in ("query", "key", "value")),
         *((name, c_void_p) for name in ("out", "blocks")),
@@ -129,21 +126,12 @@ def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, bloc
     columns = value.shape[-1]
     parts = min(-(-torch.get_num_threads() // (batch * groups)), -(-columns // _LEAST_COLUMNS))
     p = _Parameters(
-        *(groups, heads, key.shape[3], nodes, width, columns, parts, scale),
+        *(groups, heads, key.shape[3], nodes, width, columns, scale),
         *(_Features(x.data_ptr(), _TYPES.index(x.dtype), *x.stride()[:4]) for x in (query, key, value)),
         *(out.data_ptr(), fields.ctypes.data, len(fields)),
     )
-    kernel, address = _kernel(out.dtype), addressof(p)
-    if not all(threads.each(range(batch * groups * parts), lambda item: kernel(address, item))):
-        raise MemoryError("no memory for the state of linear attention")
+    library.run("linear_attention", out.dtype, p, batch * groups, parts)
     return out
-
-
-@cache
-def _kernel(dtype: torch.dtype) -> Callable[[int, int], bool]:
-    kernel: Any = library.function("linear_attention", dtype, 1)
-    kernel.restype = ctypes.c_bool  # False: no memory
-    return kernel
 
 
 def _in_order(blocks: list[Block], nodes: int) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:

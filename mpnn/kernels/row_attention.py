@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from ctypes import Structure, addressof, c_double, c_int64, c_void_p
-from itertools import pairwise
+from ctypes import Structure, c_double, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mpnn.kernels import memory
-from mpnn.kernels.cpu import library, threads
+from mpnn.kernels.cpu import library
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.rows import EdgeTensor, NodeTensor, Rows, RowsStruct, edge_tensor, node_tensor
@@ -200,11 +199,11 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     partial = _Partial(value, count, parts, heads * (2 + width))
     p.out, p.stats, p.partial, p.partial_row = out.data_ptr(), stats.data_ptr(), *partial.addresses
     p.weights = weights.data_ptr() if spec.return_weights else None
-    _each(value, "row_attention_forward", p, count, parts)
+    library.run("row_attention_forward", value.dtype, p, count, parts)
     if parts > 1:
-        _each(value, "row_attention_join", p, count)
+        library.run("row_attention_join", value.dtype, p, count)
     if spec.return_weights and spec.normalize == _SOFTMAX:
-        _each(value, "row_attention_weights", p, count, parts)
+        library.run("row_attention_weights", value.dtype, p, count, parts)
     return out, stats, weights
 
 
@@ -306,9 +305,11 @@ class _Backward:
         shared = any(
             self.results[name].shape[:-k].numel() < count for name, k in _TRAILING.items() if name in self.results
         )
-        _each(value, "row_attention_backward", p, count, self.parts, in_turn=shared)
+        together = 1 if shared else count
+        for first in range(0, count, together):
+            library.run("row_attention_backward", value.dtype, p, together, self.parts, first)
         if self.parts > 1:
-            _each(value, "row_attention_join_backward", p, count)
+            library.run("row_attention_join_backward", value.dtype, p, count)
         if "vector" in self.wanted:
             self.results["vector"] = d_vector.sum((0, 1))
 
@@ -322,12 +323,9 @@ class _Backward:
             _address(saved.weights),
             _address(saved.d_weights),
         )
-        run, n, cuts = library.function("row_attention_prepare", row_stats.dtype, 3), p.num_dst, self.parts
-        spans = pairwise(n * k // cuts for k in range(cuts + 1))
-        work = [(b, *span) for span in spans for b in range(self.count)]
-        threads.each(work, lambda args: run(addressof(p), *args))
+        library.run("row_attention_prepare", row_stats.dtype, p, self.count, self.parts)
         if saved.d_lse is not None:  # w_ij is also the derivative of lse_i by l_ij
-            row_stats[:, :, 2] -= saved.d_lse.view(-1, n, self.heads)
+            row_stats[:, :, 2] -= saved.d_lse.view(-1, p.num_dst, self.heads)
 
     def _by_destination(self) -> None:
         spec, inputs, score = self.spec, self.inputs, self.spec.score
@@ -367,21 +365,10 @@ class _Backward:
         p.out = node_tensor(out, trailing)
         partial = _Partial(out, self.count, parts, self.heads * p.out.width)
         p.partial, p.partial_row = partial.addresses
-        _each(out, "row_attention_sums", p, self.count, parts)
+        library.run("row_attention_sums", out.dtype, p, self.count, parts)
         if parts > 1:
-            _each(out, "row_attention_join_sums", p, self.count)
+            library.run("row_attention_join_sums", out.dtype, p, self.count)
         return out
-
-
-def _each(like: Tensor, name: str, p: Structure, count: int, parts: int | None = None, in_turn: bool = False) -> None:
-    """Runs a kernel for each entry of the batch (and each part), on all threads; with `in_turn`, one entry after the
-    other."""
-    run, address = library.function(name, like.dtype, 1 if parts is None else 2), addressof(p)
-    work: list[list[tuple[int, ...]]] = [
-        [(b,) if parts is None else (b, k) for k in range(parts or 1)] for b in range(count)
-    ]
-    for together in work if in_turn else [[args for entry in work for args in entry]]:
-        threads.each(together, lambda args: run(address, *args))
 
 
 def _by_rows(like: Tensor, rows: Rows, parts: int, trailing: int, shape: Sequence[int]) -> Tensor:

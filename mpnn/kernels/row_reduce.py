@@ -4,14 +4,14 @@ loops are in `mpnn/kernels/cpu/row_reduce.cpp`, those with a user's own `combine
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import Structure, addressof, c_double, c_int64, c_void_p
+from ctypes import Structure, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpnn.kernels.cpu import library, threads
+from mpnn.kernels.cpu import library
 from mpnn.kernels.memory import empty
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.rows import Rows, RowsStruct
@@ -129,7 +129,7 @@ def _fold(
     p = _parameters(value, weight, rows, parts, own, out)
     p.kind = _FOLDS.get(kind, _EXTREME if count is None else _COUNTED)
     p.sign, p.mean, p.count = (-1.0 if kind == "min" else 1.0), int(kind in ("mean", "var")), _address(count)
-    _run("row_reduce_forward", p, value, parts, extreme=kind in ("max", "min"))
+    _run("row_reduce_forward", p, value, parts)
     return out, count
 
 
@@ -160,7 +160,7 @@ def _fold_backward(
                 _address(compared),
                 _address(d_weight),
             )
-            _run("row_reduce_backward", p, value, parts, extreme=False)
+            _run("row_reduce_backward", p, value, parts)
     if d_weight is not None and weight is not None and len(weight) < len(d_weight):
         d_weight = d_weight.sum(0, keepdim=True)
     return d_value, d_weight
@@ -183,18 +183,16 @@ def _parameters(
     )
 
 
-def _run(name: str, p: RowReduceStruct, like: Tensor, parts: int, extreme: bool) -> None:
+def _run(name: str, p: RowReduceStruct, like: Tensor, parts: int) -> None:
     """Runs a kernel for each entry of the batch and each part, and adds up the rows that parts share."""
     count, size = like.shape[0], like.shape[2]
     wide = _wide(like.dtype)
     if parts > 1:
         partial = like.new_empty(2, count, parts, size, dtype=wide)
         p.partial, p.partial_count = partial[0].data_ptr(), partial[1].data_ptr()
-    run, address = library.function(name, like.dtype, 2), addressof(p)
-    threads.each([(b, k) for b in range(count) for k in range(parts)], lambda args: run(address, *args))
+    library.run(name, like.dtype, p, count, parts)
     if parts > 1:
-        join = library.function("row_reduce_join", wide, 2)
-        threads.each(range(count), lambda b: join(address, b, int(extreme)))
+        library.run("row_reduce_join", wide, p, count)
 
 
 def _plain(x: Tensor) -> Tensor:

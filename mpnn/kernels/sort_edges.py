@@ -41,7 +41,7 @@ def sort_edges(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Sorted
         *(row.data_ptr(), col.data_ptr(), len(row), num_rows),
         *(ptr.data_ptr(), edge.data_ptr(), sorted_col.data_ptr()),
     )
-    library.function("sort_edges", None, 0)(addressof(p))
+    library.function("sort_edges")(addressof(p))
     return (ptr, col, None) if p.is_sorted else (ptr, sorted_col, edge)
 
 

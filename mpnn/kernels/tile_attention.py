@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from ctypes import c_double, c_int64, c_void_p
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from itertools import pairwise
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.kernels.cpu import library, threads
+from mpnn.kernels.cpu import library
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import once_differentiable
 
 Arrays = tuple[NDArray[Any], ...]
 
 ROWS, COLUMNS = 32, 96  # queries and keys of a tile; those of tile_attention.cpp
-_LEAST = 1 << 23  # products per part: about 0.2 ms
+_LEAST = 1 << 20  # products per part: about 25 us
 MOST_KEPT = 1 << 25  # bytes of cached tiles per part
 _SEGMENTS = 6  # least number of work items of a backward pass, for any number of threads
 
@@ -237,22 +235,10 @@ def _slots(reach: int, size: int) -> int:
 
 def _run(name: str, dtype: torch.dtype, p: _Parameters, items: int, layout: Layout) -> None:
     products = p.batch * p.heads * p.width * len(layout.by_query[1]) * ROWS * COLUMNS
-    kernel = _kernel(name, dtype)
-    if not all(threads.each(_parts(items, products), lambda part: kernel(ctypes.byref(p), *part))):
-        raise MemoryError("no memory for the tiles of attention")
+    library.run(f"tile_attention_{name}", dtype, p, parts=_parts(items, products))
 
 
-@cache
-def _kernel(name: str, dtype: torch.dtype) -> Callable[..., bool]:
-    kernel: Any = library.function(f"tile_attention_{name}", dtype, 2)
-    kernel.restype = ctypes.c_bool  # False: no memory
-    return kernel
-
-
-def _parts(items: int, work: int) -> list[tuple[int, int]]:
-    """Splits the items into ranges, several per thread, each large enough for a thread."""
+def _parts(items: int, work: int) -> int:
+    """The number of ranges to split the items into: several per thread, each large enough for a thread."""
     threads = torch.get_num_threads()
-    count = max(1, min(items, work // _LEAST, 8 * threads if threads > 1 else 1))
-    if count == 1:
-        return [(0, items)]
-    return list(pairwise(items * p // count for p in range(count + 1)))
+    return max(1, min(items, work // _LEAST, 8 * threads if threads > 1 else 1))

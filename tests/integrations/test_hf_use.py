@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -72,6 +74,23 @@ def test_other_ways_to_generate(name: str) -> None:
     assert tokens("mpnn").equal(tokens("eager"))
 
 
+@pytest.mark.parametrize("keep", [2048, 5])
+def test_doge_computes_with_its_mask_in_each_step(keep: int) -> None:
+    torch.manual_seed(0)
+    model = hf.DogeForCausalLM(hf.DogeConfig(**DECODER, keep_window_size=keep)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    options = {"attention_mask": LEFT, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    model.set_attn_implementation("eager")
+    expected = model.generate(IDS, **options)
+    mpnn.hf.use(model)
+    assert model.generate(IDS, **options).equal(expected)
+    with pytest.raises(AttributeError, match="'masked_fill': this model computes with its mask"):
+        masks.mask(1, 4, 4).masked_fill(None, 0.0)
+    with pytest.raises(TypeError, match=r"torch\.add: this model computes with its mask"):
+        torch.add(torch.ones(4, 4), masks.mask(1, 4, 4))
+
+
 def test_a_cache_is_filled_in_parts() -> None:
     model = tiny("llama")
     mpnn.hf.use(model)
@@ -107,6 +126,32 @@ def test_gradients_with_checkpointing(name: str) -> None:
     largest = max(float(g.abs().max()) for g in expected.values())
     for key, gradient in found.items():
         torch.testing.assert_close(gradient, expected[key], rtol=0, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("family", ["T5", "MT5"])
+def test_position_biases_are_tables_by_offset(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = getattr(hf, f"{family}Config")(
+        vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0, dropout_rate=0.0,
+        decoder_start_token_id=0, relative_attention_num_buckets=8, relative_attention_max_distance=6,
+    )  # fmt: skip
+    model = getattr(hf, f"{family}ForConditionalGeneration")(config).train()
+    weights = [p for name, p in model.named_parameters() if "relative_attention_bias" in name]
+    found = []
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "output_scores": True}
+    for attention in ("eager", "mpnn"):
+        if attention == "mpnn":
+            handle = mpnn.hf.use(model)
+            monkeypatch.setattr(interface, "_per_edge", None)  # what takes dense biases
+        else:
+            model.set_attn_implementation("eager")
+        logits = model(IDS, attention_mask=RIGHT, decoder_input_ids=IDS[:, :15]).logits
+        gradients = torch.autograd.grad(logits.square().sum(), weights)
+        masked = {"attention_mask": RIGHT, "return_dict_in_generate": True} | options
+        found.append((logits, *gradients, *model.generate(IDS, **masked).scores))
+    for ours, reference in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-5 * max(1.0, float(reference.detach().abs().max())))
+    assert all("compute_bias" not in vars(module) for module in handle.restore().modules())
 
 
 def test_autocast() -> None:
@@ -179,6 +224,57 @@ def test_a_graph_for_each_layer() -> None:
         torch.testing.assert_close(typed(IDS).logits, as_windows)
 
 
+ROLES = {"encoder": "window(2)", "decoder": "causal() & window(3)", "cross": "window(4) | global_nodes([0])"}
+
+
+def seen(model: Any) -> dict[str, Tensor]:
+    """Which pairs each attention of an encoder-decoder weighs, from its returned weights."""
+    if model.main_input_name == "input_features":
+        inputs = {"input_features": torch.linspace(-1, 1, 2 * 8 * 40).view(2, 8, 40)}
+    else:
+        inputs = {"input_ids": IDS, "attention_mask": LEFT}
+    with torch.no_grad():
+        out = model(**inputs, decoder_input_ids=IDS[:, :9], output_attentions=True)
+    weights = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions, "cross": out.cross_attentions}
+    return {role: torch.stack(layers).sum((0, 2)) > 0 for role, layers in weights.items()}
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_graphs_of_encoders_decoders_and_cross_attention(name: str, tmp_path: Any) -> None:
+    own = seen(mpnn.hf.use(tiny(name)).model)
+    for role, text in ROLES.items():
+        model = tiny(name)
+        mpnn.hf.use(model, {role: text})
+        found = seen(model)
+        shifts = [0, 5] if name != "whisper" and role != "decoder" else [0, 0]  # padding on the left of the sources
+        for b, shift in enumerate(shifts):
+            rows, columns = found[role].shape[1:]
+            first = 0 if role == "cross" else shift
+            whole = graphs.parse(text).bind(max(rows, columns)).dense()
+            assert found[role][b, first:, shift:].equal(whole[: rows - first, : columns - shift])
+            assert not found[role][b, :, :shift].any()
+        for other in ROLES.keys() - {role}:
+            assert found[other].equal(own[other])
+    model = tiny(name)
+    mpnn.hf.use(model, ROLES)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.config.mpnn_graph == ROLES
+    with torch.no_grad():
+        torch.testing.assert_close(output(loaded), output(model), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_cross_attention_knows_its_place_in_generation(name: str) -> None:
+    model = tiny(name)
+    mpnn.hf.use(model, ROLES)
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    options |= {"forced_eos_token_id": None, "return_dict_in_generate": True, "output_scores": True}
+    inputs = IDS if name != "whisper" else torch.linspace(-1, 1, 2 * 8 * 40).view(2, 8, 40)
+    scores = [torch.stack(model.generate(inputs, use_cache=cache, **options).scores) for cache in (False, True)]
+    torch.testing.assert_close(scores[1], scores[0], **CLOSE)
+
+
 def test_the_graph_is_saved_with_the_model(tmp_path: Any) -> None:
     model = tiny("llama")
     mpnn.hf.use(model, graphs.causal() & graphs.window(3))
@@ -188,6 +284,18 @@ def test_the_graph_is_saved_with_the_model(tmp_path: Any) -> None:
     assert loaded.config.mpnn_graph == "causal() & window(3)"
     with torch.no_grad():
         torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("options", ["", ", attn_implementation='sdpa'"])
+def test_a_saved_model_loads_without_mpnn_only_if_another_attention_is_named(options: str, tmp_path: Any) -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model, "causal() & window(3)")
+    model.save_pretrained(tmp_path)
+    script = f"from transformers import AutoModel; print(AutoModel.from_pretrained('.'{options}).config.mpnn_graph)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode == 0) == bool(options)
+    if not options:
+        assert 'attn_implementation="mpnn"` is not supported' in done.stderr
 
 
 def test_weights_are_returned() -> None:
@@ -233,17 +341,106 @@ def test_topologies_count_from_the_first_token_that_is_not_padding() -> None:
     torch.testing.assert_close(padded, alone, **CLOSE)
 
 
+# ------------------------------------------------------------------------------------------------ traced programs
+
+
+@pytest.fixture
+def fresh() -> None:
+    """Forgets the programs of other tests, which count towards torch's limit of recompilations."""
+    torch._dynamo.reset()
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch, where a program breaks
-def test_a_compiled_model_computes_the_same() -> None:
-    model = tiny("gemma2")
-    mpnn.hf.use(model)
-    program = torch.compile(model, backend="aot_eager")
+@pytest.mark.parametrize("graph", [None, "causal() & window(3)"], ids=str)
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "bert", "modernbert"])
+def test_one_program_computes_all_lengths(name: str, graph: str | None, fresh: None) -> None:
+    model = tiny(name)
+    mpnn.hf.use(model, graph)
+    program = torch.compile(model, backend="aot_eager", fullgraph=True)
+    first = next(model.parameters())
     for length in (17, 9):
         ids, padding = IDS[:, :length], LEFT[:, :length]
-        expected, found = (m(ids, attention_mask=padding).logits for m in (model, program))
+        expected, found = (m(ids, attention_mask=padding)[0] for m in (model, program))
         torch.testing.assert_close(found, expected, **CLOSE)
-        found.square().mean().backward()
+        gradients = [torch.autograd.grad(x.square().mean(), first)[0] for x in (found, expected)]
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-5 * float(gradients[1].abs().max()))
+
+
+@pytest.mark.slow
+def test_a_program_goes_on_with_a_cache(fresh: None) -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model)
+    program = torch.compile(model, backend="aot_eager", fullgraph=True)
+    longer = torch.cat([LEFT, LEFT[:, -1:]], 1)
+    logits = []
+    with torch.no_grad():
+        for run in (model, program):
+            cache = run(IDS, attention_mask=LEFT, use_cache=True).past_key_values
+            logits.append(run(IDS[:, :1], attention_mask=longer, past_key_values=cache).logits)
+    torch.testing.assert_close(*logits, **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch, where a program breaks
+@pytest.mark.parametrize("name", ["llama without a mask", "llama4", "t5", "swin"])
+def test_programs_break_where_numbers_decide_the_graph(name: str, fresh: None) -> None:
+    model = tiny(name.split()[0])
+    mpnn.hf.use(model)
+    program = torch.compile(model, backend="aot_eager")
+
+    def run(call: Any) -> Tensor:
+        if "without" in name:
+            return call(IDS, use_cache=False).logits
+        if name == "llama4":
+            return call(IDS, attention_mask=LEFT).logits[LEFT.bool()]
+        call.main_input_name, call.config = model.main_input_name, model.config
+        return output(call)
+
+    expected, found = run(model), run(program)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    found.square().mean().backward()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")  # of transformers
+@pytest.mark.parametrize(("name", "strict"), [("mistral", True), ("mistral", False), ("bert", False), ("vit", False)])
+def test_exported_programs_run_in_another_process(name: str, strict: bool, tmp_path: Any, fresh: None) -> None:
+    model = tiny(name)
+    mpnn.hf.use(model, "causal() & window(3)" if name == "mistral" else None)
+    model.config.use_cache = False
+    dims: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
+    inputs: dict[str, Tensor] = {"pixel_values": torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)}
+    if name != "vit":
+        dims[1] = torch.export.Dim.DYNAMIC
+        inputs = {"input_ids": IDS, "attention_mask": LEFT}
+    shapes = dict.fromkeys(inputs, dims)
+    program = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=strict)
+    other = {key: x[:, :9] if name != "vit" else x[[0, 1, 1]] for key, x in inputs.items()}
+    with torch.no_grad():
+        for case in (inputs, other):
+            torch.testing.assert_close(program.module()(**case)[0], model(**case)[0], **CLOSE)
+        torch.save((other, model(**other)[0]), tmp_path / "case.pt")
+    torch.export.save(program, tmp_path / "program.pt2")
+    script = (
+        "import torch, mpnn.hf, transformers\n"
+        "inputs, expected = torch.load('case.pt')\n"
+        "found = torch.export.load('program.pt2').module()(**inputs)[0]\n"
+        "torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_exports_that_are_refused() -> None:
+    model = tiny("llama")
+    model.config.use_cache = False
+    mpnn.hf.use(model)
+    with pytest.raises(ValueError, match="if the call has no attention_mask, pass one"):
+        torch.export.export(model, (IDS,), strict=False)
+    model = tiny("swin")
+    mpnn.hf.use(model)
+    with pytest.raises(ValueError, match=r"torch\.export cannot save SwinAttention: its mask is a tensor"):
+        torch.export.export(model, (torch.zeros(1, 3, 32, 32),), strict=False)
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -287,9 +484,15 @@ def test_graphs_that_are_none(graph: Any, message: str) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_graph_does_not_apply_to_cross_attention() -> None:
-    with pytest.raises(ValueError, match="has cross-attention"):
-        mpnn.hf.use(tiny("t5"), "window(3)")
+def test_a_graph_of_an_encoder_decoder_says_for_which_attention() -> None:
+    for graph in ("window(3)", {"encoder": "window(3)", 0: "window(3)"}, {"full_attention": "window(3)"}):
+        with pytest.raises(
+            ValueError, match="T5ForConditionalGeneration has an encoder, a decoder and cross-attention"
+        ):
+            mpnn.hf.use(tiny("t5"), graph)
+    decoder = hf.BertLMHeadModel(hf.BertConfig(**ENCODER, is_decoder=True, add_cross_attention=True))
+    with pytest.raises(ValueError, match="has cross-attention in a decoder of its own"):
+        mpnn.hf.use(decoder, "causal()")
     with pytest.raises(TypeError, match="must be a PreTrainedModel"):
         mpnn.hf.use(torch.nn.Linear(2, 2))
 

@@ -12,6 +12,8 @@ import torch
 from mpnn import graphs, ops
 from mpnn.graph.topology import Topology
 from mpnn.kernels import tile_attention
+from mpnn.kernels.cpu import threads
+from mpnn.kernels.rows import Rows
 from mpnn.position import ALiBi
 
 FIRST_CALLS = """
@@ -98,9 +100,53 @@ def test_tiles_need_memory_for_nodes_and_not_for_edges() -> None:
     assert all(float(x) <= 10 for x in done.stdout.split()), done.stdout
 
 
-def test_parts_run_side_by_side_and_what_one_raises_is_raised() -> None:
-    from mpnn.kernels.cpu import threads
+def test_torchs_threads_and_pythons_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's threads replace torch's in a forked process, and where torch has another OpenMP runtime."""
+    graph = graphs.from_edges(torch.randint(0, 300, (2, 40_000)), 300)
+    x = torch.randn(2, 300, 4, 32)
 
+    def results() -> list[torch.Tensor]:
+        leaf, window = x.clone().requires_grad_(), graphs.window(40).bind(300)
+        bias = torch.ones(graph.num_edges, 4, requires_grad=True)  # shared by the batch: one entry after the other
+        outs = [
+            ops.attend(window, leaf, leaf, leaf, backend="tiles"),
+            ops.attend(graph, leaf, leaf, leaf, bias=bias, dropout=0.0, backend="csr"),
+            ops.aggregate(graph, leaf.flatten(2), "max", backend="csr"),
+        ]
+        sum(y.square().sum() for y in outs).backward()
+        assert leaf.grad is not None
+        assert bias.grad is not None
+        return [*(y.detach() for y in outs), leaf.grad, bias.grad]
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        if sys.platform == "linux":
+            assert threads.team() is not None
+        from_torch = results()
+        monkeypatch.setattr(threads, "team", lambda: None)
+        from_python = results()
+    finally:
+        torch.set_num_threads(before)
+    assert all(a.equal(b) for a, b in zip(from_torch, from_python, strict=True))
+
+
+def test_a_struct_that_two_threads_build_points_to_memory_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second thread must not free the offsets of the first one's struct."""
+    rows = Rows(torch.tensor([0, 2, 4]), torch.zeros(4, dtype=torch.int32))
+    cuts, others = rows._cuts, []
+
+    def interrupted(parts: int) -> list[int]:
+        if not others:
+            others.append(None)
+            others[0] = rows.struct(parts)
+        return cuts(parts)
+
+    monkeypatch.setattr(rows, "_cuts", interrupted)
+    assert rows.struct(2) is others[0]
+
+
+def test_parts_run_side_by_side_and_what_one_raises_is_raised() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -114,8 +160,6 @@ def test_parts_run_side_by_side_and_what_one_raises_is_raised() -> None:
 
 
 def test_no_part_begins_after_the_caller_was_interrupted() -> None:
-    from mpnn.kernels.cpu import threads
-
     caller, begun = threading.current_thread(), []
 
     def part(k: int) -> None:

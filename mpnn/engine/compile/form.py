@@ -23,7 +23,7 @@ from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggre
 from mpnn.engine import dispatch
 from mpnn.engine.compile.graph_tensor import ADVICE, graph_to_tensor
 from mpnn.engine.compile.names import describe, restore
-from mpnn.engine.compile.outline import Outline, constant
+from mpnn.engine.compile.outline import Built, Outline, constant
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.request.request import Request
@@ -86,7 +86,7 @@ def flatten(request: Request, backend: str) -> Call:
     reduce, reduced = parts.named("reduce", request.reduce), None
     if reduce not in _PLAIN:
         reduced = _reduced(reduce, operator.index(request.heads), operator.index(request.value.shape[-1]))
-    if torch.compiler.is_exporting():
+    if torch.compiler.is_exporting() and not isinstance(graph, Built):
         token, recipe = graph_to_tensor(graph), ()
     else:
         token, recipe = graph.token, (_name_of(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else ()

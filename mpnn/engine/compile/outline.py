@@ -102,6 +102,16 @@ class Outline:
         )
 
 
+class Built(Outline):
+    """A graph that the program builds when it runs. `token`, a tensor of the program, is its number."""
+
+    def __init__(self, token: Tensor, num_dst: int, num_src: int, device: torch.device) -> None:
+        self.token, self.num_dst, self.num_src, self.device = token, num_dst, num_src, device
+        self.base, self.recipe, self.shift = (num_dst, num_src), (), 0
+        self.positions = self.edge_attr = None
+        self.original: Any = None
+
+
 def outline(graph: Topology | Graph | Outline, num_dst: int, num_src: int, device: torch.device) -> Graph:
     """A stand-in for a graph of this size in a traced program."""
     return cast(Graph, graph if isinstance(graph, Outline) else Outline(graph, num_dst, num_src, device))

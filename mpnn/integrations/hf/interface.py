@@ -14,15 +14,21 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.configuration_utils import PretrainedConfig
-from transformers.masking_utils import causal_mask_function
 
 from mpnn import graphs, ops
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf import masks
-from mpnn.integrations.hf.masks import Mask
+from mpnn.integrations.hf import masks, traced
+from mpnn.integrations.hf.masks import Mask, Rule
+from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
 
 NAME = "mpnn"
+
+ROLES = "encoder", "decoder", "cross"
+
+_FIRST_QUERY: dict[int, int] = {}
+"""By the identity of the configuration: the decoder's position of the first query in the latest call of its
+self-attention, which comes before the cross-attention of each layer. The mask of cross-attention does not say it."""
 
 _REFUSED = {
     "indices": "chooses the sources of each token by content, in a kernel of its own",
@@ -45,11 +51,20 @@ def attend(
     query [B, H, queries, D]; key, value [B, H_kv, keys, D]. Returns out [B, queries, H, D], and with output_attentions
     the weights [B, H, queries, keys].
 
-    Under `torch.compile` it runs outside the compiled program, which breaks before and after it, because its graph
-    depends on the numbers in the mask.
+    While a program is traced (`torch.compile`, `torch.export`), the graph is built by an operator of the program. Where
+    that is not possible (see `traced.reason`), `torch.compile` breaks the program before and after this function.
+
+    Raises:
+        ValueError: if the layer does what mpnn does not support, or `torch.export` cannot save what it does.
     """
-    run = _uncompiled if torch.compiler.is_compiling() else _attend  # a disabled function takes 100 us longer to call
-    return run(module, query, key, value, attention_mask, **options)
+    if not torch.compiler.is_compiling():
+        return _attend(module, query, key, value, attention_mask, **options)
+    reason = traced.reason(attention_mask, options, _has_cross_topology(module))
+    if reason is None:
+        return _attend(module, query, key, value, attention_mask, **options)
+    if torch.compiler.is_exporting():
+        raise ValueError(f"torch.export cannot save {type(module).__name__}: {reason}; export it with 'sdpa' attention")
+    return _uncompiled(module, query, key, value, attention_mask, **options)
 
 
 def _attend(
@@ -63,7 +78,7 @@ def _attend(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
+    position_bias: Tensor | OffsetBias | None = None,
     cu_seq_lens_k: Tensor | None = None,
     output_attentions: bool | None = None,
     **others: Any,
@@ -76,20 +91,31 @@ def _attend(
             )
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
-    mask, bias = _mask_and_bias(module, mask, position_bias, is_causal, (batch, queries, keys))
+    by_offset, dense = None, None
+    if isinstance(position_bias, OffsetBias):
+        by_offset = position_bias
+    elif not has_no_bias(module):
+        dense = position_bias
+    mask, dense = _mask_and_bias(module, mask, dense, is_causal, (batch, queries, keys))
     if cu_seq_lens_k is not None:
         mask = mask.within(cu_seq_lens_k)
-    graph, is_flat = mask.graph(topology_of(module), batch, keys, query.device)
+    if torch.compiler.is_compiling():
+        graph, is_flat = traced.graph(mask, text_of(module), batch, keys, query.device)
+    else:
+        graph, is_flat = mask.graph(_rule_of(module, mask), batch, keys, query.device)
     features = [x.transpose(1, 2) for x in (query, key, value)]
     if torch.is_autocast_enabled(query.device.type):  # as torch does for its own attention
         dtype = torch.get_autocast_dtype(query.device.type)
         features = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in features]
     if is_flat:
         features = [x.flatten(0, 1) for x in features]
+    bias: Any = None if dense is None else _per_edge(dense, graph, is_flat, batch)
+    if by_offset is not None:
+        bias = by_offset.over(graph, is_flat, query) if bias is None else bias + by_offset.on_edges(graph, query)
     result = ops.attend(
         graph,
         *features,
-        bias=None if bias is None else _per_edge(bias, graph, is_flat, batch),
+        bias=bias,
         scale=scaling,
         softcap=softcap,
         sinks=s_aux,
@@ -124,21 +150,20 @@ def _mask_and_bias(
             return masks.from_dense(mask.expand(-1, -1, queries, keys)), bias
         if not mask.is_floating_point():
             mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask.bool(), -torch.inf)
-        return _complete(queries, keys), mask if bias is None else bias + mask
+        return _cached_whole(queries, keys), mask if bias is None else bias + mask
     if mask is not None:
         raise ValueError(f"a mask must be one that transformers made with attn_implementation='mpnn'; got {mask!r}")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    return (_causal if causal and queries > 1 else _complete)(queries, keys), bias
+    build = _whole if torch.compiler.is_compiling() else _cached_whole  # a symbol has no hash
+    return build(queries, keys, causal and queries > 1), bias
 
 
-@lru_cache(maxsize=64)
-def _complete(queries: int, keys: int) -> Mask:
-    return Mask(1, masks.Sizes(queries, keys))
+def _whole(queries: int, keys: int, is_causal: bool = False) -> Mask:
+    """The mask of a layer that gets none."""
+    return Mask(1, masks.Sizes(queries, keys, keys - queries), ("band", None, 0 if is_causal else None))
 
 
-@lru_cache(maxsize=64)
-def _causal(queries: int, keys: int) -> Mask:
-    return Mask(1, masks.Sizes(queries, keys, keys - queries), causal_mask_function)
+_cached_whole = lru_cache(maxsize=64)(_whole)
 
 
 def _per_edge(bias: Tensor, graph: Graph, is_flat: bool, batch: int) -> Tensor:
@@ -165,20 +190,50 @@ def _dense(weights: Tensor, graph: Graph, is_flat: bool, sizes: tuple[int, int, 
     return pairs.view(batch, queries, keys, heads).movedim(-1, 1)
 
 
-def topology_of(module: nn.Module) -> Topology | None:
-    """The topology that `config.mpnn_graph` gives an attention layer, or None for the model's own mask."""
+def _rule_of(module: nn.Module, mask: Mask) -> Rule | None:
+    """The rule that `config.mpnn_graph` gives an attention layer, or None for the model's own mask."""
+    text = text_of(module)
+    if _has_cross_topology(module):
+        config: Any = module.config
+        if role_of(module) == "decoder":
+            _FIRST_QUERY[id(config)] = mask.sizes.first_query
+        elif role_of(module) == "cross" and text is not None:
+            return "cross", parse(text), _FIRST_QUERY.get(id(config), 0)
+    return None if text is None else ("topology", parse(text))
+
+
+def text_of(module: nn.Module) -> str | None:
+    """The topology that `config.mpnn_graph` gives an attention layer, as text, or None for the model's own mask."""
     config: PretrainedConfig | None = getattr(module, "config", None)
     spec = None if config is None else getattr(config, "mpnn_graph", None)
-    if spec is None:
-        return None
-    if isinstance(spec, str):
-        return parse(spec)
+    if spec is None or isinstance(spec, str):
+        return spec
+    text: str | None
+    if any(role in spec for role in ROLES):
+        text = spec.get(role_of(module))
+        return text
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise ValueError(f"{type(module).__name__} has no layer_idx; give one graph for all layers")
     types = getattr(config, "layer_types", None)
     text = spec.get(str(layer), spec.get(types[layer]) if types else None)
-    return None if text is None else parse(text)
+    return text
+
+
+def role_of(module: nn.Module) -> str:
+    """Which attention of an encoder-decoder this layer is: "encoder", "decoder" or "cross"."""
+    is_decoder, is_causal = getattr(module, "is_decoder", None), getattr(module, "is_causal", None)
+    if is_decoder is None or is_causal is None:
+        raise ValueError(
+            f"{type(module).__name__} does not say whether it is the encoder's, the decoder's or cross-attention "
+            "(is_decoder, is_causal); call mpnn.hf.use(model) without graph"
+        )
+    return "encoder" if not is_decoder else "decoder" if is_causal else "cross"
+
+
+def _has_cross_topology(module: nn.Module) -> bool:
+    spec = getattr(getattr(module, "config", None), "mpnn_graph", None)
+    return isinstance(spec, dict) and "cross" in spec
 
 
 @lru_cache(maxsize=256)

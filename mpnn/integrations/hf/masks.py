@@ -15,6 +15,7 @@ Rules, where positions count from the start of a packed sequence:
     ("&", ...), ("|", ...)       of rules
     ("runs", ptr, start, stop)   evaluated
     ("topology", topology)       a topology, over each sequence
+    ("cross", topology, first)   a topology from encoder to decoder, whose first query has the position `first`
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ Ints = NDArray[np.int64]
 
 _BLOCK = 1 << 22  # pairs that are evaluated at once
 _KNOWN = masking_utils.__name__
+_COMPUTES = (
+    "this model computes with its mask, and with attn_implementation='mpnn' the mask is a graph, not a tensor; keep "
+    "attn_implementation='sdpa' or 'eager' for it"
+)
 
 
 class Sizes(NamedTuple):
@@ -57,7 +62,7 @@ class Mask:
         self,
         batch: int,
         sizes: Sizes,
-        function: Callable[..., Any] = masking_utils.bidirectional_mask_function,
+        function: Callable[..., Any] | Rule = masking_utils.bidirectional_mask_function,
         padding: Tensor | None = None,
         use_vmap: bool = False,
         device: torch.device | None = None,
@@ -74,6 +79,26 @@ class Mask:
     def ndim(self) -> int:
         return 4
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bool
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """`torch.where(mask, ...)` selects by the pairs, bool [B, 1, queries, keys] (Doge, one token at a time)."""
+        if function is not torch.where or not isinstance(args[0], Mask):
+            raise TypeError(f"torch.{function.__name__}: {_COMPUTES}")
+        tensors = [x for x in args[1:] if isinstance(x, Tensor)]
+        return torch.where(args[0].dense().to(tensors[0].device), *args[1:], **kwargs or {})
+
+    def dense(self) -> Tensor:
+        """The pairs, bool [B, 1, queries, keys]."""
+        graph, _ = self.graph(None, self.batch, self.sizes.keys, torch.device("cpu"), flat=True)
+        src, dst = graph.edge_index
+        pairs = torch.zeros(self.batch, 1, self.sizes.queries, self.sizes.keys, dtype=torch.bool)
+        pairs.view(-1)[dst * self.sizes.keys + src % self.sizes.keys] = True
+        return pairs
+
     def contiguous(self) -> Mask:
         return self
 
@@ -81,10 +106,7 @@ class Mask:
         return f"Mask{self.shape}"
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"this model computes with its mask ({name!r}), and with attn_implementation='mpnn' the mask is a graph, "
-            "not a tensor; keep attn_implementation='sdpa' or 'eager' for it"
-        )
+        raise AttributeError(f"{name!r}: {_COMPUTES}")
 
     def __getitem__(self, index: Any) -> Any:
         return self.__getattr__("[...]")
@@ -103,22 +125,25 @@ class Mask:
             found.append(rule if padding is None else ("&", rule, ("sources", padding[b].numpy().tobytes())))
         return found
 
-    def graph(self, topology: Topology | None, batch: int, keys: int, device: torch.device) -> tuple[Graph, bool]:
+    def graph(
+        self, instead: Rule | None, batch: int, keys: int, device: torch.device, flat: bool = False
+    ) -> tuple[Graph, bool]:
         """The graph, and whether it is over the nodes of all entries of the batch, one after the other.
 
-        topology: replaces what the mask says, except for padding and packed sequences.
+        instead: a "topology" or "cross" that replaces what the mask says, except for padding and packed sequences.
         keys: number of keys that the layer has; fewer than the mask has if its cache is shorter.
+        flat: whether it is over all nodes even if all entries have the same graph.
         """
-        key = topology, batch, keys, device
+        key = instead, batch, keys, device, flat
         if key not in self._graphs:
-            rules = self.rules if topology is None else [_replaced(rule, topology) for rule in self.rules]
+            rules = self.rules if instead is None else [_replaced(rule, instead) for rule in self.rules]
             if self.batch == 1:
                 rules = rules * batch
             if len(rules) != batch or keys > self.sizes.keys:
                 raise ValueError(
                     f"the mask is of the shape {list(self.shape)}, and the layer has {batch} x {keys} keys"
                 )
-            same = rules[1:] == rules[:-1]
+            same = not flat and rules[1:] == rules[:-1]
             graph = _graph(tuple(rules[:1] if same else rules), self.sizes._replace(keys=keys))
             self._graphs[key] = graph.to(device), not same
         return self._graphs[key]
@@ -139,11 +164,22 @@ class Mask:
 
 
 def mask(
+    batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: Any = 0, **options: Any
+) -> Mask | Tensor:
+    """What transformers calls to create a mask; see `transformers.AttentionMaskInterface`.
+
+    Returns a tensor of bools if the model demands one, to compute with: it allows no skip of a mask that needs none.
+    """
+    build = _traced if torch.compiler.is_compiling() else _mask
+    return build(batch_size, q_length, kv_length, q_offset, kv_offset, **options)
+
+
+def _mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: Any = 0,
+    q_offset: Any,
+    kv_offset: Any,
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Tensor | Mask | None = None,
     allow_is_causal_skip: bool = True,
@@ -152,10 +188,6 @@ def mask(
     device: Any = None,
     **_: Any,
 ) -> Mask | Tensor:
-    """What transformers calls to create a mask; see `transformers.AttentionMaskInterface`.
-
-    Returns a tensor of bools if the model demands one, to compute with: it allows no skip of a mask that needs none.
-    """
     if isinstance(attention_mask, Mask):  # created before, by `generate`
         return attention_mask
     sizes = Sizes(int(q_length), int(kv_length), int(q_offset), int(kv_offset))
@@ -169,6 +201,62 @@ def mask(
         assert dense is not None
         return dense
     return Mask(batch_size, sizes, mask_function, padding, use_vmap, device)
+
+
+_uncompiled = torch.compiler.disable(_mask, reason="numbers decide this mask; pass an attention_mask if there is none")
+
+
+def _traced(batch: int, *sizes: Any, **options: Any) -> Mask | Tensor:
+    """The mask while a program is traced: its sizes may be symbols, and the numbers of its padding are unknown. A
+    program breaks where numbers decide more than the padding."""
+    attention_mask = options.get("attention_mask")
+    if isinstance(attention_mask, Mask):
+        return attention_mask
+    rule = None if _has_tensors(**options) else static_rule(options["mask_function"])
+    if rule is not None:
+        placed = Sizes(*sizes)
+        padding = masking_utils.prepare_padding_mask(attention_mask, placed.keys, placed.first_key)
+        return Mask(batch, placed, rule, None if padding is None else padding.to(torch.bool))
+    if torch.compiler.is_exporting():
+        raise ValueError(
+            "torch.export cannot save a mask that numbers decide (position_ids, blocks of tokens, chunks); if the "
+            "call has no attention_mask, pass one, so that transformers does not search position_ids for packed "
+            "sequences; else export with attn_implementation='sdpa'"
+        )
+    return _uncompiled(batch, *sizes, **options)
+
+
+def _has_tensors(
+    config: Any = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **_: Any,
+) -> bool:
+    """Whether the mask function may contain tensors: packed sequences, blocks and a model's own functions, for which
+    transformers skips no mask; and chunks, which begin behind the padding. A traced program cannot look inside."""
+    is_chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
+    return is_chunked or not (allow_is_causal_skip or allow_is_bidirectional_skip)
+
+
+@torch.compiler.assume_constant_result
+def static_rule(function: Callable[..., Any]) -> Rule | None:
+    """The rule of a mask function that contains no tensors (causal, bidirectional, windows, their combinations), or
+    None."""
+    if function is masking_utils.causal_mask_function:
+        return "band", None, 0
+    if function is masking_utils.bidirectional_mask_function:
+        return "band", None, None
+    maker, free = _maker(function), _closure(function)
+    match maker:
+        case "and_masks" | "or_masks":
+            parts = tuple(map(static_rule, free["mask_functions"]))
+            return None if None in parts else ("&" if maker == "and_masks" else "|", *parts)
+        case "sliding_window_overlay":
+            return "band", int(free["sliding_window"]) - 1, None
+        case "sliding_window_bidirectional_overlay":
+            return "band", int(free["sliding_window"]), int(free["sliding_window"])
+    return None
 
 
 def from_dense(allowed: Tensor) -> Mask:
@@ -197,22 +285,17 @@ class _Reader:
         self.evaluated: dict[Any, list[Rule]] = {}
 
     def read(self, function: Any, b: int) -> Rule:
-        if function is masking_utils.causal_mask_function:
-            return "band", None, 0
-        if function is masking_utils.bidirectional_mask_function:
-            return "band", None, None
-        maker = function.__qualname__.split(".")[0] if getattr(function, "__module__", "") == _KNOWN else ""
-        free = _closure(function) if maker else {}
-        match maker:
+        if isinstance(function, tuple):  # read while a program was traced
+            return function
+        if (rule := static_rule(function)) is not None:
+            return rule
+        free = _closure(function)
+        match _maker(function):
             case "and_masks":
                 parts = tuple(self.read(f, b) for f in free["mask_functions"])
                 return _joined_packing(parts)
             case "or_masks":
                 return ("|", *(self.read(f, b) for f in free["mask_functions"]))
-            case "sliding_window_overlay":
-                return "band", int(free["sliding_window"]) - 1, None
-            case "sliding_window_bidirectional_overlay":
-                return "band", int(free["sliding_window"]), int(free["sliding_window"])
             case "chunked_overlay":
                 return "chunks", int(free["chunk_size"]), int(free["left_padding"][b])
             case "blockwise_overlay":
@@ -245,6 +328,11 @@ class _Reader:
                     parts[b].append(_runs(allowed[b, 0].cpu()))
             self.evaluated[function] = [_stored(_below(entry)) for entry in parts]
         return self.evaluated[function]
+
+
+def _maker(function: Any) -> str:
+    """The function of transformers that made a mask function, or ""."""
+    return function.__qualname__.split(".")[0] if getattr(function, "__module__", "") == _KNOWN else ""
 
 
 def _closure(function: Any) -> dict[str, Any]:
@@ -294,16 +382,16 @@ def _evaluated(allowed: Tensor) -> Rule:
 # ---------------------------------------------------------------------------------------------------- changing rules
 
 
-def _replaced(rule: Rule, topology: Topology) -> Rule:
-    """The rule with a topology instead of bands and chunks. Padding and packed sequences stay."""
+def _replaced(rule: Rule, instead: Rule) -> Rule:
+    """The rule with another one instead of bands and chunks. Padding and packed sequences stay."""
     match rule:
         case ("band" | "chunks", *_):
-            return "topology", topology
+            return instead
         case ("&", *parts):
-            replaced = tuple(_replaced(part, topology) for part in parts)
+            replaced = tuple(_replaced(part, instead) for part in parts)
             return ("&", *dict.fromkeys(replaced))  # the topology once
         case ("packed", positions, inner):
-            return "packed", positions, _replaced(inner, topology)
+            return "packed", positions, _replaced(inner, instead)
         case ("sources", _):
             return rule
     raise ValueError(
@@ -373,6 +461,9 @@ def _build(rule: Rule, sizes: Sizes, first: int) -> Runs:
             return _crop(Runs(queries, _columns(stop, keys), ptr, start, stop), Sizes(queries, keys))
         case ("topology", topology):
             return _of_topology(topology, sizes, first)
+        case ("cross", topology, row):
+            selected = topology.bind(max(row + queries, keys - first)).runs.take(rows + row)
+            return Runs.of(queries, keys, [(selected.row, selected.start + first, selected.stop + first)])
         case ("&", *parts):
             built = [_build(part, sizes, first) for part in parts]
             result = built[0]

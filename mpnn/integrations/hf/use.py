@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf.interface import NAME, parse
+from mpnn.integrations.hf.interface import NAME, ROLES, parse, role_of
+from mpnn.integrations.hf.offset_bias import by_offset
 from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
 Graphs = str | Topology | Mapping[Any, str | Topology] | Callable[[int], str | Topology | None]
@@ -42,9 +43,10 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
         graph: None for the masks that the model has (causal, windows, chunks, padding, packed sequences), or a topology
             that replaces causal masks, windows and chunks, while padding and packed sequences stay as they are: a
             topology or its text, such as "causal() & window(256)"; a dictionary from layer types (of
-            `config.layer_types`) or layer numbers to these; or a function of the layer's number. Layers without an
-            entry keep their mask. Positions count from the first token that is not padding, and from the start of each
-            packed sequence.
+            `config.layer_types`) or layer numbers to these; or a function of the layer's number. For an
+            encoder-decoder: a dictionary with some of the keys "encoder", "decoder" and "cross"; the destinations of
+            "cross" are the decoder's tokens, its sources the encoder's. Layers without an entry keep their mask.
+            Positions count from the first token that is not padding, and from the start of each packed sequence.
         unpad: whether an encoder computes the tokens of a padded batch only, in all of its layers
             (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: where another module contains
             the model, as in sentence-transformers, which ignores those states.
@@ -56,8 +58,8 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
 
     Raises:
         TypeError: if `model` is no model of transformers, or the graph is of another type.
-        ValueError: if attention layers of the model do not dispatch; if the model has cross-attention and a graph is
-            given; if a topology cannot be written as text; if padding cannot be removed from the model.
+        ValueError: if attention layers of the model do not dispatch; if the model has cross-attention and the graph
+            does not say for which attention; if a topology cannot be written as text; if padding cannot be removed.
     """
     if not isinstance(model, nn.Module) or not (inner := _models(model)):
         raise TypeError(f"model must be a PreTrainedModel of transformers, or contain one; got {type(model).__name__}")
@@ -67,6 +69,7 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
             configs = list(_configs(part))
             handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
             _set_implementation(part, configs)
+            handle._undo += by_offset(part)
             if graph is not None:
                 _set_graph(part, graph)
             if unpad or (unpad is None and part is not model and is_encoder(part.base_model)):
@@ -123,16 +126,29 @@ def _set_implementation(model: PreTrainedModel, configs: list[PretrainedConfig])
 
 
 def _set_graph(model: PreTrainedModel, graph: Graphs) -> None:
-    text = model.config.get_text_config()
-    if text.is_encoder_decoder or getattr(text, "add_cross_attention", False):
+    config = model.config.get_text_config()
+    spec = _text_by_role(graph, model) if config.is_encoder_decoder else _text(graph, config)
+    if getattr(config, "add_cross_attention", False):
         raise ValueError(
-            f"{type(model).__name__} has cross-attention, to which a topology over one sequence does not apply; call "
-            "mpnn.hf.use(model) without graph"
+            f"{type(model).__name__} has cross-attention in a decoder of its own, to which a topology over one "
+            "sequence does not apply; call mpnn.hf.use(model) without graph"
         )
-    spec = _text(graph, text)
-    for config in _configs(model):
-        if config is text or type(config) is type(text):
-            config.mpnn_graph = spec
+    for part in _configs(model):
+        if part is config or type(part) is type(config):
+            part.mpnn_graph = spec
+
+
+def _text_by_role(graph: Graphs, model: PreTrainedModel) -> dict[str, str]:
+    """The graphs of an encoder-decoder as `config.mpnn_graph` stores them."""
+    if not isinstance(graph, Mapping) or not set(graph) <= set(ROLES):
+        raise ValueError(
+            f"{type(model).__name__} has an encoder, a decoder and cross-attention; graph must be a dictionary with "
+            f"some of the keys {', '.join(ROLES)}, each a topology or its text; got {graph!r}"
+        )
+    layers = [module for module in model.modules() if hasattr(module, "is_decoder") and hasattr(module, "is_causal")]
+    if missing := set(graph) - {role_of(module) for module in layers}:
+        raise ValueError(f"the attention layers of {type(model).__name__} do not say which are {sorted(missing)[0]}")
+    return {role: _written(topology) for role, topology in graph.items()}
 
 
 def _text(graph: Graphs, config: PretrainedConfig) -> str | dict[str, str]:

@@ -17,13 +17,13 @@ INLINE vec<T, N> drop(vec<T, N> x, uint32_t row_key, int64_t column, uint32_t th
 template <class T> struct FeatureDropout {  // mpnn/kernels/feature_dropout.py has the same fields in the same order
   const T *x;                              // [rows, width]
   T *out;
-  int64_t width, key, threshold;
+  int64_t rows, width, key, threshold;
   double growth;
 };
 
-template <class T> void run(const FeatureDropout<T> &p, int64_t first, int64_t last) {
+template <class T> bool run(const FeatureDropout<T> &p, int64_t part, int64_t parts) {
   constexpr int N = VECTOR_BYTES / sizeof(uint32_t);  // the hash is most of the work
-  for (int64_t r = first; r < last; r++) {
+  for (int64_t r = p.rows * part / parts; r < p.rows * (part + 1) / parts; r++) {
     const uint32_t row_key = mix(uint32_t(p.key) ^ uint32_t(r)), threshold = p.threshold;
     const T *x = p.x + r * p.width, growth = p.growth;
     T *out = p.out + r * p.width;
@@ -31,14 +31,11 @@ template <class T> void run(const FeatureDropout<T> &p, int64_t first, int64_t l
     for (; c + N <= p.width; c += N) store<T, N>(out + c, drop<T, N>(load<T, N>(x + c), row_key, c, threshold, growth));
     for (; c < p.width; c++) store<T, 1>(out + c, drop<T, 1>(load<T, 1>(x + c), row_key, c, threshold, growth));
   }
+  return true;
 }
 
 }  // namespace feature_dropout
 
 extern "C" int64_t feature_dropout_size() { return sizeof(feature_dropout::FeatureDropout<float>); }
-extern "C" void feature_dropout_f32(const feature_dropout::FeatureDropout<float> *p, int64_t first, int64_t last) {
-  feature_dropout::run(*p, first, last);
-}
-extern "C" void feature_dropout_f64(const feature_dropout::FeatureDropout<double> *p, int64_t first, int64_t last) {
-  feature_dropout::run(*p, first, last);
-}
+KERNEL(feature_dropout_f32, feature_dropout::FeatureDropout<float>) { return feature_dropout::run(*p, part, parts); }
+KERNEL(feature_dropout_f64, feature_dropout::FeatureDropout<double>) { return feature_dropout::run(*p, part, parts); }

@@ -5,4 +5,5 @@
 #include "row_attention.cpp"
 #include "row_reduce.cpp"
 #include "sort_edges.cpp"
+#include "threads.cpp"
 #include "tile_attention.cpp"

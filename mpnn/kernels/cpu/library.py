@@ -10,9 +10,11 @@ import ctypes
 import platform
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
+from mpnn.kernels.cpu import threads
 from mpnn.kernels.cpu.files import FOLDER, digest, file_name
 
 _SUFFIXES = {torch.float32: "_f32", torch.float64: "_f64", torch.bfloat16: "_bf16", torch.float16: "_f16"}
@@ -53,13 +55,52 @@ def _load() -> ctypes.CDLL:
     return ctypes.CDLL(str(FOLDER / file_name(processor() or "", digest())))
 
 
+def run(
+    name: str, dtype: torch.dtype, parameters: ctypes.Structure, entries: int = 1, parts: int = 1, first_entry: int = 0
+) -> None:
+    """Runs the kernel `name` for features of this dtype on each part of each of these entries of a batch.
+
+    The parts are shared by as many threads as torch uses. Python's lock is released. Ctrl-C is raised at the end.
+
+    Raises:
+        MemoryError: there was no memory for intermediate results.
+    """
+    kernel, address, count = _kernel(name, dtype), ctypes.addressof(parameters), torch.get_num_threads()
+    team = threads.team() if count > 1 and entries * parts > 1 else None
+    if team is None and count > 1:
+
+        def part(k: int) -> bool:
+            return bool(kernel(address, first_entry + k // parts, k % parts, parts))
+
+        complete = all(threads.each(range(entries * parts), part))
+    else:
+        complete = _run_parts()(kernel, address, first_entry, entries, parts, team, count)
+    if not complete:
+        raise MemoryError(f"no memory for the intermediate results of {name}")
+
+
 @cache
-def function(name: str, dtype: torch.dtype | None, integers: int) -> Callable[..., None]:
-    """The kernel `name` for features of this dtype, or for indices (None), called with the address of its parameters
-    and so many integers. Calls release Python's lock."""
-    kernel = _load()[name + ("" if dtype is None else _SUFFIXES[dtype])]
-    kernel.restype, kernel.argtypes = None, [ctypes.c_void_p] + [ctypes.c_int64] * integers
+def function(name: str) -> Callable[[int], None]:
+    """A function of the address of its parameters, for which one thread is enough. Calls release Python's lock."""
+    called = _load()[name]
+    called.restype, called.argtypes = None, [ctypes.c_void_p]
+    return called
+
+
+@cache
+def _kernel(name: str, dtype: torch.dtype) -> Any:
+    kernel = _load()[name + _SUFFIXES[dtype]]
+    kernel.restype, kernel.argtypes = ctypes.c_bool, [ctypes.c_void_p] + [ctypes.c_int64] * 3
     return kernel
+
+
+@cache
+def _run_parts() -> Any:
+    """`run_parts` of threads.cpp."""
+    run_parts = _load().run_parts
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    run_parts.restype, run_parts.argtypes = ctypes.c_bool, [pointer, pointer, number, number, number, pointer, number]
+    return run_parts
 
 
 def struct_size(name: str) -> int:

@@ -33,7 +33,7 @@ struct Features {  // x [B, N, G, P, width], each row contiguous
 
 template <class T> struct LinearAttention {  // mpnn/kernels/linear_attention.py has the same fields in the same order
   int64_t groups, heads, sources;            // G states; R query rows and P sources of a node share one
-  int64_t num_dst, width, value_width, parts;
+  int64_t num_dst, width, value_width;
   double scale;
   Features query, key, value;
   T *out;  // [B, N, G, R, D]
@@ -45,10 +45,11 @@ struct Item {
   int64_t b, g, first, width;  // columns [first, first + width) of the values
 };
 
-template <class T> Item item_of(const LinearAttention<T> &p, int64_t number) {
-  const int64_t part = number % p.parts, vectors = divide_up(p.value_width, 16);
-  const auto cut = [&](int64_t k) { return least(vectors * k / p.parts * 16, p.value_width); };
-  return {number / p.parts / p.groups, number / p.parts % p.groups, cut(part), cut(part + 1) - cut(part)};
+// Part `part` of `parts` of the columns of state `state` of B * G.
+template <class T> Item item_of(const LinearAttention<T> &p, int64_t state, int64_t part, int64_t parts) {
+  const int64_t vectors = divide_up(p.value_width, 16);
+  const auto cut = [&](int64_t k) { return least(vectors * k / parts * 16, p.value_width); };
+  return {state / p.groups, state % p.groups, cut(part), cut(part + 1) - cut(part)};
 }
 
 // ------------------------------------------------------------------------------------------------ copies of chunks
@@ -136,8 +137,7 @@ void write(const LinearAttention<T> &p, const Item &item, int64_t node, int64_t 
 }
 
 // Writes the columns of an item, of the rows that blocks have. False: no memory.
-template <class T> bool run(const LinearAttention<T> &p, int64_t number) {
-  const Item item = item_of(p, number);
+template <class T> bool run(const LinearAttention<T> &p, const Item &item) {
   const int64_t most = p.heads > p.sources ? p.heads : p.sources, step = most < CHUNK ? CHUNK / most : 1;
   const int64_t F = stride<T>(p.width), D = stride<T>(item.width), C = stride<T>(step * p.sources);
   const int64_t rows = step * p.heads, columns = divide_up(step * p.sources, 8) * 8;
@@ -184,10 +184,6 @@ template <class T> bool run(const LinearAttention<T> &p, int64_t number) {
 }  // namespace
 }  // namespace linear_attention
 
-extern "C" {
-using LinearAttentionF32 = linear_attention::LinearAttention<float>;
-using LinearAttentionF64 = linear_attention::LinearAttention<double>;
-int64_t linear_attention_size() { return sizeof(LinearAttentionF32); }
-bool linear_attention_f32(const LinearAttentionF32 *p, int64_t item) { return run(*p, item); }
-bool linear_attention_f64(const LinearAttentionF64 *p, int64_t item) { return run(*p, item); }
-}
+extern "C" int64_t linear_attention_size() { return sizeof(linear_attention::LinearAttention<float>); }
+KERNEL(linear_attention_f32, linear_attention::LinearAttention<float>) { return run(*p, item_of(*p, b, part, parts)); }
+KERNEL(linear_attention_f64, linear_attention::LinearAttention<double>) { return run(*p, item_of(*p, b, part, parts)); }

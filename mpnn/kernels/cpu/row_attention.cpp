@@ -316,14 +316,14 @@ static void finish_row(const RowAttention<T> &p, int64_t b, int64_t row, const T
 // The part's first and last row, which it may share with others.
 enum { BEGUN, UNENDED };
 
-template <class T> static void forward(const RowAttention<T> &p, int64_t b, int64_t part) {
+template <class T> static bool forward(const RowAttention<T> &p, int64_t b, int64_t part) {
   int64_t heads = p.heads, width = p.value.width, first = p.rows.cuts[part], last = p.rows.cuts[part + 1];
-  if (first == last) return;
+  if (first == last) return true;
   Workspace memory;
   Block<T> block;
   Row<T> row;
   for (int round = 0; round < 2; round++) {
-    if (round) memory.allocate();
+    if (round && !memory.allocate()) return false;
     block.plan(memory, p);
     row.plan(memory, heads, width);
   }
@@ -364,6 +364,7 @@ template <class T> static void forward(const RowAttention<T> &p, int64_t b, int6
       fresh = whole;
     }
   }
+  return true;
 }
 
 // Writes the rows that parts share.
@@ -414,11 +415,11 @@ template <class T> static void normalize_weights(const RowAttention<T> &p, int64
   }
 }
 
-// row_stats of the rows first to last, of destinations here: maximum, 1 / sum, and
+// row_stats of a part of the rows, of destinations here: maximum, 1 / sum, and
 // delta_i = sum_j w_ij dw_ij = <dy_i, y_i>, plus <dw_i, w_i> of what weights that were returned are used for.
-template <class T> static void prepare(const RowAttention<T> &p, int64_t b, int64_t first, int64_t last) {
+template <class T> static void prepare(const RowAttention<T> &p, int64_t b, int64_t part, int64_t parts) {
   int64_t heads = p.heads, width = p.d_out.width;
-  for (int64_t row = first; row < last; row++) {
+  for (int64_t row = p.num_dst * part / parts; row < p.num_dst * (part + 1) / parts; row++) {
     int64_t i = b * p.num_dst + row;
     const T *stats = p.saved_stats + i * 2 * heads, *out = p.saved_out + i * heads * width;
     const T *d_out = p.d_out.data + i * heads * width;
@@ -530,15 +531,15 @@ template <class T> static void leave(const RowAttention<T> &p, int64_t b, const 
 }
 
 // Gradients of sources and of edges; rows are those of sources.
-template <class T> static void backward(const RowAttention<T> &p, int64_t b, int64_t part) {
+template <class T> static bool backward(const RowAttention<T> &p, int64_t b, int64_t part) {
   int64_t heads = p.heads, first = p.rows.cuts[part], last = p.rows.cuts[part + 1];
-  if (first == last) return;
+  if (first == last) return true;
   int64_t value_size = heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.query.width;
   Workspace memory;
   Block<T> block;
   T *sums;
   for (int round = 0; round < 2; round++) {
-    if (round) memory.allocate();
+    if (round && !memory.allocate()) return false;
     block.plan(memory, p);
     sums = memory.take<T>(value_size + key_size + LANES);
   }
@@ -594,6 +595,7 @@ template <class T> static void backward(const RowAttention<T> &p, int64_t b, int
       }
     }
   }
+  return true;
 }
 
 // Adds up the rows that parts share. Outputs are 0 there before.
@@ -608,16 +610,16 @@ template <class T> static void join_backward(const RowAttention<T> &p, int64_t b
   }
 }
 
-template <class T> static void row_sums(const RowSums<T> &p, int64_t b, int64_t part) {
+template <class T> static bool row_sums(const RowSums<T> &p, int64_t b, int64_t part) {
   int64_t heads = p.heads, first = p.rows.cuts[part], last = p.rows.cuts[part + 1];
-  if (first == last) return;
+  if (first == last) return true;
   int64_t size = block_size(heads), room = size + AHEAD + LANES, total = heads * p.out.width;
   Workspace memory;
   Segments segments;
   Reads<T> x, own;
   T *weight, *sums;
   for (int round = 0; round < 2; round++) {
-    if (round) memory.allocate();
+    if (round && !memory.allocate()) return false;
     segments.row = memory.take<int64_t>(room);
     segments.first = memory.take<int64_t>(room);
     x.plan(memory, p.x, heads, room);
@@ -662,6 +664,7 @@ template <class T> static void row_sums(const RowSums<T> &p, int64_t b, int64_t 
       }
     }
   }
+  return true;
 }
 
 template <class T> static void join_sums(const RowSums<T> &p, int64_t b) {
@@ -671,14 +674,14 @@ template <class T> static void join_sums(const RowSums<T> &p, int64_t b) {
 }
 
 #define EXPORT_FOR(T, suffix) \
-  extern "C" void row_attention_forward_##suffix(const RowAttention<T> *p, int64_t b, int64_t part) { forward(*p, b, part); } \
-  extern "C" void row_attention_join_##suffix(const RowAttention<T> *p, int64_t b) { join(*p, b); } \
-  extern "C" void row_attention_weights_##suffix(const RowAttention<T> *p, int64_t b, int64_t part) { normalize_weights(*p, b, part); } \
-  extern "C" void row_attention_prepare_##suffix(const RowAttention<T> *p, int64_t b, int64_t first, int64_t last) { prepare(*p, b, first, last); } \
-  extern "C" void row_attention_backward_##suffix(const RowAttention<T> *p, int64_t b, int64_t part) { backward(*p, b, part); } \
-  extern "C" void row_attention_join_backward_##suffix(const RowAttention<T> *p, int64_t b) { join_backward(*p, b); } \
-  extern "C" void row_attention_sums_##suffix(const RowSums<T> *p, int64_t b, int64_t part) { row_sums(*p, b, part); } \
-  extern "C" void row_attention_join_sums_##suffix(const RowSums<T> *p, int64_t b) { join_sums(*p, b); }
+  KERNEL(row_attention_forward_##suffix, RowAttention<T>) { return forward(*p, b, part); } \
+  KERNEL(row_attention_join_##suffix, RowAttention<T>) { return join(*p, b), true; } \
+  KERNEL(row_attention_weights_##suffix, RowAttention<T>) { return normalize_weights(*p, b, part), true; } \
+  KERNEL(row_attention_prepare_##suffix, RowAttention<T>) { return prepare(*p, b, part, parts), true; } \
+  KERNEL(row_attention_backward_##suffix, RowAttention<T>) { return backward(*p, b, part); } \
+  KERNEL(row_attention_join_backward_##suffix, RowAttention<T>) { return join_backward(*p, b), true; } \
+  KERNEL(row_attention_sums_##suffix, RowSums<T>) { return row_sums(*p, b, part); } \
+  KERNEL(row_attention_join_sums_##suffix, RowSums<T>) { return join_sums(*p, b), true; }
 EXPORT_FOR(float, f32)
 EXPORT_FOR(double, f64)
 #undef EXPORT_FOR

@@ -154,14 +154,14 @@ INLINE int64_t first_row_from(const Rows &rows, int64_t e) {
   return low;
 }
 
-template <class T, class S, int KIND, bool BACKWARD> static void reduce_part(const RowReduce<T> &p, int64_t b, int64_t part) {
+template <class T, class S, int KIND, bool BACKWARD> static bool reduce_part(const RowReduce<T> &p, int64_t b, int64_t part) {
   const Rows &rows = p.rows;
   int64_t first = rows.cuts[part], last = rows.cuts[part + 1], size = p.size, entry = b * rows.num_rows * size;
   int64_t row = part ? first_row_from(rows, first) : 0, stop = part + 1 < rows.num_parts ? first_row_from(rows, last) : rows.num_rows;
   Workspace memory;
   T *staged, *dot;
   for (int round = 0; round < 2; round++) {
-    if (round) memory.allocate();
+    if (round && !memory.allocate()) return false;
     staged = memory.take<T>(EDGES * p.heads);
     dot = memory.take<T>(p.d_weight ? EDGES * p.heads : 0);
   }
@@ -182,10 +182,12 @@ template <class T, class S, int KIND, bool BACKWARD> static void reduce_part(con
     if (rows.node && row + 4 < stop) prefetch(p.out + entry + rows.node[row + 4] * size, size);
     fold(row, rows.ptr[row], end, p.out + at, p.count ? p.count + at : nullptr);
   }
+  return true;
 }
 
-// Adds the partial results of rows that several parts share to their rows.
-template <class T> static void join_reduced(const RowReduce<T> &p, int64_t b, bool extreme) {
+// Adds the partial results of rows that several parts share to their rows; of extremes, it keeps the better one.
+template <class T> static void join_reduced(const RowReduce<T> &p, int64_t b) {
+  const bool extreme = p.kind >= EXTREME && !p.compared;  // the backward pass adds
   for (int64_t part = 1; part < p.rows.num_parts; part++) {
     int64_t first = p.rows.cuts[part], row = first_row_from(p.rows, first);
     if (first == p.rows.cuts[part + 1] || first == p.rows.ptr[row]) continue;
@@ -202,19 +204,19 @@ template <class T> static void join_reduced(const RowReduce<T> &p, int64_t b, bo
   }
 }
 
-template <class T, class S, bool BACKWARD> static void reduce(const RowReduce<T> &p, int64_t b, int64_t part) {
-  if (p.kind == SUM) reduce_part<T, S, SUM, BACKWARD>(p, b, part);
-  else if (p.kind == SQUARES) reduce_part<T, S, SQUARES, BACKWARD>(p, b, part);
-  else if (p.kind == EXTREME || BACKWARD) reduce_part<T, S, EXTREME, BACKWARD>(p, b, part);
-  else reduce_part<T, S, COUNTED, BACKWARD>(p, b, part);
+template <class T, class S, bool BACKWARD> static bool reduce(const RowReduce<T> &p, int64_t b, int64_t part) {
+  if (p.kind == SUM) return reduce_part<T, S, SUM, BACKWARD>(p, b, part);
+  if (p.kind == SQUARES) return reduce_part<T, S, SQUARES, BACKWARD>(p, b, part);
+  if (p.kind == EXTREME || BACKWARD) return reduce_part<T, S, EXTREME, BACKWARD>(p, b, part);
+  return reduce_part<T, S, COUNTED, BACKWARD>(p, b, part);
 }
 
 #define EXPORT_FOR(suffix, T, S) \
-  extern "C" void row_reduce_forward_##suffix(const RowReduce<T> *p, int64_t b, int64_t part) { reduce<T, S, false>(*p, b, part); } \
-  extern "C" void row_reduce_backward_##suffix(const RowReduce<T> *p, int64_t b, int64_t part) { reduce<T, S, true>(*p, b, part); } \
-  extern "C" void row_reduce_join_##suffix(const RowReduce<T> *p, int64_t b, int64_t extreme) { join_reduced(*p, b, extreme); }
+  KERNEL(row_reduce_forward_##suffix, RowReduce<T>) { return reduce<T, S, false>(*p, b, part); } \
+  KERNEL(row_reduce_backward_##suffix, RowReduce<T>) { return reduce<T, S, true>(*p, b, part); } \
+  KERNEL(row_reduce_join_##suffix, RowReduce<T>) { return join_reduced(*p, b), true; }
 EXPORT_FOR(f32, float, float)
 EXPORT_FOR(f64, double, double)
 #undef EXPORT_FOR
-extern "C" void row_reduce_forward_bf16(const RowReduce<float> *p, int64_t b, int64_t part) { reduce<float, bfloat16, false>(*p, b, part); }
+KERNEL(row_reduce_forward_bf16, RowReduce<float>) { return reduce<float, bfloat16, false>(*p, b, part); }
 extern "C" int64_t row_reduce_size() { return sizeof(RowReduce<float>); }

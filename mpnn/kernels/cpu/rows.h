@@ -85,9 +85,10 @@ struct Workspace {
     used += (count > 0 ? count : 0) * sizeof(T);
     return memory ? at : nullptr;
   }
-  void allocate() {
+  bool allocate() {
     memory = (char *)calloc(1, used + 64);
     used = 0;
+    return memory != nullptr;
   }
   ~Workspace() { free(memory); }
 };

@@ -11,6 +11,8 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+// The signature of a kernel, as threads.cpp calls it: part `part` of `parts` of entry `b` of a batch. False: no memory.
+#define KERNEL(name, Parameters) extern "C" bool name(const Parameters *p, int64_t b, int64_t part, int64_t parts)
 #define UNROLL _Pragma("clang loop unroll(full)")  // arrays of vectors are in registers only where no loop is left
 
 // N numbers in one value. They need no more alignment than a number.

@@ -1,21 +1,44 @@
-"""Sharing a kernel's work among threads.
+"""The threads that share a kernel's work: as many as torch uses.
 
-Kernels release Python's lock, so plain threads run them side by side: as many as torch uses, without a second runtime
-beside torch's that would have to be safe to fork or to call from several threads.
+Compiled kernels run on torch's own threads, those of its OpenMP runtime. torch's threads wait busily for milliseconds
+after each of its operations, and other threads would compete with them for the cores. Functions in Python, and
+compiled kernels in a forked process or beside a torch with another runtime, run on plain Python threads.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_PROCESS = os.getpid()
+
+
+def team() -> int | None:
+    """The address of `GOMP_parallel`, which runs a function on torch's own threads, or None.
+
+    It is None if torch's runtime has no such function (macOS, Windows), and in a forked process, where the runtime's
+    threads no longer exist and calling it can hang.
+    """
+    return _team() if os.getpid() == _PROCESS else None
+
+
+@cache
+def _team() -> int | None:
+    try:  # a handle finds what its library depends on: torch's runtime, even if others are loaded in this process
+        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(torch_cpu.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
 
 
 def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:

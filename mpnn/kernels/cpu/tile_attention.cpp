@@ -339,8 +339,8 @@ template <class T> void product_of_edges(const T *s, const T *v, T *o, int64_t w
   });
 }
 
-// Writes `out` and `lse` of the work items `first` to `last`, each (b, h, query tile). False: no memory.
-template <class T, class S> bool forward(const TileAttention<T> &p, int64_t first, int64_t last) {
+// Writes `out` and `lse` of a part of the work items, each (b, h, query tile). False: no memory.
+template <class T, class S> bool forward(const TileAttention<T> &p, int64_t part, int64_t parts) {
   const int64_t query_tiles = divide_up(p.num_dst, ROWS), key_tiles = divide_up(p.num_src, COLUMNS);
   const int64_t D = p.width, DV = p.value_width;
   const int64_t of_tile = COLUMNS * (D + DV);
@@ -350,7 +350,8 @@ template <class T, class S> bool forward(const TileAttention<T> &p, int64_t firs
   Kept<T> kept(memory, p.slots, of_tile);
   alignas(64) T s[COLUMNS * ROWS], slope[COLUMNS * ROWS], rescale[ROWS];
 
-  for (int64_t item = first; item < last; item++) {
+  const int64_t items = p.batch * p.heads * query_tiles;
+  for (int64_t item = items * part / parts; item < items * (part + 1) / parts; item++) {
     const int64_t bh = item / query_tiles, tile = item % query_tiles;
     Tile t;
     t.b = bh / p.heads, t.h = bh % p.heads, t.i = tile * ROWS;
@@ -422,9 +423,9 @@ template <class T> struct QueryTile {
   }
 };
 
-// Adds to the gradients, zeros at first, for the work items `first` to `last`, each (shared_batch batch entries, head
-// of keys, segment of key tiles). False: no memory.
-template <class T, class S> bool backward(const TileAttention<T> &p, int64_t first, int64_t last) {
+// Adds to the gradients, zeros at first, for a part of the work items, each (shared_batch batch entries, head of keys,
+// segment of key tiles). False: no memory.
+template <class T, class S> bool backward(const TileAttention<T> &p, int64_t part, int64_t parts) {
   const int64_t query_tiles = divide_up(p.num_dst, ROWS), group = p.heads / p.key_heads;
   const int64_t D = p.width, DV = p.value_width;
   const int64_t of_tile = QueryTile<T>::size(D, DV), heads_of_item = p.shared_batch * group;
@@ -434,6 +435,8 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t fir
   Kept<T> kept(memory, p.slots, of_tile);
   alignas(64) T s[COLUMNS * ROWS], g[COLUMNS * ROWS], slope[COLUMNS * ROWS], lse[ROWS];
 
+  const int64_t items = p.batch / p.shared_batch * p.key_heads * p.num_segments;
+  const int64_t first = items * part / parts, last = items * (part + 1) / parts;
   for (int64_t task = first * heads_of_item; task < last * heads_of_item; task++) {
     const int64_t item = task / heads_of_item, segment = item % p.num_segments;
     const int64_t kv = item / p.num_segments % p.key_heads, shared = item / (p.num_segments * p.key_heads);
@@ -490,18 +493,12 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t fir
 }  // namespace
 }  // namespace tile_attention
 
-extern "C" {
-int64_t tile_attention_size() { return sizeof(tile_attention::TileAttention<float>); }
-#define TILE_ATTENTION(suffix, T, S)                                                                             \
-  bool tile_attention_forward_##suffix(const tile_attention::TileAttention<T> *p, int64_t first, int64_t last) { \
-    return tile_attention::forward<T, S>(*p, first, last);                                                       \
-  }                                                                                                              \
-  bool tile_attention_backward_##suffix(const tile_attention::TileAttention<T> *p, int64_t first, int64_t last) { \
-    return tile_attention::backward<T, S>(*p, first, last);                                                      \
-  }
-TILE_ATTENTION(f32, float, float)
-TILE_ATTENTION(f64, double, double)
-TILE_ATTENTION(bf16, float, bfloat16)
-TILE_ATTENTION(f16, float, float16)
-#undef TILE_ATTENTION
-}
+extern "C" int64_t tile_attention_size() { return sizeof(tile_attention::TileAttention<float>); }
+#define EXPORT_FOR(suffix, T, S) \
+  KERNEL(tile_attention_forward_##suffix, tile_attention::TileAttention<T>) { return tile_attention::forward<T, S>(*p, part, parts); } \
+  KERNEL(tile_attention_backward_##suffix, tile_attention::TileAttention<T>) { return tile_attention::backward<T, S>(*p, part, parts); }
+EXPORT_FOR(f32, float, float)
+EXPORT_FOR(f64, double, double)
+EXPORT_FOR(bf16, float, bfloat16)
+EXPORT_FOR(f16, float, float16)
+#undef EXPORT_FOR

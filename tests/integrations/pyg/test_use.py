@@ -428,3 +428,19 @@ def test_neighbor_loader() -> None:
     conv, ours = pair_of(CASES["SAGE"][0])
     for batch in NeighborLoader(Data(torch.randn(N, IN).double(), EDGES), [3, 3], batch_size=4):
         torch.testing.assert_close(ours(batch.x, batch.edge_index), conv(batch.x, batch.edge_index))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["GAT", "GCN", "GraphSAGE", "GIN"])
+def test_programs_contain_pygs_own_operations(kind: str) -> None:
+    model = getattr(pyg, kind)(in_channels=IN, hidden_channels=8, num_layers=2, out_channels=OUT).eval()
+    x, other = torch.randn(N, IN), torch.randn(N + 2, IN)
+    expected = model(x, EDGES)
+    mpnn.pyg.use(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, EDGES), expected)
+    nodes, edges = torch.export.Dim("nodes", min=2), torch.export.Dim("edges", min=2)
+    program = torch.export.export(model, (x, EDGES), dynamic_shapes=({0: nodes}, {1: edges})).module()
+    torch.testing.assert_close(program(x, EDGES), expected)
+    torch.testing.assert_close(program(other, EDGES[:, :30]), model(other, EDGES[:, :30]))

@@ -1,0 +1,73 @@
+"""Attention layers in programs that torch traces (`torch.compile`, `torch.export`).
+
+While a program is traced, the numbers in a padding mask are unknown, so there is no graph yet. The operator
+`torch.ops.mpnn.mask_graph` builds the graph when the program runs and returns its number, which is the token of
+`torch.ops.mpnn.run`. A process that loads an exported program imports `mpnn.hf`, which registers the operator.
+"""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn import graphs
+from mpnn.graph import Graph
+from mpnn.integrations.hf.masks import Mask, Sizes
+
+_MATERIALISED = "position_bias", "cu_seq_lens_k", "output_attentions"
+
+torch.library.define("mpnn::mask_graph", "(Tensor? padding, SymInt[] sizes, str rule, str topology) -> Tensor")
+
+
+def reason(mask: Any, options: dict[str, Any], is_cross: bool) -> str | None:
+    """Why the graph of this layer depends on more than a program can tell, or None if it does not."""
+    if is_cross:
+        return "the position of its queries in the decoder is known when the program runs"
+    for name in _MATERIALISED:
+        if options.get(name) is not None and options[name] is not False:
+            return f"{name} needs the edges of its graph, which are known when the program runs"
+    if isinstance(mask, Tensor):
+        return "its mask is a tensor, whose graph is known when the program runs"
+    if isinstance(mask, Mask) and not isinstance(mask.function, tuple):
+        return "its mask depends on numbers"
+    return None
+
+
+def graph(mask: Mask, topology: str | None, batch: int, keys: int, device: torch.device) -> tuple[Graph, bool]:
+    """As `Mask.graph`, for a mask whose function is a rule."""
+    from mpnn.engine.compile.outline import Built  # imports torch's compiler
+
+    is_flat = mask.padding is not None
+    sizes = [batch if is_flat else 1, *mask.sizes._replace(keys=keys)]
+    token = torch.ops.mpnn.mask_graph(mask.padding, sizes, repr(mask.function), topology or "")
+    count = batch if is_flat else 1
+    return cast(Graph, Built(token, count * mask.sizes.queries, count * keys, device)), is_flat
+
+
+class _Owner(np.ndarray):
+    """The memory of a token, which keeps its graph alive."""
+
+    graph: Graph
+
+
+def _mask_graph(padding: Tensor | None, sizes: Sequence[int], rule: str, topology: str) -> Tensor:
+    batch, *rest = sizes
+    mask = Mask(batch, Sizes(*rest), literal_eval(rule), padding)
+    instead = ("topology", graphs.parse(topology)) if topology else None
+    built, _ = mask.graph(instead, batch, mask.sizes.keys, torch.device("cpu"), flat=padding is not None)
+    owner = np.array(int(built.token)).view(_Owner)
+    owner.graph = built
+    return torch.from_numpy(owner)
+
+
+torch.library.impl("mpnn::mask_graph", "default", _mask_graph)
+
+
+@torch.library.register_fake("mpnn::mask_graph")
+def _fake(padding: Tensor | None, sizes: Sequence[int], rule: str, topology: str) -> Tensor:
+    return torch.empty((), dtype=torch.int64)
