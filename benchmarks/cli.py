@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "cpu.json"
 GPU_RESULTS = HERE / "results" / "gpu.json"
 PLAN_RESULTS = HERE / "results" / "plans.json"
+REASONS = HERE / "results" / "reasons.md"
 WORKLOAD_RESULTS = HERE / "results" / "workloads.json"
 PAGE = HERE.parent / "docs" / "performance.md"
 
@@ -153,6 +154,7 @@ def report(
         Path, typer.Option(help="A file that a run of workloads has written, if there is one.")
     ] = WORKLOAD_RESULTS,
     plans: Annotated[Path, typer.Option(help="A file that regret has written, if there is one.")] = PLAN_RESULTS,
+    reasons: Annotated[Path, typer.Option(help="Why bars were missed: Markdown, written by hand.")] = REASONS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
     """Writes the page of a run, with its tables, bars and pictures."""
@@ -164,7 +166,8 @@ def report(
         if file.is_file()
     }
     regrets = json.loads(plans.read_text()) if plans.is_file() else None
-    console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets)}")
+    why = reasons.read_text() if reasons.is_file() else ""
+    console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets, why)}")
 
 
 @app.command("regret")

@@ -1,9 +1,10 @@
 """How far plans are from the quickest backend: regret is the time of the chosen backend over the least of all.
 
 All backends that support a request run it in turns, after their results were compared. Times are minima. On one thread
-they are of the processor's time, so that other work on the machine disturbs them little; threads that wait for others
-use the processor, so on several threads they are of the clock, and the machine must be idle. A request whose choice seems more than
-`DOUBTFUL` times as slow as the quickest is measured again, these two alone and for longer: noise only adds regret.
+they are of the processor's time, so that other work on the machine disturbs them little. On several threads they are of
+the clock, because waiting threads use processor time too, and the machine must be idle. A request whose choice seems
+more than `DOUBTFUL` times as slow as the quickest is measured again, these two alone and for longer: noise only adds
+regret.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A page and its pictures from a file of results: nothing on it is written by hand."""
+"""A page and its pictures from files of results. Only the reasons for missed bars are written by hand."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ def write(
     page: Path,
     others: Mapping[str, dict[str, Any]] | None = None,
     regrets: dict[str, Any] | None = None,
+    reasons: str = "",
 ) -> Path:
     """Writes the page, and its pictures into `img/` beside it; returns the page's path. `others`: results of further
-    runs by the title of their part of the page. `regrets`: how far plans are from the quickest backend."""
+    runs by the title of their part of the page. `regrets`: how far plans are from the quickest backend. `reasons`: why
+    bars were missed, as Markdown."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures = plots.draw(results["rows"], page.parent / "img")
     lines = _page(results, pictures)
@@ -46,6 +48,8 @@ def write(
         lines += [*_bars(other["rows"]), *_tables(other["rows"], {})]
     if regrets:
         lines += ["", *plans(regrets)]
+    if reasons:
+        lines += ["", "# Why bars are missed", "", reasons.strip()]
     page.write_text("\n".join(lines).rstrip() + "\n")
     return page
 

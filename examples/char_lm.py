@@ -114,7 +114,7 @@ def draw_attention(model: GPT, tokens: Tensor, text: str, path: Path) -> None:
     matrix = torch.zeros(len(tokens), len(tokens))
     matrix[dst, src] = weights[0].mean(-1)
     figure, ax = plt.subplots(figsize=(8, 8), layout="constrained")
-    ax.imshow(matrix, cmap="Greys", vmin=0)
+    ax.imshow(matrix.numpy(), cmap="Greys", vmin=0)
     labels = [repr(character)[1:-1] for character in text]
     ax.set_xticks(range(len(labels)), labels, fontsize=7)
     ax.set_yticks(range(len(labels)), labels, fontsize=7)

@@ -29,8 +29,8 @@ from rich.progress import Progress as Bars
 import mpnn
 from mpnn.backends.tuned import processor
 from mpnn.files import write_atomically
-from mpnn.train.checkpoint import Checkpoint, differences
-from mpnn.train.loop import History, Progress
+from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
+from mpnn.train.loop import History, Progress, TrainingDiverged
 
 console = Console(highlight=False)
 
@@ -84,7 +84,7 @@ def measure(row: Row, train: Train, options: argparse.Namespace, settings: dict[
     """
     path = options.out / f"{row.name}.json"
     options.out.mkdir(parents=True, exist_ok=True)
-    record = _read(path, row, settings, options.force)
+    record, where = _read(path, row, settings, options.force), _where()
     with Bars(console=console, transient=True) as bars:
         for seed in range(options.seeds):
             checkpoint = Checkpoint(options.out / f"{row.name}-{seed}.pt", run={"row": row.name, "seed": seed})
@@ -96,7 +96,13 @@ def measure(row: Row, train: Train, options: argparse.Namespace, settings: dict[
             torch.manual_seed(seed)
             before = _seconds(checkpoint)
             start = perf_counter()
-            outcome = train(seed, lambda step, history, bar=bar: bars.update(bar, completed=step), checkpoint)
+            try:
+                outcome = train(seed, lambda step, history, bar=bar: bars.update(bar, completed=step), checkpoint)
+            except (TrainingDiverged, CheckpointError) as error:
+                sys.exit(f"{row.name}, seed {seed}: {error}")
+            except KeyboardInterrupt:
+                console.print("stopped; the same command continues")
+                sys.exit(130)
             record["seeds"][str(seed)] = {
                 "value": outcome.value,
                 "curve": outcome.curve,
@@ -104,7 +110,7 @@ def measure(row: Row, train: Train, options: argparse.Namespace, settings: dict[
                 "steps": len(outcome.history.train_loss),
                 "ms_per_step": round(1e3 * outcome.history.seconds_per_step, 2),
             }
-            record |= _where()
+            record |= where
             text = json.dumps(record, indent=1) + "\n"
             write_atomically(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))
             checkpoint.delete()
@@ -178,7 +184,7 @@ def _seconds(checkpoint: Checkpoint) -> float:
 
 
 def _command() -> str:
-    return shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    return shlex.join(["python", os.path.relpath(sys.argv[0]), *(word for word in sys.argv[1:] if word != "--force")])
 
 
 def _where() -> dict[str, Any]:

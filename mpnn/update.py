@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mpnn.dropout import Dropout, DropPath
 from mpnn.request import validation as check
@@ -111,7 +112,11 @@ class Concat(Update):
                 f"Concat expects features and messages with a total width of {self.linear.in_features}; got "
                 f"{x.shape[-1]} and {message.shape[-1]}: pass message_dim={message.shape[-1]}"
             )
-        return self.linear(torch.cat([x, message], -1))
+        if not _is_plain(self.linear):
+            return self.linear(torch.cat([x, message], -1))
+        # W [x || m] = W_x x + W_m m, which does not write [x || m] or read its gradient in two strided halves
+        of_x, of_message = self.linear.weight.split([x.shape[-1], message.shape[-1]], 1)
+        return F.linear(x, of_x, self.linear.bias).add_(F.linear(message, of_message))
 
 
 class GRU(Update):
@@ -313,6 +318,11 @@ class _Function(Update):
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         return self.function(x, message)
+
+
+def _is_plain(linear: nn.Module) -> bool:
+    """Whether this computes `W x + b` and nothing else: it is not quantised, adapted (LoRA) or hooked."""
+    return type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
 
 
 def _check_layer(update: PreNorm | PostNorm | Reversible, name: str, x: Tensor) -> None:

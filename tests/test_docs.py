@@ -63,8 +63,8 @@ def test_every_promise_names_a_test_that_exists() -> None:
     assert seen >= len(promises)
 
 
-def models_page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("models_page", ROOT / "docs" / "models.py")
+def page_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_page", ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -73,10 +73,21 @@ def models_page() -> ModuleType:
 
 
 def test_the_page_of_models_says_what_was_measured() -> None:
-    page, text = models_page(), (ROOT / "docs" / "models.md").read_text()
+    page, text = page_script("models"), (ROOT / "docs" / "models.md").read_text()
     checks = json.loads((ROOT / "docs" / "checks.json").read_text())
     assert set(page.sections(text)) == set(checks), "a system without a check, or a check without a section"
     assert page.updated(text, checks) == text, "run python docs/models.py"
     for picture in page.PICTURE.finditer(text):
         assert (page.PICTURES / f"{picture['name']}.png").is_file()
     assert text.count("![attention pattern]") == len(list(page.PICTURE.finditer(text)))
+
+
+def test_the_table_of_results_says_what_was_recorded() -> None:
+    page, text = page_script("results"), (ROOT / "docs" / "results.md").read_text()
+    assert page.TABLE.search(text)
+    assert page.updated(text) == text, "run python docs/results.py"
+    for path in page.RECORDS.glob("*.json"):
+        record = json.loads(path.read_text())
+        script, *options = record["command"].removeprefix("python ").split()
+        assert (ROOT / script).is_file()
+        assert not {"--steps", "--limit"} & set(options), f"{path.name} records a test run"

@@ -117,6 +117,21 @@ def test_graph_classification_runs_by_itself(tmp_path):
     test_runs_by_itself("graph_classification.py", arguments, words, ["rich", "sklearn"], tmp_path)
 
 
+@pytest.mark.slow
+def test_translation_runs_by_itself(tmp_path):
+    real(locate, "multi30k")
+    arguments = ["--seeds", "1", "--steps", "2", "--limit", "100"]
+    words = [
+        "RNN without attention: ",
+        "BLEU, test_2016_flickr (1 seeds; published 38 to 41)",
+        "window(2)",
+        "11-14 words",
+    ]
+    packages = ["rich", "sacrebleu", "tokenizers"]
+    test_runs_by_itself("translation.py", arguments, words, packages, tmp_path)
+    assert len(list((tmp_path / "results").glob("*-alignment.png"))) == 6
+
+
 def test_links_runs_by_itself(tmp_path):
     real(locate, "cora")
     words = ["links of Cora, GAE: ", "AUC (1 seeds; published 0.910", "GraphSAGE", "popularity"]
@@ -129,3 +144,24 @@ def test_tsp_runs_by_itself(tmp_path):
     packages = ["rich", "matplotlib", "safetensors"]
     test_runs_by_itself("tsp.py", ["--instances", "20", "--draws", "5"], words, packages, tmp_path)
     assert (tmp_path / "tsp.png").stat().st_size > 10_000
+
+
+def test_a_script_that_diverges_ends_in_one_sentence(tmp_path):
+    """And leaves no record: no number is written that was not reached."""
+    script = tmp_path / "diverging.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n"
+        "import math, torch\n"
+        "from experiment import Outcome, Row, measure, parser\n"
+        "from mpnn.train.loop import Settings, fit\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "def train(seed, progress, checkpoint):\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "    fit(model, optimizer, lambda k: model(torch.ones(1)).sum() * math.nan, Settings(3))\n"
+        "measure(Row('x', 'task', 'model', '%', 'none', ''), train, parser(None, 1, ['m']).parse_args(), {})\n"
+    )
+    pytest.importorskip("rich")
+    done = run_example(script, [], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("x, seed 0: the loss of step 1 is nan")
+    assert not list(tmp_path.rglob("*.json"))

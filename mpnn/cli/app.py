@@ -17,10 +17,12 @@ COMMANDS = {
     "explain": "Show which backend would run dot-product attention over a topology, its estimated time, and why others "
     "would not.",
     "train": "Train a model over a graph of your choice, print a table of results, and save the model and pictures.",
+    "compare": "Find out which graph suits your data: one model over several graphs, at equal time and equal steps.",
     "generate": "Continue a text with a model that mpnn train saved.",
     "eval": "Measure a model that mpnn train saved, on the held-out part of its data.",
     "data": "Find or download datasets.",
     "tune": "Measure how fast this machine runs each backend, so that plans choose the quickest.",
+    "doctor": "Show what this installation has and lacks, and check that its kernels compute correctly.",
 }
 _SETTINGS: dict[str, Any] = {
     "rich_markup_mode": "rich",

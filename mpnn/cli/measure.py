@@ -45,6 +45,16 @@ def backends(model: nn.Module, *inputs: Any) -> str:
     return ", ".join(dict.fromkeys(chosen))
 
 
+@torch.no_grad()
+def estimates(model: nn.Module, *inputs: Any) -> tuple[float, float]:
+    """Seconds and bytes of working memory that the plan expects of all message passing in a step of training."""
+    best = []
+    for layer, args in _calls(model.train(), *inputs):
+        with torch.enable_grad():
+            best.append(plan(layer.request(*args)).candidates[0])
+    return sum(one.seconds for one in best), max((one.bytes for one in best), default=0.0)
+
+
 def _calls(model: nn.Module, *inputs: Any) -> list[tuple[MessagePassing, tuple[Any, ...]]]:
     """All `MessagePassing` layers that run in `model(*inputs)`, with their arguments."""
     calls: list[tuple[MessagePassing, tuple[Any, ...]]] = []

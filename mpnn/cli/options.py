@@ -80,8 +80,8 @@ class Options:
                 self.attention or _DEFAULT.attention,
                 self.aggregate,
             )
-            return TextRun(self.graph or "causal", self._corpus(), sizes, self.seed, self.device)
-        nodes = self._nodes()
+            return TextRun(self.graph or "causal", self.corpus(), sizes, self.seed, self.device)
+        nodes = self.nodes()
         return NodeRun(
             self.graph or nodes.own_graph,
             nodes,
@@ -92,13 +92,15 @@ class Options:
             device=self.device,
         )
 
-    def _nodes(self) -> Nodes:
+    def nodes(self) -> Nodes:
+        """Raises ValueError or OSError if the files cannot be read."""
         if self.features is not None and self.labels is not None:
             edges = None if self.edges is None else Path(self.edges)
             return Nodes.of_files(Path(self.features), Path(self.labels), edges, self.seed)
         return Nodes.cora() if self.task == "cora" else Nodes.digits()
 
-    def _corpus(self) -> Corpus:
+    def corpus(self) -> Corpus:
+        """Raises ValueError or OSError if the file cannot be read."""
         if self.file is not None:
             file = Path(self.file)
             try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -14,6 +15,7 @@ from mpnn import plot
 from mpnn.cli.tasks import Trained
 from mpnn.files import write_atomically
 from mpnn.graph import Graph
+from mpnn.train.comparison import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +57,45 @@ def losses(results: Sequence[Trained], path: Path) -> None:
     ylabel = "validation accuracy" if of_nodes else "validation loss (nats a character)"
     title = results[0].expression if single else ""
     plot.curves(history, ax, ylabel=ylabel, xlabel="epoch" if of_nodes else "step", title=title)
+    _save(figure, path)
+
+
+def comparison_curves(found: Comparison, path: Path) -> None:
+    """Validation error against training time, a line for each graph: the mean over its seeds, in a band of their range.
+    Lines of graphs that dropped out end early."""
+    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
+    ax, lines = figure.add_subplot(), {}
+    for k, result in enumerate(found.results):
+        at = np.linspace(0, result.seconds, 60)[1:]
+        errors = np.array([result.errors(seconds=seconds) for seconds in at])
+        ax.fill_between(at, errors.min(1), errors.max(1), color=plot.SERIES[k % len(plot.SERIES)], alpha=0.15, lw=0)
+        lines[result.graph] = at.tolist(), errors.mean(1).tolist()
+    plot.curves(
+        lines, ax, xlabel="seconds of training", ylabel=f"validation error{found.unit and f' ({found.unit.strip()})'}"
+    )
+    finite = [error for _, errors in lines.values() for error in errors[len(errors) // 8 :] if np.isfinite(error)]
+    if finite:
+        low, high = min(finite), max(finite)
+        ax.set_ylim(low - 0.05 * (high - low) - 1e-3, high + 0.05 * (high - low) + 1e-3)
+    _save(figure, path)
+
+
+def comparison_costs(found: Comparison, path: Path) -> None:
+    """Validation error after equal steps against the seconds of a step. Dominated graphs are grey."""
+    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
+    ax, dominated = figure.add_subplot(), found.dominated
+    for k, result in enumerate(found.results):
+        errors = np.array(result.errors(steps=found.steps))
+        colour = plot.MUTED if result.graph in dominated else plot.SERIES[k % len(plot.SERIES)]
+        at = 1e3 * result.seconds_per_step, errors.mean()
+        ax.errorbar(*at, yerr=errors.std(ddof=1) if len(errors) > 1 else None, fmt="o", color=colour, capsize=3)
+        ax.annotate(result.graph, at, xytext=(7, 5), textcoords="offset points", color=colour, fontsize=9)
+    ax.set_xlabel("milliseconds a step", color=plot.MUTED, fontsize=9)
+    ax.set_ylabel(f"validation error after {found.steps:,} steps", color=plot.MUTED, fontsize=9)
+    ax.margins(x=0.25, y=0.15)
+    ax.tick_params(colors=plot.MUTED, labelsize=9)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(plot.FRAME)
     _save(figure, path)
 
 

@@ -172,10 +172,10 @@ def train(
         layers=layers,
         batch=batch,
         lr=lr,
-        file=_absolute(file),
-        edges=_absolute(edges),
-        features=_absolute(features),
-        labels=_absolute(labels),
+        file=absolute(file),
+        edges=absolute(edges),
+        features=absolute(features),
+        labels=absolute(labels),
     )
     if not 0 <= checkpoint_every < float("inf"):
         refuse(f"--checkpoint-every must be 0 seconds or more; got {checkpoint_every}")
@@ -294,5 +294,5 @@ def _checkpoint_note(checkpoint: Checkpoint) -> str:
     return f"the checkpoint{step} is in {checkpoint.path}; the same command with --resume continues it"
 
 
-def _absolute(path: Path | None) -> str | None:
+def absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.absolute())

@@ -54,7 +54,7 @@ def locate(name: str, *names: str) -> Path:
     """
     source = _source(name)
     files = _files(source, names)
-    folders = [root / source.folder for root in _roots()]
+    folders = [root / source.folder for root in search_folders()]
     folder = next((folder for folder in folders if not _missing(folder, files)), folders[-1])
     for file in _missing(folder, files):
         if (folder / file.name).exists():
@@ -122,7 +122,7 @@ def _files(source: Source, names: Sequence[str]) -> list[RemoteFile]:
     return [known[name] for name in names] if names else list(known.values())
 
 
-def _roots() -> list[Path]:
+def search_folders() -> list[Path]:
     """The folders to search, in order; the last one is the cache."""
     data_dir = os.environ.get("MPNN_DATA")
     return ([Path(data_dir).expanduser()] if data_dir else []) + [cache_dir()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mpnn.data.errors import DamagedFile
+from mpnn.data.from_pyg import one_graph, tensors
 from mpnn.data.links import both_directions
 from mpnn.data.locate import locate
 from mpnn.data.pickles import load_plain
@@ -38,6 +40,26 @@ class NodeClassification:
     train_mask: Tensor
     val_mask: Tensor
     test_mask: Tensor
+
+    @classmethod
+    def from_pyg(cls, source: Any, split: int = 0) -> NodeClassification:
+        """From PyTorch Geometric: a `Data`, or a dataset of one graph. Edges stay as they are there.
+
+        Args:
+            source: with `x`, `y` and the masks `train_mask`, `val_mask`, `test_mask`.
+            split: the column of masks [N, splits].
+
+        Raises:
+            TypeError, ValueError: if `source` holds no graph or several, or lacks one of these tensors.
+        """
+        data = one_graph(source)
+        x, edge_index, y, train, val, test = tensors(
+            data, "x", "edge_index", "y", "train_mask", "val_mask", "test_mask"
+        )
+        masks = [mask.bool() if mask.dim() == 1 else mask[:, split].bool() for mask in (train, val, test)]
+        if y.is_floating_point() or y.dim() > 2 or (y.dim() == 2 and y.shape[1] > 1):
+            raise ValueError(f"y must hold one class for each node, int64 [N]; got {y.dtype} {list(y.shape)}")
+        return cls(x.float(), edge_index, y.view(-1).long(), *masks)
 
     @property
     def num_nodes(self) -> int:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpnn.data.errors import DamagedFile
+from mpnn.data.from_pyg import node_types, one_class, tensors
 from mpnn.data.links import both_directions
 from mpnn.data.locate import locate
 from mpnn.data.read import read_bytes
@@ -53,6 +55,24 @@ class GraphClassification:
     graphs: tuple[SmallGraph, ...]
     num_tags: int
     num_classes: int
+
+    @classmethod
+    def from_pyg(cls, dataset: Any) -> GraphClassification:
+        """From PyTorch Geometric: a dataset or list of `Data`, each with one class `y`. Edges stay as they are there.
+
+        The tags are the columns of ones in one-hot `x` (TUDataset), the integers in `x` [N, 1] (ZINC, OGB's first
+        column: pass `x[:, :1]`), or 0 if there is no `x`.
+
+        Raises:
+            TypeError, ValueError: if `y` is not one class, or `x` holds no types of nodes.
+        """
+        graphs = tuple(
+            SmallGraph(tensors(data, "edge_index")[0], node_types(data), int(one_class(data))) for data in dataset
+        )
+        if not graphs:
+            raise ValueError("the dataset has no graphs")
+        num_tags = int(torch.cat([graph.tags for graph in graphs]).max()) + 1
+        return cls(graphs, num_tags, max(graph.label for graph in graphs) + 1)
 
 
 def tu(name: str) -> GraphClassification:

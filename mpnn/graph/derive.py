@@ -54,7 +54,7 @@ def extended(graph: Graph, new_edges: Tensor, **new_data: Any) -> Graph:
 
 def edge_data(graph: Graph) -> dict[str, Tensor | None]:
     """The data stored per edge, by argument name of `Graph`. Edge types computed by a rule are not included."""
-    return {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type if graph.edge_type_rule is None else None}
+    return {"edge_attr": graph.edge_attr, "edge_type": graph._edge_type}
 
 
 def check_form(graph: Graph) -> None:

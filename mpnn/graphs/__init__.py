@@ -12,6 +12,7 @@ from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps
 from mpnn.graph.runs import Runs
 from mpnn.graphs.content import chunks, knn, lsh
 from mpnn.graphs.convert import (
+    from_dgl,
     from_networkx,
     from_pyg,
     from_scipy,
@@ -60,6 +61,7 @@ __all__ = [
     "ends_of_edges",
     "fixed",
     "from_blocks",
+    "from_dgl",
     "from_edges",
     "from_networkx",
     "from_pyg",

@@ -136,6 +136,42 @@ def from_pyg(data: Any) -> Graph:
     )
 
 
+def from_dgl(g: Any, *, edge_attr: str | None = None, edge_type: str | None = None) -> Graph:
+    """From a DGL graph: its edges in the order of their ids, as `g.edges(order="eid")`.
+
+    A bipartite graph or a block becomes a graph from its source nodes to its destination nodes. Edge types are those
+    of `edge_type`, or those that `dgl.to_homogeneous` stores (`dgl.ETYPE`).
+
+    Args:
+        g: a `DGLGraph` with one edge type.
+        edge_attr: the name of the feature in `g.edata`, [E, ...], that becomes `edge_attr`.
+        edge_type: the name of the feature in `g.edata`, int64 [E], that becomes `edge_type`.
+
+    Raises:
+        TypeError: if `g` is no DGL graph. ValueError: if it has several edge types. KeyError: if a feature is missing.
+    """
+    if not hasattr(g, "canonical_etypes"):
+        raise TypeError(f"from_dgl needs a DGLGraph; got {type(g).__name__}")
+    if len(g.canonical_etypes) != 1:
+        raise ValueError(
+            f"from_dgl needs a graph with one edge type; got {g.canonical_etypes}. Pass one relation, as in "
+            'from_dgl(g["writes"]), or all of them with their types, from_dgl(dgl.to_homogeneous(g))'
+        )
+    for name in (edge_attr, edge_type):
+        if name is not None and name not in g.edata:
+            raise KeyError(f"g.edata has no {name!r}; it has {sorted(g.edata)}")
+    if edge_type is None and "_TYPE" in g.edata:  # dgl.ETYPE
+        edge_type = "_TYPE"
+    src, dst = g.edges(order="eid")
+    return from_edges(
+        torch.stack([src, dst]).long(),
+        num_src=g.num_src_nodes(),
+        num_dst=g.num_dst_nodes(),
+        edge_attr=None if edge_attr is None else g.edata[edge_attr],
+        edge_type=None if edge_type is None else g.edata[edge_type],
+    )
+
+
 def to_pyg(graph: Graph, **features: Tensor) -> Any:
     """A PyTorch Geometric `Data` with this graph's edges and the given features (`x=...`, `y=...`)."""
     from torch_geometric.data import Data

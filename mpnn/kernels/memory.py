@@ -15,15 +15,15 @@ _LARGE = 1 << 22  # bytes
 _LINE = 64  # bytes of a cache line
 
 
-def empty(like: Tensor, *shape: int) -> Tensor:
-    """An uninitialised CPU tensor with the dtype of `like`, aligned to cache lines."""
-    count = math.prod(shape)
-    if count * like.element_size() < _LARGE:
-        return like.new_empty(shape)
-    size = count * like.element_size()
+def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An uninitialised CPU tensor with this dtype, by default that of `like`, aligned to cache lines."""
+    dtype = like.dtype if dtype is None else dtype
+    size = math.prod(shape) * dtype.itemsize
+    if size < _LARGE:
+        return like.new_empty(shape, dtype=dtype)
     buffer = np.empty(size + _LINE, np.uint8)
     first = -buffer.ctypes.data % _LINE
-    return torch.from_numpy(buffer[first : first + size]).view(like.dtype).view(shape)
+    return torch.from_numpy(buffer[first : first + size]).view(dtype).view(shape)
 
 
 def is_large(x: Tensor) -> bool:

@@ -116,7 +116,7 @@ def _fold(
 ) -> tuple[Tensor, Tensor | None]:
     """The results of rows [B, rows, size], and the number of messages equal to each extreme if `counted`."""
     value, weight = _plain(value), None if weight is None else _plain(weight)
-    out = empty(value.new_empty(0, dtype=_wide(value.dtype)), value.shape[0], rows.num_rows, value.shape[2])
+    out = empty(value, value.shape[0], rows.num_rows, value.shape[2], dtype=_wide(value.dtype))
     count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
     if not out.numel():
         return out, count

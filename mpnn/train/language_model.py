@@ -73,20 +73,21 @@ def fit_language_model(
     def validate() -> dict[str, float]:
         return {"loss": language_model_loss(model, val, batch)}
 
-    return fit(model, _adamw(model, lr), loss, settings, validate=validate, progress=progress, checkpoint=checkpoint)
+    return fit(model, adamw(model, lr), loss, settings, validate=validate, progress=progress, checkpoint=checkpoint)
 
 
 @torch.no_grad()
-def language_model_loss(model: LanguageModel, tokens: Tensor, batch: int = 12) -> float:
-    """The loss in nats per token over up to 256 crops, spread evenly over `tokens` int64 [length] (deterministic)."""
+def language_model_loss(model: LanguageModel, tokens: Tensor, batch: int = 12, crops: int = _VALIDATION_CROPS) -> float:
+    """The loss in nats per token over at most so many crops, spread evenly over `tokens` int64 [length]: the same ones
+    in every call."""
     assert isinstance(model, nn.Module)
     _require_longer_than_context(tokens, model)
     model.eval()
     device = next(model.parameters()).device
-    most = min(_VALIDATION_CROPS, len(tokens) // model.context)
+    most = min(crops, len(tokens) // model.context)
     starts = torch.linspace(0, len(tokens) - model.context - 1, most).long()
-    crops = tokens[starts[:, None] + torch.arange(model.context + 1)].to(device)
-    parts = [(model.loss(part[:, :-1], part[:, 1:]), len(part)) for part in crops.split(batch)]
+    texts = tokens[starts[:, None] + torch.arange(model.context + 1)].to(device)
+    parts = [(model.loss(part[:, :-1], part[:, 1:]), len(part)) for part in texts.split(batch)]
     return sum(loss.item() * count for loss, count in parts) / most
 
 
@@ -95,7 +96,7 @@ def _require_longer_than_context(tokens: Tensor, model: LanguageModel) -> None:
         raise ValueError(f"validation needs more than {model.context} tokens, the model's context; got {len(tokens)}")
 
 
-def _adamw(model: nn.Module, lr: float) -> AdamW:
+def adamw(model: nn.Module, lr: float) -> AdamW:
     """AdamW with weight decay for matrices and not for vectors."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [

@@ -189,12 +189,14 @@ def _engine(device: torch.device, settings: Settings) -> _Engine:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # else all runs of a process must have the same precision
-    engine = Accelerator(
-        cpu=device.type == "cpu",
-        mixed_precision=settings.precision,
-        gradient_accumulation_steps=settings.accumulate,
-    )
+    options = {"mixed_precision": settings.precision, "gradient_accumulation_steps": settings.accumulate}
+    try:
+        engine = Accelerator(cpu=device.type == "cpu", **options)
+    except ValueError:  # accelerate keeps one precision and one kind of device for the whole process
+        engine = None
+    if engine is None or engine.device.type != device.type:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        engine = Accelerator(cpu=device.type == "cpu", **options)
     if engine.process_index:
         torch.manual_seed(torch.initial_seed() + engine.process_index)
     return engine

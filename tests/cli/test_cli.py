@@ -22,6 +22,7 @@ from mpnn.cli.app import app
 from mpnn.cli.console import console
 from mpnn.cli.measure import attention_weights, backends, bytes_for_backward
 from mpnn.data import SOURCES, Characters
+from mpnn.train import loop
 
 COMMANDS = [
     ["demo"],
@@ -445,6 +446,16 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # as for whoever may not write there
     assert f"cannot write into {tmp_path}: permission denied" in refusal(command, "--out", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["demo", "train"])
+def test_without_accelerate_a_sentence_says_how_to_get_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "find_spec", lambda name: None)
+    said = refusal(command, "--out", tmp_path / "out")
+    assert said == "mpnn: training needs accelerate, which is not installed; run: pip install accelerate\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_text_that_is_not_text_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 import mpnn
 from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import Additive, DotProduct
-from mpnn.backends import BACKENDS
+from mpnn.backends import BACKENDS, csr
 from mpnn.engine.plan import Plan, Refused, choose, plan
 from mpnn.graph.topology import Topology
 from mpnn.request.request import Request
@@ -86,6 +86,18 @@ def test_the_choice_is_sensible_where_it_is_clear(grad: bool) -> None:
         assert plan(request(topology, n, grad=grad)).backend != "edge_list"
     for topology, n in by_edges:
         assert plan(request(topology, n, grad=grad)).backend != "dense"
+
+
+def test_sources_without_edges_cost_nothing_forward() -> None:
+    """A pointer over 50,000 cities, of which each tour has 25 left: `csr` reads those, and took a ninth of the time of
+    `edge_list`."""
+    src = torch.arange(50_000).view(1000, 50)[:, :25].flatten()
+    graph = graphs.from_edges(
+        torch.stack([src, torch.arange(1000).repeat_interleave(25)]), num_src=50_000, num_dst=1000
+    )
+    key = torch.empty(50_000, 1, 128)
+    with torch.no_grad():
+        assert choose(Request(graph, key, Dot(key[:1000], key, 1.0), return_weights=True)) is csr
 
 
 def test_a_mask_too_large_is_refused() -> None:

@@ -201,3 +201,50 @@ def test_what_cannot_be_read_is_named() -> None:
         graphs.from_networkx(torch.eye(3))
     with pytest.raises(ValueError, match="edge 0 -> 1 has no attribute 'weight'"):
         graphs.from_networkx(networkx.path_graph(2), weight="weight")
+
+
+class DGLStandIn:
+    """What `from_dgl` uses of `dgl.DGLGraph`, as DGL 2's documentation describes it. DGL itself is not installed here.
+
+    `edges()` returns edges in any order; `edges(order="eid")` in the order of `edata`.
+    """
+
+    def __init__(self, src: list[int], dst: list[int], sizes: tuple[int, int], relations: int = 1) -> None:
+        self.ends = torch.tensor(src, dtype=torch.int32), torch.tensor(dst, dtype=torch.int32)
+        self.sizes = sizes
+        self.edata: dict[str, torch.Tensor] = {}
+        self.canonical_etypes = [("_N", f"_E{k}", "_N") for k in range(relations)]
+
+    def edges(self, form: str = "uv", order: str = "eid") -> tuple[torch.Tensor, torch.Tensor]:
+        assert (form, order) == ("uv", "eid")
+        return self.ends
+
+    def num_src_nodes(self) -> int:
+        return self.sizes[0]
+
+    def num_dst_nodes(self) -> int:
+        return self.sizes[1]
+
+
+def test_dgl() -> None:
+    g = DGLStandIn([2, 0, 1], [0, 1, 1], (3, 3))
+    g.edata = {"w": torch.tensor([5.0, 6.0, 7.0]), "kind": torch.tensor([1, 0, 1])}
+    graph = graphs.from_dgl(g, edge_attr="w", edge_type="kind")
+    assert graph.edge_index.tolist() == [[2, 0, 1], [0, 1, 1]]
+    assert graph.edge_attr.tolist() == [5.0, 6.0, 7.0]
+    assert graph.edge_type.tolist() == [1, 0, 1]
+    assert (graph.num_src, graph.num_dst) == (3, 3)
+    g.edata["_TYPE"] = torch.tensor([2, 2, 0])  # dgl.ETYPE, of dgl.to_homogeneous
+    assert graphs.from_dgl(g).edge_type.tolist() == [2, 2, 0]
+    assert graphs.from_dgl(g).edge_attr is None
+
+    bipartite = graphs.from_dgl(DGLStandIn([4, 0], [0, 1], (5, 2)))
+    assert (bipartite.num_src, bipartite.num_dst) == (5, 2)
+    assert bipartite.edge_index.tolist() == [[4, 0], [0, 1]]
+
+    with pytest.raises(TypeError, match="from_dgl needs a DGLGraph; got Tensor"):
+        graphs.from_dgl(torch.eye(3))
+    with pytest.raises(ValueError, match="one edge type"):
+        graphs.from_dgl(DGLStandIn([0], [1], (2, 2), relations=2))
+    with pytest.raises(KeyError, match=r"no 'weight'; it has \['_TYPE', 'kind', 'w'\]"):
+        graphs.from_dgl(g, edge_attr="weight")

@@ -159,7 +159,7 @@ def test_a_topology_changes_the_answer_and_is_pickled_and_saved(name: str, tmp_p
     assert torch.equal(pickle.loads(pickle.dumps(alone))(**call).logits, found)
     alone.save_pretrained(tmp_path)
     again = type(hf_model).from_pretrained(tmp_path).eval()
-    mpnn.hf.use(again)
+    mpnn.hf.use(again, again.config.mpnn_graph)
     torch.testing.assert_close(again(**call).logits, found)
 
 

@@ -128,6 +128,32 @@ def test_gradients_with_checkpointing(name: str) -> None:
         torch.testing.assert_close(gradient, expected[key], rtol=0, atol=1e-5 * largest)
 
 
+@pytest.mark.parametrize("family", ["T5", "MT5"])
+def test_position_biases_are_tables_by_offset(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = getattr(hf, f"{family}Config")(
+        vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0, dropout_rate=0.0,
+        decoder_start_token_id=0, relative_attention_num_buckets=8, relative_attention_max_distance=6,
+    )  # fmt: skip
+    model = getattr(hf, f"{family}ForConditionalGeneration")(config).train()
+    weights = [p for name, p in model.named_parameters() if "relative_attention_bias" in name]
+    found = []
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "output_scores": True}
+    for attention in ("eager", "mpnn"):
+        if attention == "mpnn":
+            handle = mpnn.hf.use(model)
+            monkeypatch.setattr(interface, "_per_edge", None)  # what takes dense biases
+        else:
+            model.set_attn_implementation("eager")
+        logits = model(IDS, attention_mask=RIGHT, decoder_input_ids=IDS[:, :15]).logits
+        gradients = torch.autograd.grad(logits.square().sum(), weights)
+        masked = {"attention_mask": RIGHT, "return_dict_in_generate": True} | options
+        found.append((logits, *gradients, *model.generate(IDS, **masked).scores))
+    for ours, reference in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-5 * max(1.0, float(reference.detach().abs().max())))
+    assert all("compute_bias" not in vars(module) for module in handle.restore().modules())
+
+
 def test_autocast() -> None:
     model = tiny("llama")
     mpnn.hf.use(model)
@@ -196,6 +222,57 @@ def test_a_graph_for_each_layer() -> None:
         as_windows = typed(IDS).logits
         mpnn.hf.use(typed, {"1": "causal() & window(4)"})  # its second layer is the one with full attention
         torch.testing.assert_close(typed(IDS).logits, as_windows)
+
+
+ROLES = {"encoder": "window(2)", "decoder": "causal() & window(3)", "cross": "window(4) | global_nodes([0])"}
+
+
+def seen(model: Any) -> dict[str, Tensor]:
+    """Which pairs each attention of an encoder-decoder weighs, from its returned weights."""
+    if model.main_input_name == "input_features":
+        inputs = {"input_features": torch.linspace(-1, 1, 2 * 8 * 40).view(2, 8, 40)}
+    else:
+        inputs = {"input_ids": IDS, "attention_mask": LEFT}
+    with torch.no_grad():
+        out = model(**inputs, decoder_input_ids=IDS[:, :9], output_attentions=True)
+    weights = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions, "cross": out.cross_attentions}
+    return {role: torch.stack(layers).sum((0, 2)) > 0 for role, layers in weights.items()}
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_graphs_of_encoders_decoders_and_cross_attention(name: str, tmp_path: Any) -> None:
+    own = seen(mpnn.hf.use(tiny(name)).model)
+    for role, text in ROLES.items():
+        model = tiny(name)
+        mpnn.hf.use(model, {role: text})
+        found = seen(model)
+        shifts = [0, 5] if name != "whisper" and role != "decoder" else [0, 0]  # padding on the left of the sources
+        for b, shift in enumerate(shifts):
+            rows, columns = found[role].shape[1:]
+            first = 0 if role == "cross" else shift
+            whole = graphs.parse(text).bind(max(rows, columns)).dense()
+            assert found[role][b, first:, shift:].equal(whole[: rows - first, : columns - shift])
+            assert not found[role][b, :, :shift].any()
+        for other in ROLES.keys() - {role}:
+            assert found[other].equal(own[other])
+    model = tiny(name)
+    mpnn.hf.use(model, ROLES)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.config.mpnn_graph == ROLES
+    with torch.no_grad():
+        torch.testing.assert_close(output(loaded), output(model), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_cross_attention_knows_its_place_in_generation(name: str) -> None:
+    model = tiny(name)
+    mpnn.hf.use(model, ROLES)
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    options |= {"forced_eos_token_id": None, "return_dict_in_generate": True, "output_scores": True}
+    inputs = IDS if name != "whisper" else torch.linspace(-1, 1, 2 * 8 * 40).view(2, 8, 40)
+    scores = [torch.stack(model.generate(inputs, use_cache=cache, **options).scores) for cache in (False, True)]
+    torch.testing.assert_close(scores[1], scores[0], **CLOSE)
 
 
 def test_the_graph_is_saved_with_the_model(tmp_path: Any) -> None:
@@ -387,12 +464,101 @@ def test_a_graph_that_the_cache_does_not_fit_is_refused() -> None:
         model.generate(IDS, max_new_tokens=4, do_sample=False, eos_token_id=None)
 
 
+def test_use_after_use_and_back() -> None:
+    model = tiny("llama")
+    with torch.no_grad():
+        own = model(IDS).logits
+        first = mpnn.hf.use(model, "causal() & window(3)")
+        narrow = model(IDS).logits
+        second = mpnn.hf.use(model)  # the model's own masks again
+        torch.testing.assert_close(model(IDS).logits, own, **CLOSE)
+        second.restore()
+        torch.testing.assert_close(model(IDS).logits, narrow)
+        third = mpnn.hf.use(model, "causal() & window(5)")
+        first.restore()  # undoes the third call, too
+        assert model.config._attn_implementation == "sdpa"
+        assert getattr(model.config, "mpnn_graph", None) is None
+        third.restore()
+        first.restore()
+        assert model(IDS).logits.equal(own)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_replaced_methods_come_back_after_two_calls(name: str) -> None:
+    model = tiny(name)
+    names = [set(vars(module)) for module in model.modules()]
+    with torch.no_grad():
+        own = output(model)
+        handles = [mpnn.hf.use(model, unpad=name == "bert") for _ in range(2)]
+        torch.testing.assert_close(output(model), own, **CLOSE)
+        handles[1].restore()
+        torch.testing.assert_close(output(model), own, **CLOSE)
+        handles[0].restore()
+    assert [set(vars(module)) for module in model.modules()] == names
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_models_that_were_changed_before(name: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    with torch.no_grad():
+        for change in (
+            lambda model: model.requires_grad_(False),
+            lambda model: torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}),
+            lambda model: accelerate.cpu_offload(model, execution_device=torch.device("cpu")),
+            lambda model: model.to(torch.float64),
+        ):
+            changed = change(tiny(name))
+            expected = output(changed)
+            mpnn.hf.use(changed)
+            torch.testing.assert_close(output(changed), expected, **CLOSE)
+        compiled = torch.compile(tiny(name), backend="eager")
+        mpnn.hf.use(compiled)
+        assert compiled.config._attn_implementation == "mpnn"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    for name in ("llama", "gpt_oss", "bert"):
+        model = tiny(name)
+        exact = output(model)
+        mpnn.hf.use(model.to(dtype))
+        found = output(model)
+        assert found.dtype == dtype
+        # each of some twenty operations rounds by 2^-9 (bfloat16), which go either way
+        torch.testing.assert_close(found.float(), exact, rtol=0, atol=2.0**-5 * float(exact.detach().abs().max()))
+
+
+def test_a_device_map_and_hooks_of_accelerate(tmp_path: Any) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny("llama")
+    model.save_pretrained(tmp_path)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu", attn_implementation="mpnn")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, **CLOSE)
+    encoder = accelerate.cpu_offload(tiny("bert"), execution_device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="was not replaced"):
+        mpnn.hf.use(encoder, unpad=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit warns of numbers and deprecated attributes
+def test_jit_is_refused() -> None:
+    model = mpnn.hf.use(tiny("bert")).model
+    with pytest.raises(ValueError, match=r"torch\.jit\.trace would record the graph of this input for all inputs"):
+        torch.jit.trace(model, (IDS,), strict=False)
+
+
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
+        (graphs.causal().bind(17), "got Graph; a Graph has a size: pass the topology that it was bound from"),
+        ({9: "causal()"}, "there is no layer type or number 9; there are 0 to 1"),
+        ("causal() & windo(3)", "there is no topology 'windo'"),
+        ("causal( & window(3)", "at column 9: invalid syntax"),
         (3, "graph must be a topology, its text, a dictionary or a function; got int"),
         ("cuasal()", "cuasal"),
-        ({"sliding": "causal()"}, "there is no layer type 'sliding'"),
+        ({"sliding": "causal()"}, "there is no layer type or number 'sliding'; there are 0 to 1"),
         ({0: 3}, "a graph must be a topology or its text; got int"),
     ],
 )
@@ -403,11 +569,23 @@ def test_graphs_that_are_none(graph: Any, message: str) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_graph_does_not_apply_to_cross_attention() -> None:
-    with pytest.raises(ValueError, match="has cross-attention"):
-        mpnn.hf.use(tiny("t5"), "window(3)")
+def test_a_graph_of_an_encoder_decoder_says_for_which_attention() -> None:
+    for graph in ("window(3)", {"encoder": "window(3)", 0: "window(3)"}, {"full_attention": "window(3)"}):
+        with pytest.raises(
+            ValueError, match="T5ForConditionalGeneration has an encoder, a decoder and cross-attention"
+        ):
+            mpnn.hf.use(tiny("t5"), graph)
+    decoder = hf.BertLMHeadModel(hf.BertConfig(**ENCODER, is_decoder=True, add_cross_attention=True))
+    with pytest.raises(ValueError, match="has cross-attention in a decoder of its own"):
+        mpnn.hf.use(decoder, "causal()")
     with pytest.raises(TypeError, match="must be a PreTrainedModel"):
         mpnn.hf.use(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="got the class LlamaModel; pass a model"):
+        mpnn.hf.use(hf.LlamaModel)  # type: ignore[arg-type]
+    model = tiny("llama")
+    mpnn.hf.use(model, "documents([3, 4])")
+    with pytest.raises(ValueError, match="the lengths of the documents add up to 7, but the graph has 17 nodes"):
+        model(IDS)
 
 
 # ------------------------------------------------------------------------------------------------ masks

@@ -45,6 +45,29 @@ def test_concat_is_graphsage() -> None:
     assert Concat(DIM, 5, message_dim=2, bias=False)(x, message[..., :2]).shape == (2, 3, 5)
 
 
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook"])
+def test_concat_calls_a_hooked_linear(hook: str) -> None:
+    x, message = pair()
+    update, calls = Concat(DIM, 5), []
+    expected = update(x, message)
+    getattr(update.linear, hook)(lambda *arguments: calls.append(arguments))
+    torch.testing.assert_close(update(x, message), expected)
+    assert len(calls) == 1
+
+
+def test_concat_calls_an_adapted_linear() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    x, message = pair()
+    update = Concat(DIM, 5)
+    expected, adapted = 2 * update(x, message), Doubled(2 * DIM, 5)
+    adapted.load_state_dict(update.linear.state_dict())
+    update.linear = adapted
+    torch.testing.assert_close(update(x, message), expected)
+
+
 def test_gru_keeps_x_in_the_hidden_state() -> None:
     x, message = pair()
     update = GRU(DIM)

@@ -48,6 +48,53 @@ _SIZES: dict[str, Any] = {
     "vocab_size": 60, "image_size": 32, "patch_size": 8, "sliding_window": 6, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2, "decoder_start_token_id": 1, "attention_dropout": 0.0,
 }  # fmt: skip
+_MIXED = ["sliding_attention", "full_attention"]
+_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+_SPEECH = {"hidden_dim": 32, "num_heads": 4, "dim_head": 8, "input_dim": 16, "output_dim": 8}
+_GEMMA4 = {
+    "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 60, "num_kv_shared_layers": 0,
+    "per_layer_config": {}, "layer_types": _MIXED, "global_head_dim": 8,
+}  # fmt: skip
+_OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names or limits of their own
+    "CohereCompassTextConfig": {
+        "layer_types": _MIXED,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _MIXED},
+    },
+    "DeepseekV2Config": _EXPERTS,
+    "Dots1Config": {**_EXPERTS, "n_shared_experts": 1},
+    "Dots3NoteTextConfig": {
+        **_EXPERTS, "index_topk": 64, "index_head_dim": 16, "index_n_heads": 2, "shared_experts_intermediate_size": 24,
+    },
+    "Gemma3nTextConfig": {
+        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 60, "laurel_rank": 4,
+        "intermediate_size": 48, "layer_types": _MIXED, "activation_sparsity_pattern": [0.0, 0.0],
+    },
+    "Gemma4TextConfig": _GEMMA4,
+    "GraniteMoeHybridConfig": {
+        "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "shared_intermediate_size": 24,
+        "layer_types": ["mamba", "attention"],
+    },
+    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "GraniteSpeechEncoderConfig": _SPEECH,
+    "GraniteSpeechPlusEncoderConfig": _SPEECH,
+    "Blip2QFormerConfig": {"encoder_hidden_size": 32},
+    "LongcatFlashConfig": {
+        "moe_topk": 2, "n_routed_experts": 4, "zero_expert_num": 1, "expert_ffn_hidden_size": 24, "ffn_hidden_size": 48,
+        "head_dim": 8, "num_key_value_heads": 4,
+    },
+    "NemotronConfig": {"num_key_value_heads": 2},
+    "RecurrentGemmaConfig": {
+        "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 6, "num_key_value_heads": 2,
+    },
+    "XmodConfig": {"default_language": "en_XX", "languages": ["en_XX"]},
+    "ZayaConfig": {"num_experts_per_tok": 1, "router_hidden_size": 16},
+    "EsmConfig": {"vocab_size": 60, "mask_token_id": 59, "pad_token_id": 0},
+    "EsmcConfig": {"num_key_value_heads": 4},
+    "NeoMMEConfig": {
+        "embedding_rank": 16, "head_dim": 16, "hidden_size": 64, "embedding_dim": 16,
+    },
+    "SwinConfig": {"patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
+}  # fmt: skip
 _IDS = torch.randint(3, 60, (2, 13), generator=torch.Generator().manual_seed(0))
 _KEEP = torch.ones_like(_IDS)
 _KEEP[1, 9:] = 0
@@ -92,7 +139,7 @@ def _small(kind: Any) -> Any:
     for name in known.sub_configs:
         if (part := getattr(known, name, None)) is not None:
             sizes[name] = _small(type(part))
-    return kind(**sizes)
+    return kind(**sizes | _OWN.get(kind.__name__, {}))
 
 
 def output(kind: str, model: Any) -> Tensor:

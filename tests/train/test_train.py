@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from accelerate import Accelerator
 from full_disk import full_after
 from torch import Tensor, nn
 
@@ -390,9 +391,11 @@ def test_mixed_precision_computes_in_sixteen_bits_and_keeps_the_weights_in_thirt
         dtypes.append(y.dtype)
         return y.square().mean()
 
+    mine = Accelerator(cpu=True)  # of the user, in the same process
     fit(model, torch.optim.SGD(model.parameters(), 0.1), loss, Settings(2, precision="bf16"))
     fit(model, torch.optim.SGD(model.parameters(), 0.1), loss, Settings(1))
     assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float32]
+    assert mine.device.type == "cpu"
     assert model.weight.dtype == torch.float32
 
 

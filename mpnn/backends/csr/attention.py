@@ -62,15 +62,15 @@ def counts(request: Request) -> dict[str, float]:
     """Edges, edges times heads, and the components that each edge gathers from its two ends."""
     graph, batch, fused = request.graph, request.batch.numel(), fused_form(request.score)
     width = request.heads * request.value.shape[-1]
-    edges, nodes = float(graph.num_edges * batch), max(graph.num_dst, graph.num_src)
+    edges = float(graph.num_edges * batch)
     gathered = edges * width * (2 if fused and fused.kind != "additive" else 1)
     # features that exceed the cache are read from memory for each edge
-    far = nodes * width * (torch.finfo(request.accumulate_dtype).bits // 8) > _BEYOND_CACHE
+    far = max(graph.num_dst, graph.num_src) * width * (torch.finfo(request.accumulate_dtype).bits // 8) > _BEYOND_CACHE
     kind = fused.kind if fused else "biased"
     operations = {f"{kind} call": 1.0, "scored edge": edges, f"{kind} head": edges * request.heads}
     operations |= {
         "far gathered number" if far else "gathered number": gathered,
-        "attending number": float(nodes * batch * width),
+        "attending number": float(graph.num_dst * batch * width),
     }
     if kind == "activated":
         operations["activated number"] = edges * width
@@ -79,7 +79,10 @@ def counts(request: Request) -> dict[str, float]:
         operations["vector number"] = edges * width * vectors
     if request.dropout:
         operations["dropped head"] = edges * request.heads
-    return both_ways(operations, request.needs_grad)
+    operations = both_ways(operations, request.needs_grad)
+    if request.needs_grad:  # the forward pass reads those sources that have edges; the backward pass writes all
+        operations["attending number, back"] = float(max(graph.num_dst, graph.num_src) * batch * width)
+    return operations
 
 
 def estimate(request: Request) -> Estimate:

@@ -43,7 +43,8 @@ def supports(request: Request) -> str | None:
         return f"it has no kernels for {value.dtype}"
     if max(request.graph.num_dst, request.graph.num_src) >= 2**31:
         return "it numbers nodes with 32 bits"
-    return _why_not(request.reduce, request.needs_grad)
+    # `needs_grad` takes as long as all other checks, and decides for a user's own aggregators only
+    return None if type(request.reduce) in KINDS else _why_not(request.reduce, request.needs_grad)
 
 
 def _why_not(aggregator: Any, needs_grad: bool) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.configuration_utils import PretrainedConfig
 from transformers.utils import output_capturing
@@ -20,9 +21,16 @@ from mpnn import graphs, ops
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import masks, traced
-from mpnn.integrations.hf.masks import Mask
+from mpnn.integrations.hf.masks import Mask, Rule
+from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
 
 NAME = "mpnn"
+
+ROLES = "encoder", "decoder", "cross"
+
+_FIRST_QUERY: dict[int, int] = {}
+"""By the identity of the configuration: the decoder's position of the first query in the latest call of its
+self-attention, which comes before the cross-attention of each layer. The mask of cross-attention does not say it."""
 
 _REFUSED = {
     "indices": "chooses the sources of each token by content, in a kernel of its own",
@@ -51,9 +59,14 @@ def attend(
     Raises:
         ValueError: if the layer does what mpnn does not support, or `torch.export` cannot save what it does.
     """
+    if is_tracing():
+        raise ValueError(
+            "torch.jit.trace would record the graph of this input for all inputs; use torch.export, or "
+            "attn_implementation='sdpa'"
+        )
     if not torch.compiler.is_compiling():
         return _attend(module, query, key, value, attention_mask, **options)
-    reason = traced.reason(module, attention_mask, options)
+    reason = traced.reason(attention_mask, options, _has_cross_topology(module))
     if reason is None:
         return _attend(module, query, key, value, attention_mask, **options)
     if torch.compiler.is_exporting():
@@ -72,7 +85,7 @@ def _attend(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
+    position_bias: Tensor | OffsetBias | None = None,
     cu_seq_lens_k: Tensor | None = None,
     output_attentions: bool | None = None,
     **others: Any,
@@ -87,23 +100,31 @@ def _attend(
         output_attentions = "attentions" in (output_capturing._active_collector.get() or ())
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
-    mask, bias = _mask_and_bias(module, mask, position_bias, is_causal, (batch, queries, keys))
+    by_offset, dense = None, None
+    if isinstance(position_bias, OffsetBias):
+        by_offset = position_bias
+    elif not has_no_bias(module):
+        dense = position_bias
+    mask, dense = _mask_and_bias(module, mask, dense, is_causal, (batch, queries, keys))
     if cu_seq_lens_k is not None:
         mask = mask.within(cu_seq_lens_k)
     if torch.compiler.is_compiling():
         graph, is_flat = traced.graph(mask, text_of(module), batch, keys, query.device)
     else:
-        graph, is_flat = mask.graph(topology_of(module), batch, keys, query.device)
+        graph, is_flat = mask.graph(_rule_of(module, mask), batch, keys, query.device)
     features = [x.transpose(1, 2) for x in (query, key, value)]
     if torch.is_autocast_enabled(query.device.type):  # as torch does for its own attention
         dtype = torch.get_autocast_dtype(query.device.type)
         features = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in features]
     if is_flat:
         features = [x.flatten(0, 1) for x in features]
+    bias: Any = None if dense is None else _per_edge(dense, graph, is_flat, batch)
+    if by_offset is not None:
+        bias = by_offset.over(graph, is_flat, query) if bias is None else bias + by_offset.on_edges(graph, query)
     result = ops.attend(
         graph,
         *features,
-        bias=None if bias is None else _per_edge(bias, graph, is_flat, batch),
+        bias=bias,
         scale=scaling,
         softcap=softcap,
         sinks=s_aux,
@@ -178,26 +199,50 @@ def _dense(weights: Tensor, graph: Graph, is_flat: bool, sizes: tuple[int, int, 
     return pairs.view(batch, queries, keys, heads).movedim(-1, 1)
 
 
-def topology_of(module: nn.Module) -> Topology | None:
-    """The topology that `config.mpnn_graph` gives an attention layer, or None for the model's own mask."""
+def _rule_of(module: nn.Module, mask: Mask) -> Rule | None:
+    """The rule that `config.mpnn_graph` gives an attention layer, or None for the model's own mask."""
     text = text_of(module)
-    return None if text is None else parse(text)
+    if _has_cross_topology(module):
+        config: Any = module.config
+        if role_of(module) == "decoder":
+            _FIRST_QUERY[id(config)] = mask.sizes.first_query
+        elif role_of(module) == "cross" and text is not None:
+            return "cross", parse(text), _FIRST_QUERY.get(id(config), 0)
+    return None if text is None else ("topology", parse(text))
 
 
 def text_of(module: nn.Module) -> str | None:
-    """As `topology_of`, as text."""
+    """The topology that `config.mpnn_graph` gives an attention layer, as text, or None for the model's own mask."""
     config: PretrainedConfig | None = getattr(module, "config", None)
     spec = None if config is None else getattr(config, "mpnn_graph", None)
-    if spec is None:
-        return None
-    if isinstance(spec, str):
+    if spec is None or isinstance(spec, str):
         return spec
+    text: str | None
+    if any(role in spec for role in ROLES):
+        text = spec.get(role_of(module))
+        return text
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise ValueError(f"{type(module).__name__} has no layer_idx; give one graph for all layers")
     types = getattr(config, "layer_types", None)
-    text: str | None = spec.get(str(layer), spec.get(types[layer]) if types else None)
+    text = spec.get(str(layer), spec.get(types[layer]) if types else None)
     return text
+
+
+def role_of(module: nn.Module) -> str:
+    """Which attention of an encoder-decoder this layer is: "encoder", "decoder" or "cross"."""
+    is_decoder, is_causal = getattr(module, "is_decoder", None), getattr(module, "is_causal", None)
+    if is_decoder is None or is_causal is None:
+        raise ValueError(
+            f"{type(module).__name__} does not say whether it is the encoder's, the decoder's or cross-attention "
+            "(is_decoder, is_causal); call mpnn.hf.use(model) without graph"
+        )
+    return "encoder" if not is_decoder else "decoder" if is_causal else "cross"
+
+
+def _has_cross_topology(module: nn.Module) -> bool:
+    spec = getattr(getattr(module, "config", None), "mpnn_graph", None)
+    return isinstance(spec, dict) and "cross" in spec
 
 
 @lru_cache(maxsize=256)

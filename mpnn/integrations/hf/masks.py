@@ -15,6 +15,7 @@ Rules, where positions count from the start of a packed sequence:
     ("&", ...), ("|", ...)       of rules
     ("runs", ptr, start, stop)   evaluated
     ("topology", topology)       a topology, over each sequence
+    ("cross", topology, first)   a topology from encoder to decoder, whose first query has the position `first`
 """
 
 from __future__ import annotations
@@ -125,17 +126,17 @@ class Mask:
         return found
 
     def graph(
-        self, topology: Topology | None, batch: int, keys: int, device: torch.device, flat: bool = False
+        self, instead: Rule | None, batch: int, keys: int, device: torch.device, flat: bool = False
     ) -> tuple[Graph, bool]:
         """The graph, and whether it is over the nodes of all entries of the batch, one after the other.
 
-        topology: replaces what the mask says, except for padding and packed sequences.
+        instead: a "topology" or "cross" that replaces what the mask says, except for padding and packed sequences.
         keys: number of keys that the layer has; fewer than the mask has if its cache is shorter.
         flat: whether it is over all nodes even if all entries have the same graph.
         """
-        key = topology, batch, keys, device, flat
+        key = instead, batch, keys, device, flat
         if key not in self._graphs:
-            rules = self.rules if topology is None else [_replaced(rule, topology) for rule in self.rules]
+            rules = self.rules if instead is None else [_replaced(rule, instead) for rule in self.rules]
             if self.batch == 1:
                 rules = rules * batch
             if len(rules) != batch or keys > self.sizes.keys:
@@ -381,16 +382,16 @@ def _evaluated(allowed: Tensor) -> Rule:
 # ---------------------------------------------------------------------------------------------------- changing rules
 
 
-def _replaced(rule: Rule, topology: Topology) -> Rule:
-    """The rule with a topology instead of bands and chunks. Padding and packed sequences stay."""
+def _replaced(rule: Rule, instead: Rule) -> Rule:
+    """The rule with another one instead of bands and chunks. Padding and packed sequences stay."""
     match rule:
         case ("band" | "chunks", *_):
-            return "topology", topology
+            return instead
         case ("&", *parts):
-            replaced = tuple(_replaced(part, topology) for part in parts)
+            replaced = tuple(_replaced(part, instead) for part in parts)
             return ("&", *dict.fromkeys(replaced))  # the topology once
         case ("packed", positions, inner):
-            return "packed", positions, _replaced(inner, topology)
+            return "packed", positions, _replaced(inner, instead)
         case ("sources", _):
             return rule
     raise ValueError(
@@ -460,6 +461,9 @@ def _build(rule: Rule, sizes: Sizes, first: int) -> Runs:
             return _crop(Runs(queries, _columns(stop, keys), ptr, start, stop), Sizes(queries, keys))
         case ("topology", topology):
             return _of_topology(topology, sizes, first)
+        case ("cross", topology, row):
+            selected = topology.bind(max(row + queries, keys - first)).runs.take(rows + row)
+            return Runs.of(queries, keys, [(selected.row, selected.start + first, selected.stop + first)])
         case ("&", *parts):
             built = [_build(part, sizes, first) for part in parts]
             result = built[0]

@@ -24,8 +24,9 @@ from transformers.models.xlnet import modeling_xlnet as xlnet
 from mpnn import ops
 from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.topology import Topology
 from mpnn.graphs import chunks, from_blocks
-from mpnn.integrations.hf.interface import attend, topology_of
+from mpnn.integrations.hf.interface import attend, parse, text_of
 from mpnn.integrations.hf.masks import Mask, Sizes, from_dense
 from mpnn.models.text.reformer_graphs import drop_self_loops, select_edges
 
@@ -40,6 +41,12 @@ def _cached(tensor: Tensor, build: Callable[[], Any], key: Any = None) -> Any:
     if key not in results:
         results[key] = build()
     return results[key]
+
+
+def topology_of(layer: nn.Module) -> Topology | None:
+    """The topology that `config.mpnn_graph` gives a layer, or None for its own graph."""
+    text = text_of(layer)
+    return None if text is None else parse(text)
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
@@ -358,7 +365,9 @@ def _topology_graph(
     if topology is None:
         return None
     keep = None if attention_mask is None else attention_mask.bool()
-    return Mask(batch, Sizes(length, length), _COMPLETE, keep).graph(topology, batch, length, device, flat=True)[0]
+    return Mask(batch, Sizes(length, length), _COMPLETE, keep).graph(
+        ("topology", topology), batch, length, device, flat=True
+    )[0]
 
 
 def _chunk_graph(layer: Any, order: Tensor, attention_mask: Tensor | None, length: int) -> Graph:

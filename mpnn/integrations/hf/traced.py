@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpnn import graphs
 from mpnn.graph import Graph
@@ -24,8 +24,10 @@ _MATERIALISED = "position_bias", "cu_seq_lens_k", "output_attentions"
 torch.library.define("mpnn::mask_graph", "(Tensor? padding, SymInt[] sizes, str rule, str topology) -> Tensor")
 
 
-def reason(module: nn.Module, mask: Any, options: dict[str, Any]) -> str | None:
+def reason(mask: Any, options: dict[str, Any], is_cross: bool) -> str | None:
     """Why the graph of this layer depends on more than a program can tell, or None if it does not."""
+    if is_cross:
+        return "the position of its queries in the decoder is known when the program runs"
     for name in _MATERIALISED:
         if options.get(name) is not None and options[name] is not False:
             return f"{name} needs the edges of its graph, which are known when the program runs"
@@ -56,8 +58,8 @@ class _Owner(np.ndarray):
 def _mask_graph(padding: Tensor | None, sizes: Sequence[int], rule: str, topology: str) -> Tensor:
     batch, *rest = sizes
     mask = Mask(batch, Sizes(*rest), literal_eval(rule), padding)
-    parsed = graphs.parse(topology) if topology else None
-    built, _ = mask.graph(parsed, batch, mask.sizes.keys, torch.device("cpu"), flat=padding is not None)
+    instead = ("topology", graphs.parse(topology)) if topology else None
+    built, _ = mask.graph(instead, batch, mask.sizes.keys, torch.device("cpu"), flat=padding is not None)
     owner = np.array(int(built.token)).view(_Owner)
     owner.graph = built
     return torch.from_numpy(owner)

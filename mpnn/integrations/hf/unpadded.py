@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from types import NoneType
 from typing import Any
 
 import torch
@@ -31,8 +32,11 @@ def remove_padding(model: Any) -> Callable[[], None]:
     if not is_encoder(model):
         raise ValueError(
             f"padding cannot be removed from {type(model).__name__}: it is not an encoder whose forward pass takes "
-            "input_ids, attention_mask and position_ids, and whose other layers treat each token by itself"
+            "input_ids, attention_mask and position_ids and was not replaced (by hooks of accelerate), and whose other "
+            "layers treat each token by itself"
         )
+    if isinstance(vars(model).get("forward"), _WithoutPadding):
+        return lambda: None
     model.forward = _WithoutPadding(model)
 
     def restore() -> None:
@@ -45,6 +49,8 @@ def is_encoder(model: Any) -> bool:
     """Whether the tokens of a padded batch can be moved: attention is bidirectional, positions are an argument, and no
     other layer mixes tokens."""
     config = model.config
+    if not isinstance(vars(model).get("forward", None), (_WithoutPadding, NoneType)):  # replaced, by accelerate's hooks
+        return False
     if config.is_encoder_decoder or getattr(config, "is_decoder", False):
         return False
     if not {"input_ids", "attention_mask", "position_ids"} <= set(_signature(model).parameters):

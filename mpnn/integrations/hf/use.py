@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
+from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf.interface import NAME, parse
+from mpnn.integrations.hf.interface import NAME, ROLES, parse, role_of
+from mpnn.integrations.hf.offset_bias import by_offset
 from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
 Graphs = str | Topology | Mapping[Any, str | Topology] | Callable[[int], str | Topology | None]
@@ -26,15 +29,27 @@ _CHANGED = "_attn_implementation_internal", "attn_implementation", "mpnn_graph" 
 class Handle:
     """What `use` changed. `restore()` changes it back."""
 
-    def __init__(self, model: nn.Module, undo: Iterable[Callable[[], None]]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._undo = list(undo)
+        self._undo: list[Callable[[], None]] = []
+        self._next: Handle | None = None
+        latest = _LATEST.get(model, lambda: None)()
+        if latest is not None:
+            latest._next = self
+        _LATEST[model] = weakref.ref(self)
 
     def restore(self) -> nn.Module:
-        """Gives the model back the attention, the mask and the forward pass that it had."""
+        """Gives the model back the attention, the mask and the forward pass that it had. Later calls of `use` on this
+        model are undone first."""
+        if self._next is not None:
+            self._next.restore()
         while self._undo:
             self._undo.pop()()
         return self.model
+
+
+_LATEST: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Handle]] = weakref.WeakKeyDictionary()
+"""The handle of the latest call of `use` on a model."""
 
 
 def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = None) -> Handle:
@@ -44,12 +59,14 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
         model: any model whose attention layers dispatch through transformers' `AttentionInterface`, a Longformer,
             BigBird, Reformer, XLNet or OpenAI GPT, or a module that contains such models, such as a
             `SentenceTransformer` or a `CrossEncoder`.
-        graph: None for the masks that the model has (causal, windows, chunks, padding, packed sequences), or a topology
+        graph: None for the masks that the model has (causal, windows, chunks, padding, packed sequences), also where an
+            earlier call or a checkpoint gave it a topology (`model.config.mpnn_graph` keeps that one); or a topology
             that replaces causal masks, windows and chunks, while padding and packed sequences stay as they are: a
             topology or its text, such as "causal() & window(256)"; a dictionary from layer types (of
-            `config.layer_types`) or layer numbers to these; or a function of the layer's number. Layers without an
-            entry keep their mask. Positions count from the first token that is not padding, and from the start of each
-            packed sequence.
+            `config.layer_types`) or layer numbers to these; or a function of the layer's number. For an
+            encoder-decoder: a dictionary with some of the keys "encoder", "decoder" and "cross"; the destinations of
+            "cross" are the decoder's tokens, its sources the encoder's. Layers without an entry keep their mask.
+            Positions count from the first token that is not padding, and from the start of each packed sequence.
         unpad: whether an encoder computes the tokens of a padded batch only, in all of its layers
             (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: where another module contains
             the model, as in sentence-transformers, which ignores those states.
@@ -61,19 +78,24 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
 
     Raises:
         TypeError: if `model` is no model of transformers, or the graph is of another type.
-        ValueError: if attention layers of the model do not dispatch; if the model has cross-attention and a graph is
-            given; if a topology cannot be written as text; if padding cannot be removed from the model.
+        ValueError: if attention layers of the model do not dispatch; if the model has cross-attention and the graph
+            does not say for which attention; if a topology cannot be written as text; if padding cannot be removed.
     """
     if not isinstance(model, nn.Module) or not (inner := _models(model)):
-        raise TypeError(f"model must be a PreTrainedModel of transformers, or contain one; got {type(model).__name__}")
-    handle = Handle(model, [])
+        given = f"the class {model.__name__}; pass a model" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"model must be a PreTrainedModel of transformers, or contain one; got {given}")
+    handle = Handle(model)
     try:
         for part in inner:
             configs = list(_configs(part))
             handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
             handle._undo.append(_set_implementation(part))
+            handle._undo += by_offset(part)
             if graph is not None:
                 _set_graph(part, graph)
+            else:
+                for config in configs:
+                    config.__dict__.pop("mpnn_graph", None)
             if unpad or (unpad is None and part is not model and is_encoder(part.base_model)):
                 handle._undo.append(remove_padding(part.base_model))
     except BaseException:
@@ -154,16 +176,29 @@ def _set_implementation(model: PreTrainedModel) -> Callable[[], None]:
 
 
 def _set_graph(model: PreTrainedModel, graph: Graphs) -> None:
-    text = model.config.get_text_config()
-    if text.is_encoder_decoder or getattr(text, "add_cross_attention", False):
+    config = model.config.get_text_config()
+    spec = _text_by_role(graph, model) if config.is_encoder_decoder else _text(graph, config)
+    if getattr(config, "add_cross_attention", False):
         raise ValueError(
-            f"{type(model).__name__} has cross-attention, to which a topology over one sequence does not apply; call "
-            "mpnn.hf.use(model) without graph"
+            f"{type(model).__name__} has cross-attention in a decoder of its own, to which a topology over one "
+            "sequence does not apply; call mpnn.hf.use(model) without graph"
         )
-    spec = _text(graph, text)
-    for config in _configs(model):
-        if config is text or type(config) is type(text):
-            config.mpnn_graph = spec
+    for part in _configs(model):
+        if part is config or type(part) is type(config):
+            part.mpnn_graph = spec
+
+
+def _text_by_role(graph: Graphs, model: PreTrainedModel) -> dict[str, str]:
+    """The graphs of an encoder-decoder as `config.mpnn_graph` stores them."""
+    if not isinstance(graph, Mapping) or not set(graph) <= set(ROLES):
+        raise ValueError(
+            f"{type(model).__name__} has an encoder, a decoder and cross-attention; graph must be a dictionary with "
+            f"some of the keys {', '.join(ROLES)}, each a topology or its text; got {graph!r}"
+        )
+    layers = [module for module in model.modules() if hasattr(module, "is_decoder") and hasattr(module, "is_causal")]
+    if missing := set(graph) - {role_of(module) for module in layers}:
+        raise ValueError(f"the attention layers of {type(model).__name__} do not say which are {sorted(missing)[0]}")
+    return {role: _written(topology) for role, topology in graph.items()}
 
 
 def _text(graph: Graphs, config: PretrainedConfig) -> str | dict[str, str]:
@@ -174,14 +209,20 @@ def _text(graph: Graphs, config: PretrainedConfig) -> str | dict[str, str]:
         by_layer = {k: graph(k) for k in range(config.num_hidden_layers)}
         return {str(k): _written(topology) for k, topology in by_layer.items() if topology is not None}
     if not isinstance(graph, Mapping):
-        raise TypeError(f"graph must be a topology, its text, a dictionary or a function; got {type(graph).__name__}")
+        raise TypeError(f"graph must be a topology, its text, a dictionary or a function; got {_described(graph)}")
     types = set(getattr(config, "layer_types", None) or ())
     numbers = {str(k) for k in range(config.num_hidden_layers)}
     if unknown := [k for k in graph if str(k) not in types | numbers]:
         raise ValueError(
-            f"there is no layer type {unknown[0]!r}; there are {', '.join(sorted(types)) or 'none'}, and numbers"
+            f"there is no layer type or number {unknown[0]!r}; there are "
+            f"{', '.join([*sorted(types), f'0 to {config.num_hidden_layers - 1}'])}"
         )
     return {str(k): _written(topology) for k, topology in graph.items()}
+
+
+def _described(other: Any) -> str:
+    advice = "; a Graph has a size: pass the topology that it was bound from" if isinstance(other, Graph) else ""
+    return f"{type(other).__name__}{advice}"
 
 
 def _written(topology: str | Topology) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 from torch_geometric.nn import MessagePassing
@@ -56,9 +57,14 @@ def use(model: nn.Module) -> Report:
 
     Raises:
         TypeError: if `model` is not an `nn.Module`.
+        ValueError: if it contains no convolution of PyTorch Geometric.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"use takes a model of PyTorch Geometric, an nn.Module; got {type(model).__name__}")
+        raise TypeError(f"use takes a model of PyTorch Geometric, an nn.Module; got {_described(model)}")
+    if not any(isinstance(module, MessagePassing) for module in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__} contains no convolution of PyTorch Geometric (torch_geometric.nn.conv)"
+        )
     report = Report()
     for name, module in model.named_modules():
         if not isinstance(module, MessagePassing) or isinstance(module, Replacement):
@@ -72,3 +78,7 @@ def use(model: nn.Module) -> Report:
         report._originals.append((module, kind))
         module.__class__ = REPLACEMENTS[kind]
     return report
+
+
+def _described(other: Any) -> str:
+    return f"the class {other.__name__}; pass a model" if isinstance(other, type) else type(other).__name__

@@ -357,6 +357,40 @@ def test_edges_out_of_range_are_named() -> None:
         ours(torch.randn(3, IN).double(), torch.tensor([[0, 7], [1, 1]]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["GAT", "GCN", "GraphSAGE", "GIN"])
+def test_half_precision_frozen_and_lazy_models(kind: str, dtype: torch.dtype) -> None:
+    make = getattr(pyg, kind)
+    x = torch.randn(N, IN)
+    model = make(-1, 8, 2, OUT).eval()
+    exact = model(x, EDGES).detach()
+    mpnn.pyg.use(model.requires_grad_(False).to(dtype))
+    found = model(x.to(dtype), EDGES)
+    assert found.dtype == dtype
+    # each of some ten operations rounds by 2^-9 (bfloat16), which go either way
+    torch.testing.assert_close(found.float(), exact, rtol=0, atol=2.0**-5 * float(exact.abs().max()))
+    lazy = make(-1, 8, 2, OUT).eval()
+    mpnn.pyg.use(lazy)
+    lazy(x, EDGES)
+    lazy.load_state_dict(model.state_dict())
+    torch.testing.assert_close(lazy(x, EDGES), model.float()(x, EDGES))
+
+
+def test_wrong_arguments() -> None:
+    model = pyg.GraphSAGE(IN, 8, 2, OUT)
+    mpnn.pyg.use(model)
+    x = torch.randn(N, IN)
+    with pytest.raises(ValueError, match="size '2' in the first dimension"):
+        model(x, EDGES.T)
+    with pytest.raises(ValueError, match="'edge_index' to be of integer type"):
+        model(x, EDGES.float())
+    with pytest.raises(TypeError, match="got the class GAT; pass a model"):
+        mpnn.pyg.use(pyg.GAT)
+    with pytest.raises(ValueError, match="Linear contains no convolution of PyTorch Geometric"):
+        mpnn.pyg.use(nn.Linear(2, 2))
+    assert model(x, EDGES[:, :0]).shape == (N, OUT)
+
+
 @pytest.mark.parametrize("kind", ["GATConv", "SAGEConv", "GraphConv"])
 def test_to_hetero(kind: str) -> None:
     options = {"add_self_loops": False} if kind == "GATConv" else {}

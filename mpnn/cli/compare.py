@@ -1,0 +1,483 @@
+"""`mpnn compare`: which graph suits the data? One model over several graphs, and a verdict."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Adam, Optimizer
+
+from mpnn import data
+from mpnn.cli import page, pictures
+from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, warn
+from mpnn.cli.measure import backends, estimates, machine, versions
+from mpnn.cli.options import Options
+from mpnn.cli.page import Picture
+from mpnn.cli.stop import Stopped, stop_between_steps
+from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
+from mpnn.cli.train import Task, TextName, absolute
+from mpnn.files import write_atomically
+from mpnn.train.checkpoint import Checkpoint
+from mpnn.train.comparison import Comparison, Curve, spread
+from mpnn.train.comparison import compare as compare_graphs
+from mpnn.train.language_model import adamw, language_model_loss
+from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
+from mpnn.train.node_classifier import node_scores
+
+_DEFAULT = TextSettings(context=256, batch=16, lr=2e-3)
+_RATES = (0.5, 1.0, 2.0)  # times the learning rate
+_VALIDATIONS = 5  # in the first round
+_CROPS = 64  # of the validation text: some four steps of training
+_WARM_STEPS = 20
+_LEAST_STEPS = 20
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+RESULTS, PAGE, CURVES, COSTS = "compare.json", "index.html", "curves.png", "costs.png"
+HEADINGS = ("", "graph", "edges", "reach", "backend", "estimated", "a step", "rate", "equal time", "equal steps", "end")
+LEGEND = {
+    "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
+    "estimated": "message passing in a step, as the plan expects it before anything runs",
+    "a step": "forward, backward and update, measured",
+    "equal time": "error when each graph had trained as long as the one with the least training time",
+    "equal steps": "error when each graph had made as many steps as the one with the fewest",
+    "end": "error at the end of its training; graphs with * dropped out and trained for less time",
+}
+
+
+def compare(
+    graphs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPR; EXPR",
+            help="Graphs to compare, with semicolons between them; window(8..64) stands for window(8), window(16), "
+            "window(32) and window(64). Default: four for text, three for nodes.",
+        ),
+    ] = None,
+    task: Annotated[
+        Task, typer.Option(help="A GPT on characters (text), or a GAT on nodes (cora, digits).")
+    ] = Task.text,
+    file: Annotated[Path | None, typer.Option(help="Your own text file (UTF-8), instead of --data.")] = None,
+    text: Annotated[TextName, typer.Option("--data", help="Which text.")] = TextName.pydoc,
+    hf: Annotated[
+        str | None,
+        typer.Option(
+            "--hf",
+            metavar="PATH_OR_ID",
+            help="A language model of transformers: its perplexity on the text under each graph, without training.",
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="For all training steps: 90s, 10m or 1h. Validations come on top.")
+    ] = "5m",
+    seeds: Annotated[int, typer.Option(help="Number of seeds of weights and batches.", min=1)] = 3,
+    context: Annotated[int, typer.Option(help="Characters that the model reads at a time.")] = _DEFAULT.context,
+    dim: Annotated[int, typer.Option(help="Width of the model.")] = _DEFAULT.dim,
+    heads: Annotated[int, typer.Option(help="Attention heads; must divide --dim.")] = _DEFAULT.heads,
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = _DEFAULT.layers,
+    batch: Annotated[int, typer.Option(help="Crops of text per step.")] = _DEFAULT.batch,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate; half and twice of it are tried, too. Default: by task.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results.", file_okay=False)] = Path("runs/compare"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the results in --out.")] = False,
+) -> None:
+    """Find out which graph suits your data: train one model over several graphs, and compare them at equal time and at
+    equal steps.
+
+    Weights start the same and batches are the same; only the graph differs.
+    Each graph keeps the best of three learning rates; then all seeds train,
+    and after each round the worse half of the graphs drops out. The learning
+    rate does not decay, so a longer mpnn train reaches lower losses.
+
+    The command prints what each graph costs, the results and a verdict with
+    its uncertainty, and writes compare.json, index.html and two pictures.
+    \b
+    Examples:
+      mpnn compare --file novel.txt --budget 10m
+      mpnn compare --graphs "causal; causal & window(16..256); strided(16)" --seeds 3
+      mpnn compare --task cora --graphs "cora; knn(8); identity" --budget 2m
+      mpnn compare --hf ./my-llama --file my.txt --graphs "causal; causal & window(64..512)"
+    """
+    if hf is not None:
+        _compare_hf(hf, file, context, graphs)
+        return
+    with exit_on_invalid_input():
+        require_accelerate()
+        seconds = _seconds(budget)
+    if (out / RESULTS).exists() and not force:
+        refuse(f"{out} holds a comparison: name another folder with --out, or replace it with --force")
+    with folder(out):
+        with exit_on_invalid_input():
+            options = Options(
+                task=task.value, text=text.value, file=absolute(file), context=context, dim=dim, heads=heads,
+                layers=layers, batch=batch, lr=_DEFAULT.lr if lr is None else lr,
+            )  # fmt: skip
+            contest = _Contest.of(options, lr)
+            expressions = expanded(graphs or contest.default_graphs)
+            share = seconds / 3 / (len(expressions) * len(_RATES))
+            candidates = _candidates(contest, expressions, share)
+        began = perf_counter()
+        try:
+            with exit_on_failure(), TemporaryDirectory() as work, stop_between_steps() as check:
+                found = compare_graphs(
+                    [one.graph for one in candidates],
+                    [contest.rate * factor for factor in _RATES],
+                    list(range(seeds)),
+                    seconds,
+                    partial(_train, contest, Path(work), check),
+                    lambda line: console.print(line, soft_wrap=True),
+                    contest.unit,
+                )
+        except Stopped as stop:
+            warn("stopped; no results were written")
+            raise typer.Exit(stop.exit_code) from None
+        rows = _rows(found, candidates)
+        console.print(_table(rows))
+        console.print(found.verdict(), soft_wrap=True)
+        _warn_at_the_edge(found, contest.rate)
+        with exit_on_failure():
+            _write(out, found, contest, rows, options, budget, perf_counter() - began)
+        console.print(f"\nthe page with pictures: {out / PAGE}\n{contest.code(found.last[0].graph)}", soft_wrap=True)
+
+
+def _compare_hf(name: str, file: Path | None, context: int, graphs: str | None) -> None:
+    from mpnn.cli import compare_hf
+
+    with exit_on_invalid_input():
+        expressions = expanded(graphs or f"causal; causal & window({max(context // 16, 1)}..{max(context // 4, 1)})")
+        model, pieces = compare_hf.load(name, compare_hf.text_of(file), context)
+        console.print(f"{len(pieces)} pieces of {context} tokens", soft_wrap=True)
+        readings = []
+        for reading in compare_hf.read(model, pieces, expressions):
+            readings.append(reading)
+            console.print(f"  {reading.graph}: perplexity {reading.perplexity:.4g}", soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
+    for heading in compare_hf.HEADINGS:
+        table.add_column(heading, justify="left" if heading == "graph" else "right")
+    for row in compare_hf.rows(readings):
+        table.add_row(*row)
+    console.print(table)
+    console.print(compare_hf.verdict(readings), soft_wrap=True)
+    best = min(readings, key=lambda one: one.perplexity).graph
+    console.print(f'mpnn.hf.use(model, "{best}")', soft_wrap=True)
+
+
+# ------------------------------------------------------------------------------------------------ candidates
+
+
+def expanded(graphs: str) -> list[str]:
+    """The expressions between the semicolons; `a..b` in one stands for a, 2a, 4a, ... up to b.
+
+    Raises:
+        ValueError: if there is none, or a range is empty.
+    """
+    found = []
+    for expression in filter(None, map(str.strip, graphs.split(";"))):
+        pieces = re.split(r"(\d+\s*\.\.\s*\d+)", expression)
+        choices = [_doubled(piece) if k % 2 else [piece] for k, piece in enumerate(pieces)]
+        found += ["".join(choice) for choice in itertools.product(*choices)]
+    if not found:
+        raise ValueError('there is no graph in --graphs; write for example "causal; causal & window(16..64)"')
+    return list(dict.fromkeys(found))
+
+
+def _doubled(piece: str) -> list[str]:
+    low, high = map(int, piece.split(".."))
+    if not 0 < low <= high:
+        raise ValueError(f"{piece} is an empty range; write the smaller number first, from 1 on")
+    return [str(low << k) for k in range((high // low).bit_length())]
+
+
+def _seconds(budget: str) -> float:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", budget)
+    seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
+    if seconds <= 0:
+        raise ValueError(f"--budget must be a time such as 90s, 10m or 1h; got {budget!r}")
+    return seconds
+
+
+@dataclass(frozen=True)
+class _Contest:
+    """The data and the model that all graphs share.
+
+    make: the run over a graph with a seed. rate: the middle of the learning rates. unit: of errors.
+    """
+
+    name: str
+    make: Callable[[str, int], Run]
+    rate: float
+    unit: str
+    default_graphs: str
+    code: Callable[[str], str]
+
+    @staticmethod
+    def of(options: Options, lr: float | None) -> _Contest:
+        if options.task == "text":
+            corpus = options.corpus()
+            sizes = TextSettings(options.context, options.dim, options.heads, options.layers, options.batch, options.lr)
+            stride = max(math.isqrt(options.context), 1)
+            near = f"causal & window({max(options.context // 16, 1)}..{max(options.context // 4, 1)})"
+            size = f"{len(corpus.characters)}, {sizes.dim}, {sizes.heads}, {sizes.layers}"
+            return _Contest(
+                corpus.name,
+                lambda graph, seed: TextRun(graph, corpus, sizes, seed),
+                options.lr,
+                " nats",
+                f"causal; {near}; strided({stride})",
+                lambda graph: f'model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context})',
+            )
+        nodes = options.nodes()
+        own = nodes.own_graph
+        return _Contest(
+            nodes.name,
+            lambda graph, seed: NodeRun(graph, nodes, 1, seed),
+            nodes.lr if lr is None else lr,
+            " of the nodes wrong",
+            f"{own}; knn(16); identity" if own == "knn(8)" else f"{own}; knn(8); identity",
+            lambda graph: f'mpnn train --task {nodes.name} --graph "{graph}"',
+        )
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A graph and what it costs before anything is trained."""
+
+    graph: str
+    edges: int
+    reach: float
+    seconds: float
+    bytes: float
+    backend: str
+
+
+def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> list[_Candidate]:
+    """The graphs that the model can use within the budget. Prints their costs, and why others are left out."""
+    found, table = [], Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
+    for heading in ("graph", "edges", "reach", "backend", "estimated time", "estimated memory"):
+        table.add_column(heading, justify="left" if heading in ("graph", "backend") else "right")
+    for expression in expressions:
+        try:
+            one = _candidate(contest.make(expression, 0), expression)
+        except (ValueError, MemoryError) as error:
+            warn(f"{expression} is left out: {error}")
+            continue
+        if one.seconds * _LEAST_STEPS > share:
+            warn(
+                f"{expression} is left out: {_LEAST_STEPS} steps would take about {one.seconds * _LEAST_STEPS:.2g} s, "
+                f"and --budget leaves {share:.2g} s for each learning rate"
+            )
+            continue
+        found.append(one)
+        cells = f"{one.edges:,}", f"{one.reach:.1%}", one.backend, f"{one.seconds * 1e3:.1f} ms", _megabytes(one.bytes)
+        table.add_row(one.graph, *cells)
+    if not found:
+        raise ValueError("no graph is left to compare")
+    console.print(table)
+    return found
+
+
+def _candidate(run: Run, expression: str) -> _Candidate:
+    inputs = _inputs(run)
+    seconds, size = estimates(run.model, *inputs)
+    graph, layers = _graph_and_layers(run)
+    return _Candidate(expression, graph.num_edges, graph.reach(layers), seconds, size, backends(run.model, *inputs))
+
+
+def _inputs(run: Run) -> tuple[Any, ...]:
+    if isinstance(run, NodeRun):
+        return run.nodes.data.x, run.graph
+    assert isinstance(run, TextRun)
+    return (run.corpus.train[: run.sizes.context].repeat(run.sizes.batch, 1),)
+
+
+def _graph_and_layers(run: Run) -> tuple[Any, int]:
+    assert isinstance(run, (NodeRun, TextRun))
+    return run.graph, run.sizes.layers if isinstance(run, TextRun) else 2
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+class _EnoughTime(Exception):
+    """The steps of a training have taken the time that they were given."""
+
+
+def _train(
+    contest: _Contest, work: Path, check: Callable[[], None], graph: str, rate: float, seed: int, seconds: float
+) -> Curve:
+    """Trains until the steps have taken so many seconds in all; continues from the checkpoint of an earlier call."""
+    run = contest.make(graph, seed)
+    torch.manual_seed(seed)
+    optimizer, loss, validate = _objective(run, rate)
+    file = work / (re.sub(r"\W+", "_", f"{graph}_{rate}_{seed}") + ".pt")
+    settings = Settings(
+        steps=1 << 40,
+        rate=lambda step: min((step + 1) / _WARM_STEPS, 1.0),
+        clip=1.0,
+        validate_every=_validate_every(file, run, optimizer, loss, seconds),
+    )
+    newest: list[History] = []
+
+    def progress(step: int, history: History) -> None:
+        newest[:] = [history]
+        check()
+        if history.val_step[-1:] == [step] and sum(history.seconds) >= seconds:
+            raise _EnoughTime
+
+    try:
+        fit(
+            run.model, optimizer, loss, settings, validate=validate, progress=progress,
+            checkpoint=Checkpoint(file, seconds=math.inf),
+        )  # fmt: skip
+    except _EnoughTime:
+        return _curve(newest[0])
+    except TrainingDiverged:
+        curve = _curve(newest[0]) if newest else Curve([], [], [])
+        return Curve([*curve.steps, 1 << 40], [*curve.seconds, seconds], [*curve.errors, math.inf])
+    raise AssertionError("training ends by time")
+
+
+def _validate_every(file: Path, run: Run, optimizer: Optimizer, loss: Callable[[int], Tensor], seconds: float) -> int:
+    """The steps between validations, the same in each call for a run: measured in its first call."""
+    kept = file.with_suffix(".every")
+    if not kept.exists():
+        state = torch.get_rng_state()
+        began = perf_counter()
+        for k in range(2):  # the first binds the graph and plans
+            began = perf_counter() if k else began
+            loss(0).backward()
+        optimizer.zero_grad()
+        torch.set_rng_state(state)
+        kept.write_text(str(max(int(seconds / _VALIDATIONS / (perf_counter() - began)), 1)))
+    return int(kept.read_text())
+
+
+def _objective(run: Run, rate: float) -> tuple[Optimizer, Callable[[int], Tensor], Callable[[], dict[str, float]]]:
+    """The optimizer, the loss of batch k, and the validation error."""
+    if isinstance(run, TextRun):
+        corpus, sizes, text_model = run.corpus, run.sizes, run.model
+
+        def loss(k: int) -> Tensor:
+            return text_model.loss(*data.batches(corpus.train, sizes.context, sizes.batch))
+
+        def validate() -> dict[str, float]:
+            return {"loss": language_model_loss(text_model, corpus.val, sizes.batch, _CROPS)}
+
+        return adamw(text_model, rate), loss, validate
+    assert isinstance(run, NodeRun)
+    nodes, graph, model = run.nodes.data, run.graph, run.model
+
+    def loss_of_nodes(k: int) -> Tensor:
+        return F.cross_entropy(model(nodes.x, graph)[nodes.train_mask], nodes.y[nodes.train_mask])
+
+    mask = nodes.val_mask if nodes.val_mask.any() else nodes.test_mask
+    optimizer = Adam(model.parameters(), lr=rate, weight_decay=5e-4)
+    return optimizer, loss_of_nodes, lambda: {"loss": 1 - node_scores(model, graph, nodes, mask)[1]}
+
+
+def _curve(history: History) -> Curve:
+    spent = list(itertools.accumulate(history.seconds))
+    return Curve(history.val_step, [spent[step - 1] for step in history.val_step], history.val_loss)
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+def _rows(found: Comparison, candidates: Sequence[_Candidate]) -> list[tuple[str, ...]]:
+    """The cells under `HEADINGS`, the best graph first."""
+    known = {one.graph: one for one in candidates}
+    last = [result.graph for result in found.last]
+    dropped = [result for result in found.results if result.graph not in last]
+    dropped.sort(key=lambda result: (-(result.dropped_after or 0), mean(result.errors(seconds=found.seconds))))
+    rows: list[tuple[str, ...]] = []
+    for rank, result in enumerate([*found.last, *dropped], 1):
+        one = known[result.graph]
+        rows.append((
+            str(rank), one.graph, f"{one.edges:,}", f"{one.reach:.1%}", one.backend, f"{one.seconds * 1e3:.1f} ms",
+            f"{result.seconds_per_step * 1e3:.1f} ms", f"{result.rate:.1e}",
+            spread(result.errors(seconds=found.seconds)), spread(result.errors(steps=found.steps)),
+            spread(result.errors()) + ("" if result.dropped_after is None else "*"),
+        ))  # fmt: skip
+    return rows
+
+
+def _warn_at_the_edge(found: Comparison, rate: float) -> None:
+    """Says so if the learning rate of the best graph is the largest or the smallest that was tried."""
+    best = found.last[0]
+    for factor, which in ((min(_RATES), "smallest"), (max(_RATES), "largest")):
+        if best.rate == rate * factor:
+            warn(f"the best learning rate of {best.graph} is the {which} that was tried; try --lr {best.rate:.1e}")
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = [k for k, heading in enumerate(HEADINGS) if heading not in ("reach", "estimated", "edges", "backend")]
+    for k in shown:
+        table.add_column(HEADINGS[k], justify="left" if k == 1 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[k] for k in shown))
+    return table
+
+
+def _write(
+    out: Path,
+    found: Comparison,
+    contest: _Contest,
+    rows: Sequence[tuple[str, ...]],
+    options: Options,
+    budget: str,
+    seconds: float,
+) -> None:
+    pictures.comparison_curves(found, out / CURVES)
+    pictures.comparison_costs(found, out / COSTS)
+    content = {
+        "verdict": found.verdict(),
+        "seconds": found.seconds,
+        "steps": found.steps,
+        "options": asdict(replace(options, lr=contest.rate)),
+        "budget": budget,
+        "took": seconds,
+        "machine": machine(),
+        "versions": versions(),
+        "graphs": [{**asdict(result), "seconds_per_step": result.seconds_per_step} for result in found.results],
+    }
+    write_atomically(out / RESULTS, lambda path: path.write_text(json.dumps(content, indent=1) + "\n"))
+    parts = [
+        page.paragraph(found.verdict()),
+        page.table(HEADINGS, rows),
+        page.legend(LEGEND),
+        page.narrow(Picture(out / CURVES, _described(found), "Validation error against training time. Lines are means "
+                            "over seeds, bands the range. The learning rate does not decay.")),
+        page.narrow(Picture(out / COSTS, "Error against the cost of a step, one point for each graph.",
+                            "Validation error after equal steps against the cost of a step, mean and standard "
+                            "deviation. Grey: another graph is as cheap and better.")),
+        "<h2>Use the winner</h2>",
+        f"<pre>{contest.code(found.last[0].graph)}</pre>",
+    ]  # fmt: skip
+    facts = [("machine", machine()), ("versions", versions()), ("took", f"{seconds / 60:.1f} min, budget {budget}")]
+    document = page.page(f"Which graph suits {contest.name}?", parts, facts)
+    write_atomically(out / PAGE, lambda path: path.write_text(document, encoding="utf-8"))
+
+
+def _described(found: Comparison) -> str:
+    ends = "; ".join(f"{result.graph}: {spread(result.errors())}" for result in found.results)
+    return f"Learning curves. Errors at the end: {ends}."
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,97 @@
+"""`mpnn doctor`: what this installation has, what it lacks, and whether its kernels compute correctly."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+import typer
+from rich.table import Table
+
+import mpnn
+from mpnn import graphs, ops
+from mpnn.backends import registered, tuned
+from mpnn.cli.console import console
+from mpnn.data.locate import search_folders
+from mpnn.kernels.cpu import library
+from mpnn.request.request import Request
+from mpnn.request.scores import Dot
+
+# package: what it is for
+EXTRAS = {
+    "transformers": "models of Hugging Face (mpnn.hf)",
+    "torch-geometric": "models and datasets of PyTorch Geometric (mpnn.pyg)",
+    "accelerate": "training (mpnn train, mpnn.train)",
+    "matplotlib": "pictures (mpnn.plot, Graph.plot)",
+    "numba": "aggregators of your own, compiled (combine)",
+    "triton": "sparse graphs on CUDA",
+    "torch-scatter": "the backend scatter",
+}
+_CLOSE = 1e-4  # relative to the largest number
+
+
+def doctor() -> None:
+    """Show what this installation has and lacks, and check that its kernels compute correctly.
+
+    Paste the output into a report of a problem. The exit status is 1 if a
+    kernel computes wrong numbers.
+    """
+    table = Table.grid(padding=(0, 2))
+    for name, value in (*machine(), *packages()):
+        table.add_row(name, value)
+    console.print(table)
+    console.print("\nkernels, compared with the reference:")
+    wrong = False
+    for name, verdict in kernels():
+        wrong |= verdict.startswith("WRONG")
+        console.print(f"  {name:<10} {verdict}", soft_wrap=True, markup=False)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def machine() -> Iterator[tuple[str, str]]:
+    """Names and values: versions, processor, threads, devices and folders."""
+    yield "mpnn", f"{mpnn.__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}"
+    yield "torch", f"{torch.__version__}, {torch.get_num_threads()} threads on {os.cpu_count()} cores"
+    yield "processor", f"{tuned.processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    yield "CPU kernels", library.why_missing() or f"compiled for {library.processor()}"
+    has_cuda = torch.cuda.is_available()
+    yield "GPU", torch.cuda.get_device_name() if has_cuda else "none that torch can use"
+    file = tuned.path(torch.get_num_threads())
+    yield "prices", f"of this machine: {file}" if file.exists() else "as shipped; mpnn tune measures this machine"
+    yield "data", ", ".join(map(str, search_folders()))
+
+
+def packages() -> Iterator[tuple[str, str]]:
+    """Each optional package, and its version or what is missing without it."""
+    for name, purpose in EXTRAS.items():
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            yield name, f"not installed: {purpose}; pip install {name}"
+
+
+def kernels() -> Iterator[tuple[str, str]]:
+    """Each backend, and the result of a small check on CPU: window attention, forward and gradient."""
+    torch.manual_seed(0)
+    x = torch.randn(40, 2, 8)
+    graph = graphs.window(3).bind(40)
+    expected = _attend(graph, x, "edge_list")
+    request = Request(graph, x, Dot(x, x, 1.0))
+    for backend in registered():
+        if (reason := backend.supports(request)) is not None:
+            yield backend.NAME, f"not here: {reason}"
+            continue
+        pairs = zip(_attend(graph, x, backend.NAME), expected, strict=True)
+        error = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+        yield backend.NAME, f"correct to {error:.0e}" if error < _CLOSE else f"WRONG by {error:.1e}"
+
+
+def _attend(graph: mpnn.Graph, x: torch.Tensor, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.clone().requires_grad_()
+    out = ops.attend(graph, x, x, x, backend=backend)
+    (gradient,) = torch.autograd.grad(out.square().sum(), x)
+    return out.detach(), gradient

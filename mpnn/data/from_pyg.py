@@ -1,0 +1,57 @@
+"""What the datasets read from objects of PyTorch Geometric, which need not be installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def one_graph(source: Any) -> Any:
+    """The `Data` of a dataset of one graph, or `source` if it is a `Data`.
+
+    Raises:
+        ValueError: if there are several graphs, or several types of edges.
+    """
+    if isinstance(source, (list, tuple)) or hasattr(source, "indices"):  # torch_geometric.data.Dataset
+        if len(source) != 1:
+            raise ValueError(f"a dataset of one graph is needed; got {len(source)} graphs: pass one of them")
+        source = source[0]
+    if hasattr(source, "edge_types"):
+        raise ValueError("data with one type of edges is needed; got HeteroData: pass data.to_homogeneous()")
+    return source
+
+
+def tensors(data: Any, *names: str) -> list[Tensor]:
+    """These attributes of a `Data`.
+
+    Raises:
+        TypeError: if one is missing or is no tensor.
+    """
+    found: list[Any] = [getattr(data, name, None) for name in names]
+    for name, x in zip(names, found, strict=True):
+        if not isinstance(x, Tensor):
+            advice = "; torch_geometric.transforms.RandomNodeSplit adds masks" if name.endswith("_mask") else ""
+            raise TypeError(f"{name} of {type(data).__name__} must be a tensor; got {type(x).__name__}{advice}")
+    return found
+
+
+def node_types(data: Any) -> Tensor:
+    """The types of the nodes, int64 [N], of one-hot or integer `x`; zeros without `x`."""
+    x: Tensor | None = getattr(data, "x", None)
+    if x is None:
+        return torch.zeros(data.num_nodes, dtype=torch.int64)
+    if x.dim() == 2 and x.shape[1] > 1 and bool(((x == 0) | (x == 1)).all() & (x.sum(1) == 1).all()):
+        return x.argmax(1)
+    if x.is_floating_point() or x.dim() != 2 or x.shape[1] != 1:
+        raise ValueError(f"x must be one-hot, or integers [N, 1], the types of nodes; got {x.dtype} {list(x.shape)}")
+    return x[:, 0].long()
+
+
+def one_class(data: Any) -> Tensor:
+    """The class of a graph, an integer tensor of one element."""
+    (y,) = tensors(data, "y")
+    if y.numel() != 1 or y.is_floating_point():
+        raise ValueError(f"y must be one class for each graph, int64 [1]; got {y.dtype} {list(y.shape)}")
+    return y

@@ -1,0 +1,246 @@
+"""Which graph suits the data? One model over several graphs, compared at equal time and at equal steps.
+
+Weights start the same and batches are the same; only the graph differs. The time for training is spent in rounds. In
+the first, each graph tries each learning rate with one seed, and keeps the best. In each further round all seeds train
+on, and the worse half of the graphs drops out, until two are left (successive halving, Jamieson & Talwalkar 2016). The
+learning rate does not decay, so every point of a curve is a fair end of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+
+import numpy as np
+from scipy.stats import t as student
+
+_CONFIDENCE = 0.95
+_FIRST_ROUND = 1 / 3  # of the time, for learning rates
+_SURVIVORS = 2
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The course of one training: after `steps[k]` steps, which took `seconds[k]` without validations, the validation
+    error was `errors[k]` (a loss, or the share of wrong answers)."""
+
+    steps: Sequence[int]
+    seconds: Sequence[float]
+    errors: Sequence[float]
+
+    def after_seconds(self, seconds: float) -> float:
+        """The lowest error in so many seconds, with straight lines between validations."""
+        return self._lowest(self.seconds, seconds)
+
+    def after_steps(self, steps: float) -> float:
+        """The lowest error in so many steps."""
+        return self._lowest(self.steps, steps)
+
+    def _lowest(self, at: Sequence[float], end: float) -> float:
+        before = [error for x, error in zip(at, self.errors, strict=True) if x <= end]
+        return min([*before, float(np.interp(end, at, self.errors))])
+
+
+Train = Callable[[str, float, int, float], Curve]
+"""`train(graph, rate, seed, seconds)`: trains the model over this graph, with this learning rate and seed, until its
+steps have taken `seconds` in all, and returns the curve from the first step on. A later call with more seconds
+continues. A training that diverges returns a curve that ends with an infinite error."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a graph reached.
+
+    rate: its best learning rate. curves: by seed. dropped_after: the seconds of each training when it dropped out, or
+    None if it is one of the last.
+    """
+
+    graph: str
+    rate: float
+    curves: Mapping[int, Curve]
+    dropped_after: float | None = None
+
+    def errors(self, *, seconds: float | None = None, steps: float | None = None) -> list[float]:
+        """The error of each seed after so many seconds or steps; at the end if neither is given."""
+        curves = self.curves.values()
+        if seconds is not None:
+            return [curve.after_seconds(seconds) for curve in curves]
+        if steps is not None:
+            return [curve.after_steps(steps) for curve in curves]
+        return [min(curve.errors) for curve in curves]
+
+    @property
+    def seconds(self) -> float:
+        """The training time that all seeds have reached."""
+        return min(curve.seconds[-1] for curve in self.curves.values())
+
+    @property
+    def steps(self) -> int:
+        return min(curve.steps[-1] for curve in self.curves.values())
+
+    @property
+    def seconds_per_step(self) -> float:
+        return float(np.median([curve.seconds[-1] / curve.steps[-1] for curve in self.curves.values()]))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The results of all graphs, and the amounts of training at which all of them can be compared."""
+
+    results: Sequence[Result]
+    unit: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The training time that every graph has reached with all seeds."""
+        return min(result.seconds for result in self.results)
+
+    @property
+    def steps(self) -> int:
+        return min(result.steps for result in self.results)
+
+    @property
+    def last(self) -> list[Result]:
+        """The graphs that trained to the end, the best first."""
+        last = [result for result in self.results if result.dropped_after is None]
+        return sorted(last, key=lambda result: mean(result.errors(seconds=self.last_seconds)))
+
+    @property
+    def last_seconds(self) -> float:
+        return min(result.seconds for result in self.results if result.dropped_after is None)
+
+    @property
+    def dominated(self) -> list[str]:
+        """Graphs for which another one is as cheap in each step and as good after equal steps, and better in one."""
+        points = {r.graph: (r.seconds_per_step, mean(r.errors(steps=self.steps))) for r in self.results}
+        return [
+            graph
+            for graph, (cost, error) in points.items()
+            if any(c <= cost and e <= error and (c, e) != (cost, error) for c, e in points.values())
+        ]
+
+    def verdict(self) -> str:
+        """The best graph, by how much, and how sure that is."""
+        best, *others = self.last
+        reached = f"{best.graph} reaches {spread(best.errors(seconds=self.last_seconds), self.unit)}"
+        said = f"After {_time(self.last_seconds)} of training each, {reached}"
+        if not others:
+            return f"{said}. No other graph trained as long."
+        other = others[0]
+        gaps = paired_gaps(best.errors(seconds=self.last_seconds), other.errors(seconds=self.last_seconds))
+        if not all(map(math.isfinite, gaps)):
+            return f"{said}. Training over {other.graph} diverged."
+        margin, half = mean(gaps), half_interval(gaps)
+        seeds = f"{len(gaps)} seeds" if len(gaps) > 1 else "one seed"
+        if math.isinf(half):
+            said += f", {margin:.3g}{self.unit} better than {other.graph}, and {seeds} cannot say how sure that is."
+        elif margin > half:
+            said += (
+                f", better than {other.graph} by {margin:.3g}{self.unit} "
+                f"(95% interval {margin - half:.3g} to {margin + half:.3g}, {seeds})."
+            )
+        else:
+            cheaper = min((best, other), key=lambda result: result.seconds_per_step)
+            said += (
+                f". The difference from {other.graph}, {margin:.3g}{self.unit}, is not certain with {seeds} "
+                f"(95% interval {margin - half:.3g} to {margin + half:.3g}); {cheaper.graph} costs less in each step."
+            )
+        ahead = min(self.results, key=lambda result: mean(result.errors(steps=self.steps)))
+        return f"{said} After {self.steps:,} equal steps, {ahead.graph} is ahead."
+
+
+def half_interval(gaps: Sequence[float]) -> float:
+    """Half the length of the 95% confidence interval of the mean (Student's t); infinite for one number."""
+    if len(gaps) < 2:
+        return math.inf
+    quantile = student.ppf((1 + _CONFIDENCE) / 2, len(gaps) - 1)
+    return float(quantile * stdev(gaps) / math.sqrt(len(gaps)))
+
+
+def paired_gaps(best: Sequence[float], other: Sequence[float]) -> list[float]:
+    """How much larger the other error is, seed by seed: both have the same weights and batches for a seed."""
+    return [b - a for a, b in zip(best, other, strict=True)]
+
+
+def spread(errors: Sequence[float], unit: str = "") -> str:
+    """Mean and standard deviation."""
+    if not all(map(math.isfinite, errors)):
+        return "diverged"
+    return f"{mean(errors):.3f}{unit}" + (f" ± {stdev(errors):.3f}" if len(errors) > 1 else "")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+@dataclass
+class _State:
+    rate: float
+    curves: dict[int, Curve] = field(default_factory=dict)
+    dropped_after: float | None = None
+
+
+def compare(
+    graphs: Sequence[str],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    budget: float,
+    train: Train,
+    report: Callable[[str], None] = lambda sentence: None,
+    unit: str = "",
+) -> Comparison:
+    """Trains over all graphs in rounds, as described above.
+
+    Args:
+        graphs: names that `train` understands. rates: learning rates to try. seeds: of weights and batches.
+        budget: seconds for training steps in all; validations come on top.
+        report: called with a sentence before each round.
+
+    Raises:
+        ValueError: if there is no graph, rate or seed, or the budget is not positive.
+    """
+    if not graphs or not rates or not seeds or not budget > 0:
+        raise ValueError(
+            f"a comparison needs graphs, learning rates, seeds and seconds; got {len(graphs)}, {len(rates)}, "
+            f"{len(seeds)} and {budget}"
+        )
+    first = seeds[0]
+    seconds = budget * _FIRST_ROUND / (len(graphs) * len(rates))
+    report(f"learning rates: {len(rates)} for each of {len(graphs)} graphs, {_time(seconds)} each")
+    states = {graph: _best_rate(graph, rates, first, seconds, train) for graph in graphs}
+    alive, rounds = list(graphs), num_rounds(len(graphs))
+    for number in range(rounds):
+        spent = [s.curves[k].seconds[-1] for graph in alive for k in seeds if k in (s := states[graph]).curves]
+        share = budget * (1 - _FIRST_ROUND) / rounds
+        seconds = max((share + sum(spent)) / (len(alive) * len(seeds)), seconds)
+        report(f"round {number + 1} of {rounds}: {len(alive)} graphs, {len(seeds)} seeds, {_time(seconds)} each")
+        for graph in alive:
+            for seed in seeds:
+                states[graph].curves[seed] = train(graph, states[graph].rate, seed, seconds)
+        if number + 1 < rounds:
+            reached = min(curve.seconds[-1] for graph in alive for curve in states[graph].curves.values())
+            order = sorted(alive, key=lambda graph: _mean_after(states[graph].curves.values(), reached))
+            alive = order[: max(_SURVIVORS, math.ceil(len(alive) / 2))]
+            for graph in set(order) - set(alive):
+                states[graph].dropped_after = seconds
+    return Comparison([Result(g, s.rate, s.curves, s.dropped_after) for g, s in states.items()], unit)
+
+
+def num_rounds(graphs: int) -> int:
+    """The rounds after the first: so many that halving leaves two graphs for the last."""
+    rounds = 1
+    while graphs > _SURVIVORS:
+        graphs, rounds = max(_SURVIVORS, math.ceil(graphs / 2)), rounds + 1
+    return rounds
+
+
+def _best_rate(graph: str, rates: Sequence[float], seed: int, seconds: float, train: Train) -> _State:
+    curves = {rate: train(graph, rate, seed, seconds) for rate in rates}
+    best = min(rates, key=lambda rate: min(curves[rate].errors))
+    return _State(best, {seed: curves[best]})
+
+
+def _mean_after(curves: Iterable[Curve], seconds: float) -> float:
+    return mean(curve.after_seconds(seconds) for curve in curves)

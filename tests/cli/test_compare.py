@@ -1,0 +1,103 @@
+"""`mpnn compare`: from graphs to a verdict, a page and a file of results."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mpnn.cli import compare_hf
+from mpnn.cli.app import app
+from mpnn.cli.compare import expanded
+
+RUN = CliRunner()
+
+
+def test_ranges_stand_for_doubled_numbers() -> None:
+    assert expanded("causal; causal & window(16..100)") == [
+        *("causal", "causal & window(16)", "causal & window(32)", "causal & window(64)")
+    ]
+    assert expanded("bigbird(4, window=1..2, random=1..2)") == [
+        f"bigbird(4, window={w}, random={r})" for w in (1, 2) for r in (1, 2)
+    ]
+    assert expanded("causal;;causal; ") == ["causal"]
+
+
+def test_a_comparison_of_nodes_ends_in_a_verdict_and_a_page(tmp_path: Path) -> None:
+    command = ["compare", "--task", "digits", "--graphs", "knn(4); identity; no_graph(3)"]
+    done = RUN.invoke(app, [*command, "--budget", "4s", "--seeds", "2", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "no_graph(3) is left out" in done.output
+    assert 'mpnn train --task digits --graph "knn(4)"' in done.output, "neighbors help"
+    results = json.loads((tmp_path / "compare.json").read_text())
+    by_graph = {one["graph"]: one for one in results["graphs"]}
+    assert set(by_graph) == {"knn(4)", "identity"}
+    assert all(set(one["curves"]) == {"0", "1"} for one in by_graph.values())
+    page = (tmp_path / "index.html").read_text()
+    assert results["verdict"] in page.replace("&amp;", "&")
+    assert {"curves.png", "costs.png"} <= {path.name for path in tmp_path.iterdir()}
+    again = RUN.invoke(app, [*command, "--out", str(tmp_path)])
+    assert again.exit_code == 2
+    assert "holds a comparison" in again.output
+
+
+def test_a_comparison_of_texts(tmp_path: Path) -> None:
+    file = tmp_path / "own.txt"
+    file.write_text("to be or not to be, that is the question. " * 60)
+    sizes = ["--context", "16", "--dim", "8", "--heads", "1", "--layers", "1", "--batch", "4"]
+    out = ["--budget", "1s", "--seeds", "2", "--out", str(tmp_path / "out")]
+    done = RUN.invoke(app, ["compare", "--file", str(file), *sizes, *out, "--graphs", "causal; window(2)"])
+    assert done.exit_code == 0, done.output
+    assert "window(2) is left out" in done.output, "a later character must not be seen"
+    assert "No other graph trained as long" in done.output
+    assert 'mpnn.models.GPT(15, 8, 1, 1, mpnn.graphs.parse("causal"), context=16)' in done.output
+
+
+def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    text = "to be or not to be, that is the question. " * 30
+    words = {c: k for k, c in enumerate(sorted(set(text)))}
+    characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+    characters.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=characters).save_pretrained(tmp_path / "model")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    file = tmp_path / "own.txt"
+    file.write_text(text)
+    options = ["--hf", str(tmp_path / "model"), "--file", str(file), "--context", "32"]
+    done = RUN.invoke(app, ["compare", *options, "--graphs", "causal; causal & window(4)"])
+    assert done.exit_code == 0, done.output
+    assert "16 pieces of 32 tokens" in done.output
+    assert "predicts best" in done.output
+    loaded, pieces = compare_hf.load(str(tmp_path / "model"), text, 32)
+    full, near = compare_hf.read(loaded, pieces, ["causal", "causal & window(4)"])
+    own = [model(piece[None], labels=piece[None]).loss.item() for piece in pieces]
+    assert full.losses == pytest.approx(own, abs=1e-5)
+    assert near.losses != pytest.approx(own, abs=1e-5)
+    assert (full.edges, near.edges) == (528, 150)
+    too_long = RUN.invoke(app, ["compare", *options[:-1], "128"])
+    assert too_long.exit_code == 2
+    assert "takes at most 64 tokens" in " ".join(too_long.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--budget", "soon"], "--budget must be a time such as 90s, 10m or 1h"),
+        (["--graphs", " ; "], "there is no graph in --graphs"),
+        (["--graphs", "causal & window(8..4)"], "8..4 is an empty range"),
+        (["--graphs", "window(3)"], "no graph is left to compare"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
+    done = RUN.invoke(app, ["compare", *options, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert message in done.output
+    assert not (tmp_path / "out").exists()

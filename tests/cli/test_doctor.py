@@ -1,0 +1,32 @@
+"""`mpnn doctor`: facts for a report of a problem, and a check of the kernels."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mpnn.cli import doctor
+from mpnn.cli.app import app
+
+
+def test_it_names_versions_kernels_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(doctor.EXTRAS, "no-such-package", "nothing")
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert torch.__version__ in said
+    assert "not installed: nothing; pip install no-such-package" in said
+    for name in ("edge_list", "dense", "tiles", "csr"):
+        assert f"{name} correct to" in said
+
+
+def test_a_kernel_that_computes_wrong_numbers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = doctor._attend
+
+    def wrong(graph: object, x: torch.Tensor, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
+        out, gradient = right(graph, x, backend)  # type: ignore[arg-type]
+        return out + (backend == "csr"), gradient
+
+    monkeypatch.setattr(doctor, "_attend", wrong)
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1
+    assert "csr WRONG by" in " ".join(done.output.split())

@@ -1,0 +1,118 @@
+"""Successive halving over graphs, on curves that are known: error = floor + 1 / steps, at a cost for each step."""
+
+import math
+from collections import Counter
+
+import pytest
+
+from mpnn.train.comparison import (
+    Comparison,
+    Curve,
+    Result,
+    compare,
+    half_interval,
+    num_rounds,
+    paired_gaps,
+    spread,
+)
+
+FLOOR = {"good": 1.0, "near": 1.001, "bad": 2.0, "worse": 3.0}
+COST = {"good": 0.1, "near": 0.02, "bad": 0.05, "worse": 0.01}
+
+
+class Machine:
+    """Trains instantly: rate 1 is best, seeds move the floor, and every call is counted."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[str, float, int]] = Counter()
+        self.longest: dict[str, float] = {}
+
+    def __call__(self, graph: str, rate: float, seed: int, seconds: float) -> Curve:
+        self.calls[graph, rate, seed] += 1
+        self.longest[graph] = max(seconds, self.longest.get(graph, 0.0))
+        steps = range(1, max(math.ceil(seconds / COST[graph]), 1) + 1)
+        floor = FLOOR[graph] + abs(math.log(rate)) + 0.01 * seed * (1 if graph == "good" else 2)
+        return Curve(list(steps), [k * COST[graph] for k in steps], [floor + 1 / k for k in steps])
+
+
+def test_every_graph_keeps_its_best_rate_and_the_worse_half_drops_out() -> None:
+    machine = Machine()
+    found = compare(list(FLOOR), [0.5, 1.0, 2.0], [0, 1, 2], 600.0, machine)
+    assert [result.rate for result in found.results] == [1.0] * 4
+    assert [result.graph for result in found.last] == ["good", "near"]
+    assert [r.graph for r in found.results if r.dropped_after is not None] == ["bad", "worse"]
+    assert all(set(result.curves) == {0, 1, 2} for result in found.results)
+    assert machine.calls["bad", 0.5, 0] == 1
+    assert machine.calls["bad", 1.0, 1] == 1, "it took part in one round after the first"
+    assert machine.longest["good"] > machine.longest["bad"]
+
+
+def test_the_time_is_the_budget() -> None:
+    machine = Machine()
+    found = compare(list(FLOOR), [0.5, 1.0], [0, 1, 2], 600.0, machine)
+    kept = sum(curve.seconds[-1] for result in found.results for curve in result.curves.values())
+    other_rates = sum(600 / 3 / 8 for _ in FLOOR)  # the rates that were not kept
+    assert kept + other_rates == pytest.approx(600, rel=0.02)
+
+
+def test_errors_after_equal_time_and_after_equal_steps() -> None:
+    curve = Curve([10, 20, 30], [1.0, 2.0, 3.0], [3.0, 1.0, 2.0])
+    assert curve.after_steps(15) == pytest.approx(2.0)
+    assert curve.after_seconds(3.0) == 1.0, "the lowest so far, as with early stopping"
+    found = compare(["good", "near"], [1.0], [0, 1], 60.0, Machine())
+    good, near = found.results
+    assert found.steps == good.steps < near.steps
+    assert found.seconds == pytest.approx(min(good.seconds, near.seconds))
+
+
+def test_the_verdict_names_its_uncertainty() -> None:
+    def result(graph: str, errors: list[float], cost: float) -> Result:
+        return Result(graph, 1.0, {k: Curve([1, 10], [cost, 10 * cost], [e, e]) for k, e in enumerate(errors)})
+
+    sure = Comparison([result("a", [1.0, 1.1, 1.2], 1.0), result("b", [2.0, 2.1, 2.21], 1.0)], " nats")
+    assert "better than b by 1 nats (95% interval" in sure.verdict()
+    unsure = Comparison([result("a", [1.0, 1.4, 1.2], 2.0), result("b", [1.1, 1.1, 1.5], 1.0)])
+    assert "is not certain with 3 seeds" in unsure.verdict()
+    assert "b costs less in each step" in unsure.verdict()
+    alone = Comparison([result("a", [1.0], 1.0)])
+    assert alone.verdict().endswith("No other graph trained as long.")
+    single = Comparison([result("a", [1.0], 1.0), result("b", [2.0], 1.0)])
+    assert "1 better than b, and one seed cannot say how sure that is" in single.verdict()
+    diverged = Comparison([result("a", [1.0, 1.0], 1.0), result("b", [2.0, math.inf], 1.0)])
+    assert "Training over b diverged" in diverged.verdict()
+
+
+def test_a_graph_is_dominated_by_one_that_is_cheaper_and_better() -> None:
+    found = compare(["good", "near", "bad"], [1.0], [0, 1], 90.0, Machine())
+    assert found.dominated == ["bad"]
+
+
+def test_intervals() -> None:
+    assert half_interval([1.0]) == math.inf
+    assert half_interval([1.0, 2.0, 3.0]) == pytest.approx(4.302652729911275 / math.sqrt(3))
+    assert paired_gaps([1.0, 2.0], [1.5, 2.25]) == [0.5, 0.25]
+    assert spread([1.0, 3.0], " nats") == "2.000 nats ± 1.414"
+
+
+@pytest.mark.parametrize(("graphs", "rounds"), [(1, 1), (2, 1), (3, 2), (4, 2), (8, 3), (9, 4)])
+def test_halving_leaves_two_graphs_for_the_last_round(graphs: int, rounds: int) -> None:
+    assert num_rounds(graphs) == rounds
+
+
+def test_a_training_that_diverges_loses() -> None:
+    def train(graph: str, rate: float, seed: int, seconds: float) -> Curve:
+        if rate > 1 or graph == "unstable":
+            return Curve([1], [seconds], [math.inf])
+        return Curve([1], [seconds], [1.0])
+
+    found = compare(["stable", "unstable", "also stable"], [2.0, 1.0], [0, 1], 9.0, train)
+    assert {result.graph for result in found.last} == {"stable", "also stable"}
+    assert found.results[0].rate == 1.0
+
+
+@pytest.mark.parametrize("empty", ["graphs", "rates", "seeds", "budget"])
+def test_what_is_missing_is_refused(empty: str) -> None:
+    given = {"graphs": ["a"], "rates": [1.0], "seeds": [0], "budget": 1.0}
+    given[empty] = [] if empty != "budget" else 0.0
+    with pytest.raises(ValueError, match="a comparison needs graphs, learning rates, seeds and seconds"):
+        compare(**given, train=Machine())  # type: ignore[arg-type]
