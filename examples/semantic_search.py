@@ -62,7 +62,7 @@ def main(limit: int, top: int, windows: list[int]) -> None:
     hf_states, hf_seconds = run(hf_model, batches)
     table = Table("graph", "edges", "seconds", "cosine to complete()", f"same in top {top}", title="Same weights")
     for topology in (graphs.complete(), *map(graphs.window, windows)):
-        model = from_hf(hf_model, graph=topology)
+        model = from_hf(hf_model, graph=topology, unpad=True)
         states, seconds = run(model, batches)
         embeddings = embed(states, batches)
         scores, best = (embed(run(model, questions)[0], questions) @ embeddings.T).topk(top)

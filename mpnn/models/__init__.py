@@ -29,6 +29,7 @@ from mpnn.models.graph.rgcn import RGCN
 from mpnn.models.graph.sage import GraphSAGE
 from mpnn.models.graph.tsp import TSP
 from mpnn.models.graph.vain import VAIN
+from mpnn.models.published import load_weights
 from mpnn.models.saving import Model, safe_globals
 from mpnn.models.text.bert import Bert, BertConfig
 from mpnn.models.text.big_bird import BigBird
@@ -123,15 +124,15 @@ __all__ = [
     "from_hf",
     "from_pyg",
     "intimate_subgraphs",
+    "load_weights",
     "safe_globals",
-    "to_hf",
 ]
 
 if TYPE_CHECKING:
-    from mpnn.integrations.hf import from_hf, to_hf
+    from mpnn.integrations.hf import from_hf
     from mpnn.integrations.pyg import from_pyg
 
-_INTEGRATIONS = {"from_hf": "hf", "to_hf": "hf", "from_pyg": "pyg"}
+_INTEGRATIONS = {"from_hf": "hf", "from_pyg": "pyg"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,10 @@
-"""The models of transformers that `from_hf` takes, as small as they can be, and something to call each of them with."""
+"""Small models of transformers for the tests of `from_hf`, and something to call each of them with."""
 
 import importlib
 import inspect
 
 import pytest
 import torch
-
-from mpnn.integrations.hf import FAMILIES
 
 transformers = pytest.importorskip("transformers")
 
@@ -88,7 +86,7 @@ DECODERS = ("BertLMHeadModel", "RobertaForCausalLM", "BigBirdForCausalLM", "Refo
 
 def offered():
     """(family, class) of every model that transformers offers and that a configuration is enough to make."""
-    for family in FAMILIES:
+    for family in SIZES:
         kind = transformers.CONFIG_MAPPING[family]
         module = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
         for model in vars(module).values():

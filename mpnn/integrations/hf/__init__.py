@@ -1,6 +1,10 @@
-"""Models of Hugging Face's transformers, run as message passing: `from_hf`, `to_hf`, and one file for each family."""
+"""Models of Hugging Face's transformers over graphs: `use` changes a model in place, `from_hf` copies it."""
 
-from mpnn.integrations.hf.convert import FAMILIES, from_hf
-from mpnn.integrations.hf.export import to_hf
+try:
+    from mpnn.integrations.hf.use import from_hf, use
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ImportError("mpnn.hf needs transformers, which is not installed; run: pip install transformers") from error
 
-__all__ = ["FAMILIES", "from_hf", "to_hf"]
+__all__ = ["from_hf", "use"]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.configuration_utils import PretrainedConfig
+from transformers.utils import output_capturing
 
 from mpnn import graphs, ops
 from mpnn.graph import Graph
@@ -95,6 +96,8 @@ def _attend(
                 f"{type(module).__name__} {what} ({name}=), which mpnn does not support; use "
                 "attn_implementation='eager'"
             )
+    if output_attentions is None and not torch.compiler.is_compiling():  # GPT-2 does not pass it on
+        output_attentions = "attentions" in (output_capturing._active_collector.get() or ())
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
     by_offset, dense = None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,6 +19,9 @@ from mpnn.integrations.hf.offset_bias import by_offset
 from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
 Graphs = str | Topology | Mapping[Any, str | Topology] | Callable[[int], str | Topology | None]
+
+NATIVE = "longformer", "big_bird", "reformer", "xlnet", "openai-gpt"
+"""Families whose attention does not dispatch; `native.py` has classes for their layers."""
 
 _CHANGED = "_attn_implementation_internal", "attn_implementation", "mpnn_graph"  # the last two are in config.json
 
@@ -52,8 +56,9 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
     """Runs the attention layers of a transformers model by `mpnn.ops.attend`, in place.
 
     Args:
-        model: any model whose attention layers dispatch through transformers' `AttentionInterface`, or a module that
-            contains such models, such as a `SentenceTransformer` or a `CrossEncoder`.
+        model: any model whose attention layers dispatch through transformers' `AttentionInterface`, a Longformer,
+            BigBird, Reformer, XLNet or OpenAI GPT, or a module that contains such models, such as a
+            `SentenceTransformer` or a `CrossEncoder`.
         graph: None for the masks that the model has (causal, windows, chunks, padding, packed sequences), also where an
             earlier call or a checkpoint gave it a topology (`model.config.mpnn_graph` keeps that one); or a topology
             that replaces causal masks, windows and chunks, while padding and packed sequences stay as they are: a
@@ -84,7 +89,7 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
         for part in inner:
             configs = list(_configs(part))
             handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
-            _set_implementation(part, configs)
+            handle._undo.append(_set_implementation(part))
             handle._undo += by_offset(part)
             if graph is not None:
                 _set_graph(part, graph)
@@ -97,6 +102,24 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
         handle.restore()
         raise
     return handle
+
+
+def from_hf(hf_model: PreTrainedModel, graph: Graphs | None = None, *, unpad: bool | None = None) -> Any:
+    """A copy of a transformers model whose attention layers run here: the same class, call, weights and outputs.
+
+    Args:
+        hf_model: the model, which stays as it is.
+        graph, unpad: as for `use`, which changes a model in place.
+
+    Raises:
+        TypeError: if `hf_model` is no model of transformers.
+        ValueError: if its weights are on the meta device; and as `use`.
+    """
+    if not isinstance(hf_model, PreTrainedModel):
+        raise TypeError(f"from_hf takes a model of transformers, such as BertModel; got {type(hf_model).__name__}")
+    if meta := [name for name, weight in hf_model.named_parameters() if weight.is_meta]:
+        raise ValueError(f"from_hf takes weights that are there; {meta[0]} is on the meta device. Load them before")
+    return use(copy.deepcopy(hf_model), graph, unpad=unpad).model
 
 
 def _models(module: nn.Module) -> list[PreTrainedModel]:
@@ -126,7 +149,15 @@ def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
             yield config
 
 
-def _set_implementation(model: PreTrainedModel, configs: list[PretrainedConfig]) -> None:
+def _set_implementation(model: PreTrainedModel) -> Callable[[], None]:
+    """Makes the attention layers call this library; returns what gives layers that do not dispatch their class back."""
+    if model.config.model_type in NATIVE:
+        from mpnn.integrations.hf import native  # imports five models of transformers
+
+        if model.config.model_type == "big_bird":  # its layers do not dispatch, its masks do
+            model.config._attn_implementation = NAME
+        native.adapt(model, model.config)
+        return partial(native.restore, model)
     model.set_attn_implementation(NAME)
     stays = sorted(
         {
@@ -138,10 +169,10 @@ def _set_implementation(model: PreTrainedModel, configs: list[PretrainedConfig])
     if stays:
         raise ValueError(
             f"the attention of {', '.join(stays)} does not dispatch through transformers' AttentionInterface, so it "
-            "cannot be replaced in place; mpnn.models.from_hf(model) converts some such families (Longformer, BigBird, "
-            "Reformer, XLNet, OpenAI GPT)"
+            f"cannot be replaced; of such families mpnn has {', '.join(NATIVE)}"
         )
     model.config.attn_implementation = NAME  # which config.json keeps, unlike _attn_implementation
+    return lambda: None
 
 
 def _set_graph(model: PreTrainedModel, graph: Graphs) -> None:

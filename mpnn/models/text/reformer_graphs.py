@@ -51,13 +51,13 @@ class ReformerGraphs:
             graph = chunks(order, layout.size, len(x), before=layout.before, after=layout.after, edge_type=head)
         if self.config.causal:
             src, dst = graph.edge_index
-            graph = _select_edges(graph, src <= dst)
-        return graph if shared is None else _drop_self_loops(graph)
+            graph = select_edges(graph, src <= dst)
+        return graph if shared is None else drop_self_loops(graph)
 
     def of_topology(self, topology: Topology, layer: MessagePassing) -> Graph:
         """Returns the graph of a layer over a given topology."""
         graph = self.packing.bind_each([topology.bind(self.packing.token_mask.shape[1])] * len(self.index))
-        return _drop_self_loops(graph) if isinstance(layer.attention, SharedKey) else graph
+        return drop_self_loops(graph) if isinstance(layer.attention, SharedKey) else graph
 
     def _sort_by_hash(self, queries: Tensor) -> Tensor:
         """Sorts the tokens of each sentence and head by the hash of their queries [T, H, D].
@@ -88,11 +88,11 @@ def hash_buckets(x: Tensor, buckets: Sequence[int], rounds: int, seed: int | Non
     return sum((digit * prod(buckets[:k]) for k, digit in enumerate(digits)), torch.zeros_like(digits[0]))
 
 
-def _drop_self_loops(graph: Graph) -> Graph:
+def drop_self_loops(graph: Graph) -> Graph:
     """Removes self-loops in each head, then adds one to each node without in-neighbors (section 2, "Causal masking for
     shared-QK")."""
     src, dst = graph.edge_index
-    others = _select_edges(graph, src != dst)
+    others = select_edges(graph, src != dst)
     head = torch.zeros_like(dst) if graph.edge_type is None else graph.edge_type
     reached = torch.zeros(int(head.max()) + 1 if len(head) else 1, graph.num_dst, dtype=torch.bool, device=dst.device)
     reached[head[src != dst], others.edge_index[1]] = True
@@ -102,6 +102,6 @@ def _drop_self_loops(graph: Graph) -> Graph:
     return Graph.from_edges(edges, graph.num_dst, graph.num_src, edge_type=edge_type)
 
 
-def _select_edges(graph: Graph, mask: Tensor) -> Graph:
+def select_edges(graph: Graph, mask: Tensor) -> Graph:
     edge_type = None if graph.edge_type is None else graph.edge_type[mask]
     return Graph.from_edges(graph.edge_index[:, mask], graph.num_dst, graph.num_src, edge_type=edge_type)

@@ -2,18 +2,15 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 from error_bound import error_bound
 
 from mpnn import graphs
-from mpnn.integrations.hf.big_bird import draw_blocks
 from mpnn.models import Bert, BertConfig, BigBird, MaskedLM, from_hf
 
 transformers = pytest.importorskip("transformers")
 
-from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention  # noqa: E402
 
 SYSTEM = "BigBird"
 FULL, SPARSE = "Hugging Face BigBird, full", "Hugging Face BigBird, block-sparse"
@@ -82,34 +79,6 @@ def test_block_sparse_equals_hugging_face(length, padding, measured):
     assert theirs.attention_type == "block_sparse"
 
 
-def test_in_evaluation_the_first_block_counts_as_often_as_blocks_would_be_drawn():
-    ours = from_hf(transformers.BigBirdModel(config()).eval()).model
-    (first, _) = ours.graphs(ours.packing(torch.ones(1, 40, dtype=torch.bool)))
-    graph, nodes = first
-    counts = torch.bincount(nodes[graph.edge_index[0][graph.edge_index[1] == 22]], minlength=40)
-    assert counts.view(10, 4)[:, 0].tolist() == [3, 0, 0, 0, 1, 1, 1, 0, 0, 1]
-    assert counts.view(10, 4).eq(counts.view(10, 4)[:, :1]).all()
-    assert not graph.is_explicit
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("random", [0, 1, 3])
-@pytest.mark.parametrize("length", [56, 59])
-@pytest.mark.parametrize("kept", ["all", "holes", "a sentence of no tokens"])
-def test_copies_of_the_first_block_and_repeated_edges_say_the_same(random, length, kept):
-    """Weights are those of edges, so that they are asked for over edges."""
-    theirs = transformers.BigBirdModel(config(num_random_blocks=random, num_hidden_layers=3)).double().eval()
-    ours, ids = from_hf(theirs), torch.randint(3, WORDS, (3, length))
-    mask = torch.ones(3, length, dtype=torch.int64)
-    if kept != "all":
-        mask[1] = torch.rand(length) < 0.6
-    if kept == "a sentence of no tokens":
-        mask[2] = 0
-    copied = ours(ids, attention_mask=mask).last_hidden_state
-    repeated = ours(ids, attention_mask=mask, output_attentions=True).last_hidden_state
-    assert largest(copied, repeated) < 1e-12
-
-
 @pytest.mark.parametrize("padding", [False, True], ids=["no padding", "padding"])
 def test_random_blocks_of_training_equal_hugging_face(padding, measured):
     theirs = transformers.BigBirdModel(config()).train()
@@ -125,52 +94,6 @@ def test_the_lengths_of_the_paper_draw_in_their_own_way(context, measured):
     with torch.no_grad():
         expected, found = theirs(**batch), from_hf(theirs)(**batch)
     measured(SYSTEM, f"{SPARSE}, training", largest(expected.last_hidden_state, found.last_hidden_state), BOUND)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "size", "random", "context"), [(64, 64, 3, 4096), (48, 64, 3, 4096), (8, 512, 1, 4096), (40, 16, 5, 640)]
-)
-def test_draws_equal_hugging_face(blocks, size, random, context):
-    attention = BigBirdBlockSparseAttention(config()).train()
-    length, heads, seed = blocks * size, 3, 5
-    np.random.seed(seed)
-    if length in (3072, 4096):
-        reach = {"last_idx": 1024}
-        draw = attention._bigbird_block_rand_mask
-        expected = [draw(context, context, size, size, random, **reach)[: blocks - 2] for _ in range(heads)]
-    else:
-        plan = attention._get_rand_attn_plan(length, size, random)
-        expected = attention._bigbird_block_rand_mask_with_head(length, length, size, size, heads, *plan)
-    assert np.array_equal(np.stack(expected), draw_blocks(blocks, size, random, heads, context, seed))
-
-
-def test_short_batches_attend_completely_and_the_next_long_one_is_sparse_again(measured):
-    theirs = transformers.BigBirdModel(config()).eval()
-    ours, short, long = from_hf(theirs), sentences(36, padding=True), sentences(64)
-    mask, sparse = short["attention_mask"].bool(), theirs(**long).last_hidden_state
-    found = ours(**short).last_hidden_state
-    measured(SYSTEM, FULL, largest(theirs(**short).last_hidden_state[mask], found[mask]), BOUND)
-    assert largest(ours(**long).last_hidden_state, sparse) < BOUND
-    assert theirs.attention_type == "original_full"  # transformers stays so once it has seen a short batch
-    assert largest(theirs(**long).last_hidden_state, sparse) > 0.01
-
-
-def test_gradients_equal_hugging_face():
-    theirs = transformers.BigBirdModel(config()).double().train()
-    ours, batch = from_hf(theirs), sentences(53, padding=True)
-    mask = batch["attention_mask"].bool()
-    for model in (theirs, ours):
-        (model(**batch).last_hidden_state.square() * mask[..., None]).sum().backward()
-    attention = theirs.encoder.layer[0].attention
-    for name, expected in (
-        ("embeddings.token.weight", theirs.embeddings.word_embeddings.weight),
-        ("layers.0.attention.to_query.weight", attention.self.query.weight),
-        ("layers.0.attention.to_key.weight", attention.self.key.weight),
-        ("layers.0.attention.to_value.weight", attention.self.value.weight),
-        ("layers.0.attention.to_out.weight", attention.output.dense.weight),
-    ):
-        found = ours.model.get_parameter(name)
-        assert largest(found.grad, expected.grad) < EXACT * (1 + expected.grad.abs().max().item()), name
 
 
 HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "PreTraining")
@@ -203,14 +126,6 @@ def test_a_swapped_graph_takes_the_place_of_the_blocks():
     batch = sentences(40)
     found = from_hf(sparse, graph=graphs.complete())(**batch).last_hidden_state
     assert largest(theirs(**batch).last_hidden_state, found) < EXACT
-
-
-@pytest.mark.parametrize(("field", "value"), [("use_bias", False), ("rescale_embeddings", True), ("is_decoder", True)])
-def test_refuses_a_configuration_and_names_the_field(field, value):
-    theirs = transformers.BigBirdModel(config())
-    setattr(theirs.config, field, value)
-    with pytest.raises(ValueError, match=f"config.{field} = {value}"):
-        from_hf(theirs)
 
 
 # ------------------------------------------------------------------------------------------------ the model itself

@@ -87,7 +87,7 @@ def compare(theirs, batch, measured):
         if ours is single:
             measured(SYSTEM, PEER, error, BOUND)
         for a, b in zip(expected.hidden_states, found.hidden_states, strict=True):
-            assert largest(a[:, : mask.shape[1]][mask], b[mask]) < bound * 10
+            assert largest(a[:, : mask.shape[1]][mask], b[:, : mask.shape[1]][mask]) < bound * 10
 
 
 # ------------------------------------------------------------------------------------------------ the same numbers
@@ -132,26 +132,6 @@ def test_another_number_of_rounds():
     assert largest(ours(**batch).last_hidden_state, ours(batch["input_ids"]).last_hidden_state) > 0.01
 
 
-def test_gradients_equal_hugging_face():
-    theirs = transformers.ReformerModel(config()).double().train()
-    ours, ids = from_hf(theirs), torch.randint(3, WORDS, (BATCH, 64))
-    weight = torch.randn(BATCH, 64, 64, dtype=torch.float64)
-    for model in (theirs, ours):
-        (model(ids).last_hidden_state * weight).sum().backward()
-    local, lsh = (theirs.encoder.layers[k].attention for k in (0, 1))
-    for name, expected in (
-        ("token.weight", theirs.embeddings.word_embeddings.weight),
-        ("position.column.weight", theirs.embeddings.position_embeddings.weights[1]),
-        ("layers.0.attention.to_key.weight", local.self_attention.key.weight),
-        ("layers.1.attention.to_query.weight", lsh.self_attention.query_key.weight),
-        ("layers.1.attention.to_value.weight", lsh.self_attention.value.weight),
-        ("layers.1.attention.to_out.weight", lsh.output.dense.weight),
-        ("layers.1.update.ffn.0.weight", theirs.encoder.layers[1].feed_forward.dense.dense.weight),
-    ):
-        found, grad = ours.model.get_parameter(name), expected.grad
-        assert largest(found.grad, grad.view_as(found)) < EXACT * (1 + grad.abs().max().item()), name
-
-
 @pytest.mark.parametrize(
     ("head", "causal"),
     [
@@ -170,16 +150,6 @@ def test_heads_equal_hugging_face(head, causal, measured):
     assert logits
     for name in logits:
         measured(SYSTEM, PEER, largest(expected[name], found[name]), BOUND)
-
-
-def test_our_head_equals_hugging_face(measured):
-    theirs = transformers.ReformerModelWithLMHead(config(is_decoder=True)).eval()
-    bare = from_hf(theirs.reformer).model
-    ours = ReformerLM(bare.config).eval()
-    ours.encoder.load_state_dict(bare.state_dict())
-    ours.to_logits.load_state_dict(theirs.lm_head.decoder.state_dict() | {"bias": torch.zeros(WORDS)})
-    ids = torch.randint(3, WORDS, (BATCH, 40))
-    measured(SYSTEM, PEER, largest(theirs.double()(ids).logits, ours(ids)), BOUND)
 
 
 # ------------------------------------------------------------------------------------------------ as published
@@ -288,22 +258,3 @@ def test_trains_over_hashes_that_are_drawn_anew():
     assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
     model.eval()
     assert not torch.equal(model(tokens).last, model(tokens).last)
-
-
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        ({"use_cache": True}, "keeps no cache; generate with use_cache=False"),
-        ({"output_attentions": True}, "does not take output_attentions"),
-    ],
-)
-def test_refuses_arguments_that_mean_nothing_here(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        from_hf(transformers.ReformerModel(config()))(torch.zeros(1, 4).long(), **call)
-
-
-def test_refuses_other_layers_and_lengths_beyond_the_positions():
-    with pytest.raises(ValueError, match='layers are "local" or "lsh"; got \'full\''):
-        Reformer(ReformerConfig(layers=["full"]))
-    with pytest.raises(IndexError, match="position 64 is out of range: the model has 0 to 63"):
-        from_hf(transformers.ReformerModel(config()).eval())(torch.zeros(1, 65).long())

@@ -71,22 +71,6 @@ def test_positions_count_what_is_no_pad_and_may_be_given():
     assert largest(*(m(ids, position_ids=given).last_hidden_state for m in (theirs, ours))) < EXACT
 
 
-def test_gradients_equal_hugging_face():
-    theirs = transformers.RobertaModel(config()).double().eval()
-    ours = from_hf(theirs)
-    batch = sentences(RIGHT)
-    for model in (theirs, ours):
-        (model(**batch).last_hidden_state.square() * RIGHT[..., None]).sum().backward()
-    for name, expected in (
-        ("embeddings.token.weight", theirs.embeddings.word_embeddings.weight),
-        ("embeddings.position.weight", theirs.embeddings.position_embeddings.weight),
-        ("layers.0.attention.to_key.weight", theirs.encoder.layer[0].attention.self.key.weight),
-        ("layers.1.update.ffn.0.weight", theirs.encoder.layer[1].intermediate.dense.weight),
-    ):
-        found = ours.model.get_parameter(name)
-        assert largest(found.grad, expected.grad) < EXACT * (1 + expected.grad.abs().max().item()), name
-
-
 HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
 
 
@@ -120,88 +104,12 @@ def test_a_decoder_attends_to_earlier_tokens(family, head, mask, measured):
     assert torch.equal(found.logits[0, :8], ours(**batch).logits[0, :8])
 
 
-def test_a_decoder_attends_over_other_causal_graphs():
-    theirs = transformers.RobertaForCausalLM(config(is_decoder=True)).double().eval()
-    ids = torch.randint(3, WORDS, (1, 9))
-    past = graphs.causal() & graphs.window(3)
-    mask = torch.where(past.bind(9).dense(), 0.0, -torch.inf).double()[None, None]
-    found = from_hf(theirs, graph=past)(ids).logits
-    assert largest(found, theirs(ids, attention_mask=mask, position_ids=torch.arange(2, 11)[None]).logits) < EXACT
-    with pytest.raises(ValueError, match="node 0 attends to node 3"):
-        from_hf(theirs, graph=graphs.window(3))
-
-
 def test_a_decoder_generates_the_same():
     theirs = transformers.RobertaForCausalLM(config(is_decoder=True, bos_token_id=None)).eval()
     options = {"max_new_tokens": 5, "do_sample": False, "use_cache": False, "pad_token_id": PAD, "eos_token_id": None}
     ids = torch.randint(3, WORDS, (2, 6))
     expected, found = (model.generate(ids, **options) for model in (theirs, from_hf(theirs)))
     assert expected.tolist() == found.tolist()
-
-
-# ------------------------------------------------------------------------------------------------ into a Longformer
-
-
-def as_longformer(roberta, window, positions):
-    """Hugging Face's Longformer with the weights of a RoBERTa, its global maps copies of the local ones."""
-    settings = {
-        name: getattr(roberta.config, name)
-        for name in (
-            *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-            *("type_vocab_size", "layer_norm_eps", "hidden_act", "pad_token_id"),
-        )
-    }
-    longer = transformers.LongformerConfig(
-        **settings, attention_window=window, max_position_embeddings=positions, attn_implementation="eager"
-    )
-    model = transformers.LongformerModel(longer).eval()
-    weights = dict(roberta.state_dict())
-    for name, weight in list(weights.items()):
-        for which in ("query", "key", "value"):
-            if f".self.{which}." in name:
-                weights[name.replace(which, f"{which}_global")] = weight
-    table = weights["embeddings.position_embeddings.weight"]
-    rows = [table[:2]] + [table[2:]] * (positions // len(table) + 1)
-    weights["embeddings.position_embeddings.weight"] = torch.cat(rows)[:positions]
-    model.load_state_dict(weights)
-    return model
-
-
-def test_a_roberta_becomes_a_longformer_in_one_line(measured):
-    roberta = transformers.RobertaModel(config()).eval()
-    ours = from_hf(roberta, graph=graphs.longformer(8, globals=1), context=120)
-    theirs = as_longformer(roberta, window=8, positions=122)
-    ids = torch.randint(3, WORDS, (2, 101))  # RoBERTa itself ends at 30
-    first = (torch.arange(101) == 0).long().expand(2, -1)
-    expected = theirs(ids, global_attention_mask=first).last_hidden_state
-    error = largest(expected, ours(ids).last_hidden_state)
-    measured("Longformer", "Hugging Face Longformer, made of a RoBERTa", error, BOUND)
-    assert ours(torch.randint(3, WORDS, (1, 120))).last_hidden_state.isfinite().all()
-    with pytest.raises(IndexError, match="position 122 is out of range"):
-        ours(torch.randint(3, WORDS, (1, 121)))
-
-
-@pytest.mark.parametrize(("family", "before"), [("Roberta", 2), ("Bert", 0)])
-def test_stretched_positions_are_the_original_ones_repeated(family, before):
-    theirs = getattr(transformers, f"{family}ForMaskedLM")(config(family))
-    bare = theirs.base_model
-    ours = from_hf(theirs, context=95)
-    table = bare.embeddings.position_embeddings.weight
-    found = ours.base_model.model.embeddings.position.weight
-    assert len(found) == before + 95
-    assert torch.equal(found[: before + 30], table)
-    assert torch.equal(found[before + 30 : before + 60], table[before:])
-    assert torch.equal(found[before + 90 :], table[before : before + 5])
-    assert ours.config.max_position_embeddings == before + 95
-    assert theirs.config.max_position_embeddings == before + 30
-    assert ours.config is ours.base_model.config
-    assert ours.lm_head.decoder.weight is ours.base_model.model.embeddings.token.weight if family == "Roberta" else True
-
-
-def test_refuses_what_cannot_be_stretched():
-    roberta = transformers.RobertaModel(config())
-    with pytest.raises(ValueError, match="stretches the 30 positions that this model has; got 20"):
-        from_hf(roberta, context=20)
 
 
 # ------------------------------------------------------------------------------------------------ the model itself

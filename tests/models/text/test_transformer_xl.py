@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
 from mpnn.decoding.cache import KVCache
-from mpnn.models import TransformerXL, from_hf
+from mpnn.models import TransformerXL
 from mpnn.models.layers.relative import RelativeDotProduct
 
 VOCABULARY, DIM, HEADS, LAYERS, REMEMBER = 11, 16, 2, 3, 4
@@ -101,23 +101,6 @@ def test_equals_the_formula_segment_by_segment(dtype, measured):
         assert error < EXACT
     else:
         measured("Transformer-XL", "formula", error, BOUND)
-
-
-def test_equals_hugging_faces_unidirectional_xlnet(measured):
-    """With attn_type="uni", theirs is Transformer-XL's: relative positions, and memory from segment to segment."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": VOCABULARY, "d_model": DIM, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 4 * DIM}
-    one_way = {"attn_type": "uni", "mem_len": REMEMBER, "ff_activation": "relu", "layer_norm_eps": 1e-5}
-    theirs = transformers.XLNetModel(transformers.XLNetConfig(**sizes, **one_way, initializer_range=0.3)).eval()
-    ours, weights = small(), from_hf(theirs).model.state_dict()
-    ours.load_state_dict({name: weights.get(name, ours.bias) for name in ours.state_dict()})
-    mems = memory = None
-    for segment in tokens(14).split([5, 2, 6, 1], 1):
-        expected = theirs(segment, mems=mems)
-        logits, memory = ours(segment, memory)
-        mems = expected.mems
-        expected = expected.last_hidden_state @ theirs.word_embedding.weight.T + ours.bias
-        measured("Transformer-XL", "Hugging Face XLNet (one way)", largest(logits - expected), BOUND)
 
 
 def test_gradients_equal_those_of_the_formula():

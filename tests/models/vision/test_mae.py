@@ -4,8 +4,6 @@ import pytest
 import torch
 from error_bound import error_bound
 
-from mpnn import graphs
-from mpnn.integrations.hf.vit_mae import MAEDecoder
 from mpnn.models import MAE, MAEConfig, from_hf
 from mpnn.models.layers.images import patchify
 from mpnn.models.vision.mae import visible_patches
@@ -104,37 +102,6 @@ def test_positions_stretched_to_another_image():
     assert largest(expected.logits - found.logits) < EXACT
 
 
-def test_gradients_equal_hugging_face():
-    theirs, x, noise = hugging_face(), torch.randn(3, 3, 20, 20, dtype=torch.float64), torch.rand(3, 25)
-    ours = from_hf(theirs)
-    theirs(x, noise=noise).loss.backward()
-    ours(x, noise=noise).loss.backward()
-    encoder, decoder = ours.vit.model, ours.decoder.model
-    assert isinstance(ours.decoder, MAEDecoder)
-    for a, b in (
-        (theirs.vit.layers[0].attention.k_proj.weight, encoder.layers[0].attention.to_key.weight),
-        (theirs.vit.embeddings.patch_embeddings.projection.bias, encoder.patches.to_dim.bias),
-        (theirs.decoder.decoder_layers[1].mlp.fc1.weight, decoder.layers[1].update.ffn[0].weight),
-        (theirs.decoder.mask_token, decoder.mask_token),
-    ):
-        assert largest(a.grad.view_as(b) - b.grad) < EXACT
-    assert not encoder.positions.weight.requires_grad
-
-
-# ------------------------------------------------------------------------------------------------ another topology
-
-
-def test_over_another_topology_patches_attend_to_visible_neighbours_only():
-    ours = from_hf(hugging_face("ViTMAEModel", num_hidden_layers=1), graphs.grid(5, 5))
-    x = torch.randn(1, 3, 20, 20, dtype=torch.float64)
-    noise = torch.arange(25.0)[None]  # sees patches 0 to 9, the first two rows
-    found = ours(x, noise=noise, output_attentions=True)
-    (weights,) = found.attentions
-    seen = (weights[0] > 0).all(0)
-    assert seen[0].all()
-    assert seen[1].nonzero().flatten().tolist() == [0, 2, 6]  # the class token, the patch beside it and that below
-
-
 # ------------------------------------------------------------------------------------------------ by itself
 
 
@@ -166,16 +133,3 @@ def test_it_learns_and_is_saved(tmp_path):
     assert loss.item() < 0.7 * first
     model.eval().save_pretrained(tmp_path)
     assert torch.equal(MAE.from_pretrained(tmp_path)(x, noise).pixels, model(x, noise).pixels)
-
-
-# ------------------------------------------------------------------------------------------------ refusals
-
-
-def test_an_unsupported_configuration_is_named():
-    with pytest.raises(ValueError, match=r"config.hidden_dropout_prob = 0.1, only 0.0"):
-        from_hf(hugging_face(hidden_dropout_prob=0.1))
-
-
-def test_noise_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"noise must have shape \[batch, patches\] = \[2, 25\]; got \[2, 9\]"):
-        from_hf(hugging_face("ViTMAEModel"))(torch.zeros(2, 3, 20, 20), noise=torch.rand(2, 9))

@@ -114,28 +114,6 @@ def test_masked_image_modelling(measured):
     assert largest(expected.loss - found.loss) < 1e-5
 
 
-def test_gradients_equal_hugging_face():
-    """Over windows that do not divide the grid, and odd grids that are merged."""
-    theirs, x = hugging_face("SwinForImageClassification", image_size=20), images(20)
-    ours, labels = from_hf(theirs), torch.tensor([4, 2])
-    theirs(x, labels=labels).loss.backward()
-    ours(x, labels=labels).loss.backward()
-    block, stage = theirs.swin.encoder.layers[0].blocks[1], ours.swin.model.stages[0]
-    attention = stage.layers[1].round.attention
-    merged = stage.merge.round.attention.weight.grad[[0, 2, 1, 3]].flatten(0, 1).T
-    for a, b in (
-        (block.attention.k_proj.weight.grad, attention.to_key.weight.grad),
-        (block.attention.relative_position_bias.relative_position_bias_table.grad.flip(0), _table(attention)),
-        (block.layernorm_before.weight.grad, stage.layers[1].round.update.norm.weight.grad),
-        (theirs.swin.encoder.layers[0].downsample.reduction.weight.grad, merged),
-    ):
-        assert largest(a - b) < EXACT
-
-
-def _table(attention):
-    return attention.positions[0].table.grad
-
-
 # ------------------------------------------------------------------------------------------------ its parts
 
 
@@ -183,19 +161,6 @@ def test_drop_path_leaves_out_whole_images_in_training():
     assert largest(layer.eval()(x, (2, 2))[0] - x) > 0
 
 
-# ------------------------------------------------------------------------------------------------ another topology
-
-
-def test_over_another_topology():
-    theirs, x = hugging_face(window_size=2), images()
-    complete = from_hf(theirs, graphs.complete())
-    found = complete(x, output_attentions=True)
-    assert found.attentions[0].shape == (2, 2, 16, 16)
-    assert found.attentions[0].min() > 0
-    alone = from_hf(theirs, graphs.identity())(x, output_attentions=True).attentions[0]
-    assert torch.equal(alone, torch.eye(16, dtype=torch.float64).expand(2, 2, 16, 16))
-
-
 # ------------------------------------------------------------------------------------------------ by itself
 
 
@@ -212,32 +177,6 @@ def test_a_classifier_learns_and_is_saved(tmp_path):
     assert loss.item() < first / 2
     model.eval().save_pretrained(tmp_path)
     assert torch.equal(ImageClassifier.from_pretrained(tmp_path)(x), model(x))
-
-
-# ------------------------------------------------------------------------------------------------ refusals
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [({"qkv_bias": False}, "config.qkv_bias = False"), ({"hidden_act": "mish"}, "config.hidden_act = 'mish'")],
-)
-def test_an_unsupported_configuration_is_named(changes, why):
-    with pytest.raises(ValueError, match=why):
-        from_hf(hugging_face(**changes))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ({}, "give pixel_values"),
-        ({"pixel_values": torch.zeros(1, 3, 16, 16), "bool_masked_pos": torch.ones(1, 16)}, "with mask_token=True"),
-        ({"pixel_values": torch.zeros(1, 3, 20, 16)}, "for 4 x 4 patches, and the image has 5 x 4"),
-        ({"pixel_values": torch.zeros(1, 3, 16, 16), "always_partition": True}, "does not take always_partition"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_named(arguments, why):
-    with pytest.raises(ValueError, match=why):
-        from_hf(hugging_face(use_absolute_embeddings=True))(**arguments)
 
 
 # ------------------------------------------------------------------------------------------------ compiled

@@ -1,0 +1,415 @@
+"""Attention layers of transformers that do not dispatch through its `AttentionInterface`, as message passing.
+
+Each class inherits from a layer of transformers and overrides the method that computes attention. `adapt` gives the
+layers of a model these classes, so the model keeps its weights, heads, caches and `save_pretrained`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from math import log
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+from transformers.models.big_bird import modeling_big_bird as big_bird
+from transformers.models.longformer import modeling_longformer as longformer
+from transformers.models.openai import modeling_openai as openai
+from transformers.models.reformer import modeling_reformer as reformer
+from transformers.models.xlnet import modeling_xlnet as xlnet
+
+from mpnn import ops
+from mpnn.graph import Graph
+from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.topology import Topology
+from mpnn.graphs import chunks, from_blocks
+from mpnn.integrations.hf.interface import attend, parse, text_of
+from mpnn.integrations.hf.masks import Mask, Sizes, from_dense
+from mpnn.models.text.reformer_graphs import drop_self_loops, select_edges
+
+_CAUSAL, _COMPLETE = ("band", None, 0), ("band", None, None)
+_MASKS = WeakTensorKeyDictionary()
+_PLAIN = nn.Module()  # a layer without a topology of its own, for masks that already contain it
+
+
+def _cached(tensor: Tensor, build: Callable[[], Any], key: Any = None) -> Any:
+    """The result of `build`, for a tensor that a model creates in each forward pass and all layers share."""
+    results = _MASKS.setdefault(tensor, {})
+    if key not in results:
+        results[key] = build()
+    return results[key]
+
+
+def topology_of(layer: nn.Module) -> Topology | None:
+    """The topology that `config.mpnn_graph` gives a layer, or None for its own graph."""
+    text = text_of(layer)
+    return None if text is None else parse(text)
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """[B, N, H * D] -> [B, H, N, D]."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _refuse_weights(layer: nn.Module, requested: Any) -> None:
+    if requested:
+        raise ValueError(f"{type(layer).__name__} gives no output_attentions; call the model without them")
+
+
+class GPTAttention(openai.Attention):
+    """OpenAI GPT (Radford et al. 2018): causal."""
+
+    def _attn(
+        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any = None, output_attentions: bool = False
+    ) -> Any:
+        sizes = Sizes(q.shape[2], q.shape[2])
+        if attention_mask is None:
+            mask = Mask(1, sizes, _CAUSAL)
+        else:
+            keep = attention_mask[:, 0, 0] == 0
+            mask = _cached(attention_mask, lambda: Mask(len(keep), sizes, _CAUSAL, keep))
+        out, weights = attend(
+            self,
+            q,
+            k.mT,
+            v,
+            mask,
+            scaling=v.shape[-1] ** -0.5 if self.scale else 1.0,
+            dropout=self.attn_dropout.p if self.training else 0.0,
+            output_attentions=output_attentions,
+        )
+        return [out.transpose(1, 2), weights] if output_attentions else [out.transpose(1, 2)]
+
+
+class XLNetAttention(xlnet.XLNetRelativeAttention):
+    """XLNet (Yang et al. 2019): what the masks of its two streams allow. Positions and segments are biases."""
+
+    def rel_attn_core(
+        self,
+        q_head: Tensor,
+        k_head_h: Tensor,
+        v_head_h: Tensor,
+        k_head_r: Tensor,
+        seg_mat: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> Any:
+        queries, keys = len(q_head), len(k_head_h)
+        bias = torch.einsum("ibnd,jbnd->bnij", q_head + self.r_r_bias, k_head_r)
+        bias = self.rel_shift_bnij(bias, klen=keys)
+        if seg_mat is not None:
+            by_segment = torch.einsum("ibnd,snd->ibns", q_head + self.r_s_bias, self.seg_embed)
+            bias = bias + torch.einsum("ijbs,ibns->bnij", seg_mat, by_segment)
+        topology = topology_of(self)
+
+        def build() -> Mask:
+            allowed = torch.ones(1, 1, queries, keys) if attn_mask is None else attn_mask.permute(2, 3, 0, 1) <= 0
+            result = from_dense(allowed)
+            if topology is not None:  # what masks forbid stays so; positions count from the first column
+                result.sizes = Sizes(queries, keys, keys - queries)
+                result.rules = [("&", ("topology", topology), rule) for rule in result.rules]
+            return result
+
+        query, key, value = (x.permute(1, 2, 0, 3) for x in (q_head + self.r_w_bias, k_head_h, v_head_h))
+        out, weights = attend(
+            _PLAIN,
+            query,
+            key,
+            value,
+            build() if attn_mask is None else _cached(attn_mask, build, topology),
+            scaling=self.scale,
+            position_bias=self.scale * bias,
+            dropout=self.dropout.p if self.training else 0.0,
+            output_attentions=output_attentions,
+        )
+        out = out.transpose(0, 1)
+        return out if weights is None else (out, weights.permute(2, 3, 0, 1))
+
+
+class LongformerAttention(longformer.LongformerSelfAttention):
+    """Longformer (Beltagy et al. 2020, section 3): windows, or a topology instead, and global tokens."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        is_index_masked: Any = None,
+        is_index_global_attn: Any = None,
+        is_global_attn: Any = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor]:
+        _refuse_weights(self, output_attentions)
+        batch, length, _ = hidden_states.shape
+        hubs, keep = is_index_global_attn, ~is_index_masked
+        topology, radius = topology_of(self), self.one_sided_attn_window_size
+        dropout = self.dropout if self.training else 0.0
+
+        def near() -> Mask:
+            rule = ("band", radius, radius) if topology is None else ("topology", topology)
+            mask = Mask(batch, Sizes(length, length))
+            mask.rules = [
+                ("&", ("|", rule, ("sources", hub.numpy().tobytes())), ("sources", kept.numpy().tobytes()))
+                for hub, kept in zip(hubs.cpu(), keep.cpu(), strict=True)
+            ]
+            return mask
+
+        query, key, value = (_heads(to(hidden_states), self.num_heads) for to in (self.query, self.key, self.value))
+        mask = _cached(attention_mask, near, (topology, radius))
+        out, _ = attend(_PLAIN, query, key, value, mask, dropout=dropout)
+        out = out.flatten(2).masked_fill(is_index_masked[..., None], 0)
+        if not is_global_attn:
+            return (out,)
+        first = hubs.byte().argsort(dim=1, descending=True, stable=True)[:, : int(hubs.sum(1).max())]  # [B, G]
+        b = torch.arange(batch, device=first.device)[:, None]
+        query = _heads(self.query_global(hidden_states[b, first]), self.num_heads)
+        key, value = (_heads(to(hidden_states), self.num_heads) for to in (self.key_global, self.value_global))
+        wide = _cached(
+            attention_mask, lambda: Mask(batch, Sizes(first.shape[1], length), _COMPLETE, keep), first.shape[1]
+        )
+        rows, _ = attend(_PLAIN, query, key, value, wide, dropout=dropout)
+        real = hubs[b, first]
+        return (out.index_put((b.expand_as(first)[real], first[real]), rows.flatten(2)[real]),)
+
+
+class BigBirdAttention(big_bird.BigBirdAttention):
+    """Chooses blocks or complete attention; transformers changes to complete attention after a short batch."""
+
+    def set_attention_type(self, value: str, layer_idx: int | None = None) -> None:
+        super().set_attention_type(value, layer_idx)
+        adapt(self, self.config)
+
+
+class BigBirdFull(big_bird.BigBirdSelfAttention):
+    """Complete or causal attention, with `attention_type="original_full"`. Keys of cross-attention are not cached."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Any = None,
+        past_key_values: Any = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        cross = encoder_hidden_states is not None
+        source = encoder_hidden_states if cross else hidden_states
+        query, key, value = (
+            _heads(to(x), self.num_attention_heads)
+            for to, x in ((self.query, hidden_states), (self.key, source), (self.value, source))
+        )
+        if past_key_values is not None and not cross:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        out, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            encoder_attention_mask if cross else attention_mask,
+            dropout=self.dropout.p if self.training else 0.0,
+            is_causal=self.is_decoder and not cross,
+            output_attentions=options.get("output_attentions"),
+        )
+        return out.flatten(2), weights
+
+
+class BigBirdBlocks(big_bird.BigBirdBlockSparseAttention):
+    """BigBird (Zaheer et al. 2020, section 2) as transformers has it: the first and the last block are global, and the
+    other blocks attend to their neighbors. In training, each head draws random blocks. In evaluation the first block
+    takes their place, so its tokens count `1 + num_random_blocks` times."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        band_mask: Any = None,
+        from_mask: Any = None,
+        to_mask: Any = None,
+        *masks: Any,
+        **o: Any,
+    ) -> tuple[Tensor, None]:
+        _refuse_weights(self, o.get("output_attentions"))
+        batch, length, _ = hidden_states.shape
+        keep = to_mask[:, 0, 0] > 0
+        query, key, value = (
+            _heads(to(hidden_states), self.num_attention_heads) for to in (self.query, self.key, self.value)
+        )
+        if topology_of(self) is not None:
+            out, _ = attend(self, query, key, value, Mask(batch, Sizes(length, length), _COMPLETE, keep))
+            return out.flatten(2) * from_mask[:, 0], None
+        # Logits get <1, penalty_j> for padding and, in inner rows, <1, log(1 + random)> for the first block.
+        size, scale = self.block_size, self.attention_head_size**-0.5
+        more_query, more_key = query.new_ones(batch, 1, length, 2), query.new_zeros(batch, 1, length, 2)
+        more_key[..., 0] = (to_mask[:, 0] - 1) * 1e4 / scale
+        if not self.training:
+            more_query[:, :, :size, 1] = more_query[:, :, -size:, 1] = 0
+            more_key[:, :, :size, 1] = log(1 + self.num_random_blocks) / scale
+        query, key = (
+            torch.cat([x, more.expand(-1, x.shape[1], -1, -1)], -1)
+            for x, more in ((query, more_query), (key, more_key))
+        )
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        tables = self._drawn(length) if self.training else [np.zeros((length // size - 2, 0), np.int64)]
+        graphs = [_block_graph(table.tobytes(), size, length // size).to(query.device) for table in tables]
+        parts = zip(*(x.chunk(len(graphs), 2) for x in (query, key, value)), strict=True)
+        out = torch.cat([ops.attend(g, *part, scale=scale) for g, part in zip(graphs, parts, strict=True)], 2)
+        return out.flatten(2) * from_mask[:, 0], None
+
+    def _drawn(self, length: int) -> list[np.ndarray]:
+        """The random blocks of each head, int64 [blocks - 2, random], drawn by transformers."""
+        size, heads, random = self.block_size, self.num_attention_heads, self.num_random_blocks
+        np.random.seed(self.seed)
+        if length in (1024, 3072, 4096):
+            drawn = self.max_seqlen, self.max_seqlen, size, size, random
+            tables = [self._bigbird_block_rand_mask(*drawn, last_idx=1024)[: length // size - 2] for _ in range(heads)]
+        else:
+            plan = self._get_rand_attn_plan(length, size, random)
+            tables = self._bigbird_block_rand_mask_with_head(length, length, size, size, heads, *plan)
+        return [np.asarray(table, np.int64) for table in tables]
+
+
+@cached_graph
+def _block_graph(table: bytes, size: int, blocks: int) -> Graph:
+    """The graph of one head, from its random source blocks, int64 [blocks - 2, random]."""
+    random = np.frombuffer(table, np.int64).reshape(blocks - 2, -1)
+    inner = [[*{0, i - 1, i, i + 1, blocks - 1}, *random[i - 1]] for i in range(1, blocks - 1)]
+    sources = [range(blocks), *inner, range(blocks)]
+    pairs = np.array([(src, dst) for dst, row in enumerate(sources) for src in row], np.int64).T
+    with torch.inference_mode(False):
+        return from_blocks(pairs, size, blocks)
+
+
+class ReformerLocal(reformer.LocalSelfAttention):
+    """Reformer (Kitaev et al. 2020), its local layers: chunks of positions."""
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Any = None, past_buckets_states: Any = None, *given: Any, **o: Any
+    ) -> Any:
+        _refuse_weights(self, o.get("output_attentions"))
+        if _has_states(self, past_buckets_states):
+            return super().forward(hidden_states, attention_mask, past_buckets_states, *given, **o)
+        query, key, value = (
+            to(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).flatten(0, 1)
+            for to in (self.query, self.key, self.value)
+        )
+        batch, length, _ = hidden_states.shape
+        graph = _topology_graph(self, attention_mask, batch, length, query.device)
+        if graph is None:
+            nodes = torch.arange(batch * length, device=query.device).view(batch, length)
+            graph = _chunk_graph(self, nodes, attention_mask, length)
+        out = ops.attend(graph, query, key, value, dropout=self.dropout if self.training else 0.0)
+        return reformer.LocalSelfAttentionOutput(out.reshape(batch, length, -1), ())
+
+
+class ReformerLSH(reformer.LSHSelfAttention):
+    """Reformer, its other layers: chunks of nodes sorted by hashes, for each head. Keys are normalised queries, and a
+    node attends to itself only if it has no other in-neighbor."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        num_hashes: int | None = None,
+        buckets: Tensor | None = None,
+        past_buckets_states: Any = None,
+        *given: Any,
+        **o: Any,
+    ) -> Any:
+        _refuse_weights(self, o.get("output_attentions"))
+        if _has_states(self, past_buckets_states):
+            return super().forward(hidden_states, attention_mask, num_hashes, buckets, past_buckets_states, *given, **o)
+        batch, length, _ = hidden_states.shape
+        heads, rounds = self.num_attention_heads, num_hashes or self.num_hashes
+        query, value = (_heads(to(hidden_states), heads) for to in (self.query_key, self.value))
+        key = self._len_and_dim_norm(query, self.attention_head_size**0.5)  # divided by sqrt(D) already
+        graph = _topology_graph(self, attention_mask, batch, length, query.device)
+        own_graph_per_head = graph is None
+        if graph is None:
+            nodes = torch.arange(batch * heads * length, device=query.device).view(batch * heads, length)
+            order = torch.arange(length, device=query.device).expand(batch * heads, length)
+            if length > self.chunk_length:
+                if self.num_buckets is None:
+                    self._set_num_buckets(length)
+                if buckets is None:
+                    buckets = self._hash_vectors(query, rounds, attention_mask)
+                sort = self._get_sorted_bucket_idx_and_undo_sorted_bucket_idx
+                order = sort(length, buckets.view(batch, heads, -1), rounds)[0].flatten(0, 1) % length
+                buckets = buckets.view(batch, heads, rounds, -1)
+            mask = None if attention_mask is None else attention_mask.repeat_interleave(heads, 0).gather(1, order)
+            graph = _chunk_graph(self, nodes.gather(1, order), mask, length)
+            query, key, value = (x.reshape(-1, 1, x.shape[-1]) for x in (query, key, value))
+        else:
+            query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+        out = ops.attend(
+            drop_self_loops(graph), query, key, value, scale=1.0, dropout=self.dropout if self.training else 0.0
+        )
+        if own_graph_per_head:
+            out = out.view(batch, heads, length, -1).transpose(1, 2)
+        return reformer.LSHSelfAttentionOutput(out.reshape(batch, length, -1), (), buckets)
+
+
+def _has_states(layer: Any, past: Any) -> bool:
+    """Whether a cache holds states of this layer; transformers' own code then computes one more token."""
+    cached = past is not None and len(past) > layer.layer_idx
+    if cached and topology_of(layer) is not None:
+        raise ValueError("a Reformer over a topology keeps no cache; generate with use_cache=False")
+    return cached
+
+
+def _topology_graph(
+    layer: nn.Module, attention_mask: Tensor | None, batch: int, length: int, device: torch.device
+) -> Graph | None:
+    """The graph of `config.mpnn_graph` over all sentences, one after the other; None without one."""
+    topology = topology_of(layer)
+    if topology is None:
+        return None
+    keep = None if attention_mask is None else attention_mask.bool()
+    return Mask(batch, Sizes(length, length), _COMPLETE, keep).graph(
+        ("topology", topology), batch, length, device, flat=True
+    )[0]
+
+
+def _chunk_graph(layer: Any, order: Tensor, attention_mask: Tensor | None, length: int) -> Graph:
+    """The graph over chunks of lists of nodes [lists, rounds * length], padding left out."""
+    order = order if attention_mask is None else torch.where(attention_mask.bool(), order, -1)
+    count = len(order) * length
+    if length <= layer.chunk_length:
+        graph = chunks(order, length, count, before=0)
+    else:
+        before, after = layer.num_chunks_before, layer.num_chunks_after
+        graph = chunks(order, layer.chunk_length, count, before=before, after=after)
+    return select_edges(graph, graph.edge_index[0] <= graph.edge_index[1]) if layer.is_decoder else graph
+
+
+_OURS: dict[type, type] = {
+    kind.__mro__[1]: kind
+    for kind in (
+        GPTAttention,
+        XLNetAttention,
+        LongformerAttention,
+        BigBirdAttention,
+        BigBirdFull,
+        BigBirdBlocks,
+        ReformerLocal,
+        ReformerLSH,
+    )
+}
+_THEIRS = {ours: original for original, ours in _OURS.items()}
+
+
+def adapt(model: nn.Module, config: Any) -> None:
+    """Gives the attention layers of a model the classes above. They read `config.mpnn_graph`."""
+    layers: Counter[type] = Counter()
+    for part in model.modules():
+        if type(part) in _OURS:
+            part.__class__ = kind = _OURS[type(part)]
+            vars(part).setdefault("config", config)
+            vars(part).setdefault("layer_idx", layers[kind])
+            layers[kind] += 1
+
+
+def restore(model: nn.Module) -> None:
+    """Gives the layers their classes back."""
+    for part in model.modules():
+        part.__class__ = _THEIRS.get(type(part), type(part))
