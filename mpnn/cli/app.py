@@ -17,7 +17,8 @@ COMMANDS = {
     "explain": "Show which backend would run dot-product attention over a topology, its estimated time, and why others "
     "would not.",
     "train": "Train a model over a graph of your choice, print a table of results, and save the model and pictures.",
-    "compare": "Find out which graph suits your data: one model over several graphs, at equal time and equal steps.",
+    "compare": "Find out which graph suits your data: train one model over several graphs, and compare them at equal "
+    "time and at equal steps.",
     "generate": "Continue a text with a model that mpnn train saved.",
     "eval": "Measure a model that mpnn train saved, on the held-out part of its data.",
     "data": "Find or download datasets.",

@@ -254,7 +254,7 @@ def test_every_builder_of_the_contract_is_drawn() -> None:
     undrawn = {builder.__name__ for builder in PUBLISHED if not drawings(builder.__doc__ or "")}
     assert undrawn == {
         *("parse", "to_scipy", "to_networkx", "to_pyg", "to_torch_sparse", "to_sparse_tensor"),
-        *("from_torch_sparse", "from_sparse_tensor", "absent_edges"),
+        *("from_dgl", "from_torch_sparse", "from_sparse_tensor", "absent_edges"),
     }
 
 

@@ -232,3 +232,32 @@ def test_attentions_that_are_not_given_are_refused(name: str) -> None:
     hf_model = model_of(name)
     with pytest.raises(ValueError, match="gives no output_attentions"):
         from_hf(hf_model)(torch.randint(3, WORDS, (2, LENGTH)), output_attentions=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*checkpointing:FutureWarning")  # transformers 6 renames its method
+@pytest.mark.parametrize("name", NATIVE)
+def test_layers_of_ours_run_again_for_checkpoints(name: str) -> None:
+    model = from_hf(model_of(name, **NATIVE[name]))
+    if not model.supports_gradient_checkpointing:
+        pytest.skip(f"{name} of transformers takes no checkpoints")
+    ids, gradients = torch.randint(3, WORDS, (BATCH, LENGTH)), []
+    for enable in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
+        enable()
+        torch.manual_seed(0)
+        model.train().zero_grad()
+        model(ids).logits.square().mean().backward()
+        gradients.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch, where a program breaks
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # transformers' Reformer
+@pytest.mark.parametrize("name", NATIVE)
+def test_layers_of_ours_run_in_compiled_programs(name: str) -> None:
+    torch._dynamo.reset()
+    model = from_hf(model_of(name, **NATIVE[name])).eval()
+    ids = torch.randint(3, WORDS, (BATCH, LENGTH))
+    program = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(program(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)

@@ -269,6 +269,7 @@ class BigBirdBlocks(big_bird.BigBirdBlockSparseAttention):
         return [np.asarray(table, np.int64) for table in tables]
 
 
+@torch.compiler.disable  # numpy computes the blocks
 @cached_graph
 def _block_graph(table: bytes, size: int, blocks: int) -> Graph:
     """The graph of one head, from its random source blocks, int64 [blocks - 2, random]."""
