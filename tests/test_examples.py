@@ -67,12 +67,13 @@ RUNS = [
     ),
 ]
 
-SLOW = ("packed_documents.py", "longer_encoder.py")
+# The default suite runs those that take a few seconds, the slow one all.
+QUICK = ("semantic_search.py", "custom_aggregator.py", "custom_topology.py", "explain_plan.py")
 
 
 @pytest.mark.parametrize(
     ("file", "arguments", "words", "packages"),
-    [pytest.param(*run, id=run[0], marks=[pytest.mark.slow] * (run[0] in SLOW)) for run in RUNS],
+    [pytest.param(*run, id=run[0], marks=[pytest.mark.slow] * (run[0] not in QUICK)) for run in RUNS],
 )
 def test_runs_by_itself(file, arguments, words, packages, tmp_path):
     for package in packages:
@@ -94,6 +95,7 @@ def run_example(file, arguments, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_cora_runs_by_itself(tmp_path):
     real(locate, "cora")
     words = ["Cora, GCN: ", "% test accuracy (1 seeds; published 83.0 ± 0.7); ", "Graph-BERT", "graph transformer"]
@@ -110,6 +112,7 @@ def test_cora_runs_by_itself(tmp_path):
     assert "cora-gcn.json records other settings: epochs was 2 and is 3 now; --force replaces it" in done.stderr
 
 
+@pytest.mark.slow
 def test_graph_classification_runs_by_itself(tmp_path):
     real(locate, "MUTAG")
     arguments = ["--data", "MUTAG", "--seeds", "1", "--steps", "2"]
@@ -132,6 +135,7 @@ def test_translation_runs_by_itself(tmp_path):
     assert len(list((tmp_path / "results").glob("*-alignment.png"))) == 6
 
 
+@pytest.mark.slow
 def test_links_runs_by_itself(tmp_path):
     real(locate, "cora")
     words = ["links of Cora, GAE: ", "AUC (1 seeds; published 0.910", "GraphSAGE", "popularity"]

@@ -56,6 +56,7 @@ def test_one_case_from_measuring_to_the_page(tmp_path: Path) -> None:
     assert (page.parent / "img" / "performance_dense.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> None:
     file, page = tmp_path / "gpu.json", tmp_path / "page.md"
     only = ("--only", "dense: causal(), N 256, bfloat16", "--only", "edges: attention 8 x 16, 1,000 edges, float32")

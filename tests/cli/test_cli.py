@@ -476,7 +476,7 @@ def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     assert done.stderr == "the mpnn command needs typer; run: pip install typer\n"
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_a_terminal_without_block_characters_gets_ascii(encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C", "PYTHONUTF8": "0"}
     for arguments in (["graph", "causal", "--n", "8"], ["explain", "causal", "--n", "64"], ["-h"]):
