@@ -95,7 +95,7 @@ def test_the_log_sum_exp_and_its_gradient() -> None:
         torch.testing.assert_close(x, y, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("softcap", [1e-3, 30.0, 1e6, 1e30])
+@pytest.mark.parametrize("softcap", [30.0, 1e6, 1e30])
 def test_a_softcap_keeps_the_digits_of_logits_of_any_size(softcap: float) -> None:
     graph = graphs.causal().bind(70)
     inputs = leaves(graph, torch.float32, "softcap")
