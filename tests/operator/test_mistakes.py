@@ -252,7 +252,7 @@ ATTEND: dict[str, tuple[dict[str, Any], str]] = {
     "an array for a scale": ({"scale": np.ones(2)}, r"scale must be one number; got ndarray of shape \[2\]"),
     "a list for a scale": ({"scale": [1, 2]}, "scale must be a number"),
     "text for a softcap": ({"softcap": "30"}, "softcap must be a number; got '30'"),
-    "a softcap for each head": ({"softcap": torch.ones(2)}, r"softcap must be one number; got Tensor .*: write a score"),
+    "a softcap for each head": ({"softcap": torch.ones(2)}, "softcap must be one number; got Tensor .* write a score"),
     "a learned softcap": ({"softcap": torch.ones((), requires_grad=True)}, "softcap is a number, to which no gradient"),
     "text for dropout": ({"dropout": "0.1"}, "dropout must be a number in"),
     "a list of normalisers": ({"normalize": ["softmax"]}, "there is no normaliser"),
