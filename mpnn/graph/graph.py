@@ -407,7 +407,7 @@ class Graph(Handled):
         """Validates explicit edges and returns the graph. Errors name the offending edge.
 
         Raises:
-            TypeError: if edges are not integers.
+            TypeError: if edges are not int64.
             ValueError: if a shape is wrong, or attributes do not match the edges.
             IndexError: if an edge refers to a node that does not exist.
         """

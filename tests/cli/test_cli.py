@@ -513,3 +513,13 @@ def test_tune_refuses_a_folder_it_cannot_write(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("mpnn.engine.tune.SECONDS", 0.0)
     assert "MPNN_CACHE" in refusal("tune", "--threads", "1")
     assert "--threads must be 0 to" in refusal("tune", "--threads", "-1")
+
+
+def test_tune_without_a_home_folder_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("MPNN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert "Name one in the environment variable MPNN_CACHE" in refusal("tune")

@@ -182,7 +182,7 @@ AT_ANY_SIZE: list[Callable[[], Topology]] = [
     *(graphs.complete, graphs.causal, lambda: graphs.window(256), lambda: graphs.causal() & graphs.window(256)),
     *(lambda: graphs.longformer(512, globals=4), lambda: graphs.causal() & graphs.longformer(512, globals=[0, 7])),
     *(lambda: graphs.prefix(1000), lambda: ~graphs.window(9), lambda: graphs.window(4, dilation=3)),
-    *(lambda: graphs.strided(10**6), lambda: graphs.documents([10**5] * 1000)),
+    *(lambda: graphs.strided(10**6), lambda: graphs.documents([10**5] * 1000), lambda: graphs.global_nodes(10**7)),
 ]
 
 
