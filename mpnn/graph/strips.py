@@ -54,6 +54,12 @@ class Strips:
         return strips
 
     @staticmethod
+    def of_runs(runs: Runs) -> Strips:
+        """The strips that neighboring rows form, in O(runs)."""
+        ends = np.stack([runs.start, runs.stop])
+        return _strips(runs.num_src, _joined(_Intervals(np.arange(runs.num_dst + 1), runs.row, ends, ends)))
+
+    @staticmethod
     def union(num_src: int, rows: Ints, strip: Ints, first: Ints, last: Ints) -> Strips:
         """The union of intervals of sources, as they are in the first and in the last row of their strip.
 

@@ -86,6 +86,14 @@ def test_strips_are_the_rows_of_runs_they_stand_for(
         assert strips.between(start, stop).runs().same_as(runs.take(np.arange(start, stop)))
 
 
+@given(two_of_a_size())
+def test_neighboring_rows_form_strips(both: tuple[tuple[Strips, Runs], tuple[Strips, Runs]]) -> None:
+    for strips, runs in both:
+        again = Strips.of_runs(runs)
+        assert again.runs().same_as(runs)
+        assert len(again.rows) <= 2 * len(strips.rows)  # a row between two strips may be one of its own
+
+
 @settings(deadline=None, max_examples=200)
 @given(two_of_a_size(), st.sampled_from([(1, 1), (2, 6), (6, 2), (4, 6), (3, 2)]))
 def test_blocks_are_counted_as_they_are_listed(
@@ -191,6 +199,7 @@ def test_a_plan_for_a_hundred_million_nodes_takes_no_memory_by_node(topology: Ca
     with at_most(seconds=5, megabytes=100):  # some milliseconds, and a byte per node would be 100 MB
         graph = topology()._graph(HUNDRED_MILLION, HUNDRED_MILLION)
         assert plan(attention(graph)).candidates[0].seconds > 0
+        assert plan(replace(attention(graph), normalize="none")).candidates[0].seconds > 0
         assert graph.rows(HUNDRED_MILLION - 1, HUNDRED_MILLION).num_edges > 0
     assert "runs" not in vars(graph)  # they would take 2.4 GB
 
