@@ -20,6 +20,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from mpnn.graph import capacity
 from mpnn.graph.runs import RUNS_AT_ONCE, Ints, Runs, check_same_size, distinct, expand, require_room
 
 _PERIODS = 4  # periods of a strip from which `split` takes them together
@@ -276,6 +277,9 @@ class _Intervals:
             return self
         begin = np.searchsorted(rows, self.rows)
         count = np.diff(begin)[self.strip]
+        total = int(count.sum())
+        what = f"{len(rows) - 1:,} strips of rows with {total:,} runs of sources"
+        capacity.require(128 * total, what, "use a topology with fewer runs per row")
         which = np.repeat(np.arange(len(self.strip)), count)
         strip = expand(begin[self.strip], begin[self.strip] + count)
         order = np.argsort(strip, kind="stable")

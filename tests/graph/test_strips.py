@@ -215,6 +215,14 @@ def test_counts_are_exact_at_any_size() -> None:
     assert count_blocks(graphs.identity().bind(n).structure, 32, 96)[0] == n // 32
 
 
+def test_strips_that_do_not_fit_into_memory_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpnn.graph.capacity.available_bytes", lambda: 1 << 28)
+    # Each of the 2 * 3,000 runs begins or ceases in a row of its own.
+    message = r"strips of rows with [\d,]+ runs of sources would need about .* use a topology with fewer runs per row"
+    with pytest.raises(MemoryError, match=message):
+        graphs.window(3000, dilation=2)._graph(10**6, 10**6)
+
+
 def test_blocks_of_random_rows_take_memory_by_run() -> None:
     graph = graphs.bigbird()._graph(10**6, 10**6)  # a strip for each block of 64 rows
     with at_most(seconds=10, megabytes=60):
