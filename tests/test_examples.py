@@ -40,6 +40,12 @@ RUNS = [
         ["rich", "sklearn"],
     ),
     (
+        "recommendation.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["a generated rating graph, PinSage: ", "% hits in the first 10 (1 seeds; ", "random walks", "popularity"],
+        ["rich"],
+    ),
+    (
         "tsp_reinforce.py",
         ["--steps", "2", "--instances", "3", "--dim", "16"],
         ["mean length of greedy tours", "% over optimal, greedy (1 seeds; published 0.34)"],
