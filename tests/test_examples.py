@@ -34,6 +34,24 @@ RUNS = [
         ["rich", "sklearn"],
     ),
     (
+        "images_few_labels.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["digits, 5 labels a class, ViT from scratch: ", "MAE, then ViT: ", "% test accuracy (1 seeds; "],
+        ["rich", "sklearn"],
+    ),
+    (
+        "recommendation.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["a generated rating graph, PinSage: ", "% hits in the first 10 (1 seeds; ", "random walks", "popularity"],
+        ["rich"],
+    ),
+    (
+        "tsp_reinforce.py",
+        ["--steps", "2", "--instances", "3", "--dim", "16"],
+        ["mean length of greedy tours", "% over optimal, greedy (1 seeds; published 0.34)"],
+        ["rich"],
+    ),
+    (
         "arrival_times.py",
         ["--trips", "40", "--epochs", "1"],
         ["three new days", "times at free speed", "a linear model of each segment", "ArrivalTimes"],
