@@ -6,7 +6,7 @@
 
 Each process has a block of the tokens and fetches the window's width from its neighbor: `mpnn.distributed.sharded`. The
 model is the one of any other example. Parameters are torch's business (DDP or FSDP2), and so are checkpoints
-(`torch.distributed.checkpoint`): a run that was killed continues from --checkpoint with the same losses, also on another
+(`torch.distributed.checkpoint`): a run that was killed continues from --checkpoint with the same losses, with any
 number of processes. On one machine, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --max-restarts 3 ... starts killed
 processes again.
 """

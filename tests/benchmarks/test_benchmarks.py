@@ -72,6 +72,16 @@ def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_scaling_compares_one_process_with_two(tmp_path: Path) -> None:
+    pytest.importorskip("pymetis")
+    done = command("scaling", "--small", "--repeats", 2, "--out", tmp_path / "scaling.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "scaling.json").read_text())["rows"]
+    assert [row["nodes"] for row in rows] == [256, 5625]
+    assert all(row["efficiency"] > 0 and sum(row["fetches"]) > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_workloads_run_beside_their_peers(tmp_path: Path) -> None:
     file, page = tmp_path / "workloads.json", tmp_path / "page.md"
     done = command("workloads", "--small", "--seconds", 0, "--out", file)
