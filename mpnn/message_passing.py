@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpnn import ops
+from mpnn import html, ops
 from mpnn.aggregate import PNA, Aggregator, Index, Sum, aggregator
 from mpnn.attention import Attention, Terms
 from mpnn.decoding.cache import KVCache
@@ -259,6 +259,12 @@ class MessagePassing(nn.Module):
         softmax = request.weighted and request.normalize == "softmax"
         balanced = softmax or (self.attention is not None and self.attention.balanced)
         return isinstance(self.aggregate, Sum) and not balanced
+
+    def _repr_html_(self) -> str:
+        parts = [("aggregate", type(self.aggregate).__name__), ("update", type(self.update).__name__)]
+        parts += [("attention", "none" if self.attention is None else repr(self.attention).splitlines()[0].rstrip("("))]
+        parts += [("backend", self.backend), ("parameters", f"{sum(p.numel() for p in self.parameters()):,}")]
+        return html.of_operator(type(self).__name__, parts, self.graph)
 
     def extra_repr(self) -> str:
         graph = "passed to forward" if self.graph is None else repr(self.graph)

@@ -446,6 +446,11 @@ class Graph(Handled):
 
         return plot.adjacency(self, ax=ax, **options)
 
+    def _repr_html_(self) -> str:
+        from mpnn import html
+
+        return html.of_graph(self)
+
     def __repr__(self) -> str:
         size = f"{self.num_dst:,} nodes" if self.num_dst == self.num_src else f"{self.num_dst:,} x {self.num_src:,}"
         named = f"{self.name}: " if self.name else ""
