@@ -50,7 +50,9 @@ def of_operator(name: str, parts: Iterable[tuple[str, object]], graph: Topology 
 def table(title: str, lines: Iterable[str], head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A title, some lines, and a table."""
     row = "".join(f"<th style='text-align:left'>{escape(x)}</th>" for x in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(x)}</td>" for x in cells) + "</tr>" for cells in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td style='white-space:nowrap'>{escape(x)}</td>" for x in cells) + "</tr>" for cells in rows
+    )
     text = "".join(f"<div>{escape(line)}</div>" for line in lines)
     return f"<div><b>{escape(title)}</b>{text}<table><tr>{row}</tr>{body}</table></div>"
 
@@ -66,7 +68,9 @@ def _box(title: object, picture: str, lines: Iterable[str]) -> str:
 def _facts(graph: Graph) -> list[str]:
     pairs, square = max(graph.num_dst * graph.num_src, 1), graph.num_dst == graph.num_src
     size = f"{graph.num_dst:,} nodes" if square else f"{graph.num_dst:,} destinations, {graph.num_src:,} sources"
-    facts = [size, f"{graph.num_edges:,} edges, {graph.num_edges / pairs:.2%} of all pairs"]
+    share = graph.num_edges / pairs
+    percent = f"{share:.2%}" if share >= 1e-4 or not share else f"{100 * share:.1g}%"
+    facts = [size, f"{graph.num_edges:,} edges, {percent} of all pairs"]
     if square and 0 < graph.num_dst <= _DIAMETER:
         diameter = graph.diameter()
         layers = (
@@ -110,19 +114,16 @@ def _shares(graph: Graph) -> NDArray[np.float64]:
         return np.minimum(found * rows * columns / (graph.num_dst * graph.num_src), 1.0)
     ends = np.arange(rows + 1) * graph.num_dst // rows
     each = [np.unique(np.linspace(a, b - 1, _ROWS).astype(np.int64)) for a, b in pairwise(ends)]
-    return np.stack([_covered(_rows(graph, nodes), columns) for nodes in each])
+    return np.stack([np.mean([_covered(_row(graph, int(i)), columns) for i in nodes], axis=0) for nodes in each])
 
 
-def _rows(graph: Graph, nodes: NDArray[np.int64]) -> Runs:
+def _row(graph: Graph, i: int) -> Runs:
     edges = graph.structure
-    if isinstance(edges, Strips):
-        return Runs.stack([edges.between(int(i), int(i) + 1).runs() for i in nodes])
-    return edges.take(nodes)
+    return edges.between(i, i + 1).runs() if isinstance(edges, Strips) else edges.take(np.array([i]))
 
 
-def _covered(rows: Runs, columns: int) -> NDArray[np.float64]:
-    """The share of the pairs of some rows that are edges, for each of `columns` equal ranges of sources."""
-    ends = np.arange(columns + 1) * rows.num_src // columns
-    # edges of all rows before each end: runs that have begun, less what lies beyond the end
-    before = np.minimum(rows.stop, ends[:, None]) - np.minimum(rows.start, ends[:, None])
-    return np.diff(before.sum(1)) / (np.diff(ends) * rows.num_dst)
+def _covered(row: Runs, columns: int) -> NDArray[np.float64]:
+    """The share of each of `columns` equal ranges of sources that have an edge into this row."""
+    ends = np.arange(columns + 1) * row.num_src // columns
+    before = np.minimum(row.stop, ends[:, None]) - np.minimum(row.start, ends[:, None])  # edges of runs before each end
+    return np.diff(before.sum(1)) / np.diff(ends)

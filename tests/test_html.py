@@ -9,6 +9,7 @@ import torch
 
 from mpnn import MessagePassing, explain, graphs, html
 from mpnn.attention import DotProduct
+from mpnn.graph.strips import Strips
 
 SHOWN = {
     "topology": graphs.causal() & graphs.window(4),
@@ -59,6 +60,10 @@ def test_a_hundred_million_nodes_take_a_moment():
     assert time.process_time() - began < 2
     assert "100,000,000 nodes" in text
     assert len(text) < 50_000
+    shares = html._shares(graph)
+    assert isinstance(graph.structure, Strips)
+    assert (shares > 0).sum(1).max() <= 2
+    assert (shares.diagonal() > 0).all()
 
 
 def test_operators_and_plans():
