@@ -40,6 +40,12 @@ RUNS = [
         ["rich", "sklearn"],
     ),
     (
+        "masked_lm.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["passages, ", "BERT from scratch: ", "RoBERTa's objective, then BERT: ", "% test accuracy (1 seeds; "],
+        ["rich"],
+    ),
+    (
         "recommendation.py",
         ["--seeds", "1", "--steps", "2"],
         ["a generated rating graph, PinSage: ", "% hits in the first 10 (1 seeds; ", "random walks", "popularity"],
