@@ -40,6 +40,12 @@ RUNS = [
         ["rich", "sklearn"],
     ),
     (
+        "listops.py",
+        ["--seeds", "1", "--steps", "2", "--longest", "24", "--count", "90"],
+        ["ListOps, at most 24 tokens, Linformer: ", "published 36.37 at 2,000 tokens", "Performer", "BigBird"],
+        ["rich"],
+    ),
+    (
         "masked_lm.py",
         ["--seeds", "1", "--steps", "2"],
         ["passages, ", "BERT from scratch: ", "RoBERTa's objective, then BERT: ", "% test accuracy (1 seeds; "],
