@@ -46,6 +46,12 @@ RUNS = [
         ["rich"],
     ),
     (
+        "long_documents.py",
+        ["--lengths", "64", "--seeds", "1", "--steps", "2"],
+        ["64 bytes of manual, GPT over causal & bigbird(64): ", "nats a byte (1 seeds; ", "2,080", "saved MB"],
+        ["rich"],
+    ),
+    (
         "masked_lm.py",
         ["--seeds", "1", "--steps", "2"],
         ["passages, ", "BERT from scratch: ", "RoBERTa's objective, then BERT: ", "% test accuracy (1 seeds; "],
