@@ -40,6 +40,24 @@ RUNS = [
         ["rich", "sklearn"],
     ),
     (
+        "listops.py",
+        ["--seeds", "1", "--steps", "2", "--longest", "24", "--count", "90"],
+        ["ListOps, at most 24 tokens, Linformer: ", "published 36.37 at 2,000 tokens", "Performer", "BigBird"],
+        ["rich"],
+    ),
+    (
+        "long_documents.py",
+        ["--lengths", "64", "--seeds", "1", "--steps", "2"],
+        ["64 bytes of manual, GPT over causal & bigbird(64): ", "nats a byte (1 seeds; ", "2,080", "saved MB"],
+        ["rich"],
+    ),
+    (
+        "masked_lm.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["passages, ", "BERT from scratch: ", "RoBERTa's objective, then BERT: ", "% test accuracy (1 seeds; "],
+        ["rich"],
+    ),
+    (
         "recommendation.py",
         ["--seeds", "1", "--steps", "2"],
         ["a generated rating graph, PinSage: ", "% hits in the first 10 (1 seeds; ", "random walks", "popularity"],
