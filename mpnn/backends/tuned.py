@@ -51,8 +51,8 @@ def read(threads: int) -> Prices:
     except RuntimeError:  # no home folder, so nothing was tuned
         return {}
     try:
-        found: Prices = json.loads(file.read_text())["nanoseconds"]
-        return {name: {kind: float(x) for kind, x in costs.items()} for name, costs in found.items()}
+        prices: Prices = json.loads(file.read_text())["nanoseconds"]
+        return {name: {kind: float(x) for kind, x in costs.items()} for name, costs in prices.items()}
     except FileNotFoundError:
         return {}
     except (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:

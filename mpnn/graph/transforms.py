@@ -35,7 +35,7 @@ def reverse(graph: Graph) -> Graph:
     if graph.is_explicit:
         return renumbered(graph, graph.edge_index.flip(0), **changes)
     if graph.clique_sizes is not None:
-        return structured(graph, graph.structure, labels=graph.labels, **changes)
+        return structured(graph, graph.structure, labels=graph._labels, **changes)
     return structured(graph, graph.runs.transpose(), **changes)
 
 
