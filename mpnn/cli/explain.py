@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from enum import Enum
 from typing import Annotated
 
@@ -10,7 +12,8 @@ import typer
 
 import mpnn
 from mpnn.cli.console import exit_on_invalid_input, refuse
-from mpnn.graphs import parse
+from mpnn.cli.expressions import bind
+from mpnn.engine.plan import plan
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
 
@@ -34,6 +37,10 @@ def explain(
     grad: Annotated[
         bool, typer.Option("--grad/--no-grad", help="Whether gradients are computed, as in training.")
     ] = True,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON: seconds and bytes, null where a backend cannot run."),
+    ] = False,
 ) -> None:
     """Show which backend would run dot-product attention over a topology, its estimated time, and why others would not.
 
@@ -45,13 +52,18 @@ def explain(
       mpnn explain "causal & window(256)" --n 4096 --heads 8 --dim 64
       mpnn explain "longformer(512, globals=4)" --n 16384 --no-grad
       mpnn explain causal --batch 8 --dtype bfloat16
+      mpnn explain causal --n 100000 --json
     """
     for name, value in (("heads", heads), ("dim", dim), ("batch", batch)):
         if value < 1:
             refuse(f"--{name} must be at least 1; got {value}")
     with exit_on_invalid_input():
-        graph = parse(expression).bind(n)
-        mpnn.explain(_request(graph, (batch, n, heads, dim), getattr(torch, dtype.value), grad))
+        graph = bind(expression, n)
+        request = _request(graph, (batch, n, heads, dim), getattr(torch, dtype.value), grad)
+        if as_json:
+            print(json.dumps(asdict(plan(request)), indent=1).replace("Infinity", "null"))
+        else:
+            mpnn.explain(request)
 
 
 def _request(graph: mpnn.Graph, shape: tuple[int, ...], dtype: torch.dtype, grad: bool) -> Request:

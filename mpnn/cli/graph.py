@@ -12,8 +12,8 @@ from rich.table import Table
 
 from mpnn.cli import drawing
 from mpnn.cli.console import console, exit_on_invalid_input, refuse
+from mpnn.cli.expressions import bind
 from mpnn.graph import Graph, reachability
-from mpnn.graphs import parse
 
 _LAYERS = (1, 2, 4, 8, 16, 32)
 _TIME_LIMIT = 20.0  # seconds for the reach
@@ -56,7 +56,7 @@ def graph(
             out = out if out.suffix else out.with_suffix(".png")
             if not out.parent.is_dir():
                 refuse(f"there is no folder {out.parent} to write {out.name} into")
-        bound = parse(expression).bind(n, num_src)
+        bound = bind(expression, n, num_src)
     console.print()
     with console.status("counting"):
         facts = _facts(expression, bound)

@@ -10,6 +10,7 @@ import ast
 import keyword
 import operator
 from collections.abc import Callable
+from difflib import get_close_matches
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -142,8 +143,11 @@ def _chain(node: ast.BinOp, text: str) -> Topology:
 def _build(node: ast.expr, text: str, name: str, args: list[Any], named: dict[str, Any]) -> Topology:
     builder = BUILDERS.get(name) or _REGISTERED.get(name)
     if builder is None:
-        names = ", ".join(sorted(BUILDERS | _REGISTERED))
-        raise _error(node, text, f"there is no topology {name!r}; there are {names}; add yours by graphs.register")
+        names = sorted(BUILDERS | _REGISTERED)
+        close = get_close_matches(name, names, 1)
+        hint = f"did you mean {close[0]}? There are" if close else "there are"
+        why = f"there is no topology {name!r}; {hint} {', '.join(names)}; add yours by graphs.register"
+        raise _error(node, text, why)
     try:
         topology = builder(*args, **named)
     except Exception as error:

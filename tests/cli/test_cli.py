@@ -217,6 +217,29 @@ def test_explain_prints_the_plan() -> None:
     assert "edge_list" in result.output
 
 
+def test_explain_as_json() -> None:
+    done = run("explain", "causal", "--n", "64", "--json")
+    found = json.loads(done.stdout)
+    assert found["backend"] in {c["name"] for c in found["candidates"] if c["seconds"] is not None}
+    assert all((c["reason"] is None) == (c["seconds"] is not None) for c in found["candidates"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("graph", "casual"), "did you mean causal? There are"),
+        (("graph", "causal", "--n", "-3"), "--n must not be negative; got -3"),
+        (("explain", "causal", "--n", "-3"), "--n must not be negative; got -3"),
+        (("graph", "complete", "--num-src", "-3"), "--num-src must not be negative; got -3"),
+        (("graph", "grid(3, 4)", "--n", "10"), "use --n 12"),
+    ],
+)
+def test_errors_speak_of_the_options_of_the_command(arguments: tuple[str, ...], words: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.split())
+
+
 def test_explain_takes_precision_and_inference() -> None:
     result = run("explain", "causal", "--dtype", "bfloat16", "--no-grad", "--n", "100000")
     assert "bfloat16 on cpu, without gradients" in result.output

@@ -182,7 +182,10 @@ def test_a_registered_builder_is_part_of_the_language(text: str, checkerboard: A
         ("checkerboard(print)", "there is no topology 'print'"),
         ("checkerboard(b'1')", "arguments are numbers, text, True, False, None, topologies or lists of these"),
         ("window('1')", "arguments are integers or lists of integers"),
-        ("checker", "there is no topology 'checker'; there are .*, checkerboard, .*; add yours by graphs.register"),
+        (
+            "checker",
+            "there is no topology 'checker'; did you mean checkerboard\? There are .*; add yours by graphs.register",
+        ),
     ],
 )
 def test_what_a_registered_builder_refuses_is_refused_with_a_column(text: str, why: str, checkerboard: Any) -> None:
