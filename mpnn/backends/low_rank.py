@@ -5,7 +5,6 @@ running sum if each row has one source more than the row before.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import lcm
 
 import numpy as np
@@ -16,13 +15,15 @@ from torch.autograd import forward_ad
 from mpnn.aggregate import Sum
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
+from mpnn.graph.strips import Strips
 from mpnn.kernels.linear_attention import ALL, LOGITS, PAST, Block, linear_attention
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
 
 NAME = "low_rank"
 
-_LEAST_ROWS = 16  # per block on average; below this the backend is not worthwhile
+_LEAST_ROWS = 16  # with the same first source, on average; below this the backend is not worthwhile
+_MOST_STRIPS = 3  # of rows with the same first source, on average: the last source stays, then moves, then stays
 
 
 def supports(request: Request) -> str | None:
@@ -106,41 +107,31 @@ def _blocks(graph: Graph) -> list[Block] | None:
 
 
 def _find_blocks(graph: Graph) -> list[Block] | None:
-    runs, length = graph.runs, graph.runs.degree()
-    nonempty = np.flatnonzero(length)
-    if len(runs.start) != len(nonempty):
+    """A strip of rows with the same first source is a block if its last source stays, too. If that moves, the sources
+    of the first row but the last of them are a block, and the others a running sum. A strip of which the first source
+    moves has a block for each row."""
+    edges = graph.structure
+    if edges.most_runs > 1:
         return None
-    if not len(nonempty):
-        return []
-    # A row without in-neighbors joins the next row that has some: it may be the first row of a block.
-    start = runs.start[np.searchsorted(nonempty, np.arange(len(length))).clip(max=len(nonempty) - 1)]
-    ends = [0, *(np.flatnonzero(np.diff(start)) + 1).tolist(), len(length)]
-    if (len(ends) - 2) * _LEAST_ROWS > len(length):
+    strips = edges if isinstance(edges, Strips) else Strips.of_runs(edges)
+    first, last, nonempty = strips.first, strips.last, np.diff(strips.first.ptr) > 0
+    top, height, moves = strips.rows[:-1][nonempty], strips.height[nonempty], last.start > first.start
+    count = np.where(moves, height, 1)
+    starts = count.sum() - np.count_nonzero(first.start[1:] == last.start[:-1])
+    if (starts - 1) * _LEAST_ROWS > graph.num_dst or count.sum() > _MOST_STRIPS * starts:
         return None
+    which = np.repeat(np.arange(len(count)), count)
+    below = np.arange(len(which)) - (np.cumsum(count) - count)[which]  # 0 unless the strip is taken row by row
+    rows, sources = top[which] + below, np.stack([first.start, first.stop])[:, which] + below
+    sources[1] = np.minimum(sources[1], last.stop[which])
+    final, height = np.where(moves[which], sources[1], last.stop[which]), np.where(moves, 1, height)[which]
     blocks: list[Block] = []
-    for first, last in pairwise(ends):
-        parts = _stairs(length[first:last], first, int(start[first]))
-        if parts is None:
-            return None
-        blocks += [block for block in parts if block.last > block.first and block.stop > block.start]
+    for row, after, start, stop, end in np.stack([rows, rows + height, *sources, final], 1).tolist():
+        shared = stop - (end > stop)
+        if blocks and blocks[-1][1:] == (row, start, shared, ALL):
+            blocks[-1] = blocks[-1]._replace(last=after)
+        elif start < shared:
+            blocks.append(Block(row, after, start, shared, ALL))
+        if shared < stop:
+            blocks.append(Block(row, after, shared, end, PAST))
     return blocks
-
-
-def _stairs(length: np.ndarray, first: int, start: int) -> list[Block] | None:
-    """The blocks of rows from `first` on with in-degrees `length` and first source `start`, or None. The lengths must
-    be constant, then increase by one per row, then be constant."""
-    rising = np.flatnonzero(np.diff(length))
-    low, high, last = int(length[0]), int(length[-1]), first + len(length)
-    if not len(rising):
-        return [Block(first, last, start, start + low, ALL)]
-    foot, top = int(rising[0]) + 1, int(rising[-1]) + 1
-    if not np.array_equal(length[foot - 1 : top + 1], np.arange(low, high + 1)):
-        return None
-    if low and foot == 1:  # one row of the first length is also a step
-        foot, low = foot - 1, low - 1
-    middle, above = first + foot, first + foot + high - low
-    return [
-        Block(first, last, start, start + low, ALL),
-        Block(middle, above, start + low, start + high, PAST),
-        Block(above, last, start + low, start + high, ALL),
-    ]

@@ -22,7 +22,11 @@ Prices = dict[str, dict[str, float]]
 
 
 def folder() -> Path:
-    """The environment variable `MPNN_CACHE`, else `mpnn` in the user's folder for caches."""
+    """The environment variable `MPNN_CACHE`, else `mpnn` in the user's folder for caches.
+
+    Raises:
+        RuntimeError: if the user has no home folder, as in some containers.
+    """
     if own := os.environ.get("MPNN_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpnn"
@@ -43,12 +47,16 @@ def machine(threads: int) -> dict[str, Any]:
 def read(threads: int) -> Prices:
     """The prices in the file, or none. A file that cannot be read is left out, with a warning."""
     try:
-        found: Prices = json.loads(path(threads).read_text())["nanoseconds"]
-        return {name: {kind: float(x) for kind, x in costs.items()} for name, costs in found.items()}
+        file = path(threads)
+    except RuntimeError:  # no home folder, so nothing was tuned
+        return {}
+    try:
+        prices: Prices = json.loads(file.read_text())["nanoseconds"]
+        return {name: {kind: float(x) for kind, x in costs.items()} for name, costs in prices.items()}
     except FileNotFoundError:
         return {}
     except (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-        warn(f"the tuned prices in {folder()} cannot be read: {error}; run mpnn tune, or delete them", stacklevel=2)
+        warn(f"the tuned prices in {file} cannot be read: {error}; run mpnn tune, or delete the file", stacklevel=2)
         return {}
 
 

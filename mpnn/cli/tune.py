@@ -37,7 +37,10 @@ def tune(
     if threads:
         torch.set_num_threads(threads)
     threads = torch.get_num_threads()
-    file = tuned.path(threads)
+    try:
+        file = tuned.path(threads)
+    except RuntimeError as error:
+        refuse(f"there is no folder for what is measured: {error} Name one in the environment variable MPNN_CACHE")
     if forget:
         file.unlink(missing_ok=True)
         console.print(f"deleted {file}", soft_wrap=True, markup=False)

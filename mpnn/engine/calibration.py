@@ -68,8 +68,8 @@ def fit(prices: Prices, samples: Sequence[Sample], freedom: float) -> Prices:
         parts = shares * np.exp(steps @ s)
         return np.concatenate([compared(parts / parts.sum(1, keepdims=True)) @ steps, np.diag(slack)])
 
-    found = least_squares(errors, np.zeros(len(slack)), jac=slopes, loss="soft_l1", f_scale=0.3)
+    solution = least_squares(errors, np.zeros(len(slack)), jac=slopes, loss="soft_l1", f_scale=0.3)
     result = {b: dict(costs) for b, costs in prices.items()}
-    for (b, kind), price in zip(columns, start * np.exp(steps @ found.x), strict=True):
+    for (b, kind), price in zip(columns, start * np.exp(steps @ solution.x), strict=True):
         result[b][kind] = float(f"{price:.3g}")
     return result

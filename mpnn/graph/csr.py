@@ -126,6 +126,8 @@ def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tens
     if edges is None:
         return
     check_form(edges)
+    if edges.dtype != torch.int64:
+        raise TypeError(f"the edges of a Graph must be int64; got {edges.dtype}: graphs.from_edges converts them")
     check_ends(edges, num_dst, num_src)
     for name, values in data.items():
         if values is not None:

@@ -20,6 +20,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from mpnn.graph import capacity
 from mpnn.graph.runs import RUNS_AT_ONCE, Ints, Runs, check_same_size, distinct, expand, require_room
 
 _PERIODS = 4  # periods of a strip from which `split` takes them together
@@ -52,6 +53,12 @@ class Strips:
         strips = Strips(rows, first, last)
         _check_moves(strips._intervals())
         return strips
+
+    @staticmethod
+    def of_runs(runs: Runs) -> Strips:
+        """The strips that neighboring rows form, in O(runs)."""
+        ends = np.stack([runs.start, runs.stop])
+        return _strips(runs.num_src, _joined(_Intervals(np.arange(runs.num_dst + 1), runs.row, ends, ends)))
 
     @staticmethod
     def union(num_src: int, rows: Ints, strip: Ints, first: Ints, last: Ints) -> Strips:
@@ -270,6 +277,9 @@ class _Intervals:
             return self
         begin = np.searchsorted(rows, self.rows)
         count = np.diff(begin)[self.strip]
+        total = int(count.sum())
+        what = f"{len(rows) - 1:,} strips of rows with {total:,} runs of sources"
+        capacity.require(128 * total, what, "use a topology with fewer runs per row")
         which = np.repeat(np.arange(len(self.strip)), count)
         strip = expand(begin[self.strip], begin[self.strip] + count)
         order = np.argsort(strip, kind="stable")

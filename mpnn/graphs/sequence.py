@@ -205,13 +205,14 @@ def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
 
 
 def _global_breaks(num_dst: int, num_src: int, nodes: int | tuple[int, ...]) -> Ints:
-    hubs = np.asarray([0, nodes - 1] if isinstance(nodes, int) else nodes, np.int64)
-    return np.concatenate([hubs, hubs + 1]).clip(0, num_dst)
+    hubs = np.asarray(nodes, np.int64)
+    return hubs[None] if isinstance(nodes, int) else np.concatenate([hubs, hubs + 1])
 
 
 def _global_nodes(i: Ints, num_src: int, nodes: int | tuple[int, ...]) -> Pairs:
-    most = max(num_rows(i), num_src)
-    hubs = np.arange(min(nodes, most)) if isinstance(nodes, int) else np.asarray(nodes, np.int64)
+    if isinstance(nodes, int):
+        return [(0, np.where(i < nodes, num_src, nodes))]
+    most, hubs = max(num_rows(i), num_src), np.asarray(nodes, np.int64)
     if len(hubs) and hubs.max() >= most:
         raise ValueError(f"global node {hubs.max()} does not exist among {most} nodes; bind at least {hubs.max() + 1}")
     hub_rows = (0, np.where(np.isin(i, hubs), num_src, 0))

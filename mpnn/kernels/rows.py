@@ -1,4 +1,4 @@
-"""What kernels along the rows of a sparse graph are given: the parameters of `mpnn/kernels/cpu/rows.h`."""
+"""Parameters of the kernels along the rows of a sparse graph, as in `mpnn/kernels/cpu/rows.h`."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ class Rows:
 
     def struct(self, parts: int) -> RowsStruct:
         """The parameters of kernels that run so many parts. They point into the tensors of this object."""
-        kept = self._structs.get(parts)
-        if kept is None:
+        entry = self._structs.get(parts)
+        if entry is None:
             tensors = (self.ptr, self.col, self.edge, self.slot, self.node)
             addresses = (None if x is None else x.data_ptr() for x in tensors)
             cuts = (c_int64 * (parts + 1))(*self._cuts(parts))
             struct = RowsStruct(self.num_rows, self.num_edges, *addresses, parts, addressof(cuts))
             # The struct does not keep `cuts`. If two threads build one, both use the first, which stays.
-            kept = self._structs.setdefault(parts, (struct, cuts))
-        return kept[0]
+            entry = self._structs.setdefault(parts, (struct, cuts))
+        return entry[0]
 
     def unwritten(self, parts: int) -> Tensor:
         """The rows that no single part writes in full: rows without edges, and rows that several parts may share."""

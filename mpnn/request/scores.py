@@ -106,8 +106,7 @@ class Dot:
     def validate(self, value: Tensor) -> None:
         query, key = self.query, self.key
         check_scale(self.scale)
-        if self.softcap is not None and not 0 < self.softcap < math.inf:
-            raise ValueError(f"softcap must be a positive finite number, or None; got {self.softcap!r}")
+        check_softcap(self.softcap)
         if query.shape[-1] != key.shape[-1]:
             raise ValueError(f"query and key must be equally wide; got {query.shape[-1]} and {key.shape[-1]}")
         if not query.dtype == key.dtype == value.dtype:
@@ -191,15 +190,27 @@ def slope_of(activation: Activation | None) -> float | str | None:
 
 def check_scale(scale: Any) -> None:
     """Raises TypeError if `scale` is not one number without gradient, ValueError if it is not finite."""
-    if isinstance(scale, Tensor) and scale.requires_grad:
-        raise TypeError("scale is a number, to which no gradient flows; multiply a learned one into the query")
-    if not isinstance(scale, (float, int)) and not hasattr(scale, "__float__"):
-        raise TypeError(f"scale must be a number; got {scale!r}")
-    shape = list(scale.shape) if isinstance(scale, (Tensor, np.ndarray)) else []
-    if shape:
-        raise TypeError(
-            f"scale must be one number; got {type(scale).__name__} of shape {shape}: multiply one for each head into "
-            "the query"
-        )
+    _check_number("scale", scale, "multiply {} into the query")
     if not torch.compiler.is_compiling() and not math.isfinite(scale):  # a program checks when it runs
         raise ValueError(f"scale must be a finite number; got {scale!r}")
+
+
+def check_softcap(softcap: Any) -> None:
+    """Raises TypeError if `softcap` is neither None nor one number without gradient, ValueError if it is not positive
+    and finite."""
+    if softcap is None:
+        return
+    _check_number("softcap", softcap, "write a score with {}, as in mpnn.request.scores")
+    if not 0 < softcap < math.inf:
+        raise ValueError(f"softcap must be a positive finite number, or None; got {softcap!r}")
+
+
+def _check_number(name: str, x: Any, advice: str) -> None:
+    if isinstance(x, Tensor) and x.requires_grad:
+        raise TypeError(f"{name} is a number, to which no gradient flows; {advice.format('a learned one')}")
+    if not isinstance(x, (float, int)) and not hasattr(x, "__float__"):
+        raise TypeError(f"{name} must be a number; got {x!r}")
+    if shape := list(x.shape) if isinstance(x, (Tensor, np.ndarray)) else []:
+        raise TypeError(
+            f"{name} must be one number; got {type(x).__name__} of shape {shape}: {advice.format('one for each head')}"
+        )

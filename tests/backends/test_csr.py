@@ -19,7 +19,7 @@ from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import edges as edge_orders
 from mpnn.engine import plan
 from mpnn.graph import Graph
-from mpnn.graph.relations import Offset
+from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import row_attention
 from mpnn.request.request import Request
 from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
@@ -327,3 +327,28 @@ def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
         assert sentence in csr.supports(request)
         with pytest.raises(plan.Refused, match=sentence):
             ops.run(request, "csr")
+
+
+@pytest.mark.parametrize(
+    "edge_type", [torch.tensor([3]).expand(4), torch.tensor([[0, 9], [1, 9], [2, 9], [3, 9]])[:, 0]]
+)
+def test_edge_types_may_have_any_strides(edge_type: Tensor) -> None:
+    graph = Graph.from_edges(torch.tensor([[0, 1, 2, 2], [0, 0, 1, 2]]), 3, 3, edge_type=edge_type)
+    x, table = leaf(3, 1, 8), leaf(4, 1)
+    ours, exact = (ops.attend(graph, x, x, x, bias=BiasTable(table), backend=name) for name in ("csr", "edge_list"))
+    torch.testing.assert_close(ours, exact, **CLOSE)
+    gradients = (torch.autograd.grad(out.sin().sum(), (x, table)) for out in (ours, exact))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_a_rule_that_gives_types_beyond_its_count_is_refused() -> None:
+    class Distance(Relation):
+        count = 3
+
+        def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+            return (dst - src).abs()
+
+    x = leaf(5, 1, 8)
+    with pytest.raises(IndexError, match=r"edge types from 0 to 4, and its count is 3: its ids must lie in \[0, 3\)"):
+        ops.attend(graphs.causal().bind(5), x, x, x, bias=BiasTable(leaf(3, 1), Distance()), backend="csr")

@@ -129,6 +129,18 @@ def test_gradients_of_what_is_not_finite_go_along_edges_alone(backend: ModuleTyp
     assert d_key[~shares_a_row].isfinite().all()
 
 
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_the_gradient_of_an_extreme_of_nan_is_nan(reduce: str) -> None:
+    graph, x = graphs.window(1).bind(9), torch.rand(9, 3)
+    x[4, 1] = torch.nan
+    gradients = []
+    for backend in ("edge_list", "csr"):
+        leaf = x.clone().requires_grad_()
+        gradients += torch.autograd.grad(ops.aggregate(graph, leaf, reduce, backend=backend).sum(), leaf)
+    assert gradients[0][2:7, 1].isnan().all()  # the sources of the rows that receive it
+    torch.testing.assert_close(gradients[1], gradients[0], equal_nan=True)
+
+
 # ------------------------------------------------------------------------------------------------ a million edges a row
 
 DEGREE = 1_000_000

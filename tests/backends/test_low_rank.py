@@ -100,6 +100,9 @@ def test_blocks_of_a_graph() -> None:
     assert low_rank._blocks(graphs.memory(2).bind(4, 6)) == [Block(0, 4, 0, 2, ALL), Block(0, 4, 2, 6, PAST)]
     assert low_rank._blocks(graphs.prefix(3).bind(8)) == [Block(0, 8, 0, 3, ALL), Block(3, 8, 3, 8, PAST)]
     assert low_rank._blocks((graphs.causal() - graphs.identity()).bind(4)) == [Block(1, 4, 0, 3, PAST)]
+    assert low_rank._blocks((graphs.causal() | graphs.prefix(3)).bind(6, 5)) == [
+        *(Block(0, 5, 0, 3, ALL), Block(3, 5, 3, 5, PAST), Block(5, 6, 0, 5, ALL))
+    ]
 
 
 @pytest.mark.parametrize(

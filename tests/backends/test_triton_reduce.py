@@ -69,9 +69,13 @@ def test_extremes_hand_on_nan() -> None:
     with torch.no_grad():
         value[0] = torch.nan
     for aggregator in (Max(), Min(), Sum()):
-        out, _ = cuda_reduce.run(Request(graph, value, normalize="none", reduce=aggregator))
+        request = Request(graph, value, normalize="none", reduce=aggregator)
+        out, _ = cuda_reduce.run(request)
         assert out[1].isnan().all()
         assert out[[0, 2, 3]].isfinite().all()
+        outs = (backend.run(request)[0] for backend in (cuda_reduce, edge_list))
+        gradients = (torch.autograd.grad(out.sum(), value)[0] for out in outs)
+        torch.testing.assert_close(*gradients, equal_nan=True)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -531,7 +531,7 @@ def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     assert done.stderr == "the mpnn command needs typer; run: pip install typer\n"
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_a_terminal_without_block_characters_gets_ascii(encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C", "PYTHONUTF8": "0"}
     for arguments in (["graph", "causal", "--n", "8"], ["explain", "causal", "--n", "64"], ["-h"]):
@@ -568,3 +568,13 @@ def test_tune_refuses_a_folder_it_cannot_write(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("mpnn.engine.tune.SECONDS", 0.0)
     assert "MPNN_CACHE" in refusal("tune", "--threads", "1")
     assert "--threads must be 0 to" in refusal("tune", "--threads", "-1")
+
+
+def test_tune_without_a_home_folder_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("MPNN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert "Name one in the environment variable MPNN_CACHE" in refusal("tune")

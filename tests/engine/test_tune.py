@@ -120,7 +120,7 @@ def test_each_number_of_threads_and_processor_has_its_file(cache: Path, monkeypa
 def test_a_broken_file_is_left_out_with_a_warning(cache: Path, text: str) -> None:
     cache.mkdir()
     tuned.path(1).write_text(text)
-    with pytest.warns(UserWarning, match="run mpnn tune, or delete them"):
+    with pytest.warns(UserWarning, match="run mpnn tune, or delete the file"):
         assert cost_model.prices(1) == tuned.shipped()["nanoseconds"]
 
 
@@ -128,3 +128,13 @@ def test_the_folder_is_in_the_folder_for_caches(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.delenv("MPNN_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tuned.folder() == tmp_path / "mpnn"
+
+
+def test_without_a_home_folder_plans_use_the_shipped_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MPNN_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert tuned.read(1) == {}

@@ -425,6 +425,13 @@ def test_bad_numbers_are_named(graph: Graph) -> None:
         graph & graphs.causal().bind(3)
 
 
+def test_edges_of_32_bits_are_converted_by_the_builder_and_refused_by_the_graph() -> None:
+    edges = EDGES.int()
+    assert torch.equal(graphs.from_edges(edges, 4).csr.ptr, graphs.from_edges(EDGES, 4).csr.ptr)
+    with pytest.raises(TypeError, match=r"must be int64; got torch.int32: graphs.from_edges converts them"):
+        Graph.from_edges(edges, 4, 4)
+
+
 @pytest.mark.parametrize("graph", [graphs.window(2).bind(6), graphs.from_edges([[0, 1, 2, 5, 3], [1, 1, 0, 3, 5]], 6)])
 def test_a_part_of_the_nodes_and_the_edges_between_them(graph):
     keep = torch.tensor([True, True, False, True, False, True])

@@ -86,6 +86,14 @@ def test_strips_are_the_rows_of_runs_they_stand_for(
         assert strips.between(start, stop).runs().same_as(runs.take(np.arange(start, stop)))
 
 
+@given(two_of_a_size())
+def test_neighboring_rows_form_strips(both: tuple[tuple[Strips, Runs], tuple[Strips, Runs]]) -> None:
+    for strips, runs in both:
+        again = Strips.of_runs(runs)
+        assert again.runs().same_as(runs)
+        assert len(again.rows) <= 2 * len(strips.rows)  # a row between two strips may be one of its own
+
+
 @settings(deadline=None, max_examples=200)
 @given(two_of_a_size(), st.sampled_from([(1, 1), (2, 6), (6, 2), (4, 6), (3, 2)]))
 def test_blocks_are_counted_as_they_are_listed(
@@ -182,7 +190,7 @@ AT_ANY_SIZE: list[Callable[[], Topology]] = [
     *(graphs.complete, graphs.causal, lambda: graphs.window(256), lambda: graphs.causal() & graphs.window(256)),
     *(lambda: graphs.longformer(512, globals=4), lambda: graphs.causal() & graphs.longformer(512, globals=[0, 7])),
     *(lambda: graphs.prefix(1000), lambda: ~graphs.window(9), lambda: graphs.window(4, dilation=3)),
-    *(lambda: graphs.strided(10**6), lambda: graphs.documents([10**5] * 1000)),
+    *(lambda: graphs.strided(10**6), lambda: graphs.documents([10**5] * 1000), lambda: graphs.global_nodes(10**7)),
 ]
 
 
@@ -191,7 +199,10 @@ def test_a_plan_for_a_hundred_million_nodes_takes_no_memory_by_node(topology: Ca
     with at_most(seconds=5, megabytes=100):  # some milliseconds, and a byte per node would be 100 MB
         graph = topology()._graph(HUNDRED_MILLION, HUNDRED_MILLION)
         assert plan(attention(graph)).candidates[0].seconds > 0
+        assert plan(replace(attention(graph), normalize="none")).candidates[0].seconds > 0
         assert graph.rows(HUNDRED_MILLION - 1, HUNDRED_MILLION).num_edges > 0
+        if graph.clique_sizes is not None:
+            assert graph.reverse().num_edges == graph.num_edges
     assert "runs" not in vars(graph)  # they would take 2.4 GB
 
 
@@ -204,6 +215,14 @@ def test_counts_are_exact_at_any_size() -> None:
     assert count_blocks(graphs.complete().bind(n).structure, 50, 50) == ((n // 50) ** 2, n * n)
     assert count_blocks(graphs.causal().bind(n).structure, 50, 50)[0] == (n // 50) * (n // 50 + 1) // 2
     assert count_blocks(graphs.identity().bind(n).structure, 32, 96)[0] == n // 32
+
+
+def test_strips_that_do_not_fit_into_memory_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpnn.graph.capacity.available_bytes", lambda: 1 << 28)
+    # Each of the 2 * 3,000 runs begins or ceases in a row of its own.
+    message = r"strips of rows with [\d,]+ runs of sources would need about .* use a topology with fewer runs per row"
+    with pytest.raises(MemoryError, match=message):
+        graphs.window(3000, dilation=2)._graph(10**6, 10**6)
 
 
 def test_blocks_of_random_rows_take_memory_by_run() -> None:

@@ -176,3 +176,29 @@ def test_no_part_begins_after_the_caller_was_interrupted() -> None:
     finally:
         torch.set_num_threads(before)
     assert len(begun) < 500
+
+
+def test_an_exception_is_raised_when_the_running_parts_have_finished_and_no_other_begins() -> None:
+    caller, begun, running = threading.current_thread(), [], []
+
+    def part(k: int) -> None:
+        begun.append(k)
+        if threading.current_thread() is not caller and not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError
+        running.append(k)
+        time.sleep(0.005)
+        running.remove(k)
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        for _ in range(5):
+            failed = threading.Event()
+            begun.clear()
+            with pytest.raises(ZeroDivisionError):
+                threads.each(range(1000), part)
+            assert not running
+            assert len(begun) < 500
+    finally:
+        torch.set_num_threads(before)

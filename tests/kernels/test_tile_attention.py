@@ -95,6 +95,22 @@ def test_the_log_sum_exp_and_its_gradient() -> None:
         torch.testing.assert_close(x, y, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("softcap", [30.0, 1e6, 1e30])
+def test_a_softcap_keeps_the_digits_of_logits_of_any_size(softcap: float) -> None:
+    graph = graphs.causal().bind(70)
+    inputs = leaves(graph, torch.float32, "softcap")
+    doubles = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
+    out, _ = TileAttention.apply(*inputs, 0.2, softcap, None, _layout(graph))
+    exact = naive(graph, *doubles, 0.2, softcap, None)
+    for result, twin in zip(
+        (out, *torch.autograd.grad(out.sin().sum(), inputs[:3])),
+        (exact, *torch.autograd.grad(exact.sin().sum(), doubles[:3])),
+        strict=True,
+    ):
+        atol = 64 * torch.finfo(torch.float32).eps * float(twin.detach().abs().max())
+        torch.testing.assert_close(result.double(), twin, rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("option", ["plain", "softcap", "bias", "dropout"])
 def test_16_bits_are_added_up_in_float32_and_rounded_once(option: str, dtype: torch.dtype) -> None:

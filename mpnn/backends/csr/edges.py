@@ -39,7 +39,7 @@ def in_order(graph: Graph, transposed: bool) -> Rows:
 
 def edge_types(graph: Graph, table: EmbeddingTable) -> EdgeTypes:
     """The edge type of each edge, and the edges by type."""
-    ids = table.cached(graph, "csr edge types", lambda: graph.csr.to_caller(table.ids(graph)).long())
+    ids = table.cached(graph, "csr edge types", lambda: _types(graph, table))
     return EdgeTypes(
         ids, lambda: table.cached(graph, ("csr edges by type", len(table.table)), lambda: _by_type(graph, table))
     )
@@ -62,6 +62,17 @@ def _ordered(edges: CSR, order: Tensor) -> Rows:
     index = torch.repeat_interleave(edges.ptr[order] - ptr[:-1], degree) + torch.arange(len(edges.columns))
     edge = index if edges.edge_id is None else edges.edge_id[index]
     return Rows(ptr, edges.columns[index].int(), edge, node=order)
+
+
+def _types(graph: Graph, table: EmbeddingTable) -> Tensor:
+    """The type of each edge in the caller's order, contiguous. Kernels do not check what a rule returns."""
+    ids, rule = graph.csr.to_caller(table.ids(graph)).long().contiguous(), table.relation
+    if rule is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < rule.count:
+        raise IndexError(
+            f"{rule} gives edge types from {int(ids.min())} to {int(ids.max())}, and its count is {rule.count}: its "
+            f"ids must lie in [0, {rule.count})"
+        )
+    return ids
 
 
 def _by_type(graph: Graph, table: EmbeddingTable) -> Rows:

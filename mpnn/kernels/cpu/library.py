@@ -82,9 +82,9 @@ def run(
 @cache
 def function(name: str) -> Callable[[int], None]:
     """A function of the address of its parameters, for which one thread is enough. Calls release Python's lock."""
-    called = _load()[name]
-    called.restype, called.argtypes = None, [ctypes.c_void_p]
-    return called
+    kernel = _load()[name]
+    kernel.restype, kernel.argtypes = None, [ctypes.c_void_p]
+    return kernel
 
 
 @cache

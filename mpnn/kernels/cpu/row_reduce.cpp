@@ -74,7 +74,8 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
       if (BACKWARD) {
         if (KIND != SUM) {
           X other = first(compared + at + k * LANES), m = w * mine[k];
-          value = KIND == SQUARES ? value * (m - other) : m == other ? value : X{};
+          const X unequal = other == other ? X{} : other;  // an extreme of NaN has no gradient but NaN
+          value = KIND == SQUARES ? value * (m - other) : m == other ? value : unequal;
         }
         total[k] += w * value;
         if (dot) {

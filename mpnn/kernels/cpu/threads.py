@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -54,19 +54,22 @@ def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:
     numbers = iter(range(len(parts)))  # shared: taking the next one is a single step of the interpreter
 
     def work() -> None:
-        for k in numbers:
-            done[k] = run(parts[k])
+        try:
+            for k in numbers:
+                done[k] = run(parts[k])
+        finally:
+            for _ in numbers:  # empty by now, unless a part failed or was interrupted: then no thread begins another
+                pass
 
     pool = _pool(threads - 1, os.getpid())
     helpers = [pool.submit(work) for _ in range(threads - 1)]
     try:
         work()
     finally:
-        for _ in numbers:  # empty by now, unless the caller failed or was interrupted: then no thread begins another
-            pass
-        for helper in helpers:
-            if not helper.cancel():  # one that never began has nothing left to do
-                helper.result()
+        running = [helper for helper in helpers if not helper.cancel()]  # one that never began has nothing left to do
+        wait(running)
+    for helper in running:
+        helper.result()  # raises what its part raised
     return [done[k] for k in range(len(parts))]
 
 

@@ -64,6 +64,7 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
   const T *table, *bias;  // [H, num_dst + num_src - 1 + ROWS] by i - j + num_src - 1; [B or 1, H, edges]; or null
   int64_t edges, bias_batch;
   const uint32_t *dropout_keys;  // [B, H], or null
+  const uint32_t *dst_ids, *src_ids;  // what dropout hashes in place of node numbers, [num_dst], [num_src]; or null
   int64_t dropout_threshold;
   double dropout_growth;
   Runs runs;
@@ -91,10 +92,10 @@ template <class T> using Vector = vec<T, LANES<T>>;
 template <class T> INLINE Vector<T> load(const T *x) { return ::load<T, LANES<T>>(x); }
 template <class T> INLINE void store(T *x, Vector<T> value) { ::store<T, LANES<T>>(x, value); }
 
-template <class T> struct Exp2;
-template <> struct Exp2<float> {  // 2^f on [-1/2, 1/2]: the least largest relative error, 1e-7, that keeps 2^0 = 1
-  static constexpr float coefficients[] = {1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f,
-                                           2.402224243e-1f, 6.931470037e-1f, 1};
+template <class T> struct Exp2;  // (2^f - 1) / f on [-1/2, 1/2]
+template <> struct Exp2<float> {  // the least largest relative error of 2^f, 1e-7
+  static constexpr float coefficients[] = {1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f,
+                                           6.931470037e-1f};
 };
 template <> struct Exp2<double> {  // the Taylor series: log(2)^k / k!
   static constexpr double coefficients[] = {1.3691488853904128881e-12, 2.5678435993488205141e-11,
@@ -103,23 +104,43 @@ template <> struct Exp2<double> {  // the Taylor series: log(2)^k / k!
                                             1.5252733804059840280e-5,  1.5403530393381609954e-4,
                                             1.3333558146428443423e-3,  9.6181291076284771620e-3,
                                             5.5504108664821579953e-2,  2.4022650695910071233e-1,
-                                            6.9314718055994530942e-1,  1};
+                                            6.9314718055994530942e-1};
 };
+template <class T> INLINE Vector<T> exp2_slope(Vector<T> f) {
+  Vector<T> slope{};
+  for (T c : Exp2<T>::coefficients) slope = slope * f + c;
+  return slope;
+}
+
+// 2^n power, for integers n.
+template <class T> INLINE Vector<T> times_exp2(Vector<T> power, Vector<T> n) {
+  using Ints = vec<typename bits_of<T>::type, LANES<T>>;
+  const auto exponent = __builtin_convertvector(__builtin_convertvector(n, vec<int32_t, LANES<T>>), Ints);
+  return (Vector<T>)((Ints)power + (exponent << bits_of<T>::mantissa));
+}
 
 // exp(x) for x below 88 (709 in float64), as 2^n 2^f; beyond, the bits overflow: `exp` of simd.h takes any x. Off by
 // some |x| units in the last place, which for x < 0 is less than one of exp(0). Exactly 0 for x = -inf, so that a pair
 // that is no edge weighs nothing.
 template <class T> INLINE Vector<T> exp_below(Vector<T> x) {
 #pragma clang fp reassociate(off)
-  using Ints = vec<typename bits_of<T>::type, LANES<T>>;
   constexpr T LOWEST = -bits_of<T>::bias;
   Vector<T> y = x * T(1.4426950408889634);
   y = LOWEST > y ? splat<T, LANES<T>>(LOWEST) : y;  // NaN passes
   const Vector<T> n = __builtin_elementwise_rint(y), f = y - n;
-  Vector<T> power{};
-  for (T c : Exp2<T>::coefficients) power = power * f + c;
-  const auto exponent = __builtin_convertvector(__builtin_convertvector(n, vec<int32_t, LANES<T>>), Ints);
-  return (Vector<T>)((Ints)power + (exponent << bits_of<T>::mantissa));  // at LOWEST, power is 1 and the bits are all 0
+  return times_exp2<T>(exp2_slope<T>(f) * f + 1, n);  // at LOWEST, the power is 1 and the bits are all 0
+}
+
+// tanh(x) = (e - 1) / (e + 1) with e = exp(2 x), from e - 1: near zero, e itself would leave no digits of x.
+template <class T> INLINE Vector<T> tanh_of(Vector<T> x) {
+#pragma clang fp reassociate(off)
+  constexpr T MOST = 58;  // of y: tanh is 1 there, in float64 too
+  Vector<T> y = x * T(2 * 1.4426950408889634);
+  y = y > MOST ? splat<T, LANES<T>>(MOST) : y;  // NaN passes
+  y = y < -MOST ? splat<T, LANES<T>>(-MOST) : y;
+  const Vector<T> n = __builtin_elementwise_rint(y), f = y - n, one = splat<T, LANES<T>>(1), power = times_exp2<T>(one, n);
+  const Vector<T> e_less_1 = power * (exp2_slope<T>(f) * f) + (power - 1);
+  return e_less_1 / (e_less_1 + 2);
 }
 
 // ------------------------------------------------------------------------------------------------ copies of tiles
@@ -191,13 +212,8 @@ template <class T> void mask(T *s, const Runs &runs, const Tile &t) {
 
 // s = softcap tanh(s / softcap), with the derivative in `slope`.
 template <class T> void cap(T *s, T *slope, T softcap, const Tile &t) {
-  using V = Vector<T>;
-  constexpr T MOST = 40;  // of 2 s / softcap: tanh is 1 there, in float64 too
   for (int64_t at = 0; at < t.columns * ROWS; at += LANES<T>) {
-    V y = load(s + at) * (2 / softcap);
-    y = y > MOST ? V{} + MOST : y;  // NaN passes
-    y = y < -MOST ? V{} - MOST : y;
-    const V e = exp_below<T>(y), tanh = (e - 1) / (e + 1);
+    const Vector<T> tanh = tanh_of<T>(load(s + at) / softcap);
     store(s + at, softcap * tanh);
     store(slope + at, 1 - tanh * tanh);
   }
@@ -280,14 +296,19 @@ template <class T> void drop_weights(T *s, const TileAttention<T> &p, const Tile
   if (!p.dropout_keys) return;
   using Ints = vec<typename bits_of<T>::type, LANES<T>>;
   uint32_t row[ROWS];
-  for (int64_t r = 0; r < ROWS; r++) row[r] = mix(p.dropout_keys[t.b * p.heads + t.h] ^ uint32_t(t.i + r));
-  for (int64_t c = 0; c < t.columns; c++)
+  for (int64_t r = 0; r < ROWS; r++) {
+    const uint32_t i = !p.dst_ids ? uint32_t(t.i + r) : r < t.rows ? p.dst_ids[t.i + r] : 0;
+    row[r] = mix(p.dropout_keys[t.b * p.heads + t.h] ^ i);
+  }
+  for (int64_t c = 0; c < t.columns; c++) {
+    const uint32_t j = !p.src_ids ? uint32_t(t.j + c) : t.j + c < p.num_src ? p.src_ids[t.j + c] : 0;
     for (int r = 0; r < ROWS; r += LANES<T>) {
       T *at = s + c * ROWS + r;
-      const auto hash = mix(::load<uint32_t, LANES<T>>(row + r) ^ uint32_t(t.j + c)) >> 8;
+      const auto hash = mix(::load<uint32_t, LANES<T>>(row + r) ^ j) >> 8;
       const auto keep = __builtin_convertvector(hash >= uint32_t(p.dropout_threshold), Ints);
       store(at, keep ? load(at) * T(p.dropout_growth) : Vector<T>{});
     }
+  }
 }
 
 // ------------------------------------------------------------------------------------------------ memory

@@ -151,7 +151,9 @@ def segment_reduce_backward(
         if KIND == SQUARES:
             d_message = d_message * (w * own - load_vectors(compared, b, i, h, mask, WIDTH, REAL))
         elif KIND >= LARGEST:
-            d_message = tl.where(w * own == load_vectors(compared, b, i, h, mask, WIDTH, REAL), d_message, 0.0)
+            extreme = load_vectors(compared, b, i, h, mask, WIDTH, REAL)
+            unequal = tl.where(extreme == extreme, 0.0, extreme)  # an extreme of NaN has no gradient but NaN
+            d_message = tl.where(w * own == extreme, d_message, unequal)
         if d_weight is not None:
             store_numbers(d_weight, b, edge_id, h, mask, tl.sum(d_message * own, 3))
         sums += w * d_message
