@@ -31,6 +31,7 @@ LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
 ATTENTION_LENGTH = 2048
 SELF_LOOPS_ONLY = "identity"
 EPOCHS = 100
+PAGE = "index.html"
 
 
 def demo(
@@ -39,6 +40,7 @@ def demo(
     ),
     steps: Annotated[int, typer.Option(help="Training steps of each character model.")] = 600,
     seed: Annotated[int, typer.Option(help="Random seed of weights and batches.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace the page and the pictures in --out.")] = False,
 ) -> None:
     """Show what the choice of graph does: train small models over several graphs, and time the graphs.
 
@@ -58,6 +60,8 @@ def demo(
         require_accelerate()
     if steps < 1:
         refuse(f"--steps must be at least 1; got {steps}")
+    if (out / PAGE).exists() and not force:
+        refuse(f"{out} holds a finished demo: see {out / PAGE}, name another folder with --out, or use --force")
     settings = replace(TextSettings(), steps=steps)
     with folder(out):
         with exit_on_invalid_input():
@@ -79,7 +83,7 @@ def demo(
             ]
             with console.status("drawing"), exit_on_failure():
                 html = demo_page.write(results, corpus, nodes, settings, seed, out, footer)
-        index = out / "index.html"
+        index = out / PAGE
         with exit_on_failure():
             write_atomically(index, lambda path: path.write_text(html, encoding="utf-8"))
             for checkpoint in checkpoints:

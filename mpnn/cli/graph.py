@@ -29,6 +29,7 @@ def graph(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also draw it to this file (.png, .svg, .pdf).", dir_okay=False)
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out if there is one.")] = False,
 ) -> None:
     """Draw a topology, count its edges, and compute how far messages travel.
 
@@ -56,6 +57,8 @@ def graph(
             out = out if out.suffix else out.with_suffix(".png")
             if not out.parent.is_dir():
                 refuse(f"there is no folder {out.parent} to write {out.name} into")
+            if out.exists() and not force:
+                refuse(f"{out} exists: name another file, or replace it with --force")
         bound = bind(expression, n, num_src)
     console.print()
     with console.status("counting"):

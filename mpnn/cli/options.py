@@ -13,6 +13,7 @@ import torch
 from mpnn import data
 from mpnn.cli import tasks
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings
+from mpnn.train.loop import Precision
 
 _DEFAULT = TextSettings()
 EPOCHS = 200
@@ -40,6 +41,7 @@ class Options:
     edges: str | None = None
     features: str | None = None
     labels: str | None = None
+    precision: Precision = "no"
 
     @staticmethod
     def read(written: Any) -> Options:
@@ -64,6 +66,8 @@ class Options:
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"--{name} must be more than 0; got {value}")
         _check_device(self.device)
+        if self.precision == "fp16" and self.device == "cpu":
+            raise ValueError("--precision fp16 needs a GPU: torch computes it on GPUs only; use bf16, or --device cuda")
         if (self.features is None) != (self.labels is None) or (self.edges is not None and self.features is None):
             raise ValueError("a graph of your own needs --features and --labels, and --edges unless --graph makes them")
         if self.features is not None and (self.file is not None or self.task != "text"):
@@ -79,6 +83,7 @@ class Options:
                 _DEFAULT.steps if self.steps is None else self.steps,
                 self.attention or _DEFAULT.attention,
                 self.aggregate,
+                self.precision,
             )
             return TextRun(self.graph or "causal", self.corpus(), sizes, self.seed, self.device)
         nodes = self.nodes()
@@ -90,6 +95,7 @@ class Options:
             attention=self.attention or "additive",
             aggregate=self.aggregate,
             device=self.device,
+            precision=self.precision,
         )
 
     def nodes(self) -> Nodes:

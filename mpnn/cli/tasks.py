@@ -35,7 +35,7 @@ from mpnn.models import GAT, GCN, GNN, GPT, GATv2, GraphTransformer
 from mpnn.models.saving import Model
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.language_model import fit_language_model, language_model_loss
-from mpnn.train.loop import History, Progress
+from mpnn.train.loop import History, Precision, Progress
 from mpnn.train.node_classifier import fit_node_classifier, node_scores
 
 _VALIDATION = 0.1
@@ -68,6 +68,7 @@ class TextSettings:
     steps: int = 700
     attention: str = "dot"
     aggregate: str = "sum"
+    precision: Precision = "no"
 
 
 @dataclass(frozen=True)
@@ -292,6 +293,7 @@ class TextRun(Run):
             batch=settings.batch,
             lr=settings.lr,
             validate_every=max(settings.steps // _VALIDATIONS, 1),
+            precision=settings.precision,
             progress=progress,
             checkpoint=checkpoint,
         )
@@ -330,13 +332,16 @@ class NodeRun(Run):
         attention: str = "additive",
         aggregate: str = "sum",
         device: str = "cpu",
+        precision: Precision = "no",
     ) -> None:
+        self.precision = precision
         self.task, self.expression, self.steps = nodes.name, expression, epochs
         self.nodes, self.seed = nodes.to(device), seed
         nodes = self.nodes
         self.graph = nodes.graph(expression)
         self.settings = {"task": nodes.name, "graph": expression, "seed": seed, "steps": epochs}
         self.settings |= {"attention": attention, "aggregate": aggregate, "device": device, "data": nodes.digest}
+        self.settings["precision"] = precision
         torch.manual_seed(seed)
         self.model = node_model(nodes, attention, aggregate).to(device)
         self._random = torch.get_rng_state()
@@ -351,6 +356,7 @@ class NodeRun(Run):
             Adam(model.parameters(), lr=nodes.lr, weight_decay=_WEIGHT_DECAY),
             epochs=self.steps,
             patience=nodes.patience,
+            precision=self.precision,
             progress=progress,
             checkpoint=checkpoint,
         )

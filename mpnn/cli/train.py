@@ -42,6 +42,12 @@ class TextName(str, Enum):
     tinyshakespeare = "tinyshakespeare"
 
 
+class Arithmetic(str, Enum):
+    float32 = "float32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
 def train(
     task: Annotated[
         Task, typer.Option(help="A GPT on characters (text), or a GAT on nodes (cora, digits).")
@@ -70,6 +76,13 @@ def train(
         str,
         typer.Option(metavar="NAME", help="How messages are combined: sum, mean, max, ... For nodes, see --attention."),
     ] = "sum",
+    precision: Annotated[
+        Arithmetic,
+        typer.Option(
+            help="Arithmetic of the steps. bf16 and fp16 (GPUs only) are mixed precision: weights, optimizer and "
+            "validation stay in float32."
+        ),
+    ] = Arithmetic.float32,
     device: Annotated[str, typer.Option(help="Device of the model, such as cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Random seed of weights and batches.")] = 0,
     out: Annotated[
@@ -165,6 +178,7 @@ def train(
         device=device,
         attention=attention,
         aggregate=aggregate,
+        precision="no" if precision is Arithmetic.float32 else precision.value,
         text=text.value,
         context=context,
         dim=dim,

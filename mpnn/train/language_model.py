@@ -10,7 +10,7 @@ from torch.optim import AdamW
 
 from mpnn.data import batches
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.loop import History, Progress, Settings, fit, warm_cosine
+from mpnn.train.loop import History, Precision, Progress, Settings, fit, warm_cosine
 
 _VALIDATION_CROPS = 256
 
@@ -32,6 +32,7 @@ def fit_language_model(
     batch: int = 12,
     lr: float = 1e-3,
     validate_every: int = 100,
+    precision: Precision = "no",
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> History:
@@ -46,6 +47,7 @@ def fit_language_model(
         train, val: tokens, int64 [length].
         batch: crops per step. lr: the maximum learning rate.
         validate_every: steps between validations; the last step is always validated.
+        precision: "bf16" or "fp16" for mixed precision, see `mpnn.train.loop.Settings`.
         checkpoint: if its file exists, training continues from it. It is written regularly during training.
 
     Returns:
@@ -60,7 +62,7 @@ def fit_language_model(
     assert isinstance(model, nn.Module)
     if batch < 1:
         raise ValueError(f"batch must be at least 1; got {batch}")
-    settings = Settings(steps, rate=warm_cosine(steps), clip=1.0, validate_every=validate_every)
+    settings = Settings(steps, rate=warm_cosine(steps), clip=1.0, precision=precision, validate_every=validate_every)
     _require_longer_than_context(val, model)  # before training instead of in the first validation
     device = next(model.parameters()).device
     if checkpoint is not None:

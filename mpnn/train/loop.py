@@ -54,6 +54,8 @@ class History:
         return median(self.seconds)
 
 
+Precision = Literal["no", "bf16", "fp16"]
+
 Progress = Callable[[int, History], Any]
 """Called as `progress(steps_done, history)` after every step. If it raises an exception, training writes the checkpoint
 of that step and ends."""
@@ -85,7 +87,7 @@ class Settings:
     rate: Callable[[int], float] = lambda step: 1.0
     clip: float | None = None
     accumulate: int = 1
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Precision = "no"
     validate_every: int = 1
     patience: int | None = None
     keep: Literal["last", "best"] = "last"

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.loop import History, Progress, Settings, fit
+from mpnn.train.loop import History, Precision, Progress, Settings, fit
 
 
 class LabelledNodes(Protocol):
@@ -38,6 +38,7 @@ def fit_node_classifier(
     *,
     epochs: int = 200,
     patience: int | None = None,
+    precision: Precision = "no",
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> History:
@@ -52,6 +53,7 @@ def fit_node_classifier(
         data: features, classes and masks, on one device with the model and the graph.
         optimizer: for the model's parameters, such as `model.optimizer()` of the models in `mpnn.models`, which follows
             their papers.
+        precision: "bf16" or "fp16" for mixed precision, see `mpnn.train.loop.Settings`.
         checkpoint: if its file exists, training continues from it. It is written regularly during training.
 
     Raises:
@@ -62,7 +64,7 @@ def fit_node_classifier(
     """
     if not data.train_mask.any():
         raise ValueError("train_mask selects no node, so there is nothing to train on")
-    settings = Settings(epochs, patience=patience, keep="last" if patience is None else "best")
+    settings = Settings(epochs, precision=precision, patience=patience, keep="last" if patience is None else "best")
     if checkpoint is not None:
         checkpoint.describe(graph=repr(graph), nodes=len(data.y), optimizer=" ".join(repr(optimizer).split()))
 

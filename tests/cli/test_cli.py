@@ -177,6 +177,15 @@ def test_a_picture_without_an_ending_is_a_png_and_says_so(tmp_path: Path) -> Non
     assert (tmp_path / "band.png").read_bytes().startswith(PNG)
 
 
+def test_a_picture_replaces_a_file_only_by_force(tmp_path: Path) -> None:
+    file = tmp_path / "band.png"
+    file.write_text("mine")
+    assert f"{file} exists" in refusal("graph", "causal", "--n", "4", "-o", file)
+    assert file.read_text() == "mine"
+    assert run("graph", "causal", "--n", "4", "-o", file, "--force").exit_code == 0
+    assert file.read_bytes().startswith(PNG)
+
+
 @pytest.mark.parametrize("width", [30, 200])
 def test_a_drawing_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -304,6 +313,7 @@ def test_demo_trains_and_writes_its_page(tmp_path: Path, quick: None) -> None:
             assert expression in text
     assert "torch " + torch.__version__ in page
     assert "a training step on 64 characters is" in result.output
+    assert "holds a finished demo" in refusal("demo", "--steps", "3", "--out", tmp_path / "demo")
 
 
 def test_landmarks_carry_a_letter_that_a_window_loses() -> None:
@@ -342,6 +352,28 @@ def test_train_on_text_of_one_s_own(tmp_path: Path) -> None:
     characters = Characters((tmp_path / "out" / "characters.txt").read_text(encoding="utf-8"))
     prompt = characters.encode("so much depends ")
     assert model(prompt[None]).shape == (1, 16, len(characters))
+
+
+def test_train_in_mixed_precision(tmp_path: Path) -> None:
+    """Steps compute in bfloat16; the weights stay in float32."""
+    text = tmp_path / "verses.txt"
+    text.write_text("so much depends upon a red wheel barrow\n" * 30, encoding="utf-8")
+    shape = ["--context", "16", "--dim", "8", "--heads", "2", "--layers", "1", "--batch", "4", "--steps", "2"]
+    weights = {}
+    for precision in ("float32", "bf16"):
+        out = tmp_path / precision
+        result = run(
+            "train", "--file", text, "--graph", "causal & window(4)", "--precision", precision, "--out", out, *shape
+        )
+        assert result.exit_code == 0, result.output
+        written = json.loads((out / "run.json").read_text())
+        assert written["options"]["precision"] == written["settings"]["precision"]
+        model = models.GPT.from_pretrained(out)
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        weights[precision] = model.token.weight.detach()
+    assert not torch.equal(weights["float32"], weights["bf16"])
+    torch.testing.assert_close(weights["float32"], weights["bf16"], rtol=0, atol=0.02)
+    assert "--precision fp16 needs a GPU" in refusal("train", "--precision", "fp16", "--out", tmp_path / "half")
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def test_a_registered_builder_is_part_of_the_language(text: str, checkerboard: A
         ("window('1')", "arguments are integers or lists of integers"),
         (
             "checker",
-            "there is no topology 'checker'; did you mean checkerboard\? There are .*; add yours by graphs.register",
+            r"there is no topology 'checker'; did you mean checkerboard\? There are .*; add yours by graphs.register",
         ),
     ],
 )
