@@ -5,7 +5,7 @@ passages of each topic: from scratch, and after pre-training on the words of the
 RoBERTa (Liu et al. 2019): masked words, masked anew in each batch, and no prediction of the next sentence. The test
 passages are part of the text for pre-training, their topics are not.
 
-    python examples/masked_lm.py                           a quarter of an hour on one core
+    python examples/masked_lm.py                           five minutes on one core
     python examples/masked_lm.py --seeds 1 --steps 2       a quick test
 """
 
@@ -104,7 +104,7 @@ def main() -> None:
     options = parser(__doc__, 3, MODELS).parse_args()
     manual = Manual()
     console.print(f"{len(manual.passages):,} passages, {len(manual.topic):,} with a topic: {', '.join(manual.names)}")
-    sizes = {"steps": options.steps or 300, "pretraining": options.steps or 1000}
+    sizes = {"steps": options.steps or 300, "pretraining": options.steps or 400}
     for name in options.models:
         file = "masked-lm-" + ("fine-tuned" if name == MODELS[1] else "scratch")
         row = Row(file, "topic of a passage of Python's manual", name, "% test accuracy", "none", "")
