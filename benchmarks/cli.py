@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import fit, regret, series, sizes
 from benchmarks import gpu as on_gpu
 from benchmarks import report as reports
+from benchmarks import scaling as weak_scaling
 from benchmarks import workloads as workload_cases
 from benchmarks.cases import all_cases, select
 from benchmarks.contest import Case
@@ -26,6 +27,7 @@ RESULTS = HERE / "results" / "cpu.json"
 GPU_RESULTS = HERE / "results" / "gpu.json"
 PLAN_RESULTS = HERE / "results" / "plans.json"
 REASONS = HERE / "results" / "reasons.md"
+SCALING_RESULTS = HERE / "results" / "scaling.json"
 WORKLOAD_RESULTS = HERE / "results" / "workloads.json"
 PAGE = HERE.parent / "docs" / "performance.md"
 
@@ -118,6 +120,22 @@ def gpu(
     name = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}
     lead = {"command": " ".join(["python -m benchmarks gpu", *options]), **name, **about()}
     _measure(cases, seconds, lead, out, not small)
+
+
+@app.command()
+def scaling(
+    repeats: Annotated[int, typer.Option(help="Rounds, after one that warms up.", min=1)] = 20,
+    small: Annotated[bool, typer.Option("--small", help="A sixteenth of the nodes, to try it out.")] = False,
+    out: Annotated[Path, typer.Option(help="The file of results.")] = SCALING_RESULTS,
+) -> None:
+    """Times a layer over n nodes on one process and over 2 n nodes on two, one thread each; a minute."""
+    results = weak_scaling.measure(out, repeats=repeats, divide=16 if small else 1)
+    for row in results["rows"]:
+        console.print(
+            f"{row['case']}, {row['nodes']:,} nodes a process: one {1000 * row['one']:.1f} ms, two "
+            f"{1000 * row['two']:.1f} ms, efficiency {row['efficiency']:.2f} (bar: {weak_scaling.BAR})"
+        )
+    console.print(f"results in {out}")
 
 
 @app.command()

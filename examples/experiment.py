@@ -1,8 +1,8 @@
 """What the scripts of the tables share: options, seeds, records, checkpoints, a results line, learning curves.
 
 A script trains each of its models with several seeds, and writes results/NAME.json after each seed. A killed script
-resumes: recorded seeds are skipped, and the seed that was running continues from its checkpoint. The table in
-docs/results.md is made of these files by docs/results.py.
+resumes: recorded seeds are skipped, and the seed that was running continues from its checkpoint, or from those of its
+stages (`stage`). The table in docs/results.md is made of these files by docs/results.py.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def measure(row: Row, train: Train, options: argparse.Namespace, settings: dict[
         for seed in range(options.seeds):
             checkpoint = Checkpoint(options.out / f"{row.name}-{seed}.pt", run={"row": row.name, "seed": seed})
             if options.force:
-                checkpoint.delete()
+                _delete(checkpoint)
             if str(seed) in record["seeds"]:
                 continue
             bar = bars.add_task(f"{row.name}, seed {seed}", total=None)
@@ -113,11 +113,17 @@ def measure(row: Row, train: Train, options: argparse.Namespace, settings: dict[
             record |= where
             text = json.dumps(record, indent=1) + "\n"
             write_atomically(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))
-            checkpoint.delete()
+            _delete(checkpoint)
             draw_curves(outcome.history, row, options.out / f"{row.name}.png")
             bars.remove_task(bar)
     console.print(line(record), soft_wrap=True, markup=False)
     return record
+
+
+def stage(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """The checkpoint of an earlier stage of a seed, such as pre-training. The file remains until the seed is recorded,
+    so a resumed script does not repeat a finished stage."""
+    return Checkpoint(checkpoint.path.with_suffix(f".{name}.pt"), run=checkpoint.run | {"stage": name})
 
 
 def values(record: dict[str, Any]) -> list[float]:
@@ -176,11 +182,20 @@ def _read(path: Path, row: Row, settings: dict[str, Any], force: bool) -> dict[s
     return record | {"row": asdict(row), "command": _command()}
 
 
+def _files(checkpoint: Checkpoint) -> list[Path]:
+    """The checkpoint files of a seed: of all its stages."""
+    return list(checkpoint.path.parent.glob(f"{checkpoint.path.stem}.*pt"))
+
+
+def _delete(checkpoint: Checkpoint) -> None:
+    for path in [checkpoint.path, *_files(checkpoint)]:
+        Checkpoint(path).delete()
+
+
 def _seconds(checkpoint: Checkpoint) -> float:
-    """The training time in a checkpoint, of a script that was killed."""
-    if not checkpoint.path.exists():
-        return 0.0
-    return sum(torch.load(checkpoint.path, weights_only=True)["state"]["history"]["seconds"])
+    """The training time in the checkpoints of a seed, of a script that was killed."""
+    states = (torch.load(path, weights_only=True)["state"] for path in _files(checkpoint))
+    return sum(sum(state["history"]["seconds"]) for state in states)
 
 
 def _command() -> str:

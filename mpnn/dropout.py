@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn.graph.sharding import active
 from mpnn.kernels.cpu import library
 from mpnn.kernels.feature_dropout import FeatureDropout
 from mpnn.request import rng
@@ -22,7 +23,8 @@ class Dropout(nn.Dropout):
     """`torch.nn.Dropout`: in training, sets each element to 0 with probability p and scales the others by 1 / (1 - p).
 
     `torch.manual_seed` determines which elements are dropped. For sparse features [N, d] (COO), random numbers are
-    drawn only for the stored elements: bags of words are mostly zeros.
+    drawn only for the stored elements: bags of words are mostly zeros. While nodes are sharded over processes
+    (`mpnn.distributed`), x is [..., N, d], and all processes together drop what one alone would.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,14 +32,33 @@ class Dropout(nn.Dropout):
             return super().forward(x)
         if x.is_sparse:
             x = x.coalesce()
-            values = F.dropout(x.values(), self.p)
+            if (sharding := active()) is None:
+                values = F.dropout(x.values(), self.p)
+            else:
+                node, component = x.indices()
+                seed = rng.new_seed(x.device)
+                numbers = sharding.numbers(x.shape[0]).to(x.device)[node]
+                kept = rng.keep(seed, torch.zeros_like(seed), numbers, component, self.p)
+                values = x.values() * kept / (1 - self.p)
             return torch.sparse_coo_tensor(x.indices(), values, x.shape, is_coalesced=True, check_invariants=False)
+        if (sharding := active()) is not None and x.dim() > 1:
+            return _by_hash(x, self.p, sharding.numbers(x.shape[-2]))
         if torch.compiler.is_compiling() or self.inplace or x.numel() < _MIN_ELEMENTS or not _has_kernel(x):
             return super().forward(x)
         seed = rng.new_seed(x.device)
         key = int(rng.keys(seed, torch.zeros((), dtype=torch.int64)))
         out: Tensor = FeatureDropout.apply(x, key, self.p)
         return out
+
+
+def _by_hash(x: Tensor, p: float, numbers: Tensor) -> Tensor:
+    """Dropout of x [..., N, d] by a hash of the entry of the batch, the node's number in the whole graph, and the
+    component, so that any number of processes drops the same."""
+    seed = rng.new_seed(x.device)
+    entries = torch.arange(x.shape[:-2].numel(), device=x.device).view(*x.shape[:-2], 1, 1)
+    components = torch.arange(x.shape[-1], device=x.device)
+    keep = rng.keep(seed, entries, numbers.to(x.device)[:, None], components, p)
+    return torch.where(keep, x / (1 - p), torch.zeros_like(x))
 
 
 class DropPath(nn.Module):

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpnn import ops
-from mpnn.aggregate import Aggregator, Index, Sum, aggregator
+from mpnn import html, ops
+from mpnn.aggregate import PNA, Aggregator, Index, Sum, aggregator
 from mpnn.attention import Attention, Terms
 from mpnn.decoding.cache import KVCache
 from mpnn.engine import dispatch
-from mpnn.graph import Graph
+from mpnn.graph import Graph, transforms
+from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
-from mpnn.request import validation
+from mpnn.request import rng, validation
 from mpnn.request.request import Request
 from mpnn.update import Update, as_update
 
@@ -154,11 +155,14 @@ class MessagePassing(nn.Module):
         if source is None:
             source = prepared
         bound = self._bound(graph, x, source)
+        if bound.exchange is not None:
+            _check_part(self.aggregate)
+            source = bound.exchange(source)
         edge_attr = bound.edge_attr if edge_attr is None else _checked_edges(edge_attr, bound)
         if self.training and self.edge_dropout:
             if return_weights:
                 raise ValueError("edges dropped by edge_dropout have no weights to return; call eval() first")
-            bound = bound.drop_edges(self.edge_dropout)
+            bound = _without_edges(bound, self.edge_dropout)
             if edge_attr is not None:
                 edge_attr = edge_attr[bound.edge_ids]
         attention = self.attention
@@ -184,6 +188,8 @@ class MessagePassing(nn.Module):
         """The request for nodes that follow the cached nodes."""
         if not isinstance(cache, KVCache):
             raise TypeError(f"cache must be an mpnn.decoding.cache.KVCache; got {_describe(cache)}")
+        if active() is not None:
+            raise ValueError("a cache cannot be used while nodes are sharded over processes: decode on one process")
         if edge_attr is not None or self._mixes_values or (self.training and self.edge_dropout):
             raise ValueError("a cache cannot be combined with edge_attr, hops, teleport or edge_dropout")
         attention = self.attention
@@ -223,7 +229,8 @@ class MessagePassing(nn.Module):
         scale = 1 - self.teleport
         if self.training and self.edge_dropout and self._scales_with_degree(request):
             scale = scale / (1 - self.edge_dropout)
-        if self._mixes_values and request.graph.num_dst != request.graph.num_src:
+        exchange = request.graph.exchange
+        if self._mixes_values and exchange is None and request.graph.num_dst != request.graph.num_src:
             raise ValueError(
                 f"hops and teleport need one set of nodes; the graph is {request.graph.num_dst} x "
                 f"{request.graph.num_src} (destinations x sources)"
@@ -237,11 +244,13 @@ class MessagePassing(nn.Module):
         if not self._mixes_values:
             return out, weights
         value = request.value.repeat_interleave(request.heads // request.value.shape[-2], -2)
+        value = value if exchange is None else value.index_select(-3, exchange.own)
         out = out + self.teleport * value
         hop = replace(request, return_weights=False)
         if weights is not None:
             hop = replace(hop, score=None, bias=(weights,), normalize="none")
         for _ in range(self.hops - 1):
+            out = out if exchange is None else exchange(out, -3)
             out = scale * ops.run(replace(hop, value=out), self.backend)[0] + self.teleport * value
         return out, weights
 
@@ -250,6 +259,12 @@ class MessagePassing(nn.Module):
         softmax = request.weighted and request.normalize == "softmax"
         balanced = softmax or (self.attention is not None and self.attention.balanced)
         return isinstance(self.aggregate, Sum) and not balanced
+
+    def _repr_html_(self) -> str:
+        parts = [("aggregate", type(self.aggregate).__name__), ("update", type(self.update).__name__)]
+        parts += [("attention", "none" if self.attention is None else repr(self.attention).splitlines()[0].rstrip("("))]
+        parts += [("backend", self.backend), ("parameters", f"{sum(p.numel() for p in self.parameters()):,}")]
+        return html.of_operator(type(self).__name__, parts, self.graph)
 
     def extra_repr(self) -> str:
         graph = "passed to forward" if self.graph is None else repr(self.graph)
@@ -265,17 +280,43 @@ class MessagePassing(nn.Module):
     def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor) -> Graph:
         graph = self._graph_or_default(graph)
         num_dst, num_src = x.shape[-2], source.shape[-2]
+        sharding, is_part = active(), isinstance(graph, Graph) and graph.exchange is not None
+        if (sharding is not None or is_part) and torch.compiler.is_compiling():
+            raise ValueError("torch.compile does not trace layers over a part of a graph; leave them uncompiled")
+        if sharding is not None and not is_part:
+            graph = sharding.part(graph, num_dst, num_src).to(x.device)
         if isinstance(graph, Topology):
             if torch.compiler.is_compiling():
                 return ops.outline(graph, num_dst, num_src, x.device)
             return graph.bind(num_dst, num_src).to(x.device)
         validation.device(graph, x)
+        if graph.exchange is not None:
+            num_src += graph.num_src - len(graph.exchange.own)  # those that other processes will send
         if (graph.num_dst, graph.num_src) != (num_dst, num_src):
             raise ValueError(
                 f"the graph has {graph.num_dst} destinations and {graph.num_src} sources, but the features have "
                 f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"
             )
         return ops.outline(graph, num_dst, num_src, x.device) if torch.compiler.is_compiling() else graph
+
+
+def _without_edges(graph: Graph, p: float) -> Graph:
+    """The graph without each edge with probability p. Parts of a graph drop what the whole does: by a hash of the ends'
+    numbers, so that repeated edges are dropped together."""
+    if graph.node_ids is None:
+        return graph.drop_edges(p)
+    src, dst = graph.edge_index
+    seed = rng.new_seed(graph.device)
+    return transforms.keep_edges(graph, rng.keep(seed, torch.zeros_like(seed), *rng.numbers(graph, dst, src), p))
+
+
+def _check_part(aggregate: Any) -> None:
+    """Raises ValueError if an aggregator needs all nodes of a graph of which this process has a part."""
+    if isinstance(aggregate, PNA) and aggregate.average_log_degree is None:
+        raise ValueError(
+            f"{type(aggregate).__name__} takes the mean of log(degree + 1) over all nodes, and this process has a part "
+            "of them; pass average_log_degree=(graph.degree() + 1).log().mean() of the whole graph"
+        )
 
 
 def _check_widths(attention: Attention, x: Tensor, source: Tensor) -> None:

@@ -34,6 +34,42 @@ RUNS = [
         ["rich", "sklearn"],
     ),
     (
+        "images_few_labels.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["digits, 5 labels a class, ViT from scratch: ", "MAE, then ViT: ", "% test accuracy (1 seeds; "],
+        ["rich", "sklearn"],
+    ),
+    (
+        "listops.py",
+        ["--seeds", "1", "--steps", "2", "--longest", "24", "--count", "90"],
+        ["ListOps, at most 24 tokens, Linformer: ", "published 36.37 at 2,000 tokens", "Performer", "BigBird"],
+        ["rich"],
+    ),
+    (
+        "long_documents.py",
+        ["--lengths", "64", "--seeds", "1", "--steps", "2"],
+        ["64 bytes of manual, GPT over causal & bigbird(64): ", "nats a byte (1 seeds; ", "2,080", "saved MB"],
+        ["rich"],
+    ),
+    (
+        "masked_lm.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["passages, ", "BERT from scratch: ", "RoBERTa's objective, then BERT: ", "% test accuracy (1 seeds; "],
+        ["rich"],
+    ),
+    (
+        "recommendation.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["a generated rating graph, PinSage: ", "% hits in the first 10 (1 seeds; ", "random walks", "popularity"],
+        ["rich"],
+    ),
+    (
+        "tsp_reinforce.py",
+        ["--steps", "2", "--instances", "3", "--dim", "16"],
+        ["mean length of greedy tours", "% over optimal, greedy (1 seeds; published 0.34)"],
+        ["rich"],
+    ),
+    (
         "arrival_times.py",
         ["--trips", "40", "--epochs", "1"],
         ["three new days", "times at free speed", "a linear model of each segment", "ArrivalTimes"],
@@ -67,12 +103,13 @@ RUNS = [
     ),
 ]
 
-SLOW = ("packed_documents.py", "longer_encoder.py")
+# The default suite runs those that take a few seconds, the slow one all.
+QUICK = ("semantic_search.py", "custom_aggregator.py", "custom_topology.py", "explain_plan.py")
 
 
 @pytest.mark.parametrize(
     ("file", "arguments", "words", "packages"),
-    [pytest.param(*run, id=run[0], marks=[pytest.mark.slow] * (run[0] in SLOW)) for run in RUNS],
+    [pytest.param(*run, id=run[0], marks=[pytest.mark.slow] * (run[0] not in QUICK)) for run in RUNS],
 )
 def test_runs_by_itself(file, arguments, words, packages, tmp_path):
     for package in packages:
@@ -94,6 +131,7 @@ def run_example(file, arguments, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_cora_runs_by_itself(tmp_path):
     real(locate, "cora")
     words = ["Cora, GCN: ", "% test accuracy (1 seeds; published 83.0 ± 0.7); ", "Graph-BERT", "graph transformer"]
@@ -110,6 +148,7 @@ def test_cora_runs_by_itself(tmp_path):
     assert "cora-gcn.json records other settings: epochs was 2 and is 3 now; --force replaces it" in done.stderr
 
 
+@pytest.mark.slow
 def test_graph_classification_runs_by_itself(tmp_path):
     real(locate, "MUTAG")
     arguments = ["--data", "MUTAG", "--seeds", "1", "--steps", "2"]
@@ -132,6 +171,7 @@ def test_translation_runs_by_itself(tmp_path):
     assert len(list((tmp_path / "results").glob("*-alignment.png"))) == 6
 
 
+@pytest.mark.slow
 def test_links_runs_by_itself(tmp_path):
     real(locate, "cora")
     words = ["links of Cora, GAE: ", "AUC (1 seeds; published 0.910", "GraphSAGE", "popularity"]

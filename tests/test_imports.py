@@ -18,18 +18,19 @@ ROOMS: dict[str, set[str]] = {
     "files": set(),
     "kernels": set(),
     "graph": {"kernels"},
+    "html": {"graph"},
     "aggregate": set(),
     "request": {"graph", "aggregate"},
     "graphs": {"graph", "request"},
-    "dropout": {"request", "kernels"},
+    "dropout": {"graph", "request", "kernels"},
     "update": {"request", "dropout"},
     "position": {"graph", "request"},
     "attention": {"graph", "graphs", "request", "position", "kernels"},
     "decoding": {"graph", "attention"},
     "backends": {"graph", "aggregate", "request", "kernels", "files"},
-    "engine": {"graph", "graphs", "aggregate", "request", "backends"},
+    "engine": {"graph", "graphs", "html", "aggregate", "request", "backends"},
     "ops": {"graph", "aggregate", "request", "engine"},
-    "message_passing": {"graph", "aggregate", "update", "request", "attention", "decoding", "engine", "ops"},
+    "message_passing": {"graph", "html", "aggregate", "update", "request", "attention", "decoding", "engine", "ops"},
     "data": {"files"},
     "plot": {"graph"},
     "encodings": {"graph"},
@@ -41,6 +42,7 @@ ROOMS: dict[str, set[str]] = {
         *("graph", "graphs", "request", "aggregate", "dropout", "update", "position", "attention", "decoding"),
         *("engine", "ops", "message_passing", "encodings", "files", "models"),
     },
+    "distributed": {"graph"},
     "hf": {"integrations"},
     "pyg": {"integrations"},
     "train": {"graph", "message_passing", "data", "files"},
@@ -71,7 +73,7 @@ ROOMS: dict[str, set[str]] = {
 }
 # Graph.plot() imports what draws when it is called; a topology is pickled as the text that is parsed; conversions of
 # other libraries' models stand above the models and are offered beside them.
-ON_REQUEST = {("graph", "plot"), ("graph", "graphs"), ("models", "integrations")}
+ON_REQUEST = {("graph", "plot"), ("graph", "html"), ("graph", "graphs"), ("models", "integrations")}
 
 
 def modules() -> dict[str, Path]:

@@ -32,7 +32,7 @@ class Degree(Attention):
         return ANY, validation.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        if graph.num_dst != graph.num_src:
+        if graph.exchange is None and graph.num_dst != graph.num_src:
             raise ValueError(f"Degree needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
         if edge_attr is None:
             weight = graph.cached(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
@@ -68,4 +68,5 @@ def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtyp
         degree > 0, degree.clamp(min=torch.finfo(accumulate_dtype).tiny).rsqrt(), torch.zeros_like(degree)
     )
     # index_select, because the backward of indexing sums in a nondeterministic order on several threads
-    return (inverse.index_select(0, dst) * weight * inverse.index_select(0, src)).to(dtype)
+    of_src = inverse if graph.exchange is None else graph.exchange(inverse, 0)  # a part: degrees in the whole graph
+    return (inverse.index_select(0, dst) * weight * of_src.index_select(0, src)).to(dtype)

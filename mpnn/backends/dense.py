@@ -294,9 +294,8 @@ def _materialised(
     if request.dropout:
         assert request.seed is not None
         streams = rng.streams(request.batch, q.shape[-3], q.device)[..., None, :, None, None]
-        keep = rng.keep(
-            request.seed, streams, block.dst[:, None, :, None], block.src[:, None, None, :], request.dropout
-        )
+        dst, src = rng.numbers(request.graph, block.dst, block.src)
+        keep = rng.keep(request.seed, streams, dst[:, None, :, None], src[:, None, None, :], request.dropout)
         dropped = torch.where(keep, weights / (1 - request.dropout), torch.zeros_like(weights))
     out = dropped @ v.to(dropped.dtype)
     if request.edge_value is not None:

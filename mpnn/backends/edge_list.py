@@ -138,8 +138,8 @@ def _rows(data: PerEdge | None, role: Role, request: Request, csr: CSR) -> Tenso
 def _dropout(weights: Tensor, request: Request, csr: CSR) -> Tensor:
     assert request.seed is not None
     streams = rng.streams(request.batch, request.heads, weights.device)
-    ends = [ids.view(-1, *[1] * streams.dim()) for ids in (csr.row, csr.col)]
-    keep = rng.keep(request.seed, streams, ends[0], ends[1], request.dropout)
+    dst, src = (ids.view(-1, *[1] * streams.dim()) for ids in rng.numbers(request.graph, csr.row, csr.col))
+    keep = rng.keep(request.seed, streams, dst, src, request.dropout)
     return torch.where(keep, weights / (1 - request.dropout), torch.zeros_like(weights))
 
 

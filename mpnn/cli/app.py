@@ -12,7 +12,7 @@ import mpnn
 from mpnn.cli.console import console
 
 COMMANDS = {
-    "demo": "Train one character model over three graphs and a GAT on digits, and draw what they learned.",
+    "demo": "Show what the choice of graph does: train small models over several graphs, and time the graphs.",
     "graph": "Draw a topology, count its edges, and compute how far messages travel.",
     "explain": "Show which backend would run dot-product attention over a topology, its estimated time, and why others "
     "would not.",

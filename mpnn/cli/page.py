@@ -38,8 +38,12 @@ figcaption, dl { color: var(--muted); font-size: .92rem; line-height: 1.5; margi
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin-top: 1rem; }
 dt { font-weight: 600; }
 dd { margin: 0; }
-.pair { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 2fr); gap: 1.25rem; align-items: start; }
-@media (max-width: 50rem) { .pair { grid-template-columns: 1fr; } }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 1rem; margin: 1.8rem 0; }
+.card { border: 1px solid var(--line); border-radius: 10px; background: var(--soft); padding: 1rem 1.2rem; }
+.card b { display: block; font-size: 1.9rem; line-height: 1.2; color: var(--accent); letter-spacing: -.02em; }
+.card span { color: var(--muted); font-size: .95rem; line-height: 1.45; display: block; margin-top: .3rem; }
+.wide { overflow-x: auto; }
+.wide img { min-width: 46rem; }
 .narrow { max-width: 46rem; }
 pre { background: var(--soft); border: 1px solid var(--line); border-radius: 8px; padding: .9rem 1.1rem;
   margin: .5rem 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .9rem; line-height: 1.5; }
@@ -58,29 +62,30 @@ class Picture:
     alt: str
     caption: str
 
-    def html(self) -> str:
+    def html(self, kind: str = "") -> str:
         data = b64encode(self.path.read_bytes()).decode()
-        image = f'<img alt="{escape(self.alt)}" src="data:image/png;base64,{data}">'
+        image = f'<div class="{kind}"><img alt="{escape(self.alt)}" src="data:image/png;base64,{data}"></div>'
         return f"<figure>{image}<figcaption>{escape(self.caption)}</figcaption></figure>"
 
 
-@dataclass(frozen=True)
-class Chapter:
-    """A section about one topology: its description, its pictures side by side, and a text sample of its model."""
+def cards(facts: Mapping[str, str]) -> str:
+    """Large words or numbers, each with its meaning below."""
+    inner = "".join(f'<div class="card"><b>{escape(k)}</b><span>{escape(v)}</span></div>' for k, v in facts.items())
+    return f'<div class="cards">{inner}</div>'
 
-    expression: str
-    about: str
-    pictures: Sequence[Picture]
-    prompt: str
-    sample: str
 
-    def html(self) -> str:
-        pictures = "\n".join(picture.html() for picture in self.pictures)
-        return (
-            f"<h3><code>{escape(self.expression)}</code></h3>\n<p>{escape(self.about)}</p>\n"
-            f'<div class="pair">\n{pictures}\n</div>\n'
-            f"<pre><b>{escape(self.prompt)}</b>{escape(self.sample)}</pre>"
-        )
+def code(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"
+
+
+def continuation(prompt: str, text: str) -> str:
+    """A text that a model wrote, after its prompt in bold."""
+    return f"<pre><b>{escape(prompt)}</b>{escape(text)}</pre>"
+
+
+def heading(level: int, text: str, *, as_code: bool = False) -> str:
+    inner = f"<code>{escape(text)}</code>" if as_code else escape(text)
+    return f"<h{level}>{inner}</h{level}>"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -106,6 +111,11 @@ def legend(meanings: Mapping[str, str]) -> str:
 
 def narrow(picture: Picture) -> str:
     return f'<div class="narrow">{picture.html()}</div>'
+
+
+def wide(picture: Picture) -> str:
+    """A picture with small print, which scrolls sideways on narrow screens instead of shrinking."""
+    return picture.html("wide")
 
 
 def page(title: str, parts: Sequence[str], footer: Sequence[tuple[str, str]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +30,79 @@ def topology(trained: Trained, path: Path) -> None:
     _save(figure, path, bbox_inches="tight")
 
 
-def heads(trained: Trained, weights: Sequence[Tensor], path: Path) -> None:
-    """One attention matrix for each layer (row) and head (column); `weights` has [E, H] for each layer."""
-    columns = weights[0].shape[1]
-    figure = Figure(figsize=(1.45 * columns + 0.9, 1.6 * len(weights) + 0.2), layout="constrained")
-    axes = figure.subplots(len(weights), columns, squeeze=False)
-    for layer, of_layer in enumerate(weights):
-        for head, ax in enumerate(axes[layer]):
-            plot.attention(trained.graph, of_layer[:, head], ax, title="", bar=False)
-            ax.set_title(f"layer {layer + 1}, head {head + 1}", loc="left", color=plot.MUTED, fontsize=9, pad=4)
+def heads(graph: Graph, weights: Sequence[Tensor], characters: str, path: Path) -> None:
+    """One attention matrix over the characters for each layer (row) and head (column); `weights` has [E, H] for each
+    layer."""
+    titles = [[f"layer {layer}, head {head + 1}" for head in range(w.shape[1])] for layer, w in enumerate(weights, 1)]
+    maps = [[(graph, of_layer[:, head]) for head in range(of_layer.shape[1])] for of_layer in weights]
+    _save(_attention_maps(maps, titles, characters), path)
+
+
+def layers_of_graphs(
+    graphs: Mapping[str, tuple[Graph, Sequence[Tensor]]], characters: str, asked: int, path: Path
+) -> None:
+    """One attention matrix for each layer (row) and graph (column): the mean over heads of the weights [E, H] of each
+    layer. The character `asked` is printed in another colour."""
+    layers = range(len(next(iter(graphs.values()))[1]))
+    titles = [
+        [f"{name}\nlayer {layer + 1}" if not layer else f"layer {layer + 1}" for name in graphs] for layer in layers
+    ]
+    maps = [[(graph, weights[layer].mean(1)) for graph, weights in graphs.values()] for layer in layers]
+    figure = _attention_maps(maps, titles, characters)
+    for ax in figure.axes:
+        for label in (*ax.get_xticklabels()[asked : asked + 1], *ax.get_yticklabels()[asked : asked + 1]):
+            if label.get_text() == characters[asked]:
+                label.set(color=plot.SERIES[1], fontweight="bold")
+    _save(figure, path)
+
+
+def _attention_maps(
+    maps: Sequence[Sequence[tuple[Graph, Tensor]]], titles: Sequence[Sequence[str]], characters: str
+) -> Figure:
+    """A figure with the attention of each graph, [E], in rows and columns. Blanks and line ends of the characters get a
+    sign."""
+    labels = [{" ": "\u2423", "\n": "\u21b5"}.get(c, c) for c in characters]
+    columns, size = len(maps[0]), 8.5 if len(maps[0]) < 4 else 7.0
+    figure = Figure(figsize=(11.0, 10.0 / columns * len(maps) + 0.5))
+    margins = {"left": 0.02, "right": 1.09, "top": 0.92, "bottom": 0.01, "wspace": 0.04, "hspace": 0.1}
+    axes = figure.subplots(len(maps), columns, squeeze=False, gridspec_kw=margins)
+    for k, (row, names, in_row) in enumerate(zip(axes, titles, maps, strict=True)):
+        for j, (ax, name, (graph, weights)) in enumerate(zip(row, names, in_row, strict=True)):
+            plot.attention(graph, weights, ax, title="", bar=False)
+            ax.set_title(name, loc="left", color=plot.INK, fontsize=9.5, pad=4)
             ax.set(xlabel="", ylabel="", xticks=[], yticks=[])
+            ax.tick_params(length=0, pad=1, labelcolor=plot.INK)
+            if not k:  # labels on every map would take longer to draw than the model to train
+                ax.set_xticks(range(len(labels)), labels, family="monospace", fontsize=size)
+            if not j:
+                ax.set_yticks(range(len(labels)), labels, family="monospace", fontsize=size)
     plot.weight_bar(list(axes.flat))
+    return figure
+
+
+def step_times(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Milliseconds of a training step against the length of the text, a line for each graph."""
+    figure = Figure(figsize=(7.4, 4.2), layout="constrained")
+    ax = figure.add_subplot()
+    ax.set(xscale="log", yscale="log")
+    for k, (name, of_graph) in enumerate(seconds.items()):
+        at = 1e3 * np.array(of_graph)
+        ax.plot(lengths, at, color=plot.SERIES[k], linewidth=2.0, marker="o", markersize=4.5)
+        for length, y in zip(lengths[-3:], at[-3:], strict=True):
+            above = k == int(np.argmax([s[-1] for s in seconds.values()]))
+            ax.annotate(f"{y:,.0f} ms", (length, y), (0, 8 if above else -15), textcoords="offset points",
+                        color=plot.SERIES[k], fontsize=9, ha="right" if above else "center")  # fmt: skip
+        ax.annotate(name, (lengths[-1], at[-1]), (9, 0), textcoords="offset points", color=plot.SERIES[k], fontsize=9.5,
+                    va="center", annotation_clip=False)  # fmt: skip
+    ax.set_xticks(lengths, labels=[f"{length:,}" for length in lengths])
+    ax.minorticks_off()
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    ax.set_xlabel("characters", color=plot.MUTED, fontsize=9)
+    ax.set_ylabel("milliseconds of a training step", color=plot.MUTED, fontsize=9)
+    ax.tick_params(colors=plot.MUTED, labelsize=9)
+    ax.grid(axis="y", color="#e4e8ed", linewidth=0.8)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(plot.FRAME)
     _save(figure, path)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mpnn import html
 from mpnn.backends import Backend, registered
 from mpnn.request import validation
 from mpnn.request.request import Request
@@ -54,6 +55,15 @@ class Plan:
             else:
                 lines.append(f"  {c.name:<{width}} {'-':>8}  {'-':>8}  no: {c.reason}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (c.name, _seconds(c.seconds), _bytes(c.bytes), "chosen" if c.name == self.backend else "")
+            if c.reason is None
+            else (c.name, "", "", f"no: {c.reason}")
+            for c in self.candidates
+        ]
+        return html.table(f"plan: {self.backend}", (self.graph, self.work), ("backend", "time", "memory", ""), rows)
 
     def __repr__(self) -> str:
         return f"Plan(backend={self.backend!r})"

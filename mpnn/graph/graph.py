@@ -24,6 +24,7 @@ from mpnn.graph.derive import check_form, edge_data, structured
 from mpnn.graph.handles import Handled
 from mpnn.graph.relations import Relation, Table, as_relation
 from mpnn.graph.runs import Ints, Runs, cliques_of
+from mpnn.graph.sharding import Exchange
 from mpnn.graph.strips import Strips
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class Graph(Handled):
     `relation` is the rule that gives each edge its type; `edge_type` holds the types. `shift` is the offset of
     destinations among sources: destination i is source i + shift. It only affects relative positions. `positions`,
     int64 [num_dst] and [num_src], are the sequence positions of the nodes if they differ from the node numbers.
+
+    A part of a larger graph that one process computes (`mpnn.distributed`) has two more attributes. `exchange` maps
+    the features of the process's own nodes to those of all sources. `node_ids`, int32 [num_dst] and [num_src], are the
+    numbers of the nodes in the larger graph: dropout hashes them, so that all parts drop the edges that the whole does.
     """
 
     def __init__(
@@ -69,6 +74,8 @@ class Graph(Handled):
         self._memo: dict[Hashable, Any] = {}
         self.edge_ids: Tensor | None = None
         self.order: Tensor | None = None
+        self.exchange: Exchange | None = None
+        self.node_ids: tuple[Tensor, Tensor] | None = None
 
     # ------------------------------------------------------------------------------------------------ constructors
 
@@ -439,6 +446,11 @@ class Graph(Handled):
 
         return plot.adjacency(self, ax=ax, **options)
 
+    def _repr_html_(self) -> str:
+        from mpnn import html
+
+        return html.of_graph(self)
+
     def __repr__(self) -> str:
         size = f"{self.num_dst:,} nodes" if self.num_dst == self.num_src else f"{self.num_dst:,} x {self.num_src:,}"
         named = f"{self.name}: " if self.name else ""
@@ -490,7 +502,8 @@ class Graph(Handled):
         if "runs" in self.__dict__:
             graph.__dict__["runs"] = self.runs
         graph.positions = self.positions and (convert(self.positions[0]), convert(self.positions[1]))
-        graph.order = self.order
+        graph.order, graph.exchange = self.order, self.exchange
+        graph.node_ids = self.node_ids and (convert(self.node_ids[0]), convert(self.node_ids[1]))
         return graph
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mpnn.graph.derive import renumbered, selected, structured
+from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 
 if TYPE_CHECKING:
@@ -38,13 +39,30 @@ def rows(graph: Graph, start: int, stop: int) -> Graph:
     return selected(graph, which, edges=edges, num_dst=stop - start, shift=shift, positions=positions)
 
 
-def compact(graph: Graph) -> tuple[Tensor, Graph]:
-    """`Graph.compact`."""
+def take(graph: Graph, nodes: Tensor) -> Graph:
+    """The graph of the destinations `nodes`, int64 ascending and distinct, over the same sources."""
+    dst, src = graph.node_positions()
+    changes: dict[str, Any] = {"num_dst": len(nodes), "shift": 0, "positions": (dst[nodes], src)}
+    if not graph.is_explicit:
+        return structured(graph, graph.runs.take(nodes.cpu().numpy()), **changes)
+    place = torch.full((graph.num_dst,), -1, device=graph.device)
+    place[nodes] = torch.arange(len(nodes), device=graph.device)
+    which = (place[graph.edge_index[1]] >= 0).nonzero().squeeze(1)
+    src, dst = graph.edge_index[:, which]
+    return selected(graph, which, edges=torch.stack([src, place[dst]]), **changes)
+
+
+def compact(graph: Graph, keep: Tensor | None = None) -> tuple[Tensor, Graph]:
+    """`Graph.compact`. The sources `keep`, int64, stay even without an edge."""
     if graph.is_explicit:
-        index, src = torch.unique(graph.edge_index[0], return_inverse=True)
-        narrower = renumbered(graph, torch.stack([src, graph.edge_index[1]]), num_src=len(index))
+        src = graph.edge_index[0]
+        index, place = torch.unique(src if keep is None else torch.cat([src, keep]), return_inverse=True)
+        narrower = renumbered(graph, torch.stack([place[: len(src)], graph.edge_index[1]]), num_src=len(index))
     else:
         runs = graph.runs.sources()
+        if keep is not None:
+            nodes = keep.cpu().numpy()
+            runs = runs | Runs.from_edges(1, graph.num_src, np.zeros_like(nodes), nodes)
         index = torch.from_numpy(runs.edges()[1]).to(graph.device)
         narrower = structured(graph, graph.runs.over_sources(runs), num_src=len(index))
     if graph.positions is None:  # not `node_positions`, whose size is `num_src`, which may be much larger

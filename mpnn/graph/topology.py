@@ -119,6 +119,11 @@ class Topology(Handled, ABC):
             )
         return _bind(self, int(num_dst), int(num_src))
 
+    def _repr_html_(self) -> str:
+        from mpnn import html
+
+        return html.of_topology(self)
+
     depth = 0
     """The nesting depth of an expression."""
 

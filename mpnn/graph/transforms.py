@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mpnn.graph import csr as edge_lists
 from mpnn.graph import reachability
@@ -77,7 +78,12 @@ def drop_edges(graph: Graph, p: float, generator: torch.Generator | None) -> Gra
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must lie between 0 and 1; got {p}")
     _ = graph.edge_index  # raises MemoryError first if the edges do not fit into memory
-    edge_ids = (torch.rand(graph.num_edges, generator=generator) >= p).nonzero().squeeze(1).to(graph.device)
+    return keep_edges(graph, torch.rand(graph.num_edges, generator=generator) >= p)
+
+
+def keep_edges(graph: Graph, keep: Tensor) -> Graph:
+    """The edges where `keep`, bool [E], is True; `edge_ids` of the result holds their indices in `graph`."""
+    edge_ids = keep.nonzero().squeeze(1).to(graph.device)
     subset = selected(graph, edge_ids)
-    subset.edge_ids = edge_ids
+    subset.edge_ids, subset.exchange, subset.node_ids = edge_ids, graph.exchange, graph.node_ids
     return subset

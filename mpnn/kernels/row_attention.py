@@ -61,7 +61,8 @@ _TRAILING = {"edge_key": 3, "edge_value": 3, "edge_term": 2, "bias": 2, "table":
 
 class Spec(NamedTuple):
     """All other arguments. `rows`: the edges by destination. `by_source`: returns the edges by source. `types`: for
-    tensors of `Tensors` with a row for each edge type. `dropout_keys`, int32 [batch * H], None without dropout."""
+    tensors of `Tensors` with a row for each edge type. `dropout_keys`, int32 [batch * H], None without dropout;
+    `dropout_ids`: what it hashes in place of the numbers of destinations and sources, int32, or None."""
 
     rows: Rows
     by_source: Callable[[], Rows]
@@ -75,6 +76,7 @@ class Spec(NamedTuple):
     tanh: bool = False
     dropout_keys: Tensor | None = None
     dropout: float = 0.0
+    dropout_ids: tuple[Tensor, Tensor] | None = None
     return_weights: bool = False
     return_lse: bool = False
 
@@ -89,7 +91,7 @@ class RowAttention(Structure):
         *((name, NodeTensor) for name in ("query", "key", "value")),
         ("vector", c_void_p),
         *((name, EdgeTensor) for name in ("edge_key", "edge_value", "edge_term", "bias", "table")),
-        ("dropout_keys", c_void_p),
+        *((name, c_void_p) for name in ("dropout_keys", "row_ids", "col_ids")),
         ("threshold", c_int64),
         ("keep_scale", c_double),
         *((name, c_void_p) for name in ("out", "stats", "weights", "partial", "partial_row")),
@@ -207,7 +209,7 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     return out, stats, weights
 
 
-def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int) -> RowAttention:
+def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int, *, by_source: bool = False) -> RowAttention:
     """The parameters that the forward and backward passes share."""
     nodes = 2 if spec.score == ADDITIVE else 3
     edges = {
@@ -231,7 +233,16 @@ def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int) -> RowAtten
         dropout_keys=_address(spec.dropout_keys),
         threshold=round(spec.dropout * (1 << 24)),
         keep_scale=1 / (1 - spec.dropout),
+        **_ids(spec, by_source),
     )
+
+
+def _ids(spec: Spec, by_source: bool) -> dict[str, int | None]:
+    """The addresses of `spec.dropout_ids`. Rows are sources in the backward pass."""
+    if spec.dropout_ids is None:
+        return {}
+    row, col = reversed(spec.dropout_ids) if by_source else spec.dropout_ids
+    return {"row_ids": _address(row), "col_ids": _address(col)}
 
 
 class _Partial:
@@ -279,7 +290,7 @@ class _Backward:
         """Gradients of the tensors of sources and edges."""
         spec, inputs, saved, count = self.spec, self.inputs, self.saved, self.count
         columns, value, nodes = spec.by_source(), inputs.value, 2 if self.spec.score == ADDITIVE else 3
-        p = _parameters(spec, inputs, columns, self.parts)
+        p = _parameters(spec, inputs, columns, self.parts, by_source=True)
         p.d_out, p.num_dst = node_tensor(saved.d_out, 3), spec.rows.num_rows
         p.d_weights, p.numbers = _address(saved.d_weights), self.numbers.data_ptr() if self.stride else None
         p.stride, p.weight_at, p.bias_at = self.stride, self.weight_at, self.bias_at

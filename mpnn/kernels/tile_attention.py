@@ -53,7 +53,7 @@ class _Parameters(ctypes.Structure):
         *_fields(_Features, "query key value out"),
         *_fields(c_void_p, "lse table bias"),
         *_fields(c_int64, "edges bias_batch"),
-        *_fields(c_void_p, "dropout_keys"),
+        *_fields(c_void_p, "dropout_keys dst_ids src_ids"),
         *_fields(c_int64, "dropout_threshold"),
         *_fields(c_double, "dropout_growth"),
         *_fields(_Runs, "runs"),
@@ -104,10 +104,12 @@ def _reach(tiles: Arrays) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Dropout:
-    """`keys` [B * H] int32 from `mpnn.request.rng.keys`; `p` is the probability."""
+    """`keys` [B * H] int32 from `mpnn.request.rng.keys`; `p` is the probability. `ids`: what is hashed in place of the
+    numbers of destinations and sources, int32 [num_dst] and [num_src], or None."""
 
     keys: Tensor
     p: float
+    ids: tuple[Tensor, Tensor] | None = None
 
 
 class TileAttention(torch.autograd.Function):
@@ -205,6 +207,8 @@ def _parameters(
     if dropout is not None:
         p.dropout_keys, p.dropout_threshold = dropout.keys.data_ptr(), round(dropout.p * (1 << 24))
         p.dropout_growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
+        if dropout.ids is not None:
+            p.dst_ids, p.src_ids = (ids.data_ptr() for ids in dropout.ids)
     p.runs = layout.structs[2]
     return p
 

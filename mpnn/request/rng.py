@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mpnn.graph import Graph
+
 _BITS = 24
 _A, _B = 0x7FEB352D, 0x846CA68B - (1 << 32)  # multipliers of lowbias32, as signed words
 
@@ -41,6 +43,13 @@ def mix(x: Tensor) -> Tensor:
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """Logical shift to the right; torch's own shift repeats the sign bit."""
     return (x >> bits) & ((1 << (32 - bits)) - 1)
+
+
+def numbers(graph: Graph, dst: Tensor, src: Tensor) -> tuple[Tensor, Tensor]:
+    """What is hashed for destinations and sources: their numbers, or those of `graph.node_ids`."""
+    if graph.node_ids is None:
+        return dst, src
+    return graph.node_ids[0][dst], graph.node_ids[1][src]
 
 
 def streams(batch: torch.Size, heads: int, device: torch.device) -> Tensor:

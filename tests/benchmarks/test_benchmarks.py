@@ -56,6 +56,7 @@ def test_one_case_from_measuring_to_the_page(tmp_path: Path) -> None:
     assert (page.parent / "img" / "performance_dense.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> None:
     file, page = tmp_path / "gpu.json", tmp_path / "page.md"
     only = ("--only", "dense: causal(), N 256, bfloat16", "--only", "edges: attention 8 x 16, 1,000 edges, float32")
@@ -68,6 +69,16 @@ def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> N
     done = command("report", "--results", file, "--gpu", file, "--page", page)
     assert done.returncode == 0, done.stderr
     assert "# On a GPU" in page.read_text()
+
+
+@pytest.mark.slow
+def test_scaling_compares_one_process_with_two(tmp_path: Path) -> None:
+    pytest.importorskip("pymetis")
+    done = command("scaling", "--small", "--repeats", 2, "--out", tmp_path / "scaling.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "scaling.json").read_text())["rows"]
+    assert [row["nodes"] for row in rows] == [256, 5625]
+    assert all(row["efficiency"] > 0 and sum(row["fetches"]) > 0 for row in rows)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from mpnn import graphs, models
 from mpnn.cli import app as commands
-from mpnn.cli import data, demo, drawing, pictures, tasks
+from mpnn.cli import data, demo, demo_page, drawing, pictures, recall, tasks
 from mpnn.cli.app import app
 from mpnn.cli.console import console
 from mpnn.cli.measure import attention_weights, backends, bytes_for_backward
@@ -255,7 +255,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo with coarse pictures and few words."""
     monkeypatch.setattr(pictures, "_DPI", 30)
     monkeypatch.setattr(pictures, "_ROUNDS", 2)
-    monkeypatch.setattr(demo, "SAMPLE", 5)
+    monkeypatch.setattr(demo_page, "SAMPLE", 5)
+    monkeypatch.setattr(demo, "LENGTHS", [16, 32, 64])
+    monkeypatch.setattr(demo, "ATTENTION_LENGTH", 64)
 
 
 def test_demo_trains_and_writes_its_page(tmp_path: Path, quick: None) -> None:
@@ -264,22 +266,43 @@ def test_demo_trains_and_writes_its_page(tmp_path: Path, quick: None) -> None:
     page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
     drawn = sorted(path.name for path in (tmp_path / "demo").glob("*.png"))
     assert drawn == [
-        "causal-attention.png",
-        "causal-window-8-attention.png",
-        "causal-window-8.png",
+        "causal-window8.png",
         "causal.png",
         "digits-attention.png",
         "digits-graph.png",
         "learning-curves.png",
-        "strided-8-attention.png",
-        "strided-8.png",
+        "recall-attention.png",
+        "step-times.png",
     ]
     assert page.count("data:image/png;base64,") == len(drawn)
     assert 'src="http' not in page  # it stands alone
     for text in (result.output, page.replace("&amp;", "&")):
-        for expression in ("causal & window(8)", "strided(8)", "knn(8)", "identity"):
+        for expression in ("causal & window(7) | landmarks(8)", "causal & window(8)", "knn(8)", "identity"):
             assert expression in text
     assert "torch " + torch.__version__ in page
+    assert "a training step on 64 characters is" in result.output
+
+
+def test_landmarks_carry_a_letter_that_a_window_loses() -> None:
+    """By what the graphs connect in two layers: the second half of the places needs a landmark."""
+    reached = {name: torch.linalg.matrix_power(t.bind(64).dense().float(), 2)[32:, 3] > 0
+               for name, t in recall.TOPOLOGIES.items()}  # fmt: skip
+    assert {name: bool(places.all()) for name, places in reached.items()} == {
+        "causal & window(7)": False,
+        "causal & window(7) | landmarks(8)": True,
+        "causal": True,
+    }
+    assert not reached["causal & window(7)"].any()
+    edges = [t.bind(64).num_edges for t in recall.TOPOLOGIES.values()]
+    assert edges == [484, 708, 2080]
+
+
+@pytest.mark.slow
+def test_recall_is_learned_where_the_graph_carries_it() -> None:
+    accuracies = [recall.RecallRun(name, recall.STEPS, 0).train().history.test_accuracy for name in recall.TOPOLOGIES]
+    assert accuracies[0] < 0.3
+    assert accuracies[1] > 0.9
+    assert accuracies[2] > 0.9
 
 
 def test_train_on_text_of_one_s_own(tmp_path: Path) -> None:
@@ -476,7 +499,7 @@ def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     assert done.stderr == "the mpnn command needs typer; run: pip install typer\n"
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_a_terminal_without_block_characters_gets_ascii(encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C", "PYTHONUTF8": "0"}
     for arguments in (["graph", "causal", "--n", "8"], ["explain", "causal", "--n", "64"], ["-h"]):

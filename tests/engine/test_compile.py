@@ -107,7 +107,8 @@ ON_SEQUENCES: dict[str, Callable[[], MessagePassing]] = {
 
 # A compilation takes seconds. These share their code paths with the others.
 SLOW = ("window, grouped, soft cap", "alibi", "shaw", "aggregation", "bahdanau", "gcn", "edges add numbers", "std")
-SLOW += ("pna, wider than its messages", "a learned aggregator")
+SLOW += ("pna, wider than its messages", "a learned aggregator", "kernel", "rotary", "transformer-xl", "diffusion")
+SLOW += ("a learned activation", "edges add vectors")
 
 
 def some_slow(names: Iterable[str]) -> list[Any]:

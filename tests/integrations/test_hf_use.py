@@ -286,6 +286,7 @@ def test_the_graph_is_saved_with_the_model(tmp_path: Any) -> None:
         torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", ", attn_implementation='sdpa'"])
 def test_a_saved_model_loads_without_mpnn_only_if_another_attention_is_named(options: str, tmp_path: Any) -> None:
     model = tiny("llama")

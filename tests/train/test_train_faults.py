@@ -233,7 +233,7 @@ def test_a_killed_demo_continues(tmp_path: Path) -> None:
     assert not list(out.glob("checkpoint*"))
     assert (out / "index.html").read_text(encoding="utf-8").endswith("</html>\n")
     whole = complete(["demo", "--steps", "4", "--out", str(tmp_path / "whole")], log)
-    assert len(_losses(whole)) == 5
+    assert len(_losses(whole)) == 7
     assert _losses(done) == _losses(whole)
 
 
@@ -244,7 +244,11 @@ def _steps(checkpoint: Path) -> set[str]:
 
 def _losses(table: str) -> list[str]:
     """The last column of the table that a command prints."""
-    return [line.split()[-1] for line in table.splitlines() if line.startswith(("text", "digits")) and "MB" in line]
+    return [
+        line.split()[-1]
+        for line in table.splitlines()
+        if line.startswith(("recall", "text", "digits")) and "MB" in line
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------------- signals

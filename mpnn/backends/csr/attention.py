@@ -159,12 +159,14 @@ def _numbers(data: PerEdge) -> Tensor:
     return data.table if isinstance(data, EmbeddingTable) else data
 
 
-def _dropout(request: Request) -> tuple[Tensor | None, float]:
-    """The keys of `mpnn.request.rng`, which depend on seed and stream only (None without dropout), and the rate."""
+def _dropout(request: Request) -> tuple[Tensor | None, float, tuple[Tensor, Tensor] | None]:
+    """The keys of `mpnn.request.rng`, which depend on seed and stream only (None without dropout), the rate, and what
+    stands for the numbers of nodes."""
     if not request.dropout or not request.weighted:
-        return None, 0.0
+        return None, 0.0, None
     assert request.seed is not None
-    return rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads)), request.dropout
+    keys = rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads))
+    return keys, request.dropout, request.graph.node_ids
 
 
 def _name_of(activation: Activation | None) -> str:

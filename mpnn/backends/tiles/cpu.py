@@ -128,4 +128,5 @@ def _per_edge(biases: list[PerEdge], request: Request) -> Tensor | None:
 def _dropout(request: Request) -> Dropout | None:
     if request.seed is None or not request.dropout:
         return None
-    return Dropout(rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads)), request.dropout)
+    keys = rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads))
+    return Dropout(keys, request.dropout, request.graph.node_ids)

@@ -49,6 +49,7 @@ class Outline:
 
     node_positions, edge_positions = Graph.node_positions, Graph.edge_positions
     edge_type_rule: Relation | None = None  # looked up in the graph when sizes are known
+    exchange = node_ids = None  # parts of graphs are not traced
 
     @property
     def relation(self) -> Relation | None:

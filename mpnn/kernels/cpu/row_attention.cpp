@@ -29,6 +29,7 @@ template <class T> struct RowAttention {
   EdgeTensor<const T> edge_key, edge_value;   // vectors added to keys (or under the activation), and to values
   EdgeTensor<const T> edge_term, bias, table; // numbers added under the activation, and to logits
   const uint32_t *dropout_keys;                       // dropout's, [batch, heads]; null: no dropout
+  const uint32_t *row_ids, *col_ids;          // what dropout hashes in place of node numbers; null: the numbers
   int64_t threshold;
   double keep_scale;
   T *out;                                     // [batch, rows, heads, value width]
@@ -252,9 +253,11 @@ template <class T> static void draw(const RowAttention<T> &p, const Block<T> &bl
     vec<uint32_t, N> keys = load<uint32_t, N>(p.dropout_keys + b * heads + h);
     for (int64_t k = 0; k < block.segments.count; k++) {
       uint32_t row = (uint32_t)p.rows.node_of(block.segments.row[k]);
+      if (p.row_ids) row = p.row_ids[row];
       vec<uint32_t, N> row_keys = mix(keys ^ row);
       for (int64_t e = block.segments.first[k]; e < block.segments.first[k + 1]; e++) {
         uint32_t col = (uint32_t)p.rows.col[first + e];
+        if (p.col_ids) col = p.col_ids[col];
         vec<uint32_t, N> bits = by_source ? mix(mix(keys ^ col) ^ row) : mix(row_keys ^ col);
         vec<T, N> drawn = __builtin_convertvector(bits >> 8, vec<T, N>);  // 24 bits: exact in float32
         store<T, N>(block.kept + e * heads + h, drawn >= (T)p.threshold ? splat<T, N>((T)p.keep_scale) : vec<T, N>{});

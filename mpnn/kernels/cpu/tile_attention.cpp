@@ -64,6 +64,7 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
   const T *table, *bias;  // [H, num_dst + num_src - 1 + ROWS] by i - j + num_src - 1; [B or 1, H, edges]; or null
   int64_t edges, bias_batch;
   const uint32_t *dropout_keys;  // [B, H], or null
+  const uint32_t *dst_ids, *src_ids;  // what dropout hashes in place of node numbers, [num_dst], [num_src]; or null
   int64_t dropout_threshold;
   double dropout_growth;
   Runs runs;
@@ -295,14 +296,19 @@ template <class T> void drop_weights(T *s, const TileAttention<T> &p, const Tile
   if (!p.dropout_keys) return;
   using Ints = vec<typename bits_of<T>::type, LANES<T>>;
   uint32_t row[ROWS];
-  for (int64_t r = 0; r < ROWS; r++) row[r] = mix(p.dropout_keys[t.b * p.heads + t.h] ^ uint32_t(t.i + r));
-  for (int64_t c = 0; c < t.columns; c++)
+  for (int64_t r = 0; r < ROWS; r++) {
+    const uint32_t i = !p.dst_ids ? uint32_t(t.i + r) : r < t.rows ? p.dst_ids[t.i + r] : 0;
+    row[r] = mix(p.dropout_keys[t.b * p.heads + t.h] ^ i);
+  }
+  for (int64_t c = 0; c < t.columns; c++) {
+    const uint32_t j = !p.src_ids ? uint32_t(t.j + c) : t.j + c < p.num_src ? p.src_ids[t.j + c] : 0;
     for (int r = 0; r < ROWS; r += LANES<T>) {
       T *at = s + c * ROWS + r;
-      const auto hash = mix(::load<uint32_t, LANES<T>>(row + r) ^ uint32_t(t.j + c)) >> 8;
+      const auto hash = mix(::load<uint32_t, LANES<T>>(row + r) ^ j) >> 8;
       const auto keep = __builtin_convertvector(hash >= uint32_t(p.dropout_threshold), Ints);
       store(at, keep ? load(at) * T(p.dropout_growth) : Vector<T>{});
     }
+  }
 }
 
 // ------------------------------------------------------------------------------------------------ memory

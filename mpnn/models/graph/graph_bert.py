@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import encodings
-from mpnn.attention import DotProduct
+from mpnn.attention import Degree, DotProduct
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
@@ -32,15 +33,17 @@ class Subgraphs:
         nodes: the target, then its context in descending order of intimacy.
         roles: Weisfeiler-Lehman roles of the nodes in the whole graph.
         hops: length of the shortest path from each node to the target.
+        graph: the whole graph with self-loops, along which the residual "graph" goes.
     """
 
     nodes: Tensor
     roles: Tensor
     hops: Tensor
+    graph: Graph | None = None
 
     def of(self, targets: Tensor) -> Subgraphs:
         """Selects the subgraphs of some targets, integers [B] or bool [T]."""
-        return Subgraphs(self.nodes[targets], self.roles[targets], self.hops[targets])
+        return Subgraphs(self.nodes[targets], self.roles[targets], self.hops[targets], self.graph)
 
 
 def intimate_subgraphs(graph: Graph, k: int, alpha: float = 0.15, rounds: int = 2) -> Subgraphs:
@@ -68,7 +71,8 @@ def intimate_subgraphs(graph: Graph, k: int, alpha: float = 0.15, rounds: int = 
     others = intimacy.scatter(1, targets, -1.0).sort(dim=1, descending=True, stable=True).indices[:, :k]
     nodes = torch.cat([targets, others], 1)
     roles = encodings.weisfeiler_lehman(graph, rounds)
-    return Subgraphs(nodes, roles[nodes], encodings.shortest_paths(graph, _MAX_HOPS).gather(1, nodes))
+    hops = encodings.shortest_paths(graph, _MAX_HOPS).gather(1, nodes)
+    return Subgraphs(nodes, roles[nodes], hops, graph.with_self_loops())
 
 
 class GraphBert(Model):
@@ -79,7 +83,9 @@ class GraphBert(Model):
         h   <- transformer layer(h) over the complete graph + R x                  raw residual
         z   = mean_j h_j,   logits = W_out z                                       fusion
 
-    No messages pass along the edges of the original graph. Its edges only determine the subgraphs and the encodings.
+    With residual="raw", no messages pass along the edges of the original graph: they only determine the subgraphs and
+    the encodings. With residual="graph", the paper's graph-raw residual, the residual of all nodes of a subgraph is a
+    GCN's sum (A R x) at its target, and the logits have one too, + A R' x. The authors' program has this one for Cora.
 
     Args:
         in_dim: width of the input features.
@@ -90,7 +96,11 @@ class GraphBert(Model):
         hidden: width of the feed-forward networks; default: `dim`.
         dropout: dropout probability of the residual branches, in training.
         attention_dropout: dropout probability of the attention weights, in training.
+        residual: "raw" or "graph".
         graph: topology within a subgraph, whose node 0 is the target; default: complete.
+
+    Raises:
+        ValueError: if `dim` is odd, or `residual` is neither.
     """
 
     def __init__(
@@ -104,13 +114,20 @@ class GraphBert(Model):
         hidden: int | None = None,
         dropout: float = 0.5,
         attention_dropout: float = 0.3,
+        residual: Literal["raw", "graph"] = "raw",
         graph: Topology = COMPLETE,
     ) -> None:
         super().__init__()
         if dim % 2:
             raise ValueError(f"dim must be even, because the encodings are pairs of sine and cosine; got {dim}")
+        if residual not in ("raw", "graph"):
+            raise ValueError(f'residual must be "raw" or "graph"; got {residual!r}')
         self.dim = dim
-        self.embed, self.residual = nn.Linear(in_dim, dim), nn.Linear(in_dim, dim)
+        self.embed = nn.Linear(in_dim, dim)
+        self.residual: nn.Module = nn.Linear(in_dim, dim)
+        if residual == "graph":
+            self.residual = MessagePassing(None, "sum", None, Degree(in_dim, dim))
+            self.residual_logits = MessagePassing(None, "sum", None, Degree(in_dim, classes))
         hidden = dim if hidden is None else hidden
         self.layers = nn.ModuleList(
             MessagePassing(
@@ -131,10 +148,22 @@ class GraphBert(Model):
         h = F.embedding(subgraphs.nodes, self.embed(x))
         for positions in (subgraphs.roles, rank, subgraphs.hops):
             h = h + sinusoid(positions, self.dim, dtype=x.dtype)
-        raw = F.embedding(subgraphs.nodes, self.residual(x))
+        raw, logits = self._residuals(x, subgraphs)
         for layer in self.layers:
             h = layer(h) + raw
-        return self.head(h.mean(-2))
+        return self.head(h.mean(-2)) + logits
+
+    def _residuals(self, x: Tensor, subgraphs: Subgraphs) -> tuple[Tensor, Tensor | float]:
+        """What is added to each layer, [T, k + 1, dim] or [T, 1, dim], and to the logits, [T, classes] or zero."""
+        if isinstance(self.residual, nn.Linear):
+            return F.embedding(subgraphs.nodes, self.residual(x)), 0.0
+        if subgraphs.graph is None:
+            raise ValueError(
+                'residual="graph" needs the whole graph: pass Subgraphs(..., graph=graph.with_self_loops())'
+            )
+        targets = subgraphs.nodes[:, 0]
+        raw, logits = self.residual(x, subgraphs.graph), self.residual_logits(x, subgraphs.graph)
+        return raw[targets, None], logits[targets]
 
     def loss(self, x: Tensor, subgraphs: Subgraphs, target: Tensor) -> Tensor:
         """Mean cross-entropy in nats; target int64 [T]."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from mpnn.attention import Gaussian
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
+from mpnn.graph import Graph, sharding
 from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
@@ -71,7 +71,7 @@ class MoNet(Model):
         graph = self.graph if graph is None else graph
         if graph is None:
             raise ValueError("this model has no graph; pass one with the call: model(x, graph=...)")
-        bound = graph.bind(x.shape[-2]).to(x.device) if isinstance(graph, Topology) else graph
+        bound = sharding.bind(graph, x.shape[-2], x.shape[-2]).to(x.device)
         if self.by_degree:
             edge_attr = bound.cached(("degree coordinates", x.dtype), lambda: degree_coordinates(bound, x.dtype))
         elif edge_attr is None:
@@ -86,5 +86,6 @@ class MoNet(Model):
 def degree_coordinates(graph: Graph, dtype: torch.dtype = torch.float32) -> Tensor:
     """`(1 / sqrt(d_i), 1 / sqrt(d_j))` for each edge from j to i, [E, 2]. Degree 0 counts as 1."""
     inverse = graph.degree().clamp(min=1).to(dtype).rsqrt()
+    of_src = inverse if graph.exchange is None else graph.exchange(inverse, 0)  # a part: degrees in the whole graph
     src, dst = graph.edge_index
-    return torch.stack([inverse.index_select(0, dst), inverse.index_select(0, src)], 1)
+    return torch.stack([inverse.index_select(0, dst), of_src.index_select(0, src)], 1)

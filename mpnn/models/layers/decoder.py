@@ -16,6 +16,7 @@ from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
+from mpnn.graph.sharding import active, node_numbers
 from mpnn.graph.topology import Topology
 from mpnn.models.layers.blocks import embed, lookup
 from mpnn.models.layers.losses import ignore_document_ends, token_loss
@@ -197,6 +198,8 @@ class Decoder(Model):
 
     def _embed(self, tokens: Tensor, positions: Tensor | None, start: int) -> Tensor:
         vectors = embed(self.token, tokens)
+        if positions is None and active() is not None:
+            positions = node_numbers(vectors.shape[-2], vectors.device)
         stop = start + vectors.shape[-2]
         if positions is None and stop > self.context:
             raise ValueError(f"got {stop} tokens, but this model was made with context={self.context}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import ops
-from mpnn.graph import Graph
+from mpnn.graph import Graph, sharding
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete
@@ -99,7 +99,9 @@ class Packing:
         if self.index is None and torch.compiler.is_compiling():
             return topology
         length = self._length
-        return _union_on_device(topology, self.lengths, device) if length is None else topology.bind(length).to(device)
+        if length is None:
+            return _union_on_device(topology, self.lengths, device)
+        return sharding.bind(topology, length, length).to(device)
 
     def bind_each(self, graphs: Sequence[Graph]) -> Graph:
         """Returns the union of one graph per sentence, each over N or more positions, without the nodes at padding.

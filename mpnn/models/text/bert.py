@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
+from mpnn.graph.sharding import node_numbers
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
@@ -191,7 +192,7 @@ class Bert(Model):
         if first and not tokens.is_floating_point():
             not_pad = tokens.ne(first - 1)
             return not_pad.cumsum(1) * not_pad + first - 1
-        return torch.arange(first, first + shape[1], device=tokens.device).expand(shape)
+        return (first + node_numbers(shape[1], tokens.device)).expand(shape)
 
 
 def update(config: BertConfig) -> PostNorm:

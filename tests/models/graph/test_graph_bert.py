@@ -10,7 +10,7 @@ from error_bound import error_bound
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import Graph, graphs
+from mpnn import Graph, MessagePassing, graphs
 from mpnn.models.graph.graph_bert import GraphBert, Subgraphs, intimate_subgraphs
 
 SYSTEM = "Graph-BERT, encodings"
@@ -63,7 +63,7 @@ def position(number: float) -> Tensor:
 
 def alone(net: GraphBert, x: Tensor, subgraphs: Subgraphs, target: int) -> Tensor:
     """Logits of one target in float64."""
-    rows = []
+    along, rows = isinstance(net.residual, MessagePassing), []
     for rank, (j, role, hops) in enumerate(
         zip(subgraphs.nodes[target], subgraphs.roles[target], subgraphs.hops[target], strict=True)
     ):
@@ -80,12 +80,20 @@ def alone(net: GraphBert, x: Tensor, subgraphs: Subgraphs, target: int) -> Tenso
         h = F.layer_norm(h + message, (DIM,), update.norm.weight, update.norm.bias)
         first, last = update.ffn[0], update.ffn[3]
         h = F.layer_norm(h + last(F.gelu(first(h))), (DIM,), update.ffn_norm.weight, update.ffn_norm.bias)
-        h = h + net.residual(x[subgraphs.nodes[target]])
-    return net.head(h.mean(0))
+        h = h + (gcn(net.residual, x, subgraphs)[target] if along else net.residual(x[subgraphs.nodes[target]]))
+    return net.head(h.mean(0)) + (gcn(net.residual_logits, x, subgraphs)[target] if along else 0)
 
 
-def test_equals_the_formula(graph: Graph, measured) -> None:
-    net, x = scrambled(GraphBert(IN, 3, DIM, HEADS)), torch.randn(N, IN)
+def gcn(layer: MessagePassing, x: Tensor, subgraphs: Subgraphs) -> Tensor:
+    """D^-1/2 (A + I) D^-1/2 x W, dense."""
+    a = subgraphs.graph.dense().double()
+    scale = a.sum(1).rsqrt()
+    return scale[:, None] * a * scale @ layer.attention.to_value(x) + layer.attention.bias
+
+
+@pytest.mark.parametrize("residual", ["raw", "graph"])
+def test_equals_the_formula(graph: Graph, residual: str, measured) -> None:
+    net, x = scrambled(GraphBert(IN, 3, DIM, HEADS, residual=residual)), torch.randn(N, IN)
     subgraphs = intimate_subgraphs(graph, K)
     found = net(x, subgraphs)
     found.square().sum().backward()
@@ -136,3 +144,10 @@ def test_refusals_name_what_does_not_fit(graph: Graph) -> None:
         intimate_subgraphs(graph, N)
     with pytest.raises(ValueError, match="dim must be even, because the encodings are pairs of sine and cosine; got 9"):
         GraphBert(IN, 2, 9, 3)
+    with pytest.raises(ValueError, match=r"residual must be .* got 'none'"):
+        GraphBert(IN, 2, DIM, HEADS, residual="none")
+    found = intimate_subgraphs(graph, K)
+    with pytest.raises(ValueError, match="needs the whole graph"):
+        GraphBert(IN, 2, DIM, HEADS, residual="graph")(
+            torch.randn(N, IN), Subgraphs(found.nodes, found.roles, found.hops)
+        )

@@ -1,0 +1,253 @@
+"""The page that `mpnn demo` writes: its pictures, and the sentences around them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mpnn.cli import page, pictures, recall, tasks
+from mpnn.cli.measure import attention_weights
+from mpnn.cli.page import Picture
+from mpnn.cli.tasks import Corpus, Nodes, TextSettings, Trained
+from mpnn.graphs import parse
+from mpnn.models import GPT
+
+PROMPT = "If the "
+SAMPLE = 280
+_SHOWN_LETTERS, _SHOWN_CHARACTERS = 32, 24
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a training step by topology and length, and of attention alone at one of the lengths."""
+
+    lengths: list[int]
+    steps: dict[str, list[float]]
+    attention_length: int
+    attention: dict[str, float]
+
+    def ratio(self, at: int) -> float:
+        """How many times as long as the quickest graph the slowest takes, for a step at `lengths[at]`."""
+        seconds = [of_graph[at] for of_graph in self.steps.values()]
+        return max(seconds) / min(seconds)
+
+    @property
+    def attention_ratio(self) -> float:
+        return max(self.attention.values()) / min(self.attention.values())
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that the demo trained and measured."""
+
+    recall: list[Trained]
+    times: Times
+    texts: list[Trained]
+    digits: list[Trained]
+
+    @property
+    def trained(self) -> list[Trained]:
+        return [*self.recall, *self.texts, *self.digits]
+
+
+def write(
+    results: Results,
+    corpus: Corpus,
+    nodes: Nodes,
+    settings: TextSettings,
+    seed: int,
+    out: Path,
+    footer: list[tuple[str, str]],
+) -> str:
+    """Draws the pictures into `out` and returns the HTML."""
+    neighbours, alone = (trained.result for trained in results.digits)
+    window, with_landmarks, causal = results.recall
+    parts = [
+        page.paragraph(
+            "A network layer is one round of message passing over a graph, and the choice of graph is the choice of "
+            "model. Everything on this page was trained and measured on this machine a moment ago. In each section the "
+            "model, its first weights and its data stay the same, and only the graph changes."
+        ),
+        page.cards(
+            {
+                f"{_percent(window)} → {_percent(with_landmarks)}": "recall of a letter, after "
+                f"{with_landmarks.graph.num_edges - window.graph.num_edges} edges were added to a window of "
+                f"{window.graph.num_edges}; the causal graph has {causal.graph.num_edges:,}",
+                f"{results.times.ratio(-1):.1f} × faster": "a training step over a window instead of the causal graph, "
+                f"on {results.times.lengths[-1]:,} characters",
+                f"{alone} → {neighbours}": "of handwritten digits classified correctly, after each image was "
+                "connected to the images nearest to it",
+            }
+        ),
+        *_recall(results.recall, out),
+        *_times(results.times, out),
+        *_texts(results.texts, corpus, settings, seed, out),
+        *_digits(results.digits, nodes, out),
+        page.heading(2, "All measurements"),
+        page.table(tasks.HEADINGS, [trained.row for trained in results.trained]),
+        page.legend(tasks.LEGEND),
+        page.heading(2, "Next"),
+        page.code(
+            'mpnn graph "causal & window(16) | global_nodes(2)" --n 64 -o graph.png\n'
+            "mpnn compare --file your.txt --budget 5m\n"
+            'mpnn train --file your.txt --graph "causal & window(32)" --context 256'
+        ),
+    ]
+    return page.page("The choice of graph is the choice of model", parts, footer)
+
+
+def _percent(trained: Trained) -> str:
+    return f"{trained.history.test_accuracy or 0.0:.0%}"
+
+
+def _recall(results: list[Trained], out: Path) -> list[str]:
+    letters = recall.strings(1, _SHOWN_LETTERS, seed=2)
+    characters = "".join(recall.LETTERS[k] for k in letters[0])
+    maps = {}
+    for trained in results:
+        weights = [of_layer[0] for of_layer in attention_weights(trained.model, letters)]
+        maps[trained.expression] = recall.TOPOLOGIES[trained.expression].bind(_SHOWN_LETTERS), weights
+    path = out / "recall-attention.png"
+    pictures.layers_of_graphs(maps, characters, recall.ASKED, path)
+    window, with_landmarks, causal = results
+    share = with_landmarks.graph.num_edges / causal.graph.num_edges
+    return [
+        page.heading(2, "What a graph lets through"),
+        page.paragraph(
+            f"The task: read {recall.LENGTH} random letters and name the fourth one, at every place. A small "
+            f"transformer of {recall.LAYERS} layers trains on it over three graphs. Over the window, each letter "
+            "attends to itself and the seven before it, so two layers carry information 14 places. In the second half "
+            f"of the text the model can only guess: {_percent(window)} of its answers are right, and one in eight "
+            f"would be by chance. Over the causal graph, {_percent(causal)} are right. Landmarks lie between: all "
+            f"later letters attend to every eighth letter. This takes {share:.0%} of the causal graph's edges, and "
+            f"{_percent(with_landmarks)} of the answers are right."
+        ),
+        page.wide(
+            Picture(
+                path,
+                f"Attention of {', '.join(maps)} over the letters {characters}, one row for each layer",
+                f"Attention of each letter (down) to others (across), mean over the heads, on {_SHOWN_LETTERS} new "
+                "letters: the darker a cell, the larger its weight; grey pairs are not edges. The letter to name is "
+                "orange. With landmarks it can travel in two steps: the ninth letter, a landmark, attends to it in "
+                "layer 1, and all later letters attend to this landmark in layer 2.",
+            )
+        ),
+        page.paragraph("A topology of your own is a function that returns runs of sources. This is all of landmarks:"),
+        page.code(inspect.getsource(recall._landmarks)),
+    ]
+
+
+def _times(times: Times, out: Path) -> list[str]:
+    path = out / "step-times.png"
+    pictures.step_times(times.lengths, times.steps, path)
+    names = " and ".join(times.steps)
+    return [
+        page.heading(2, "What a graph costs"),
+        page.paragraph(
+            "The edges of the causal graph grow with the square of the length, those of a window with the length. The "
+            "time does the same, because pairs without an edge are not computed. Short texts gain little: there, other "
+            f"parts of the model take most of the time. On {times.lengths[-1]:,} characters, a training step over the "
+            f"window is {times.ratio(-1):.1f} times faster; on {times.attention_length:,}, attention alone is "
+            f"{times.attention_ratio:.1f} times faster."
+        ),
+        page.narrow(
+            Picture(
+                path,
+                f"Milliseconds of a training step over {names} for texts of {times.lengths[0]} to "
+                f"{times.lengths[-1]:,} characters",
+                "A training step (forward, backward, update) of the transformer of the next section on one text, on "
+                "one thread of this machine: the lesser of two, graphs in turns. Both axes are logarithmic.",
+            )
+        ),
+    ]
+
+
+def _texts(texts: list[Trained], corpus: Corpus, settings: TextSettings, seed: int, out: Path) -> list[str]:
+    pictures.losses(texts, out / "learning-curves.png")
+    (first, second), losses = (t.graph.num_edges for t in texts), [t.result for t in texts]
+    parts = [
+        page.heading(2, "Text"),
+        page.paragraph(
+            f"A transformer of {settings.layers} layers, {settings.heads} heads and width {settings.dim} reads "
+            f"{settings.context} characters of Python's manual at a time and learns to predict the next one: once over "
+            f"all {first:,} pairs of the causal graph, once over a window with {second:,} of them. Their losses on "
+            f"text that was not for training are {losses[0]} and {losses[1]} nats per character. The samples were "
+            f"written after {settings.steps} steps; the prompt is bold."
+        ),
+    ]
+    characters = corpus.characters.decode(corpus.val)
+    start = characters.find("\n", 200) + 1
+    crop = corpus.val[start : start + _SHOWN_CHARACTERS][None]
+    shown = corpus.characters.decode(crop[0])
+    for trained in texts:
+        model = trained.model
+        assert isinstance(model, GPT)
+        path = out / f"{''.join(c for c in trained.expression if c.isalnum() or c == ' ').replace('  ', '-')}.png"
+        weights = [of_layer[0] for of_layer in attention_weights(model, crop)]
+        pictures.heads(parse(trained.expression).bind(_SHOWN_CHARACTERS), weights, shown, path)
+        parts += [
+            page.heading(3, trained.expression, as_code=True),
+            page.wide(
+                Picture(
+                    path,
+                    f"Attention over {trained.expression} after training, on the characters {shown!r}",
+                    "Attention of each character (down) to others (across) in each layer and head, on text that was "
+                    "not for training. The weights of a row add up to one; grey pairs are not edges.",
+                )
+            ),
+            page.continuation(PROMPT, _sample(model, corpus, seed)),
+        ]
+    curves = Picture(
+        out / "learning-curves.png",
+        "Validation loss over the training steps",
+        "Loss on the last tenth of the text, in nats per character: lower is better.",
+    )
+    return [*parts, page.narrow(curves)]
+
+
+def _sample(model: GPT, corpus: Corpus, seed: int) -> str:
+    generator = torch.Generator().manual_seed(seed)
+    prompt = corpus.characters.encode(PROMPT)[None]
+    tokens = model.generate(prompt, SAMPLE, temperature=0.6, generator=generator)
+    return corpus.characters.decode(tokens[0])[len(PROMPT) :].rstrip()
+
+
+def _digits(results: list[Trained], nodes: Nodes, out: Path) -> list[str]:
+    trained = results[0]
+    neighbours, alone = (each.result for each in results)
+    images, graph = nodes.data, trained.graph
+    trained.model.eval()
+    with torch.no_grad():
+        predicted = trained.model(images.x, graph).argmax(1)
+    weights = attention_weights(trained.model, images.x, graph)[0].mean(1)
+    test_nodes = images.test_mask.nonzero().squeeze(1)
+    examples = [int(test_nodes[images.y[test_nodes] == digit][0]) for digit in (3, 5, 8, 9)]
+    pictures.points(graph, images.x, predicted, out / "digits-graph.png")
+    pictures.neighbours(graph, weights, images.x, images.y, examples, out / "digits-attention.png")
+    return [
+        page.heading(2, "Digits"),
+        page.paragraph(
+            "The same operator, with GAT's attention, over a graph that comes from data: each image receives from the "
+            f"images most like it. 200 of the {len(images.x):,} images are labelled. With these edges, the network "
+            f"classifies {neighbours} of the test images correctly; with self-loops only, {alone}."
+        ),
+        page.narrow(
+            Picture(
+                out / "digits-graph.png",
+                "The nearest-neighbour graph of the digits",
+                "Each dot is an image, coloured by the digit that the GAT predicts, with edges from its in-neighbors: "
+                f"{graph.num_edges:,} edges, from distances between pixels only. The layout is force-directed.",
+            )
+        ),
+        page.narrow(
+            Picture(
+                out / "digits-attention.png",
+                "Four test images with the neighbours they attend to",
+                "Four test images (left) and their neighbours, in the order of attention weight in the GAT's first "
+                "layer (mean over heads). Names are the true digits.",
+            )
+        ),
+    ]

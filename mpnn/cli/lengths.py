@@ -1,0 +1,58 @@
+"""How the time of a training step grows with the length of the text, over several graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+
+import torch
+
+from mpnn import ops
+from mpnn.graph.topology import Topology
+from mpnn.models import GPT
+
+_VOCABULARY, _DIM, _HEADS, _LAYERS = 96, 64, 4, 2  # those of the demo's text model
+_ROUNDS = 2
+
+
+def step_seconds(topologies: Mapping[str, Topology], lengths: Sequence[int]) -> dict[str, list[float]]:
+    """Seconds of a training step (forward, backward, update) of a GPT on one text of each length, for each topology."""
+    by_length = [_quickest({name: _step(t, n) for name, t in topologies.items()}) for n in lengths]
+    return {name: [of[name] for of in by_length] for name in topologies}
+
+
+def attention_seconds(topologies: Mapping[str, Topology], length: int) -> dict[str, float]:
+    """Seconds of attention alone, forward and backward, in the sizes of that GPT."""
+    return _quickest({name: _attention(topology, length) for name, topology in topologies.items()})
+
+
+def _step(topology: Topology, length: int) -> Callable[[], object]:
+    model = GPT(_VOCABULARY, _DIM, _HEADS, _LAYERS, topology, context=length)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    tokens = torch.randint(_VOCABULARY, (1, length + 1))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+
+    return step
+
+
+def _attention(topology: Topology, length: int) -> Callable[[], object]:
+    graph = topology.bind(length)
+    query, key, value = (torch.randn(1, length, _HEADS, _DIM // _HEADS, requires_grad=True) for _ in range(3))
+    return lambda: ops.attend(graph, query, key, value).sum().backward()
+
+
+def _quickest(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The least seconds of each call. They take turns, so that a busy moment of the machine meets all of them; the
+    first round, which binds graphs and plans, does not count."""
+    seconds = dict.fromkeys(calls, float("inf"))
+    for turn in range(_ROUNDS + 1):
+        for name, call in calls.items():
+            start = perf_counter()
+            call()
+            if turn:
+                seconds[name] = min(seconds[name], perf_counter() - start)
+    return seconds

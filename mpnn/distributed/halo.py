@@ -1,0 +1,120 @@
+"""The part of a graph that one process computes, and the sources that it fetches for it: its halo.
+
+The halo travels in one all-to-all. In the backward pass, gradients travel back the same way and are added at the
+owner, one rank after the other, so that the sum has a fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpnn.distributed.owners import Owners
+from mpnn.graph import Graph, subgraphs
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The part of one rank.
+
+    Attributes:
+        graph: its destinations over its sources. Positions are those of the whole graph.
+        sources: the numbers of the sources in the whole graph, int64 ascending: the rank's own nodes and its halo.
+        own: which of the sources are the rank's own nodes.
+        fetched: the number of sources that it fetches from each rank; 0 from itself.
+    """
+
+    graph: Graph
+    sources: Tensor
+    own: Tensor
+    fetched: list[int]
+
+    @staticmethod
+    def of(graph: Graph, rank: int, dst: Owners, src: Owners) -> Part:
+        """The part of `rank`, whose destinations and sources have these owners."""
+        block, nodes = dst.block(rank), dst.nodes(rank).to(graph.device)
+        rows = graph.rows(*block) if block is not None else subgraphs.take(graph, nodes)
+        mine = src.nodes(rank).to(graph.device)
+        sources, part = subgraphs.compact(rows, keep=mine)
+        fetched = torch.bincount(src.of(sources.cpu()), minlength=src.ranks)
+        fetched[rank] = 0
+        part.name = graph.name
+        part.node_ids = (nodes.int(), sources.int())
+        return Part(part, sources, torch.searchsorted(sources, mine), fetched.tolist())
+
+
+class HaloExchange:
+    """`exchange(x)` maps features of a process's own nodes to those of all sources of its part: x [..., own, d] ->
+    [..., sources, d], or another `dim`. All processes of the group must call it together.
+
+    Attributes:
+        own: which sources are the own nodes, int64.
+        received: the bytes that have arrived so far from other processes, in forward passes.
+    """
+
+    def __init__(self, part: Part, owners: Owners, group: dist.ProcessGroup) -> None:
+        rank = dist.get_rank(group)
+        device = part.graph.device
+        self.own, self.group, self.received = part.own, group, 0
+        remote = torch.ones(len(part.sources), dtype=torch.bool, device=device)
+        remote[part.own] = False
+        wanted = part.sources[remote].cpu()
+        by_owner = owners.of(wanted).argsort(stable=True)
+        # [own, fetched by owner] -> ascending sources
+        place = torch.cat([part.own, remote.nonzero().squeeze(1)[by_owner.to(device)]])
+        self._order = None if bool((place.diff() > 0).all()) else place.argsort()
+        self._arriving = part.fetched
+        leaving = torch.empty(owners.ranks, dtype=torch.int64, device=device)
+        dist.all_to_all_single(leaving, torch.tensor(part.fetched, device=device), group=group)
+        self._leaving = leaving.tolist()
+        asked = torch.empty(sum(self._leaving), dtype=torch.int64, device=device)
+        dist.all_to_all_single(asked, wanted[by_owner].to(device), self._leaving, self._arriving, group=group)
+        self._index = list(owners.place(asked.cpu()).to(device).split(self._leaving))
+        assert self._leaving[rank] == 0
+
+    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
+        rows = x.movedim(dim, 0)
+        fetched = _Fetch.apply(rows, self)
+        rows = torch.cat([rows, fetched])
+        rows = rows if self._order is None else rows.index_select(0, self._order)
+        return rows.movedim(0, dim)
+
+    def send(self, rows: Tensor) -> Tensor:
+        """The rows that other processes own, in the order of their owners: [own, ...] -> [fetched, ...]."""
+        leaving = torch.cat([rows.index_select(0, index) for index in self._index])
+        arrived = _all_to_all(leaving, self._arriving, self._leaving, self.group)
+        self.received += arrived.nbytes
+        return arrived
+
+    def send_back(self, gradient: Tensor, own: int) -> Tensor:
+        """The sum of the gradients that other processes have for the own rows: [fetched, ...] -> [own, ...]."""
+        arrived = _all_to_all(gradient.contiguous(), self._leaving, self._arriving, self.group)
+        total = arrived.new_zeros(own, *arrived.shape[1:])
+        for index, part in zip(self._index, arrived.split(self._leaving), strict=True):
+            total.index_add_(0, index, part)  # an index occurs once here, so the order of the sum is that of the ranks
+        return total
+
+
+class _Fetch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, exchange: HaloExchange) -> Tensor:
+        ctx.exchange, ctx.own = exchange, len(rows)
+        return exchange.send(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.exchange.send_back(gradient, ctx.own), None
+
+
+def _all_to_all(x: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
+    """One `all_to_all_single` along dimension 0. 16-bit numbers travel as bytes, which every transport takes."""
+    plain, narrow = x.reshape(len(x), math.prod(x.shape[1:])), x.element_size() == 2
+    plain = plain.view(torch.uint8) if narrow else plain
+    out = plain.new_empty(sum(arriving), plain.shape[1])
+    dist.all_to_all_single(out, plain, arriving, leaving, group=group)
+    return (out.view(x.dtype) if narrow else out).view(sum(arriving), *x.shape[1:])

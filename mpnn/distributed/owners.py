@@ -1,0 +1,98 @@
+"""Which process owns which nodes: consecutive blocks of nodes, each with its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class Owners:
+    """The owner of each of `num_nodes` nodes.
+
+    Args:
+        bounds: the first node of each block, and the number of nodes: int64 [blocks + 1], ascending from 0.
+        owner: the owner of each block, int64 [blocks].
+        ranks: the number of processes.
+    """
+
+    def __init__(self, bounds: Tensor, owner: Tensor, ranks: int) -> None:
+        self.bounds, self.owner, self.ranks = bounds, owner, ranks
+
+    @staticmethod
+    def of_sizes(sizes: Sequence[int]) -> Owners:
+        """Rank r owns the `sizes[r]` nodes after those of the ranks before it."""
+        bounds = torch.tensor([0, *sizes]).cumsum(0)
+        return Owners(bounds, torch.arange(len(sizes)), len(sizes))
+
+    @staticmethod
+    def of_nodes(owner: Tensor, ranks: int) -> Owners:
+        """Any assignment: the owner of each node, int64 [num_nodes]."""
+        change = (owner.diff() != 0).nonzero().squeeze(1) + 1
+        first = torch.cat([change.new_zeros(min(1, len(owner))), change])
+        return Owners(torch.cat([first, first.new_tensor([len(owner)])]), owner[first], ranks)
+
+    @staticmethod
+    def of_cost(cost: Tensor, ranks: int) -> Owners:
+        """Consecutive nodes of about equal cost for each rank. cost: [num_nodes], at least 0."""
+        total = cost.double().cumsum(0)
+        share = (total[-1] if len(total) else total.new_zeros(())) * torch.arange(1, ranks, dtype=torch.float64) / ranks
+        cuts = torch.searchsorted(total - cost.double() / 2, share)
+        return Owners.of_sizes(torch.cat([cuts.new_zeros(1), cuts, cuts.new_tensor([len(cost)])]).diff().tolist())
+
+    @staticmethod
+    def equal(num_nodes: int, ranks: int) -> Owners:
+        """The same number of consecutive nodes for each rank, up to one."""
+        return Owners.of_sizes([num_nodes * (r + 1) // ranks - num_nodes * r // ranks for r in range(ranks)])
+
+    @staticmethod
+    def zigzag(num_nodes: int, ranks: int) -> Owners:
+        """Rank r owns the r-th block from the front and the r-th from the back of 2 * ranks equal blocks, so that each
+        has its share of the long rows of a causal graph (Llama 3: Grattafiori et al. 2024, section 3.3.2)."""
+        bounds = torch.tensor([num_nodes * b // (2 * ranks) for b in range(2 * ranks + 1)])
+        return Owners(bounds, torch.tensor([*range(ranks), *reversed(range(ranks))]), ranks)
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.bounds[-1])
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The number of nodes of each rank."""
+        return torch.zeros(self.ranks, dtype=torch.int64).index_add(0, self.owner, self.bounds.diff()).tolist()
+
+    def nodes(self, rank: int) -> Tensor:
+        """The nodes of a rank, int64 ascending."""
+        mine = (self.owner == rank).nonzero().squeeze(1).tolist()
+        blocks = [torch.arange(int(self.bounds[b]), int(self.bounds[b + 1])) for b in mine]
+        return torch.cat(blocks) if blocks else torch.zeros(0, dtype=torch.int64)
+
+    def block(self, rank: int) -> tuple[int, int] | None:
+        """The first and last + 1 node of a rank that owns one block; None if it owns several."""
+        mine = ((self.owner == rank) & (self.bounds.diff() > 0)).nonzero().squeeze(1).tolist()
+        if not mine:
+            return 0, 0
+        return (int(self.bounds[mine[0]]), int(self.bounds[mine[0] + 1])) if len(mine) == 1 else None
+
+    def of(self, nodes: Tensor) -> Tensor:
+        """The owner of each of these nodes, int64."""
+        return self.owner[torch.searchsorted(self.bounds, nodes, right=True) - 1]
+
+    def place(self, nodes: Tensor) -> Tensor:
+        """The index of each of these nodes among those of its owner, int64."""
+        block = torch.searchsorted(self.bounds, nodes, right=True) - 1
+        return self._before[block] + nodes - self.bounds[block]
+
+    @cached_property
+    def _before(self) -> Tensor:
+        """For each block, the nodes of earlier blocks of the same owner."""
+        size, before = self.bounds.diff(), torch.zeros_like(self.owner)
+        for rank in range(self.ranks):
+            mine = self.owner == rank
+            before[mine] = size[mine].cumsum(0) - size[mine]
+        return before
+
+    def __repr__(self) -> str:
+        return f"Owners({self.num_nodes:,} nodes: {', '.join(f'{size:,}' for size in self.sizes)})"

@@ -1,0 +1,230 @@
+"""`partition`: which process computes which nodes of a graph, what it fetches for them, and how even that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpnn.distributed.groups import Mesh, group_of
+from mpnn.distributed.halo import HaloExchange, Part
+from mpnn.distributed.owners import Owners
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+
+_NODE_COST = 16.0  # edges that cost as much as a node's own maps, for layers of some 64 features
+BALANCES = ("edges", "nodes", "zigzag", "metis")
+TRANSPORTS = ("auto", "halo")
+
+
+def partition(
+    graph: Graph | Topology,
+    mesh: Mesh | int = None,
+    *,
+    parts: Tensor | None = None,
+    balance: str = "edges",
+    transport: str = "auto",
+    node_cost: float = _NODE_COST,
+) -> Partition:
+    """Divides the destinations of a graph over processes. Sources are divided alike, or in equal blocks if the graph
+    has another number of them.
+
+        part = mpnn.distributed.partition(graph)
+        y = model(part.scatter(x), part.shard())
+
+    Every process passes the same graph. It is not sent anywhere.
+
+    Args:
+        graph: a bound graph; bind a topology first: `causal().bind(n)`.
+        mesh: a `DeviceMesh` of one dimension, a process group, or None for all processes. A number of ranks plans
+            without processes: all but `scatter`, `gather` and the exchange of a shard works.
+        parts: the rank of each destination, integers [num_dst], instead of `balance`.
+        balance: "edges" cuts at equal sums of edges + `node_cost` * nodes. "nodes" cuts into equal numbers of nodes.
+            "zigzag" gives each rank a block from the front and one from the back, which evens out a causal graph.
+            "metis" lets METIS (Karypis & Kumar 1998) minimise the edges between ranks; for explicit graphs, with the
+            package pymetis.
+        transport: "halo", or "auto", which takes it: each rank fetches the sources it needs in one all-to-all.
+        node_cost: how many edges cost as much as a node.
+
+    Raises:
+        TypeError: if `graph` is a topology.
+        ValueError: if an option is unknown, or `parts` does not fit.
+    """
+    if isinstance(graph, Topology):
+        raise TypeError(f"partition needs a bound graph; got a topology: pass ({graph}).bind(n)")
+    if balance not in BALANCES:
+        raise ValueError(f"balance must be one of {', '.join(BALANCES)}; got {balance!r}")
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}; got {transport!r}")
+    planned = isinstance(mesh, int) and not isinstance(mesh, bool)
+    group = None if planned else group_of(mesh)  # type: ignore[arg-type]
+    ranks = mesh if planned else dist.get_world_size(group)
+    assert isinstance(ranks, int)
+    if ranks < 1:
+        raise ValueError(f"a number of ranks must be at least 1; got {ranks}")
+    dst = _owners(graph, ranks, parts, balance, node_cost)
+    src = dst if graph.num_src == graph.num_dst else Owners.equal(graph.num_src, ranks)
+    return Partition(graph, dst, src, group)
+
+
+def _owners(graph: Graph, ranks: int, parts: Tensor | None, balance: str, node_cost: float) -> Owners:
+    if parts is not None:
+        parts = torch.as_tensor(parts).cpu()
+        if parts.shape != (graph.num_dst,) or parts.is_floating_point():
+            raise ValueError(
+                f"parts must hold {graph.num_dst} integers, the rank of each destination; got {parts.dtype} "
+                f"{list(parts.shape)}"
+            )
+        if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < ranks:
+            raise ValueError(f"parts must lie in 0..{ranks - 1}; got {int(parts.min())} to {int(parts.max())}")
+        return Owners.of_nodes(parts.long(), ranks)
+    if balance == "nodes":
+        return Owners.equal(graph.num_dst, ranks)
+    if balance == "zigzag":
+        return Owners.zigzag(graph.num_dst, ranks)
+    if balance == "metis":
+        return Owners.of_nodes(_metis(graph, ranks), ranks)
+    return Owners.of_cost(graph.degree().cpu() + node_cost, ranks)
+
+
+def _metis(graph: Graph, ranks: int) -> Tensor:
+    """The rank of each node by METIS, which cuts few edges between about equal parts."""
+    if not graph.is_explicit or graph.num_dst != graph.num_src:
+        raise ValueError(f'balance="metis" is for explicit graphs of one set of nodes; for {graph}, take "edges"')
+    try:
+        import pymetis
+    except ImportError:
+        raise ImportError('balance="metis" needs the package pymetis: pip install pymetis') from None
+    both = graph.undirected().csr
+    src, ptr = both.col.cpu(), both.ptr.cpu()
+    dst = torch.repeat_interleave(ptr.diff())
+    keep = src != dst
+    ptr = torch.cat([ptr.new_zeros(1), torch.bincount(dst[keep], minlength=graph.num_dst).cumsum(0)])
+    weights = (graph.degree().cpu() + int(_NODE_COST)).tolist()
+    adjacency = pymetis.CSRAdjacency(ptr.tolist(), src[keep].tolist())
+    _, owner = pymetis.part_graph(ranks, adjacency, vweights=weights)
+    return torch.tensor(owner)
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What one rank does in a round: `nodes` it owns, `edges` it aggregates, and sources that it `fetches` from and
+    `sends` to other ranks."""
+
+    nodes: int
+    edges: int
+    fetches: int
+    sends: int
+
+
+class Partition:
+    """The parts of a graph. Created by `partition`."""
+
+    def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup | None) -> None:
+        self.graph, self.dst, self.src, self.group = graph, dst, src, group
+        self._parts: dict[int, Part] = {}
+        self._shard: Graph | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.dst.ranks
+
+    @property
+    def rank(self) -> int:
+        """This process.
+
+        Raises:
+            RuntimeError: if the partition was planned without processes.
+        """
+        if self.group is None:
+            raise RuntimeError(f"this partition was planned for {self.ranks} ranks without processes: name a rank")
+        return dist.get_rank(self.group)
+
+    def shard(self, rank: int | None = None) -> Graph:
+        """The part of a rank: its destinations over the sources it needs. Default: this process's, which fetches them.
+
+        Operators take it in place of the whole graph, with the features of this process's nodes. The first call
+        exchanges the lists of nodes, so all processes must make it.
+        """
+        if rank is not None and (self.group is None or rank != self.rank):
+            return self._part(rank).graph
+        if self._shard is None:
+            assert self.group is not None
+            part = self._part(self.rank)
+            part.graph.exchange = HaloExchange(part, self.src, self.group)
+            self._shard = part.graph
+        return self._shard
+
+    def scatter(self, x: Tensor, dim: int = -2, *, rank: int | None = None) -> Tensor:
+        """This process's rows of x, which holds those of all destinations along `dim`. Nothing is sent."""
+        rank = self.rank if rank is None else rank
+        self._check(x, dim, self.dst.num_nodes, "all destinations")
+        block = self.dst.block(rank)
+        if block is not None:
+            return x.narrow(dim, block[0], block[1] - block[0])
+        return x.index_select(dim, self.dst.nodes(rank).to(x.device))
+
+    def gather(self, x: Tensor, dim: int = -2) -> Tensor:
+        """The rows of all processes in the order of the whole graph, on every process. For results; it has no
+        gradient."""
+        self._check(x, dim, self.dst.sizes[self.rank], "this process's destinations")
+        rows = x.detach().movedim(dim, 0).contiguous()
+        most = max(self.dst.sizes)
+        padded = rows.new_zeros(most, *rows.shape[1:])
+        padded[: len(rows)] = rows
+        gathered = [torch.empty_like(padded) for _ in range(self.ranks)]
+        dist.all_gather(gathered, padded, group=self.group)
+        whole = rows.new_empty(self.dst.num_nodes, *rows.shape[1:])
+        for rank, part in enumerate(gathered):
+            whole[self.dst.nodes(rank).to(x.device)] = part[: self.dst.sizes[rank]]
+        return whole.movedim(0, dim)
+
+    def plans(self) -> list[RankPlan]:
+        """The work of each rank."""
+        parts = [self._part(rank) for rank in range(self.ranks)]
+        fetched = torch.tensor([part.fetched for part in parts])
+        return [
+            RankPlan(size, part.graph.num_edges, int(fetched[rank].sum()), int(fetched[:, rank].sum()))
+            for rank, (size, part) in enumerate(zip(self.dst.sizes, parts, strict=True))
+        ]
+
+    def fetched_bytes(self, width: int, dtype: torch.dtype = torch.float32, batch: int = 1) -> list[int]:
+        """The bytes that arrive at each rank in the forward pass of a layer: fetched sources * width * batch * size of
+        a number. As many leave it in the backward pass."""
+        return [plan.fetches * width * batch * dtype.itemsize for plan in self.plans()]
+
+    def explain(self, width: int = 64, dtype: torch.dtype = torch.float32, batch: int = 1) -> str:
+        """A table of nodes, edges and bytes of each rank, for features of `width` numbers in a layer."""
+        plans, nbytes = self.plans(), self.fetched_bytes(width, dtype, batch)
+        whole = max(1, self.src.num_nodes - self.src.num_nodes // self.ranks)
+        lines = [
+            f"{self.graph} over {self.ranks} ranks",
+            f"{'rank':>4}  {'nodes':>12}  {'edges':>16}  {'fetches':>12}  {'of all others':>13}  {'bytes a layer':>14}",
+        ]
+        for rank, (plan, size) in enumerate(zip(plans, nbytes, strict=True)):
+            lines.append(
+                f"{rank:>4}  {plan.nodes:>12,}  {plan.edges:>16,}  {plan.fetches:>12,}  {plan.fetches / whole:>13.1%}  "
+                f"{size:>14,}"
+            )
+        mean = sum(plan.edges for plan in plans) / self.ranks
+        busiest = max(plan.edges for plan in plans) / mean if mean else 1.0
+        lines.append(f"the busiest rank has {busiest:.2f} times the mean edges; bytes are for {width} x {dtype}")
+        return "\n".join(lines)
+
+    def _part(self, rank: int) -> Part:
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"there are ranks 0 to {self.ranks - 1}; got {rank}")
+        if rank not in self._parts:
+            self._parts[rank] = Part.of(self.graph, rank, self.dst, self.src)
+        return self._parts[rank]
+
+    @staticmethod
+    def _check(x: Any, dim: int, expected: int, whose: str) -> None:
+        if x.shape[dim] != expected:
+            raise ValueError(f"x must hold the rows of {whose}, {expected}, along dimension {dim}; got {list(x.shape)}")
+
+    def __repr__(self) -> str:
+        return f"Partition({self.graph} over {self.ranks} ranks)"

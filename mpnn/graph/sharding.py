@@ -1,0 +1,70 @@
+"""Which part of a graph this process computes, if several processes share the work.
+
+`mpnn.distributed.sharded` says so here, and the operator asks. Without it every process computes whole graphs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from mpnn.graph.graph import Graph
+    from mpnn.graph.topology import Topology
+
+
+class Exchange(Protocol):
+    """Maps the features of a process's own nodes to those of the sources of its part."""
+
+    own: Tensor
+    """Which sources of the part are the process's own nodes, int64 [num_dst]."""
+
+    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
+        """x with the own nodes along `dim` -> the same with all sources along it."""
+        ...
+
+
+class Sharding(Protocol):
+    """How the nodes of graphs are divided over processes."""
+
+    def part(self, graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:
+        """This process's part of a graph, where it has `num_dst` destinations and `num_src` sources."""
+        ...
+
+    def numbers(self, count: int) -> Tensor:
+        """The numbers, in the whole graph, of this process's `count` nodes: int64 [count], ascending."""
+        ...
+
+
+_active: list[Sharding] = []
+
+
+def active() -> Sharding | None:
+    """The sharding of the innermost `mpnn.distributed.sharded`, or None."""
+    return _active[-1] if _active else None
+
+
+def enter(sharding: Sharding) -> None:
+    """Begins a sharding. It is of the process, not of a thread: the backward pass may run in threads of its own."""
+    _active.append(sharding)
+
+
+def leave() -> None:
+    """Ends the innermost sharding."""
+    _active.pop()
+
+
+def bind(graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:
+    """The graph of a call with so many destinations and sources: bound, and this process's part while sharded."""
+    whole = getattr(graph, "exchange", None) is None
+    if whole and (sharding := active()) is not None:
+        return sharding.part(graph, num_dst, num_src)
+    return graph.bind(num_dst, num_src) if hasattr(graph, "bind") else graph
+
+
+def node_numbers(count: int, device: torch.device | None = None) -> Tensor:
+    """The numbers of `count` nodes in a row, int64 [count]: from 0, or those of this process's nodes while sharded."""
+    sharding = active()
+    return torch.arange(count, device=device) if sharding is None else sharding.numbers(count).to(device)

@@ -1,0 +1,181 @@
+"""Parts of graphs in several processes against the whole graph in one; and plans that need no process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mpnn import MessagePassing, graphs
+from mpnn.attention import DotProduct
+from mpnn.decoding.cache import KVCache
+from mpnn.distributed import Owners, node_mean, partition, sharded
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_all_cases_agree_with_one_process(ranks, tmp_path):
+    """Every topology, attention, aggregator, position and division of nodes, in float64 to 1e-12, forward and
+    gradients; dropout of weights, edges and features; bytes as planned; means of losses. The cases are in
+    tests/support/distributed_cases.py."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+    environment = os.environ | {"PYTHONPATH": path, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "distributed_cases", str(tmp_path / "meeting"), ""]
+    processes = [
+        subprocess.Popen(
+            command, env=environment | {"RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for r in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (out, err) in zip(processes, outputs, strict=True):
+        wrong = [line for line in out.splitlines() if line.startswith(("WRONG", "FAILED"))]
+        assert process.returncode == 0, "\n".join([*wrong, err[-3000:]])
+        assert len(out.splitlines()) > 70
+
+
+# ------------------------------------------------------------------------------------------------ owners
+
+DIVISIONS = {
+    "equal": Owners.equal(11, 4),
+    "fewer nodes than ranks": Owners.equal(2, 5),
+    "zigzag": Owners.zigzag(11, 3),
+    "sizes": Owners.of_sizes([0, 4, 0, 7]),
+    "by hand": Owners.of_nodes(torch.tensor([2, 0, 0, 1, 2, 2, 0, 1, 1, 1, 0]), 3),
+    "cost": Owners.of_cost(torch.tensor([9.0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]), 2),
+    "nothing": Owners.equal(0, 2),
+}
+
+
+@pytest.mark.parametrize("owners", DIVISIONS.values(), ids=DIVISIONS)
+def test_each_node_has_one_owner_and_a_place_there(owners):
+    every = torch.arange(owners.num_nodes)
+    assert sum(owners.sizes) == owners.num_nodes
+    owner, place = owners.of(every), owners.place(every)
+    for rank in range(owners.ranks):
+        nodes = owners.nodes(rank)
+        assert len(nodes) == owners.sizes[rank]
+        assert torch.equal(nodes, (owner == rank).nonzero().squeeze(1))
+        assert torch.equal(place[nodes], torch.arange(len(nodes)))
+        if (block := owners.block(rank)) is not None:
+            assert torch.equal(nodes, torch.arange(*block))
+
+
+def test_cuts_are_even_in_cost_and_zigzag_evens_out_causal():
+    assert DIVISIONS["cost"].sizes == [1, 10]  # 9 and 10
+    causal = graphs.causal().bind(4096)
+    edges = {
+        balance: [plan.edges for plan in partition(causal, 4, balance=balance, node_cost=0).plans()]
+        for balance in ("nodes", "edges", "zigzag")
+    }
+    busiest = {balance: max(each) * 4 / causal.num_edges for balance, each in edges.items()}
+    assert busiest["nodes"] > 1.7
+    assert busiest["edges"] < 1.01
+    assert busiest["zigzag"] < 1.01
+
+
+def test_metis_fetches_less_than_blocks():
+    pytest.importorskip("pymetis")
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    grid = graphs.grid(20, 20).bind(400).edge_index
+    mesh = graphs.from_edges(order[grid], 400)
+    fetches = {b: sum(plan.fetches for plan in partition(mesh, 4, balance=b).plans()) for b in ("edges", "metis")}
+    assert fetches["metis"] < fetches["edges"] / 4
+    with pytest.raises(ValueError, match="is for explicit graphs"):
+        partition(graphs.causal().bind(8), 2, balance="metis")
+
+
+# ------------------------------------------------------------------------------------------------ plans
+
+
+def test_a_plan_without_processes_counts_what_each_rank_fetches():
+    part = partition(graphs.window(256).bind(131_072), 8, balance="nodes")
+    plans = part.plans()
+    assert [plan.nodes for plan in plans] == [16_384] * 8
+    assert [plan.fetches for plan in plans] == [256, *[512] * 6, 256]
+    assert [plan.sends for plan in plans] == [256, *[512] * 6, 256]
+    assert part.fetched_bytes(768, torch.bfloat16, batch=2)[1] == 512 * 768 * 2 * 2
+    table = part.explain(768)
+    assert "8 ranks" in table
+    assert "512" in table
+    assert "the busiest rank has 1.00 times the mean edges" in table
+
+
+def test_parts_cover_the_edges_of_the_whole_graph():
+    whole = graphs.from_edges(torch.randint(30, (2, 90)), 30)
+    part = partition(whole, 3, parts=torch.arange(30) % 3)
+    edges = []
+    for rank in range(3):
+        shard = part.shard(rank)
+        dst, src = shard.node_ids
+        edges.append(torch.stack([src[shard.edge_index[0]], dst[shard.edge_index[1]]]))
+    found = sorted(map(tuple, torch.cat(edges, 1).T.tolist()))
+    assert found == sorted(map(tuple, whole.edge_index.T.tolist()))
+    x = torch.randn(30, 2)
+    assert torch.equal(part.scatter(x, rank=1), x[1::3])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda g: partition(graphs.causal(), 2), TypeError, r"pass \(causal\(\)\).bind\(n\)"),
+        (lambda g: partition(g, 2, balance="even"), ValueError, "balance must be one of edges, nodes, zigzag, metis"),
+        (lambda g: partition(g, 2, transport="ring"), ValueError, "transport must be one of"),
+        (lambda g: partition(g, 0), ValueError, "at least 1; got 0"),
+        (lambda g: partition(g, 2, parts=torch.zeros(3)), ValueError, "parts must hold 8 integers"),
+        (lambda g: partition(g, 2, parts=torch.full((8,), 2)), ValueError, r"must lie in 0..1; got 2 to 2"),
+        (lambda g: partition(g), RuntimeError, "no process group"),
+        (lambda g: partition(g, 2).scatter(torch.zeros(8, 1)), RuntimeError, "name a rank"),
+        (lambda g: partition(g, 2).shard(2), ValueError, "ranks 0 to 1; got 2"),
+        (lambda g: partition(g, 2).scatter(torch.zeros(7, 1), rank=0), ValueError, "rows of all destinations, 8"),
+        (lambda g: node_mean(torch.ones(1)), RuntimeError, "no process group"),
+    ],
+)
+def test_refusals_say_what_to_do(call, error, sentence):
+    with pytest.raises(error, match=sentence):
+        call(graphs.causal().bind(8))
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_needs_the_whole_graph_refuses_a_part(one_process):
+    whole, x = graphs.from_edges(torch.randint(9, (2, 20)), 9), torch.randn(9, 4)
+    shard = partition(whole).shard()
+    with pytest.raises(ValueError, match=r"pass average_log_degree=\(graph.degree\(\) \+ 1\).log\(\).mean\(\)"):
+        MessagePassing(None, "pna", None, None)(x, shard)
+    with sharded():
+        with pytest.raises(ValueError, match="the processes have 8 destinations and 8 sources in all, and the graph"):
+            MessagePassing(whole, "sum", None, None)(x[:8])
+        layer = MessagePassing(graphs.causal(), "sum", None, DotProduct(4, 1))
+        with pytest.raises(ValueError, match="decode on one process"):
+            layer(x, cache=KVCache(16))
+        with pytest.raises(Exception, match="leave them uncompiled"):
+            torch.compile(layer, backend="eager", fullgraph=True)(x)
+    with pytest.raises(ValueError, match="owners are for 2 ranks; there are 1"), sharded(None, Owners.equal(9, 2)):
+        pass
+    with pytest.raises(ValueError, match="has 8 nodes"), sharded(partition(whole)):
+        MessagePassing(graphs.causal(), "sum", None, None)(x[:8])
+    with pytest.raises(ValueError, match="at least one loss"):
+        node_mean(torch.zeros(0))
+
+
+def test_sharded_needs_processes_and_leaves_nothing_behind():
+    with pytest.raises(RuntimeError, match="no process group"), sharded():
+        pass
+    with pytest.raises(RuntimeError, match="planned without processes"), sharded(partition(graphs.causal().bind(8), 2)):
+        pass
+    layer = MessagePassing(graphs.causal(), "sum", None, DotProduct(4, 1))
+    assert layer(torch.randn(8, 4)).shape == (8, 4)

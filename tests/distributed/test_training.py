@@ -1,0 +1,111 @@
+"""The examples under torchrun: the same losses on any number of processes, the same bits after one was killed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from real_data import real
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from mpnn.data import locate
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--tokens", "512", "--window", "24", "--dim", "32", "--layers", "2"]
+
+pytestmark = pytest.mark.slow
+
+
+def torchrun(processes, script, *arguments, restarts=0):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--max-restarts={restarts}"]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # without it, killed processes do not come back
+    }
+    return subprocess.Popen(
+        [*command, f"--nproc-per-node={processes}", ROOT / "examples" / script, *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output_of(process):
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def losses(out):
+    return [float(loss) for loss in re.findall(r"^(?:step|epoch) \d+: (?:loss )?([\d.]+)", out, re.M)]
+
+
+def test_a_long_text_trains_alike_on_one_process_and_on_two(tmp_path):
+    alone = losses(output_of(torchrun(1, "long_context.py", *SMALL, "--steps", 5)))
+    assert len(alone) == 5
+    for parameters in ("ddp", "fsdp"):
+        options = ("--steps", 5, "--parameters", parameters)
+        assert losses(output_of(torchrun(2, "long_context.py", *SMALL, *options))) == pytest.approx(alone, abs=5e-6)
+    # a checkpoint of two processes continues on three
+    options = ("--parameters", "fsdp", "--checkpoint", tmp_path, "--every", 2)
+    output_of(torchrun(2, "long_context.py", *SMALL, *options, "--steps", 2))
+    out = output_of(torchrun(3, "long_context.py", *SMALL, *options, "--steps", 5))
+    assert "continues after step 2" in out
+    assert losses(out) == pytest.approx(alone[2:], abs=5e-6)
+
+
+def test_a_killed_process_comes_back_to_the_same_bits(tmp_path):
+    options = (*SMALL, "--steps", 30, "--every", 3, "--checkpoint")
+    output_of(torchrun(2, "long_context.py", *options, tmp_path / "whole"))
+    process = torchrun(2, "long_context.py", *options, tmp_path / "killed", restarts=3)
+    latest = tmp_path / "killed" / "latest"
+    wait_for(lambda: latest.exists() and int(latest.read_text()) >= 6)
+    os.kill(children(process.pid)[-1], signal.SIGKILL)
+    out = output_of(process)
+    assert "continues after step" in out
+    states = [weights(tmp_path / name / "step-30") for name in ("whole", "killed")]
+    assert states[0].keys() == states[1].keys()
+    for name, weight in states[0].items():
+        assert torch.equal(weight, states[1][name]), name
+
+
+def test_a_partitioned_graph_trains_alike_on_one_process_and_on_two():
+    real(locate, "cora")
+    found = [output_of(torchrun(n, "partitioned_graph.py", "--epochs", 21)) for n in (1, 2)]
+    assert losses(found[1]) == pytest.approx(losses(found[0]), abs=2e-4)
+    assert "on 2 processes" in found[1]
+
+
+def weights(folder):
+    """All tensors of a checkpoint, by name."""
+    dcp_to_torch_save(folder, folder / "whole.pt")
+    found = {}
+
+    def visit(name, value):
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                visit(f"{name}.{key}", inner)
+        elif isinstance(value, torch.Tensor):
+            found[name] = value
+
+    visit("", torch.load(folder / "whole.pt", weights_only=False))
+    assert len(found) > 50
+    return found
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for(ready):
+    end = time.monotonic() + 120
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.02)

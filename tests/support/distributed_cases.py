@@ -1,0 +1,304 @@
+"""One process of a group: runs all cases on its part of each graph, and compares with the whole graph.
+
+    RANK=0 WORLD_SIZE=2 python -m distributed_cases FILE SELECTION
+
+FILE is where the processes of a group meet. Prints a line for each case; the exit code is 1 if one disagrees.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from mpnn import MessagePassing, aggregate, graphs
+from mpnn.attention import Additive, AdditiveV2, Degree, DotProduct, EdgeMessage, Kernel, Typed
+from mpnn.distributed import Owners, node_mean, partition, sharded, sum_gradients
+from mpnn.dropout import Dropout
+from mpnn.graph import Graph
+from mpnn.models import GAT, GCN, GPT, MAGNA, GraphSAGE, MoNet
+from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw
+from mpnn.update import FeedForward, PreNorm
+
+WIDTH = 16
+EXACT, SINGLE = 1e-12, 1e-5
+
+
+class Case(NamedTuple):
+    name: str
+    graph: Any  # a topology, or a whole graph
+    nodes: int
+    model: Callable[[], nn.Module]
+    owners: Callable[[int, int], Owners] = Owners.equal
+    training: bool = False
+    dtype: torch.dtype = torch.float64
+    batch: tuple[int, ...] = ()
+
+
+def explicit(nodes: int, edges: int, *, attributes: int = 0, types: int = 0, seed: int = 0) -> Graph:
+    """Random edges, with repeats; the last node has none."""
+    draw = torch.Generator().manual_seed(seed)
+    ends = torch.randint(max(nodes - 1, 1), (2, edges), generator=draw)
+    attr = torch.randn(edges, attributes, generator=draw, dtype=torch.float64) if attributes else None
+    kind = torch.randint(types, (edges,), generator=draw) if types else None
+    return graphs.from_edges(ends, nodes, edge_attr=attr, edge_type=kind)
+
+
+def layer(*, backend: str = "auto", edge_dropout: float = 0.0, **options: Any) -> nn.Module:
+    return MessagePassing(
+        None,
+        "sum",
+        PreNorm(WIDTH, FeedForward(WIDTH)),
+        DotProduct(WIDTH, 2, **options),
+        backend=backend,
+        edge_dropout=edge_dropout,
+    )
+
+
+def of(attention: Callable[[], Any] | None = None, aggregator: Any = "sum", **options: Any) -> Callable[[], nn.Module]:
+    return lambda: MessagePassing(None, aggregator, None, None if attention is None else attention(), **options)
+
+
+def drawn(position: Any) -> Any:
+    for parameter in position.parameters():
+        nn.init.normal_(parameter)
+    return position
+
+
+class Dropped(nn.Module):
+    """A layer between two dropouts of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.layer = Dropout(0.4), layer(dropout=0.3, edge_dropout=0.2)
+
+    def forward(self, x: torch.Tensor, graph: Any) -> torch.Tensor:
+        return self.dropout(self.layer(self.dropout(x), graph))
+
+
+class Tokens(nn.Module):
+    """A language model of which the first component of x says the tokens."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.model = GPT(11, WIDTH, 2, 2, context=64, **options)
+
+    def forward(self, x: torch.Tensor, graph: Any) -> torch.Tensor:
+        return self.model((x[..., 0].abs() * 7).long() % 11, graph=graph)
+
+
+def by_hand(nodes: int, ranks: int) -> Owners:
+    """Every third node belongs to another rank."""
+    return Owners.of_nodes(torch.arange(nodes) // 3 % ranks, ranks)
+
+
+def uneven(nodes: int, ranks: int) -> Owners:
+    """The first rank has nothing."""
+    return Owners.of_sizes([0, *Owners.equal(nodes, ranks - 1).sizes] if ranks > 1 else [nodes])
+
+
+TOPOLOGIES = {
+    "window": graphs.window(5),
+    "causal": graphs.causal(),
+    "causal window": graphs.causal() & graphs.window(7),
+    "complete": graphs.complete(),
+    "longformer": graphs.longformer(8, globals=2),
+    "bigbird": graphs.bigbird(block=4, window=3, random=1, globals=1),
+    "strided": graphs.strided(6),
+    "identity": graphs.identity(),
+    "prefix": graphs.prefix(9),
+}
+
+
+def cases() -> Iterator[Case]:
+    for name, topology in TOPOLOGIES.items():
+        for nodes in (53, 3):
+            if name == "prefix" and nodes < 9:
+                continue
+            yield Case(f"{name} of {nodes}", topology, nodes, layer)
+    yield Case("grid", graphs.grid(7, 9), 63, layer)
+    yield Case("documents", graphs.documents([13, 1, 30, 9]), 53, layer)
+    for owners in (Owners.zigzag, by_hand, uneven):
+        for name, graph in {"causal": graphs.causal(), "window": graphs.window(4), "edges": explicit(41, 160)}.items():
+            yield Case(f"{name}, {owners.__name__}", graph, 41, layer, owners)
+    for backend in ("edge_list", "csr", "dense", "tiles"):
+        model = partial(layer, backend=backend, dropout=0.4)
+        yield Case(f"dropout, {backend}", graphs.causal() & graphs.window(9), 45, model, training=True)
+        yield Case(f"dropout by hand, {backend}", graphs.window(9), 45, model, by_hand, training=True)
+        yield Case(f"single, {backend}", graphs.window(9), 45, model, training=True, dtype=torch.float32)
+    for name, position in {
+        "rotary": lambda: Rotary(WIDTH // 2),
+        "alibi": lambda: ALiBi(2),
+        "t5": lambda: drawn(T5(2, buckets=8, max_distance=8)),
+        "shaw": lambda: drawn(Shaw(WIDTH // 2, 3)),
+    }.items():
+        for owners in (Owners.equal, Owners.zigzag):
+            model = lambda position=position: layer(position=position())  # noqa: E731
+            yield Case(f"{name}, {owners.__name__}", graphs.causal(), 37, model, owners)
+    edges, weighted, typed = explicit(47, 300), explicit(47, 300, attributes=3), explicit(47, 300, types=4)
+    yield Case("GAT", edges, 47, of(lambda: Additive(WIDTH, 4, 2)))
+    yield Case("GAT, dropout", edges, 47, of(lambda: Additive(WIDTH, 4, 2, dropout=0.5)), by_hand, training=True)
+    yield Case("GATv2", edges, 47, of(lambda: AdditiveV2(WIDTH, 4, 2)))
+    yield Case("GCN's weights", edges, 47, of(lambda: Degree(WIDTH, 8)), by_hand)
+    yield Case("edges with attributes", weighted, 47, of(lambda: DotProduct(WIDTH, 2, edge_dim=3)))
+    yield Case("edges add numbers", weighted, 47, partial(layer, position=EdgeBias(3, 2)), by_hand)
+    yield Case("types", typed, 47, of(lambda: Typed(WIDTH, 8, relations=4)), by_hand)
+    message = lambda: EdgeMessage(lambda dst, src, attr: F.relu(src) * dst)  # noqa: E731
+    yield Case("messages of both ends", edges, 47, of(message))
+    yield Case("kernel", graphs.causal(), 47, of(lambda: Kernel(WIDTH, 2, features=8)))
+    pna = aggregate.PNA(average_log_degree=1.7)
+    for aggregator in ("sum", "mean", "max", "min", "std", "median", pna, aggregate.Softmax()):
+        yield Case(f"aggregate {str(aggregator).split('(')[0]}", edges, 47, of(None, aggregator), by_hand)
+    yield Case("hops", edges, 47, of(lambda: Additive(WIDTH, 8, 2), hops=3, teleport=0.2), by_hand)
+    yield Case("dropped features, edges and weights", graphs.window(6), 45, Dropped, training=True)
+    yield Case("the same by hand", edges, 47, Dropped, by_hand, training=True, batch=(2,))
+    yield Case("a batch", graphs.causal(), 29, layer, batch=(2, 3))
+    looped = edges.with_self_loops()
+    yield Case("GCN", looped, 47, lambda: GCN(WIDTH, 3), by_hand, training=True)
+    yield Case("GAT's model", looped, 47, lambda: GAT(WIDTH, 3), training=True)
+    yield Case("GraphSAGE", looped, 47, lambda: GraphSAGE(WIDTH, 3), by_hand, training=True)
+    yield Case("MAGNA", looped, 47, lambda: MAGNA(WIDTH, 3, dim=16, heads=2), by_hand, training=True)
+    yield Case("MoNet", looped, 47, lambda: MoNet(WIDTH, 3), by_hand, training=True)
+    gpt = partial(Tokens, graph=graphs.causal() & graphs.window(5), dropout=0.1)
+    yield Case("GPT", graphs.causal() & graphs.window(5), 48, gpt, training=True, batch=(2,))
+    yield Case("GPT, zigzag", graphs.causal(), 48, gpt, Owners.zigzag, training=True, batch=(2,))
+
+
+def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest number if that is over 1."""
+    if not found.numel():
+        return 0.0
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return found
+
+
+def errors(case: Case, alone: dist.ProcessGroup) -> tuple[float, str]:
+    """The largest difference to one process that has the whole graph, and where it is."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    owners = case.owners(case.nodes, ranks)
+    torch.manual_seed(0)
+    model = case.model().to(case.dtype).train(case.training)
+    graph = case.graph
+    if isinstance(graph, Graph) and graph.edge_attr is not None:
+        graph = graphs.from_edges(graph.edge_index, graph.num_dst, edge_attr=graph.edge_attr.to(case.dtype))
+    x = torch.randn(*case.batch, case.nodes, WIDTH, dtype=case.dtype, requires_grad=True)
+    torch.manual_seed(7)
+    with sharded(alone, Owners.equal(case.nodes, 1)):
+        expected = model(x, graph)
+        weight = torch.randn(expected.shape, dtype=case.dtype, generator=torch.Generator().manual_seed(1))
+        (expected * weight).sum().backward()
+    of_whole = gradients(model)
+
+    mine = owners.nodes(rank)
+    own = x.detach().index_select(-2, mine).requires_grad_()
+    torch.manual_seed(7)
+    # of the first kind of owners, the processes find out for themselves who has what
+    with sharded(None, None if case.owners is Owners.equal else owners):
+        found = model(own, graph)
+        (found * weight.index_select(-2, mine)).sum().backward()
+    sum_gradients(model.parameters())
+    differences = {"out": largest(found, expected.index_select(-2, mine))}
+    if x.grad is not None:
+        own_grad = torch.zeros_like(own) if own.grad is None else own.grad
+        differences["d_x"] = largest(own_grad, x.grad.index_select(-2, mine))
+    for (name, _), here, whole in zip(model.named_parameters(), gradients(model), of_whole, strict=True):
+        differences[f"d_{name}"] = largest(here, whole)
+    if not case.training:
+        differences["without sharding"] = largest(model(x, graph), expected)
+    where = max(differences, key=lambda name: differences[name])
+    return differences[where], where
+
+
+def check_bytes() -> None:
+    """What an exchange receives is what the plan says, and a node that no rank fetches changes nothing elsewhere."""
+    for graph, balance in (
+        (graphs.window(4).bind(50), "nodes"),
+        (explicit(50, 120), "edges"),
+        (graphs.causal().bind(50), "zigzag"),
+    ):
+        part = partition(graph, balance=balance)
+        x = torch.randn(2, 50, 3)
+        torch.distributed.broadcast(x, 0)
+        shard = part.shard()
+        assert shard.exchange is not None
+        shard.exchange(part.scatter(x))
+        assert shard.exchange.received == part.fetched_bytes(3, batch=2)[part.rank], (balance, shard.exchange.received)
+        torch.testing.assert_close(part.gather(part.scatter(x)), x, rtol=0, atol=0)
+        torch.testing.assert_close(shard.exchange(part.scatter(x)), x[:, shard.node_ids[1].long()], rtol=0, atol=0)
+        half = x.to(torch.bfloat16)
+        assert torch.equal(shard.exchange(part.scatter(half)), half[:, shard.node_ids[1].long()])
+        # what this rank does not fetch has no influence, bit for bit
+        torch.manual_seed(0)
+        op = MessagePassing(None, "sum", None, DotProduct(3, 1))
+        before = op(part.scatter(x), shard)
+        other = x.clone()
+        outside = torch.ones(50, dtype=torch.bool)
+        outside[shard.node_ids[1].long()] = False
+        every = [torch.zeros(50, dtype=torch.int64) for _ in range(part.ranks)]
+        dist.all_gather(every, outside.long())
+        for rank, unread in enumerate(every):
+            changed = other.clone()
+            changed[:, unread.bool()] += 1
+            after = op(part.scatter(changed), shard)
+            if rank == part.rank:
+                assert torch.equal(before, after)
+
+
+def check_losses() -> None:
+    """`node_mean` under averaged and added gradients is the mean of all nodes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    owners = Owners.of_sizes([3 * r for r in range(ranks)])  # the first rank has no node
+    x = torch.arange(float(owners.num_nodes)).sqrt()
+    weight = nn.Parameter(torch.tensor(2.0))
+    (weight**2 * x).mean().backward()
+    expected, weight.grad = weight.grad.clone(), None
+    for averaged in (True, False):
+        node_mean(weight**2 * x[owners.nodes(rank)], averaged=averaged).backward()
+        sum_gradients([weight])
+        torch.testing.assert_close(weight.grad / (ranks if averaged else 1), expected)
+        weight.grad = None
+
+
+def main() -> None:
+    meeting, chosen = sys.argv[1], sys.argv[2]
+    torch.set_num_threads(1)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    alone = [dist.new_group([r]) for r in range(ranks)][rank]
+    failed = False
+    for check in (check_bytes, check_losses):
+        check()
+        print(f"0.0e+00 {check.__name__}", flush=True)
+    for case in cases():
+        if chosen not in case.name:
+            continue
+        try:
+            error, where = errors(case, alone)
+        except Exception:
+            traceback.print_exc()
+            print(f"FAILED {case.name}", flush=True)
+            os._exit(1)  # the others would wait
+        bound = EXACT if case.dtype == torch.float64 else SINGLE
+        wrong = not error <= bound
+        failed |= wrong
+        print(f"{'WRONG ' if wrong else ''}{error:.1e} {case.name} ({where})", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
