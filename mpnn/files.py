@@ -1,4 +1,5 @@
-"""Atomic file writes: a crash, a full disk or `kill -9` never leaves a partial file under the final name."""
+"""The folder for caches, and atomic file writes: a crash, a full disk or `kill -9` never leaves a partial file under
+the final name."""
 
 from __future__ import annotations
 
@@ -14,6 +15,26 @@ from typing import Any
 
 if sys.platform != "win32":  # on Windows, replacing is atomic too, but files of killed writers are not deleted
     import fcntl
+
+
+def cache_dir() -> Path:
+    """The folder for downloads and measured prices: `$MPNN_CACHE`, else the platform's cache folder for `mpnn`.
+
+    Raises:
+        FileNotFoundError: if there is neither, because the user has no home folder, as in some containers.
+    """
+    if path := os.environ.get("MPNN_CACHE"):
+        return Path(path).expanduser()
+    if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
+        return Path(local) / "mpnn" / "Cache"
+    if sys.platform not in ("darwin", "win32") and (shared := os.environ.get("XDG_CACHE_HOME")):
+        return Path(shared) / "mpnn"
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise FileNotFoundError(f"{error} Name a folder for caches in the environment variable MPNN_CACHE.") from None
+    inside = {"darwin": "Library/Caches/mpnn", "win32": "AppData/Local/mpnn/Cache"}
+    return home / inside.get(sys.platform, ".cache/mpnn")
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpnn import files
-from mpnn.files import atomic_path, remove_abandoned, write_atomically
+from mpnn.files import atomic_path, cache_dir, remove_abandoned, write_atomically
 
 # The file alone, without the package: torch takes seconds to import.
 LOAD = f"from runpy import run_path; write_atomically = run_path({files.__file__!r})['write_atomically']\n"
@@ -107,3 +107,23 @@ def test_processes_that_write_the_same_file_do_not_disturb_each_other(tmp_path: 
     assert [writer.returncode for writer in writers] == [0, 0, 0]
     assert list(tmp_path.iterdir()) == [path]
     assert len(path.read_text()) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("platform", "environment", "expected"),
+    [
+        ("linux", {"MPNN_CACHE": "/chosen", "XDG_CACHE_HOME": "/xdg"}, "/chosen"),
+        ("linux", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/mpnn"),
+        ("linux", {}, "/home/me/.cache/mpnn"),
+        ("darwin", {}, "/home/me/Library/Caches/mpnn"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/mpnn/Cache"),
+    ],
+)
+def test_the_cache_is_where_the_platform_keeps_caches(monkeypatch, platform, environment, expected):
+    for name in ("MPNN_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
+    assert cache_dir().as_posix() == expected

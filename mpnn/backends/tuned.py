@@ -1,14 +1,13 @@
 """Prices measured on this machine: where `mpnn tune` keeps them, and when they hold.
 
 They hold for one processor, instruction set, number of threads, version of torch and table of shipped prices; each
-combination has its own file in `folder()`. Only the command `mpnn tune` writes there.
+combination has its own file in `mpnn.files.cache_dir()`. Only the command `mpnn tune` writes there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from functools import cache
 from importlib.resources import files
@@ -18,24 +17,15 @@ from warnings import warn
 
 import torch
 
+from mpnn.files import cache_dir
+
 Prices = dict[str, dict[str, float]]
-
-
-def folder() -> Path:
-    """The environment variable `MPNN_CACHE`, else `mpnn` in the user's folder for caches.
-
-    Raises:
-        RuntimeError: if the user has no home folder, as in some containers.
-    """
-    if own := os.environ.get("MPNN_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpnn"
 
 
 def path(threads: int) -> Path:
     """The file for this machine and so many threads."""
     named = json.dumps(machine(threads), sort_keys=True).encode() + _shipped_text().encode()
-    return folder() / f"prices-{hashlib.sha256(named).hexdigest()[:16]}.json"
+    return cache_dir() / f"prices-{hashlib.sha256(named).hexdigest()[:16]}.json"
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -48,14 +38,11 @@ def read(threads: int) -> Prices:
     """The prices in the file, or none. A file that cannot be read is left out, with a warning."""
     try:
         file = path(threads)
-    except RuntimeError:  # no home folder, so nothing was tuned
-        return {}
-    try:
         prices: Prices = json.loads(file.read_text())["nanoseconds"]
         return {name: {kind: float(x) for kind, x in costs.items()} for name, costs in prices.items()}
-    except FileNotFoundError:
+    except FileNotFoundError:  # nothing was tuned, or there is no folder for caches
         return {}
-    except (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (OSError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
         warn(f"the tuned prices in {file} cannot be read: {error}; run mpnn tune, or delete the file", stacklevel=2)
         return {}
 

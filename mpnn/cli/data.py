@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from mpnn.cli.console import console, exit_on_invalid_input
-from mpnn.data import SOURCES, Source, cache_dir, locate
+from mpnn.data import SOURCES, Source, locate
+from mpnn.data.locate import search_folders
 
 BUILT_IN = {"digits": "comes with scikit-learn", "pydoc": "comes with Python"}
 
@@ -60,11 +61,10 @@ def get(name: Annotated[str, typer.Argument(help="A name from mpnn data list.")]
 
 def folder_of(source: Source) -> Path | None:
     """The folder that contains all files of the dataset, or None."""
-    data_dir = os.environ.get("MPNN_DATA")
-    roots = [Path(data_dir).expanduser()] if data_dir else []
-    for root in [*roots, cache_dir()]:
-        if all((root / source.folder / file.name).is_file() for file in source.files):
-            return root / source.folder
+    with suppress(FileNotFoundError):  # there is no folder to search
+        for root in search_folders():
+            if all((root / source.folder / file.name).is_file() for file in source.files):
+                return root / source.folder
     return None
 
 

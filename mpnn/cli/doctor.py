@@ -60,9 +60,12 @@ def machine() -> Iterator[tuple[str, str]]:
     yield "CPU kernels", library.why_missing() or f"compiled for {library.processor()}"
     has_cuda = torch.cuda.is_available()
     yield "GPU", torch.cuda.get_device_name() if has_cuda else "none that torch can use"
-    file = tuned.path(torch.get_num_threads())
-    yield "prices", f"of this machine: {file}" if file.exists() else "as shipped; mpnn tune measures this machine"
-    yield "data", ", ".join(map(str, search_folders()))
+    try:
+        file = tuned.path(torch.get_num_threads())
+        yield "prices", f"of this machine: {file}" if file.exists() else "as shipped; mpnn tune measures this machine"
+        yield "data", ", ".join(map(str, search_folders()))
+    except FileNotFoundError as error:
+        yield "folder for caches", f"none: {error}"
 
 
 def packages() -> Iterator[tuple[str, str]]:

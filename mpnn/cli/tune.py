@@ -39,8 +39,8 @@ def tune(
     threads = torch.get_num_threads()
     try:
         file = tuned.path(threads)
-    except RuntimeError as error:
-        refuse(f"there is no folder for what is measured: {error} Name one in the environment variable MPNN_CACHE")
+    except FileNotFoundError as error:
+        refuse(f"there is no folder for what is measured: {error}")
     if forget:
         file.unlink(missing_ok=True)
         console.print(f"deleted {file}", soft_wrap=True, markup=False)

@@ -16,7 +16,7 @@
 from mpnn.data.city import City, Trips, city, trips
 from mpnn.data.digits import PointClassification, digits
 from mpnn.data.errors import DamagedFile, DatasetNotFound, UnsafePickle
-from mpnn.data.locate import cache_dir, locate
+from mpnn.data.locate import locate
 from mpnn.data.planetoid import NodeClassification, cora, row_normalize
 from mpnn.data.sentences import sentences
 from mpnn.data.sources import SOURCES, RemoteFile, Source
@@ -24,6 +24,7 @@ from mpnn.data.tables import node_tables
 from mpnn.data.text import Characters, batches, multi30k, pydoc_topics, tinyshakespeare
 from mpnn.data.tsp import cities, tsp_weights
 from mpnn.data.tu import GraphClassification, SmallGraph, tu
+from mpnn.files import cache_dir
 
 __all__ = [
     "SOURCES",

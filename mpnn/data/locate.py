@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import tempfile
 import urllib.request
 from collections.abc import Sequence
@@ -19,22 +18,10 @@ from typing import BinaryIO
 
 from mpnn.data.errors import DamagedFile, DatasetNotFound
 from mpnn.data.sources import SOURCES, RemoteFile, Source
+from mpnn.files import cache_dir
 
 _CHUNK = 1 << 16
 _TIMEOUT_S = 30.0
-
-
-def cache_dir() -> Path:
-    """The folder for downloads: `$MPNN_CACHE`, else the platform's cache folder for `mpnn`."""
-    if path := os.environ.get("MPNN_CACHE"):
-        return Path(path).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "mpnn"
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return (Path(local) if local else Path.home() / "AppData" / "Local") / "mpnn" / "Cache"
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "mpnn"
 
 
 def locate(name: str, *names: str) -> Path:
@@ -123,9 +110,15 @@ def _files(source: Source, names: Sequence[str]) -> list[RemoteFile]:
 
 
 def search_folders() -> list[Path]:
-    """The folders to search, in order; the last one is the cache."""
+    """The folders to search, in order; downloads go to the last one. That is the cache, if there can be one."""
     data_dir = os.environ.get("MPNN_DATA")
-    return ([Path(data_dir).expanduser()] if data_dir else []) + [cache_dir()]
+    folders = [Path(data_dir).expanduser()] if data_dir else []
+    try:
+        folders.append(cache_dir())
+    except FileNotFoundError:
+        if not folders:
+            raise
+    return folders
 
 
 def _missing(folder: Path, files: Sequence[RemoteFile]) -> list[RemoteFile]:

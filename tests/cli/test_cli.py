@@ -600,4 +600,4 @@ def test_tune_without_a_home_folder_asks_for_one(monkeypatch: pytest.MonkeyPatch
     for name in ("MPNN_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", home)
-    assert "Name one in the environment variable MPNN_CACHE" in refusal("tune")
+    assert "Name a folder for caches in the environment variable MPNN_CACHE" in refusal("tune")

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import sys
 from http.client import RemoteDisconnected
 
 import pytest
@@ -10,7 +9,7 @@ from real_data import locate_module, real
 
 from mpnn.data import sources
 from mpnn.data.errors import DamagedFile, DatasetNotFound
-from mpnn.data.locate import cache_dir, download, locate
+from mpnn.data.locate import download, locate, search_folders
 from mpnn.data.planetoid import cora
 from mpnn.data.sources import SOURCES, RemoteFile, Source
 from mpnn.data.text import multi30k
@@ -176,24 +175,18 @@ def test_unknown_names_list_what_there_is():
         multi30k("test")
 
 
-@pytest.mark.parametrize(
-    ("platform", "environment", "expected"),
-    [
-        ("linux", {"MPNN_CACHE": "/chosen", "XDG_CACHE_HOME": "/xdg"}, "/chosen"),
-        ("linux", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/mpnn"),
-        ("linux", {}, "/home/me/.cache/mpnn"),
-        ("darwin", {}, "/home/me/Library/Caches/mpnn"),
-        ("win32", {"LOCALAPPDATA": "/local"}, "/local/mpnn/Cache"),
-    ],
-)
-def test_the_cache_is_where_the_platform_keeps_caches(monkeypatch, platform, environment, expected):
+def test_without_a_home_folder_data_are_searched_where_the_environment_says(monkeypatch, tmp_path):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
     for name in ("MPNN_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(locate_module.Path, "home", lambda: locate_module.Path("/home/me"))
-    assert cache_dir().as_posix() == expected
+    monkeypatch.setattr(locate_module.Path, "home", home)
+    monkeypatch.setenv("MPNN_DATA", str(tmp_path))
+    assert search_folders() == [tmp_path]
+    monkeypatch.delenv("MPNN_DATA")
+    with pytest.raises(FileNotFoundError, match="Name a folder for caches in the environment variable MPNN_CACHE"):
+        search_folders()
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)

@@ -124,12 +124,6 @@ def test_a_broken_file_is_left_out_with_a_warning(cache: Path, text: str) -> Non
         assert cost_model.prices(1) == tuned.shipped()["nanoseconds"]
 
 
-def test_the_folder_is_in_the_folder_for_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("MPNN_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tuned.folder() == tmp_path / "mpnn"
-
-
 def test_without_a_home_folder_plans_use_the_shipped_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     def home() -> Path:
         raise RuntimeError("Could not determine home directory.")
