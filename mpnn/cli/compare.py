@@ -126,6 +126,8 @@ def compare(
       mpnn compare --hf ./my-llama --file my.txt --graphs "causal; causal & window(64..512)"
     """
     if hf is not None:
+        if search:
+            refuse("--search tries numbers by training, and --hf trains nothing; write the graphs in --graphs")
         _compare_hf(hf, file, context, graphs)
         return
     with exit_on_invalid_input():

@@ -137,6 +137,9 @@ def test_a_search_ends_in_a_comparison(tmp_path: Path) -> None:
 def test_search_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"9\.\.3 is an empty range"):
         bounds("window(9..3)")
+    done = RUN.invoke(app, ["compare", "--search", "3", "--hf", "no/model", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "--hf trains nothing" in done.output
     monkeypatch.setattr(search, "find_spec", lambda name: None)
     done = RUN.invoke(app, ["compare", "--search", "3", "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
