@@ -6,7 +6,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,12 +30,13 @@ from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, fo
 from mpnn.cli.measure import backends, estimates, machine, versions
 from mpnn.cli.options import Options
 from mpnn.cli.page import Picture
+from mpnn.cli.search import UnusableGraph, best_numbers, bounds, require_optuna
 from mpnn.cli.stop import Stopped, stop_between_steps
 from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
 from mpnn.cli.train import Task, TextName, absolute
 from mpnn.files import write_atomically
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.comparison import Comparison, Curve, spread
+from mpnn.train.comparison import Comparison, Curve, Train, spread
 from mpnn.train.comparison import compare as compare_graphs
 from mpnn.train.language_model import adamw, language_model_loss
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
@@ -93,6 +95,15 @@ def compare(
     lr: Annotated[
         float | None, typer.Option(help="Learning rate; half and twice of it are tried, too. Default: by task.")
     ] = None,
+    search: Annotated[
+        int,
+        typer.Option(
+            metavar="TRIALS",
+            help="Let Optuna choose the numbers in ranges such as window(8..64), in so many short trainings and a "
+            "quarter of --budget, instead of trying them doubled.",
+            min=0,
+        ),
+    ] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.", file_okay=False)] = Path("runs/compare"),
     force: Annotated[bool, typer.Option("--force", help="Replace the results in --out.")] = False,
 ) -> None:
@@ -110,14 +121,19 @@ def compare(
     Examples:
       mpnn compare --file novel.txt --budget 10m
       mpnn compare --graphs "causal; causal & window(16..256); strided(16)" --seeds 3
+      mpnn compare --graphs "causal; causal & window(4..128)" --search 12
       mpnn compare --task cora --graphs "cora; knn(8); identity" --budget 2m
       mpnn compare --hf ./my-llama --file my.txt --graphs "causal; causal & window(64..512)"
     """
     if hf is not None:
+        if search:
+            refuse("--search tries numbers by training, and --hf trains nothing; write the graphs in --graphs")
         _compare_hf(hf, file, context, graphs)
         return
     with exit_on_invalid_input():
         require_accelerate()
+        if search:
+            require_optuna()
         seconds = _seconds(budget)
     if (out / RESULTS).exists() and not force:
         refuse(f"{out} holds a comparison: name another folder with --out, or replace it with --force")
@@ -128,24 +144,29 @@ def compare(
                 layers=layers, batch=batch, lr=_DEFAULT.lr if lr is None else lr,
             )  # fmt: skip
             contest = _Contest.of(options, lr)
-            expressions = expanded(graphs or contest.default_graphs)
+            written = graphs or contest.default_graphs
+            expressions = _separated(written) if search else expanded(written)
+            if search and not any(map(bounds, expressions)):
+                raise ValueError(
+                    '--search needs a range in --graphs; write for example "causal; causal & window(4..128)"'
+                )
+        if search:
+            expressions = _searched(contest, expressions, search, seconds / 4)
+            seconds = seconds * 3 / 4
+        with exit_on_invalid_input():
             share = seconds / 3 / (len(expressions) * len(_RATES))
             candidates = _candidates(contest, expressions, share)
         began = perf_counter()
-        try:
-            with exit_on_failure(), TemporaryDirectory() as work, stop_between_steps() as check:
-                found = compare_graphs(
-                    [one.graph for one in candidates],
-                    [contest.rate * factor for factor in _RATES],
-                    list(range(seeds)),
-                    seconds,
-                    partial(_train, contest, Path(work), check),
-                    lambda line: console.print(line, soft_wrap=True),
-                    contest.unit,
-                )
-        except Stopped as stop:
-            warn("stopped; no results were written")
-            raise typer.Exit(stop.exit_code) from None
+        with _training(contest) as train:
+            found = compare_graphs(
+                [one.graph for one in candidates],
+                [contest.rate * factor for factor in _RATES],
+                list(range(seeds)),
+                seconds,
+                train,
+                lambda line: console.print(line, soft_wrap=True),
+                contest.unit,
+            )
         rows = _rows(found, candidates)
         console.print(_table(rows))
         console.print(found.verdict(), soft_wrap=True)
@@ -153,6 +174,42 @@ def compare(
         with exit_on_failure():
             _write(out, found, contest, rows, options, budget, perf_counter() - began)
         console.print(f"\nthe page with pictures: {out / PAGE}\n{contest.code(found.last[0].graph)}", soft_wrap=True)
+
+
+@contextmanager
+def _training(contest: _Contest) -> Iterator[Train]:
+    """Trains in a temporary folder. Ctrl-C ends the command with a sentence."""
+    try:
+        with exit_on_failure(), TemporaryDirectory() as work, stop_between_steps() as check:
+            yield partial(_train, contest, Path(work), check)
+    except Stopped as stop:
+        warn("stopped; no results were written")
+        raise typer.Exit(stop.exit_code) from None
+
+
+def _searched(contest: _Contest, expressions: Sequence[str], trials: int, seconds: float) -> list[str]:
+    """The expressions, with each range replaced by the number that Optuna found best."""
+    ranged = [expression for expression in expressions if bounds(expression)]
+    share, best = seconds / (trials * len(ranged)), {}
+
+    def error_of(graph: str) -> float:
+        try:
+            contest.make(graph, 0)
+        except ValueError as why:
+            raise UnusableGraph(str(why)) from None
+        return train(graph, contest.rate, 0, share).after_seconds(share)
+
+    with _training(contest) as train:
+        for expression in ranged:
+            try:
+                best[expression], error = best_numbers(expression, trials, error_of)
+            except UnusableGraph as why:
+                refuse(str(why))
+            console.print(
+                f"{expression}: {trials} trials of {share:.2g} s, best {best[expression]} ({error:.3g}{contest.unit})",
+                soft_wrap=True,
+            )
+    return list(dict.fromkeys(best.get(expression, expression) for expression in expressions))
 
 
 def _compare_hf(name: str, file: Path | None, context: int, graphs: str | None) -> None:
@@ -187,13 +244,17 @@ def expanded(graphs: str) -> list[str]:
         ValueError: if there is none, or a range is empty.
     """
     found = []
-    for expression in filter(None, map(str.strip, graphs.split(";"))):
+    for expression in _separated(graphs):
         pieces = re.split(r"(\d+\s*\.\.\s*\d+)", expression)
         choices = [_doubled(piece) if k % 2 else [piece] for k, piece in enumerate(pieces)]
         found += ["".join(choice) for choice in itertools.product(*choices)]
     if not found:
         raise ValueError('there is no graph in --graphs; write for example "causal; causal & window(16..64)"')
     return list(dict.fromkeys(found))
+
+
+def _separated(graphs: str) -> list[str]:
+    return list(filter(None, map(str.strip, graphs.split(";"))))
 
 
 def _doubled(piece: str) -> list[str]:
