@@ -11,6 +11,7 @@ import json
 import platform
 from functools import cache
 from importlib.resources import files
+from math import inf
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -39,12 +40,19 @@ def read(threads: int) -> Prices:
     try:
         file = path(threads)
         prices: Prices = json.loads(file.read_text())["nanoseconds"]
-        return {name: {kind: float(x) for kind, x in costs.items()} for name, costs in prices.items()}
+        return {name: {kind: _price(x) for kind, x in costs.items()} for name, costs in prices.items()}
     except FileNotFoundError:  # nothing was tuned, or there is no folder for caches
         return {}
     except (OSError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
         warn(f"the tuned prices in {file} cannot be read: {error}; run mpnn tune, or delete the file", stacklevel=2)
         return {}
+
+
+def _price(x: Any) -> float:
+    price = float(x)
+    if not 0 <= price < inf:  # NaN would win every comparison of plans, or lose it
+        raise ValueError(f"a price must be a finite number of nanoseconds; got {price}")
+    return price
 
 
 def text(prices: Prices, threads: int) -> str:

@@ -116,6 +116,14 @@ def test_each_number_of_threads_and_processor_has_its_file(cache: Path, monkeypa
     assert tuned.path(1) != one
 
 
+@pytest.mark.parametrize("price", ["NaN", "Infinity", "-1.0"])
+def test_a_price_that_is_no_time_is_left_out_with_a_warning(cache: Path, price: str) -> None:
+    cache.mkdir()
+    tuned.path(1).write_text(f'{{"nanoseconds": {{"csr": {{"sum call": {price}}}}}}}')
+    with pytest.warns(UserWarning, match="a price must be a finite number of nanoseconds; got"):
+        assert cost_model.prices(1) == tuned.shipped()["nanoseconds"]
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"nanoseconds": {"csr": {"sum call": "fast"}}}', '{"nanoseconds": 3}'])
 def test_a_broken_file_is_left_out_with_a_warning(cache: Path, text: str) -> None:
     cache.mkdir()
