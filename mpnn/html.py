@@ -7,13 +7,15 @@ sample of rows or edges: the work does not grow with the graph.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from html import escape
 from itertools import pairwise
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpnn.graph import Graph
+from mpnn.graph import Graph, reachability
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 from mpnn.graph.topology import Topology
@@ -24,6 +26,7 @@ _EDGES = 1 << 18  # read of an explicit graph
 _SIDE = 140  # pixels
 _EXAMPLE = 24  # nodes on which a topology is shown
 _DIAMETER = 2048  # nodes up to which the diameter is computed
+_SECONDS = 0.2  # after which it is left out: a path of 1,024 nodes takes as many hops
 
 
 def of_topology(topology: Topology) -> str:
@@ -72,11 +75,11 @@ def _facts(graph: Graph) -> list[str]:
     percent = f"{share:.2%}" if share >= 1e-4 or not share else f"{100 * share:.1g}%"
     facts = [size, f"{graph.num_edges:,} edges, {percent} of all pairs"]
     if square and 0 < graph.num_dst <= _DIAMETER:
-        diameter = graph.diameter()
-        layers = (
-            "no number of layers connects all pairs" if diameter is None else f"{diameter} layers connect all pairs"
-        )
-        facts.append(layers)
+        with suppress(TimeoutError):
+            diameter = reachability.diameter(graph.runs, perf_counter() + _SECONDS)
+            facts.append(
+                "no number of layers connects all pairs" if diameter is None else f"{diameter} layers connect all pairs"
+            )
     return facts
 
 

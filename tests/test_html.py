@@ -85,3 +85,12 @@ def test_names_are_text_and_not_markup():
     text = graph._repr_html_()
     assert "<script" not in text
     ElementTree.fromstring(text)
+
+
+def test_a_diameter_that_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = graphs.window(1).bind(30)
+    assert "29 layers connect all pairs" in path._repr_html_()
+    monkeypatch.setattr("mpnn.html._SECONDS", -1.0)
+    text = path._repr_html_()
+    assert "88 edges" in text
+    assert "layers connect" not in text
