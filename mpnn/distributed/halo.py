@@ -24,7 +24,9 @@ class Part:
 
     Attributes:
         graph: its destinations over its sources. Positions are those of the whole graph.
-        sources: the numbers of the sources in the whole graph, int64 ascending: the rank's own nodes and its halo.
+        sources: the numbers of the sources in the whole graph, int64: the rank's own nodes and its halo. Those of a
+            structured graph are ascending; those of an explicit one begin with the own nodes, so that features need no
+            permutation.
         own: which of the sources are the rank's own nodes.
         fetched: the number of sources that it fetches from each rank; 0 from itself.
     """
@@ -41,11 +43,17 @@ class Part:
         rows = graph.rows(*block) if block is not None else subgraphs.take(graph, nodes)
         mine = src.nodes(rank).to(graph.device)
         sources, part = subgraphs.compact(rows, keep=mine)
-        fetched = torch.bincount(src.of(sources.cpu()), minlength=src.ranks)
+        owner = src.of(sources.cpu())
+        fetched = torch.bincount(owner, minlength=src.ranks)
         fetched[rank] = 0
+        if part.is_explicit:
+            owner[owner == rank] = -1
+            order = owner.argsort(stable=True).to(graph.device)
+            sources, part = sources[order], subgraphs.with_sources(part, order)
+        own = torch.arange(len(mine), device=graph.device) if part.is_explicit else torch.searchsorted(sources, mine)
         part.name = graph.name
         part.node_ids = (nodes.int(), sources.int())
-        return Part(part, sources, torch.searchsorted(sources, mine), fetched.tolist())
+        return Part(part, sources, own, fetched.tolist())
 
 
 class HaloExchange:
@@ -65,9 +73,13 @@ class HaloExchange:
         remote[part.own] = False
         wanted = part.sources[remote].cpu()
         by_owner = owners.of(wanted).argsort(stable=True)
-        # [own, fetched by owner] -> ascending sources
-        place = torch.cat([part.own, remote.nonzero().squeeze(1)[by_owner.to(device)]])
-        self._order = None if bool((place.diff() > 0).all()) else place.argsort()
+        # Where the own rows and those of each owner go among the sources. If they stay together, in order, they are
+        # concatenated around the own ones, else permuted.
+        fetched = remote.nonzero().squeeze(1)[by_owner.to(device)]
+        own_first = int(part.own[0]) if len(part.own) else 0
+        self._before = int((fetched < own_first).sum())
+        place = torch.cat([fetched[: self._before], part.own, fetched[self._before :]])
+        self._order = None if torch.equal(place, torch.arange(len(place), device=device)) else place.argsort()
         self._arriving = part.fetched
         leaving = torch.empty(owners.ranks, dtype=torch.int64, device=device)
         dist.all_to_all_single(leaving, torch.tensor(part.fetched, device=device), group=group)
@@ -80,7 +92,7 @@ class HaloExchange:
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         rows = x.movedim(dim, 0)
         fetched = _Fetch.apply(rows, self)
-        rows = torch.cat([rows, fetched])
+        rows = torch.cat([fetched[: self._before], rows, fetched[self._before :]])
         rows = rows if self._order is None else rows.index_select(0, self._order)
         return rows.movedim(0, dim)
 

@@ -72,6 +72,15 @@ def compact(graph: Graph, keep: Tensor | None = None) -> tuple[Tensor, Graph]:
     return index, narrower
 
 
+def with_sources(graph: Graph, order: Tensor) -> Graph:
+    """An explicit graph whose source k is source `order[k]` of this one, int64 [num_src], a permutation."""
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    src, dst = graph.edge_index
+    at = graph.positions and (graph.positions[0], graph.positions[1][order])
+    return renumbered(graph, torch.stack([place[src], dst]), positions=at)
+
+
 def subgraph(graph: Graph, keep: Tensor) -> Graph:
     """`Graph.subgraph`."""
     try:
