@@ -67,6 +67,28 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         _flush(path.parent)  # so that the rename survives a crash too
 
 
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """As `atomic_path`, for a folder: yields a new folder to write files to, and renames it to `path` at the end.
+
+    Raises:
+        FileExistsError: `path` exists. Folders are not replaced.
+        OSError: if the folder of `path` does not exist, cannot be written or is full.
+    """
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"{path} exists; delete it first, or choose another name")
+    with _temporary_folder(path) as outer:
+        folder = outer / path.name
+        folder.mkdir()
+        yield folder
+        for file in folder.iterdir():
+            _flush(file, os.O_RDWR)
+        os.rename(folder, path)
+    if sys.platform != "win32":
+        _flush(path.parent)
+
+
 def remove_abandoned(path: str | os.PathLike[str]) -> None:
     """Deletes temporary folders of killed writers of `path`."""
     path = Path(path)

@@ -21,7 +21,7 @@ ROOMS: dict[str, set[str]] = {
     "html": {"graph"},
     "aggregate": set(),
     "request": {"graph", "aggregate"},
-    "graphs": {"graph", "request"},
+    "graphs": {"graph", "request", "kernels", "files"},
     "dropout": {"graph", "request", "kernels"},
     "update": {"request", "dropout"},
     "position": {"graph", "request"},
@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "engine": {"graph", "graphs", "html", "aggregate", "request", "backends"},
     "ops": {"graph", "aggregate", "request", "engine"},
     "message_passing": {"graph", "html", "aggregate", "update", "request", "attention", "decoding", "engine", "ops"},
-    "data": {"files"},
+    "data": {"files", "graph", "graphs"},
     "plot": {"graph"},
     "encodings": {"graph"},
     "models": {
@@ -156,7 +156,7 @@ def test_backends_do_not_know_each_other() -> None:
 
 EXTRAS = (
     *("accelerate", "torch_scatter", "torch_sparse", "torch_geometric", "transformers", "tokenizers", "safetensors"),
-    *("matplotlib", "networkx", "sklearn", "typer", "click", "rich", "hypothesis", "pytest"),
+    *("matplotlib", "networkx", "pyarrow", "sklearn", "typer", "click", "rich", "hypothesis", "pytest"),
 )
 
 

@@ -9,6 +9,7 @@
 | `city()`, `trips(city, ...)` | simulated traffic, to predict the times of segments and routes |
 | `tinyshakespeare()`, `pydoc_topics()` | text for character models |
 | `multi30k(split)` | English-German sentence pairs |
+| `neighbor_batches(graph, nodes, fanouts, features)` | sampled batches for training on graphs of any size |
 | `sentences()` | sentences for semantic search |
 | `cities()`, `tsp_weights()` | travelling salesman instances, and the weights of a model for them |
 """
@@ -17,6 +18,7 @@ from mpnn.data.city import City, Trips, city, trips
 from mpnn.data.digits import PointClassification, digits
 from mpnn.data.errors import DamagedFile, DatasetNotFound, UnsafePickle
 from mpnn.data.locate import locate
+from mpnn.data.neighbors import NeighborBatch, neighbor_batches
 from mpnn.data.planetoid import NodeClassification, cora, row_normalize
 from mpnn.data.sentences import sentences
 from mpnn.data.sources import SOURCES, RemoteFile, Source
@@ -33,6 +35,7 @@ __all__ = [
     "DamagedFile",
     "DatasetNotFound",
     "GraphClassification",
+    "NeighborBatch",
     "NodeClassification",
     "PointClassification",
     "RemoteFile",
@@ -48,6 +51,7 @@ __all__ = [
     "digits",
     "locate",
     "multi30k",
+    "neighbor_batches",
     "node_tables",
     "pydoc_topics",
     "row_normalize",

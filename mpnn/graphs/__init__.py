@@ -10,6 +10,7 @@ from mpnn.graph import Graph
 from mpnn.graph.bind_cache import CACHE as cache
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps
 from mpnn.graph.runs import Runs
+from mpnn.graphs.compressed import CompressedGraph, compressed
 from mpnn.graphs.content import chunks, knn, lsh
 from mpnn.graphs.convert import (
     from_dgl,
@@ -24,6 +25,7 @@ from mpnn.graphs.convert import (
     to_sparse_tensor,
     to_torch_sparse,
 )
+from mpnn.graphs.disk import open_csr, write_csr
 from mpnn.graphs.explicit import batch, from_blocks, from_edges
 from mpnn.graphs.image import convolution, grid, neighborhood, pooling, windows
 from mpnn.graphs.incidence import edges_into, ends_of_edges
@@ -48,6 +50,7 @@ from mpnn.graphs.sparse import bigbird, longformer, random
 add_safe_globals([parse, Graph, Runs, Offset, GridOffset, Taps, Flipped, Table])
 
 __all__ = [
+    "CompressedGraph",
     "absent_edges",
     "batch",
     "bigbird",
@@ -55,6 +58,7 @@ __all__ = [
     "causal",
     "chunks",
     "complete",
+    "compressed",
     "convolution",
     "documents",
     "edges_into",
@@ -76,6 +80,7 @@ __all__ = [
     "lsh",
     "memory",
     "neighborhood",
+    "open_csr",
     "parse",
     "permutation",
     "pooling",
@@ -92,4 +97,5 @@ __all__ = [
     "to_torch_sparse",
     "window",
     "windows",
+    "write_csr",
 ]

@@ -16,6 +16,7 @@ from mpnn.kernels import (
     linear_attention,
     row_attention,
     row_reduce,
+    sample_neighbors,
     sort_edges,
     tile_attention,
 )
@@ -29,6 +30,7 @@ STRUCTS = {
     "tile_attention": tile_attention._Parameters,
     "feature_dropout": feature_dropout._Parameters,
     "linear_attention": linear_attention._Parameters,
+    "sample_neighbors": sample_neighbors._Parameters,
     "sort_edges": sort_edges._Parameters,
 }
 

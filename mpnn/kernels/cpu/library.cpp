@@ -4,6 +4,7 @@
 #include "linear_attention.cpp"
 #include "row_attention.cpp"
 #include "row_reduce.cpp"
+#include "sample_neighbors.cpp"
 #include "sort_edges.cpp"
 #include "threads.cpp"
 #include "tile_attention.cpp"

@@ -1,0 +1,175 @@
+"""Sampled batches for training on graphs of any size (GraphSAGE, Hamilton et al. 2017, algorithm 2).
+
+The graph and the features may be memory maps. A thread samples and gathers the next batches while the model computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graphs import CompressedGraph, compressed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NeighborBatch:
+    """What L layers need to compute the outputs of `nodes`.
+
+    Args:
+        nodes: int64 [n], the nodes of the batch, whose outputs the last layer computes.
+        sources: int64 [m], the nodes whose features the first layer reads; `nodes` come first.
+        graphs: the graph of each layer, the first layer first. The destinations of a graph are its first sources, and
+            the sources of the next.
+        x: the features of `sources`, [m, ...]; None if `neighbor_batches` was given none.
+    """
+
+    nodes: Tensor
+    sources: Tensor
+    graphs: tuple[Graph, ...]
+    x: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> NeighborBatch:
+        x = None if self.x is None else self.x.to(device)
+        graphs = tuple(graph.to(device) for graph in self.graphs)
+        return replace(self, nodes=self.nodes.to(device), sources=self.sources.to(device), graphs=graphs, x=x)
+
+
+def neighbor_batches(
+    graph: Graph | CompressedGraph,
+    nodes: Tensor,
+    fanouts: Sequence[int],
+    features: Tensor | NDArray[Any] | None = None,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    prefetch: int = 2,
+) -> Iterator[NeighborBatch]:
+    """One epoch over `nodes` in batches, each with sampled in-neighbors. Pass another `seed` in each epoch.
+
+    ::
+
+        for batch in neighbor_batches(graph, train_nodes, [15, 10], features, batch_size=1024, seed=epoch):
+            loss = cross_entropy(model(batch.x, batch.graphs), labels[batch.nodes])
+
+    A node's sample depends on the seed, the layer and the node, not on its batch, the number of threads, or whether the
+    graph and the features are in memory or on disk.
+
+    Args:
+        graph: its sources and destinations must be one set of nodes. A `Graph` is compressed first, once.
+        nodes: int64 [n], distinct.
+        fanouts: the number of in-neighbors that the first, second, ... layer receives from; -1 for all of them.
+        features: [num_nodes, ...], a tensor or an array; of a memory map, rows are read in ascending order.
+        batch_size: the number of nodes of a batch; the last may have fewer.
+        shuffle: whether to visit the nodes in an order drawn from the seed.
+        prefetch: the number of batches that a thread prepares in advance; 0 prepares each when it is asked for.
+
+    Raises:
+        ValueError: an argument does not fit; before the first batch. Errors of the thread are raised at its batch.
+    """
+    if isinstance(graph, Graph):
+        graph = graph.cached("compressed", partial(compressed, graph))
+    if graph.num_dst != graph.num_src:
+        raise ValueError(f"neighbor_batches needs one set of nodes; got {graph!r}")
+    if not fanouts or any(fanout < -1 for fanout in fanouts):
+        raise ValueError(f"fanouts must hold a number for each layer, -1 for all in-neighbors; got {list(fanouts)}")
+    for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}; got {value}")
+    if features is not None and len(features) != graph.num_src:
+        raise ValueError(f"features must have a row for each of the {graph.num_src} nodes; got {len(features)}")
+    if nodes.dim() != 1 or nodes.dtype != torch.int64:
+        raise ValueError(f"nodes must be int64 [n]; got {nodes.dtype} of shape {list(nodes.shape)}")
+    if shuffle:
+        nodes = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(seed))]
+    parts = nodes.split(batch_size) if len(nodes) else ()
+    whole = graph
+    prepared = (sampled_batch(whole, part, fanouts, features, seed) for part in parts)
+    return in_advance(prepared, prefetch) if prefetch else prepared
+
+
+def sampled_batch(
+    graph: CompressedGraph,
+    nodes: Tensor,
+    fanouts: Sequence[int],
+    features: Tensor | NDArray[Any] | None = None,
+    seed: int = 0,
+) -> NeighborBatch:
+    """One batch of `neighbor_batches`."""
+    sources, layers = nodes, []
+    for layer in reversed(range(len(fanouts))):
+        sources, block, _ = graph.sample(sources, fanouts[layer], seed * len(fanouts) + layer)
+        layers.append(block)
+    x = None if features is None else gather(features, sources)
+    return NeighborBatch(nodes, sources, tuple(reversed(layers)), x)
+
+
+def gather(features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
+    """`features[nodes]` as a tensor. Rows of an array, which may be a memory map, are read in ascending order, so that
+    a disk is read in one direction and every page once."""
+    if isinstance(features, Tensor):
+        return features.index_select(0, nodes)
+    order = np.argsort(nodes.numpy(), kind="stable")
+    rows = np.empty((len(nodes), *features.shape[1:]), features.dtype)
+    rows[order] = features[nodes.numpy()[order]]
+    return torch.from_numpy(rows)
+
+
+def in_advance(values: Iterator[T], count: int) -> Iterator[T]:
+    """Yields `values`, which a thread computes up to `count` in advance. Its exceptions are raised here, in their turn.
+    The thread ends with the iterator: at its end, when it is closed, and after an exception such as Ctrl-C."""
+    ready: Queue[tuple[Callable[[], T] | None]] = Queue(count)
+    stop = Event()
+
+    def put(item: Callable[[], T] | None) -> None:
+        while not stop.is_set():
+            with suppress(Full):
+                return ready.put((item,), timeout=0.1)
+
+    def work() -> None:
+        try:
+            for value in values:
+                put(lambda value=value: value)  # type: ignore[misc]
+                if stop.is_set():
+                    return
+        except BaseException as error:
+            put(_raise(error))
+        put(None)
+
+    worker = Thread(target=work, name="mpnn-batches", daemon=True)
+    worker.start()
+    try:
+        while True:
+            (item,) = _next(ready)
+            if item is None:
+                return
+            yield item()
+    finally:
+        stop.set()
+        worker.join()
+
+
+def _raise(error: BaseException) -> Callable[[], Any]:
+    def call() -> Any:
+        raise error
+
+    return call
+
+
+def _next(ready: Queue[T]) -> T:
+    while True:
+        with suppress(Empty):
+            return ready.get(timeout=1.0)  # waiting without a limit would keep Ctrl-C waiting on Windows

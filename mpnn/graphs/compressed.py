@@ -1,0 +1,129 @@
+"""Edges in compressed rows of 32 bits, in memory or in a memory map: what sampling reads, and nothing more.
+
+A `Graph` holds 16 bytes an edge for its caller, and what kernels derive from it. A `CompressedGraph` holds 4, and 8 a
+node, so graphs of billions of edges fit on a disk and are sampled from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graphs.arguments import as_integer
+from mpnn.kernels.sample_neighbors import sample_neighbors
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedGraph:
+    """Node i receives from `columns[offsets[i]:offsets[i + 1]]`, ascending. Created by `open_csr` and `compressed`.
+
+    Args:
+        offsets: int64 [num_dst + 1].
+        columns: int32 [E], the source of each edge.
+        num_src: the number of sources.
+        edge_ids: int64 [E], the index of each edge in the caller's order, or None if it was not asked for.
+    """
+
+    offsets: NDArray[np.int64]
+    columns: NDArray[np.int32]
+    num_src: int
+    edge_ids: NDArray[np.int64] | None = None
+
+    @property
+    def num_dst(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory or on disk."""
+        return self.offsets.nbytes + self.columns.nbytes + (0 if self.edge_ids is None else self.edge_ids.nbytes)
+
+    def __repr__(self) -> str:
+        return f"CompressedGraph(num_dst={self.num_dst}, num_src={self.num_src}, num_edges={self.num_edges})"
+
+    def in_neighbors(self, node: int) -> Tensor:
+        """The sources of a node, int64 ascending; repeated edges repeat."""
+        if not 0 <= as_integer("node", node) < self.num_dst:
+            raise IndexError(f"node {node} is not among the {self.num_dst} destinations, counted from 0")
+        row = self.columns[self.offsets[node] : self.offsets[node + 1]]
+        return torch.from_numpy(row.astype(np.int64))
+
+    def degree(self, nodes: Tensor | None = None) -> Tensor:
+        """The in-degrees of nodes, int64; default: of all."""
+        if nodes is None:
+            return torch.from_numpy(np.diff(self.offsets))
+        at = nodes.numpy()
+        return torch.from_numpy(self.offsets[at + 1] - self.offsets[at])
+
+    def graph(self) -> Graph:
+        """The whole graph in memory, its edges by destination, then source."""
+        dst = np.repeat(np.arange(self.num_dst), np.diff(self.offsets))
+        edges = torch.from_numpy(np.stack([self.columns.astype(np.int64), dst]))
+        return Graph.from_edges(edges, self.num_dst, self.num_src)
+
+    def sample(self, nodes: Tensor, fanout: int, seed: int = 0) -> tuple[Tensor, Graph, Tensor]:
+        """Samples at most `fanout` in-neighbors of each node without replacement (GraphSAGE, Hamilton et al. 2017,
+        section 3.1), in O(fanout) a node.
+
+        ::
+
+            compressed(from_edges([[0, 1, 2], [2, 2, 0]])).sample(torch.tensor([2]), fanout=2)   .##  sources 2, 0, 1
+
+        Args:
+            nodes: int64 [n], distinct destinations.
+            fanout: -1 takes all in-neighbors.
+            seed: seed and node decide which in-neighbors; neither the other nodes nor the memory of the graph do.
+
+        Returns:
+            The sources, int64 [m]: `nodes`, then their other in-neighbors in the order of the edges; the graph of n
+            destinations and m sources; and the index of each of its edges in `columns`, int64.
+
+        Raises:
+            ValueError: `nodes` are not distinct destinations, `fanout` is below -1, or the graph is damaged.
+        """
+        if as_integer("fanout", fanout) < -1:
+            raise ValueError(f"fanout must be a number of in-neighbors, or -1 for all; got {fanout}")
+        targets = nodes.cpu().numpy()
+        check_nodes(targets, min(self.num_dst, self.num_src))
+        sample = sample_neighbors(self.offsets, self.columns, self.num_src, targets, fanout, seed)
+        edges = torch.from_numpy(np.stack([sample.source, sample.destination]))
+        block = Graph(len(nodes), len(sample.nodes), edges=edges, name=f"sampled({fanout})")
+        return torch.from_numpy(sample.nodes.astype(np.int64)), block, torch.from_numpy(sample.position)
+
+
+def compressed(graph: Graph) -> CompressedGraph:
+    """The edges of a graph in memory in compressed rows: 4 bytes an edge. Repeated edges are kept; attributes are not.
+
+    Raises:
+        ValueError: there are 2^31 sources or more.
+    """
+    if graph.num_src >= 2**31:
+        raise ValueError(f"sources are stored in 32 bits, so there must be fewer than 2^31; got {graph.num_src}")
+    csr = graph.csr
+    row, col = csr.row.cpu().numpy(), csr.col.cpu().numpy()
+    keys = np.sort(row << 32 | col)
+    return CompressedGraph(csr.ptr.cpu().numpy(), (keys & 0xFFFFFFFF).astype(np.int32), graph.num_src)
+
+
+def check_nodes(nodes: NDArray[np.int64], num_nodes: int) -> None:
+    """Raises ValueError unless `nodes` are distinct integers [n] from 0 to num_nodes - 1."""
+    if nodes.ndim != 1 or nodes.dtype != np.int64:
+        raise ValueError(f"nodes must be int64 [n]; got {nodes.dtype} of shape {list(nodes.shape)}")
+    if not len(nodes):
+        return
+    if nodes.min() < 0 or nodes.max() >= num_nodes:
+        at = int(np.flatnonzero((nodes < 0) | (nodes >= num_nodes))[0])
+        raise ValueError(f"nodes[{at}] is {nodes[at]}, but there are {num_nodes} nodes, counted from 0")
+    ordered = np.sort(nodes)
+    if (ordered[1:] == ordered[:-1]).any():
+        repeated = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
+        raise ValueError(f"nodes must be distinct; {repeated} appears more than once")

@@ -1,0 +1,132 @@
+"""Sampled batches: what they hold, that they repeat, and that a network trains on them as on the whole graph."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mpnn import MessagePassing, graphs
+from mpnn.data import neighbor_batches
+from mpnn.data.neighbors import in_advance
+from mpnn.update import Concat
+
+N = 60
+EDGES = torch.randint(N, (2, 400), generator=torch.Generator().manual_seed(0))
+GRAPH = graphs.from_edges(EDGES, N)
+X = torch.randn(N, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+class Sage(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(MessagePassing(None, "mean", Concat(6, 6), None) for _ in range(2)).double()
+
+    def forward(self, x, layer_graphs):
+        for layer, graph in zip(self.layers, layer_graphs, strict=True):
+            x = layer(x[: graph.num_dst], graph, source=x).tanh()
+        return x
+
+
+def batches(**options):
+    settings = {"batch_size": 16, "seed": 3, **options}
+    return list(neighbor_batches(settings.pop("graph", GRAPH), torch.arange(N), [3, 2], X, **settings))
+
+
+def same(a, b):
+    assert torch.equal(a.nodes, b.nodes)
+    assert torch.equal(a.sources, b.sources)
+    assert torch.equal(a.x, b.x)
+    assert all(torch.equal(g.edge_index, h.edge_index) for g, h in zip(a.graphs, b.graphs, strict=True))
+
+
+def test_a_batch_holds_in_neighbors_of_its_nodes_and_their_features():
+    found = batches()
+    assert [len(batch.nodes) for batch in found] == [16, 16, 16, 12]
+    assert torch.cat([batch.nodes for batch in found]).sort().values.tolist() == list(range(N))
+    pairs = set(map(tuple, EDGES.T.tolist()))
+    for batch in found:
+        assert torch.equal(batch.sources[: len(batch.nodes)], batch.nodes)
+        assert torch.equal(batch.x, X[batch.sources])
+        assert batch.graphs[-1].num_dst == len(batch.nodes)
+        assert batch.graphs[0].num_src == len(batch.sources)
+        for graph, fanout in zip(batch.graphs, (3, 2), strict=True):
+            src, dst = batch.sources[graph.edge_index]
+            assert set(zip(src.tolist(), dst.tolist(), strict=True)) <= pairs
+            assert graph.degree().max() <= fanout
+
+
+def test_batches_repeat_and_do_not_depend_on_threads_or_files(tmp_path):
+    expected = batches()
+    graphs.write_csr(tmp_path / "csr", EDGES.numpy(), num_nodes=N)
+    for other in (batches(), batches(prefetch=0), batches(graph=graphs.open_csr(tmp_path / "csr"))):
+        for a, b in zip(expected, other, strict=True):
+            same(a, b)
+    changed = batches(seed=4)
+    assert not torch.equal(changed[0].nodes, expected[0].nodes)
+
+
+def test_features_of_an_array_are_those_of_a_tensor(tmp_path):
+    np.save(tmp_path / "x.npy", X.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    for a, b in zip(
+        batches(), neighbor_batches(GRAPH, torch.arange(N), [3, 2], mapped, batch_size=16, seed=3), strict=True
+    ):
+        same(a, b)
+
+
+def test_with_all_in_neighbors_gradients_are_those_of_the_whole_graph():
+    whole, sampled = Sage(), Sage()
+    target = torch.randn(N, 6, dtype=torch.float64)
+    F.mse_loss(whole(X, [GRAPH, GRAPH]), target, reduction="sum").backward()
+    for batch in neighbor_batches(GRAPH, torch.arange(N), [-1, -1], X, batch_size=7):
+        F.mse_loss(sampled(batch.x, batch.graphs), target[batch.nodes], reduction="sum").backward()
+    for a, b in zip(whole.parameters(), sampled.parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad, rtol=1e-10, atol=1e-10)
+
+
+def test_it_learns_what_neighbors_say():
+    torch.manual_seed(0)
+    label = (MessagePassing(GRAPH, "mean", None, None)(X)[:, 0] > 0).long()
+    model = Sage()
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for epoch in range(60):
+        for batch in neighbor_batches(GRAPH, torch.arange(N), [8, 8], X, batch_size=20, seed=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch.x, batch.graphs), label[batch.nodes]).backward()
+            optimizer.step()
+    (every,) = neighbor_batches(GRAPH, torch.arange(N), [-1, -1], X, batch_size=N, shuffle=False)
+    assert (model(every.x, every.graphs).argmax(-1) == label).double().mean() > 0.9
+
+
+def test_errors_of_the_thread_are_raised_in_their_turn_and_the_thread_ends():
+    def values():
+        yield 1
+        raise OSError("the disk is gone")
+
+    found = in_advance(values(), 2)
+    assert next(found) == 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(found)
+    endless = in_advance(iter(int, 1), 2)
+    next(endless)
+    endless.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "mpnn-batches"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"fanouts": []}, "fanouts must hold a number for each layer"),
+        ({"fanouts": [-2]}, "-1 for all in-neighbors; got"),
+        ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
+        ({"features": X[:5]}, "a row for each of the 60 nodes; got 5"),
+        ({"nodes": torch.zeros(3)}, "nodes must be int64"),
+    ],
+)
+def test_refusals(options, sentence):
+    settings = {"nodes": torch.arange(N), "fanouts": [2], "features": X, "batch_size": 4, **options}
+    with pytest.raises(ValueError, match=sentence):
+        neighbor_batches(GRAPH, **settings)

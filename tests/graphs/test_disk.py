@@ -1,0 +1,167 @@
+"""Graphs in memory maps: what is written equals the edges, from every kind of input, in pieces of every size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mpnn import graphs
+from mpnn.graphs.disk import chunks_of
+
+EDGES = torch.tensor([[4, 0, 2, 2, 1], [1, 3, 3, 1, 3]])
+
+
+def expected(edges: torch.Tensor, num_nodes: int) -> list[list[int]]:
+    return [sorted(edges[0, edges[1] == node].tolist()) for node in range(num_nodes)]
+
+
+def rows(graph: graphs.CompressedGraph) -> list[list[int]]:
+    return [graph.in_neighbors(node).tolist() for node in range(graph.num_dst)]
+
+
+def test_rows_hold_sorted_sources(tmp_path: Path) -> None:
+    graph = graphs.write_csr(tmp_path / "g", EDGES)
+    assert rows(graph) == [[], [2, 4], [], [0, 1, 2], []]
+    assert (graph.num_dst, graph.num_src, graph.num_edges) == (5, 5, 5)
+    assert graph.columns.dtype == np.int32
+    assert graph.edge_ids is None
+    assert graph.nbytes == 6 * 8 + 5 * 4
+    assert graph.degree().tolist() == [0, 2, 0, 3, 0]
+    assert graph.degree(torch.tensor([3, 1])).tolist() == [3, 2]
+    assert sorted(file.name for file in (tmp_path / "g").iterdir()) == ["columns.npy", "header.json", "offsets.npy"]
+
+
+@pytest.mark.parametrize("num_edges", [0, 1, 7, 5000])
+@pytest.mark.parametrize("chunk", [1, 700, 10_000])
+def test_an_external_sort_in_many_pieces(tmp_path: Path, num_edges: int, chunk: int) -> None:
+    torch.manual_seed(num_edges)
+    edges = torch.randint(40, (2, num_edges))  # repeated edges, and rows that reach over several ranges
+    parts = edges.split(chunk, 1) if chunk > 1 or num_edges < 100 else [edges]
+    graph = graphs.write_csr(tmp_path / "g", iter(parts), 41, edge_ids=True, memory=1 << 16)
+    assert rows(graph) == expected(edges, 41)
+    ids = torch.from_numpy(np.array(graph.edge_ids))
+    assert torch.equal(graph.graph().edge_index, edges[:, ids])
+    assert sorted(ids.tolist()) == list(range(num_edges))
+    assert rows(graphs.open_csr(tmp_path / "g", verify=True)) == rows(graph)
+
+
+def test_every_kind_of_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "e.npy", EDGES.numpy())
+    pairs = EDGES.T.tolist()
+    (tmp_path / "e.csv").write_text("source,target,weight\n" + "".join(f"{a},{b},0.5\n" for a, b in pairs))
+    (tmp_path / "e.txt").write_text("# a comment\n\n" + "".join(f"{a}\t{b} # an edge\n" for a, b in pairs))
+    for name in ("e.npy", "e.csv", "e.txt"):
+        assert rows(graphs.write_csr(tmp_path / f"{name}.graph", tmp_path / name)) == expected(EDGES, 5)
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"src": EDGES[0].numpy(), "dst": EDGES[1].numpy(), "year": EDGES[1].numpy()})
+    parquet.write_table(table, tmp_path / "e.parquet")
+    assert rows(graphs.write_csr(tmp_path / "g", tmp_path / "e.parquet")) == expected(EDGES, 5)
+
+
+def test_two_sets_of_nodes(tmp_path: Path) -> None:
+    graph = graphs.write_csr(tmp_path / "g", EDGES, num_src=9, num_dst=4)
+    assert (graph.num_dst, graph.num_src) == (4, 9)
+    assert rows(graph) == expected(EDGES, 4)
+
+
+def test_chunks_have_one_size_and_keep_the_order() -> None:
+    chunks = list(chunks_of(iter([EDGES[:, :1], EDGES[:, 1:4], EDGES[:, 4:]]), 2))
+    assert [chunk.shape[1] for chunk in chunks] == [2, 2, 1]
+    assert np.concatenate(chunks, 1).tolist() == EDGES.tolist()
+
+
+@pytest.mark.parametrize(
+    ("edges", "sizes", "error", "message"),
+    [
+        ([[0, 5], [1, 1]], {"num_nodes": 5}, IndexError, r"edge 1 \(5 -> 1\) has source 5, but there are 5 sources"),
+        ([[0, -1], [1, 1]], {}, IndexError, "must not be negative"),
+        ([[0], [2**31]], {}, IndexError, "below 2\\^31"),
+        ([[0.5], [1.0]], {}, TypeError, "integers"),
+        ([[0, 1], [1, 1], [2, 1]], {}, ValueError, "transpose"),
+        ([[0], [1]], {"num_nodes": 2, "num_src": 2}, ValueError, "not both"),
+        ([[0], [1]], {"num_src": 2}, ValueError, "or neither"),
+    ],
+)
+def test_edges_that_are_refused(tmp_path: Path, edges: object, sizes: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        graphs.write_csr(tmp_path / "g", np.array(edges), **sizes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_is_refused_names_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("0,1\n1,x\n")
+    with pytest.raises(ValueError, match=r"e\.csv, lines 1 to 2"):
+        graphs.write_csr(tmp_path / "g", tmp_path / "e.csv")
+
+
+def test_folders_are_not_replaced(tmp_path: Path) -> None:
+    graphs.write_csr(tmp_path / "g", EDGES)
+    with pytest.raises(FileExistsError, match="delete it first"):
+        graphs.write_csr(tmp_path / "g", EDGES)
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    def chunks():
+        yield EDGES
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        graphs.write_csr(tmp_path / "g", chunks(), 5, memory=1 << 16)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _cut(folder: Path) -> None:
+    data = (folder / "columns.npy").read_bytes()
+    (folder / "columns.npy").write_bytes(data[:-4])
+
+
+def _lose_offsets(folder: Path) -> None:
+    (folder / "offsets.npy").unlink()
+
+
+def _lose_header(folder: Path) -> None:
+    (folder / "header.json").unlink()
+
+
+def _claim_more(folder: Path) -> None:
+    header = json.loads((folder / "header.json").read_text())
+    (folder / "header.json").write_text(json.dumps({**header, "num_edges": 6}))
+
+
+def _claim_version(folder: Path) -> None:
+    header = json.loads((folder / "header.json").read_text())
+    (folder / "header.json").write_text(json.dumps({**header, "version": 2}))
+
+
+@pytest.mark.parametrize("damage", [_cut, _lose_offsets, _lose_header, _claim_more, _claim_version])
+def test_damaged_folders_are_refused(tmp_path: Path, damage) -> None:
+    graphs.write_csr(tmp_path / "g", EDGES)
+    damage(tmp_path / "g")
+    with pytest.raises(ValueError, match=r"write (it|the graph) again|not a graph of"):
+        graphs.open_csr(tmp_path / "g")
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="write_csr"):
+        graphs.open_csr(tmp_path / "g")
+
+
+def test_changed_bytes_are_found(tmp_path: Path) -> None:
+    graphs.write_csr(tmp_path / "g", EDGES)
+    data = bytearray((tmp_path / "g" / "columns.npy").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "g" / "columns.npy").write_bytes(data)
+    with pytest.raises(ValueError, match="digest"):
+        graphs.open_csr(tmp_path / "g", verify=True)
+    graph = graphs.open_csr(tmp_path / "g")  # sizes fit; the sampler finds the node that does not exist
+    with pytest.raises(ValueError, match="the graph is damaged"):
+        graph.sample(torch.arange(5), -1)
