@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graphs import CompressedGraph, compressed
+from mpnn.graphs.compressed import check_nodes
 
 T = TypeVar("T")
 
@@ -63,7 +64,10 @@ def neighbor_batches(
     ::
 
         for batch in neighbor_batches(graph, train_nodes, [15, 10], features, batch_size=1024, seed=epoch):
-            loss = cross_entropy(model(batch.x, batch.graphs), labels[batch.nodes])
+            h = batch.x
+            for layer, sampled in zip(layers, batch.graphs):
+                h = layer(h[: sampled.num_dst], sampled, source=h)
+            loss = cross_entropy(h, labels[batch.nodes])
 
     A node's sample depends on the seed, the layer and the node, not on its batch, the number of threads, or whether the
     graph and the features are in memory or on disk.
@@ -91,8 +95,7 @@ def neighbor_batches(
             raise ValueError(f"{name} must be at least {least}; got {value}")
     if features is not None and len(features) != graph.num_src:
         raise ValueError(f"features must have a row for each of the {graph.num_src} nodes; got {len(features)}")
-    if nodes.dim() != 1 or nodes.dtype != torch.int64:
-        raise ValueError(f"nodes must be int64 [n]; got {nodes.dtype} of shape {list(nodes.shape)}")
+    check_nodes(nodes.cpu().numpy(), graph.num_dst)
     if shuffle:
         nodes = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(seed))]
     parts = nodes.split(batch_size) if len(nodes) else ()

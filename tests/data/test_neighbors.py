@@ -124,6 +124,8 @@ def test_errors_of_the_thread_are_raised_in_their_turn_and_the_thread_ends():
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"features": X[:5]}, "a row for each of the 60 nodes; got 5"),
         ({"nodes": torch.zeros(3)}, "nodes must be int64"),
+        ({"nodes": torch.tensor([1, 60])}, r"nodes\[1\] is 60, but there are 60 nodes"),
+        ({"nodes": torch.tensor([1, 5, 1])}, "nodes must be distinct; 1 appears"),
     ],
 )
 def test_refusals(options, sentence):
