@@ -224,11 +224,14 @@ def test_times_are_taken_in_turns() -> None:
 @pytest.mark.parametrize("direction", [FORWARD, BOTH, STEP])
 def test_memory_of_a_call(direction: str) -> None:
     x = torch.ones(1 << 22, requires_grad=True)  # 16 MB
-    found = measure.peak(measure.work(Entry("", lambda: x.exp(), (x,)), direction))
-    if found is None:
+    work = measure.work(Entry("", lambda: x.exp(), (x,)), direction)
+    work()  # what only the first call takes (the cotangent, code read from disk) is not its memory
+    peaks = [measure.peak(work) for _ in range(3)]
+    if peaks[0] is None:
         pytest.skip("this system does not report the peak memory of a process")
-    # The saved output, and the cotangent and the gradient of the backward pass; a megabyte for anything else.
-    assert found == pytest.approx({BOTH: 3}.get(direction, 1) * 16 * 2**20, abs=2**20)
+    found = min(peaks)  # the rest of the process may take memory at the same time, and never lowers the peak
+    # The saved output, and the gradient of the backward pass; a megabyte for anything else.
+    assert found == pytest.approx({BOTH: 2}.get(direction, 1) * 16 * 2**20, abs=2**20)
 
 
 def test_cases_cover_the_sizes() -> None:
