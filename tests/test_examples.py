@@ -95,6 +95,12 @@ RUNS = [
         ["rich"],
     ),
     (
+        "sparse_or_dense.py",
+        ["--nodes", "128", "--seconds", "0"],
+        ["128 nodes, window: quicker than dense ", "power law", "the plan chose the quickest in "],
+        ["rich"],
+    ),
+    (
         "trained_attention.py",
         ["--passages", "2"],
         [
