@@ -95,6 +95,12 @@ RUNS = [
         ["rich"],
     ),
     (
+        "longer_than_trained.py",
+        ["--seeds", "1", "--steps", "2", "--kinds", "T5", "learned"],
+        ["T5: ", "learned: ", " at 1 to 8 lengths; 1 seeds"],
+        ["rich"],
+    ),
+    (
         "sparse_or_dense.py",
         ["--nodes", "128", "--seconds", "0"],
         ["128 nodes, window: quicker than dense ", "power law", "the plan chose the quickest in "],
