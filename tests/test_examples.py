@@ -95,6 +95,12 @@ RUNS = [
         ["rich"],
     ),
     (
+        "heads_as_hedge.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["usual initialisation, sum, by heads: 1: ", "bad initialisation, PNA, by heads: 1: "],
+        ["rich"],
+    ),
+    (
         "longer_than_trained.py",
         ["--seeds", "1", "--steps", "2", "--kinds", "T5", "learned"],
         ["T5: ", "learned: ", " at 1 to 8 lengths; 1 seeds"],
