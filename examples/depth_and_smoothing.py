@@ -12,7 +12,7 @@ which is 0 if papers have the features of those they cite, and about 1 if the tw
 All models have width 32 and the same training; only depth changes. It is a demonstration, not the papers' settings,
 which examples/cora.py has.
 
-    python examples/depth_and_smoothing.py                                on one core: see seconds in the record
+    python examples/depth_and_smoothing.py                                ten minutes on an idle core
     python examples/depth_and_smoothing.py --depths 2 --epochs 1          a quick test
 """
 
@@ -70,9 +70,9 @@ MODELS: dict[str, tuple[Callable[[int, int, int], nn.Module], int]] = {
     "MAGNA": (lambda features, classes, layers: MAGNA(features, classes, WIDTH, 4, layers, dropout=DROPOUT), 32),
     "Graph-BERT": (
         lambda features, classes, layers: GraphBert(features, classes, WIDTH, 2, layers, residual="graph"),
-        64,
+        32,
     ),
-    "GPS": (lambda features, classes, layers: GPS(features, classes, WIDTH, 4, layers, dropout=DROPOUT), 16),
+    "GPS": (lambda features, classes, layers: GPS(features, classes, WIDTH, 4, layers, dropout=DROPOUT), 8),
 }
 """The models, and the most layers: those of MAGNA pass messages over 6 hops, those of GPS over all pairs of papers."""
 
