@@ -182,6 +182,36 @@ def test_cora_runs_by_itself(tmp_path):
     assert "cora-gcn.json records other settings: epochs was 2 and is 3 now; --force replaces it" in done.stderr
 
 
+def test_a_demonstration_that_is_killed_goes_on(tmp_path, monkeypatch):
+    """Recorded points are not measured again, and a record with other settings is not overwritten."""
+    pytest.importorskip("rich")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import demonstration
+
+    options = demonstration.parser(None).parse_args(["--out", str(tmp_path)])
+    measured = []
+
+    def point(value):
+        def measure():
+            if value == 3 and not measured[2:]:
+                measured.append("killed")
+                raise KeyboardInterrupt
+            measured.append(value)
+            return value
+
+        return measure
+
+    points = {f"point {value}": point(value) for value in (1, 2, 3)}
+    with pytest.raises(SystemExit):
+        demonstration.measure("x", points, options, {"steps": 5})
+    assert demonstration.measure("x", points, options, {"steps": 5}) == {"point 1": 1, "point 2": 2, "point 3": 3}
+    assert measured == [1, 2, "killed", 3]
+    before = (tmp_path / "x.json").read_text()
+    with pytest.raises(SystemExit, match="steps was 5 and is 6 now; --force replaces it"):
+        demonstration.measure("x", points, options, {"steps": 6})
+    assert (tmp_path / "x.json").read_text() == before
+
+
 @pytest.mark.slow
 def test_depth_and_smoothing_runs_by_itself(tmp_path):
     real(locate, "cora")
