@@ -293,7 +293,7 @@ def _materialised(
     dropped = weights
     if request.dropout:
         assert request.seed is not None
-        streams = rng.streams(request.batch, q.shape[-3], q.device)[..., None, :, None, None]
+        streams = rng.streams(request.batch, q.shape[-3], q.device, request.head_ids)[..., None, :, None, None]
         dst, src = rng.numbers(request.graph, block.dst, block.src)
         keep = rng.keep(request.seed, streams, dst[:, None, :, None], src[:, None, None, :], request.dropout)
         dropped = torch.where(keep, weights / (1 - request.dropout), torch.zeros_like(weights))

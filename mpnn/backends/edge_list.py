@@ -137,7 +137,7 @@ def _rows(data: PerEdge | None, role: Role, request: Request, csr: CSR) -> Tenso
 
 def _dropout(weights: Tensor, request: Request, csr: CSR) -> Tensor:
     assert request.seed is not None
-    streams = rng.streams(request.batch, request.heads, weights.device)
+    streams = rng.streams(request.batch, request.heads, weights.device, request.head_ids)
     dst, src = (ids.view(-1, *[1] * streams.dim()) for ids in rng.numbers(request.graph, csr.row, csr.col))
     keep = rng.keep(request.seed, streams, dst, src, request.dropout)
     return torch.where(keep, weights / (1 - request.dropout), torch.zeros_like(weights))

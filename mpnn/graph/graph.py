@@ -397,6 +397,10 @@ class Graph(Handled):
             first._moved[device] = graph
         return first._moved[device]
 
+    def alias(self) -> Graph:
+        """A graph of the same edges and data, which can have its own `exchange` and `node_ids`."""
+        return self._copy(lambda x: x)
+
     def pin_memory(self) -> Graph:
         """The same graph with its edges and their data in pinned memory; `DataLoader(pin_memory=True)` calls this."""
         return self._copy(Tensor.pin_memory)

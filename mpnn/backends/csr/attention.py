@@ -165,7 +165,7 @@ def _dropout(request: Request) -> tuple[Tensor | None, float, tuple[Tensor, Tens
     if not request.dropout or not request.weighted:
         return None, 0.0, None
     assert request.seed is not None
-    keys = rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads))
+    keys = rng.keys(request.seed, rng.streams(request.batch, request.heads, head_ids=request.head_ids).flatten())
     return keys, request.dropout, request.graph.node_ids
 
 

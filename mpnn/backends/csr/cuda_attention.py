@@ -137,5 +137,5 @@ def _dropout_keys(request: Request) -> Tensor | None:
     if not request.dropout or not request.weighted:
         return None
     assert request.seed is not None
-    streams = torch.arange(request.batch.numel() * request.heads, device=request.value.device)
-    return rng.keys(request.seed, streams)
+    streams = rng.streams(request.batch, request.heads, request.value.device, request.head_ids)
+    return rng.keys(request.seed, streams.flatten())

@@ -128,5 +128,5 @@ def _per_edge(biases: list[PerEdge], request: Request) -> Tensor | None:
 def _dropout(request: Request) -> Dropout | None:
     if request.seed is None or not request.dropout:
         return None
-    keys = rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads))
+    keys = rng.keys(request.seed, rng.streams(request.batch, request.heads, head_ids=request.head_ids).flatten())
     return Dropout(keys, request.dropout, request.graph.node_ids)
