@@ -45,6 +45,8 @@ def supports(request: Request) -> str | None:
         return "it sums messages, and cannot aggregate them otherwise"
     if not all(isinstance(vectors, EmbeddingTable) and vectors.relation is not None for vectors in _vectors(request)):
         return "edge_key and edge_value would be materialised for all pairs, unless they are tables by relation"
+    if request.return_lse:
+        return "torch's kernels do not return lse"
     if score.edge_key is not None and score.softcap is not None:
         return "it does not support softcap with edge_key"
     if _by_cliques(request):

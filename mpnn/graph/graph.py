@@ -325,6 +325,16 @@ class Graph(Handled):
         """
         return subgraphs.rows(self, start, stop)
 
+    def columns(self, sources: Tensor) -> Graph:
+        """The graph over the sources `sources` only, int64 [n], ascending and distinct, and all destinations.
+
+        Positions are preserved. Attention over several sets of sources is merged by `mpnn.ops.merge`.
+
+        Raises:
+            ValueError: if the sources are not ascending, or not among those of the graph.
+        """
+        return subgraphs.columns(self, sources)
+
     def compact(self) -> tuple[Tensor, Graph]:
         """The sources that have at least one edge, int64 ascending, and the graph over only these sources.
 

@@ -24,6 +24,8 @@ from mpnn.request.tables import PerEdge
 def supports(request: Request) -> str | None:
     if request.sinks is not None:
         return "on CUDA it does not support sinks"
+    if request.return_lse:
+        return "on CUDA it does not return lse"
     if request.dropout and request.graph.node_ids is not None:
         return "on CUDA its dropout hashes the numbers of nodes in the part, not in the whole graph"
     return attention.supports(request) or on_device.unavailable(request)

@@ -80,7 +80,10 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     if request.sinks is not None:
         out = out * share_of_edges(lse.mT, request.sinks)[..., None]
     out = out[..., : value.shape[-1]].to(value.dtype)
-    return out.view(*request.batch, *out.shape[1:]), None
+    out = out.view(*request.batch, *out.shape[1:])
+    if not request.return_lse:
+        return out, None
+    return out, lse.masked_fill(lse == torch.inf, -torch.inf).mT.view(*request.batch, graph.num_dst, request.heads)
 
 
 def _tile_counts(graph: Graph) -> tuple[int, int]:
