@@ -17,11 +17,11 @@ export function percent(share: number): string {
 export function scaled(x: number, units: string[]): string {
   let k = 0;
   for (; k < units.length - 1 && x >= 999.5; k++) x /= 1000;
-  return `${x < 10 ? x.toPrecision(2) : Math.round(x)} ${units[k]}`.trim();
+  return `${x < 10 ? Number(x.toPrecision(2)) : Math.round(x)} ${units[k]}`.trim();
 }
 
 export function seconds(x: number): string {
-  return x < 1 ? scaled(x * 1e6, ["µs", "ms", "s"]) : x < 120 ? `${x.toPrecision(3)} s` : `${(x / 60).toFixed(1)} min`;
+  return x < 1 ? scaled(x * 1e6, ["µs", "ms", "s"]) : x < 120 ? `${Number(x.toPrecision(3))} s` : `${(x / 60).toFixed(1)} min`;
 }
 
 export function bytes(x: number): string {

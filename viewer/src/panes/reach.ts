@@ -119,7 +119,7 @@ function bound(expression: string, n: number, problem: HTMLElement): Runs | null
 /** Layers from top to bottom, nodes from left to right; a node is coloured once the chosen one has learned from it. */
 class Cone {
   readonly element: HTMLElement;
-  private readonly title = h("h2", {});
+  private readonly title = h("h2", { class: "graph" });
   private readonly canvas: HTMLCanvasElement;
   private readonly text = h("p", { class: "note", "aria-live": "polite" });
   private nodes = 1;
