@@ -154,7 +154,7 @@ def _attend(
         return_weights=with_weights,
     )
     out, weights = result if with_weights else (result, None)
-    if recorder is not None:
+    if recorder is not None and weights is not None:
         recorder(graph, weights)
         weights = weights if output_attentions else None
     if is_flat:
