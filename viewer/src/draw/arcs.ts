@@ -3,6 +3,8 @@
 import { svg } from "../dom";
 import { eachEdge, type Runs } from "../graph/runs";
 
+const FLATNESS = 0.48; // of ellipses, so that the longest arc fits
+
 export function arcs(runs: Runs, description: string): SVGElement {
   const n = Math.max(runs.numDst, runs.numSrc);
   const [step, middle] = [600 / n, 150];
@@ -11,8 +13,8 @@ export function arcs(runs: Runs, description: string): SVGElement {
   const loops: string[] = [];
   eachEdge(runs, (i, j) => {
     if (i === j) return loops.push(`M${at(i) - 3} ${middle}a3 3 0 1 1 6 0a3 3 0 1 1 -6 0`);
-    const [across, down] = [Math.abs(i - j) * step * 0.5, Math.min(Math.abs(i - j) * step * 0.5, middle - 6)];
-    return paths.push(`M${at(j)} ${middle}A${across} ${down} 0 0 1 ${at(i)} ${middle}`);
+    const across = Math.abs(i - j) * step * 0.5;
+    return paths.push(`M${at(j)} ${middle}A${across} ${across * FLATNESS} 0 0 1 ${at(i)} ${middle}`);
   });
   const dots = Array.from({ length: n }, (_, i) => svg("circle", { cx: at(i), cy: middle, r: Math.min(3, step / 3) }));
   const strength = Math.max(0.15, Math.min(0.7, 40 / Math.max(paths.length, 1)));

@@ -11,6 +11,7 @@ export interface Region {
   columns: number;
 }
 
+const ROUNDING = 1e-9; // what is left of a sum of fractions that cancel
 const BUDGET = 400_000; // runs that are read for one picture
 
 /** The share of edges of each pixel, float32 [height * width], rows from top to bottom. */
@@ -41,7 +42,7 @@ export function coverage(runs: Runs, region: Region, width: number, height: numb
     let sum = 0;
     for (let x = 0; x < width; x++) {
       sum += line[x];
-      out[y * width + x] = Math.min(1, Math.max(0, sum / read));
+      out[y * width + x] = sum > ROUNDING ? Math.min(1, sum / read) : 0;
     }
   }
   return out;

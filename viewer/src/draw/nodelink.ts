@@ -9,12 +9,12 @@ const SIDE = 500;
 
 export function nodeLink(runs: Runs, description: string): SVGElement {
   const n = runs.numDst;
-  const nodes: SimulationNodeDatum[] = Array.from({ length: n }, (_, i) => ({ index: i, ...onCircle(i, n) }));
   const pairs = new Map<string, { source: number; target: number }>();
   eachEdge(runs, (i, j) => {
     if (i !== j) pairs.set(`${Math.min(i, j)},${Math.max(i, j)}`, { source: j, target: i });
   });
   const links = [...pairs.values()];
+  const nodes: SimulationNodeDatum[] = places(n, links);
   forceSimulation(nodes)
     .force("links", forceLink(links).distance(30))
     .force("repel", forceManyBody().strength(-60))
@@ -39,7 +39,37 @@ export function nodeLink(runs: Runs, description: string): SVGElement {
   );
 }
 
-function onCircle(i: number, n: number): { x: number; y: number } {
-  const angle = (2 * Math.PI * i) / n;
-  return { x: 100 * Math.cos(angle), y: 100 * Math.sin(angle) };
+type Link = { source: number; target: number };
+
+/** Where the nodes start: by their distances from three nodes that are far apart, so that grids and rings unfold; and
+ * on a small circle, so that nodes at equal distances are apart. */
+function places(n: number, links: Link[]): { x: number; y: number }[] {
+  const neighbors: number[][] = Array.from({ length: n }, () => []);
+  for (const { source, target } of links) {
+    neighbors[source].push(target);
+    neighbors[target].push(source);
+  }
+  const farthest = (far: number[]): number => far.indexOf(Math.max(...far));
+  const one = distances(farthest(distances(0, neighbors)), neighbors);
+  const other = distances(farthest(one), neighbors);
+  const side = distances(farthest(one.map((x, i) => Math.min(x, other[i]))), neighbors);
+  return one.map((x, i) => {
+    const angle = (2 * Math.PI * i) / n;
+    return { x: 20 * (x - other[i] + Math.cos(angle)), y: 20 * (2 * side[i] + Math.sin(angle)) };
+  });
+}
+
+/** The number of lines between a node and each; 0 where there is no way. */
+function distances(from: number, neighbors: number[][]): number[] {
+  const far = new Array<number>(neighbors.length).fill(0);
+  const seen = new Set([from]);
+  for (const i of seen) {
+    for (const j of neighbors[i]) {
+      if (!seen.has(j)) {
+        seen.add(j); // a set visits what is added while it is walked
+        far[j] = far[i] + 1;
+      }
+    }
+  }
+  return far;
 }

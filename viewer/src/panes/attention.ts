@@ -22,7 +22,7 @@ interface State {
 
 export function attentionPane(data: AttentionData): HTMLElement {
   const state: State = {
-    token: Math.floor(data.tokens.length / 2),
+    token: Math.min(Math.floor(data.tokens.length / 2), 30), // on screen also in a long text
     pinned: false,
     chosen: { layer: Math.floor(data.layers / 2), head: 0 },
     direction: "attendsTo",
@@ -52,6 +52,9 @@ export function attentionPane(data: AttentionData): HTMLElement {
     ...numbers(data.heads),
     h("option", { value: "mean" }, "mean of all"),
   );
+  for (const { text } of columns) {
+    text.addEventListener("scroll", () => columns.forEach((other) => (other.text.scrollTop = text.scrollTop)));
+  }
   onSchemeChange(update);
   update();
   return h(
@@ -96,7 +99,7 @@ class Column {
   readonly element: HTMLElement;
   private readonly weights: Weights;
   private readonly spans: HTMLElement[];
-  private readonly text: HTMLElement;
+  readonly text: HTMLElement;
   private readonly sentence = h("p", { class: "note sentence", "aria-live": "polite" });
   private readonly grid: HTMLCanvasElement;
   private readonly large = h("canvas", { class: "large", role: "img" });

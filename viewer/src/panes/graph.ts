@@ -15,6 +15,7 @@ const MOST_ARCS = 64; // nodes
 const MOST_LINKS = 4000; // edges of the node-link view
 const MOST_LINKED = 256; // nodes
 const DIAMETER_MS = 150;
+const REST_MS = 200; // without a change, after which the diameter is searched for
 const WIDTH = 64; // features; each edge takes one product for the score and one for the sum
 
 export const EXAMPLES: [name: string, expression: string, n: number][] = [
@@ -50,6 +51,7 @@ export function graphPane(model: GraphModel): HTMLElement {
   const stage = h("div", { class: "stage" }, matrix.element);
   const facts = h("dl", { class: "facts", "aria-live": "polite" });
   let view: View = "matrix";
+  let waiting = 0;
   const choices = viewChoices((chosen) => {
     view = chosen;
     update();
@@ -75,6 +77,8 @@ export function graphPane(model: GraphModel): HTMLElement {
       stage.replaceChildren(drawing);
     }
     showFacts(facts, runs, edges);
+    window.clearTimeout(waiting);
+    waiting = window.setTimeout(() => showDiameter(facts, runs), REST_MS);
   });
   model.onChange(update);
   update();
@@ -154,14 +158,19 @@ function showFacts(facts: HTMLElement, runs: Runs, edges: number): void {
     ["In-degree", `${count(least)} to ${count(most)}`],
     ["Runs", `${count(runs.start.length)}, in which the graph is stored`],
   ];
-  if (square && runs.numDst) rows.push(["Diameter", diameterText(runs)]);
+  if (square && runs.numDst) rows.push(["Diameter", "…"]);
   rows.push(["Cost", `${scaled(2 * edges * WIDTH, ["", "thousand", "million", "G", "T"])} multiply-adds for a layer of ${WIDTH} features`]);
   facts.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 }
 
+function showDiameter(facts: HTMLElement, runs: Runs): void {
+  const name = [...facts.querySelectorAll("dt")].find((term) => term.textContent === "Diameter");
+  if (name) name.nextElementSibling!.textContent = diameterText(runs);
+}
+
 function diameterText(runs: Runs): string {
   const { layers, exact, searched } = diameter(runs, DIAMETER_MS);
-  if (layers === null) return "none: some nodes never learn from others, however many layers there are";
+  if (layers === null) return "none: some nodes never learn from some others";
   return exact ? `${plural(layers, "layer")}` : `at least ${plural(layers, "layer")} (from ${plural(searched, "node")})`;
 }
 
