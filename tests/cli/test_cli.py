@@ -28,6 +28,7 @@ COMMANDS = [
     ["demo"],
     ["graph"],
     ["explain"],
+    ["view"],
     ["train"],
     ["generate"],
     ["eval"],
