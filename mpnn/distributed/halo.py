@@ -6,7 +6,6 @@ owner, one rank after the other, so that the sum has a fixed order.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mpnn.attention import Attention, Terms
+from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
+from mpnn.graph.sharding import Layer
+from mpnn.request.request import Request
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +61,8 @@ class Part:
 
 class HaloExchange:
     """`exchange(x)` maps features of a process's own nodes to those of all sources of its part: x [..., own, d] ->
-    [..., sources, d], or another `dim`. All processes of the group must call it together.
+    [..., sources, d], or another `dim`. All processes of the group must call it together. See
+    `mpnn.graph.sharding.Exchange`.
 
     Attributes:
         own: which sources are the own nodes, int64.
@@ -69,6 +73,7 @@ class HaloExchange:
         rank = dist.get_rank(group)
         device = part.graph.device
         self.own, self.group, self.received = part.own, group, 0
+        self.rows = part.graph.num_dst, len(part.own)
         remote = torch.ones(len(part.sources), dtype=torch.bool, device=device)
         remote[part.own] = False
         wanted = part.sources[remote].cpu()
@@ -89,6 +94,18 @@ class HaloExchange:
         self._index = list(owners.place(asked.cpu()).to(device).split(self._leaving))
         assert self._leaving[rank] == 0
 
+    def refusal(self, layer: Layer) -> str | None:
+        return None
+
+    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Terms:
+        return attention(dst, self(src), graph, edge_attr)
+
+    def spread(self, request: Request) -> Request:
+        return request
+
+    def collect(self, out: Tensor) -> Tensor:
+        return out
+
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         rows = x.movedim(dim, 0)
         fetched = _Fetch.apply(rows, self)
@@ -99,13 +116,13 @@ class HaloExchange:
     def send(self, rows: Tensor) -> Tensor:
         """The rows that other processes own, in the order of their owners: [own, ...] -> [fetched, ...]."""
         leaving = torch.cat([rows.index_select(0, index) for index in self._index])
-        arrived = _all_to_all(leaving, self._arriving, self._leaving, self.group)
+        arrived = all_to_all(leaving, self._arriving, self._leaving, self.group)
         self.received += arrived.nbytes
         return arrived
 
     def send_back(self, gradient: Tensor, own: int) -> Tensor:
         """The sum of the gradients that other processes have for the own rows: [fetched, ...] -> [own, ...]."""
-        arrived = _all_to_all(gradient.contiguous(), self._leaving, self._arriving, self.group)
+        arrived = all_to_all(gradient.contiguous(), self._leaving, self._arriving, self.group)
         total = arrived.new_zeros(own, *arrived.shape[1:])
         for index, part in zip(self._index, arrived.split(self._leaving), strict=True):
             total.index_add_(0, index, part)  # an index occurs once here, so the order of the sum is that of the ranks
@@ -121,12 +138,3 @@ class _Fetch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return ctx.exchange.send_back(gradient, ctx.own), None
-
-
-def _all_to_all(x: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
-    """One `all_to_all_single` along dimension 0. 16-bit numbers travel as bytes, which every transport takes."""
-    plain, narrow = x.reshape(len(x), math.prod(x.shape[1:])), x.element_size() == 2
-    plain = plain.view(torch.uint8) if narrow else plain
-    out = plain.new_empty(sum(arriving), plain.shape[1])
-    dist.all_to_all_single(out, plain, arriving, leaving, group=group)
-    return (out.view(x.dtype) if narrow else out).view(sum(arriving), *x.shape[1:])

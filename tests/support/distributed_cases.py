@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -24,6 +25,7 @@ from mpnn.attention import Additive, AdditiveV2, Degree, DotProduct, EdgeMessage
 from mpnn.distributed import Owners, node_mean, partition, sharded, sum_gradients
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
+from mpnn.graph.sharding import Layer
 from mpnn.models import GAT, GCN, GPT, MAGNA, GraphSAGE, MoNet
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw
 from mpnn.update import FeedForward, PreNorm
@@ -41,6 +43,7 @@ class Case(NamedTuple):
     training: bool = False
     dtype: torch.dtype = torch.float64
     batch: tuple[int, ...] = ()
+    transport: str = "halo"
 
 
 def explicit(nodes: int, edges: int, *, attributes: int = 0, types: int = 0, seed: int = 0) -> Graph:
@@ -60,6 +63,18 @@ def layer(*, backend: str = "auto", edge_dropout: float = 0.0, **options: Any) -
         DotProduct(WIDTH, 2, **options),
         backend=backend,
         edge_dropout=edge_dropout,
+    )
+
+
+def many_heads(*, edge_dropout: float = 0.0, backend: str = "auto", **options: Any) -> Callable[[], nn.Module]:
+    """Heads that two, three and four processes divide."""
+    return lambda: MessagePassing(
+        None,
+        "sum",
+        PreNorm(WIDTH, FeedForward(WIDTH)),
+        DotProduct(WIDTH, 12, head_dim=4, **options),
+        edge_dropout=edge_dropout,
+        backend=backend,
     )
 
 
@@ -87,9 +102,9 @@ class Dropped(nn.Module):
 class Tokens(nn.Module):
     """A language model of which the first component of x says the tokens."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, model: nn.Module | None = None, **options: Any) -> None:
         super().__init__()
-        self.model = GPT(11, WIDTH, 2, 2, context=64, **options)
+        self.model = GPT(11, WIDTH, 2, 2, context=64, **options) if model is None else model
 
     def forward(self, x: torch.Tensor, graph: Any) -> torch.Tensor:
         return self.model((x[..., 0].abs() * 7).long() % 11, graph=graph)
@@ -172,6 +187,41 @@ def cases() -> Iterator[Case]:
     yield Case("GPT, zigzag", graphs.causal(), 48, gpt, Owners.zigzag, training=True, batch=(2,))
 
 
+def cases_of_heads() -> Iterator[Case]:
+    """Cases in which each process computes some of the heads."""
+    by_heads = partial(Case, transport="heads")
+    for name in ("causal", "complete", "window", "longformer", "identity"):
+        yield by_heads(f"heads, {name}", TOPOLOGIES[name], 53, many_heads())
+    yield by_heads("heads, fewer nodes than ranks", graphs.causal(), 3, many_heads())
+    for owners in (Owners.zigzag, by_hand, uneven):
+        yield by_heads(f"heads, {owners.__name__}", graphs.causal(), 41, many_heads(position=Rotary(4)), owners)
+    for backend in ("edge_list", "csr", "dense", "tiles"):
+        model = many_heads(backend=backend, dropout=0.4)
+        yield by_heads(f"heads, dropout, {backend}", graphs.window(9), 45, model, by_hand, training=True, batch=(2,))
+    yield by_heads("heads, single", graphs.causal(), 45, many_heads(), dtype=torch.float32, batch=(2, 1))
+    yield by_heads("heads, one for keys", graphs.causal(), 37, many_heads(kv_heads=1))
+    for name, position in {
+        "alibi": lambda: ALiBi(12),
+        "t5": lambda: drawn(T5(12, buckets=8, max_distance=8)),
+        "shaw": lambda: drawn(Shaw(4, 3)),
+    }.items():
+        model = lambda position=position: many_heads(position=position())()  # noqa: E731
+        yield by_heads(f"heads, {name}", graphs.causal(), 37, model, Owners.zigzag)
+    edges, weighted = explicit(47, 300), explicit(47, 300, attributes=3)
+    yield by_heads("heads, GATv2", edges, 47, of(lambda: AdditiveV2(WIDTH, 4, 12)), by_hand)
+    yield by_heads("heads, edges with attributes", weighted, 47, many_heads(edge_dim=3), by_hand)
+    yield by_heads("heads, numbers of edges", weighted, 47, lambda: many_heads(position=EdgeBias(3, 12))(), by_hand)
+    hops = of(lambda: DotProduct(WIDTH, 12, head_dim=4, dropout=0.2), hops=3, teleport=0.2)
+    yield by_heads("heads, hops", edges, 47, hops, by_hand, training=True)
+    yield by_heads("heads, dropped edges", graphs.window(6), 45, many_heads(edge_dropout=0.3), training=True)
+    gpt = lambda: GPT(11, 24, 12, 2, graph=graphs.causal(), context=64, dropout=0.1)  # noqa: E731
+    yield by_heads("heads, GPT", graphs.causal(), 48, lambda: Tokens(gpt()), Owners.zigzag, training=True, batch=(2,))
+    # transport="auto" takes heads for the first from three processes on, and the halo for the others
+    for name in ("causal", "window"):
+        yield Case(f"auto, {name}", TOPOLOGIES[name], 53, many_heads(), transport="auto")
+    yield Case("auto, GAT", edges, 47, of(lambda: Additive(WIDTH, 4, 2)), transport="auto")
+
+
 def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, relative to the largest number if that is over 1."""
     if not found.numel():
@@ -206,7 +256,7 @@ def errors(case: Case, alone: dist.ProcessGroup) -> tuple[float, str]:
     own = x.detach().index_select(-2, mine).requires_grad_()
     torch.manual_seed(7)
     # of the first kind of owners, the processes find out for themselves who has what
-    with sharded(None, None if case.owners is Owners.equal else owners):
+    with sharded(None, None if case.owners is Owners.equal else owners, case.transport):
         found = model(own, graph)
         (found * weight.index_select(-2, mine)).sum().backward()
     sum_gradients(model.parameters())
@@ -257,6 +307,39 @@ def check_bytes() -> None:
                 assert torch.equal(before, after)
 
 
+def check_heads() -> None:
+    """Bytes of transport="heads", where it is refused, and what "auto" takes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    topology = graphs.causal()
+    part = partition(topology.bind(50), balance="zigzag", transport="heads")
+    op, x = many_heads(kv_heads=1)(), torch.randn(2, 50, WIDTH)
+    op(part.scatter(x), part.shard())
+    exchange = part.shard().exchange
+    assert exchange is not None
+    expected = part.head_bytes(12, 1, 4, batch=2)[rank]
+    assert exchange.received == expected, (exchange.received, expected)
+    refused = {
+        "Additive does not compute": of(lambda: Additive(WIDTH, 4, 12))(),
+        "a layer without attention": of(None)(),
+        'aggregator "sum"': MessagePassing(None, "max", None, DotProduct(WIDTH, 12, head_dim=4)),
+    }
+    if ranks > 2:
+        refused["2 heads, which"] = layer()
+    for words, refusing in refused.items():
+        with pytest.raises(ValueError, match=f'{words}.*; take transport="halo"'):
+            refusing(part.scatter(x), part.shard())
+    with pytest.raises(ValueError, match="does not return weights"):
+        op(part.scatter(x), part.shard(), return_weights=True)
+    auto = partition(topology.bind(5000), balance="nodes")
+    wide = Layer(DotProduct(24, 12), aggregate.Sum(), False)
+    by_heads, by_halo = max(auto.head_bytes(12, 12, 2)), max(auto.fetched_bytes(24))
+    assert auto.transport_of(wide) == ("heads" if by_heads < by_halo else "halo")
+    assert (by_heads < by_halo) == (ranks > 4)
+    narrow = Layer(DotProduct(24, 12, kv_heads=1), aggregate.Sum(), False)
+    assert auto.transport_of(narrow) == ("heads" if ranks > 2 else "halo")
+    assert partition(graphs.window(9).bind(5000)).transport_of(wide) == "halo"
+
+
 def check_losses() -> None:
     """`node_mean` under averaged and added gradients is the mean of all nodes."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -279,10 +362,10 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     alone = [dist.new_group([r]) for r in range(ranks)][rank]
     failed = False
-    for check in (check_bytes, check_losses):
+    for check in (check_bytes, check_heads, check_losses):
         check()
         print(f"0.0e+00 {check.__name__}", flush=True)
-    for case in cases():
+    for case in (*cases(), *cases_of_heads()):
         if chosen not in case.name:
             continue
         try:
