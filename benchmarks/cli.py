@@ -137,7 +137,8 @@ def scaling(
     for row in results["rows"]:
         console.print(
             f"{row['case']}, {row['nodes']:,} nodes a process: one {1000 * row['one']:.1f} ms, two "
-            f"{1000 * row['two']:.1f} ms, efficiency {row['efficiency']:.2f} (bar: {weak_scaling.BAR})"
+            f"{1000 * row['two']:.1f} ms (computed: {1000 * row['computed']:.1f}), efficiency {row['efficiency']:.2f} "
+            f"(bar: {weak_scaling.BAR})"
         )
     console.print(f"results in {out}")
 
