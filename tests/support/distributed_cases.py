@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from live_memory import LiveMemory
 from torch import nn
 from torch.nn import functional as F
 
@@ -431,6 +432,45 @@ def check_transports() -> None:
     assert part.transport_of(Layer(op.attention, aggregate.Sum(), False, False, True)) == "halo"
 
 
+def ring(nodes: int) -> Graph:
+    """Each node receives from itself and the three on either side."""
+    near = (torch.arange(nodes) + torch.arange(-3, 4)[:, None]) % nodes
+    return graphs.from_edges(torch.stack([near.flatten(), torch.arange(nodes).repeat(7)]), nodes)
+
+
+def check_memory() -> None:
+    """Tensors of a rank take O(own + halo) bytes, however large the whole graph is: at most as much as in one process
+    over so many nodes, twice the features of the sources (which the exchange puts together and in order), and four
+    times those of the halo (sent and received, they and their gradients)."""
+    own, width = 1024, 64
+    transformer = MessagePassing(None, "sum", PreNorm(width, FeedForward(width)), DotProduct(width, 4))
+    gat = MessagePassing(None, "sum", None, Additive(width, width // 4, 4))
+    for name, build, op in (("window(32)", graphs.window(32).bind, transformer), ("ring", ring, gat)):
+        part = partition(build(own * dist.get_world_size()), balance="nodes")
+        plan = part.plans()[part.rank]
+        local = own + plan.fetches
+        here, alone, whole = (
+            live_memory(op, graph, nodes, width)
+            for graph, nodes in ((part.shard(), own), (build(local), local), (part.graph, own * part.ranks))
+        )
+        assert here <= alone + (2 * local + 4 * plan.fetches) * width * 4, (name, here, alone)
+        assert here < 0.8 * whole, (name, here, whole)
+        print(
+            f"0.0e+00 memory over {name}: {here:,} of {whole:,} bytes; {alone:,} over {local:,} nodes alone", flush=True
+        )
+
+
+def live_memory(op: nn.Module, graph: Graph, nodes: int, width: int) -> int:
+    """The most bytes that tensors of a forward and a backward pass hold, after one that fills caches of the graph."""
+    x = torch.zeros(nodes, width, requires_grad=True)
+    for _ in range(2):
+        op.zero_grad()
+        x.grad = None
+        with LiveMemory() as live:
+            op(x, graph).sum().backward()
+    return live.peak
+
+
 def check_losses() -> None:
     """`node_mean` under averaged and added gradients is the mean of all nodes."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -453,7 +493,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     alone = [dist.new_group([r]) for r in range(ranks)][rank]
     failed = False
-    for check in (check_bytes, check_heads, check_transports, check_losses):
+    for check in (check_bytes, check_memory, check_heads, check_transports, check_losses):
         check()
         print(f"0.0e+00 {check.__name__}", flush=True)
     for case in (*cases(), *cases_of_heads()):
