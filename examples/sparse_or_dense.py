@@ -122,7 +122,7 @@ def draw(values: dict[tuple[int, str], list[dict[str, Any]]], sizes: list[int]) 
         1, len(sizes), figsize=(1 + 4.4 * len(sizes), 4.9), sharey=True, layout="constrained", squeeze=False
     )
     figure.suptitle(
-        "Runs and blocks of edges pay as soon as one is left out, scattered edges below a quarter of all pairs",
+        "Edges in runs and blocks pay from half of all pairs on, scattered edges below a quarter",
         fontsize=14,
     )
     for ax, nodes in zip(axes[0], sizes, strict=True):
