@@ -18,6 +18,7 @@ from mpnn.view import Page, plans
 _SUFFIXES = (".html", ".htm")
 _NODES = 64
 _TITLE = 60  # characters
+_MOST_NODES, _MOST_RUNS = 1_000_000, 1 << 23
 _NAME_OF_MODEL = re.compile(r"[\w.-]*[\d/-][\w./-]*")  # as on the Hub: org/name, or a name with a digit or a hyphen
 
 
@@ -75,7 +76,7 @@ def view(
         else:
             if text is not None or graph:
                 raise ValueError(f"--text and --graph are for models; {what} is an expression")
-            bind(what, n or _NODES, num_src)
+            _check_drawable(what, n, num_src)
             page = _page(what, "What a node attends to, and what it learns from, over this graph.", what, n, num_src)
     with exit_on_failure():
         write_atomically(out, lambda temporary: temporary.write_text(page.html(), encoding="utf-8"))
@@ -90,6 +91,18 @@ def _check_out(out: Path, force: bool) -> None:
         refuse(f"there is no folder {out.parent} to write {out.name} into")
     if out.exists() and not force:
         refuse(f"{out} exists: name another file, or replace it with --force")
+
+
+def _check_drawable(expression: str, n: int | None, num_src: int | None) -> None:
+    """Raises ValueError for what Python can build and the page cannot."""
+    if ".with_relation" in expression:
+        raise ValueError("the page shows edges, which .with_relation does not change; leave it out")
+    graph = bind(expression, _NODES if n is None else n, num_src)
+    if max(graph.num_dst, graph.num_src) > _MOST_NODES or graph.structure.num_runs > _MOST_RUNS:
+        raise ValueError(
+            f"the page draws at most {_MOST_NODES:,} nodes and {_MOST_RUNS:,} runs; this graph has "
+            f"{graph.num_dst:,} nodes and {graph.structure.num_runs:,} runs. Use a smaller --n"
+        )
 
 
 def _is_model(what: str) -> bool:
@@ -125,7 +138,8 @@ def _page(
     attention: dict[str, Any] | None = None,
 ) -> Page:
     """`expression` over `n` nodes is what the panes open with."""
-    graph = {"expression": expression, "n": n or _NODES, "num_src": num_src}
+    nodes = _NODES if n is None else n
+    graph = {"expression": expression, "n": nodes, "num_src": num_src}
     with console.status("planning"):
-        plan = plans.of_topology(parse(expression), n or _NODES, num_src)
+        plan = plans.of_topology(parse(expression), nodes, num_src)
     return Page(title, subtitle, graph, attention, plan)

@@ -129,6 +129,17 @@ def test_refusals(folder: Path, tmp_path: Path, arguments: tuple[str, ...], sent
     assert not list(tmp_path.iterdir())
 
 
+def test_a_name_without_a_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def load(name: str) -> None:
+        raise OSError(f"{name} is not there\nand more")
+
+    monkeypatch.setattr(hf.AutoTokenizer, "from_pretrained", load)
+    done = run("no/such-model", "-o", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("mpnn: no/such-model is no expression, no folder of a model, and no name")
+    assert done.stderr.endswith("no/such-model is not there\n")
+
+
 def test_long_texts_keep_the_strongest_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_BUDGET", 60 * 2 * 3 * 5)
     graph = graphs.window(10).bind(60)

@@ -55,6 +55,13 @@ def test_no_text_ends_the_data_or_the_script() -> None:
         (("causal", "-o", "{}/there.html"), "{}/there.html exists: name another file, or replace it with --force"),
         (("cousal", "-o", "{}/page.html"), "did you mean causal"),
         (("documents([2, 3])", "-o", "{}/page.html"), "add up to 5"),
+        (("window(2).with_relation(Offset(clip=3))", "-o", "{}/page.html"), "leave it out"),
+        (("causal", "--n", "2000000", "-o", "{}/page.html"), "at most 1,000,000 nodes"),
+        (
+            ("strided(16)", "--n", "100000", "-o", "{}/page.html"),
+            "and 312,",
+        ),
+        (("causal", "--text", "a", "-o", "{}/page.html"), "--text and --graph are for models"),
     ],
     ids=str,
 )
