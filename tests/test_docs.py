@@ -82,6 +82,12 @@ def test_the_page_of_models_says_what_was_measured() -> None:
     assert text.count("![attention pattern]") == len(list(page.PICTURE.finditer(text)))
 
 
+@pytest.mark.slow
+def test_the_table_of_scale_says_what_is_computed() -> None:
+    page, text = page_script("scale"), (ROOT / "docs" / "scale.md").read_text()
+    assert page.updated(text, list(page.forecasts())) == text, "run python docs/scale.py"
+
+
 def test_the_table_of_results_says_what_was_recorded() -> None:
     page, text = page_script("results"), (ROOT / "docs" / "results.md").read_text()
     assert page.TABLE.search(text)

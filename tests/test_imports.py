@@ -42,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
         *("graph", "graphs", "request", "aggregate", "dropout", "update", "position", "attention", "decoding"),
         *("engine", "ops", "message_passing", "encodings", "files", "models"),
     },
-    "distributed": {"graph"},
+    "distributed": {"graph", "aggregate", "request", "attention", "kernels", "ops"},
     "view": {"graph", "graphs", "request", "engine"},
     "hf": {"integrations"},
     "pyg": {"integrations"},

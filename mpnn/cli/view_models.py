@@ -120,7 +120,8 @@ def _pieces(tokenizer: Any, text: str, ids: Tensor) -> list[str]:
     names = tokenizer.convert_ids_to_tokens(ids.tolist())
     if not getattr(tokenizer, "is_fast", False):
         return [str(name) for name in names]
-    pieces, end = [], 0
+    pieces: list[str] = []
+    end = 0
     spans = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     for name, (start, stop) in zip(names, spans, strict=True):
         pieces.append(text[end:stop] if stop > start else f" {name} " if pieces else f"{name} ")

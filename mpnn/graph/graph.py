@@ -325,6 +325,16 @@ class Graph(Handled):
         """
         return subgraphs.rows(self, start, stop)
 
+    def columns(self, sources: Tensor) -> Graph:
+        """The graph over the sources `sources` only, int64 [n], ascending and distinct, and all destinations.
+
+        Positions are preserved. Attention over several sets of sources is merged by `mpnn.ops.merge`.
+
+        Raises:
+            ValueError: if the sources are not ascending, or not among those of the graph.
+        """
+        return subgraphs.columns(self, sources)
+
     def compact(self) -> tuple[Tensor, Graph]:
         """The sources that have at least one edge, int64 ascending, and the graph over only these sources.
 
@@ -396,6 +406,10 @@ class Graph(Handled):
             graph._moved_from = weakref.ref(first)
             first._moved[device] = graph
         return first._moved[device]
+
+    def alias(self) -> Graph:
+        """A graph of the same edges and data, which can have its own `exchange` and `node_ids`."""
+        return self._copy(lambda x: x)
 
     def pin_memory(self) -> Graph:
         """The same graph with its edges and their data in pinned memory; `DataLoader(pin_memory=True)` calls this."""

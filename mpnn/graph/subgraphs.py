@@ -52,6 +52,38 @@ def take(graph: Graph, nodes: Tensor) -> Graph:
     return selected(graph, which, edges=torch.stack([src, place[dst]]), **changes)
 
 
+def without_rows(graph: Graph, rows: Tensor) -> Graph:
+    """The graph without the edges of the destinations `rows`, bool [num_dst]."""
+    if graph.is_explicit:
+        return selected(graph, ~rows.to(graph.device)[graph.edge_index[1]])
+    runs, dropped = graph.runs, rows.cpu().numpy()
+    keep = ~dropped[runs.row]
+    return structured(
+        graph, Runs.of(graph.num_dst, graph.num_src, [(runs.row[keep], runs.start[keep], runs.stop[keep])])
+    )
+
+
+def columns(graph: Graph, sources: Tensor) -> Graph:
+    """`Graph.columns`."""
+    sources = torch.as_tensor(sources, device=graph.device)
+    if sources.dim() != 1 or sources.dtype != torch.int64:
+        raise ValueError(f"sources must be int64 [n]; got {sources.dtype} {list(sources.shape)}")
+    if len(sources) and (bool((sources.diff() <= 0).any()) or sources[0] < 0 or sources[-1] >= graph.num_src):
+        raise ValueError(f"sources must ascend, each once, from 0 to {graph.num_src - 1} at most")
+    first, last = (int(sources[0]), int(sources[-1])) if len(sources) else (0, -1)
+    changes: dict[str, Any] = {"num_src": len(sources), "shift": graph.shift - first}
+    if graph.positions is not None or last - first + 1 != len(sources):
+        dst, src = graph.node_positions()
+        changes |= {"shift": 0, "positions": (dst, src[sources])}
+    if not graph.is_explicit:
+        return structured(graph, graph.runs.columns(sources.cpu().numpy()), **changes)
+    place = torch.full((graph.num_src,), -1, device=graph.device)
+    place[sources] = torch.arange(len(sources), device=graph.device)
+    which = (place[graph.edge_index[0]] >= 0).nonzero().squeeze(1)
+    src, dst = graph.edge_index[:, which]
+    return selected(graph, which, edges=torch.stack([place[src], dst]), **changes)
+
+
 def compact(graph: Graph, keep: Tensor | None = None) -> tuple[Tensor, Graph]:
     """`Graph.compact`. The sources `keep`, int64, stay even without an edge."""
     if graph.is_explicit:
