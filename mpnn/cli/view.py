@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,12 +14,11 @@ from mpnn.cli.expressions import bind
 from mpnn.cli.tasks import CHARACTERS
 from mpnn.files import write_atomically
 from mpnn.graphs import parse
-from mpnn.view import Page, plans
+from mpnn.view import Page, of_topology
 
 _SUFFIXES = (".html", ".htm")
 _NODES = 64
 _TITLE = 60  # characters
-_MOST_NODES, _MOST_RUNS = 1_000_000, 1 << 23
 _NAME_OF_MODEL = re.compile(r"[\w.-]*[\d/-][\w./-]*")  # as on the Hub: org/name, or a name with a digit or a hyphen
 
 
@@ -76,8 +76,10 @@ def view(
         else:
             if text is not None or graph:
                 raise ValueError(f"--text and --graph are for models; {what} is an expression")
-            _check_drawable(what, n, num_src)
-            page = _page(what, "What a node attends to, and what it learns from, over this graph.", what, n, num_src)
+            nodes = _NODES if n is None else n
+            bind(what, nodes, num_src)  # its errors name the options
+            with console.status("planning"):
+                page = of_topology(what, nodes, num_src)
     with exit_on_failure():
         write_atomically(out, lambda temporary: temporary.write_text(page.html(), encoding="utf-8"))
     console.print(f"saved to {out}; open it in a browser", soft_wrap=True)
@@ -91,18 +93,6 @@ def _check_out(out: Path, force: bool) -> None:
         refuse(f"there is no folder {out.parent} to write {out.name} into")
     if out.exists() and not force:
         refuse(f"{out} exists: name another file, or replace it with --force")
-
-
-def _check_drawable(expression: str, n: int | None, num_src: int | None) -> None:
-    """Raises ValueError for what Python can build and the page cannot."""
-    if ".with_relation" in expression:
-        raise ValueError("the page shows edges, which .with_relation does not change; leave it out")
-    graph = bind(expression, _NODES if n is None else n, num_src)
-    if max(graph.num_dst, graph.num_src) > _MOST_NODES or graph.structure.num_runs > _MOST_RUNS:
-        raise ValueError(
-            f"the page draws at most {_MOST_NODES:,} nodes and {_MOST_RUNS:,} runs; this graph has "
-            f"{graph.num_dst:,} nodes and {graph.structure.num_runs:,} runs. Use a smaller --n"
-        )
 
 
 def _is_model(what: str) -> bool:
@@ -126,20 +116,4 @@ def _page_of_model(what: str, text: str | None, graphs: list[str] | None) -> Pag
         attention, compared = shown(what, text, graphs)
     title = text if len(text) <= _TITLE else f"{text[:_TITLE]}…"
     said = f"What each of its {len(attention['tokens']):,} tokens attends to in {what}, in every layer and head."
-    return _page(title, said, compared, len(attention["tokens"]), attention=attention)
-
-
-def _page(
-    title: str,
-    subtitle: str,
-    expression: str,
-    n: int | None,
-    num_src: int | None = None,
-    attention: dict[str, Any] | None = None,
-) -> Page:
-    """`expression` over `n` nodes is what the panes open with."""
-    nodes = _NODES if n is None else n
-    graph = {"expression": expression, "n": nodes, "num_src": num_src}
-    with console.status("planning"):
-        plan = plans.of_topology(parse(expression), nodes, num_src)
-    return Page(title, subtitle, graph, attention, plan)
+    return replace(of_topology(compared, len(attention["tokens"])), title=title, subtitle=said, attention=attention)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from mpnn import graphs
 from mpnn.cli.app import app
-from mpnn.view import Page
+from mpnn.view import Page, of_topology
 
 
 def run(*arguments: str | Path) -> Result:
@@ -80,3 +82,16 @@ def test_force_replaces(tmp_path: Path) -> None:
     page.write_text("old")
     assert run("causal", "-o", page, "--force").exit_code == 0
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_notebooks_show_the_page_in_a_frame() -> None:
+    page = of_topology(graphs.causal() & graphs.window(4) | graphs.global_nodes([0, 3]), 20)
+    found: dict[str, str | None] = {}
+
+    class Frame(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            found.update(attributes)
+
+    Frame().feed(page._repr_html_())
+    assert found["srcdoc"] == page.html()
+    assert found["title"] == page.title
