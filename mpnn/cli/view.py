@@ -12,6 +12,7 @@ import typer
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, refuse
 from mpnn.cli.expressions import bind
 from mpnn.cli.tasks import CHARACTERS
+from mpnn.cli.train import FINISHED
 from mpnn.files import write_atomically
 from mpnn.graphs import parse
 from mpnn.view import Page, of_topology
@@ -110,6 +111,8 @@ def _page_of_model(what: str, text: str | None, graphs: list[str] | None) -> Pag
 
     if graphs and len(graphs) > 2:
         raise ValueError(f"the page shows up to two graphs side by side; got {len(graphs)}")
+    if (Path(what) / FINISHED).is_file() and not (Path(what) / CHARACTERS).is_file():
+        raise ValueError(f"{what} is a run on nodes; the page shows runs on text, and models of transformers")
     with console.status("reading attention weights"):
         shown = view_models.of_run if (Path(what) / CHARACTERS).is_file() else view_models.of_transformers
         text = text or view_models.TEXT

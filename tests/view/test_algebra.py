@@ -163,6 +163,12 @@ def test_reach_and_diameter(text: str) -> None:
         assert np.isclose(((level >= 0) & (level <= layers)).mean(), reachability.fraction(runs, layers))
 
 
+def test_what_takes_too_long_in_a_browser_is_refused() -> None:
+    for text, n in (("random(20000)", 100_000), ("random(500)", 60_000), ("strided(8)", 100_000)):
+        (found,) = ask([{"kind": "levels", "expression": text, "n": n, "node": 0}])
+        assert "use fewer nodes" in found["refused"]
+
+
 def test_the_drawn_shares_are_those_of_the_edges() -> None:
     n, side = 240, 40
     text = "causal & window(30) | global_nodes(7) | random(3)"

@@ -2,6 +2,7 @@
 // SeedSequence (numpy/random/bit_generator.pyx) and PCG64 (O'Neill 2014), with Lemire's bounded integers (2019).
 
 const MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
+const MOST_DRAWN = 1 << 22; // numbers, some seconds
 const LOW_32 = 0xffffffffn;
 const LOW_64 = 0xffffffffffffffffn;
 
@@ -93,7 +94,11 @@ function seedWords(entropy: number[]): bigint[] {
 export function draw(generator: Generator, available: number[], count: number): number[][] {
   const most = available.reduce((a, b) => Math.max(a, b), 0);
   count = Math.min(count, most);
-  if (count * 8 >= most) {
+  const isDense = count * 8 >= most;
+  if (available.length * (isDense ? most : count) > MOST_DRAWN) {
+    throw new Error("so many random edges take too long in a browser; use fewer nodes, or a smaller degree");
+  }
+  if (isDense) {
     return available.map((limit) => {
       const keys = Array.from({ length: most }, () => generator.double());
       const order = Array.from({ length: limit }, (_, k) => k).sort((a, b) => keys[a] - keys[b]);

@@ -8,9 +8,8 @@ import { replaced, type Literal } from "../graph/expression";
 import { diameters, type Diameter } from "../graph/reach";
 import { degreeRange, numEdges, type Runs } from "../graph/runs";
 import { count, percent, plural, scaled } from "../text";
-import type { GraphModel } from "./model";
+import { MOST_NODES, type GraphModel } from "./model";
 
-const MOST_NODES = 100_000;
 const MOST_ARCS = 64; // nodes
 const MOST_LINKS = 4000; // edges of the node-link view
 const MOST_LINKED = 256; // nodes
