@@ -60,8 +60,8 @@ def test_no_text_ends_the_data_or_the_script() -> None:
         (("window(2).with_relation(Offset(clip=3))", "-o", "{}/page.html"), "leave it out"),
         (("causal", "--n", "2000000", "-o", "{}/page.html"), "at most 1,000,000 nodes"),
         (
-            ("strided(16)", "--n", "100000", "-o", "{}/page.html"),
-            "and 312,",
+            ("strided(64)", "--n", "100000", "-o", "{}/page.html"),
+            "and 78,",
         ),
         (("causal", "--text", "a", "-o", "{}/page.html"), "--text and --graph are for models"),
     ],
