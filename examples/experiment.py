@@ -84,7 +84,7 @@ def measure(row: Row, train: Train, options: argparse.Namespace, settings: dict[
     """
     path = options.out / f"{row.name}.json"
     options.out.mkdir(parents=True, exist_ok=True)
-    record, where = _read(path, row, settings, options.force), _where()
+    record, where = _read(path, row, settings, options.force), machine()
     with Bars(console=console, transient=True) as bars:
         for seed in range(options.seeds):
             checkpoint = Checkpoint(options.out / f"{row.name}-{seed}.pt", run={"row": row.name, "seed": seed})
@@ -173,13 +173,13 @@ def _digits(numbers: list[float]) -> int:
 
 def _read(path: Path, row: Row, settings: dict[str, Any], force: bool) -> dict[str, Any]:
     """The record of earlier seeds, or a new one."""
-    new = {"row": asdict(row), "settings": settings, "command": _command(), "seeds": {}}
+    new = {"row": asdict(row), "settings": settings, "command": command_line(), "seeds": {}}
     if force or not path.exists():
         return new
     record = json.loads(path.read_text(encoding="utf-8"))
     if changes := differences(record["settings"], settings):
         sys.exit(f"{path} records other settings: {changes}; --force replaces it, --out names another folder")
-    return record | {"row": asdict(row), "command": _command()}
+    return record | {"row": asdict(row), "command": command_line()}
 
 
 def _files(checkpoint: Checkpoint) -> list[Path]:
@@ -198,11 +198,12 @@ def _seconds(checkpoint: Checkpoint) -> float:
     return sum(sum(state["history"]["seconds"]) for state in states)
 
 
-def _command() -> str:
+def command_line() -> str:
+    """The command that runs this script with these options."""
     return shlex.join(["python", os.path.relpath(sys.argv[0]), *(word for word in sys.argv[1:] if word != "--force")])
 
 
-def _where() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """Machine, versions and commit."""
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:

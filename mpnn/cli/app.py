@@ -16,6 +16,7 @@ COMMANDS = {
     "graph": "Draw a topology, count its edges, and compute how far messages travel.",
     "explain": "Show which backend would run dot-product attention over a topology, its estimated time, and why others "
     "would not.",
+    "view": "Write a page for the browser that shows a graph, and what a model attends to over it.",
     "train": "Train a model over a graph of your choice, print a table of results, and save the model and pictures.",
     "compare": "Find out which graph suits your data: train one model over several graphs, and compare them at equal "
     "time and at equal steps.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -46,3 +46,21 @@ def all_to_all(x: Tensor, arriving: list[int], leaving: list[int], group: dist.P
     out = plain.new_empty(sum(arriving), plain.shape[1])
     dist.all_to_all_single(out, plain, arriving, leaving, group=group)
     return (out.view(x.dtype) if narrow else out).view(sum(arriving), *x.shape[1:])
+
+
+def exchanged(rows: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
+    """`all_to_all`, whose gradient travels back by the reverse one."""
+    return _Exchange.apply(rows, arriving, leaving, group)
+
+
+class _Exchange(torch.autograd.Function):
+    """One all-to-all; gradients travel back by the reverse one."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.back = leaving, arriving, group
+        return all_to_all(rows, arriving, leaving, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return all_to_all(gradient, *ctx.back), None, None, None

@@ -7,6 +7,7 @@ on the graph: the transport for `causal()` and `complete()`, whose halo is every
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,12 +18,13 @@ from torch import Tensor
 from mpnn.aggregate import Sum
 from mpnn.attention import Attention, Terms
 from mpnn.attention.spec import KeyValue
-from mpnn.distributed.groups import all_to_all
+from mpnn.distributed import pieces
+from mpnn.distributed.groups import exchanged
+from mpnn.distributed.halo import own_nodes
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.sharding import Layer
 from mpnn.request.request import Request
-from mpnn.request.tables import EmbeddingTable, PerEdge
 
 
 def refusal(layer: Layer, ranks: int) -> str | None:
@@ -76,11 +78,8 @@ class HeadsExchange:
         self.rank, self.group, self.received = dist.get_rank(group), group, 0
         self.rows = dst.sizes[self.rank], src.sizes[self.rank]
         self.own = torch.arange(graph.num_src, device=graph.device)  # of the graph it runs over, all nodes are its own
-        self._dst, self._src = _Rows(dst, self.rank, graph.device), _Rows(src, self.rank, graph.device)
-        of_dst, of_src = graph.node_positions()
-        none = torch.zeros(2, 0, dtype=torch.int64, device=graph.device)
-        self._own_nodes = Graph.from_edges(none, *self.rows)
-        self._own_nodes.positions = of_dst[self._dst.mine], of_src[self._src.mine]
+        self._dst, self._src = _Rows(dst, graph.device), _Rows(src, graph.device)
+        self._own_nodes = own_nodes(graph, self.rank, dst, src)
 
     def refusal(self, layer: Layer) -> str | None:
         reason = refusal(layer, self._dst.ranks)
@@ -94,32 +93,23 @@ class HeadsExchange:
         assert isinstance(attention, KeyValue)
         return attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr)
 
-    def spread(self, request: Request) -> Request:
+    def request(self, request: Request, terms: Terms) -> Request:
         """From all heads of the own nodes to the own heads of all nodes."""
-        ranks, heads, score = self._dst.ranks, request.heads, cast(Any, request.score)
-        mine = share(heads, ranks, self.rank)
-        roles = {} if score is None else score.roles
-        fields: dict[str, Any] = {}
-        for name, data in () if score is None else vars(score).items():
-            if name not in roles:  # parameters, such as [H, D]
-                fields[name] = data[mine] if isinstance(data, Tensor) and data.dim() and len(data) == heads else data
-            elif roles[name].of == "edge":
-                fields[name] = _of_heads(data, mine, roles[name].trailing)
-            elif roles[name].vectors:
-                fields[name] = self._swap(data, roles[name].of)
-            else:
-                fields[name] = self._swap(data.unsqueeze(-1), roles[name].of).squeeze(-1)
-        return replace(
-            request,
-            value=self._swap(request.value, "src"),
-            score=None if score is None else replace(score, **fields),
-            bias=tuple(_of_heads(bias, mine, 1) for bias in request.bias),
-            edge_value=_of_heads(request.edge_value, mine, 2),
-            sinks=None if request.sinks is None else request.sinks[mine],
-            head_ids=(mine.start, heads),
-        )
+        heads = request.heads
+        mine = share(heads, self._dst.ranks, self.rank)
 
-    def collect(self, out: Tensor) -> Tensor:
+        def visit(x: Tensor, kind: pieces.Kind, trailing: int) -> Tensor:
+            if kind in ("dst", "src"):
+                return self._swap(x, kind) if trailing == 2 else self._swap(x.unsqueeze(-1), kind).squeeze(-1)
+            # a single row of heads serves all of them
+            return x.narrow(-trailing, mine.start, mine.stop - mine.start) if x.shape[-trailing] == heads else x
+
+        return replace(pieces.mapped(request, visit), head_ids=(mine.start, heads))
+
+    def run(self, request: Request, propagate: Callable[[Request], Any]) -> tuple[Tensor, None]:
+        return self._collect(propagate(request)[0]), None
+
+    def _collect(self, out: Tensor) -> Tensor:
         """From the own heads of all destinations, [..., N_dst, H / ranks, D], to all heads of the own ones."""
         rows = self._dst.by_owner(out.movedim(-3, 0))
         size = self.rows[0]
@@ -136,7 +126,7 @@ class HeadsExchange:
         return nodes.in_order(arrived).movedim(0, -3)
 
     def _exchange(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
-        arrived = _Exchange.apply(rows, arriving, leaving, self.group)
+        arrived = exchanged(rows, arriving, leaving, self.group)
         self.received += arrived.nbytes // max(len(arrived), 1) * (len(arrived) - arriving[self.rank])
         return arrived
 
@@ -144,10 +134,10 @@ class HeadsExchange:
 class _Rows:
     """The order of nodes by owner, in which rows arrive, and that of the graph."""
 
-    def __init__(self, owners: Owners, rank: int, device: torch.device) -> None:
+    def __init__(self, owners: Owners, device: torch.device) -> None:
         self.ranks, self.sizes = owners.ranks, owners.sizes
         nodes = [owners.nodes(r).to(device) for r in range(owners.ranks)]
-        self.mine, order = nodes[rank], torch.cat(nodes)
+        order = torch.cat(nodes)
         ordered = torch.equal(order, torch.arange(len(order), device=device))
         self._nodes = None if ordered else order
         self._place = None if ordered else order.argsort()
@@ -157,25 +147,3 @@ class _Rows:
 
     def in_order(self, x: Tensor) -> Tensor:
         return x if self._place is None else x.index_select(0, self._place)
-
-
-class _Exchange(torch.autograd.Function):
-    """One all-to-all; gradients travel back by the reverse one."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
-        ctx.back = leaving, arriving, group
-        return all_to_all(rows, arriving, leaving, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return all_to_all(gradient, *ctx.back), None, None, None
-
-
-def _of_heads(data: PerEdge | None, mine: slice, trailing: int) -> Any:
-    """The rows of edges, or of edge types, for some of the heads. A single row of heads serves all of them."""
-    if isinstance(data, EmbeddingTable):
-        return replace(data, table=_of_heads(data.table, mine, trailing))
-    if data is None or data.shape[-trailing] == 1:
-        return data
-    return data.narrow(-trailing, mine.start, mine.stop - mine.start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpnn.attention import DotProduct
-from mpnn.distributed import heads
+from mpnn.distributed import heads, pieces, queries, stream
 from mpnn.distributed.groups import Mesh, group_of
 from mpnn.distributed.halo import HaloExchange, Part
 from mpnn.distributed.owners import Owners
@@ -20,7 +21,7 @@ from mpnn.graph.topology import Topology
 
 _NODE_COST = 16.0  # edges that cost as much as a node's own maps, for layers of some 64 features
 BALANCES = ("edges", "nodes", "zigzag", "metis")
-TRANSPORTS = ("auto", "halo", "heads")
+TRANSPORTS = ("auto", "halo", "heads", "queries", "stream")
 
 
 def partition(
@@ -51,7 +52,10 @@ def partition(
             package pymetis.
         transport: "halo": each rank fetches the sources it needs in one all-to-all, for any layer. "heads": each rank
             computes its share of the heads over the whole graph, for layers such as `DotProduct` whose heads the ranks
-            divide; what travels does not depend on the graph. "auto" takes the one that sends less to the busiest rank.
+            divide; what travels does not depend on the graph. "stream": keys and values of one rank after the other, in
+            bounded memory, for softmax attention such as `DotProduct`; the backward pass fetches them again. "queries":
+            a halo, but destinations that attend to most of the graph send their queries instead, for such attention.
+            "auto" takes the halo, the heads or the queries, whichever brings least to the busiest rank.
         node_cost: how many edges cost as much as a node.
 
     Raises:
@@ -168,12 +172,18 @@ class Partition:
         transport = self.transport_of(layer)
         if transport not in self._shards:
             assert self.group is not None
+            parts = self.dst, self.src, self.group
             if transport == "heads":
-                self._shards[transport] = heads.view_of(self.graph, self.dst, self.src, self.group)
+                shard = heads.view_of(self.graph, *parts)
+            elif transport == "queries":
+                shard = queries.view_of(self.graph, self._hubs, *parts)
+            elif transport == "stream":
+                shard = stream.view_of(self.graph, *parts)
             else:
                 part = self._part(self.rank)
                 part.graph.exchange = HaloExchange(part, self.src, self.group)
-                self._shards[transport] = part.graph
+                shard = part.graph
+            self._shards[transport] = shard
         return self._shards[transport]
 
     def transport_of(self, layer: Layer | None = None) -> str:
@@ -182,10 +192,15 @@ class Partition:
         if self.transport != "auto":
             return self.transport
         attention = None if layer is None else layer.attention
-        if layer is None or not isinstance(attention, DotProduct) or heads.refusal(layer, self.ranks) is not None:
+        if layer is None or not isinstance(attention, DotProduct):
             return "halo"
-        by_halo = max(self.fetched_bytes(attention.to_key.in_features))
-        return "heads" if max(self.head_bytes(*heads.heads_of(attention), attention.head_dim)) < by_halo else "halo"
+        width, shape = attention.to_key.in_features, (*heads.heads_of(attention), attention.head_dim)
+        most = {"halo": max(self.fetched_bytes(width))}
+        if heads.refusal(layer, self.ranks) is None:
+            most["heads"] = max(self.head_bytes(*shape))
+        if pieces.refusal(layer) is None and not layer.drops_edges and self._hubs.any():
+            most["queries"] = max(self.query_bytes(width, shape[0], attention.head_dim))
+        return min(most, key=lambda name: most[name])
 
     def scatter(self, x: Tensor, dim: int = -2, *, rank: int | None = None) -> Tensor:
         """This process's rows of x, which holds those of all destinations along `dim`. Nothing is sent."""
@@ -248,6 +263,24 @@ class Partition:
             for mine, sources in zip(self.dst.sizes, self.src.sizes, strict=True)
         ]
         return [n * head_dim * batch * dtype.itemsize for n in numbers]
+
+    def query_bytes(
+        self, width: int, num_heads: int, head_dim: int, dtype: torch.dtype = torch.float32, batch: int = 1
+    ) -> list[int]:
+        """The bytes that arrive at each rank in the forward pass of a layer under transport="queries", where `width`
+        is that of the sources' features."""
+        per_head = num_heads * head_dim * batch * dtype.itemsize
+        sums = num_heads * batch * max(dtype.itemsize, 4)  # results travel in float32 or wider, with their lse
+        partial = num_heads * head_dim * batch * max(dtype.itemsize, 4) + sums
+        sources = queries.fetched(self.graph, self._hubs, self.dst, self.src)
+        return [
+            n * width * batch * dtype.itemsize + asked * per_head + results * partial
+            for n, (asked, results) in zip(sources, queries.travelling(self._hubs, self.dst), strict=True)
+        ]
+
+    @cached_property
+    def _hubs(self) -> Tensor:
+        return queries.choose_hubs(self.graph, self.dst, self.src)
 
     def explain(
         self, width: int = 64, dtype: torch.dtype = torch.float32, batch: int = 1, *, num_heads: int | None = None

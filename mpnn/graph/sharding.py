@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -21,6 +22,8 @@ class Layer(NamedTuple):
     attention: Any
     aggregate: Any
     return_weights: bool
+    mixes_values: bool  # by hops or teleport
+    drops_edges: bool
 
 
 class Exchange(Protocol):
@@ -47,12 +50,13 @@ class Exchange(Protocol):
         """The terms of attention, for features of the own nodes."""
         ...
 
-    def spread(self, request: Any) -> Any:
+    def request(self, request: Any, terms: Any) -> Any:
         """The request that this process runs, from that with its terms."""
         ...
 
-    def collect(self, out: Tensor) -> Tensor:
-        """The result for the own destinations, [..., own, H, D], from that of the request."""
+    def run(self, request: Any, propagate: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
+        """The result for the own destinations, [..., own, H, D], and weights if the request returns them; `propagate`
+        runs a request on this process."""
         ...
 
 

@@ -52,6 +52,17 @@ def take(graph: Graph, nodes: Tensor) -> Graph:
     return selected(graph, which, edges=torch.stack([src, place[dst]]), **changes)
 
 
+def without_rows(graph: Graph, rows: Tensor) -> Graph:
+    """The graph without the edges of the destinations `rows`, bool [num_dst]."""
+    if graph.is_explicit:
+        return selected(graph, ~rows.to(graph.device)[graph.edge_index[1]])
+    runs, dropped = graph.runs, rows.cpu().numpy()
+    keep = ~dropped[runs.row]
+    return structured(
+        graph, Runs.of(graph.num_dst, graph.num_src, [(runs.row[keep], runs.start[keep], runs.stop[keep])])
+    )
+
+
 def columns(graph: Graph, sources: Tensor) -> Graph:
     """`Graph.columns`."""
     sources = torch.as_tensor(sources, device=graph.device)

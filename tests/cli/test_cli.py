@@ -29,6 +29,7 @@ COMMANDS = [
     ["graph"],
     ["graph", "convert"],
     ["explain"],
+    ["view"],
     ["train"],
     ["generate"],
     ["eval"],

@@ -217,10 +217,67 @@ def cases_of_heads() -> Iterator[Case]:
     yield by_heads("heads, dropped edges", graphs.window(6), 45, many_heads(edge_dropout=0.3), training=True)
     gpt = lambda: GPT(11, 24, 12, 2, graph=graphs.causal(), context=64, dropout=0.1)  # noqa: E731
     yield by_heads("heads, GPT", graphs.causal(), 48, lambda: Tokens(gpt()), Owners.zigzag, training=True, batch=(2,))
+    yield from cases_of_stream()
+    yield from cases_of_queries()
     # transport="auto" takes heads for the first from three processes on, and the halo for the others
     for name in ("causal", "window"):
         yield Case(f"auto, {name}", TOPOLOGIES[name], 53, many_heads(), transport="auto")
     yield Case("auto, GAT", edges, 47, of(lambda: Additive(WIDTH, 4, 2)), transport="auto")
+
+
+def cases_of_stream() -> Iterator[Case]:
+    """Cases in which sources arrive block by block."""
+    streamed = partial(Case, transport="stream")
+    for name in ("causal", "complete", "causal window", "longformer", "bigbird", "identity"):
+        yield streamed(f"stream, {name}", TOPOLOGIES[name], 53, layer)
+    yield streamed("stream, fewer nodes than ranks", graphs.causal(), 3, layer)
+    for owners in (Owners.zigzag, by_hand, uneven):
+        model = lambda: layer(position=Rotary(WIDTH // 2))  # noqa: E731
+        yield streamed(f"stream, {owners.__name__}", graphs.causal(), 41, model, owners)
+    for backend in ("edge_list", "csr", "tiles"):
+        model = partial(layer, backend=backend, dropout=0.4)
+        yield streamed(f"stream, dropout, {backend}", graphs.window(9), 45, model, by_hand, training=True, batch=(2,))
+    yield streamed("stream, single", graphs.causal(), 45, layer, dtype=torch.float32, batch=(2, 1))
+    for name, position in {
+        "alibi": lambda: ALiBi(2),
+        "t5": lambda: drawn(T5(2, buckets=8, max_distance=8)),
+        "shaw": lambda: drawn(Shaw(WIDTH // 2, 3)),
+    }.items():
+        for owners in (Owners.equal, Owners.zigzag):
+            model = lambda position=position: layer(position=position())  # noqa: E731
+            yield streamed(f"stream, {name}, {owners.__name__}", graphs.causal(), 37, model, owners)
+    edges, weighted = explicit(47, 300), explicit(47, 300, attributes=3)
+    yield streamed("stream, edges", edges, 47, layer, by_hand)
+    yield streamed("stream, GATv2", edges, 47, of(lambda: AdditiveV2(WIDTH, 4, 2)))
+    yield streamed("stream, edges with attributes", weighted, 47, partial(layer, edge_dim=3), by_hand)
+    yield streamed("stream, numbers of edges", weighted, 47, partial(layer, position=EdgeBias(3, 2)), by_hand)
+    yield streamed("stream, dropped", edges, 47, Dropped, by_hand, training=True, batch=(2,))
+    gpt = partial(Tokens, graph=graphs.causal() & graphs.window(5), dropout=0.1)
+    yield streamed("stream, GPT", graphs.causal() & graphs.window(5), 48, gpt, training=True, batch=(2,))
+
+
+def cases_of_queries() -> Iterator[Case]:
+    """Cases in which hubs send their queries."""
+    hubs = partial(Case, transport="queries")
+    longformer = TOPOLOGIES["longformer"]
+    for name in ("longformer", "bigbird", "causal", "window"):
+        yield hubs(f"queries, {name}", TOPOLOGIES[name], 83, layer)
+    yield hubs("queries, fewer nodes than ranks", longformer, 3, layer)
+    for owners in (Owners.zigzag, by_hand, uneven):
+        model = lambda: layer(position=Rotary(WIDTH // 2))  # noqa: E731
+        yield hubs(f"queries, {owners.__name__}", longformer, 81, model, owners)
+    for backend in ("edge_list", "csr", "tiles"):
+        model = partial(layer, backend=backend, dropout=0.4)
+        yield hubs(f"queries, dropout, {backend}", longformer, 85, model, by_hand, training=True, batch=(2,))
+    yield hubs("queries, single", longformer, 85, layer, dtype=torch.float32, batch=(2, 1))
+    yield hubs("queries, t5", longformer, 77, lambda: layer(position=drawn(T5(2, buckets=8, max_distance=8))))
+    yield hubs("queries, shaw", longformer, 77, lambda: layer(position=drawn(Shaw(WIDTH // 2, 3))), Owners.zigzag)
+    spokes = torch.stack([torch.arange(60), torch.full((60,), 7)])
+    around = explicit(60, 80).edge_index
+    wheel = graphs.from_edges(torch.cat([spokes, around], 1), 60, edge_attr=torch.randn(140, 3, dtype=torch.float64))
+    yield hubs("queries, edges", wheel, 60, partial(layer, edge_dim=3), by_hand)
+    yield hubs("queries, GATv2", wheel, 60, of(lambda: AdditiveV2(WIDTH, 4, 2)))
+    yield Case("auto, longformer", longformer, 83, layer, transport="auto")
 
 
 def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -332,13 +389,47 @@ def check_heads() -> None:
     with pytest.raises(ValueError, match="does not return weights"):
         op(part.scatter(x), part.shard(), return_weights=True)
     auto = partition(topology.bind(5000), balance="nodes")
-    wide = Layer(DotProduct(24, 12), aggregate.Sum(), False)
+    wide = Layer(DotProduct(24, 12), aggregate.Sum(), False, False, False)
     by_heads, by_halo = max(auto.head_bytes(12, 12, 2)), max(auto.fetched_bytes(24))
     assert auto.transport_of(wide) == ("heads" if by_heads < by_halo else "halo")
     assert (by_heads < by_halo) == (ranks > 4)
-    narrow = Layer(DotProduct(24, 12, kv_heads=1), aggregate.Sum(), False)
+    narrow = Layer(DotProduct(24, 12, kv_heads=1), aggregate.Sum(), False, False, False)
     assert auto.transport_of(narrow) == ("heads" if ranks > 2 else "halo")
     assert partition(graphs.window(9).bind(5000)).transport_of(wide) == "halo"
+
+
+def check_transports() -> None:
+    """Bytes of the transports in pieces, their refusals, and what "auto" takes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    whole = graphs.longformer(8, globals=2).bind(400)
+    x = torch.randn(2, 400, WIDTH)
+    op = layer()
+    received = {}
+    for transport in ("halo", "queries", "stream"):
+        part = partition(whole, balance="nodes", transport=transport)
+        op(part.scatter(x), part.shard())
+        exchange = part.shard().exchange
+        assert exchange is not None
+        received[transport] = exchange.received
+        most = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+        dist.all_gather(most, torch.tensor([exchange.received]))
+        received[f"most {transport}"] = max(map(int, most))
+        for words, refusing in {
+            "does not compute queries, keys and values": of(lambda: Additive(WIDTH, 4, 2))(),
+            "merged by the sums of a softmax": of(lambda: DotProduct(WIDTH, 2, normalize="sigmoid"))(),
+            "one hop": of(lambda: DotProduct(WIDTH, 2), hops=2)(),
+        }.items():
+            if transport != "halo":
+                with pytest.raises(ValueError, match=f'transport="{transport}" cannot run this layer: .*{words}'):
+                    refusing(part.scatter(x), part.shard())
+    part = partition(whole, balance="nodes")
+    assert received["halo"] == part.fetched_bytes(WIDTH, batch=2)[rank]
+    assert received["queries"] == part.query_bytes(WIDTH, 2, WIDTH // 2, batch=2)[rank]
+    assert received["stream"] == 2 * received["halo"]  # keys and values
+    assert received["most queries"] < received["most halo"] / 3
+    assert part.transport_of(Layer(op.attention, aggregate.Sum(), False, False, False)) == "queries"
+    assert part.transport_of(Layer(op.attention, aggregate.Sum(), True, False, False)) == "halo"
+    assert part.transport_of(Layer(op.attention, aggregate.Sum(), False, False, True)) == "halo"
 
 
 def ring(nodes: int) -> Graph:
@@ -402,7 +493,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     alone = [dist.new_group([r]) for r in range(ranks)][rank]
     failed = False
-    for check in (check_bytes, check_memory, check_heads, check_losses):
+    for check in (check_bytes, check_memory, check_heads, check_transports, check_losses):
         check()
         print(f"0.0e+00 {check.__name__}", flush=True)
     for case in (*cases(), *cases_of_heads()):

@@ -1,0 +1,42 @@
+// The expression and size that the Graph and Reach panes share, and the graph that they make.
+
+import { parse, type Literal } from "../graph/expression";
+import type { Runs } from "../graph/runs";
+
+export class GraphModel {
+  runs: Runs | null = null;
+  numbers: Literal[] = [];
+  problem = "";
+  private readonly listeners: (() => void)[] = [];
+
+  constructor(
+    public expression: string,
+    public n: number,
+    public numSrc: number | null,
+  ) {
+    this.bind();
+  }
+
+  set(expression: string, n: number): void {
+    if (n !== this.n) this.numSrc = null;
+    [this.expression, this.n] = [expression, n];
+    this.bind();
+    for (const act of this.listeners) act();
+  }
+
+  onChange(act: () => void): void {
+    this.listeners.push(act);
+  }
+
+  /** The last graph stays while the expression cannot be read. */
+  private bind(): void {
+    try {
+      const topology = parse(this.expression);
+      this.numbers = topology.numbers;
+      this.runs = topology.bind(this.n, this.numSrc ?? undefined);
+      this.problem = "";
+    } catch (error) {
+      this.problem = (error as Error).message;
+    }
+  }
+}
