@@ -187,6 +187,7 @@ def test_the_drawn_shares_are_those_of_the_edges() -> None:
     assert np.allclose(np.reshape(part["answer"], (side, side)), enlarged, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_nodes_are_drawn_within_a_frame_or_two() -> None:
     text = "causal & window(2048) | global_nodes(64)"
     questions = [{"kind": "seconds", "expression": text, "n": 100_000}] * 3
