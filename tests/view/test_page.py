@@ -84,7 +84,7 @@ def test_force_replaces(tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_notebooks_show_the_page_in_a_frame() -> None:
+def test_notebooks_show_the_page_in_a_frame_with_every_number() -> None:
     page = of_topology(graphs.causal() & graphs.window(4) | graphs.global_nodes([0, 3]), 20)
     found: dict[str, str | None] = {}
 
@@ -93,5 +93,7 @@ def test_notebooks_show_the_page_in_a_frame() -> None:
             found.update(attributes)
 
     Frame().feed(page._repr_html_())
+    long = graphs.global_nodes([0, 2, 4, 6, 8, 10, 12])
+    assert graphs.parse(of_topology(long, 20).graph["expression"]) == long  # str() abbreviates it
     assert found["srcdoc"] == page.html()
     assert found["title"] == page.title
