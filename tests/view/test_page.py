@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from viewer_page import data_of, run
 
 from mpnn import graphs
-from mpnn.cli.app import app
 from mpnn.view import Page, of_topology
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["view", *map(str, arguments)])
-
-
-def data_of(html: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="mpnn-data">(.*?)</script>', html, re.S)
-    assert found
-    return json.loads(found[1])
 
 
 def test_a_page_of_an_expression(tmp_path: Path) -> None:
