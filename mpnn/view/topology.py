@@ -20,7 +20,7 @@ def of_topology(topology: Topology | str, n: int = 64, num_src: int | None = Non
         ValueError: if the text cannot be read, the topology cannot be bound to these sizes or written as text, or the
             page cannot draw it.
     """
-    expression = topology if isinstance(topology, str) else str(topology)
+    expression = topology if isinstance(topology, str) else repr(topology)
     if ".with_relation" in expression:
         raise ValueError("the page shows edges, which .with_relation does not change; leave it out")
     topology = parse(expression)

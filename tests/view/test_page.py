@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from viewer_page import data_of, run
 
 from mpnn import graphs
-from mpnn.cli.app import app
 from mpnn.view import Page, of_topology
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["view", *map(str, arguments)])
-
-
-def data_of(html: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="mpnn-data">(.*?)</script>', html, re.S)
-    assert found
-    return json.loads(found[1])
 
 
 def test_a_page_of_an_expression(tmp_path: Path) -> None:
@@ -84,7 +71,7 @@ def test_force_replaces(tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_notebooks_show_the_page_in_a_frame() -> None:
+def test_notebooks_show_the_page_in_a_frame_with_every_number() -> None:
     page = of_topology(graphs.causal() & graphs.window(4) | graphs.global_nodes([0, 3]), 20)
     found: dict[str, str | None] = {}
 
@@ -93,5 +80,7 @@ def test_notebooks_show_the_page_in_a_frame() -> None:
             found.update(attributes)
 
     Frame().feed(page._repr_html_())
+    long = graphs.global_nodes([0, 2, 4, 6, 8, 10, 12])
+    assert graphs.parse(of_topology(long, 20).graph["expression"]) == long  # str() abbreviates it
     assert found["srcdoc"] == page.html()
     assert found["title"] == page.title

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_page import data_of, run
+from viewer_page import data_of, run
 
 import mpnn
 from mpnn import graphs
