@@ -12,9 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks import disk as from_disk
 from benchmarks import fit, regret, series, sizes
 from benchmarks import gpu as on_gpu
 from benchmarks import report as reports
+from benchmarks import sampling as sampled
 from benchmarks import scaling as weak_scaling
 from benchmarks import workloads as workload_cases
 from benchmarks.cases import all_cases, select
@@ -28,6 +30,8 @@ GPU_RESULTS = HERE / "results" / "gpu.json"
 PLAN_RESULTS = HERE / "results" / "plans.json"
 REASONS = HERE / "results" / "reasons.md"
 SCALING_RESULTS = HERE / "results" / "scaling.json"
+SAMPLING_RESULTS = HERE / "results" / "sampling.json"
+DISK_RESULTS = HERE / "results" / "disk.json"
 WORKLOAD_RESULTS = HERE / "results" / "workloads.json"
 PAGE = HERE.parent / "docs" / "performance.md"
 
@@ -133,9 +137,63 @@ def scaling(
     for row in results["rows"]:
         console.print(
             f"{row['case']}, {row['nodes']:,} nodes a process: one {1000 * row['one']:.1f} ms, two "
-            f"{1000 * row['two']:.1f} ms, efficiency {row['efficiency']:.2f} (bar: {weak_scaling.BAR})"
+            f"{1000 * row['two']:.1f} ms (computed: {1000 * row['computed']:.1f}), efficiency {row['efficiency']:.2f} "
+            f"(bar: {weak_scaling.BAR})"
         )
     console.print(f"results in {out}")
+
+
+@app.command()
+def sampling(
+    size: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(sampled.SIZES)}.")] = None,
+    repeats: Annotated[int, typer.Option(help="Passes of each entry, after one that warms up.", min=1)] = 3,
+    workers: Annotated[list[int] | None, typer.Option(help="Numbers of workers of NeighborLoader: 0, 2.")] = None,
+    threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = os.cpu_count() or 1,
+    out: Annotated[Path, typer.Option(help="The file of results.")] = SAMPLING_RESULTS,
+    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+) -> None:
+    """Times sampled batches, and training on them, against PyTorch Geometric's NeighborLoader.
+
+    10 million edges take two minutes, 100 million four and 14 GB; [bold]--size small[/bold] seconds. Without
+    PyTorch Geometric and torch-sparse or pyg-lib, only our batches are timed.
+    """
+    chosen = size or [name for name in sampled.SIZES if name != "small"]
+    if unknown := set(chosen) - set(sampled.SIZES):
+        raise typer.BadParameter(f"there is no size {sorted(unknown)[0]!r}; use one of {', '.join(sampled.SIZES)}")
+    torch.set_num_threads(threads)
+    results = sampled.measure(out, names=chosen, repeats=repeats, workers=workers or [0, 2], note=note)
+    for row in results["rows"]:
+        console.print(f"{row['case']}, {row['nodes']:,} nodes, {row['edges']:,} edges", markup=False)
+        for name, rate in row["batches_per_second"].items():
+            console.print(f"    {name:<16} {rate:8.1f} batches a second")
+        line = f"not compared: {row['skipped']}" if "skipped" in row else f"ratio {row['ratio']:.2f}"
+        console.print(f"    {line} (bar: {sampled.BAR})", soft_wrap=True)
+    console.print(f"results in {out}")
+
+
+@app.command()
+def disk(
+    scale: Annotated[int, typer.Option(help="2^scale nodes and 16 edges a node.", min=4, max=30)] = 26,
+    width: Annotated[int, typer.Option(help="Features of a node.", min=1)] = 32,
+    batches: Annotated[int, typer.Option(help="Batches of 1,024 nodes to train on.", min=1)] = 100,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where to make a temporary folder; default: the system's.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file of results.")] = DISK_RESULTS,
+    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+) -> None:
+    """Writes an R-MAT graph to the disk, trains GraphSAGE on samples of it, and measures time and memory.
+
+    2^26 nodes and 2^30 edges take some ten minutes on two cores and 14 GB of disk, which are free again at the end.
+    """
+    needs, room = from_disk.needed(scale, width), from_disk.free(folder)
+    if needs > room:
+        raise typer.BadParameter(f"needs {needs / 1e9:.1f} GB of disk and {room / 1e9:.1f} GB are free: use --folder")
+    results = from_disk.measure(out, scale=scale, width=width, batches=batches, parent=folder, note=note)
+    console.print(f"{results['nodes']:,} nodes, {results['edges']:,} edges, {results['bytes']['graph'] / 1e9:.2f} GB")
+    for row in results["phases"]:
+        console.print(f"    {row['phase']:<28} {row['seconds']:8.1f} s  {row['anonymous_bytes'] / 1e9:5.2f} GB")
+    console.print(f"anonymous memory (bar: {from_disk.BAR / 1e9:.0f} GB); results in {out}")
 
 
 @app.command()

@@ -7,8 +7,8 @@ handle = mpnn.hf.use(model, graph="causal() & window(256)")                     
 handle.restore()
 """
 
-from mpnn.integrations.hf.interface import attend
+from mpnn.integrations.hf.interface import attend, record
 from mpnn.integrations.hf.masks import Mask
 from mpnn.integrations.hf.use import Handle, use
 
-__all__ = ["Handle", "Mask", "attend", "use"]
+__all__ = ["Handle", "Mask", "attend", "record", "use"]

@@ -17,7 +17,7 @@ from mpnn.attention import Attention, Terms
 from mpnn.decoding.cache import KVCache
 from mpnn.engine import dispatch
 from mpnn.graph import Graph, transforms
-from mpnn.graph.sharding import active
+from mpnn.graph.sharding import Exchange, Layer, active
 from mpnn.graph.topology import Topology
 from mpnn.request import rng, validation
 from mpnn.request.request import Request
@@ -120,7 +120,8 @@ class MessagePassing(nn.Module):
     ) -> Any:
         """`forward` without checkpointing; tensors come last."""
         request = self.request(x, graph, source, edge_attr, return_weights, cache)
-        out, weights = self._propagate(request)
+        exchange = request.graph.exchange
+        out, weights = self._propagate(request) if exchange is None else exchange.run(request, self._propagate)
         attention = self.attention
         message = out.flatten(-2) if attention is None else attention.merge(out)
         try:
@@ -154,12 +155,14 @@ class MessagePassing(nn.Module):
             return self._next(prepared, graph, source, edge_attr, return_weights, cache)
         if source is None:
             source = prepared
-        bound = self._bound(graph, x, source)
-        if bound.exchange is not None:
-            _check_part(self.aggregate)
-            source = bound.exchange(source)
+        drops_edges = self.training and self.edge_dropout > 0
+        layer = Layer(self.attention, self.aggregate, return_weights, self._mixes_values, drops_edges)
+        bound = self._bound(graph, x, source, layer)
+        exchange = bound.exchange
+        if exchange is not None:
+            _check_part(layer, exchange)
         edge_attr = bound.edge_attr if edge_attr is None else _checked_edges(edge_attr, bound)
-        if self.training and self.edge_dropout:
+        if drops_edges:
             if return_weights:
                 raise ValueError("edges dropped by edge_dropout have no weights to return; call eval() first")
             bound = _without_edges(bound, self.edge_dropout)
@@ -167,14 +170,16 @@ class MessagePassing(nn.Module):
                 edge_attr = edge_attr[bound.edge_ids]
         attention = self.attention
         if attention is None:
-            value = source.unsqueeze(-2)
+            value = (source if exchange is None else exchange(source)).unsqueeze(-2)
             return Request(bound, value, normalize="none", reduce=self.aggregate, return_weights=return_weights)
+        compute = attention if exchange is None else partial(exchange.terms, attention)
         try:
-            terms = attention(prepared, source, bound, edge_attr)
+            terms = compute(prepared, source, bound, edge_attr)
         except RuntimeError:
             _check_widths(attention, prepared, source)
             raise
-        return self._request_of(bound, attention, terms, return_weights)
+        request = self._request_of(bound, attention, terms, return_weights)
+        return request if exchange is None else exchange.request(request, terms)
 
     def _next(
         self,
@@ -277,24 +282,24 @@ class MessagePassing(nn.Module):
             raise ValueError("this operator has no graph; pass one with the call: op(x, graph=...)")
         return self.graph
 
-    def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor) -> Graph:
+    def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor, layer: Layer) -> Graph:
         graph = self._graph_or_default(graph)
         num_dst, num_src = x.shape[-2], source.shape[-2]
         sharding, is_part = active(), isinstance(graph, Graph) and graph.exchange is not None
         if (sharding is not None or is_part) and torch.compiler.is_compiling():
             raise ValueError("torch.compile does not trace layers over a part of a graph; leave them uncompiled")
         if sharding is not None and not is_part:
-            graph = sharding.part(graph, num_dst, num_src).to(x.device)
+            graph = sharding.part(graph, num_dst, num_src, layer).to(x.device)
         if isinstance(graph, Topology):
             if torch.compiler.is_compiling():
                 return ops.outline(graph, num_dst, num_src, x.device)
             return graph.bind(num_dst, num_src).to(x.device)
         validation.device(graph, x)
-        if graph.exchange is not None:
-            num_src += graph.num_src - len(graph.exchange.own)  # those that other processes will send
-        if (graph.num_dst, graph.num_src) != (num_dst, num_src):
+        expected = (graph.num_dst, graph.num_src) if graph.exchange is None else graph.exchange.rows
+        if expected != (num_dst, num_src):
+            whose = "the graph has" if graph.exchange is None else "this process's part of the graph has"
             raise ValueError(
-                f"the graph has {graph.num_dst} destinations and {graph.num_src} sources, but the features have "
+                f"{whose} {expected[0]} destinations and {expected[1]} sources, but the features have "
                 f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"
             )
         return ops.outline(graph, num_dst, num_src, x.device) if torch.compiler.is_compiling() else graph
@@ -310,8 +315,11 @@ def _without_edges(graph: Graph, p: float) -> Graph:
     return transforms.keep_edges(graph, rng.keep(seed, torch.zeros_like(seed), *rng.numbers(graph, dst, src), p))
 
 
-def _check_part(aggregate: Any) -> None:
-    """Raises ValueError if an aggregator needs all nodes of a graph of which this process has a part."""
+def _check_part(layer: Layer, exchange: Exchange) -> None:
+    """Raises ValueError if a layer needs more of a graph than this process's part."""
+    aggregate = layer.aggregate
+    if (reason := exchange.refusal(layer)) is not None:
+        raise ValueError(reason)
     if isinstance(aggregate, PNA) and aggregate.average_log_degree is None:
         raise ValueError(
             f"{type(aggregate).__name__} takes the mean of log(degree + 1) over all nodes, and this process has a part "

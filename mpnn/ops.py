@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ def attend(
     dropout: float = 0.0,
     backend: str = "auto",
     return_weights: bool = False,
+    return_lse: bool = False,
 ) -> Any:
     """Dot-product attention along the edges of a graph (Vaswani et al. 2017, eq. 1, over any graph).
 
@@ -53,9 +54,11 @@ def attend(
         dropout: probability that a weight is dropped; the mask is drawn from torch's default generator.
         backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
         return_weights: also return the weights before dropout, [..., E, H] in the caller's edge order.
+        return_lse: also return the log-sum-exp of the logits, [..., N_dst, H], -inf without in-neighbors: `merge` needs
+            it. Not with sinks or return_weights.
 
     Returns:
-        out [..., N_dst, H, D_v], or (out, weights). A destination without in-neighbors gets zeros.
+        out [..., N_dst, H, D_v], or (out, weights), or (out, lse). A destination without in-neighbors gets zeros.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together, or the named backend cannot run this.
@@ -66,7 +69,9 @@ def attend(
     else:
         check_scale(scale)
     dots_only = bias is None and softcap is None and sinks is None and normalize == "softmax" and not dropout
-    if dots_only and not return_weights and type(backend) is str and not torch.compiler.is_compiling():
+    if return_lse and torch.compiler.is_compiling():
+        raise ValueError("torch.compile does not trace return_lse; call attend outside of the compiled function")
+    if dots_only and not (return_weights or return_lse) and type(backend) is str and not torch.compiler.is_compiling():
         return _attend_plainly(graph, query, key, value, float(scale), backend)
     graph = _traced(graph, value)
     request = Request(
@@ -78,10 +83,39 @@ def attend(
         dropout=dropout,
         reduce=SUM,
         return_weights=return_weights,
+        return_lse=return_lse,
         sinks=sinks,
     )
-    out, weights = run(request, backend)
-    return (out, weights) if return_weights else out
+    out, more = run(request, backend)
+    return (out, more) if return_weights or return_lse else out
+
+
+def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The attention over all sources, from that over disjoint sets of them.
+
+        lse = log sum_k exp(lse_k)        out = sum_k exp(lse_k - lse) out_k
+
+    So a long context can be attended to in pieces, or a shared prefix once (Milakov & Gimelshein 2018,
+    arXiv:1805.02867; Dao et al. 2022).
+
+        merge([ops.attend(part, query, key[first:last], value[first:last], return_lse=True) for ...])
+
+    Args:
+        parts: (out [..., N_dst, H, D_v], lse [..., N_dst, H]) of each set, as `attend(return_lse=True)` returns them.
+
+    Returns:
+        (out, lse) of the union.
+    """
+    outs, sums = zip(*parts, strict=True)
+    every = torch.stack(sums)
+    largest = every.detach().amax(0)
+    largest = largest.masked_fill(largest.isinf(), 0.0)
+    shares = (every - largest).exp()
+    total = shares.sum(0)
+    some = total > 0
+    total = torch.where(some, total, torch.ones_like(total))
+    merged = sum((share / total)[..., None] * out for share, out in zip(shares, outs, strict=True))
+    return cast(Tensor, merged).to(outs[0].dtype), torch.where(some, largest + total.log(), -torch.inf)
 
 
 def aggregate(

@@ -15,12 +15,13 @@ from mpnn.backends import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
-    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in page.read_text()
+    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if "```python" in page.read_text()
 ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_in_docs_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_docs_runs(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # for what a page writes
     monkeypatch.setattr(backends, "_registered", BACKENDS)  # forgets the page's own afterwards
     text = page.read_text()
     names: dict[str, object] = {"__name__": page.stem}
@@ -30,7 +31,7 @@ def test_code_in_docs_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
@@ -80,6 +81,12 @@ def test_the_page_of_models_says_what_was_measured() -> None:
     for picture in page.PICTURE.finditer(text):
         assert (page.PICTURES / f"{picture['name']}.png").is_file()
     assert text.count("![attention pattern]") == len(list(page.PICTURE.finditer(text)))
+
+
+@pytest.mark.slow
+def test_the_table_of_scale_says_what_is_computed() -> None:
+    page, text = page_script("scale"), (ROOT / "docs" / "scale.md").read_text()
+    assert page.updated(text, list(page.forecasts())) == text, "run python docs/scale.py"
 
 
 def test_the_table_of_results_says_what_was_recorded() -> None:

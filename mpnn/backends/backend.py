@@ -32,4 +32,6 @@ class Backend(Protocol):
 
     def run(self, request: Request) -> tuple[Tensor, Tensor | None]:
         """Out [..., N_dst, H, D] in the dtype of the values, and the weights [..., E, H] in the caller's edge order if
-        the request returns them, else None. `edge_list` defines the numbers."""
+        the request returns them, else None. A request that returns lse gets it in their place: the logarithm of the sum
+        of exp(logits) of each destination, [..., N_dst, H], -inf for one without edges. `edge_list` defines the
+        numbers."""

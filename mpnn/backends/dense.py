@@ -45,6 +45,8 @@ def supports(request: Request) -> str | None:
         return "it sums messages, and cannot aggregate them otherwise"
     if not all(isinstance(vectors, EmbeddingTable) and vectors.relation is not None for vectors in _vectors(request)):
         return "edge_key and edge_value would be materialised for all pairs, unless they are tables by relation"
+    if request.return_lse:
+        return "torch's kernels do not return lse"
     if score.edge_key is not None and score.softcap is not None:
         return "it does not support softcap with edge_key"
     if _by_cliques(request):
@@ -293,7 +295,7 @@ def _materialised(
     dropped = weights
     if request.dropout:
         assert request.seed is not None
-        streams = rng.streams(request.batch, q.shape[-3], q.device)[..., None, :, None, None]
+        streams = rng.streams(request.batch, q.shape[-3], q.device, request.head_ids)[..., None, :, None, None]
         dst, src = rng.numbers(request.graph, block.dst, block.src)
         keep = rng.keep(request.seed, streams, dst[:, None, :, None], src[:, None, None, :], request.dropout)
         dropped = torch.where(keep, weights / (1 - request.dropout), torch.zeros_like(weights))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpnn.aggregate import Index, Mean, Sum, segment_softmax
+from mpnn.aggregate import Index, Mean, Sum, segment_logsumexp, segment_softmax
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph.csr import CSR
 from mpnn.request import rng
@@ -72,7 +72,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     messages = _repeat_heads(_nodes_first(request.value, request).index_select(0, csr.col), request)
     if request.edge_value is not None:
         messages = messages + _per_edge(request.edge_value, request, csr, trailing=2)
-    weights = _weights(request, csr, index) if request.weighted else None
+    logits = _sum_of_logits(request, csr) if request.weighted else None
+    weights = None if logits is None else _weights(logits, request, index)
     if weights is not None:
         dropped = _dropout(weights, request, csr) if request.dropout else weights
         messages = dropped[..., None] * messages
@@ -83,6 +84,9 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
             f"destinations; it returned {list(out.shape) if isinstance(out, Tensor) else out!r}"
         )
     out = _cast(out.movedim(0, -3) if request.batch else out, request.value.dtype)
+    if request.return_lse and logits is not None:
+        lse = segment_logsumexp(logits.expand(len(csr.col), *request.batch, request.heads), index)
+        return out, lse.movedim(0, -2)
     if not request.return_weights:
         return out, None
     weights = messages.new_ones(()) if weights is None else weights
@@ -90,14 +94,18 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     return out, csr.to_caller(weights).movedim(0, -2).to(request.value.dtype)
 
 
-def _weights(request: Request, csr: CSR, index: Index) -> Tensor:
-    """Normalised weights, [E, ..., H] in CSR order."""
+def _sum_of_logits(request: Request, csr: CSR) -> Tensor:
+    """The score with its biases, [E, ..., H] in CSR order."""
     terms = [_per_edge(b, request, csr, trailing=1) for b in request.bias]
     if request.score is not None:
         terms.append(_logits(request.score, request, csr))
-    logits = sum(terms[1:], terms[0])
+    return sum(terms[1:], terms[0])
+
+
+def _weights(logits: Tensor, request: Request, index: Index) -> Tensor:
+    """Normalised weights, [E, ..., H] in CSR order."""
     if request.sinks is not None:
-        logits = logits.expand(len(csr.col), *request.batch, request.heads)
+        logits = logits.expand(len(logits), *request.batch, request.heads)
         return _softmax_with_sinks(logits, index, request.sinks)
     if request.normalize == "softmax":
         return segment_softmax(logits, index)
@@ -137,7 +145,7 @@ def _rows(data: PerEdge | None, role: Role, request: Request, csr: CSR) -> Tenso
 
 def _dropout(weights: Tensor, request: Request, csr: CSR) -> Tensor:
     assert request.seed is not None
-    streams = rng.streams(request.batch, request.heads, weights.device)
+    streams = rng.streams(request.batch, request.heads, weights.device, request.head_ids)
     dst, src = (ids.view(-1, *[1] * streams.dim()) for ids in rng.numbers(request.graph, csr.row, csr.col))
     keep = rng.keep(request.seed, streams, dst, src, request.dropout)
     return torch.where(keep, weights / (1 - request.dropout), torch.zeros_like(weights))

@@ -16,6 +16,7 @@ COMMANDS = {
     "graph": "Draw a topology, count its edges, and compute how far messages travel.",
     "explain": "Show which backend would run dot-product attention over a topology, its estimated time, and why others "
     "would not.",
+    "view": "Write a page for the browser that shows a graph, and what a model attends to over it.",
     "train": "Train a model over a graph of your choice, print a table of results, and save the model and pictures.",
     "compare": "Find out which graph suits your data: train one model over several graphs, and compare them at equal "
     "time and at equal steps.",
@@ -25,6 +26,7 @@ COMMANDS = {
     "tune": "Measure how fast this machine runs each backend, so that plans choose the quickest.",
     "doctor": "Show what this installation has and lacks, and check that its kernels compute correctly.",
 }
+SUBCOMMANDS = {("graph", "convert"): "convert"}  # of a command that else takes an argument; and their modules
 _SETTINGS: dict[str, Any] = {
     "rich_markup_mode": "rich",
     "pretty_exceptions_enable": False,
@@ -69,7 +71,10 @@ class _Later(TyperCommand):
     """Stands for a command in the help of `mpnn`, and loads it to parse its arguments and run."""
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **named: Any) -> Any:
-        return load(str(self.name)).make_context(info_name, args, *more, **named)
+        name = SUBCOMMANDS.get((str(self.name), args[0])) if args else None
+        if name is not None:
+            info_name, args = f"{info_name} {name}", args[1:]
+        return load(name or str(self.name)).make_context(info_name, args, *more, **named)
 
 
 def _run() -> None:

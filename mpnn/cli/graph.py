@@ -51,6 +51,8 @@ def graph(
       mpnn graph "window(8) | global_nodes(2)" --n 128 -o longformer.png
       mpnn graph "bigbird(block=16)" --n 1024
       mpnn graph complete --n 10 --num-src 77
+
+    A file of edges becomes a graph larger than memory by [bold]mpnn graph convert[/bold].
     """
     with exit_on_invalid_input():
         if out is not None:

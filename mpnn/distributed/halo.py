@@ -6,7 +6,7 @@ owner, one rank after the other, so that the sum has a fixed order.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mpnn.attention import Attention, Terms
+from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
+from mpnn.graph.sharding import Layer
+from mpnn.request.request import Request
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +43,7 @@ class Part:
     @staticmethod
     def of(graph: Graph, rank: int, dst: Owners, src: Owners) -> Part:
         """The part of `rank`, whose destinations and sources have these owners."""
-        block, nodes = dst.block(rank), dst.nodes(rank).to(graph.device)
-        rows = graph.rows(*block) if block is not None else subgraphs.take(graph, nodes)
+        rows, nodes = rows_of(graph, rank, dst), dst.nodes(rank).to(graph.device)
         mine = src.nodes(rank).to(graph.device)
         sources, part = subgraphs.compact(rows, keep=mine)
         owner = src.of(sources.cpu())
@@ -56,12 +59,29 @@ class Part:
         return Part(part, sources, own, fetched.tolist())
 
 
+def rows_of(graph: Graph, rank: int, dst: Owners) -> Graph:
+    """The destinations of a rank over all sources."""
+    block = dst.block(rank)
+    return graph.rows(*block) if block is not None else subgraphs.take(graph, dst.nodes(rank).to(graph.device))
+
+
+def own_nodes(graph: Graph, rank: int, dst: Owners, src: Owners) -> Graph:
+    """A graph of a rank's nodes without edges, which says their positions."""
+    of_dst, of_src = graph.node_positions()
+    none = torch.zeros(2, 0, dtype=torch.int64, device=graph.device)
+    nodes = Graph.from_edges(none, dst.sizes[rank], src.sizes[rank])
+    nodes.positions = of_dst[dst.nodes(rank).to(graph.device)], of_src[src.nodes(rank).to(graph.device)]
+    return nodes
+
+
 class HaloExchange:
     """`exchange(x)` maps features of a process's own nodes to those of all sources of its part: x [..., own, d] ->
-    [..., sources, d], or another `dim`. All processes of the group must call it together.
+    [..., sources, d], or another `dim`. All processes of the group must call it together. See
+    `mpnn.graph.sharding.Exchange`.
 
     Attributes:
         own: which sources are the own nodes, int64.
+        leaving: which of the own rows travel to each rank, int64. arriving: the numbers of rows from each rank.
         received: the bytes that have arrived so far from other processes, in forward passes.
     """
 
@@ -69,6 +89,7 @@ class HaloExchange:
         rank = dist.get_rank(group)
         device = part.graph.device
         self.own, self.group, self.received = part.own, group, 0
+        self.rows = part.graph.num_dst, len(part.own)
         remote = torch.ones(len(part.sources), dtype=torch.bool, device=device)
         remote[part.own] = False
         wanted = part.sources[remote].cpu()
@@ -80,14 +101,26 @@ class HaloExchange:
         self._before = int((fetched < own_first).sum())
         place = torch.cat([fetched[: self._before], part.own, fetched[self._before :]])
         self._order = None if torch.equal(place, torch.arange(len(place), device=device)) else place.argsort()
-        self._arriving = part.fetched
+        self.arriving = part.fetched
         leaving = torch.empty(owners.ranks, dtype=torch.int64, device=device)
         dist.all_to_all_single(leaving, torch.tensor(part.fetched, device=device), group=group)
-        self._leaving = leaving.tolist()
-        asked = torch.empty(sum(self._leaving), dtype=torch.int64, device=device)
-        dist.all_to_all_single(asked, wanted[by_owner].to(device), self._leaving, self._arriving, group=group)
-        self._index = list(owners.place(asked.cpu()).to(device).split(self._leaving))
-        assert self._leaving[rank] == 0
+        self._sizes = leaving.tolist()
+        asked = torch.empty(sum(self._sizes), dtype=torch.int64, device=device)
+        dist.all_to_all_single(asked, wanted[by_owner].to(device), self._sizes, self.arriving, group=group)
+        self.leaving = list(owners.place(asked.cpu()).to(device).split(self._sizes))
+        assert self._sizes[rank] == 0
+
+    def refusal(self, layer: Layer) -> str | None:
+        return None
+
+    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Terms:
+        return attention(dst, self(src), graph, edge_attr)
+
+    def request(self, request: Request, terms: Terms) -> Request:
+        return request
+
+    def run(self, request: Request, propagate: Callable[[Request], Any]) -> tuple[Tensor, Tensor | None]:
+        return propagate(request)
 
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         rows = x.movedim(dim, 0)
@@ -98,16 +131,16 @@ class HaloExchange:
 
     def send(self, rows: Tensor) -> Tensor:
         """The rows that other processes own, in the order of their owners: [own, ...] -> [fetched, ...]."""
-        leaving = torch.cat([rows.index_select(0, index) for index in self._index])
-        arrived = _all_to_all(leaving, self._arriving, self._leaving, self.group)
+        leaving = torch.cat([rows.index_select(0, index) for index in self.leaving])
+        arrived = all_to_all(leaving, self.arriving, self._sizes, self.group)
         self.received += arrived.nbytes
         return arrived
 
     def send_back(self, gradient: Tensor, own: int) -> Tensor:
         """The sum of the gradients that other processes have for the own rows: [fetched, ...] -> [own, ...]."""
-        arrived = _all_to_all(gradient.contiguous(), self._leaving, self._arriving, self.group)
+        arrived = all_to_all(gradient.contiguous(), self._sizes, self.arriving, self.group)
         total = arrived.new_zeros(own, *arrived.shape[1:])
-        for index, part in zip(self._index, arrived.split(self._leaving), strict=True):
+        for index, part in zip(self.leaving, arrived.split(self._sizes), strict=True):
             total.index_add_(0, index, part)  # an index occurs once here, so the order of the sum is that of the ranks
         return total
 
@@ -121,12 +154,3 @@ class _Fetch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return ctx.exchange.send_back(gradient, ctx.own), None
-
-
-def _all_to_all(x: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
-    """One `all_to_all_single` along dimension 0. 16-bit numbers travel as bytes, which every transport takes."""
-    plain, narrow = x.reshape(len(x), math.prod(x.shape[1:])), x.element_size() == 2
-    plain = plain.view(torch.uint8) if narrow else plain
-    out = plain.new_empty(sum(arriving), plain.shape[1])
-    dist.all_to_all_single(out, plain, arriving, leaving, group=group)
-    return (out.view(x.dtype) if narrow else out).view(sum(arriving), *x.shape[1:])

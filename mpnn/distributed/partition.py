@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mpnn.attention import DotProduct
+from mpnn.distributed import heads, pieces, queries, stream
 from mpnn.distributed.groups import Mesh, group_of
 from mpnn.distributed.halo import HaloExchange, Part
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
+from mpnn.graph.sharding import Layer
 from mpnn.graph.topology import Topology
 
 _NODE_COST = 16.0  # edges that cost as much as a node's own maps, for layers of some 64 features
 BALANCES = ("edges", "nodes", "zigzag", "metis")
-TRANSPORTS = ("auto", "halo")
+TRANSPORTS = ("auto", "halo", "heads", "queries", "stream")
 
 
 def partition(
@@ -46,7 +50,12 @@ def partition(
             "zigzag" gives each rank a block from the front and one from the back, which evens out a causal graph.
             "metis" lets METIS (Karypis & Kumar 1998) minimise the edges between ranks; for explicit graphs, with the
             package pymetis.
-        transport: "halo", or "auto", which takes it: each rank fetches the sources it needs in one all-to-all.
+        transport: "halo": each rank fetches the sources it needs in one all-to-all, for any layer. "heads": each rank
+            computes its share of the heads over the whole graph, for layers such as `DotProduct` whose heads the ranks
+            divide; what travels does not depend on the graph. "stream": keys and values of one rank after the other, in
+            bounded memory, for softmax attention such as `DotProduct`; the backward pass fetches them again. "queries":
+            a halo, but destinations that attend to most of the graph send their queries instead, for such attention.
+            "auto" takes the halo, the heads or the queries, whichever brings least to the busiest rank.
         node_cost: how many edges cost as much as a node.
 
     Raises:
@@ -57,8 +66,7 @@ def partition(
         raise TypeError(f"partition needs a bound graph; got a topology: pass ({graph}).bind(n)")
     if balance not in BALANCES:
         raise ValueError(f"balance must be one of {', '.join(BALANCES)}; got {balance!r}")
-    if transport not in TRANSPORTS:
-        raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}; got {transport!r}")
+    check_transport(transport)
     planned = isinstance(mesh, int) and not isinstance(mesh, bool)
     group = None if planned else group_of(mesh)  # type: ignore[arg-type]
     ranks = mesh if planned else dist.get_world_size(group)
@@ -67,7 +75,13 @@ def partition(
         raise ValueError(f"a number of ranks must be at least 1; got {ranks}")
     dst = _owners(graph, ranks, parts, balance, node_cost)
     src = dst if graph.num_src == graph.num_dst else Owners.equal(graph.num_src, ranks)
-    return Partition(graph, dst, src, group)
+    return Partition(graph, dst, src, group, transport)
+
+
+def check_transport(transport: str) -> None:
+    """Raises ValueError if there is no such transport."""
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}; got {transport!r}")
 
 
 def _owners(graph: Graph, ranks: int, parts: Tensor | None, balance: str, node_cost: float) -> Owners:
@@ -123,10 +137,12 @@ class RankPlan:
 class Partition:
     """The parts of a graph. Created by `partition`."""
 
-    def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup | None) -> None:
-        self.graph, self.dst, self.src, self.group = graph, dst, src, group
+    def __init__(
+        self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup | None, transport: str = "auto"
+    ) -> None:
+        self.graph, self.dst, self.src, self.group, self.transport = graph, dst, src, group, transport
         self._parts: dict[int, Part] = {}
-        self._shard: Graph | None = None
+        self._shards: dict[str, Graph] = {}
 
     @property
     def ranks(self) -> int:
@@ -143,20 +159,48 @@ class Partition:
             raise RuntimeError(f"this partition was planned for {self.ranks} ranks without processes: name a rank")
         return dist.get_rank(self.group)
 
-    def shard(self, rank: int | None = None) -> Graph:
+    def shard(self, rank: int | None = None, layer: Layer | None = None) -> Graph:
         """The part of a rank: its destinations over the sources it needs. Default: this process's, which fetches them.
 
         Operators take it in place of the whole graph, with the features of this process's nodes. The first call
-        exchanges the lists of nodes, so all processes must make it.
+        exchanges the lists of nodes, so all processes must make it. Under transport="heads" it is the whole graph, of
+        which the process computes some heads. "auto" chooses for a `layer`, which models inside `sharded` pass; without
+        one it takes the halo.
         """
         if rank is not None and (self.group is None or rank != self.rank):
             return self._part(rank).graph
-        if self._shard is None:
+        transport = self.transport_of(layer)
+        if transport not in self._shards:
             assert self.group is not None
-            part = self._part(self.rank)
-            part.graph.exchange = HaloExchange(part, self.src, self.group)
-            self._shard = part.graph
-        return self._shard
+            parts = self.dst, self.src, self.group
+            if transport == "heads":
+                shard = heads.view_of(self.graph, *parts)
+            elif transport == "queries":
+                shard = queries.view_of(self.graph, self._hubs, *parts)
+            elif transport == "stream":
+                shard = stream.view_of(self.graph, *parts)
+            else:
+                part = self._part(self.rank)
+                part.graph.exchange = HaloExchange(part, self.src, self.group)
+                shard = part.graph
+            self._shards[transport] = shard
+        return self._shards[transport]
+
+    def transport_of(self, layer: Layer | None = None) -> str:
+        """The transport of a layer: the partition's own, or with "auto" that by which the busiest rank receives least
+        in the forward pass of a dot-product attention."""
+        if self.transport != "auto":
+            return self.transport
+        attention = None if layer is None else layer.attention
+        if layer is None or not isinstance(attention, DotProduct):
+            return "halo"
+        width, shape = attention.to_key.in_features, (*heads.heads_of(attention), attention.head_dim)
+        most = {"halo": max(self.fetched_bytes(width))}
+        if heads.refusal(layer, self.ranks) is None:
+            most["heads"] = max(self.head_bytes(*shape))
+        if pieces.refusal(layer) is None and not layer.drops_edges and self._hubs.any():
+            most["queries"] = max(self.query_bytes(width, shape[0], attention.head_dim))
+        return min(most, key=lambda name: most[name])
 
     def scatter(self, x: Tensor, dim: int = -2, *, rank: int | None = None) -> Tensor:
         """This process's rows of x, which holds those of all destinations along `dim`. Nothing is sent."""
@@ -196,8 +240,53 @@ class Partition:
         a number. As many leave it in the backward pass."""
         return [plan.fetches * width * batch * dtype.itemsize for plan in self.plans()]
 
-    def explain(self, width: int = 64, dtype: torch.dtype = torch.float32, batch: int = 1) -> str:
-        """A table of nodes, edges and bytes of each rank, for features of `width` numbers in a layer."""
+    def head_bytes(
+        self,
+        num_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        batch: int = 1,
+    ) -> list[int]:
+        """The bytes that arrive at each rank in the forward pass of a layer under transport="heads".
+
+        Raises:
+            ValueError: if the ranks do not divide the heads.
+        """
+        if num_heads % self.ranks or (kv_heads % self.ranks and self.ranks % kv_heads):
+            raise ValueError(f"{self.ranks} ranks do not divide {num_heads} heads of queries and {kv_heads} of keys")
+        query, shared = num_heads // self.ranks, max(1, kv_heads // self.ranks)
+        numbers = [
+            (self.dst.num_nodes - mine) * query  # queries of other ranks' nodes
+            + mine * (num_heads - query)  # results of the other heads
+            + (self.src.num_nodes - sources) * 2 * shared
+            for mine, sources in zip(self.dst.sizes, self.src.sizes, strict=True)
+        ]
+        return [n * head_dim * batch * dtype.itemsize for n in numbers]
+
+    def query_bytes(
+        self, width: int, num_heads: int, head_dim: int, dtype: torch.dtype = torch.float32, batch: int = 1
+    ) -> list[int]:
+        """The bytes that arrive at each rank in the forward pass of a layer under transport="queries", where `width`
+        is that of the sources' features."""
+        per_head = num_heads * head_dim * batch * dtype.itemsize
+        sums = num_heads * batch * max(dtype.itemsize, 4)  # results travel in float32 or wider, with their lse
+        partial = num_heads * head_dim * batch * max(dtype.itemsize, 4) + sums
+        sources = queries.fetched(self.graph, self._hubs, self.dst, self.src)
+        return [
+            n * width * batch * dtype.itemsize + asked * per_head + results * partial
+            for n, (asked, results) in zip(sources, queries.travelling(self._hubs, self.dst), strict=True)
+        ]
+
+    @cached_property
+    def _hubs(self) -> Tensor:
+        return queries.choose_hubs(self.graph, self.dst, self.src)
+
+    def explain(
+        self, width: int = 64, dtype: torch.dtype = torch.float32, batch: int = 1, *, num_heads: int | None = None
+    ) -> str:
+        """A table of nodes, edges and bytes of each rank, for features of `width` numbers in a layer. With `num_heads`
+        of width / num_heads also the bytes of transport="heads"."""
         plans, nbytes = self.plans(), self.fetched_bytes(width, dtype, batch)
         whole = max(1, self.src.num_nodes - self.src.num_nodes // self.ranks)
         lines = [
@@ -212,6 +301,13 @@ class Partition:
         mean = sum(plan.edges for plan in plans) / self.ranks
         busiest = max(plan.edges for plan in plans) / mean if mean else 1.0
         lines.append(f"the busiest rank has {busiest:.2f} times the mean edges; bytes are for {width} x {dtype}")
+        if num_heads is not None:
+            try:
+                by_heads = max(self.head_bytes(num_heads, num_heads, width // num_heads, dtype, batch))
+                less = "less" if by_heads < max(nbytes) else "no less"
+                lines.append(f'transport="heads" brings {by_heads:,} bytes to the busiest rank, {less} than the halo')
+            except ValueError as error:
+                lines.append(f'transport="heads" cannot run: {error}')
         return "\n".join(lines)
 
     def _part(self, rank: int) -> Part:

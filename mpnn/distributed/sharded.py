@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mpnn.distributed.groups import Mesh, group_of
 from mpnn.distributed.owners import Owners
-from mpnn.distributed.partition import Partition
+from mpnn.distributed.partition import Partition, check_transport
 from mpnn.graph import Graph, sharding
 from mpnn.graph.topology import Topology
 
@@ -20,7 +20,7 @@ _MOST_PARTS = 64
 
 
 @contextmanager
-def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None) -> Iterator[None]:
+def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None, transport: str = "auto") -> Iterator[None]:
     """Within this context, operators take features of this process's nodes, and compute its part of their graphs.
 
         with mpnn.distributed.sharded():
@@ -36,20 +36,23 @@ def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None) -> Iter
         mesh: the processes, as in `partition`, or a `Partition`, whose nodes are divided as it says.
         owners: which process has which nodes. Default: each has a block, in the order of ranks; their sizes are
             exchanged with each operator, which costs a small collective operation. Owners save it.
+        transport: "halo", "heads" or "auto", as in `partition`, whose own is taken with a `Partition`.
 
     Raises:
         RuntimeError: if no process group was initialised.
         ValueError: if a process has other nodes than `owners` says.
     """
+    check_transport(transport)
     if isinstance(mesh, Partition):
         owners = mesh.dst if owners is None else owners
+        transport = mesh.transport if transport == "auto" else transport
         if mesh.group is None:
             raise RuntimeError("this partition was planned without processes; sharded needs one of processes")
         mesh = mesh.group
     group = group_of(mesh)
     if owners is not None and owners.ranks != dist.get_world_size(group):
         raise ValueError(f"owners are for {owners.ranks} ranks; there are {dist.get_world_size(group)} processes")
-    sharding.enter(_Sharding(group, owners))
+    sharding.enter(_Sharding(group, owners, transport))
     try:
         yield
     finally:
@@ -59,13 +62,13 @@ def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None) -> Iter
 class _Sharding:
     """What `mpnn.graph.sharding.Sharding` asks for."""
 
-    def __init__(self, group: dist.ProcessGroup, owners: Owners | None) -> None:
-        self._group, self._given, self._rank = group, owners, dist.get_rank(group)
+    def __init__(self, group: dist.ProcessGroup, owners: Owners | None, transport: str) -> None:
+        self._group, self._given, self._rank, self._transport = group, owners, dist.get_rank(group), transport
         self._latest = owners
         # Parts by graph and division. Processes bind the same graphs in the same order, so all build a part, or none.
         self._parts: OrderedDict[tuple[object, ...], Partition] = OrderedDict()
 
-    def part(self, graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:
+    def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: sharding.Layer | None = None) -> Graph:
         dst = self._owners(num_dst)
         src = dst if num_src == num_dst else self._owners(num_src)
         if not isinstance(graph, Topology) and (graph.num_dst, graph.num_src) != (
@@ -79,11 +82,13 @@ class _Sharding:
         key = graph if isinstance(graph, Topology) else id(graph), tuple(dst.sizes), tuple(src.sizes)
         if key not in self._parts:
             whole = graph.bind(dst.num_nodes, src.num_nodes) if isinstance(graph, Topology) else graph
-            self._parts[key] = Partition(whole, dst, src, self._group)  # holds the graph, so that its id stays its own
+            self._parts[key] = Partition(
+                whole, dst, src, self._group, self._transport
+            )  # holds the graph, so that its id stays its own
             while len(self._parts) > _MOST_PARTS:
                 self._parts.popitem(last=False)
         self._parts.move_to_end(key)
-        return self._parts[key].shard()
+        return self._parts[key].shard(layer=layer)
 
     def numbers(self, count: int) -> Tensor:
         owners = self._owners(count) if self._latest is None else self._latest

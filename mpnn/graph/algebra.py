@@ -67,5 +67,5 @@ def _merged(one: Graph, other: Graph, merge: Callable[[Any, Any], Any]) -> Strip
 def _edges_in(graph: Graph, runs: Strips | Runs, other: Graph) -> Graph:
     """The explicit edges that are also in `runs`, with their data."""
     assert isinstance(runs, Runs)  # an explicit graph has no strips
-    src, dst = graph.edge_index.cpu().numpy()
+    src, dst = graph.stored_edges.cpu().long().numpy()
     return selected(graph, torch.from_numpy(runs.contains(dst, src)).to(graph.device), other)

@@ -18,6 +18,8 @@ from mpnn.kernels.sort_edges import sort_edges
 T = TypeVar("T")
 
 
+_MANY_EDGES = 1 << 16  # below, converting edges costs more than their memory is worth
+
 _derivations = [0]
 
 
@@ -118,6 +120,18 @@ def one_way(edges: Tensor, num_nodes: int) -> Tensor:
     return (~torch.isin(src * num_nodes + dst, dst * num_nodes + src)).nonzero().squeeze(1)
 
 
+def narrow(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
+    """Edges as a graph stores them: int32 if they are many, and as given if they are few or nodes need 64 bits."""
+    fits = max(num_dst, num_src) < 2**31
+    return edges.int() if fits and edges.shape[1] >= _MANY_EDGES else edges
+
+
+def check_dtype(edges: Tensor) -> None:
+    """Raises TypeError unless the edges are int64, as callers pass them."""
+    if edges.dtype != torch.int64:
+        raise TypeError(f"the edges of a Graph must be int64; got {edges.dtype}: graphs.from_edges converts them")
+
+
 def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tensor | None]) -> None:
     """Validates edges, and `edge_attr` and `edge_type` in `data`, for a graph of this size."""
     for name, n in (("num_dst", num_dst), ("num_src", num_src)):
@@ -126,8 +140,6 @@ def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tens
     if edges is None:
         return
     check_form(edges)
-    if edges.dtype != torch.int64:
-        raise TypeError(f"the edges of a Graph must be int64; got {edges.dtype}: graphs.from_edges converts them")
     check_ends(edges, num_dst, num_src)
     for name, values in data.items():
         if values is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mpnn.graph.csr import narrow
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 
@@ -26,15 +27,15 @@ def structured(graph: Graph, runs: Runs | Strips, other: Graph | None = None, **
 def selected(graph: Graph, which: Tensor, other: Graph | None = None, **changes: Any) -> Graph:
     """A graph with the edges `which` and their data; `which` indexes `edge_index`, int64 or bool."""
     data = {name: None if old is None else old[which] for name, old in edge_data(graph).items()}
-    edges = graph.edge_index[:, which]
-    arguments = {"num_dst": graph.num_dst, "num_src": graph.num_src, "edges": edges, **data, **_inherited(graph, other)}
-    return type(graph)(**{**arguments, **changes})
+    sizes = {"num_dst": graph.num_dst, "num_src": graph.num_src}
+    edges = {} if "edges" in changes else {"edges": graph.stored_edges[:, which]}
+    return _explicit(graph, **{**sizes, **edges, **data, **_inherited(graph, other), **changes})
 
 
 def renumbered(graph: Graph, edges: Tensor, **changes: Any) -> Graph:
-    """A graph with the same edge data and renumbered edges, int64 [2, E]."""
+    """A graph with the same edge data and renumbered edges, int32 or int64 [2, E]."""
     arguments = {"num_dst": graph.num_dst, "num_src": graph.num_src, **edge_data(graph), **_inherited(graph)}
-    return type(graph)(**{**arguments, "edges": edges, **changes})
+    return _explicit(graph, **{**arguments, "edges": edges, **changes})
 
 
 def extended(graph: Graph, new_edges: Tensor, **new_data: Any) -> Graph:
@@ -48,8 +49,13 @@ def extended(graph: Graph, new_edges: Tensor, **new_data: Any) -> Graph:
             "graphs.from_edges"
         )
     data: Any = {name: None if old is None else torch.cat([old, new_data[name]]) for name, old in old_data.items()}
-    edges = torch.cat([graph.edge_index, new_edges], 1)
-    return type(graph)(graph.num_dst, graph.num_src, edges=edges, **data, **_inherited(graph))
+    edges = torch.cat([graph.stored_edges, new_edges], 1)
+    sizes = {"num_dst": graph.num_dst, "num_src": graph.num_src}
+    return _explicit(graph, **sizes, edges=edges, **data, **_inherited(graph))
+
+
+def _explicit(graph: Graph, *, edges: Tensor, num_dst: int, num_src: int, **arguments: Any) -> Graph:
+    return type(graph)(num_dst, num_src, edges=narrow(edges, num_dst, num_src), **arguments)
 
 
 def edge_data(graph: Graph) -> dict[str, Tensor | None]:

@@ -2,7 +2,8 @@
 
 Messages flow along an edge from `src` to `dst`; `edge_index[0]` is src and `edge_index[1]` is dst. A graph stores one
 of four forms and computes the others on first use: strips of rows or rows of runs (from a topology), labels (disjoint
-cliques), or explicit edges in the caller's order, with repeated edges and edge attributes. Strips take memory by the
+cliques), or explicit edges in the caller's order, with repeated edges and edge attributes: in 32 bits if they are
+many. Strips take memory by the
 shape of the graph and not by its nodes, so code that reads `structure` instead of `runs` takes graphs of any size.
 """
 
@@ -99,7 +100,7 @@ class Graph(Handled):
         name: str = "",
     ) -> Graph:
         """Explicit edges, int64 [2, E], validated. Order and repeated edges are preserved."""
-        return Graph(
+        graph = Graph(
             num_dst,
             num_src,
             edges=edge_index,
@@ -107,7 +108,8 @@ class Graph(Handled):
             edge_type=edge_type,
             name=name,
             device=edge_index.device,
-        ).validate()
+        )
+        return graph._accept()
 
     # ------------------------------------------------------------------------------------------------ physical forms
 
@@ -130,18 +132,18 @@ class Graph(Handled):
             return self._given_runs
         if self._labels is not None:
             return Runs.from_labels(self._labels)
-        src, dst = self.edge_index.cpu().numpy()
+        src, dst = self.stored_edges.cpu().long().numpy()
         return Runs.from_edges(self.num_dst, self.num_src, dst, src)
 
     @graph_property
     def edge_index(self) -> Tensor:
         """int64 [2, E]: row 0 holds the sources, row 1 the destinations.
 
-        Explicit graphs keep the caller's order. Structured graphs are sorted by destination, then source, and
-        materialize their edges only when this property is first read.
+        Explicit graphs keep the caller's order. Structured graphs are sorted by destination, then source. What is
+        stored in another form becomes this one when the property is first read.
         """
         if self._edges is not None:
-            return self._edges
+            return self._edges.long()
         capacity.require(
             self.num_edges * 32,  # the result, and as much again while it is written
             f"the edges of {self} do not fit into memory: int64 [2, E]",
@@ -150,18 +152,25 @@ class Graph(Handled):
         dst, src = self.runs.edges()
         return torch.from_numpy(np.stack([src, dst])).to(self.device)
 
+    @property
+    def stored_edges(self) -> Tensor:
+        """`edge_index`, int32 or int64 as an explicit graph stores it. Reading it makes nothing larger."""
+        return self.edge_index if self._edges is None else self._edges
+
     @graph_property
     def csr(self) -> CSR:
         """Edges by destination."""
         if self._edges is None:
             ptr = torch.from_numpy(np.append(0, np.cumsum(self.runs.degree())))
             return CSR(ptr.to(self.device), self.edge_index[0], None)
-        return sorted_by(self.edge_index[1], self.edge_index[0], self.num_dst, self.num_src)
+        src, dst = self._edges
+        return sorted_by(dst, src, self.num_dst, self.num_src)
 
     @graph_property
     def csc(self) -> CSR:
         """Edges by source: the transposed graph. Its rows are sources and its columns are destinations."""
-        return sorted_by(self.edge_index[0], self.edge_index[1], self.num_src, self.num_dst)
+        src, dst = self.stored_edges
+        return sorted_by(src, dst, self.num_src, self.num_dst)
 
     @graph_property
     def labels(self) -> Ints | None:
@@ -249,7 +258,7 @@ class Graph(Handled):
         if self._edges is None:
             return torch.from_numpy(self.runs.dense()).to(self.device)
         matrix = torch.zeros(self.num_dst, self.num_src, dtype=torch.bool, device=self.device)
-        matrix[self.edge_index[1], self.edge_index[0]] = True
+        matrix[self._edges[1], self._edges[0]] = True
         return matrix
 
     def degree(self) -> Tensor:
@@ -325,6 +334,16 @@ class Graph(Handled):
         """
         return subgraphs.rows(self, start, stop)
 
+    def columns(self, sources: Tensor) -> Graph:
+        """The graph over the sources `sources` only, int64 [n], ascending and distinct, and all destinations.
+
+        Positions are preserved. Attention over several sets of sources is merged by `mpnn.ops.merge`.
+
+        Raises:
+            ValueError: if the sources are not ascending, or not among those of the graph.
+        """
+        return subgraphs.columns(self, sources)
+
     def compact(self) -> tuple[Tensor, Graph]:
         """The sources that have at least one edge, int64 ascending, and the graph over only these sources.
 
@@ -377,7 +396,7 @@ class Graph(Handled):
             method: "rcm" (reverse Cuthill-McKee: neighbors close together) or "degree" (highest in-degree first).
         """
         self._need_square("reordered")
-        src, dst = self.edge_index.cpu().numpy()
+        src, dst = self.stored_edges.cpu().long().numpy()
         graph = self._copy()
         graph.order = torch.from_numpy(ordering.order(src, dst, self.num_dst, method))
         return graph
@@ -397,6 +416,10 @@ class Graph(Handled):
             first._moved[device] = graph
         return first._moved[device]
 
+    def alias(self) -> Graph:
+        """A graph of the same edges and data, which can have its own `exchange` and `node_ids`."""
+        return self._copy(lambda x: x)
+
     def pin_memory(self) -> Graph:
         """The same graph with its edges and their data in pinned memory; `DataLoader(pin_memory=True)` calls this."""
         return self._copy(Tensor.pin_memory)
@@ -407,11 +430,20 @@ class Graph(Handled):
         """Validates explicit edges and returns the graph. Errors name the offending edge.
 
         Raises:
-            TypeError: if edges are not int64.
+            TypeError: if edges are not integers.
             ValueError: if a shape is wrong, or attributes do not match the edges.
             IndexError: if an edge refers to a node that does not exist.
         """
         edge_lists.check(self._edges, self.num_dst, self.num_src, edge_data(self))
+        return self
+
+    def _accept(self) -> Graph:
+        """Validates edges that somebody passed, and stores them."""
+        self.validate()
+        if self._edges is not None:
+            edge_lists.check_dtype(self._edges)
+            edges = self._edges
+            self._edges = outside_inference_mode(lambda: edge_lists.narrow(edges, self.num_dst, self.num_src))
         return self
 
     def reach(self, layers: int) -> float:
@@ -463,6 +495,7 @@ class Graph(Handled):
         state = {name: _compact(value) for name, value in super().__getstate__().items() if name not in _DERIVED}
         derived = self._edges is not None or self._labels is not None
         state["_given_runs"] = None if derived else self.runs
+        state["_edges"] = None if self._edges is None else state["_edges"].long()
         labels = None if self._labels is None else torch.tensor(self._labels)
         device = torch.empty(0, device=self.device)  # a tensor, so that `torch.load(map_location=)` moves the graph
         return {**state, "_labels": labels, "device": device, "_memo": {}, "_moved": {}, "_moved_from": None}
@@ -479,7 +512,7 @@ class Graph(Handled):
         if isinstance(labels := state.get("_labels"), Tensor):
             self._labels = labels.cpu().numpy()
         check_form(self)
-        self.validate()
+        self._accept()
 
     def _need_square(self, what: str) -> None:
         if self.num_dst != self.num_src:

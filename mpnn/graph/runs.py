@@ -238,6 +238,13 @@ class Runs:
         rows = self.take(np.flatnonzero(keep))
         return Runs.of(int(before[-1]), int(before[-1]), [(rows.row, before[rows.start], before[rows.stop])])
 
+    def columns(self, sources: NDArray[np.int64]) -> Runs:
+        """The columns `sources`, ascending and distinct, renumbered. Sources that are kept side by side stay so."""
+        kept = np.zeros(self.num_src + 1, np.int64)
+        kept[sources + 1] = 1
+        before = np.cumsum(kept)
+        return Runs.of(self.num_dst, len(sources), [(self.row, before[self.start], before[self.stop])])
+
     def transpose(self) -> Runs:
         """The same edges with rows and columns exchanged, in O(input runs + output runs).
 

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,22 +16,56 @@ if TYPE_CHECKING:
     from mpnn.graph.topology import Topology
 
 
-class Exchange(Protocol):
-    """Maps the features of a process's own nodes to those of the sources of its part."""
+class Layer(NamedTuple):
+    """What decides which transports can serve a round."""
 
+    attention: Any
+    aggregate: Any
+    return_weights: bool
+    mixes_values: bool  # by hops or teleport
+    drops_edges: bool
+
+
+class Exchange(Protocol):
+    """The transport of a round: how a process that has some of the nodes gets what it needs of the others. Attention,
+    its terms and requests are objects of the operator, of which graphs know nothing.
+
+    Attributes:
+        rows: the numbers of destinations and of sources whose features the process has.
+        own: which sources of the graph are the process's own nodes, int64.
+    """
+
+    rows: tuple[int, int]
     own: Tensor
-    """Which sources of the part are the process's own nodes, int64 [num_dst]."""
+
+    def refusal(self, layer: Layer) -> str | None:
+        """Why it cannot serve a layer, or None if it can."""
+        ...
 
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
-        """x with the own nodes along `dim` -> the same with all sources along it."""
+        """x with the own nodes along `dim` -> the same with all sources of the graph along it."""
+        ...
+
+    def terms(self, attention: Any, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Any:
+        """The terms of attention, for features of the own nodes."""
+        ...
+
+    def request(self, request: Any, terms: Any) -> Any:
+        """The request that this process runs, from that with its terms."""
+        ...
+
+    def run(self, request: Any, propagate: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
+        """The result for the own destinations, [..., own, H, D], and weights if the request returns them; `propagate`
+        runs a request on this process."""
         ...
 
 
 class Sharding(Protocol):
     """How the nodes of graphs are divided over processes."""
 
-    def part(self, graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:
-        """This process's part of a graph, where it has `num_dst` destinations and `num_src` sources."""
+    def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: Layer | None = None) -> Graph:
+        """This process's part of a graph, where it has `num_dst` destinations and `num_src` sources. `layer`: what it
+        is for, if that is known."""
         ...
 
     def numbers(self, count: int) -> Tensor:

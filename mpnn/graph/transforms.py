@@ -33,7 +33,7 @@ def reverse(graph: Graph) -> Graph:
         "positions": positions and positions[::-1],
     }
     if graph.is_explicit:
-        return renumbered(graph, graph.edge_index.flip(0), **changes)
+        return renumbered(graph, graph.stored_edges.flip(0), **changes)
     if graph.clique_sizes is not None:
         return structured(graph, graph.structure, labels=graph._labels, **changes)
     return structured(graph, graph.runs.transpose(), **changes)
@@ -77,7 +77,7 @@ def drop_edges(graph: Graph, p: float, generator: torch.Generator | None) -> Gra
         raise TypeError(f"p must be a number from 0 to 1; got {p!r}")
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must lie between 0 and 1; got {p}")
-    _ = graph.edge_index  # raises MemoryError first if the edges do not fit into memory
+    _ = graph.stored_edges  # raises MemoryError first if the edges do not fit into memory
     return keep_edges(graph, torch.rand(graph.num_edges, generator=generator) >= p)
 
 

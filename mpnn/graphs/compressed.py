@@ -1,7 +1,7 @@
 """Edges in compressed rows of 32 bits, in memory or in a memory map: what sampling reads, and nothing more.
 
-A `Graph` holds 16 bytes an edge for its caller, and what kernels derive from it. A `CompressedGraph` holds 4, and 8 a
-node, so graphs of billions of edges fit on a disk and are sampled from there.
+A `Graph` holds 8 bytes an edge in the caller's order, and what kernels derive from it. A `CompressedGraph` holds 4, and
+8 a node, so graphs of billions of edges fit on a disk and are sampled from there.
 """
 
 from __future__ import annotations

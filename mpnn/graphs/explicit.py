@@ -206,7 +206,7 @@ def _own(integers: Tensor) -> Tensor:
 
 
 def _join_edges(graphs: Sequence[Graph]) -> Tensor:
-    edges = torch.cat([g.edge_index for g in graphs], 1)
+    edges = torch.cat([g.stored_edges for g in graphs], 1)
     src, dst = (accumulate(sizes, initial=0) for sizes in ([g.num_src for g in graphs], [g.num_dst for g in graphs]))
     first = torch.tensor([list(src)[:-1], list(dst)[:-1]], device=edges.device)
     counts = torch.tensor([g.num_edges for g in graphs], device=edges.device)

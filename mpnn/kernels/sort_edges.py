@@ -12,7 +12,7 @@ from mpnn.kernels.cpu import library
 
 Sorted = tuple[Tensor, Tensor, Tensor | None]
 """`ptr` [rows + 1]: row r has the edges `ptr[r]:ptr[r+1]`; `col` [E] in this order; the number of each edge [E], None
-if the edges were sorted already. All int64, but `col` is int32 if the kernel wrote it."""
+if the edges were sorted already. All int64, but `col` is int32 if the edges were, or if the kernel wrote it."""
 
 
 class _Parameters(Structure):
@@ -30,18 +30,19 @@ def sort_edges(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Sorted
     """Sorts edges by row; edges of one row keep their order.
 
     Args:
-        row, col: int64 [E], the two ends of each edge, on one device; 0 <= row < num_rows and 0 <= col < num_cols are
-            not checked.
+        row, col: int32 or int64 [E], both alike, the two ends of each edge, on one device; 0 <= row < num_rows and
+            0 <= col < num_cols are not checked.
     """
     if not row.is_cpu or num_cols >= 2**31 or library.why_missing() is not None:
         return by_torch(row, col, num_rows)
     row, col = row.contiguous(), col.contiguous()
-    ptr, edge, sorted_col = row.new_empty(num_rows + 1), torch.empty_like(row), torch.empty_like(col, dtype=torch.int32)
+    ptr, edge = torch.empty(num_rows + 1, dtype=torch.int64), torch.empty_like(row, dtype=torch.int64)
+    sorted_col = torch.empty_like(col, dtype=torch.int32)
     p = _Parameters(
         *(row.data_ptr(), col.data_ptr(), len(row), num_rows),
         *(ptr.data_ptr(), edge.data_ptr(), sorted_col.data_ptr()),
     )
-    library.function("sort_edges")(addressof(p))
+    library.function("sort_edges_i32" if row.dtype == torch.int32 else "sort_edges")(addressof(p))
     return (ptr, col, None) if p.is_sorted else (ptr, sorted_col, edge)
 
 

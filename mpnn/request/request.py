@@ -34,7 +34,9 @@ class Request:
     value [..., N_src, H_kv, D]; the result is [..., N_dst, H, D]. Without score and bias every weight is 1. Without
     score and with `normalize="none"` the weights are the sum of the biases. Biases are [E, H] or [E, 1] in the caller's
     edge order (leading batch dimensions allowed), or a `BiasTable` [edge types, H]. `seed` is an int64 scalar, required
-    if `dropout` is not 0. `sinks` [H] go with weights normalised by softmax only.
+    if `dropout` is not 0. `sinks` [H] go with weights normalised by softmax only. `return_lse` asks for the log-sum-exp
+    of each destination's logits, by which results over disjoint sets of sources are merged. A process that computes
+    some heads of a request sets `head_ids`, the first of them and the number of all: dropout hashes these numbers.
     """
 
     graph: Graph
@@ -47,7 +49,9 @@ class Request:
     seed: Tensor | None = None
     reduce: Aggregator = SUM
     return_weights: bool = False
+    return_lse: bool = False
     sinks: Tensor | None = None
+    head_ids: tuple[int, int] | None = None
 
     @property
     def weighted(self) -> bool:
@@ -90,7 +94,8 @@ class Request:
         score = () if self.score is None else vars(self.score).values()
         numbers = (self.value, self.edge_value, self.sinks, *self.bias, *score)
         dropout = "some" if 0.0 < self.dropout < 1.0 else self.dropout  # an invalid rate gets its own signature
-        options = (self.normalize, dropout, self.return_weights, torch.is_grad_enabled(), len(self.bias))
+        returned = self.return_weights, self.return_lse
+        options = (self.normalize, dropout, *returned, torch.is_grad_enabled(), len(self.bias), self.head_ids)
         reduce = "sum" if self.reduce is SUM else _aggregator_form(self.reduce)
         return (*map(_form, numbers), *options, cast(Hashable, type(self.score)), reduce)
 

@@ -52,6 +52,10 @@ def numbers(graph: Graph, dst: Tensor, src: Tensor) -> tuple[Tensor, Tensor]:
     return graph.node_ids[0][dst], graph.node_ids[1][src]
 
 
-def streams(batch: torch.Size, heads: int, device: torch.device) -> Tensor:
-    """The number of each (batch, head) pair, int64 [*batch, heads]."""
-    return torch.arange(batch.numel() * heads, device=device).view(*batch, heads)
+def streams(
+    batch: torch.Size, heads: int, device: torch.device | str = "cpu", head_ids: tuple[int, int] | None = None
+) -> Tensor:
+    """The number of each (batch, head) pair, int64 [*batch, heads]. `head_ids`: see `Request`."""
+    first, count = (0, heads) if head_ids is None else head_ids
+    numbers = torch.arange(batch.numel(), device=device)[:, None] * count + torch.arange(heads, device=device) + first
+    return numbers.view(*batch, heads)

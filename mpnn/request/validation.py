@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mpnn.aggregate import Sum
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.request.request import NORMALIZERS, Request
@@ -56,6 +57,17 @@ def request(request: Request) -> None:
         _per_edge(name, data, trailing, request)
     if request.sinks is not None:
         sinks(request.sinks, request)
+    if request.return_lse:
+        lse(request)
+
+
+def lse(request: Request) -> None:
+    """Raises ValueError unless the request has logits, of a softmax, and returns nothing else with them."""
+    if request.normalize != "softmax" or not request.weighted or type(request.reduce) is not Sum:
+        raise ValueError("return_lse needs a sum weighted by a softmax, whose logits it adds up")
+    if request.return_weights or request.sinks is not None:
+        other = "return_weights" if request.return_weights else "sinks"
+        raise ValueError(f"return_lse cannot be combined with {other}")
 
 
 def sinks(sinks: Any, request: Request) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks are no part of the installed package
 
-from benchmarks import measure, run, series, truth  # noqa: E402
+from benchmarks import disk, measure, run, series, truth  # noqa: E402
 from benchmarks.cases import all_cases, select  # noqa: E402
 from benchmarks.contest import BOTH, FORWARD, OURS, STEP, Bar, Case, Contest, Entry, Missing  # noqa: E402
 from benchmarks.sizes import DEFAULT, FULL, SMALL  # noqa: E402
@@ -79,6 +80,54 @@ def test_scaling_compares_one_process_with_two(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "scaling.json").read_text())["rows"]
     assert [row["nodes"] for row in rows] == [256, 5625]
     assert all(row["efficiency"] > 0 and sum(row["fetches"]) > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_sampling_compares_batches_and_says_what_is_missing(tmp_path: Path) -> None:
+    done = command("sampling", "--size", "small", "--repeats", 1, "--workers", 0, "--out", tmp_path / "sampling.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "sampling.json").read_text())["rows"]
+    assert [row["case"] for row in rows] == ["small, batches", "small, training"]
+    for row in rows:
+        assert row["batches_per_second"]["mpnn"] > 0
+        assert ("ratio" in row and row["error"] < 1e-4) or f"not compared: {row['skipped']}" in done.stdout
+    refused = command("sampling", "--size", "huge")
+    assert refused.returncode == 2
+    assert "there is no size 'huge'" in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_a_graph_on_the_disk_is_written_and_trained_on_in_little_memory(tmp_path: Path) -> None:
+    out = tmp_path / "disk.json"
+    results = disk.measure(out, scale=10, width=8, batches=2, parent=tmp_path, note="")
+    assert json.loads(out.read_text())["edges"] == results["edges"] == 16 * 2**10
+    assert [path.name for path in tmp_path.iterdir()] == ["disk.json"]  # the graph is gone
+    assert len(results["phases"]) == 4
+    if Path("/proc/self/status").exists():
+        assert all(row["anonymous_bytes"] > 0 for row in results["phases"])
+    assert results["bytes"]["graph"] == 4 * 16 * 2**10 + 8 * (2**10 + 1)
+    assert disk.needed(10, 8) >= results["bytes"]["graph"] + results["bytes"]["features"]
+
+
+def test_rmat_edges_fall_into_quarters_as_often_as_said() -> None:
+    edges = np.concatenate(list(disk.rmat(12, chunk=1000)), 1)
+    assert edges.shape == (2, 16 * 2**12)
+    back = edges * pow(0x9E3779B1, -1, 2**12) % 2**12  # the numbers before nodes were renumbered
+    for bit in range(12):
+        src, dst = back >> bit & 1
+        shares = [(dst == row) & (src == column) for row in (0, 1) for column in (0, 1)]
+        # the standard deviation of a share is at most 0.002
+        assert [share.mean() for share in shares] == pytest.approx([0.57, 0.19, 0.19, 0.05], abs=0.01)
+
+
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from benchmarks import cli
+
+    done = CliRunner().invoke(cli.app, ["disk", "--scale", "30", "--width", "100000", "--folder", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "GB are free" in " ".join(done.output.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

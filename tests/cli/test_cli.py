@@ -27,7 +27,9 @@ from mpnn.train import loop
 COMMANDS = [
     ["demo"],
     ["graph"],
+    ["graph", "convert"],
     ["explain"],
+    ["view"],
     ["train"],
     ["generate"],
     ["eval"],
@@ -121,6 +123,34 @@ def test_graph_counts_and_draws() -> None:
     assert "reach after 4 layers 62.5%" in facts
     assert "never: at most 62.5%" in facts
     assert "│████████                        │" in result.output
+
+
+def test_graph_convert_writes_a_folder_that_open_csr_maps(tmp_path: Path) -> None:
+    edges, folder = tmp_path / "edges.csv", tmp_path / "graph"
+    edges.write_text("source,destination\n3,0\n1,2\n0,2\n# the end\n")
+    result = run("graph", "convert", edges, folder)
+    assert result.exit_code == 0, result.output
+    assert f"4 nodes, 3 edges: 52 bytes in {folder}" in result.output
+    assert [graphs.open_csr(folder).in_neighbors(node).tolist() for node in range(4)] == [[3], [], [0, 1], []]
+    np.save(tmp_path / "edges.npy", np.array([[5, 1], [0, 1]]))
+    result = run(
+        "graph", "convert", tmp_path / "edges.npy", tmp_path / "pairs", "--n", "2", "--num-src", "6", "--edge-ids"
+    )
+    assert "2 destinations, 6 sources, 2 edges" in result.output
+    assert graphs.open_csr(tmp_path / "pairs").edge_ids.tolist() == [0, 1]
+
+
+def test_graph_convert_refuses_what_it_cannot_write(tmp_path: Path) -> None:
+    edges = tmp_path / "edges.csv"
+    assert f"there is no file {edges}" in refusal("graph", "convert", edges, tmp_path / "graph")
+    edges.write_text("0,7\n")
+    assert f"{tmp_path} exists" in refusal("graph", "convert", edges, tmp_path)
+    where = ("graph", "convert", edges, tmp_path / "graph")
+    assert "edge 0 (0 -> 7) has destination 7, but there are 5 destinations" in refusal(*where, "--n", "5")
+    assert "--num-src needs --n" in refusal(*where, "--num-src", "5")
+    edges.write_text("0,1\n1\n")
+    assert "every line must hold a source and a destination" in refusal(*where)
+    assert [path.name for path in tmp_path.iterdir()] == ["edges.csv"]
 
 
 @pytest.mark.parametrize(("n", "layers"), [(5, "after 4 layers"), (200, "not within 32 layers")])

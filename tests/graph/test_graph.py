@@ -5,6 +5,7 @@ import gc
 import pickle
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from drawings import drawn
@@ -452,8 +453,51 @@ def test_kernels_keep_32_bits_for_an_end_of_an_edge_and_no_order_that_they_do_no
     def bytes_per_edge() -> int:
         return round(bytes_of(graph) / num_edges)
 
-    assert bytes_per_edge() == 16  # the caller's edges, int64
+    assert bytes_per_edge() == 2 * 4  # both ends, in 32 bits
     ops.aggregate(graph, x[:, 0], backend="csr").sum().backward()
-    assert bytes_per_edge() == 16 + 2 * (4 + 8)  # by destination and by source: the other end, the edge's number
+    assert bytes_per_edge() == 8 + 2 * (4 + 8)  # by destination and by source: the other end, the edge's number
     ops.attend(graph, x, x, x, backend="csr").sum().backward()
-    assert bytes_per_edge() == 16 + 2 * (4 + 8) + 8  # where an edge by source is by destination
+    assert bytes_per_edge() == 8 + 2 * (4 + 8) + 8  # where an edge by source is by destination
+    assert graph.edge_index.dtype == torch.int64
+    assert bytes_per_edge() == 8 + 2 * (4 + 8) + 8 + 16
+
+
+def test_many_edges_are_stored_in_32_bits_and_read_in_64(monkeypatch: pytest.MonkeyPatch) -> None:
+    edges = torch.randint(9, (2, 40), generator=torch.Generator().manual_seed(0))
+    keep = torch.arange(9) % 3 > 0
+
+    def derived() -> list[Graph]:
+        graph = graphs.from_edges(edges, 9, edge_type=torch.arange(40) % 3)
+        plain = graphs.from_edges(edges, 9)
+        return [
+            *(graph, graph.reverse(), graph.rows(2, 7), graph.columns(torch.tensor([1, 4, 5])), graph.compact()[1]),
+            *(graph.subgraph(keep), graph & graphs.causal().bind(9), graph - graphs.causal().bind(9)),
+            *(
+                plain.with_self_loops(),
+                plain.undirected(),
+                plain.power(2),
+                plain.reordered(),
+                graphs.batch([graph, graph]),
+            ),
+            *(graph.drop_edges(0.5, torch.Generator().manual_seed(0)), pickle.loads(pickle.dumps(graph))),
+        ]
+
+    wide = derived()
+    monkeypatch.setattr("mpnn.graph.csr._MANY_EDGES", 10)
+    narrow = derived()
+    assert wide[0].stored_edges.dtype == torch.int64
+    assert narrow[0].stored_edges.dtype == narrow[-1].stored_edges.dtype == torch.int32
+    assert torch.equal(narrow[0].edge_index, edges)
+    for one, other in zip(wide, narrow, strict=True):
+        assert one.edge_index.dtype == other.edge_index.dtype == torch.int64
+        assert torch.equal(one.edge_index, other.edge_index)
+        for sides in ("csr", "csc"):
+            mine, theirs = getattr(one, sides), getattr(other, sides)
+            assert torch.equal(mine.ptr, theirs.ptr)
+            assert torch.equal(mine.col, theirs.col)
+        assert torch.equal(one.dense(), other.dense())
+        assert torch.equal(one.degree(), other.degree())
+        assert np.array_equal(one.runs.start, other.runs.start)
+    state = narrow[0].__getstate__()
+    assert state["_edges"].dtype == torch.int64  # a file that versions without 32 bits read
+    assert graphs.from_edges([[2**31], [0]], num_src=2**31 + 1, num_dst=1).stored_edges.dtype == torch.int64

@@ -12,14 +12,16 @@ compiled = pytest.mark.skipif(library.why_missing() is not None, reason="no comp
 
 
 @compiled
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=["int64", "int32"])
 @pytest.mark.parametrize(("num_rows", "num_edges"), [(1, 1), (5, 40), (100, 30), (7, 1000), (3000, 3000)])
-def test_random_edges(num_rows: int, num_edges: int) -> None:
-    row, col = torch.randint(num_rows, (num_edges,)), torch.arange(num_edges)
+def test_random_edges(num_rows: int, num_edges: int, dtype: torch.dtype) -> None:
+    row, col = torch.randint(num_rows, (num_edges,), dtype=dtype), torch.arange(num_edges, dtype=dtype)
     ptr, sorted_col, edge = sort_edges(row, col, num_rows, num_edges)
     expected_ptr, expected_col, expected_edge = by_torch(row, col, num_rows)
     assert torch.equal(ptr, expected_ptr)
-    assert sorted_col.dtype == (torch.int64 if edge is None else torch.int32)
-    assert torch.equal(sorted_col.long(), expected_col)
+    assert ptr.dtype == expected_edge.dtype == torch.int64
+    assert sorted_col.dtype == (dtype if edge is None else torch.int32)
+    assert torch.equal(sorted_col.long(), expected_col.long())
     assert torch.equal(expected_edge if edge is None else edge, expected_edge)
 
 

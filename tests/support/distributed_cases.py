@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
+from live_memory import LiveMemory
 from torch import nn
 from torch.nn import functional as F
 
@@ -24,6 +26,7 @@ from mpnn.attention import Additive, AdditiveV2, Degree, DotProduct, EdgeMessage
 from mpnn.distributed import Owners, node_mean, partition, sharded, sum_gradients
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
+from mpnn.graph.sharding import Layer
 from mpnn.models import GAT, GCN, GPT, MAGNA, GraphSAGE, MoNet
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw
 from mpnn.update import FeedForward, PreNorm
@@ -41,6 +44,7 @@ class Case(NamedTuple):
     training: bool = False
     dtype: torch.dtype = torch.float64
     batch: tuple[int, ...] = ()
+    transport: str = "halo"
 
 
 def explicit(nodes: int, edges: int, *, attributes: int = 0, types: int = 0, seed: int = 0) -> Graph:
@@ -60,6 +64,18 @@ def layer(*, backend: str = "auto", edge_dropout: float = 0.0, **options: Any) -
         DotProduct(WIDTH, 2, **options),
         backend=backend,
         edge_dropout=edge_dropout,
+    )
+
+
+def many_heads(*, edge_dropout: float = 0.0, backend: str = "auto", **options: Any) -> Callable[[], nn.Module]:
+    """Heads that two, three and four processes divide."""
+    return lambda: MessagePassing(
+        None,
+        "sum",
+        PreNorm(WIDTH, FeedForward(WIDTH)),
+        DotProduct(WIDTH, 12, head_dim=4, **options),
+        edge_dropout=edge_dropout,
+        backend=backend,
     )
 
 
@@ -87,9 +103,9 @@ class Dropped(nn.Module):
 class Tokens(nn.Module):
     """A language model of which the first component of x says the tokens."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, model: nn.Module | None = None, **options: Any) -> None:
         super().__init__()
-        self.model = GPT(11, WIDTH, 2, 2, context=64, **options)
+        self.model = GPT(11, WIDTH, 2, 2, context=64, **options) if model is None else model
 
     def forward(self, x: torch.Tensor, graph: Any) -> torch.Tensor:
         return self.model((x[..., 0].abs() * 7).long() % 11, graph=graph)
@@ -172,6 +188,98 @@ def cases() -> Iterator[Case]:
     yield Case("GPT, zigzag", graphs.causal(), 48, gpt, Owners.zigzag, training=True, batch=(2,))
 
 
+def cases_of_heads() -> Iterator[Case]:
+    """Cases in which each process computes some of the heads."""
+    by_heads = partial(Case, transport="heads")
+    for name in ("causal", "complete", "window", "longformer", "identity"):
+        yield by_heads(f"heads, {name}", TOPOLOGIES[name], 53, many_heads())
+    yield by_heads("heads, fewer nodes than ranks", graphs.causal(), 3, many_heads())
+    for owners in (Owners.zigzag, by_hand, uneven):
+        yield by_heads(f"heads, {owners.__name__}", graphs.causal(), 41, many_heads(position=Rotary(4)), owners)
+    for backend in ("edge_list", "csr", "dense", "tiles"):
+        model = many_heads(backend=backend, dropout=0.4)
+        yield by_heads(f"heads, dropout, {backend}", graphs.window(9), 45, model, by_hand, training=True, batch=(2,))
+    yield by_heads("heads, single", graphs.causal(), 45, many_heads(), dtype=torch.float32, batch=(2, 1))
+    yield by_heads("heads, one for keys", graphs.causal(), 37, many_heads(kv_heads=1))
+    for name, position in {
+        "alibi": lambda: ALiBi(12),
+        "t5": lambda: drawn(T5(12, buckets=8, max_distance=8)),
+        "shaw": lambda: drawn(Shaw(4, 3)),
+    }.items():
+        model = lambda position=position: many_heads(position=position())()  # noqa: E731
+        yield by_heads(f"heads, {name}", graphs.causal(), 37, model, Owners.zigzag)
+    edges, weighted = explicit(47, 300), explicit(47, 300, attributes=3)
+    yield by_heads("heads, GATv2", edges, 47, of(lambda: AdditiveV2(WIDTH, 4, 12)), by_hand)
+    yield by_heads("heads, edges with attributes", weighted, 47, many_heads(edge_dim=3), by_hand)
+    yield by_heads("heads, numbers of edges", weighted, 47, lambda: many_heads(position=EdgeBias(3, 12))(), by_hand)
+    hops = of(lambda: DotProduct(WIDTH, 12, head_dim=4, dropout=0.2), hops=3, teleport=0.2)
+    yield by_heads("heads, hops", edges, 47, hops, by_hand, training=True)
+    yield by_heads("heads, dropped edges", graphs.window(6), 45, many_heads(edge_dropout=0.3), training=True)
+    gpt = lambda: GPT(11, 24, 12, 2, graph=graphs.causal(), context=64, dropout=0.1)  # noqa: E731
+    yield by_heads("heads, GPT", graphs.causal(), 48, lambda: Tokens(gpt()), Owners.zigzag, training=True, batch=(2,))
+    yield from cases_of_stream()
+    yield from cases_of_queries()
+    # transport="auto" takes heads for the first from three processes on, and the halo for the others
+    for name in ("causal", "window"):
+        yield Case(f"auto, {name}", TOPOLOGIES[name], 53, many_heads(), transport="auto")
+    yield Case("auto, GAT", edges, 47, of(lambda: Additive(WIDTH, 4, 2)), transport="auto")
+
+
+def cases_of_stream() -> Iterator[Case]:
+    """Cases in which sources arrive block by block."""
+    streamed = partial(Case, transport="stream")
+    for name in ("causal", "complete", "causal window", "longformer", "bigbird", "identity"):
+        yield streamed(f"stream, {name}", TOPOLOGIES[name], 53, layer)
+    yield streamed("stream, fewer nodes than ranks", graphs.causal(), 3, layer)
+    for owners in (Owners.zigzag, by_hand, uneven):
+        model = lambda: layer(position=Rotary(WIDTH // 2))  # noqa: E731
+        yield streamed(f"stream, {owners.__name__}", graphs.causal(), 41, model, owners)
+    for backend in ("edge_list", "csr", "tiles"):
+        model = partial(layer, backend=backend, dropout=0.4)
+        yield streamed(f"stream, dropout, {backend}", graphs.window(9), 45, model, by_hand, training=True, batch=(2,))
+    yield streamed("stream, single", graphs.causal(), 45, layer, dtype=torch.float32, batch=(2, 1))
+    for name, position in {
+        "alibi": lambda: ALiBi(2),
+        "t5": lambda: drawn(T5(2, buckets=8, max_distance=8)),
+        "shaw": lambda: drawn(Shaw(WIDTH // 2, 3)),
+    }.items():
+        for owners in (Owners.equal, Owners.zigzag):
+            model = lambda position=position: layer(position=position())  # noqa: E731
+            yield streamed(f"stream, {name}, {owners.__name__}", graphs.causal(), 37, model, owners)
+    edges, weighted = explicit(47, 300), explicit(47, 300, attributes=3)
+    yield streamed("stream, edges", edges, 47, layer, by_hand)
+    yield streamed("stream, GATv2", edges, 47, of(lambda: AdditiveV2(WIDTH, 4, 2)))
+    yield streamed("stream, edges with attributes", weighted, 47, partial(layer, edge_dim=3), by_hand)
+    yield streamed("stream, numbers of edges", weighted, 47, partial(layer, position=EdgeBias(3, 2)), by_hand)
+    yield streamed("stream, dropped", edges, 47, Dropped, by_hand, training=True, batch=(2,))
+    gpt = partial(Tokens, graph=graphs.causal() & graphs.window(5), dropout=0.1)
+    yield streamed("stream, GPT", graphs.causal() & graphs.window(5), 48, gpt, training=True, batch=(2,))
+
+
+def cases_of_queries() -> Iterator[Case]:
+    """Cases in which hubs send their queries."""
+    hubs = partial(Case, transport="queries")
+    longformer = TOPOLOGIES["longformer"]
+    for name in ("longformer", "bigbird", "causal", "window"):
+        yield hubs(f"queries, {name}", TOPOLOGIES[name], 83, layer)
+    yield hubs("queries, fewer nodes than ranks", longformer, 3, layer)
+    for owners in (Owners.zigzag, by_hand, uneven):
+        model = lambda: layer(position=Rotary(WIDTH // 2))  # noqa: E731
+        yield hubs(f"queries, {owners.__name__}", longformer, 81, model, owners)
+    for backend in ("edge_list", "csr", "tiles"):
+        model = partial(layer, backend=backend, dropout=0.4)
+        yield hubs(f"queries, dropout, {backend}", longformer, 85, model, by_hand, training=True, batch=(2,))
+    yield hubs("queries, single", longformer, 85, layer, dtype=torch.float32, batch=(2, 1))
+    yield hubs("queries, t5", longformer, 77, lambda: layer(position=drawn(T5(2, buckets=8, max_distance=8))))
+    yield hubs("queries, shaw", longformer, 77, lambda: layer(position=drawn(Shaw(WIDTH // 2, 3))), Owners.zigzag)
+    spokes = torch.stack([torch.arange(60), torch.full((60,), 7)])
+    around = explicit(60, 80).edge_index
+    wheel = graphs.from_edges(torch.cat([spokes, around], 1), 60, edge_attr=torch.randn(140, 3, dtype=torch.float64))
+    yield hubs("queries, edges", wheel, 60, partial(layer, edge_dim=3), by_hand)
+    yield hubs("queries, GATv2", wheel, 60, of(lambda: AdditiveV2(WIDTH, 4, 2)))
+    yield Case("auto, longformer", longformer, 83, layer, transport="auto")
+
+
 def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, relative to the largest number if that is over 1."""
     if not found.numel():
@@ -206,7 +314,7 @@ def errors(case: Case, alone: dist.ProcessGroup) -> tuple[float, str]:
     own = x.detach().index_select(-2, mine).requires_grad_()
     torch.manual_seed(7)
     # of the first kind of owners, the processes find out for themselves who has what
-    with sharded(None, None if case.owners is Owners.equal else owners):
+    with sharded(None, None if case.owners is Owners.equal else owners, case.transport):
         found = model(own, graph)
         (found * weight.index_select(-2, mine)).sum().backward()
     sum_gradients(model.parameters())
@@ -257,6 +365,112 @@ def check_bytes() -> None:
                 assert torch.equal(before, after)
 
 
+def check_heads() -> None:
+    """Bytes of transport="heads", where it is refused, and what "auto" takes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    topology = graphs.causal()
+    part = partition(topology.bind(50), balance="zigzag", transport="heads")
+    op, x = many_heads(kv_heads=1)(), torch.randn(2, 50, WIDTH)
+    op(part.scatter(x), part.shard())
+    exchange = part.shard().exchange
+    assert exchange is not None
+    expected = part.head_bytes(12, 1, 4, batch=2)[rank]
+    assert exchange.received == expected, (exchange.received, expected)
+    refused = {
+        "Additive does not compute": of(lambda: Additive(WIDTH, 4, 12))(),
+        "a layer without attention": of(None)(),
+        'aggregator "sum"': MessagePassing(None, "max", None, DotProduct(WIDTH, 12, head_dim=4)),
+    }
+    if ranks > 2:
+        refused["2 heads, which"] = layer()
+    for words, refusing in refused.items():
+        with pytest.raises(ValueError, match=f'{words}.*; take transport="halo"'):
+            refusing(part.scatter(x), part.shard())
+    with pytest.raises(ValueError, match="does not return weights"):
+        op(part.scatter(x), part.shard(), return_weights=True)
+    auto = partition(topology.bind(5000), balance="nodes")
+    wide = Layer(DotProduct(24, 12), aggregate.Sum(), False, False, False)
+    by_heads, by_halo = max(auto.head_bytes(12, 12, 2)), max(auto.fetched_bytes(24))
+    assert auto.transport_of(wide) == ("heads" if by_heads < by_halo else "halo")
+    assert (by_heads < by_halo) == (ranks > 4)
+    narrow = Layer(DotProduct(24, 12, kv_heads=1), aggregate.Sum(), False, False, False)
+    assert auto.transport_of(narrow) == ("heads" if ranks > 2 else "halo")
+    assert partition(graphs.window(9).bind(5000)).transport_of(wide) == "halo"
+
+
+def check_transports() -> None:
+    """Bytes of the transports in pieces, their refusals, and what "auto" takes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    whole = graphs.longformer(8, globals=2).bind(400)
+    x = torch.randn(2, 400, WIDTH)
+    op = layer()
+    received = {}
+    for transport in ("halo", "queries", "stream"):
+        part = partition(whole, balance="nodes", transport=transport)
+        op(part.scatter(x), part.shard())
+        exchange = part.shard().exchange
+        assert exchange is not None
+        received[transport] = exchange.received
+        most = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+        dist.all_gather(most, torch.tensor([exchange.received]))
+        received[f"most {transport}"] = max(map(int, most))
+        for words, refusing in {
+            "does not compute queries, keys and values": of(lambda: Additive(WIDTH, 4, 2))(),
+            "merged by the sums of a softmax": of(lambda: DotProduct(WIDTH, 2, normalize="sigmoid"))(),
+            "one hop": of(lambda: DotProduct(WIDTH, 2), hops=2)(),
+        }.items():
+            if transport != "halo":
+                with pytest.raises(ValueError, match=f'transport="{transport}" cannot run this layer: .*{words}'):
+                    refusing(part.scatter(x), part.shard())
+    part = partition(whole, balance="nodes")
+    assert received["halo"] == part.fetched_bytes(WIDTH, batch=2)[rank]
+    assert received["queries"] == part.query_bytes(WIDTH, 2, WIDTH // 2, batch=2)[rank]
+    assert received["stream"] == 2 * received["halo"]  # keys and values
+    assert received["most queries"] < received["most halo"] / 3
+    assert part.transport_of(Layer(op.attention, aggregate.Sum(), False, False, False)) == "queries"
+    assert part.transport_of(Layer(op.attention, aggregate.Sum(), True, False, False)) == "halo"
+    assert part.transport_of(Layer(op.attention, aggregate.Sum(), False, False, True)) == "halo"
+
+
+def ring(nodes: int) -> Graph:
+    """Each node receives from itself and the three on either side."""
+    near = (torch.arange(nodes) + torch.arange(-3, 4)[:, None]) % nodes
+    return graphs.from_edges(torch.stack([near.flatten(), torch.arange(nodes).repeat(7)]), nodes)
+
+
+def check_memory() -> None:
+    """Tensors of a rank take O(own + halo) bytes, however large the whole graph is: at most as much as in one process
+    over so many nodes, twice the features of the sources (which the exchange puts together and in order), and four
+    times those of the halo (sent and received, they and their gradients)."""
+    own, width = 1024, 64
+    transformer = MessagePassing(None, "sum", PreNorm(width, FeedForward(width)), DotProduct(width, 4))
+    gat = MessagePassing(None, "sum", None, Additive(width, width // 4, 4))
+    for name, build, op in (("window(32)", graphs.window(32).bind, transformer), ("ring", ring, gat)):
+        part = partition(build(own * dist.get_world_size()), balance="nodes")
+        plan = part.plans()[part.rank]
+        local = own + plan.fetches
+        here, alone, whole = (
+            live_memory(op, graph, nodes, width)
+            for graph, nodes in ((part.shard(), own), (build(local), local), (part.graph, own * part.ranks))
+        )
+        assert here <= alone + (2 * local + 4 * plan.fetches) * width * 4, (name, here, alone)
+        assert here < 0.8 * whole, (name, here, whole)
+        print(
+            f"0.0e+00 memory over {name}: {here:,} of {whole:,} bytes; {alone:,} over {local:,} nodes alone", flush=True
+        )
+
+
+def live_memory(op: nn.Module, graph: Graph, nodes: int, width: int) -> int:
+    """The most bytes that tensors of a forward and a backward pass hold, after one that fills caches of the graph."""
+    x = torch.zeros(nodes, width, requires_grad=True)
+    for _ in range(2):
+        op.zero_grad()
+        x.grad = None
+        with LiveMemory() as live:
+            op(x, graph).sum().backward()
+    return live.peak
+
+
 def check_losses() -> None:
     """`node_mean` under averaged and added gradients is the mean of all nodes."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -279,10 +493,10 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     alone = [dist.new_group([r]) for r in range(ranks)][rank]
     failed = False
-    for check in (check_bytes, check_losses):
+    for check in (check_bytes, check_memory, check_heads, check_transports, check_losses):
         check()
         print(f"0.0e+00 {check.__name__}", flush=True)
-    for case in cases():
+    for case in (*cases(), *cases_of_heads()):
         if chosen not in case.name:
             continue
         try:

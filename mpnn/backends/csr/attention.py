@@ -125,7 +125,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         tanh,
         *_dropout(request),
         request.return_weights,
-        request.sinks is not None,
+        request.return_lse or request.sinks is not None,
     )
     numbers = {name: None if x is None else _numbers(x).to(dtype) for name, x in on_edges.items()}
     out, weights, lse = row_attention.attend(spec, Tensors(_pad(request.value, dtype), query, key, vector, **numbers))
@@ -139,7 +139,10 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     if type(request.reduce) is Mean:
         inverse = ("csr inverse degree", dtype)
         out = out * graph.cached(inverse, lambda: (1 / edges.by_destination(graph).degree.to(dtype))[..., None])
-    return out.to(request.value.dtype), weights.to(request.value.dtype) if request.return_weights else None
+    out = out.to(request.value.dtype)
+    if request.return_lse:
+        return out, lse.masked_fill(lse == torch.inf, -torch.inf)
+    return out, weights.to(request.value.dtype) if request.return_weights else None
 
 
 def _biases(request: Request) -> tuple[Tensor | None, EmbeddingTable | None]:
@@ -165,7 +168,7 @@ def _dropout(request: Request) -> tuple[Tensor | None, float, tuple[Tensor, Tens
     if not request.dropout or not request.weighted:
         return None, 0.0, None
     assert request.seed is not None
-    keys = rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads))
+    keys = rng.keys(request.seed, rng.streams(request.batch, request.heads, head_ids=request.head_ids).flatten())
     return keys, request.dropout, request.graph.node_ids
 
 

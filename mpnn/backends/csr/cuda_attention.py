@@ -24,6 +24,8 @@ from mpnn.request.tables import PerEdge
 def supports(request: Request) -> str | None:
     if request.sinks is not None:
         return "on CUDA it does not support sinks"
+    if request.return_lse:
+        return "on CUDA it does not return lse"
     if request.dropout and request.graph.node_ids is not None:
         return "on CUDA its dropout hashes the numbers of nodes in the part, not in the whole graph"
     return attention.supports(request) or on_device.unavailable(request)
@@ -137,5 +139,5 @@ def _dropout_keys(request: Request) -> Tensor | None:
     if not request.dropout or not request.weighted:
         return None
     assert request.seed is not None
-    streams = torch.arange(request.batch.numel() * request.heads, device=request.value.device)
-    return rng.keys(request.seed, streams)
+    streams = rng.streams(request.batch, request.heads, request.value.device, request.head_ids)
+    return rng.keys(request.seed, streams.flatten())

@@ -80,7 +80,10 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     if request.sinks is not None:
         out = out * share_of_edges(lse.mT, request.sinks)[..., None]
     out = out[..., : value.shape[-1]].to(value.dtype)
-    return out.view(*request.batch, *out.shape[1:]), None
+    out = out.view(*request.batch, *out.shape[1:])
+    if not request.return_lse:
+        return out, None
+    return out, lse.masked_fill(lse == torch.inf, -torch.inf).mT.view(*request.batch, graph.num_dst, request.heads)
 
 
 def _tile_counts(graph: Graph) -> tuple[int, int]:
@@ -128,5 +131,5 @@ def _per_edge(biases: list[PerEdge], request: Request) -> Tensor | None:
 def _dropout(request: Request) -> Dropout | None:
     if request.seed is None or not request.dropout:
         return None
-    keys = rng.keys(request.seed, torch.arange(request.batch.numel() * request.heads))
+    keys = rng.keys(request.seed, rng.streams(request.batch, request.heads, head_ids=request.head_ids).flatten())
     return Dropout(keys, request.dropout, request.graph.node_ids)

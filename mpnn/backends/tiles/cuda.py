@@ -27,6 +27,8 @@ def supports(request: Request) -> str | None:
         return "FlexAttention has no float64"
     if request.sinks is not None:
         return "on CUDA it does not support sinks"
+    if request.return_lse:
+        return "on CUDA it does not return lse"
     if request.dropout:
         return "FlexAttention has no dropout of weights"
     if not all(map(by_offset, request.bias)):

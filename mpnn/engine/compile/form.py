@@ -281,7 +281,7 @@ def unflatten(call: Call, graph: Graph) -> Request:
         parts.get("seed"),
         aggregator(_object(form.reduce)),
         form.return_weights,
-        parts.get("sinks"),
+        sinks=parts.get("sinks"),
     )
 
 

@@ -7,6 +7,9 @@ with that mask and with queries, keys and values after the cache. The mask becom
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +41,23 @@ _REFUSED = {
     "sinks": "has sinks that depend on the token",
     "cache": "runs over a paged cache",
 }
+
+
+_RECORDER: ContextVar[Callable[[Graph, Tensor], None] | None] = ContextVar("recorder", default=None)
+
+
+@contextmanager
+def record(visit: Callable[[Graph, Tensor], None]) -> Iterator[None]:
+    """Calls `visit(graph, weights)` for each attention layer that runs in the block, in the order in which they run.
+
+    `weights` are the attention weights of the edges of `graph`, [E, H] or [B, E, H]. Unlike `output_attentions`, this
+    materializes no N x N matrix and keeps nothing. Compiled models, and the families of `use.NATIVE`, are not recorded.
+    """
+    token = _RECORDER.set(visit)
+    try:
+        yield
+    finally:
+        _RECORDER.reset(token)
 
 
 def attend(
@@ -121,6 +141,8 @@ def _attend(
     bias: Any = None if dense is None else _per_edge(dense, graph, is_flat, batch)
     if by_offset is not None:
         bias = by_offset.over(graph, is_flat, query) if bias is None else bias + by_offset.on_edges(graph, query)
+    recorder = None if torch.compiler.is_compiling() else _RECORDER.get()
+    with_weights = bool(output_attentions) or recorder is not None
     result = ops.attend(
         graph,
         *features,
@@ -129,9 +151,12 @@ def _attend(
         softcap=softcap,
         sinks=s_aux,
         dropout=dropout,
-        return_weights=bool(output_attentions),
+        return_weights=with_weights,
     )
-    out, weights = result if output_attentions else (result, None)
+    out, weights = result if with_weights else (result, None)
+    if recorder is not None and weights is not None:
+        recorder(graph, weights)
+        weights = weights if output_attentions else None
     if is_flat:
         out = out.unflatten(0, (batch, queries))
     return out, None if weights is None else _dense(weights, graph, is_flat, (batch, queries, keys))

@@ -7,8 +7,9 @@
 
 namespace sorting {
 
+template <typename Node>  // int32_t or int64_t
 struct SortEdges {  // mpnn/kernels/sort_edges.py has the same fields in the same order
-  const int64_t *row, *col;          // [E]: the two ends of each edge, 0 <= row < num_rows
+  const Node *row, *col;             // [E]: the two ends of each edge, 0 <= row < num_rows
   int64_t num_edges, num_rows;
   int64_t *ptr;                      // [num_rows + 1]
   int64_t *edge;                     // [E]: this and sorted_col are not written if the edges are sorted already
@@ -16,7 +17,7 @@ struct SortEdges {  // mpnn/kernels/sort_edges.py has the same fields in the sam
   int64_t is_sorted;                 // a result
 };
 
-static void count(SortEdges &p) {
+template <typename Node> static void count(SortEdges<Node> &p) {
   __builtin_memset(p.ptr, 0, (p.num_rows + 1) * sizeof(int64_t));
   int64_t before = 0, descents = 0;
   for (int64_t e = 0; e < p.num_edges; e++) {
@@ -28,7 +29,7 @@ static void count(SortEdges &p) {
   p.is_sorted = descents == 0;
 }
 
-static void run(SortEdges &p) {
+template <typename Node> static void run(SortEdges<Node> &p) {
   count(p);
   if (p.is_sorted) return;
   for (int64_t e = 0; e < p.num_edges; e++) {
@@ -42,5 +43,6 @@ static void run(SortEdges &p) {
 
 }  // namespace sorting
 
-extern "C" int64_t sort_edges_size() { return sizeof(sorting::SortEdges); }
-extern "C" void sort_edges(sorting::SortEdges *p) { sorting::run(*p); }
+extern "C" int64_t sort_edges_size() { return sizeof(sorting::SortEdges<int64_t>); }
+extern "C" void sort_edges(sorting::SortEdges<int64_t> *p) { sorting::run(*p); }
+extern "C" void sort_edges_i32(sorting::SortEdges<int32_t> *p) { sorting::run(*p); }

@@ -1,0 +1,71 @@
+"""The site: `sphinx-build -W docs build/site`. Pages are Markdown; the reference comes from docstrings.
+
+Pages are written so that they also read well where they are stored: links go to files, and this configuration copies
+what lies outside of this folder (notebooks, README's files) or points to it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(DOCS))
+
+import site_pages  # noqa: E402
+
+project = "mpnn"
+author = "mpnn developers"
+version = release = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]  # type: ignore[index]
+copyright = "mpnn developers, MIT license"
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+]
+exclude_patterns = ["img/**", "_generated/.*"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 4
+# Executes the notebooks; MPNN_SITE_NOTEBOOKS=off leaves them without results, for a quick build.
+nb_execution_mode = os.environ.get("MPNN_SITE_NOTEBOOKS", "force")
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+suppress_warnings = ["misc.highlighting_failure", "myst.header"]
+
+default_role = "code"
+autodoc_typehints = "none"  # shapes and dtypes are in the text, types in the signature
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": False}
+add_module_names = False
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+
+html_theme = "pydata_sphinx_theme"
+html_title = "mpnn"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options: dict[str, Any] = {
+    "navigation_with_keys": True,
+    "show_prev_next": True,
+    "header_links_before_dropdown": 8,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "show_toc_level": 2,
+    "pygments_light_style": "tango",
+    "pygments_dark_style": "github-dark",
+}
+html_show_sourcelink = False
+
+
+def setup(app: Any) -> None:
+    site_pages.write(DOCS / "_generated")
+    app.connect("source-read", site_pages.links_that_work_here)
+    app.connect("autodoc-process-docstring", site_pages.as_restructured_text, priority=400)  # before napoleon

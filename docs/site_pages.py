@@ -1,0 +1,105 @@
+"""What `conf.py` makes of files that were not written for the site: pages that are generated, links that lead out of
+this folder, and docstrings, whose formulas are indented blocks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+SECTION = re.compile(r"(Args|Returns|Raises|Attributes|Yields|Optional methods):$|[-*] ")
+
+
+def write(folder: Path) -> None:
+    """Writes the generated pages: the gallery of models, the command line, and the notebooks."""
+    folder.mkdir(exist_ok=True)
+    changed(folder / "gallery.md", gallery())
+    changed(folder / "cli.md", command_line())
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        if notebook.stem == "transformers_are_graphs":
+            continue  # it is the page of this name
+        text = notebook.read_text("utf-8").replace("](../docs/", "](../")
+        changed(folder / notebook.name, text)
+
+
+def changed(path: Path, text: str) -> None:
+    """Writes a file only if its text is new, so that builds stay quick."""
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8")
+
+
+def gallery() -> str:
+    """A card for each model of models.md: its picture, its title, and what it is as a graph."""
+    text = (DOCS / "models.md").read_text("utf-8")
+    rows = re.findall(r"^\| \[(.+?)\]\(#(.+?)\) \| (.+?) \| (.+?) \| (.+?) \|$", text, re.M)
+    sections = dict(zip(re.findall(r"^## (.+)$", text, re.M), re.split(r"^## .+$", text, flags=re.M)[1:], strict=True))
+    cards = []
+    for title, anchor, graph, _, _ in rows:
+        section = next((body for name, body in sections.items() if name.strip() == title), "")
+        picture = re.search(r"!\[(.*?)\]\((.+?)\)", section, re.S)
+        card = [f":::{{grid-item-card}} {title}", f":link: ../models.html#{anchor}", ":link-type: url"]
+        if picture:
+            card += [f":img-top: ../{picture[2]}", f":img-alt: {' '.join(picture[1].split())}"]
+        cards.append("\n".join([*card, "", f"{graph}.", ":::"]))
+    head = "# Models\n\nEach is the same operator over another graph. A card leads to the definition and its check.\n"
+    grid = "\n::::{grid} 1 2 3 3\n:gutter: 3\n\n" + "\n\n".join(cards) + "\n\n::::\n"
+    return f"{head}{grid}\n```{{toctree}}\n:hidden:\n\nAll definitions <../models>\n```\n"
+
+
+def command_line() -> str:
+    """The help of each command."""
+    import typer
+    from typer.testing import CliRunner
+
+    from mpnn.cli.app import app
+
+    runner = CliRunner()
+    environment = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
+    names = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    parts = ["# The command line\n"]
+    for arguments in ([], *([name] for name in names)):
+        shown = runner.invoke(app, [*arguments, "--help"], env=environment, prog_name="mpnn").output.rstrip()
+        parts.append(f"## {' '.join(['mpnn', *arguments])}\n\n```text\n{shown}\n```\n")
+    return "\n".join(parts)
+
+
+def links_that_work_here(app: Any, page: str, source: list[str]) -> None:
+    """Links to files outside of this folder name the file instead: they are in the repository, not on the site."""
+    here = (DOCS / page).parent
+
+    def as_text(link: re.Match[str]) -> str:
+        target = (here / link[2].split("#")[0]).resolve()
+        return f"{link[1]} (`{target.relative_to(ROOT)}`)" if _is_outside(target) else link[0]
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\((?!\w+:|#)([^)\s]+)\)", as_text, source[0])
+
+
+def _is_outside(target: Path) -> bool:
+    return target.is_relative_to(ROOT) and (not target.is_relative_to(DOCS) or target.suffix not in (".md", ".png"))
+
+
+def as_restructured_text(app: Any, what: str, name: str, object: Any, options: Any, lines: list[str]) -> None:
+    """Indented blocks, which are formulas or code, become literal blocks; sections such as `Args:` stay."""
+    lines[:] = literal_blocks(lines)
+
+
+def literal_blocks(lines: list[str]) -> list[str]:
+    """A docstring with `::` before each block that is indented and not in a section, and without substitutions."""
+    out: list[str] = []
+    section = literal = False
+    for line in lines:
+        indented, blank = line.startswith(" "), not line.strip()
+        if not blank and not indented:
+            section, literal = bool(SECTION.match(line)), False
+        elif indented and not section and not literal:
+            marked = next((earlier for earlier in reversed(out) if earlier.strip()), "").endswith("::")
+            out += [] if marked else ["", "::", ""]
+            literal = True
+        if literal or blank:
+            out.append(line)
+        else:
+            quoted = re.split(r"(`[^`]*`)", line)  # |x| is a number's size, and not a substitution
+            out.append("".join(part if part.startswith("`") else part.replace("|", r"\|") for part in quoted))
+    return out

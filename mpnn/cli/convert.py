@@ -1,0 +1,54 @@
+"""`mpnn graph convert`: an edge list of any size becomes a folder that `graphs.open_csr` maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpnn.cli.console import console, exit_on_invalid_input, refuse
+from mpnn.graphs import write_csr
+
+
+def convert(
+    edges: Annotated[Path, typer.Argument(help="A file of edges: .npy, .parquet or text such as .csv.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to create.")],
+    n: Annotated[
+        int | None, typer.Option("--n", help="Number of nodes (destinations). Default: the largest index plus 1.")
+    ] = None,
+    num_src: Annotated[
+        int | None, typer.Option("--num-src", help="Number of sources, if they are other nodes; needs --n.")
+    ] = None,
+    edge_ids: Annotated[
+        bool, typer.Option("--edge-ids", help="Also store the index of each edge in the file.")
+    ] = False,
+    memory: Annotated[float, typer.Option("--memory", help="GB that sorting may take.", min=0.001)] = 1.0,
+) -> None:
+    """Write a file of edges to a folder for [bold]graphs.open_csr[/bold], in bounded memory.
+
+    Text has one edge a line: source and destination, separated by commas, blanks or tabs. Comments begin with #, and a
+    line of names may come first. An array in .npy has the shape [2, E]. Parquet's first two columns are taken.
+
+    Sorting needs 8 bytes of disk an edge (16 with --edge-ids) beside the result, which takes 4 an edge and 8 a node.
+
+    Examples:
+    \b
+      mpnn graph convert edges.csv papers
+      mpnn graph convert clicks.parquet clicks --n 50000 --num-src 1000000
+    """
+    with exit_on_invalid_input():
+        if not edges.is_file():
+            refuse(f"there is no file {edges}")
+        if num_src is not None and n is None:
+            refuse("--num-src needs --n, the number of destinations")
+        sizes = {"num_nodes": n} if num_src is None else {"num_dst": n, "num_src": num_src}
+        with console.status("sorting"):
+            graph = write_csr(folder, edges, **sizes, edge_ids=edge_ids, memory=int(memory * 1e9))
+    nodes = f"{graph.num_dst:,} nodes"
+    if graph.num_src != graph.num_dst:
+        nodes = f"{graph.num_dst:,} destinations, {graph.num_src:,} sources"
+    console.print(
+        f"{nodes}, {graph.num_edges:,} edges: {graph.nbytes:,} bytes in {folder}", soft_wrap=True, markup=False
+    )
+    console.print(f'mpnn.graphs.open_csr("{folder}") opens it', soft_wrap=True, markup=False)

@@ -1,0 +1,149 @@
+"""Attention whose heads are divided over processes (Ulysses: Jacobs et al. 2023, arXiv:2309.14509).
+
+Queries, keys and values of a process's own nodes are exchanged for those of all nodes in its share of the heads. It
+runs these heads over the whole graph, with any backend, and results are exchanged back. So what travels does not depend
+on the graph: the transport for `causal()` and `complete()`, whose halo is everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpnn.aggregate import Sum
+from mpnn.attention import Attention, Terms
+from mpnn.attention.spec import KeyValue
+from mpnn.distributed import pieces
+from mpnn.distributed.groups import exchanged
+from mpnn.distributed.halo import own_nodes
+from mpnn.distributed.owners import Owners
+from mpnn.graph import Graph
+from mpnn.graph.sharding import Layer
+from mpnn.request.request import Request
+
+
+def refusal(layer: Layer, ranks: int) -> str | None:
+    """Why the heads of a layer cannot be divided over so many ranks, or None if they can."""
+    attention = layer.attention
+    name = type(attention).__name__
+    if not isinstance(attention, KeyValue):
+        what = "a layer without attention" if attention is None else name
+        return f"{what} does not compute queries, keys and values of single nodes, as DotProduct does"
+    heads, shared = heads_of(attention)
+    if heads % ranks:
+        return f"{name} has {heads} heads, which {ranks} ranks do not divide"
+    if shared % ranks and ranks % shared:
+        return f"the {shared} key/value heads of {name} and {ranks} ranks do not divide each other"
+    if not isinstance(layer.aggregate, Sum):
+        return f'it needs the aggregator "sum"; got {type(layer.aggregate).__name__}'
+    return "it does not return weights: each rank has those of its heads" if layer.return_weights else None
+
+
+def heads_of(attention: KeyValue) -> tuple[int, int]:
+    """The numbers of heads, and of key/value heads."""
+    heads = int(cast(Any, attention).heads)
+    return heads, int(getattr(attention, "kv_heads", heads))
+
+
+def share(heads: int, ranks: int, rank: int) -> slice:
+    """The heads of a rank. Several ranks share one if there are fewer heads than ranks."""
+    if heads < ranks:
+        one = rank * heads // ranks
+        return slice(one, one + 1)
+    return slice(rank * (heads // ranks), (rank + 1) * (heads // ranks))
+
+
+def view_of(graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> Graph:
+    """The whole graph, over which this process computes its share of the heads."""
+    view = graph.alias()
+    view.exchange = HeadsExchange(graph, dst, src, group)
+    dst_ids, src_ids = (torch.arange(n, dtype=torch.int32, device=graph.device) for n in (graph.num_dst, graph.num_src))
+    view.node_ids = dst_ids, src_ids
+    return view
+
+
+class HeadsExchange:
+    """Divides the heads of a round over the processes of a group. See `mpnn.graph.sharding.Exchange`.
+
+    Attributes:
+        received: the bytes that have arrived so far from other processes, in forward passes.
+    """
+
+    def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
+        self.rank, self.group, self.received = dist.get_rank(group), group, 0
+        self.rows = dst.sizes[self.rank], src.sizes[self.rank]
+        self.own = torch.arange(graph.num_src, device=graph.device)  # of the graph it runs over, all nodes are its own
+        self._dst, self._src = _Rows(dst, graph.device), _Rows(src, graph.device)
+        self._own_nodes = own_nodes(graph, self.rank, dst, src)
+
+    def refusal(self, layer: Layer) -> str | None:
+        reason = refusal(layer, self._dst.ranks)
+        return None if reason is None else f'transport="heads" cannot run this layer: {reason}; take transport="halo"'
+
+    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
+        return x
+
+    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Terms:
+        """The terms over the whole graph, with the queries, keys and values of the own nodes."""
+        assert isinstance(attention, KeyValue)
+        return attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr)
+
+    def request(self, request: Request, terms: Terms) -> Request:
+        """From all heads of the own nodes to the own heads of all nodes."""
+        heads = request.heads
+        mine = share(heads, self._dst.ranks, self.rank)
+
+        def visit(x: Tensor, kind: pieces.Kind, trailing: int) -> Tensor:
+            if kind in ("dst", "src"):
+                return self._swap(x, kind) if trailing == 2 else self._swap(x.unsqueeze(-1), kind).squeeze(-1)
+            # a single row of heads serves all of them
+            return x.narrow(-trailing, mine.start, mine.stop - mine.start) if x.shape[-trailing] == heads else x
+
+        return replace(pieces.mapped(request, visit), head_ids=(mine.start, heads))
+
+    def run(self, request: Request, propagate: Callable[[Request], Any]) -> tuple[Tensor, None]:
+        return self._collect(propagate(request)[0]), None
+
+    def _collect(self, out: Tensor) -> Tensor:
+        """From the own heads of all destinations, [..., N_dst, H / ranks, D], to all heads of the own ones."""
+        rows = self._dst.by_owner(out.movedim(-3, 0))
+        size = self.rows[0]
+        arrived = self._exchange(rows, [size] * self._dst.ranks, self._dst.sizes)
+        heads = arrived.unflatten(0, (self._dst.ranks, size)).movedim(0, -3)  # [own, batch..., ranks, H / ranks, D]
+        return heads.flatten(-3, -2).movedim(0, -3)
+
+    def _swap(self, x: Tensor, of: str) -> Tensor:
+        """All heads of the own nodes, [..., own, H, D], to the own heads of all nodes, [..., N, H / ranks, D]."""
+        nodes = self._dst if of == "dst" else self._src
+        shares = [x[..., share(x.shape[-2], nodes.ranks, rank), :] for rank in range(nodes.ranks)]
+        leaving = torch.cat([heads.movedim(-3, 0) for heads in shares])
+        arrived = self._exchange(leaving, nodes.sizes, [x.shape[-3]] * nodes.ranks)
+        return nodes.in_order(arrived).movedim(0, -3)
+
+    def _exchange(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
+        arrived = exchanged(rows, arriving, leaving, self.group)
+        self.received += arrived.nbytes // max(len(arrived), 1) * (len(arrived) - arriving[self.rank])
+        return arrived
+
+
+class _Rows:
+    """The order of nodes by owner, in which rows arrive, and that of the graph."""
+
+    def __init__(self, owners: Owners, device: torch.device) -> None:
+        self.ranks, self.sizes = owners.ranks, owners.sizes
+        nodes = [owners.nodes(r).to(device) for r in range(owners.ranks)]
+        order = torch.cat(nodes)
+        ordered = torch.equal(order, torch.arange(len(order), device=device))
+        self._nodes = None if ordered else order
+        self._place = None if ordered else order.argsort()
+
+    def by_owner(self, x: Tensor) -> Tensor:
+        return x if self._nodes is None else x.index_select(0, self._nodes)
+
+    def in_order(self, x: Tensor) -> Tensor:
+        return x if self._place is None else x.index_select(0, self._place)

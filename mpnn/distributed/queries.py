@@ -1,0 +1,162 @@
+"""A halo in which hubs do not fetch: destinations that attend to most of the graph, such as Longformer's global nodes,
+send their queries to every process, and get partial results back, which are merged by their log-sum-exp. All other
+destinations fetch their sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpnn import ops
+from mpnn.attention import Attention, Terms
+from mpnn.attention.spec import KeyValue
+from mpnn.distributed import pieces
+from mpnn.distributed.groups import exchanged
+from mpnn.distributed.halo import HaloExchange, Part
+from mpnn.distributed.owners import Owners
+from mpnn.graph import Graph, subgraphs
+from mpnn.graph.sharding import Layer
+from mpnn.request import rng
+from mpnn.request.request import Request
+
+Run = Callable[[Request], tuple[Tensor, "Tensor | None"]]
+_THRESHOLDS = 8  # that `choose_hubs` tries
+
+
+def choose_hubs(graph: Graph, dst: Owners, src: Owners) -> Tensor:
+    """The destinations that should send their queries, bool [num_dst]: those with more than some number of sources, by
+    which the busiest rank receives least. A query and a result count as much as a source."""
+    degree = graph.degree().cpu()
+    best = torch.zeros(graph.num_dst, dtype=torch.bool)
+    if dst.ranks == 1:
+        return best
+    least, tried = max(received(graph, best, dst, src)), 0
+    for k in range(1, _THRESHOLDS + 1):
+        hubs = degree > graph.num_src >> k
+        count = int(hubs.sum())
+        if count == tried or count * dst.ranks > graph.num_dst:
+            continue
+        tried = count
+        if (most := max(received(graph, hubs, dst, src))) < least:
+            best, least = hubs, most
+    return best
+
+
+def received(graph: Graph, hubs: Tensor, dst: Owners, src: Owners) -> list[int]:
+    """The sources, queries and partial results that each rank receives in a layer."""
+    sources = fetched(graph, hubs, dst, src)
+    return [n + others + partial for n, (others, partial) in zip(sources, travelling(hubs, dst), strict=True)]
+
+
+def fetched(graph: Graph, hubs: Tensor, dst: Owners, src: Owners) -> list[int]:
+    """The sources that each rank fetches for destinations other than hubs."""
+    rest = subgraphs.without_rows(graph, hubs)
+    return [sum(Part.of(rest, rank, dst, src).fetched) for rank in range(dst.ranks)]
+
+
+def travelling(hubs: Tensor, dst: Owners) -> list[tuple[int, int]]:
+    """The queries, and the partial results, that each rank receives from others."""
+    own = torch.bincount(dst.of(hubs.nonzero().squeeze(1)), minlength=dst.ranks).tolist()
+    return [(sum(own) - mine, mine * (dst.ranks - 1)) for mine in own]
+
+
+def view_of(graph: Graph, hubs: Tensor, dst: Owners, src: Owners, group: dist.ProcessGroup) -> Graph:
+    """The part of this process without the edges of `hubs`, bool [num_dst]."""
+    part = Part.of(subgraphs.without_rows(graph, hubs), dist.get_rank(group), dst, src)
+    part.graph.exchange = QueriesExchange(graph, part, hubs, dst, src, group)
+    return part.graph
+
+
+@dataclass(frozen=True, eq=False)
+class HubTerms(Terms):
+    """Terms, and those of all hubs over the process's own sources."""
+
+    hubs: Terms | None = None
+
+
+@dataclass(eq=False)
+class HubRequest(Request):
+    """A request, and that of all hubs over the process's own sources."""
+
+    hubs: Request | None = None
+
+
+class QueriesExchange:
+    """Fetches sources, and sends the queries of hubs. See `mpnn.graph.sharding.Exchange`."""
+
+    def __init__(
+        self, graph: Graph, part: Part, hubs: Tensor, dst: Owners, src: Owners, group: dist.ProcessGroup
+    ) -> None:
+        rank, device = dist.get_rank(group), graph.device
+        self.ranks, self.group = dst.ranks, group
+        self._halo, self._received = HaloExchange(part, src, group), 0
+        self.own, self.rows = self._halo.own, self._halo.rows
+        nodes = hubs.nonzero().squeeze(1)
+        owner = dst.of(nodes)
+        by_owner = owner.argsort(stable=True)
+        self._counts = torch.bincount(owner, minlength=self.ranks).tolist()
+        self._by_owner, self._ascending = by_owner.to(device), by_owner.argsort().to(device)
+        self._mine = dst.place(nodes[owner == rank]).to(device)
+        sources = src.nodes(rank).to(device)
+        self._hubs = subgraphs.take(graph, nodes.to(device)).columns(sources)
+        self._hubs.node_ids = nodes.int().to(device), sources.int()
+
+    @property
+    def received(self) -> int:
+        """The bytes that have arrived so far from other processes, in forward passes."""
+        return self._halo.received + self._received
+
+    def refusal(self, layer: Layer) -> str | None:
+        reason = "hubs do not drop edges" if layer.drops_edges else pieces.refusal(layer)
+        return None if reason is None else f'transport="queries" cannot run this layer: {reason}; take transport="halo"'
+
+    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
+        return self._halo(x, dim)
+
+    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> HubTerms:
+        assert isinstance(attention, KeyValue)
+        if edge_attr is not graph.edge_attr:
+            raise ValueError('with transport="queries" edge_attr is the graph\'s: pass it to graphs.from_edges')
+        query, key, value = attention.project(dst, self._halo(src), graph)
+        terms = attention.terms(query, key, value, graph, edge_attr)
+        mine = query.index_select(-3, self._mine).movedim(-3, 0)
+        arrived = self._travel(mine.repeat(self.ranks, *[1] * (mine.dim() - 1)), self._counts, self._own_counts)
+        queries = arrived.index_select(0, self._ascending).movedim(0, -3)
+        own_key, own_value = (x.index_select(-3, self.own) for x in (key, value))
+        hubs = attention.terms(queries, own_key, own_value, self._hubs, self._hubs.edge_attr)
+        return HubTerms(terms.value, terms.score, terms.bias, terms.edge_value, terms.graph, hubs)
+
+    def request(self, request: Request, terms: Terms) -> HubRequest:
+        assert isinstance(terms, HubTerms)
+        assert terms.hubs is not None
+        if request.dropout and request.seed is None:
+            request = replace(request, seed=rng.new_seed(request.value.device))
+        parts = {name: getattr(terms.hubs, name) for name in ("value", "score", "bias", "edge_value")}
+        hubs = replace(request, graph=self._hubs, return_lse=True, **parts)
+        return HubRequest(**vars(request), hubs=hubs)
+
+    def run(self, request: HubRequest, propagate: Run) -> tuple[Tensor, None]:
+        assert request.hubs is not None
+        out, _ = propagate(request)
+        part, lse = propagate(request.hubs)
+        assert lse is not None
+        rows = torch.cat([part.to(lse.dtype), lse[..., None]], -1).movedim(-3, 0).index_select(0, self._by_owner)
+        arrived = self._travel(rows, self._own_counts, self._counts)
+        results = arrived.unflatten(0, (self.ranks, len(self._mine))).movedim(1, -3)  # [ranks, ..., hubs, H, D + 1]
+        merged, _ = ops.merge((partial[..., :-1], partial[..., -1]) for partial in results)
+        return out.index_copy(-3, self._mine, merged.to(out.dtype)), None
+
+    @property
+    def _own_counts(self) -> list[int]:
+        return [len(self._mine)] * self.ranks
+
+    def _travel(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
+        arrived = exchanged(rows, arriving, leaving, self.group)
+        here = arriving[dist.get_rank(self.group)]
+        self._received += arrived.nbytes // max(len(arrived), 1) * (len(arrived) - here)
+        return arrived

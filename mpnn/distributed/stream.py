@@ -1,0 +1,207 @@
+"""Attention over sources that arrive block by block: of one other process at a time, so that a process holds its own
+nodes and two blocks, however large its halo is (ring attention: Liu et al. 2023, arXiv:2310.01889; SAR: Mostafa 2022).
+
+Keys and values travel. Results over the blocks are merged by their log-sum-exp. The backward pass fetches the blocks
+again and computes each a second time, with the gradients that follow from the merged result:
+
+    out = sum_k w_k out_k,   w_k = exp(lse_k - lse)      d_out_k = w_k d_out,   d_lse_k = w_k <d_out, out_k - out>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpnn.attention import Attention, Terms
+from mpnn.attention.spec import KeyValue
+from mpnn.distributed import pieces
+from mpnn.distributed.groups import all_to_all
+from mpnn.distributed.halo import HaloExchange, Part, own_nodes, rows_of
+from mpnn.distributed.owners import Owners
+from mpnn.graph import Graph
+from mpnn.graph.sharding import Layer
+from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.request import rng
+from mpnn.request.request import Request
+
+Run = Callable[[Request], tuple[Tensor, "Tensor | None"]]
+
+
+def view_of(graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> Graph:
+    """The destinations of this process over all sources."""
+    rank = dist.get_rank(group)
+    view = rows_of(graph, rank, dst).alias()
+    everything = torch.arange(graph.num_src, dtype=torch.int32, device=graph.device)
+    view.node_ids = dst.nodes(rank).int().to(graph.device), everything
+    view.name, view.exchange = graph.name, StreamExchange(graph, dst, src, group)
+    return view
+
+
+class StreamExchange:
+    """Brings the sources of one process after the other. See `mpnn.graph.sharding.Exchange`.
+
+    Attributes:
+        received: the bytes that have arrived so far from other processes, in forward passes.
+    """
+
+    def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
+        self.rank, self.ranks, self.group, self.received = dist.get_rank(group), src.ranks, group, 0
+        part = Part.of(graph, self.rank, dst, src)
+        halo = HaloExchange(part, src, group)
+        self._leaving, self._arriving = halo.leaving, halo.arriving
+        self.own = src.nodes(self.rank).to(graph.device)
+        self.rows = dst.sizes[self.rank], len(self.own)
+        owner = src.of(part.sources.cpu()).to(graph.device)
+        self._sources = [part.sources[owner == r] for r in range(self.ranks)]
+        self._sources[self.rank] = self.own
+        self._own_nodes = own_nodes(graph, self.rank, dst, src)
+
+    def refusal(self, layer: Layer) -> str | None:
+        reason = pieces.refusal(layer)
+        return None if reason is None else f'transport="stream" cannot run this layer: {reason}; take transport="halo"'
+
+    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
+        return x
+
+    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Terms:
+        """The terms over all edges of the own destinations, with the queries, keys and values of the own nodes."""
+        assert isinstance(attention, KeyValue)
+        return attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr)
+
+    def request(self, request: Request, terms: Terms) -> Request:
+        return request
+
+    def run(self, request: Request, propagate: Run) -> tuple[Tensor, None]:
+        if request.dropout and request.seed is None:
+            request = replace(request, seed=rng.new_seed(request.value.device))  # one for all blocks
+        tensors: list[Tensor] = []
+        pieces.mapped(request, lambda x, kind, trailing: tensors.append(x) or x)  # type: ignore[func-returns-value]
+        return _Stream.apply(self, request, propagate, *tensors), None
+
+    def owner(self, step: int) -> int:
+        """The process whose block is used in a step, from this process's own on."""
+        return (self.rank + step) % self.ranks
+
+    def fetch(self, x: Tensor, step: int, dim: int) -> Tensor:
+        """The rows of the block of a step, from its owner; x holds the own rows along `dim`."""
+        if not step:
+            return x
+        to, source = (self.rank - step) % self.ranks, self.owner(step)
+        rows = x.movedim(dim, 0).index_select(0, self._leaving[to])
+        arrived = self._travel(rows, self._arriving[source], source, to)
+        self.received += arrived.nbytes
+        return arrived.movedim(0, dim)
+
+    def send_back(self, gradient: Tensor, step: int, dim: int, total: Tensor) -> None:
+        """Adds the gradients of the rows that were sent in a step to `total`, and sends those of the block back."""
+        if not step:
+            total += gradient
+            return
+        to, source = (self.rank - step) % self.ranks, self.owner(step)
+        arrived = self._travel(gradient.movedim(dim, 0), len(self._leaving[to]), to, source)
+        total.movedim(dim, 0).index_add_(0, self._leaving[to], arrived.to(total.dtype))
+
+    def _travel(self, rows: Tensor, arriving: int, source: int, to: int) -> Tensor:
+        of_source = [arriving if rank == source else 0 for rank in range(self.ranks)]
+        of_target = [len(rows) if rank == to else 0 for rank in range(self.ranks)]
+        return all_to_all(rows.contiguous(), of_source, of_target, self.group)
+
+    def block(self, request: Request, step: int, features: list[Tensor]) -> Request:
+        """The request over the block of a step. `features`: its tensors, sources being those of the block."""
+        graph, sources = request.graph, self._sources[self.owner(step)]
+        part = graph.cached(("sources of", self.owner(step)), lambda: _columns(graph, sources))
+        following = iter(features)
+
+        def visit(x: Tensor, kind: pieces.Kind, trailing: int) -> Tensor:
+            x = next(following)
+            if kind != "edge":
+                return x
+            kept = graph.cached(("edges of", self.owner(step)), lambda: _edges(graph, sources))
+            return x.index_select(-1 - trailing, kept)
+
+        return replace(pieces.mapped(request, visit), graph=part, return_lse=True)
+
+
+def _columns(graph: Graph, sources: Tensor) -> Graph:
+    part = graph.columns(sources)
+    assert graph.node_ids is not None
+    part.node_ids = graph.node_ids[0], sources.int()
+    return part
+
+
+def _edges(graph: Graph, sources: Tensor) -> Tensor:
+    """The edges from these sources, int64, in the caller's order."""
+    kept = torch.zeros(graph.num_src, dtype=torch.bool, device=graph.device)
+    kept[sources] = True
+    return kept[graph.edge_index[0]].nonzero().squeeze(1)
+
+
+class _Stream(torch.autograd.Function):
+    """Inputs: the exchange, the request, what runs a request, and the tensors of the request in `mapped`'s order."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: StreamExchange, request: Request, run: Run, *tensors: Tensor) -> Tensor:
+        nodes = _dimensions(request)
+        out = lse = None
+        for step in range(exchange.ranks):
+            features = [
+                x if dim is None else exchange.fetch(x, step, dim) for x, dim in zip(tensors, nodes, strict=True)
+            ]
+            part, more = run(exchange.block(request, step, features))
+            assert more is not None
+            part = part.to(request.accumulate_dtype)
+            out, lse = (part, more) if out is None or lse is None else _merged(out, lse, part, more)
+        assert out is not None
+        assert lse is not None
+        ctx.exchange, ctx.request, ctx.run, ctx.nodes = exchange, request, run, nodes
+        ctx.save_for_backward(out, lse, *tensors)
+        return out.to(request.value.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        out, lse, *tensors = ctx.saved_tensors
+        exchange, needed = ctx.exchange, ctx.needs_input_grad[3:]
+        totals = [torch.zeros_like(x) if need else None for x, need in zip(tensors, needed, strict=True)]
+        d_out = d_out.to(out.dtype)
+        for step in range(exchange.ranks):
+            features = [
+                (x if dim is None else exchange.fetch(x, step, dim)).detach().requires_grad_(need)
+                for x, dim, need in zip(tensors, ctx.nodes, needed, strict=True)
+            ]
+            with torch.enable_grad():
+                part, more = ctx.run(exchange.block(ctx.request, step, features))
+            share = torch.where(lse == -torch.inf, torch.zeros_like(lse), (more.detach() - lse).exp())
+            d_part = share[..., None] * d_out
+            d_more = (d_part * (part.detach().to(out.dtype) - out)).sum(-1)
+            wanted = [x for x in features if x.requires_grad]
+            found = torch.autograd.grad((part, more), wanted, (d_part.to(part.dtype), d_more), allow_unused=True)
+            gradients = iter(found)
+            for x, dim, total in zip(features, ctx.nodes, totals, strict=True):
+                if total is None:
+                    continue
+                gradient = next(gradients)
+                gradient = torch.zeros_like(x) if gradient is None else gradient
+                if dim is None:
+                    total += gradient
+                else:
+                    exchange.send_back(gradient, step, dim, total)
+        return None, None, None, *totals
+
+
+def _merged(out: Tensor, lse: Tensor, part: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
+    total = torch.logaddexp(lse, more)
+    safe = torch.where(total == -torch.inf, torch.zeros_like(total), total)
+    return out * (lse - safe).exp()[..., None] + part * (more - safe).exp()[..., None], total
+
+
+def _dimensions(request: Request) -> list[int | None]:
+    """For each tensor of the request, the dimension along which sources stand, if it has one."""
+    found: list[int | None] = []
+    pieces.mapped(request, lambda x, kind, trailing: found.append(-1 - trailing if kind == "src" else None) or x)  # type: ignore[func-returns-value]
+    return found

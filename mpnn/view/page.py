@@ -1,0 +1,61 @@
+"""The HTML file of the viewer: its data as JSON, and the JavaScript that shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).parent / "static" / "viewer.js"
+
+_HEIGHT = 820  # pixels of the frame in a notebook
+
+_STYLE = """
+body { margin: 0; background: #fff; }
+@media (prefers-color-scheme: dark) { body { background: #14181d; } }
+noscript { display: block; max-width: 40rem; margin: 3rem auto; font: 1rem/1.5 system-ui, sans-serif; }
+"""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page shows.
+
+    Attributes:
+        title, subtitle: its heading, and a sentence below.
+        graph: `expression`, `n` and `num_src` (None: the same as `n`) of the graph that the page opens with.
+        attention: as `mpnn.view.attention.of_model` returns it; None for a page without attention.
+        plan: as `mpnn.view.plans.of_topology` returns it; None for a page without a plan.
+    """
+
+    title: str
+    subtitle: str
+    graph: Mapping[str, Any]
+    attention: Mapping[str, Any] | None = None
+    plan: Mapping[str, Any] | None = None
+
+    def html(self) -> str:
+        """The document. It contains everything it needs."""
+        data = json.dumps(asdict(self), allow_nan=False).replace("<", "\\u003c")  # no text can end the element
+        return (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            '<meta name="color-scheme" content="light dark">\n'
+            f'<link rel="icon" href="data:,">\n<title>{escape(self.title)}</title>\n<style>{_STYLE}</style>\n</head>\n'
+            '<body>\n<main id="mpnn-viewer"><noscript>This page draws graphs with JavaScript, which is switched off.'
+            "</noscript></main>\n"
+            f'<script type="application/json" id="mpnn-data">{data}</script>\n'
+            f'<script type="module">{_script()}</script>\n</body>\n</html>\n'
+        )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the page in a frame of its own, which neither reads nor changes the notebook."""
+        style = f"width: 100%; height: {_HEIGHT}px; border: 0"
+        return f'<iframe title="{escape(self.title)}" srcdoc="{escape(self.html())}" style="{style}"></iframe>'
+
+
+def _script() -> str:
+    return SCRIPT.read_text(encoding="ascii").replace("</script", "<\\/script")

@@ -1,0 +1,270 @@
+"""The page in a real browser, Chromium without a window: no error in the console, and an interaction of each pane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chromium import CHROMIUM, Browser, browser
+
+from mpnn import graphs
+from mpnn.view import Page
+from mpnn.view.attention import Recording, attention
+from mpnn.view.plans import of_topology
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
+]
+
+HELP = """
+const frame = () => new Promise((done) => requestAnimationFrame(done));
+window.wait = async (ms = 20) => {
+  await new Promise((done) => setTimeout(done, ms));
+  await frame();
+  await frame();
+};
+window.find = (query) => [...document.querySelectorAll(query)].filter((one) => one.offsetParent || one.closest("svg"));
+window.tab = async (name) => { find("[role=tab]").find((one) => one.textContent === name).click(); await wait(); };
+window.type = async (query, text, k = 0) => {
+  find(query)[k].value = text;
+  find(query)[k].dispatchEvent(new Event("input", {bubbles: true}));
+  await wait();
+};
+window.at = (element, name, x, y, more = {}) => {
+  const box = element.getBoundingClientRect();
+  const place = {bubbles: true, cancelable: true, clientX: box.left + x * box.width, clientY: box.top + y * box.height};
+  const kind = name.startsWith("pointer") ? PointerEvent : name === "wheel" ? WheelEvent : MouseEvent;
+  element.dispatchEvent(new kind(name, {...place, ...more}));
+};
+window.pixels = (canvas) => canvas.toDataURL();
+window.press = (element, key) => element.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+window.text = (query) => find(query).map((one) => one.textContent);
+window.facts = () => Object.fromEntries(find("dt").map((one) => [one.textContent, one.nextSibling.textContent]));
+"""
+
+
+def page() -> Page:
+    tokens = [f" word{k}" for k in range(12)]
+    recordings = []
+    for name in ("complete", "window(2)"):
+        graph = graphs.parse(name).bind(len(tokens))
+        src, dst = graph.edge_index
+        recording = Recording(name, len(tokens), 2)
+        for layer in range(2):
+            # token i attends to i + 1 in head 0 of the first layer, and evenly elsewhere
+            even = 1 / graph.degree()[dst]
+            weights = torch.stack([((src == dst + 1).float() if layer == 0 else even), even], 1)
+            recording.add(graph, weights)
+        recordings.append(recording)
+    plan = of_topology(graphs.parse("causal & window(4)"), 32)
+    graph_data = {"expression": "causal & window(4)", "n": 32, "num_src": None}
+    return Page("A title", "A subtitle", graph_data, attention(tokens, recordings), plan)
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    written = tmp_path_factory.mktemp("page") / "page.html"
+    written.write_text(page().html(), encoding="utf-8")
+    return written
+
+
+@pytest.fixture
+def see(chromium: Browser, file: Path) -> Callable[..., dict[str, Any]]:
+    """Opens the page and returns what the script, the body of an async function, puts into `seen`."""
+
+    def run(script: str, **options: Any) -> dict[str, Any]:
+        chromium.problems.clear()
+        chromium.open(file, **options)
+        chromium.run(HELP)
+        wide = "seen.wide = document.documentElement.scrollWidth > innerWidth; return seen;"
+        seen: dict[str, Any] = chromium.run(f"const seen = {{}}; await wait(100); {script}; {wide}")
+        assert chromium.problems == []
+        assert not seen["wide"], "the page scrolls sideways"
+        return seen
+
+    return run
+
+
+def test_hovering_a_token_shows_what_it_attends_to(see: Callable[..., dict[str, Any]]) -> None:
+    seen = see(
+        """
+        for (const select of find("select")) { select.value = "1"; select.dispatchEvent(new Event("change")); }
+        await wait();
+        at(find("[data-token='3']")[0], "pointerover", .5, .5, {pointerType: "mouse"});
+        await wait();
+        seen.said = text(".sentence");
+        const marked = (one) => [...one.children].filter((span) => span.style.background);
+        seen.marked = find(".tokens").map((one) => marked(one).map((span) => span.textContent));
+        find(".segmented input")[1].click();
+        await wait();
+        seen.by = text(".sentence");
+        const before = pixels(find("canvas.large")[0]);
+        at(find("canvas.heads")[0], "click", .75, .75);
+        await wait();
+        seen.head = text(".sentence");
+        seen.redrawn = before !== pixels(find("canvas.large")[0]);
+        press(find(".tokens")[0], "ArrowRight");
+        await wait();
+        seen.next = text(".sentence")[0];
+        """
+    )
+    assert seen["said"] == ["Layer 1, head 1: “word3” attends to “word4” 100.0 %."] * 2
+    assert seen["marked"] == [[" word4"], [" word4"]]
+    assert seen["by"][0] == "Layer 1, head 1: “word3” is attended by “word2” 100.0 %."
+    assert seen["head"][0].startswith("Layer 2, head 2: “word3” is attended by")
+    assert "and 8 more" in seen["head"][0]
+    assert "and 1 more" in seen["head"][1]
+    assert seen["redrawn"]
+    assert "“word4” is attended by" in seen["next"]
+
+
+def test_the_graph_follows_expression_sliders_and_zoom(see: Callable[..., dict[str, Any]]) -> None:
+    seen = see(
+        """
+        await tab("Graph");
+        await wait(500);
+        seen.first = facts();
+        await type("input[type=range]", 2, 1);
+        seen.text = find(".expression")[0].value;
+        seen.second = facts();
+        await type(".expression", "causal & wind");
+        seen.problem = text(".problem")[0];
+        seen.invalid = find(".expression")[0].getAttribute("aria-invalid");
+        await type(".expression", "identity");
+        seen.label = find("canvas.matrix")[0].getAttribute("aria-label");
+        await type(".expression", "grid(4, 6)");
+        seen.grid = [find(".slider output")[0].textContent, ...text(".problem")];
+        await type(".expression", "identity");
+        await type("input[type=range]", 5, 0);
+        const canvas = find("canvas.matrix")[0];
+        const before = pixels(canvas);
+        at(canvas, "wheel", .1, .1, {deltaY: -600});
+        await wait();
+        seen.zoomed = pixels(canvas) !== before;
+        press(canvas, "0");
+        await wait();
+        seen.back = pixels(canvas) === before;
+        at(canvas, "pointermove", .5, .5);
+        seen.status = text(".status")[0];
+        for (const k of [1, 2]) {
+          find(".segmented input")[k].click();
+          await wait();
+          seen["drawing" + k] = find("svg.drawing")[0].getAttribute("aria-label");
+          seen["dots" + k] = find("svg.drawing circle").length;
+        }
+        find(".chips button").at(-1).click();
+        await wait(1500);
+        seen.refused = text(".empty")[0];
+        find(".segmented input")[0].click();
+        await wait(500);
+        seen.large = facts();
+        """
+    )
+    graph = graphs.parse("causal & window(4)").bind(32)
+    assert seen["first"]["Edges"] == str(graph.num_edges)
+    assert seen["first"]["Diameter"].startswith("none")
+    assert seen["text"] == "causal & window(2)"
+    assert seen["second"]["Edges"] == str(graphs.parse("causal & window(2)").bind(32).num_edges)
+    assert "there is no topology wind" in seen["problem"]
+    assert seen["invalid"] == "true"
+    assert seen["label"] == "Adjacency matrix: identity, 32 x 32, 32 edges, 3.13 % of all pairs."
+    assert seen["grid"] == ["24", ""]
+    assert seen["zoomed"]
+    assert seen["back"]
+    assert seen["status"] == "Node 16 (row) receives from node 16 (column)."
+    assert seen["drawing1"].startswith("Arcs: identity")
+    assert seen["drawing2"].startswith("Nodes and lines: identity")
+    assert seen["dots1"] == seen["dots2"] == 32
+    assert "this graph has 100,000" in seen["refused"]
+    assert (
+        seen["large"]["Edges"]
+        == f"{graphs.parse('causal & window(2048) | global_nodes(64)').bind(100_000).num_edges:,}"
+    )
+
+
+def test_reach_grows_layer_by_layer(see: Callable[..., dict[str, Any]]) -> None:
+    seen = see(
+        """
+        await tab("Reach");
+        await type("input[type=number]", 20);
+        await type("input[type=range]", 3);
+        seen.said = text("figure .note");
+        seen.compared = text("h2.graph");
+        const before = pixels(find("canvas.cone")[0]);
+        at(find("canvas.cone")[0], "click", .99, .5);
+        await wait();
+        seen.moved = pixels(find("canvas.cone")[0]) !== before;
+        seen.node = find("input[type=number]")[0].value;
+        const play = find(".controls button")[0];
+        play.click();
+        seen.playing = play.textContent;
+        while (find("input[type=range]")[0].value < 2) await wait();
+        play.click();
+        seen.stopped = play.textContent;
+        """
+    )
+    assert seen["said"][0].startswith(
+        "After 3 layers, node 20 has learned from 13 of 32 nodes (40.6 %), itself included."
+    )
+    assert "It never learns from 11 of them." in seen["said"][0]
+    assert "It has learned from all after 2 layers." in seen["said"][1]
+    assert seen["compared"] == ["causal & window(4)", "causal & window(4) | global_nodes(1)"]
+    assert seen["moved"]
+    assert seen["node"] == "31"
+    assert (seen["playing"], seen["stopped"]) == ("Stop", "Play")
+
+
+def test_the_plan_has_every_backend_and_charts(see: Callable[..., dict[str, Any]]) -> None:
+    seen = see(
+        """
+        press(find("[role=tab]")[0], "ArrowLeft");  // the last tab
+        await wait();
+        seen.tab = document.querySelector("[role=tab][aria-selected=true]").textContent;
+        seen.rows = find(".plan tbody tr").map((row) => [...row.children].map((cell) => cell.textContent));
+        seen.charts = find("svg.chart").map((one) => one.getAttribute("aria-label"));
+        """,
+        width=400,
+    )
+    assert seen["tab"] == "Plan"
+    plan = of_topology(graphs.parse("causal & window(4)"), 32)
+    assert [row[0] for row in seen["rows"]] == [one["name"] for one in plan["candidates"]]
+    assert all(
+        one["reason"] is None or row[3] == one["reason"]
+        for row, one in zip(seen["rows"], plan["candidates"], strict=True)
+    )
+    assert [label.split(":")[0] for label in seen["charts"]] == [
+        "Time of a forward pass by nodes",
+        "Memory beyond inputs and output by nodes",
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_every_pane_fits_and_says_what_it_draws(see: Callable[..., dict[str, Any]], width: int, scheme: str) -> None:
+    seen = see(
+        """
+        seen.panes = [];
+        seen.silent = [];
+        for (const name of ["Graph", "Reach", "Plan", "Attention"]) {
+          await tab(name);
+          if (document.documentElement.scrollWidth > innerWidth) seen.panes.push(name);
+          const drawings = find("canvas, svg").filter((one) => !one.getAttribute("aria-label"));
+          seen.silent.push(...drawings.map((one) => one.outerHTML));
+        }
+        seen.paper = getComputedStyle(document.body).backgroundColor;
+        """,
+        width=width,
+        scheme=scheme,
+    )
+    assert seen["panes"] == seen["silent"] == []
+    assert seen["paper"] == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 29)")

@@ -1,0 +1,204 @@
+"""What the page keeps of attention weights is what the model computed."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from viewer_page import data_of, run
+
+import mpnn
+from mpnn import graphs
+from mpnn.cli.tasks import CHARACTERS
+from mpnn.cli.train import FINISHED
+from mpnn.view import attention
+from mpnn.view.attention import Recording
+
+hf = pytest.importorskip("transformers")
+N, LAYERS, HEADS = 9, 2, 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT with a vocabulary of words."""
+    place = tmp_path_factory.mktemp("bert")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "bank", "by", "the", "river", "##s", "."]
+    (place / "vocab.txt").write_text("\n".join(words))
+    hf.BertTokenizerFast(str(place / "vocab.txt")).save_pretrained(place)
+    torch.manual_seed(0)
+    config = hf.BertConfig(
+        vocab_size=len(words),
+        hidden_size=24,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=32,
+        max_position_embeddings=16,
+    )
+    hf.BertModel(config).save_pretrained(place)
+    return place
+
+
+def weights_of(data: dict[str, Any], graph: dict[str, Any]) -> np.ndarray:
+    """[layers, heads, N, N], as the page stores it."""
+    n = len(data["tokens"])
+    shape = data["layers"], data["heads"], n, graph["top"]
+    sources = np.frombuffer(b64decode(graph["sources"]), "<u2").reshape(shape)
+    kept = (np.frombuffer(b64decode(graph["weights"]), np.uint8).reshape(shape) / 255) ** 2
+    full = np.zeros((*shape[:3], n))
+    for row in np.ndindex(*shape[:3]):
+        np.add.at(full[row], sources[row], kept[row])
+    return full
+
+
+def test_a_page_of_a_model_has_the_weights_of_transformers(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = run(folder, "--text", "A bank by the rivers.", "-o", page)
+    assert done.exit_code == 0, done.output
+    data = data_of(page.read_text())["attention"]
+    assert [token.strip() for token in data["tokens"]] == [
+        "[CLS]",
+        "A",
+        "bank",
+        "by",
+        "the",
+        "river",
+        "s",
+        ".",
+        "[SEP]",
+    ]
+    assert "".join(data["tokens"][1:-1]) == "A bank by the rivers."
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    model = hf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = model(**tokenizer("A bank by the rivers.", return_tensors="pt"), output_attentions=True).attentions
+    own, window = data["graphs"]
+    found = weights_of(data, own)
+    exact = torch.cat(expected).numpy()
+    assert np.abs(np.sqrt(found) - np.sqrt(exact)).max() <= 0.5 / 255 + 1e-6  # roots are rounded to 255ths
+    assert own["edges"] == N * N
+    assert own["share"] == pytest.approx(1.0)
+    assert window["name"] == "window(2)"
+    outside = ~graphs.window(2).bind(N).dense().numpy()
+    assert (weights_of(data, window)[:, :, outside] == 0).all()
+    assert data_of(page.read_text())["graph"] == {"expression": "window(2)", "n": N, "num_src": None}
+
+
+def test_chosen_graphs_are_side_by_side(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    arguments = ("--text", "A bank", "--graph", "window(1)", "--graph", "causal", "-o", page)
+    assert run(folder, *arguments).exit_code == 0
+    data = data_of(page.read_text())["attention"]
+    assert [graph["name"] for graph in data["graphs"]] == ["window(1)", "causal"]
+    assert (np.triu(weights_of(data, data["graphs"][1]).max((0, 1)), 1) == 0).all()
+
+
+def test_a_run_of_mpnn_train(tmp_path: Path) -> None:
+    folder, page = tmp_path / "run", tmp_path / "page.html"
+    model = mpnn.models.GPT(6, 8, 2, 2, graphs.causal(), context=12)
+    model.save_pretrained(folder)
+    (folder / CHARACTERS).write_text("abc de")
+    assert run(folder, "--text", "a bad ace", "-o", page).exit_code == 0
+    data = data_of(page.read_text())["attention"]
+    assert "".join(data["tokens"]) == "a bad ace"
+    assert [graph["name"] for graph in data["graphs"]] == ["causal()", "causal & window(2)"]
+    refused = run(folder, "--text", "xyz", "-o", tmp_path / "other.html")
+    assert refused.exit_code == 2
+    assert "'x' at position 0" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--n", "8"), "--n and --num-src are for expressions"),
+        (("--graph", "causal", "--graph", "complete", "--graph", "identity"), "up to two graphs side by side; got 3"),
+        (("--graph", "cousal"), "did you mean causal"),
+        (("--text", "a " * 40), "takes at most 16 tokens; the text has 42"),
+    ],
+    ids=str,
+)
+def test_refusals(folder: Path, tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    done = run(folder, *arguments, "-o", tmp_path / "page.html")
+    assert done.exit_code == 2, done.output
+    assert sentence in " ".join(done.stderr.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_without_a_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def load(name: str) -> None:
+        raise OSError(f"{name} is not there\nand more")
+
+    monkeypatch.setattr(hf.AutoTokenizer, "from_pretrained", load)
+    done = run("no/such-model", "-o", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("mpnn: no/such-model is no expression, no folder of a model, and no name")
+    assert done.stderr.endswith("no/such-model is not there\n")
+
+
+def test_a_run_on_nodes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FINISHED).write_text("{}")
+    done = run(tmp_path, "-o", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert "is a run on nodes; the page shows runs on text" in done.stderr
+
+
+def test_long_texts_keep_the_strongest_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_BUDGET", 60 * 2 * 3 * 5)
+    graph = graphs.window(10).bind(60)
+    torch.manual_seed(0)
+    weights = torch.rand(graph.num_edges, 2)
+    recording = Recording("window(10)", 60, 1)
+    recording.add(graph, weights)
+    data = attention.attention(["x"] * 60, [recording])
+    (kept,) = data["graphs"]
+    assert kept["top"] == 5
+    full = torch.zeros(60, 60, 2)
+    src, dst = graph.edge_index
+    full[dst, src] = weights
+    strongest = full.topk(5, dim=1)
+    expected = torch.zeros_like(full).scatter(1, strongest.indices, strongest.values)
+    found = weights_of(data, kept)[0].transpose(1, 2, 0)
+    assert np.abs(np.sqrt(found) - np.sqrt(expected.numpy())).max() <= 0.5 / 255 + 1e-6
+    assert kept["share"] == pytest.approx(float(expected.sum() / full.sum()), rel=1e-5)
+
+
+def test_thumbnails_are_means_of_cells() -> None:
+    n = 100
+    graph = graphs.complete().bind(n)
+    torch.manual_seed(1)
+    weights = torch.rand(n * n, 1)
+    recording = Recording("complete", n, 1)
+    recording.add(graph, weights)
+    side = attention.cells(n)
+    shown = np.frombuffer(b64decode(recording.data()["thumbnails"]), np.uint8).reshape(side, side)
+    cell = np.arange(n) * side // n
+    means = np.array(
+        [[weights.view(n, n)[np.ix_(cell == a, cell == b)].mean() for b in range(side)] for a in range(side)]
+    )
+    assert np.abs(shown - 255 * np.sqrt(means / means.max())).max() <= 0.5 + 1e-3
+
+
+def test_layers_that_do_not_fit_are_refused() -> None:
+    recording = Recording("x", 4, 2)
+    with pytest.raises(ValueError, match="layer 0 attends from 3 to 5 nodes, but there are 4 tokens"):
+        recording.add(graphs.complete().bind(3, 5), torch.ones(15, 2))
+    recording.add(graphs.complete().bind(4), torch.ones(16, 2) / 4)
+    with pytest.raises(ValueError, match="layers have 2 and 3 heads"):
+        recording.add(graphs.complete().bind(4), torch.ones(16, 3) / 4)
+    with pytest.raises(ValueError, match="1 of 2 layers gave attention weights"):
+        recording.data()
+
+
+def test_plans_have_estimates_or_reasons_and_sizes() -> None:
+    from mpnn.view.plans import of_topology
+
+    data = json.loads(json.dumps(of_topology(graphs.parse("causal & window(16)"), 64), allow_nan=False))
+    assert all((one["seconds"] is None) == (one["reason"] is not None) for one in data["candidates"])
+    assert data["backend"] == data["candidates"][0]["name"]
+    assert [size["n"] for size in data["sizes"]] == sorted(size["n"] for size in data["sizes"])
+    assert len(data["sizes"]) > 5
+    assert of_topology(graphs.grid(4, 4), 16)["sizes"] == []

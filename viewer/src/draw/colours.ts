@@ -1,0 +1,70 @@
+// Colours of edges and weights, for light and dark pages: those of mpnn/plot.py.
+
+const dark = (): MediaQueryList => matchMedia("(prefers-color-scheme: dark)");
+
+interface Palette {
+  empty: string;
+  /** From weak to strong. */
+  scale: string[];
+  line: string;
+  ink: string;
+  /** Categories, after Okabe & Ito 2008. */
+  series: string[];
+}
+
+const LIGHT: Palette = {
+  empty: "#f2f4f7",
+  scale: ["#d3e4f3", "#84b9dc", "#3487c0", "#12588f", "#062a52"],
+  line: "#ffffff",
+  ink: "#1f2933",
+  series: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"],
+};
+const DARK: Palette = {
+  empty: "#1c2229",
+  scale: ["#17324a", "#1f5685", "#3487c0", "#84b9dc", "#d3e4f3"],
+  line: "#14181d",
+  ink: "#e4e8ee",
+  series: ["#56b4e9", "#e69f00", "#2bbf95", "#cc79a7", "#d55e00", "#f0e442"],
+};
+
+export function palette(): Palette {
+  return dark().matches ? DARK : LIGHT;
+}
+
+/** Calls `redraw` when the page becomes light or dark. */
+export function onSchemeChange(redraw: () => void): void {
+  dark().addEventListener("change", redraw);
+}
+
+/** 256 colours as bytes of an image, from nothing to 1. Any share above 0 can be told from nothing. */
+export function ramp(): Uint32Array {
+  const { empty, scale } = palette();
+  const stops = scale.map(channels);
+  const colours = new Uint32Array(256);
+  for (let k = 0; k < 256; k++) {
+    const at = (k / 255) * (stops.length - 2); // the last stop is for marks
+    const [low, part] = [Math.min(Math.floor(at), stops.length - 3), at - Math.min(Math.floor(at), stops.length - 3)];
+    colours[k] = packed(stops[low].map((x, c) => x + part * (stops[low + 1][c] - x)));
+  }
+  colours[0] = packed(channels(empty));
+  return colours;
+}
+
+function channels(code: string): number[] {
+  return [1, 3, 5].map((k) => parseInt(code.slice(k, k + 2), 16));
+}
+
+function packed([red, green, blue]: number[]): number {
+  return ((255 << 24) | (Math.round(blue) << 16) | (Math.round(green) << 8) | Math.round(red)) >>> 0;
+}
+
+/** Draws shares of 0 to 1 on the canvas, one each pixel. The square root keeps sparse parts visible. */
+export function paint(context: CanvasRenderingContext2D, shares: Float32Array, width: number, height: number): void {
+  const image = context.createImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  const colours = ramp();
+  for (let k = 0; k < shares.length; k++) {
+    pixels[k] = colours[shares[k] > 0 ? Math.max(1, Math.round(255 * Math.sqrt(Math.min(shares[k], 1)))) : 0];
+  }
+  context.putImageData(image, 0, 0);
+}

@@ -1,0 +1,64 @@
+// The page that `mpnn view` writes: tabs, one for each pane that the page has data for.
+
+import { attentionPane } from "./panes/attention";
+import { graphPane } from "./panes/graph";
+import { GraphModel } from "./panes/model";
+import { planPane } from "./panes/plan";
+import { reachPane } from "./panes/reach";
+import type { PageData } from "./data";
+import { h, newId } from "./dom";
+import style from "./style.css";
+
+export { parse } from "./graph/expression";
+export { diameters, levels } from "./graph/reach";
+export { coverage } from "./draw/coverage";
+
+type Pane = [name: string, make: () => HTMLElement];
+
+/** Fills an element with the viewer. */
+export function show(root: HTMLElement, data: PageData): void {
+  const model = new GraphModel(data.graph.expression, data.graph.n, data.graph.num_src);
+  const panes: Pane[] = [];
+  const { attention, plan } = data;
+  if (attention) panes.push(["Attention", () => attentionPane(attention)]);
+  panes.push(["Graph", () => graphPane(model)], ["Reach", () => reachPane(model)]);
+  if (plan) panes.push(["Plan", () => planPane(plan)]);
+  root.classList.add("mpnn-viewer");
+  root.replaceChildren(h("style", {}, style), header(data), ...tabs(panes));
+}
+
+function header(data: PageData): HTMLElement {
+  return h("header", {}, h("h1", {}, data.title), h("p", { class: "note" }, data.subtitle));
+}
+
+/** A list of tabs and their panels, after the pattern of the ARIA Authoring Practices. A pane is made when it is shown. */
+function tabs(panes: Pane[]): HTMLElement[] {
+  const buttons = panes.map(([name]) => h("button", { type: "button", role: "tab", id: newId() }, name));
+  const panels = panes.map((_, k) => {
+    const panel = h("section", { role: "tabpanel", id: newId(), "aria-labelledby": buttons[k].id });
+    buttons[k].setAttribute("aria-controls", panel.id);
+    return panel;
+  });
+  const choose = (chosen: number): void => {
+    buttons.forEach((button, k) => {
+      button.setAttribute("aria-selected", String(k === chosen));
+      button.tabIndex = k === chosen ? 0 : -1;
+      panels[k].hidden = k !== chosen;
+    });
+    if (!panels[chosen].hasChildNodes()) panels[chosen].append(panes[chosen][1]());
+  };
+  buttons.forEach((button, k) => button.addEventListener("click", () => choose(k)));
+  const list = h("div", { role: "tablist", "aria-label": "views" }, ...buttons);
+  list.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = (buttons.indexOf(event.target as HTMLButtonElement) + step + panes.length) % panes.length;
+    choose(next);
+    buttons[next].focus();
+  });
+  choose(0);
+  return [list, ...panels];
+}
+
+const written = globalThis.document?.getElementById("mpnn-data");
+if (written) show(document.getElementById("mpnn-viewer")!, JSON.parse(written.textContent!) as PageData);

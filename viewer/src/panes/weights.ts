@@ -1,0 +1,89 @@
+// Attention weights of one graph, read from the page's data.
+
+import { bytesOf, integersOf } from "../binary";
+import type { AttentionData, AttentionGraph } from "../data";
+
+export interface Weighted {
+  token: number;
+  weight: number;
+}
+
+/** One head, or the mean over the heads of a layer. */
+export interface Head {
+  layer: number;
+  head: number | "mean";
+}
+
+export class Weights {
+  readonly thumbnails: Uint8Array;
+  private readonly sources: Uint16Array | Uint32Array;
+  private readonly weights: Uint8Array;
+  private readonly tokens: number;
+
+  constructor(
+    private readonly data: AttentionData,
+    private readonly graph: AttentionGraph,
+  ) {
+    this.tokens = data.tokens.length;
+    this.thumbnails = bytesOf(graph.thumbnails);
+    this.sources = integersOf(graph.sources, this.tokens <= 1 << 16 ? 2 : 4);
+    this.weights = bytesOf(graph.weights);
+  }
+
+  /** The sources that a token attends to, the strongest first. */
+  attendsTo(token: number, chosen: Head): Weighted[] {
+    const sums = new Map<number, number>();
+    const heads = this.heads(chosen);
+    for (const head of heads) {
+      const first = (this.row(chosen.layer, head) + token) * this.graph.top;
+      for (let k = first; k < first + this.graph.top && this.weights[k]; k++) {
+        sums.set(this.sources[k], (sums.get(this.sources[k]) ?? 0) + this.weight(k) / heads.length);
+      }
+    }
+    return sorted(sums);
+  }
+
+  /** The tokens that attend to a token, among the sources that the page keeps of each. */
+  attendedBy(token: number, chosen: Head): Weighted[] {
+    const sums = new Map<number, number>();
+    const heads = this.heads(chosen);
+    const { top } = this.graph;
+    for (const head of heads) {
+      const first = this.row(chosen.layer, head) * top;
+      for (let k = first; k < first + this.tokens * top; k++) {
+        if (this.sources[k] !== token || !this.weights[k]) continue;
+        const by = Math.floor((k - first) / top);
+        sums.set(by, (sums.get(by) ?? 0) + this.weight(k) / heads.length);
+      }
+    }
+    return sorted(sums);
+  }
+
+  /** The mean weights of a head in cells, as shares of the largest, 0 to 1. */
+  thumbnail({ layer, head }: Head): Float32Array {
+    const size = this.data.cells ** 2;
+    const shares = new Float32Array(size);
+    const heads = this.heads({ layer, head });
+    for (const each of heads) {
+      const first = (layer * this.data.heads + each) * size;
+      for (let k = 0; k < size; k++) shares[k] += (this.thumbnails[first + k] / 255) ** 2 / heads.length;
+    }
+    return shares;
+  }
+
+  private heads({ head }: Head): number[] {
+    return head === "mean" ? Array.from({ length: this.data.heads }, (_, k) => k) : [head];
+  }
+
+  private row(layer: number, head: number): number {
+    return (layer * this.data.heads + head) * this.tokens;
+  }
+
+  private weight(k: number): number {
+    return (this.weights[k] / 255) ** 2;
+  }
+}
+
+function sorted(sums: Map<number, number>): Weighted[] {
+  return [...sums].map(([token, weight]) => ({ token, weight })).sort((a, b) => b.weight - a.weight);
+}
