@@ -15,19 +15,19 @@ trained as points on the lines that the graph predicts.
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
+from functools import partial
 
 import matplotlib.pyplot as plt
 import torch
-from rich.progress import Progress
+from demonstration import measure, parser, save
+from experiment import console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, graphs
 from mpnn.update import FeedForward
 
+NAME = "depth_and_diameter"
 NODES, SYMBOLS, WIDTH = 11, 4, 64
 
 
@@ -103,12 +103,17 @@ def answers(model: Network, batch: int) -> tuple[Tensor, Tensor]:
     return model(symbols), symbols[:, None].expand(-1, NODES, -1)
 
 
-def draw(found: dict[str, dict[int, float]], path: Path) -> None:
+def predicted(graph: Graph, layers: int) -> float:
+    """The accuracy of a node that knows all symbols within reach, and guesses the others."""
+    reach = graph.reach(layers) if layers else 1 / NODES
+    return reach + (1 - reach) / SYMBOLS
+
+
+def draw(found: dict[str, dict[int, float]]) -> plt.Figure:
     figure, ax = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
     for colour, (name, accuracy) in enumerate(found.items()):
         graph, depths = GRAPHS[name], list(accuracy)
-        reach = [graph.reach(layers) if layers else 1 / NODES for layers in depths]
-        ax.plot(depths, [100 * (r + (1 - r) / SYMBOLS) for r in reach], color=f"C{colour}", linewidth=1.5)
+        ax.plot(depths, [100 * predicted(graph, k) for k in depths], color=f"C{colour}", linewidth=1.5)
         label = f"{name}, diameter {graph.diameter()}"
         ax.plot(depths, [100 * accuracy[k] for k in depths], "o", color=f"C{colour}", label=label)
         if graph.diameter() in accuracy:
@@ -116,36 +121,26 @@ def draw(found: dict[str, dict[int, float]], path: Path) -> None:
     ax.set(xlabel="layers", ylabel="symbols that nodes know, %", ylim=(20, 103))
     ax.set_title("A network knows what its graph lets it hear: points trained, lines predicted", fontsize=11)
     ax.legend(loc="lower right", fontsize=9)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    return figure
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=500, help="training steps of each network")
-    parser.add_argument("--deepest", type=int, default=NODES, help="the largest number of layers")
-    parser.add_argument("--out", type=Path, default=Path("runs/depth"), help="folder of the figure and the numbers")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[int, float]] = {}
-    with Progress(transient=True) as bars:
-        bar = bars.add_task("training", total=sum(min(g.diameter() + 1, options.deepest) + 1 for g in GRAPHS.values()))
-        for name, graph in GRAPHS.items():
-            found[name] = {}
-            for layers in range(min(graph.diameter() + 1, options.deepest) + 1):
-                found[name][layers] = train(graph, layers, options.steps)
-                bars.advance(bar)
-    worst = 0.0
+    command = parser(__doc__)
+    command.add_argument("--steps", type=int, default=500, help="training steps of each network")
+    command.add_argument("--deepest", type=int, default=NODES, help="the largest number of layers")
+    options = command.parse_args()
+    runs = [(name, k) for name, g in GRAPHS.items() for k in range(min(g.diameter() + 1, options.deepest) + 1)]
+    jobs = {f"{name}, {k} layers": partial(train, GRAPHS[name], k, options.steps) for name, k in runs}
+    values = measure(NAME, jobs, options, {"steps": options.steps})
+    found: dict[str, dict[int, float]] = {name: {} for name in GRAPHS}
+    for (name, layers), value in zip(runs, values.values(), strict=True):
+        found[name][layers] = value
     for name, accuracy in found.items():
-        for layers, value in accuracy.items():
-            reach = GRAPHS[name].reach(layers) if layers else 1 / NODES
-            worst = max(worst, abs(value - reach - (1 - reach) / SYMBOLS))
         text = " ".join(f"{value:.0%}" for value in accuracy.values())
-        print(f"{name}, diameter {GRAPHS[name].diameter()}: {text}")
-    print(f"largest distance between trained and predicted: {100 * worst:.1f} points")
-    record = {"steps": options.steps, "largest_distance": worst, "accuracy": found}
-    (options.out / "depth_and_diameter.json").write_text(json.dumps(record, indent=1) + "\n")
-    draw(found, options.out / "depth_and_diameter.png")
+        console.print(f"{name}, diameter {GRAPHS[name].diameter()}: {text}", soft_wrap=True)
+    worst = max(abs(value - predicted(GRAPHS[name], k)) for name, by in found.items() for k, value in by.items())
+    console.print(f"largest distance between trained and predicted: {100 * worst:.1f} points")
+    save(draw(found), NAME, options)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,7 @@ def train(heads: int, aggregate: str, scale: float, seed: int, steps: int) -> fl
 def draw(found: dict[tuple[str, str], Tensor]) -> plt.Figure:
     """`found`: accuracies by initialisation and aggregator, [heads, seeds]."""
     figure, axes = plt.subplots(1, len(SCALES), figsize=(10, 4.6), sharey=True, layout="constrained")
+    figure.suptitle("Several heads hedge a bad initialisation, as long as they are not too narrow", fontsize=13)
     x = range(len(HEADS))
     for ax, (name, scale) in zip(axes, SCALES.items(), strict=True):
         for colour, aggregate in enumerate(AGGREGATES):

@@ -15,12 +15,13 @@ from mpnn.backends import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
-    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in page.read_text()
+    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if "```python" in page.read_text()
 ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_in_docs_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_docs_runs(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # for what a page writes
     monkeypatch.setattr(backends, "_registered", BACKENDS)  # forgets the page's own afterwards
     text = page.read_text()
     names: dict[str, object] = {"__name__": page.stem}
@@ -30,7 +31,7 @@ def test_code_in_docs_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 

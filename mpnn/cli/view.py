@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, refuse
 from mpnn.cli.expressions import bind
 from mpnn.cli.tasks import CHARACTERS
+from mpnn.cli.train import FINISHED
 from mpnn.files import write_atomically
 from mpnn.graphs import parse
-from mpnn.view import Page, plans
+from mpnn.view import Page, of_topology
 
 _SUFFIXES = (".html", ".htm")
 _NODES = 64
@@ -75,8 +77,10 @@ def view(
         else:
             if text is not None or graph:
                 raise ValueError(f"--text and --graph are for models; {what} is an expression")
-            bind(what, n or _NODES, num_src)
-            page = _page(what, "What a node attends to, and what it learns from, over this graph.", what, n, num_src)
+            nodes = _NODES if n is None else n
+            bind(what, nodes, num_src)  # its errors name the options
+            with console.status("planning"):
+                page = of_topology(what, nodes, num_src)
     with exit_on_failure():
         write_atomically(out, lambda temporary: temporary.write_text(page.html(), encoding="utf-8"))
     console.print(f"saved to {out}; open it in a browser", soft_wrap=True)
@@ -107,25 +111,12 @@ def _page_of_model(what: str, text: str | None, graphs: list[str] | None) -> Pag
 
     if graphs and len(graphs) > 2:
         raise ValueError(f"the page shows up to two graphs side by side; got {len(graphs)}")
+    if (Path(what) / FINISHED).is_file() and not (Path(what) / CHARACTERS).is_file():
+        raise ValueError(f"{what} is a run on nodes; the page shows runs on text, and models of transformers")
     with console.status("reading attention weights"):
         shown = view_models.of_run if (Path(what) / CHARACTERS).is_file() else view_models.of_transformers
         text = text or view_models.TEXT
         attention, compared = shown(what, text, graphs)
     title = text if len(text) <= _TITLE else f"{text[:_TITLE]}…"
     said = f"What each of its {len(attention['tokens']):,} tokens attends to in {what}, in every layer and head."
-    return _page(title, said, compared, len(attention["tokens"]), attention=attention)
-
-
-def _page(
-    title: str,
-    subtitle: str,
-    expression: str,
-    n: int | None,
-    num_src: int | None = None,
-    attention: dict[str, Any] | None = None,
-) -> Page:
-    """`expression` over `n` nodes is what the panes open with."""
-    graph = {"expression": expression, "n": n or _NODES, "num_src": num_src}
-    with console.status("planning"):
-        plan = plans.of_topology(parse(expression), n or _NODES, num_src)
-    return Page(title, subtitle, graph, attention, plan)
+    return replace(of_topology(compared, len(attention["tokens"])), title=title, subtitle=said, attention=attention)

@@ -31,7 +31,7 @@ def of_transformers(name: str, text: str, graphs: Sequence[str] | None) -> Shown
 
     Raises:
         ImportError: if transformers is not installed.
-        ValueError, OSError: if there is no such model, it cannot take the text, or a graph does not fit it.
+        ValueError: if there is no such model, it cannot take the text, or a graph does not fit it.
     """
     try:
         import transformers
@@ -40,8 +40,12 @@ def of_transformers(name: str, text: str, graphs: Sequence[str] | None) -> Shown
     except ImportError:
         raise ImportError("models need transformers, which is not installed; run: pip install transformers") from None
     transformers.utils.logging.disable_progress_bar()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    model = transformers.AutoModel.from_pretrained(name).eval()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        model = transformers.AutoModel.from_pretrained(name).eval()
+    except OSError as error:
+        why = str(error).splitlines()[0]
+        raise ValueError(f"{name} is no expression, no folder of a model, and no name that loads one: {why}") from None
     config = model.config.get_text_config()
     if config.is_encoder_decoder:
         raise ValueError(f"{name} has an encoder and a decoder; the viewer shows models over one sequence")
@@ -116,9 +120,10 @@ def _pieces(tokenizer: Any, text: str, ids: Tensor) -> list[str]:
     names = tokenizer.convert_ids_to_tokens(ids.tolist())
     if not getattr(tokenizer, "is_fast", False):
         return [str(name) for name in names]
-    pieces, end = [], 0
+    pieces: list[str] = []
+    end = 0
     spans = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     for name, (start, stop) in zip(names, spans, strict=True):
-        pieces.append(text[end:stop] if stop > start else f" {name} ")
+        pieces.append(text[end:stop] if stop > start else f" {name} " if pieces else f"{name} ")
         end = max(end, stop)
     return pieces

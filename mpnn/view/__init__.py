@@ -5,5 +5,6 @@ Its browser side is written in TypeScript, in the folder `viewer/` of the reposi
 """
 
 from mpnn.view.page import Page
+from mpnn.view.topology import of_topology
 
-__all__ = ["Page"]
+__all__ = ["Page", "of_topology"]

@@ -11,6 +11,8 @@ from typing import Any
 
 SCRIPT = Path(__file__).parent / "static" / "viewer.js"
 
+_HEIGHT = 820  # pixels of the frame in a notebook
+
 _STYLE = """
 body { margin: 0; background: #fff; }
 @media (prefers-color-scheme: dark) { body { background: #14181d; } }
@@ -48,6 +50,11 @@ class Page:
             f'<script type="application/json" id="mpnn-data">{data}</script>\n'
             f'<script type="module">{_script()}</script>\n</body>\n</html>\n'
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the page in a frame of its own, which neither reads nor changes the notebook."""
+        style = f"width: 100%; height: {_HEIGHT}px; border: 0"
+        return f'<iframe title="{escape(self.title)}" srcdoc="{escape(self.html())}" style="{style}"></iframe>'
 
 
 def _script() -> str:

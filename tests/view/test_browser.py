@@ -142,6 +142,10 @@ def test_the_graph_follows_expression_sliders_and_zoom(see: Callable[..., dict[s
         seen.invalid = find(".expression")[0].getAttribute("aria-invalid");
         await type(".expression", "identity");
         seen.label = find("canvas.matrix")[0].getAttribute("aria-label");
+        await type(".expression", "grid(4, 6)");
+        seen.grid = [find(".slider output")[0].textContent, ...text(".problem")];
+        await type(".expression", "identity");
+        await type("input[type=range]", 5, 0);
         const canvas = find("canvas.matrix")[0];
         const before = pixels(canvas);
         at(canvas, "wheel", .1, .1, {deltaY: -600});
@@ -174,6 +178,7 @@ def test_the_graph_follows_expression_sliders_and_zoom(see: Callable[..., dict[s
     assert "there is no topology wind" in seen["problem"]
     assert seen["invalid"] == "true"
     assert seen["label"] == "Adjacency matrix: identity, 32 x 32, 32 edges, 3.13 % of all pairs."
+    assert seen["grid"] == ["24", ""]
     assert seen["zoomed"]
     assert seen["back"]
     assert seen["status"] == "Node 16 (row) receives from node 16 (column)."

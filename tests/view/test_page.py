@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from viewer_page import data_of, run
 
-from mpnn.cli.app import app
-from mpnn.view import Page
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["view", *map(str, arguments)])
-
-
-def data_of(html: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="mpnn-data">(.*?)</script>', html, re.S)
-    assert found
-    return json.loads(found[1])
+from mpnn import graphs
+from mpnn.view import Page, of_topology
 
 
 def test_a_page_of_an_expression(tmp_path: Path) -> None:
@@ -55,6 +44,13 @@ def test_no_text_ends_the_data_or_the_script() -> None:
         (("causal", "-o", "{}/there.html"), "{}/there.html exists: name another file, or replace it with --force"),
         (("cousal", "-o", "{}/page.html"), "did you mean causal"),
         (("documents([2, 3])", "-o", "{}/page.html"), "add up to 5"),
+        (("window(2).with_relation(Offset(clip=3))", "-o", "{}/page.html"), "leave it out"),
+        (("causal", "--n", "2000000", "-o", "{}/page.html"), "at most 1,000,000 nodes"),
+        (
+            ("strided(64)", "--n", "100000", "-o", "{}/page.html"),
+            "and 78,",
+        ),
+        (("causal", "--text", "a", "-o", "{}/page.html"), "--text and --graph are for models"),
     ],
     ids=str,
 )
@@ -73,3 +69,18 @@ def test_force_replaces(tmp_path: Path) -> None:
     page.write_text("old")
     assert run("causal", "-o", page, "--force").exit_code == 0
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_notebooks_show_the_page_in_a_frame_with_every_number() -> None:
+    page = of_topology(graphs.causal() & graphs.window(4) | graphs.global_nodes([0, 3]), 20)
+    found: dict[str, str | None] = {}
+
+    class Frame(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            found.update(attributes)
+
+    Frame().feed(page._repr_html_())
+    long = graphs.global_nodes([0, 2, 4, 6, 8, 10, 12])
+    assert graphs.parse(of_topology(long, 20).graph["expression"]) == long  # str() abbreviates it
+    assert found["srcdoc"] == page.html()
+    assert found["title"] == page.title

@@ -10,7 +10,7 @@ import { h, newId } from "./dom";
 import style from "./style.css";
 
 export { parse } from "./graph/expression";
-export { diameter, levels } from "./graph/reach";
+export { diameters, levels } from "./graph/reach";
 export { coverage } from "./draw/coverage";
 
 type Pane = [name: string, make: () => HTMLElement];

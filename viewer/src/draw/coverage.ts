@@ -52,9 +52,10 @@ export function coverage(runs: Runs, region: Region, width: number, height: numb
 function addRow(line: Float64Array, runs: Runs, i: number, column: number, across: number, width: number): void {
   const end = runs.ptr[i + 1];
   for (let k = firstRunAfter(runs, i, column); k < end; k++) {
-    const from = Math.max(0, (runs.start[k] - column) / across);
+    let from = Math.max(0, (runs.start[k] - column) / across);
     if (from >= width) return;
-    const to = Math.min(width, (runs.stop[k] - column) / across);
+    let to = Math.min(width, (runs.stop[k] - column) / across);
+    if (across < 1) [from, to] = [Math.round(from), Math.round(to)]; // cells of whole pixels have sharp ends
     const [a, b] = [Math.floor(from), Math.floor(to)];
     line[a] += 1 - (from - a);
     line[a + 1] += from - a;

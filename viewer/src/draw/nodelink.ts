@@ -55,7 +55,7 @@ function places(n: number, links: Link[]): { x: number; y: number }[] {
   const side = distances(farthest(one.map((x, i) => Math.min(x, other[i]))), neighbors);
   return one.map((x, i) => {
     const angle = (2 * Math.PI * i) / n;
-    return { x: 20 * (x - other[i] + Math.cos(angle)), y: 20 * (2 * side[i] + Math.sin(angle)) };
+    return { x: 40 * (x - other[i]) + 80 * Math.cos(angle), y: 80 * (side[i] + Math.sin(angle)) };
   });
 }
 

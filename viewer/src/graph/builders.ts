@@ -1,7 +1,7 @@
 // The topologies of mpnn.graphs: functions of numbers that return the runs of every row. Their drawings and references
 // are in mpnn/graphs/{sequence,sparse,image}.py; tests compare the edges with Python's.
 
-import { build, union, type Add, type Runs } from "./runs";
+import { build, SizeError, union, type Add, type Runs } from "./runs";
 import { draw, Generator } from "./random";
 
 export type Value = number | number[];
@@ -120,7 +120,7 @@ function documents(numDst: number, numSrc: number, args: Record<string, Value>):
   const total = lengths.reduce((a, b) => a + b, 0);
   if (numDst !== numSrc) throw new Error(`documents need as many sources as destinations; got ${numDst} x ${numSrc}`);
   if (total !== numDst) {
-    throw new Error(`the lengths of the documents add up to ${total}, but the graph has ${numDst} nodes; use n = ${total}`);
+    throw new SizeError(`the lengths of the documents add up to ${total}, but the graph has ${numDst} nodes`, total);
   }
   let [document, first] = [0, 0];
   return build(numDst, numSrc, (i, add) => {
@@ -134,7 +134,7 @@ function permutation(numDst: number, numSrc: number, args: Record<string, Value>
   const rank = new Map(order.map((node, k) => [node, k]));
   if (!order.every((_, k) => rank.has(k))) throw new Error(`order must hold each of 0..${order.length - 1} once`);
   if (order.length !== numDst || order.length !== numSrc) {
-    throw new Error(`the order has ${order.length} nodes, but the graph is ${numDst} x ${numSrc}; use n = ${order.length}`);
+    throw new SizeError(`the order has ${order.length} nodes, but the graph is ${numDst} x ${numSrc}`, order.length);
   }
   return build(numDst, numSrc, (i, add) => {
     for (let k = 0; k <= rank.get(i)!; k++) add(order[k], order[k] + 1);
@@ -194,7 +194,8 @@ function addPixels(add: Add, y: number, first: number, last: number, height: num
 function checkPixels(name: string, numDst: number, numSrc: number, height: number, width: number): void {
   const pixels = height * width;
   if (numDst !== pixels || numSrc !== pixels) {
-    throw new Error(`${name} of ${height} x ${width} pixels needs ${pixels} nodes, but the graph is ${numDst} x ${numSrc}`);
+    const why = `${name} of ${height} x ${width} pixels needs ${pixels} nodes, but the graph is ${numDst} x ${numSrc}`;
+    throw new SizeError(why, pixels);
   }
 }
 

@@ -158,7 +158,7 @@ class Parser {
     const to = this.tokens[this.next++].at + digits.length;
     const value = sign * Number(digits.replaceAll("_", ""));
     if (!Number.isSafeInteger(value)) throw this.error(`${digits} is too large`);
-    this.numbers.push({ name: name.replaceAll("_", " "), value, from, to });
+    this.numbers.push({ name: name.replace("count_or_indices", "count").replaceAll("_", " "), value, from, to });
     return value;
   }
 

@@ -1,27 +1,37 @@
 // numpy's default_rng, bit by bit, so that `random` and `bigbird` have the same edges here as in Python:
 // SeedSequence (numpy/random/bit_generator.pyx) and PCG64 (O'Neill 2014), with Lemire's bounded integers (2019).
 
-const MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
-const LOW_32 = 0xffffffffn;
-const LOW_64 = 0xffffffffffffffffn;
+const MOST_DRAWN = 1 << 20; // numbers, about a second
+
+// Integers of 128 bits are eight limbs of 16 bits, the lowest first: several times as fast as BigInt.
+const LIMBS = 8;
+const BASE = 1 << 16;
+const MULTIPLIER = limbs(0x2360ed051fc65da44385df649fccf645n);
+
+function limbs(x: bigint): number[] {
+  return Array.from({ length: LIMBS }, (_, k) => Number((x >> BigInt(16 * k)) & 0xffffn));
+}
 
 export class Generator {
-  private state = 0n;
-  private readonly increment: bigint;
-  private half: number | null = null; // the upper 32 bits of the last draw
+  private readonly state: number[];
+  private readonly increment: number[];
+  private high = 0; // of the 64 bits drawn last
+  private low = 0;
+  private hasHigh = false; // whether `next32` returns `high` next
 
   /** As `np.random.default_rng(entropy)`. */
   constructor(entropy: number[]) {
     const [a, b, c, d] = seedWords(entropy);
-    this.increment = BigInt.asUintN(128, (((c << 64n) | d) << 1n) | 1n);
-    this.step();
-    this.state = BigInt.asUintN(128, this.state + ((a << 64n) | b));
+    const increment = BigInt.asUintN(128, (((c << 64n) | d) << 1n) | 1n);
+    this.increment = limbs(increment);
+    this.state = limbs(BigInt.asUintN(128, increment + ((a << 64n) | b))); // a step from 0, and the seed
     this.step();
   }
 
   /** Uniform in [0, 1). */
   double(): number {
-    return Number(this.next64() >> 11n) / 2 ** 53;
+    this.next64();
+    return (this.high * 2 ** 21 + (this.low >>> 11)) / 2 ** 53;
   }
 
   /** Uniform in 0, ..., bound - 1. */
@@ -29,32 +39,46 @@ export class Generator {
     if (bound <= 1) return 0;
     const threshold = (2 ** 32 - bound) % bound;
     for (;;) {
-      const product = BigInt(this.next32()) * BigInt(bound);
-      const low = Number(product & LOW_32);
-      if (low >= bound || low >= threshold) return Number(product >> 32n);
+      const drawn = this.next32();
+      const lower = (drawn & 0xffff) * bound; // drawn * bound in two parts, each exact
+      const upper = (drawn >>> 16) * bound + Math.floor(lower / BASE);
+      const remainder = (upper % BASE) * BASE + (lower % BASE);
+      if (remainder >= bound || remainder >= threshold) return Math.floor(upper / BASE);
     }
   }
 
+  /** state = state * MULTIPLIER + increment, modulo 2^128. */
   private step(): void {
-    this.state = BigInt.asUintN(128, this.state * MULTIPLIER + this.increment);
+    const { state, increment } = this;
+    let carry = 0;
+    const next = new Array<number>(LIMBS);
+    for (let k = 0; k < LIMBS; k++) {
+      let sum = carry + increment[k];
+      for (let i = 0; i <= k; i++) sum += state[i] * MULTIPLIER[k - i];
+      next[k] = sum % BASE;
+      carry = Math.floor(sum / BASE);
+    }
+    for (let k = 0; k < LIMBS; k++) state[k] = next[k];
   }
 
-  private next64(): bigint {
+  /** Draws 64 bits: the two halves of the state, combined and rotated by its highest six bits. */
+  private next64(): void {
     this.step();
-    const mixed = (this.state >> 64n) ^ (this.state & LOW_64);
-    const turn = this.state >> 122n;
-    return ((mixed >> turn) | (mixed << ((64n - turn) & 63n))) & LOW_64;
+    const { state } = this;
+    let low = ((state[1] ^ state[5]) << 16) | (state[0] ^ state[4]);
+    let high = ((state[3] ^ state[7]) << 16) | (state[2] ^ state[6]);
+    const turn = state[7] >>> 10;
+    if (turn >= 32) [low, high] = [high, low];
+    const rest = turn % 32;
+    if (rest) [low, high] = [(low >>> rest) | (high << (32 - rest)), (high >>> rest) | (low << (32 - rest))];
+    this.low = low >>> 0;
+    this.high = high >>> 0;
   }
 
   private next32(): number {
-    if (this.half !== null) {
-      const kept = this.half;
-      this.half = null;
-      return kept;
-    }
-    const drawn = this.next64();
-    this.half = Number(drawn >> 32n);
-    return Number(drawn & LOW_32);
+    if (!this.hasHigh) this.next64();
+    this.hasHigh = !this.hasHigh;
+    return this.hasHigh ? this.low : this.high;
   }
 }
 
@@ -93,7 +117,11 @@ function seedWords(entropy: number[]): bigint[] {
 export function draw(generator: Generator, available: number[], count: number): number[][] {
   const most = available.reduce((a, b) => Math.max(a, b), 0);
   count = Math.min(count, most);
-  if (count * 8 >= most) {
+  const isDense = count * 8 >= most;
+  if (available.length * (isDense ? most : count) > MOST_DRAWN) {
+    throw new Error("so many random edges take too long in a browser; use fewer nodes, or a smaller degree");
+  }
+  if (isDense) {
     return available.map((limit) => {
       const keys = Array.from({ length: most }, () => generator.double());
       const order = Array.from({ length: limit }, (_, k) => k).sort((a, b) => keys[a] - keys[b]);

@@ -50,19 +50,17 @@ export interface Diameter {
   searched: number;
 }
 
-/** From all nodes, or from as many, spread evenly, as `milliseconds` allow. */
-export function diameter(runs: Runs, milliseconds: number): Diameter {
+/** What is known after a search from one node, two nodes, and so on; the last is exact. */
+export function* diameters(runs: Runs): Generator<Diameter> {
   const n = runs.numDst;
-  const deadline = performance.now() + milliseconds;
   let [longest, searched] = [0, 0];
   for (const i of spread(n)) {
     const level = levels(runs, i);
     searched++;
-    if (level.includes(NEVER)) return { layers: null, exact: true, searched };
+    if (level.includes(NEVER)) return yield { layers: null, exact: true, searched };
     longest = level.reduce((a, b) => Math.max(a, b), longest);
-    if (performance.now() > deadline && searched < n) return { layers: longest, exact: false, searched };
+    yield { layers: longest, exact: searched === n, searched };
   }
-  return { layers: longest, exact: true, searched };
 }
 
 /** All of 0, ..., n - 1: the ends, the middle, and then between them, so that any beginning is spread evenly. */

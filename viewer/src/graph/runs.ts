@@ -12,6 +12,16 @@ export interface Runs {
   readonly stop: Int32Array;
 }
 
+/** A graph that exists over `nodes` nodes only. */
+export class SizeError extends Error {
+  constructor(
+    message: string,
+    readonly nodes: number,
+  ) {
+    super(message);
+  }
+}
+
 /** Adds the interval [start, stop) to the current row. It may be empty or exceed the sources. */
 export type Add = (start: number, stop: number) => void;
 

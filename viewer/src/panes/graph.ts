@@ -5,16 +5,16 @@ import { arcs } from "../draw/arcs";
 import { MatrixView } from "../draw/matrix";
 import { nodeLink } from "../draw/nodelink";
 import { replaced, type Literal } from "../graph/expression";
-import { diameter } from "../graph/reach";
+import { diameters, type Diameter } from "../graph/reach";
 import { degreeRange, numEdges, type Runs } from "../graph/runs";
 import { count, percent, plural, scaled } from "../text";
-import type { GraphModel } from "./model";
+import { MOST_NODES, type GraphModel } from "./model";
 
-const MOST_NODES = 100_000;
 const MOST_ARCS = 64; // nodes
 const MOST_LINKS = 4000; // edges of the node-link view
 const MOST_LINKED = 256; // nodes
-const DIAMETER_MS = 150;
+const DIAMETER_MS = 300;
+const SLICE_MS = 8; // after which events come first
 const REST_MS = 200; // without a change, after which the diameter is searched for
 const WIDTH = 64; // features; each edge takes one product for the score and one for the sum
 
@@ -78,7 +78,7 @@ export function graphPane(model: GraphModel): HTMLElement {
     }
     showFacts(facts, runs, edges);
     window.clearTimeout(waiting);
-    waiting = window.setTimeout(() => showDiameter(facts, runs), REST_MS);
+    waiting = window.setTimeout(() => showDiameter(facts, runs, () => runs !== model.runs), REST_MS);
   });
   model.onChange(update);
   update();
@@ -163,13 +163,25 @@ function showFacts(facts: HTMLElement, runs: Runs, edges: number): void {
   facts.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 }
 
-function showDiameter(facts: HTMLElement, runs: Runs): void {
+/** Searches between events, for DIAMETER_MS in all, until `isStale`. */
+function showDiameter(facts: HTMLElement, runs: Runs, isStale: () => boolean): void {
   const name = [...facts.querySelectorAll("dt")].find((term) => term.textContent === "Diameter");
-  if (name) name.nextElementSibling!.textContent = diameterText(runs);
+  if (!name) return;
+  const search = diameters(runs);
+  let took = 0;
+  const step = (): void => {
+    if (isStale()) return;
+    const began = performance.now();
+    let found = search.next().value;
+    while (found && !found.exact && performance.now() - began < SLICE_MS) found = search.next().value;
+    took += performance.now() - began;
+    if (found && (found.exact || took > DIAMETER_MS)) name.nextElementSibling!.textContent = diameterText(found);
+    else window.setTimeout(step);
+  };
+  step();
 }
 
-function diameterText(runs: Runs): string {
-  const { layers, exact, searched } = diameter(runs, DIAMETER_MS);
+function diameterText({ layers, exact, searched }: Diameter): string {
   if (layers === null) return "none: some nodes never learn from some others";
   return exact ? `${plural(layers, "layer")}` : `at least ${plural(layers, "layer")} (from ${plural(searched, "node")})`;
 }

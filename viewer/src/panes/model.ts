@@ -1,7 +1,9 @@
 // The expression and size that the Graph and Reach panes share, and the graph that they make.
 
-import { parse, type Literal } from "../graph/expression";
-import type { Runs } from "../graph/runs";
+import { parse, type Literal, type Topology } from "../graph/expression";
+import { SizeError, type Runs } from "../graph/runs";
+
+export const MOST_NODES = 100_000; // that sliders and expressions choose
 
 export class GraphModel {
   runs: Runs | null = null;
@@ -33,10 +35,20 @@ export class GraphModel {
     try {
       const topology = parse(this.expression);
       this.numbers = topology.numbers;
-      this.runs = topology.bind(this.n, this.numSrc ?? undefined);
+      this.runs = this.graph(topology);
       this.problem = "";
     } catch (error) {
       this.problem = (error as Error).message;
+    }
+  }
+  /** Where the expression says how many nodes there are, these. */
+  private graph(topology: Topology): Runs {
+    try {
+      return topology.bind(this.n, this.numSrc ?? undefined);
+    } catch (error) {
+      if (!(error instanceof SizeError) || this.numSrc !== null || error.nodes > MOST_NODES) throw error;
+      this.n = error.nodes;
+      return topology.bind(this.n);
     }
   }
 }

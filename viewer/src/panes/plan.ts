@@ -35,7 +35,7 @@ function table(plan: PlanData): HTMLElement {
 }
 
 function charts(plan: PlanData): HTMLElement {
-  const names = plan.candidates.map(({ name }) => name).sort();
+  const names = plan.candidates.filter((one) => one.seconds !== null).map(({ name }) => name).sort();
   const of = (measure: "seconds" | "bytes"): Series[] =>
     names
       .map((name, k) => ({

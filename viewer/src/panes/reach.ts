@@ -9,6 +9,7 @@ import { count, percent, plural } from "../text";
 import type { GraphModel } from "./model";
 
 const MOST_LAYERS = 16;
+const FAINT = 0.01; // of the colour of a reached node, for layers that are still to come
 
 export function reachPane(model: GraphModel): HTMLElement {
   let node = Math.floor((model.runs?.numDst ?? 0) / 2);
@@ -116,7 +117,8 @@ function bound(expression: string, n: number, problem: HTMLElement): Runs | null
   }
 }
 
-/** Layers from top to bottom, nodes from left to right; a node is coloured once the chosen one has learned from it. */
+/** Layers from top to bottom, nodes from left to right; a node is coloured once the chosen one has learned from it, and
+ * faint in layers after the chosen number. */
 class Cone {
   readonly element: HTMLElement;
   private readonly title = h("h2", { class: "graph" });
@@ -165,8 +167,9 @@ class Cone {
     const context = this.canvas.getContext("2d")!;
     const shares = new Float32Array(width * height);
     const rows = MOST_LAYERS + 1;
-    for (let row = 0; row <= layers; row++) {
+    for (let row = 0; row < rows; row++) {
       const line = reachedShares(level, row, width);
+      if (row > layers) for (let x = 0; x < width; x++) line[x] *= FAINT;
       for (let y = Math.round((row * height) / rows); y < Math.round(((row + 1) * height) / rows) - 1; y++) {
         shares.set(line, y * width);
       }

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_page import data_of, run
+from viewer_page import data_of, run
 
 import mpnn
 from mpnn import graphs
+from mpnn.cli.tasks import CHARACTERS
+from mpnn.cli.train import FINISHED
 from mpnn.view import attention
 from mpnn.view.attention import Recording
 
@@ -99,10 +101,7 @@ def test_a_run_of_mpnn_train(tmp_path: Path) -> None:
     folder, page = tmp_path / "run", tmp_path / "page.html"
     model = mpnn.models.GPT(6, 8, 2, 2, graphs.causal(), context=12)
     model.save_pretrained(folder)
-    (folder / "characters.txt").write_text("abc de")
-    from mpnn.cli.tasks import CHARACTERS
-
-    (folder / "characters.txt").rename(folder / CHARACTERS)
+    (folder / CHARACTERS).write_text("abc de")
     assert run(folder, "--text", "a bad ace", "-o", page).exit_code == 0
     data = data_of(page.read_text())["attention"]
     assert "".join(data["tokens"]) == "a bad ace"
@@ -127,6 +126,24 @@ def test_refusals(folder: Path, tmp_path: Path, arguments: tuple[str, ...], sent
     assert done.exit_code == 2, done.output
     assert sentence in " ".join(done.stderr.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_without_a_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def load(name: str) -> None:
+        raise OSError(f"{name} is not there\nand more")
+
+    monkeypatch.setattr(hf.AutoTokenizer, "from_pretrained", load)
+    done = run("no/such-model", "-o", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("mpnn: no/such-model is no expression, no folder of a model, and no name")
+    assert done.stderr.endswith("no/such-model is not there\n")
+
+
+def test_a_run_on_nodes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FINISHED).write_text("{}")
+    done = run(tmp_path, "-o", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert "is a run on nodes; the page shows runs on text" in done.stderr
 
 
 def test_long_texts_keep_the_strongest_sources(monkeypatch: pytest.MonkeyPatch) -> None:
