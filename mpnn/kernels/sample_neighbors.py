@@ -1,6 +1,7 @@
 """Sampled in-neighbors of nodes, on CPU: one layer of a sampled batch, in `mpnn/kernels/cpu/sample_neighbors.cpp`.
 
-It reads the columns that it keeps and nothing else of a row, so that a graph in a memory map stays on disk.
+It reads the columns that it keeps and nothing else of a row, so that a graph in a memory map stays on disk. The pages
+of a memory map are asked for before the first is read.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _Parameters(Structure):
         *((name, c_void_p) for name in ("columns", "first", "degree", "ptr")),
         *((name, c_int64) for name in ("num_targets", "num_src", "seed")),
         *((name, c_void_p) for name in ("nodes", "source", "destination", "position", "table")),
-        *((name, c_int64) for name in ("mask", "num_nodes", "bad_position")),
+        *((name, c_int64) for name in ("mask", "is_mapped", "num_nodes", "bad_position")),
     )
 
 
@@ -79,6 +80,7 @@ def _compiled(
         *(count, num_src, seed & _WORD),
         *(array.ctypes.data for array in (nodes, ends[0], ends[1], position, table)),
         len(table) - 1,
+        isinstance(columns, np.memmap),
     )
     library.function("sample_neighbors")(addressof(p))
     if p.bad_position >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -165,3 +166,18 @@ def test_changed_bytes_are_found(tmp_path: Path) -> None:
     graph = graphs.open_csr(tmp_path / "g")  # sizes fit; the sampler finds the node that does not exist
     with pytest.raises(ValueError, match="the graph is damaged"):
         graph.sample(torch.arange(5), -1)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system cannot drop a file from memory")
+def test_samples_are_the_same_when_the_file_is_not_in_memory(tmp_path):
+    edges = torch.randint(20_000, (2, 300_000), generator=torch.Generator().manual_seed(0))
+    nodes = torch.randperm(20_000, generator=torch.Generator().manual_seed(1))[:3000]
+    graphs.write_csr(tmp_path / "g", edges, 20_000)
+    with (tmp_path / "g" / "columns.npy").open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    sampled = graphs.open_csr(tmp_path / "g").sample(nodes, 5, seed=3)
+    expected = graphs.compressed(graphs.from_edges(edges, 20_000)).sample(nodes, 5, seed=3)
+    assert torch.equal(sampled[0], expected[0])
+    assert torch.equal(sampled[1].edge_index, expected[1].edge_index)
+    assert torch.equal(sampled[2], expected[2])

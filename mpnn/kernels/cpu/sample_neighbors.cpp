@@ -5,6 +5,12 @@
 // memory that holds the graph.
 #include "simd.h"
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#endif
+
 namespace sampling {
 
 struct SampleNeighbors {  // mpnn/kernels/sample_neighbors.py has the same fields in the same order
@@ -17,6 +23,7 @@ struct SampleNeighbors {  // mpnn/kernels/sample_neighbors.py has the same field
   int64_t *position;                   // [E]: a result, index into `columns`
   uint64_t *table;                     // [mask + 1]: zeros; becomes a hash table of (node, index into `nodes`)
   int64_t mask;                        // a power of two minus 1, at least twice the number of nodes
+  int64_t is_mapped;                   // whether `columns` is a memory map of a file
   int64_t num_nodes, bad_position;     // results; bad_position is -1, or where `columns` holds no node
 };
 
@@ -65,6 +72,35 @@ static void choose_positions(SampleNeighbors &p) {
   }
 }
 
+#if defined(__unix__) || defined(__APPLE__)
+static int64_t page_faults() {  // of this thread, where the system tells, that had to wait for the disk
+#ifdef RUSAGE_THREAD
+  const auto who = RUSAGE_THREAD;
+#else
+  const auto who = RUSAGE_SELF;
+#endif
+  struct rusage usage;
+  return getrusage(who, &usage) == 0 ? usage.ru_majflt : 0;
+}
+
+// Asks for all pages of a memory map that will be read, if reading some of them has to wait. A disk serves many requests
+// at once; page faults come one after the other. For pages in memory, asking would take longer than reading.
+static void read_ahead(const SampleNeighbors &p) {
+  const int64_t num_edges = p.ptr[p.num_targets], step = num_edges / 64 + 1, before = page_faults();
+  for (int64_t e = 0; e < num_edges; e += step) (void)*(const volatile int32_t *)(p.columns + p.position[e]);
+  if (page_faults() == before) return;
+  const uintptr_t size = (uintptr_t)sysconf(_SC_PAGESIZE);
+  uintptr_t last = 0;
+  for (int64_t e = 0; e < num_edges; e++) {
+    const uintptr_t page = (uintptr_t)(p.columns + p.position[e]) & ~(size - 1);
+    if (page != last) madvise((void *)page, size, MADV_WILLNEED);
+    last = page;
+  }
+}
+#else
+static void read_ahead(const SampleNeighbors &) {}
+#endif
+
 // The index of a node in `nodes`, which is `next` for a node that is not in the table yet.
 INLINE int64_t index_of(SampleNeighbors &p, int32_t node, int64_t next) {
   uint64_t slot = mix64((uint64_t)node) & (uint64_t)p.mask;
@@ -76,6 +112,7 @@ INLINE int64_t index_of(SampleNeighbors &p, int32_t node, int64_t next) {
 
 static void run(SampleNeighbors &p) {
   choose_positions(p);
+  if (p.is_mapped) read_ahead(p);
   p.num_nodes = p.num_targets;
   p.bad_position = -1;
   for (int64_t t = 0; t < p.num_targets; t++) index_of(p, p.nodes[t], t);
