@@ -30,7 +30,7 @@ SUBCOMMANDS = {("graph", "convert"): "convert"}  # of a command that else takes 
 _SETTINGS: dict[str, Any] = {
     "rich_markup_mode": "rich",
     "pretty_exceptions_enable": False,
-    "add_completion": False,
+    "add_completion": True,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 

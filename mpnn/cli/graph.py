@@ -15,6 +15,7 @@ from mpnn.cli.console import console, exit_on_invalid_input, refuse
 from mpnn.cli.expressions import bind
 from mpnn.graph import Graph, reachability
 
+_SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".webp")
 _LAYERS = (1, 2, 4, 8, 16, 32)
 _TIME_LIMIT = 20.0  # seconds for the reach
 _MOST_RUNS = 1 << 25  # of a graph that is drawn and whose reach is computed; 800 MB
@@ -57,6 +58,8 @@ def graph(
     with exit_on_invalid_input():
         if out is not None:
             out = out if out.suffix else out.with_suffix(".png")
+            if out.suffix.lower() not in _SUFFIXES:
+                refuse(f"pictures are {', '.join(_SUFFIXES)}; name it {out.with_suffix('.png')} instead of {out}")
             if not out.parent.is_dir():
                 refuse(f"there is no folder {out.parent} to write {out.name} into")
             if out.exists() and not force:

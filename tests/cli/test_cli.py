@@ -631,3 +631,20 @@ def test_tune_without_a_home_folder_asks_for_one(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", home)
     assert "Name a folder for caches in the environment variable MPNN_CACHE" in refusal("tune")
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    result = run("graph", "causal", "-o", str(tmp_path / "picture.gift"))
+    assert result.exit_code == 2
+    assert "pictures are .png, .svg" in result.output.replace("\n", " ")
+    assert "edges" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_shells_complete_the_commands() -> None:
+    environment = os.environ | {"_MPNN_COMPLETE": "complete_bash", "COMP_WORDS": "mpnn exp", "COMP_CWORD": "1"}
+    command = Path(sys.executable).with_name("mpnn")
+    if not command.exists():
+        pytest.skip("the package is not installed here")
+    done = subprocess.run([command], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["explain"]
