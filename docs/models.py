@@ -9,6 +9,7 @@ errors. The table takes the first sentence of each description.
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,10 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from model_pictures import DRAWN
+
 from mpnn import Graph, graphs
 from mpnn.models.layers import positions
 
@@ -26,7 +31,7 @@ PAGE, CHECKS, PICTURES = HERE / "models.md", HERE / "checks.json", HERE / "img" 
 
 SECTION = re.compile(r"^## (.+)$", re.M)
 PICTURE = re.compile(
-    r"!\[[^\]]*\]\(img/models/(?P<name>[\w-]+)\.png\)\n\*`(?P<topology>[^`]+)`, (?P<nodes>\d+) nodes\*"
+    r"!\[[^\]]*\]\(img/models/(?P<name>[\w-]+)\.png\)\n\*(?:for example )?`(?P<topology>[^`]+)`, (?P<nodes>\d+) nodes\*"
 )
 ERRORS = re.compile(r"^Checked against:.*$", re.M)
 CITATION = re.compile(r" \([^()]*\d{4}[^()]*\)")
@@ -83,7 +88,10 @@ def draw(text: str) -> None:
     for picture in PICTURE.finditer(text):
         graph = graphs.parse(picture["topology"]).bind(int(picture["nodes"]))
         with _saved(picture["name"], plt.subplots(figsize=(3, 3), layout="constrained")) as ax:
-            graph.plot(ax, title="")
+            if picture["name"] in DRAWN:
+                DRAWN[picture["name"]](ax)
+            else:
+                graph.plot(ax, title="")
     with _saved("reformer", plt.subplots(figsize=(3, 3), layout="constrained")) as ax:
         _hashed().plot(ax, title="")
     with _saved("positional-encodings", plt.subplots(1, 3, figsize=(8, 3), layout="constrained")) as axes:

@@ -80,7 +80,9 @@ def test_the_page_of_models_says_what_was_measured() -> None:
     assert page.updated(text, checks) == text, "run python docs/models.py"
     for picture in page.PICTURE.finditer(text):
         assert (page.PICTURES / f"{picture['name']}.png").is_file()
-    assert text.count("![attention pattern]") == len(list(page.PICTURE.finditer(text)))
+    seen = re.findall(r"!\[([^\]]*)\]\(img/models/([\w-]+)\.png\)", text)
+    assert len({words for words, _ in seen}) == len(seen) == len(list(page.PICTURES.glob("*.png")))
+    assert all(len(words) > 40 for words, _ in seen), "a picture needs a sentence that says what it shows"
 
 
 @pytest.mark.slow
