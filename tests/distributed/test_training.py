@@ -109,3 +109,25 @@ def wait_for(ready):
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_ray_starts_the_processes(tmp_path):
+    pytest.importorskip("ray", reason="ray[train] is not installed")
+    losses_of = []
+    for workers in (1, 2):
+        command = [
+            sys.executable,
+            ROOT / "examples" / "ray_train.py",
+            "--workers",
+            workers,
+            "--tokens",
+            256,
+            "--steps",
+            2,
+        ]
+        environment = os.environ | {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-2000:]
+        losses_of.append(float(done.stdout.rsplit(": ", 1)[1].split()[0]))
+    assert losses_of[0] == pytest.approx(losses_of[1], abs=5e-6)
