@@ -1,10 +1,11 @@
 """Images as graphs of patches or pixels: ViT, Swin, and convolution as message passing, on scikit-learn's digits.
 
 The 1,797 images of 8 x 8 pixels are split 1,197 / 200 / 400. The weights of the best validation count.
-For ViT it draws which patches the class token attends to.
+For ViT it draws which patches the class token attends to, and saves the model of the first seed with a test image.
 
-    python examples/images.py                           a quarter of an hour on two cores
-    python examples/images.py --seeds 1 --steps 3       a quick test
+    python examples/images.py                                           a quarter of an hour on two cores
+    python examples/images.py --seeds 1 --steps 3                       a quick test
+    mpnn view results/digits-vit --image results/digit.npy -o vit.html  the attention of all layers and heads
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from experiment import Outcome, Row, measure, parser
 from torch import Tensor, nn
@@ -79,6 +81,8 @@ def train(name: str, images: Images, steps: int, out: Path, seed: int, progress:
     )
     if seed == 0 and name.startswith("ViT"):
         draw_attention(model, images, out / f"{file_name(name)}-attention.png")
+        model.save_pretrained(out / file_name(name))
+        np.save(out / "digit.npy", images.x[images.test[0]].numpy())
     return Outcome(history, measured(images.test)["accuracy"])
 
 

@@ -26,14 +26,15 @@ class Page:
 
     Attributes:
         title, subtitle: its heading, and a sentence below.
-        graph: `expression`, `n` and `num_src` (None: the same as `n`) of the graph that the page opens with.
-        attention: as `mpnn.view.attention.of_model` returns it; None for a page without attention.
+        graph: `expression`, `n` and `num_src` (None: the same as `n`) of the graph that the page opens with; None for a
+            page without the panes of expressions.
+        attention: as `mpnn.view.attention.attention` returns it; None for a page without attention.
         plan: as `mpnn.view.plans.of_topology` returns it; None for a page without a plan.
     """
 
     title: str
     subtitle: str
-    graph: Mapping[str, Any]
+    graph: Mapping[str, Any] | None = None
     attention: Mapping[str, Any] | None = None
     plan: Mapping[str, Any] | None = None
 
