@@ -2,7 +2,7 @@
 
 | loader | content |
 |---|---|
-| `cora()` | citation graph for node classification |
+| `cora()`, `citeseer()` | citation graphs for node classification |
 | `node_tables(features, labels, edges)` | files of your own for node classification |
 | `tu("MUTAG")`, `tu("PROTEINS")` | small graphs for graph classification |
 | `digits()` | points for classification (scikit-learn) |
@@ -19,7 +19,7 @@ from mpnn.data.digits import PointClassification, digits
 from mpnn.data.errors import DamagedFile, DatasetNotFound, UnsafePickle
 from mpnn.data.locate import locate
 from mpnn.data.neighbors import NeighborBatch, neighbor_batches
-from mpnn.data.planetoid import NodeClassification, cora, row_normalize
+from mpnn.data.planetoid import NodeClassification, citeseer, cora, row_normalize
 from mpnn.data.sentences import sentences
 from mpnn.data.sources import SOURCES, RemoteFile, Source
 from mpnn.data.tables import node_tables
@@ -45,6 +45,7 @@ __all__ = [
     "UnsafePickle",
     "batches",
     "cache_dir",
+    "citeseer",
     "cities",
     "city",
     "cora",
