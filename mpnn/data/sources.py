@@ -38,6 +38,7 @@ class Source:
         how: instructions, as the second half of the sentence "to get it, ...".
         licence: licence or terms of use, as the source states them.
         cite: the paper to cite.
+        installed: where a package of the operating system puts the files; None if none has them.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Source:
     how: str
     licence: str
     cite: str
+    installed: str | None = None
 
 
 def _pinned(base: str, *facts: tuple[str, int, str]) -> tuple[RemoteFile, ...]:
@@ -149,7 +151,22 @@ TSP = Source(
     cite="Kool, van Hoof, Welling: Attention, Learn to Solve Routing Problems!, ICLR 2019",
 )
 
+FASHION_MNIST = Source(
+    name="fashion-mnist",
+    folder="fashion-mnist",
+    files=tuple(
+        RemoteFile(f"{part}-{kind}-ubyte.gz") for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+    ),
+    homepage="https://github.com/zalandoresearch/fashion-mnist",
+    how="install Debian's package dataset-fashion-mnist, or download the four files from the folder data/fashion of "
+    "https://github.com/zalandoresearch/fashion-mnist",
+    licence="MIT",
+    cite="Xiao, Rasul, Vollgraf: Fashion-MNIST: a Novel Image Dataset, 2017",
+    installed="/usr/share/datasets/fashion-mnist",
+)
+
 SOURCES: dict[str, Source] = {
-    source.name: source for source in (CORA, CITESEER, TINYSHAKESPEARE, MULTI30K, TSP, _tu("MUTAG"), _tu("PROTEINS"))
+    source.name: source
+    for source in (CORA, CITESEER, TINYSHAKESPEARE, MULTI30K, TSP, FASHION_MNIST, _tu("MUTAG"), _tu("PROTEINS"))
 }
 """Every dataset that is stored in files, by name."""
