@@ -1,4 +1,7 @@
-"""Updates docs/results.md: writes the table of results/*.json, which the scripts in examples/ record.
+"""Updates docs/results.md: writes its tables from results/*.json, which the scripts in examples/ record.
+
+A table stands between `<!-- records: TASK; TASK -->` and `<!-- end -->`: the records whose task begins with one of
+these, and the commands that made them.
 
 python docs/results.py
 """
@@ -14,8 +17,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PAGE, RECORDS = HERE / "results.md", HERE.parent / "results"
-TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.S)
-HEADINGS = ("task", "model", "here", "seeds", "published", "hardware", "wall time a seed", "commit", "command")
+TABLE = re.compile(r"(?<=<!-- records: )(.*?) -->\n.*?(?=<!-- end -->)", re.S)
+HEADINGS = ("task", "model", "here", "published", "seeds", "time a seed")
 
 
 def experiment() -> ModuleType:
@@ -29,29 +32,63 @@ def experiment() -> ModuleType:
     return module
 
 
+def table(records: list[dict[str, Any]]) -> str:
+    """A table of records, one row each, and the commands that made them, with machine and commits."""
+    commands: dict[str, list[str]] = {}
+    for record in records:
+        commands.setdefault(record["command"], []).append(f"{record['row']['model']} {record['commit']}")
+    hardware = sorted({record["hardware"] for record in records})
+    return "\n".join(
+        [
+            f"| {' | '.join(HEADINGS)} |",
+            "|---" * len(HEADINGS) + "|",
+            *map(row, records),
+            "",
+            f"On {', '.join(hardware)}, with the commit of each:",
+            "",
+            "```sh",
+            *(f"{command:<64} # {'; '.join(models)}" for command, models in sorted(commands.items())),
+            "```",
+            "",
+        ]
+    )
+
+
 def row(record: dict[str, Any]) -> str:
-    """A row of the table: mean ± standard deviation over the seeds."""
+    """A row of a table: mean ± standard deviation over the seeds."""
     names, seeds = record["row"], record["seeds"].values()
     published = " ".join(filter(None, [names["published"], names["source"] and f"({names['source']})"]))
     cells = (
         names["task"],
         names["model"],
         f"**{experiment().summary(record)}** {names['metric']}",
+        published if names["published"] != "none" else "",
         str(len(seeds)),
-        published,
-        record["hardware"],
         f"{mean(seed['seconds'] for seed in seeds):,.0f} s",
-        record["commit"],
-        f"`{record['command']}`",
     )
     return f"| {' | '.join(cells)} |"
 
 
 def updated(text: str) -> str:
-    """The page with the table of all records."""
+    """The page with the tables of all records.
+
+    Raises:
+        ValueError: if a record stands in no table, or in two.
+    """
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))]
-    lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|", *map(row, records)]
-    return TABLE.sub(lambda _: "\n".join(lines) + "\n", text)
+    shown: list[str] = []
+
+    def filled(match: re.Match[str]) -> str:
+        tasks = tuple(match[1].split("; "))
+        chosen = [record for record in records if record["row"]["task"].startswith(tasks)]
+        shown.extend(record["row"]["name"] for record in chosen)
+        return f"{match[1]} -->\n{table(chosen)}"
+
+    text = TABLE.sub(filled, text)
+    names = sorted(record["row"]["name"] for record in records)
+    if sorted(shown) != names:
+        raise ValueError(f"each record belongs into one table of {PAGE}; the records are {names}, shown are {shown}")
+    return text
 
 
 if __name__ == "__main__":

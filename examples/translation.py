@@ -5,7 +5,7 @@ over complete() and over window(2) in its encoder. It prints BLEU on the 1,000 c
 13a tokens, with case) and BLEU by the length of the source, and draws alignments: which source tokens each target token
 attends to.
 
-    python examples/translation.py                              two days on two cores
+    python examples/translation.py                              half a day on two cores
     python examples/translation.py --seeds 1 --steps 2 --limit 200      a quick test
 """
 
@@ -36,8 +36,9 @@ from mpnn.request.scores import Dot
 from mpnn.train.loop import Settings, fit, warm_cosine
 
 PAD, START, END = 0, 1, 2
-VOCABULARY, BATCH, LONGEST = 8000, 128, 100
-RNN_STEPS, TRANSFORMER_STEPS = 3000, 8000
+VOCABULARY, BATCH, LONGEST = 4000, 128, 100
+RNN_STEPS, TRANSFORMER_STEPS = 2000, 6000
+RNN_RATE, TRANSFORMER_RATE = 1e-3, 3e-3
 MODELS = {
     "none": "RNN without attention",
     "dot": "RNN, dot",
@@ -173,7 +174,8 @@ def train(
         parts = data.val.batches(0, 0)
         return {"loss": sum(model.loss(**data.val.batch(part)).item() for part in parts) / len(parts)}
 
-    optimizer = AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=1e-4)
+    rate = TRANSFORMER_RATE if isinstance(model, Transformer) else RNN_RATE
+    optimizer = AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=1e-4)
     settings = Settings(steps, rate=warm_cosine(steps), clip=1.0, validate_every=min(500, steps), keep="best")
     history = fit(model, optimizer, loss, settings, validate=validate, progress=progress, checkpoint=checkpoint)
     outputs = translate(model, data)

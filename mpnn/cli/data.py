@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +9,7 @@ from rich.table import Table
 
 from mpnn.cli.console import console, exit_on_invalid_input
 from mpnn.data import SOURCES, Source, locate
-from mpnn.data.locate import search_folders
+from mpnn.data.locate import found
 
 BUILT_IN = {"digits": "comes with scikit-learn", "pydoc": "comes with Python"}
 
@@ -31,7 +29,7 @@ def list_datasets() -> None:
     for name, where in BUILT_IN.items():
         table.add_row(name, "", where)
     for name, source in SOURCES.items():
-        folder = folder_of(source)
+        folder = found(name)
         where = str(folder) if folder else "can be downloaded" if _size(source) else "must be unpacked by hand"
         size = f"{_size(source) / 1e6:.1f} MB" if _size(source) else ""
         table.add_row(name, size, where)
@@ -57,15 +55,6 @@ def get(name: Annotated[str, typer.Argument(help="A name from mpnn data list.")]
     source = SOURCES[name]
     console.print(str(folder), soft_wrap=True)
     console.print(f"{source.cite}\nlicence: {source.licence}", style="dim", soft_wrap=True)
-
-
-def folder_of(source: Source) -> Path | None:
-    """The folder that contains all files of the dataset, or None."""
-    with suppress(FileNotFoundError):  # there is no folder to search
-        for root in search_folders():
-            if all((root / source.folder / file.name).is_file() for file in source.files):
-                return root / source.folder
-    return None
 
 
 def _size(source: Source) -> int:

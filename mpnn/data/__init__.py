@@ -2,10 +2,11 @@
 
 | loader | content |
 |---|---|
-| `cora()` | citation graph for node classification |
+| `cora()`, `citeseer()` | citation graphs for node classification |
 | `node_tables(features, labels, edges)` | files of your own for node classification |
 | `tu("MUTAG")`, `tu("PROTEINS")` | small graphs for graph classification |
 | `digits()` | points for classification (scikit-learn) |
+| `fashion_mnist(split)` | pictures of clothes, 28 x 28 pixels |
 | `city()`, `trips(city, ...)` | simulated traffic, to predict the times of segments and routes |
 | `tinyshakespeare()`, `pydoc_topics()` | text for character models |
 | `multi30k(split)` | English-German sentence pairs |
@@ -17,9 +18,10 @@
 from mpnn.data.city import City, Trips, city, trips
 from mpnn.data.digits import PointClassification, digits
 from mpnn.data.errors import DamagedFile, DatasetNotFound, UnsafePickle
+from mpnn.data.fashion_mnist import fashion_mnist
 from mpnn.data.locate import locate
 from mpnn.data.neighbors import NeighborBatch, neighbor_batches
-from mpnn.data.planetoid import NodeClassification, cora, row_normalize
+from mpnn.data.planetoid import NodeClassification, citeseer, cora, row_normalize
 from mpnn.data.sentences import sentences
 from mpnn.data.sources import SOURCES, RemoteFile, Source
 from mpnn.data.tables import node_tables
@@ -45,10 +47,12 @@ __all__ = [
     "UnsafePickle",
     "batches",
     "cache_dir",
+    "citeseer",
     "cities",
     "city",
     "cora",
     "digits",
+    "fashion_mnist",
     "locate",
     "multi30k",
     "neighbor_batches",

@@ -1,8 +1,8 @@
 """Finds or downloads the files of a dataset.
 
-It looks in `$MPNN_DATA/<folder>`, then in the cache, then downloads into the cache. If this fails, the error explains
-how to get the files. A download is checked by size and SHA-256 and renamed atomically: the cache never contains a
-partial file.
+It looks in `$MPNN_DATA/<folder>`, then in the cache, then where a package of the operating system puts it, then
+downloads into the cache. If this fails, the error explains how to get the files. A download is checked by size and
+SHA-256 and renamed atomically: the cache never contains a partial file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def locate(name: str, *names: str) -> Path:
     source = _source(name)
     files = _files(source, names)
     folders = [root / source.folder for root in search_folders()]
-    folder = next((folder for folder in folders if not _missing(folder, files)), folders[-1])
+    folder = _first_with(files, _places(source, folders)) or folders[-1]
     for file in _missing(folder, files):
         if (folder / file.name).exists():
             raise DamagedFile(f"{folder / file.name} is not a file; move it away and fetch the file again")
@@ -53,6 +53,20 @@ def locate(name: str, *names: str) -> Path:
         raise DatasetNotFound(_how_to_get(source, files, folders, str(error))) from error
     _check_sizes(folder, files)
     return folder
+
+
+def found(name: str) -> Path | None:
+    """Returns the folder that contains all files of a dataset, or None. Nothing is downloaded.
+
+    Raises:
+        ValueError: if there is no such dataset.
+    """
+    source = _source(name)
+    try:
+        folders = [root / source.folder for root in search_folders()]
+    except FileNotFoundError:  # no folder to search
+        folders = []
+    return _first_with(source.files, _places(source, folders))
 
 
 def download(file: RemoteFile, target: Path) -> None:
@@ -119,6 +133,14 @@ def search_folders() -> list[Path]:
         if not folders:
             raise
     return folders
+
+
+def _places(source: Source, folders: Sequence[Path]) -> list[Path]:
+    return [*folders, *([Path(source.installed)] if source.installed else [])]
+
+
+def _first_with(files: Sequence[RemoteFile], folders: Sequence[Path]) -> Path | None:
+    return next((folder for folder in folders if not _missing(folder, files)), None)
 
 
 def _missing(folder: Path, files: Sequence[RemoteFile]) -> list[RemoteFile]:

@@ -38,6 +38,7 @@ class Source:
         how: instructions, as the second half of the sentence "to get it, ...".
         licence: licence or terms of use, as the source states them.
         cite: the paper to cite.
+        installed: where a package of the operating system puts the files; None if none has them.
     """
 
     name: str
@@ -47,30 +48,50 @@ class Source:
     how: str
     licence: str
     cite: str
+    installed: str | None = None
 
 
 def _pinned(base: str, *facts: tuple[str, int, str]) -> tuple[RemoteFile, ...]:
     return tuple(RemoteFile(name, base + name, size, sha256) for name, size, sha256 in facts)
 
 
-CORA = Source(
-    name="cora",
-    folder="planetoid/cora/raw",
-    files=_pinned(
-        "https://raw.githubusercontent.com/kimiyoung/planetoid/af6abf468a772cc055bec88c52e4d6f51b7c37e3/data/",
-        ("ind.cora.x", 22119, "23cfa55d91c6f624233f5eb7b6e3f141f1bd2b2ae39608a63cf5d084bb27baab"),
-        ("ind.cora.tx", 148025, "b9afbaa4a400df991f6f02ef677e1e44da55ffc04801fd02f9e673987829226a"),
-        ("ind.cora.allx", 257305, "9419ba2f26f5c35243db64aba110e0f35a04851609e0dc5433450676ca6b8543"),
-        ("ind.cora.y", 4054, "94465c14eb53e04ca262198dcbb2521ee8af60fb3f3d546cd6ca24a511b0e7d1"),
-        ("ind.cora.ty", 28135, "41f5ac76596a1699cc33f53084a2419e92961c42bb75f36fc38e616d348532ad"),
-        ("ind.cora.ally", 47959, "2b998f5cc7fedc86e7f97ca2498f47a1ffc1462c29e2d578b23bf3f62b6e7d71"),
-        ("ind.cora.graph", 59847, "58f13302f39dde8852dad6fe6d15b89b077b6d7f837626bce671ef80344b383d"),
-        ("ind.cora.test.index", 5000, "297ce89af2b51a6a194181c7dbe1796c6a1cf9cd9349a88383b1b1e227867875"),
-    ),
-    homepage="https://github.com/kimiyoung/planetoid",
-    how="download the ind.cora.* files from the folder data of https://github.com/kimiyoung/planetoid",
-    licence="MIT",
-    cite="Yang, Cohen, Salakhutdinov: Revisiting Semi-Supervised Learning with Graph Embeddings, ICML 2016",
+_PLANETOID = "https://raw.githubusercontent.com/kimiyoung/planetoid/af6abf468a772cc055bec88c52e4d6f51b7c37e3/data/"
+
+
+def _planetoid(name: str, *facts: tuple[str, int, str]) -> Source:
+    return Source(
+        name=name,
+        folder=f"planetoid/{name}/raw",
+        files=_pinned(_PLANETOID, *facts),
+        homepage="https://github.com/kimiyoung/planetoid",
+        how=f"download the ind.{name}.* files from the folder data of https://github.com/kimiyoung/planetoid",
+        licence="MIT",
+        cite="Yang, Cohen, Salakhutdinov: Revisiting Semi-Supervised Learning with Graph Embeddings, ICML 2016",
+    )
+
+
+CORA = _planetoid(
+    "cora",
+    ("ind.cora.x", 22119, "23cfa55d91c6f624233f5eb7b6e3f141f1bd2b2ae39608a63cf5d084bb27baab"),
+    ("ind.cora.tx", 148025, "b9afbaa4a400df991f6f02ef677e1e44da55ffc04801fd02f9e673987829226a"),
+    ("ind.cora.allx", 257305, "9419ba2f26f5c35243db64aba110e0f35a04851609e0dc5433450676ca6b8543"),
+    ("ind.cora.y", 4054, "94465c14eb53e04ca262198dcbb2521ee8af60fb3f3d546cd6ca24a511b0e7d1"),
+    ("ind.cora.ty", 28135, "41f5ac76596a1699cc33f53084a2419e92961c42bb75f36fc38e616d348532ad"),
+    ("ind.cora.ally", 47959, "2b998f5cc7fedc86e7f97ca2498f47a1ffc1462c29e2d578b23bf3f62b6e7d71"),
+    ("ind.cora.graph", 59847, "58f13302f39dde8852dad6fe6d15b89b077b6d7f837626bce671ef80344b383d"),
+    ("ind.cora.test.index", 5000, "297ce89af2b51a6a194181c7dbe1796c6a1cf9cd9349a88383b1b1e227867875"),
+)
+
+CITESEER = _planetoid(
+    "citeseer",
+    ("ind.citeseer.x", 31087, "d20de19150741e555de0ed037195630fc194114ebc7fd72ced62810148aa22f6"),
+    ("ind.citeseer.tx", 260321, "539a8906a2da97628d212f2fdd668c109a8b3f0d36574b59e5d3fd5b5303da21"),
+    ("ind.citeseer.allx", 595021, "2ac30345d95c9ec933a817ee0bdd6a5f077f8c184a20e696910192d534414668"),
+    ("ind.citeseer.y", 3014, "8ba87e515d8e3ee3cf52f6d2c5b86aa73f11ecad825a808455209ec26cd54924"),
+    ("ind.citeseer.ty", 24135, "55e5bd1ba1e733a04598753ad1a8d57957f4b8f89e74519f41f4f4938767e4ce"),
+    ("ind.citeseer.ally", 55623, "f704b2d986dde6c2669934de1f3ae5696a6cf9455c0f6b2646a2d135ea0a1c95"),
+    ("ind.citeseer.graph", 61987, "d79a4ef9d3e7169aee8946145f6b7306e35bc79bffad26346cfb94e10e9912a7"),
+    ("ind.citeseer.test.index", 5000, "2af990671580b6b2df5d158d1038f8292e30c9cd821b5453f399659b25b723d4"),
 )
 
 TINYSHAKESPEARE = Source(
@@ -130,7 +151,22 @@ TSP = Source(
     cite="Kool, van Hoof, Welling: Attention, Learn to Solve Routing Problems!, ICLR 2019",
 )
 
+FASHION_MNIST = Source(
+    name="fashion-mnist",
+    folder="fashion-mnist",
+    files=tuple(
+        RemoteFile(f"{part}-{kind}-ubyte.gz") for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+    ),
+    homepage="https://github.com/zalandoresearch/fashion-mnist",
+    how="install Debian's package dataset-fashion-mnist, or download the four files from the folder data/fashion of "
+    "https://github.com/zalandoresearch/fashion-mnist",
+    licence="MIT",
+    cite="Xiao, Rasul, Vollgraf: Fashion-MNIST: a Novel Image Dataset, 2017",
+    installed="/usr/share/datasets/fashion-mnist",
+)
+
 SOURCES: dict[str, Source] = {
-    source.name: source for source in (CORA, TINYSHAKESPEARE, MULTI30K, TSP, _tu("MUTAG"), _tu("PROTEINS"))
+    source.name: source
+    for source in (CORA, CITESEER, TINYSHAKESPEARE, MULTI30K, TSP, FASHION_MNIST, _tu("MUTAG"), _tu("PROTEINS"))
 }
 """Every dataset that is stored in files, by name."""

@@ -165,7 +165,7 @@ def test_a_cache_that_cannot_be_written_is_a_sentence_too(machine, published, mo
 
 
 def test_unknown_names_list_what_there_is():
-    with pytest.raises(ValueError, match=r"no dataset 'coar'.*cora, multi30k, tinyshakespeare"):
+    with pytest.raises(ValueError, match=r"no dataset 'coar'.*cora, fashion-mnist, multi30k, tinyshakespeare"):
         locate("coar")
     with pytest.raises(ValueError, match=r"cora has no file .ind\.cora\.z.; it has ind\.cora\.x"):
         locate("cora", "ind.cora.z")

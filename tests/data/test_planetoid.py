@@ -14,7 +14,7 @@ from real_data import real
 
 from mpnn.data.errors import DamagedFile, UnsafePickle
 from mpnn.data.pickles import load_plain
-from mpnn.data.planetoid import cora, read_planetoid, row_normalize
+from mpnn.data.planetoid import citeseer, cora, read_planetoid, row_normalize
 
 
 def test_planetoid_by_hand(small_planetoid):
@@ -28,6 +28,17 @@ def test_planetoid_by_hand(small_planetoid):
     assert data.test_mask.tolist() == [False, False, False, False, True, True]
     assert (data.num_nodes, data.num_classes) == (6, 2)
     assert (data.x.dtype, data.edge_index.dtype, data.y.dtype) == (torch.float32, torch.int64, torch.int64)
+
+
+def test_nodes_that_the_split_leaves_out_have_no_features_and_no_mask(small_planetoid):
+    lists = {0: [1], 1: [0], 2: [], 3: [], 4: [], 5: [], 6: [4]}
+    (small_planetoid / "ind.small.graph").write_bytes(program(neighbour_lists(lists)))
+    (small_planetoid / "ind.small.test.index").write_text("6\n4\n")
+    data = read_planetoid(small_planetoid, "small")
+    assert data.x.tolist() == [[1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [0, 0], [1, 1]]
+    assert data.y.tolist() == [0, 1, 0, 1, 1, 0, 0]
+    assert data.test_mask.tolist() == [False] * 4 + [True, False, True]
+    assert not (data.train_mask | data.val_mask)[5]
 
 
 class Spiteful:
@@ -97,12 +108,16 @@ def test_a_truncated_pickle_is_named_wherever_it_ends(small_planetoid, part):
 @pytest.mark.parametrize(
     ("part", "content", "complaint"),
     [
-        ("graph", program(neighbour_lists({0: [6]})), "links 0 to 6, but the nodes are 0 to 5"),
-        ("graph", program(array([[1]], "i4")), "does not hold a dictionary of neighbours"),
+        ("graph", program(neighbour_lists({i: [6] for i in range(6)})), "links 0 to 6, but the nodes are 0 to 5"),
+        ("graph", program(neighbour_lists({0: [1]})), "lists the neighbors of 1 nodes, expected 6"),
+        ("graph", program(array([[1]], "i4")), "does not hold a dictionary of neighbors"),
         ("ally", program(array([[1, 1]] * 4, "i4")), "does not hold one label a row"),
         ("tx", program(array([[1, 1]] * 2, "f4")), "does not hold a sparse matrix"),
         ("tx", program(csr([[0]], 2)), "4 . 1 rows of features for 4 . 2 labels"),
-        ("test.index", b"4\n4\n", "does not list each of the nodes 4 to 5 once"),
+        ("test.index", b"4\n4\n", "does not list 2 different nodes from 4 on"),
+        ("test.index", b"3\n4\n", "does not list 2 different nodes from 4 on"),
+        ("test.index", b"4\n", "does not list 2 different nodes from 4 on"),
+        ("test.index", b"4\n900000000000\n", "lists the neighbors of 6 nodes, expected 900000000001"),
         ("test.index", b"4\nfive\n", "not a list of node numbers"),
     ],
 )
@@ -129,6 +144,17 @@ def test_cora_is_the_cora_of_the_papers():
     assert (data.y[src] == data.y[dst]).float().mean() > 0.8
     test_edges = data.test_mask[src] & data.test_mask[dst]
     assert (data.y[src] == data.y[dst])[test_edges].float().mean() > 0.8
+
+
+def test_citeseer_is_that_of_the_papers():
+    data = real(citeseer)
+    assert (data.x.shape, data.num_classes, data.edge_index.shape) == ((3327, 3703), 6, (2, 2 * 4552))
+    assert (data.train_mask.sum(), data.val_mask.sum(), data.test_mask.sum()) == (120, 500, 1000)
+    src, dst = data.edge_index
+    assert (data.y[src] == data.y[dst]).float().mean() > 0.7
+    empty = data.x.sum(1) == 0
+    assert empty.sum() == 15
+    assert not (empty & (data.train_mask | data.val_mask | data.test_mask)).any()
 
 
 def test_row_normalize_makes_rows_sum_to_one_and_leaves_empty_rows():
