@@ -33,9 +33,10 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a text, each with the blanks around it."""
+    """The tokens of a text, each with the blanks around it. `chosen` is where the page starts; default: the middle."""
 
     tokens: Sequence[str]
+    chosen: int | None = None
 
     @property
     def size(self) -> int:
@@ -43,7 +44,7 @@ class Tokens:
 
     @property
     def start(self) -> int:
-        return min(self.size // 2, _ON_SCREEN)
+        return min(self.size // 2, _ON_SCREEN) if self.chosen is None else self.chosen
 
     def data(self) -> dict[str, Any]:
         return {"kind": "tokens", "tokens": list(self.tokens)}

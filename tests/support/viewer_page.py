@@ -19,7 +19,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def data_of(html: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="mpnn-data">(.*?)</script>', html, re.S)
+    found = re.search(r'<script type="application/json" class="mpnn-data">(.*?)</script>', html, re.S)
     assert found
     data: dict[str, Any] = json.loads(found[1])
     return data

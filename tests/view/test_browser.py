@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 from chromium import CHROMIUM, Browser, browser
 
 from mpnn import Graph, graphs
+from mpnn.cli import page as demo_page
 from mpnn.view import Page
 from mpnn.view.attention import Recording, attention
+from mpnn.view.page import script
 from mpnn.view.plans import of_topology
 from mpnn.view.subject import Nodes, Patches, Tokens
 
@@ -110,15 +113,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def see(chromium: Browser, file: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Opens a page, by default that of `page()`, and returns what the script, the body of an async function, puts into
+    """Opens a document, by default that of `page()`. Returns what the script, the body of an async function, puts into
     `seen`."""
 
-    def run(script: str, other: Page | None = None, **options: Any) -> dict[str, Any]:
+    def run(script: str, other: str | None = None, **options: Any) -> dict[str, Any]:
         chromium.problems.clear()
         shown = file
         if other is not None:
             shown = tmp_path / "other.html"
-            shown.write_text(other.html(), encoding="utf-8")
+            shown.write_text(other, encoding="utf-8")
         chromium.open(shown, **options)
         chromium.run(HELP)
         wide = "seen.wide = document.documentElement.scrollWidth > innerWidth; return seen;"
@@ -186,7 +189,7 @@ def test_pointing_at_a_patch_colours_others_over_the_image(see: Callable[..., di
         seen.token = text(".sentence")[0];
         seen.tabs = find("[role=tab]").length;
         """,
-        page_of_patches(),
+        page_of_patches().html(),
     )
     assert seen["first"] == ["Layer 2, head 1: [CLS] attends to [CLS] 100.0 %."] * 2
     assert seen["last"] == [
@@ -236,7 +239,7 @@ def test_the_neighborhood_of_a_node(see: Callable[..., dict[str, Any]]) -> None:
         await wait();
         seen.only = text(".sentence")[0];
         """,
-        page_of_nodes(),
+        page_of_nodes().html(),
     )
     assert seen["first"] == [
         [101, 102, 103, 104, 105],
@@ -270,12 +273,39 @@ def test_patches_and_nodes_fit(
         seen.silent = find("canvas, svg[class]").filter((one) => !one.getAttribute("aria-label")).length;
         seen.drawn = find("canvas, svg[class]").length;
         """,
-        make(),
+        make().html(),
         width=width,
         scheme=scheme,
     )
     assert seen["silent"] == 0
     assert seen["drawn"] >= 3
+
+
+def test_several_parts_in_one_document(see: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """As on the page of `mpnn demo`: no headings of their own, and the styles of the document stay outside."""
+    tokens = attention(Tokens(["a", "b", "a"]), [recording("causal", graphs.causal().bind(3), [1])])
+    graph = {"expression": "causal", "n": 3, "num_src": None}
+    parts = [Page("", "", graph, tokens), page_of_patches(), page_of_nodes()]
+    document = demo_page.page("Title", [demo_page.viewer(replace(part, title="")) for part in parts], [], script())
+    seen = see(
+        """
+        seen.titles = text("h1");
+        seen.sentences = text(".sentence").length;
+        at(find(".tokens span")[2], "pointerover", .5, .5, {pointerType: "mouse"});
+        await wait();
+        seen.said = text(".sentence")[0];
+        await tab("Graph");
+        seen.drawn = find("canvas.matrix").length;
+        seen.size = getComputedStyle(find(".mpnn-viewer h2")[0]).borderTopWidth;
+        """,
+        document,
+        width=400,
+    )
+    assert seen["titles"] == ["Title"]
+    assert seen["sentences"] == 4
+    assert seen["said"] == "Layer 1, head 1: “a” (3) attends to “a” (1) 100.0 %."
+    assert seen["drawn"] == 1
+    assert seen["size"] == "0px"
 
 
 def test_the_graph_follows_expression_sliders_and_zoom(see: Callable[..., dict[str, Any]]) -> None:

@@ -27,7 +27,7 @@ export function show(root: HTMLElement, data: PageData): void {
   if (plan) panes.push(["Plan", () => planPane(plan)]);
   root.classList.add("mpnn-viewer");
   const shown = panes.length > 1 ? tabs(panes) : panes.map(([, make]) => make());
-  root.replaceChildren(h("style", {}, style), header(data), ...shown);
+  root.replaceChildren(h("style", {}, style), ...(data.title ? [header(data)] : []), ...shown);
 }
 
 function header(data: PageData): HTMLElement {
@@ -63,5 +63,7 @@ function tabs(panes: Pane[]): HTMLElement[] {
   return [list, ...panels];
 }
 
-const written = globalThis.document?.getElementById("mpnn-data");
-if (written) show(document.getElementById("mpnn-viewer")!, JSON.parse(written.textContent!) as PageData);
+// Each element that Python wrote is followed by its data.
+for (const written of globalThis.document?.querySelectorAll("script.mpnn-data") ?? []) {
+  show(written.previousElementSibling as HTMLElement, JSON.parse(written.textContent!) as PageData);
+}

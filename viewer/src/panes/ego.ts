@@ -3,7 +3,7 @@
 import type { Weights } from "./weights";
 
 const MOST_HOPS = 2;
-const MOST_DRAWN = 64;
+const MOST_DRAWN = 48;
 const SIDE = 520;
 const RINGS = [0, 0.54, 0.94]; // radius of each hop, of half the side
 

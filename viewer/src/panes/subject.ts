@@ -6,7 +6,7 @@ import type { Controls } from "./attention";
 import { NodesView, nameOfNode, nodeControls } from "./nodes";
 import { PatchesView, nameOfPatch } from "./patches";
 import type { Choose, State, SubjectView } from "./state";
-import { TokensView } from "./tokens";
+import { TokensView, nameOfToken } from "./tokens";
 import type { Weights } from "./weights";
 
 export interface Description {
@@ -31,7 +31,7 @@ export function describe({ subject, start, heads: { length: layers } }: Attentio
         nouns: "tokens",
         instruction: "Point at a token to see what it attends to: the stronger the colour, the more. Click to hold it.",
         holds: true,
-        name: (node) => `“${subject.tokens[node].trim() || "␣"}”`,
+        name: nameOfToken(subject),
         view: (_, state, choose) => new TokensView(subject, state, choose),
         controls: () => null,
       };

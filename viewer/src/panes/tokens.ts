@@ -27,6 +27,14 @@ export class TokensView implements SubjectView {
   }
 }
 
+/** Names of tokens: their text, with their place if the text has it more than once. */
+export function nameOfToken({ tokens }: TokensData): (node: number) => string {
+  const words = tokens.map((token) => token.trim() || "␣");
+  const times = new Map<string, number>();
+  for (const word of words) times.set(word, (times.get(word) ?? 0) + 1);
+  return (node) => `“${words[node]}”${times.get(words[node]) === 1 ? "" : ` (${node + 1})`}`;
+}
+
 /** Words that are nodes. */
 export class Spans {
   readonly elements: HTMLElement[];
