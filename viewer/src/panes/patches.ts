@@ -8,7 +8,7 @@ import { Spans, nodeAt } from "./tokens";
 import type { Weighted } from "./weights";
 
 const MOST_OPAQUE = 0.85; // of the strongest patch's colour
-const FAINT = 0.75; // of the image below the colours
+const FAINT = 0.6; // of the image below the colours
 
 export class PatchesView implements SubjectView {
   readonly element: HTMLElement;
