@@ -88,7 +88,7 @@ def by_class(nodes: Nodes) -> NDArray[np.int64]:
 
 
 def _classes(nodes: Nodes) -> NDArray[np.int64]:
-    """The class of each node; -1 where it is not known. In files of one's own, these are the nodes outside the parts."""
+    """The class of each node; -1 where it is not known. In your own files, those are the nodes outside the parts."""
     data = nodes.data
     known = data.train_mask | data.val_mask | data.test_mask | (nodes.name != "edges")
     classes: NDArray[np.int64] = torch.where(known, data.y, -1).cpu().numpy()

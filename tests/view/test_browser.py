@@ -272,6 +272,7 @@ def test_patches_and_nodes_fit(
         """
         seen.silent = find("canvas, svg[class]").filter((one) => !one.getAttribute("aria-label")).length;
         seen.drawn = find("canvas, svg[class]").length;
+        seen.widest = Math.max(...find("canvas, svg[class]").map((one) => one.getBoundingClientRect().width));
         """,
         make().html(),
         width=width,
@@ -279,6 +280,7 @@ def test_patches_and_nodes_fit(
     )
     assert seen["silent"] == 0
     assert seen["drawn"] >= 3
+    assert seen["widest"] > 300  # in one column on a telephone
 
 
 def test_several_parts_in_one_document(see: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ function f(n,e={},...t){let r=document.createElement(n);return nt(r,e),r.append(
 .mpnn-viewer .slider output { color: var(--ink); font-weight: 600; font-variant-numeric: tabular-nums; }
 .mpnn-viewer .columns { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); gap: 2rem; align-items: start; }
 .mpnn-viewer .pair { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1.5rem; margin: 1rem 0; }
+.mpnn-viewer .alone .column { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 1.5rem; margin: 1rem 0; }
 .mpnn-viewer .side-by-side { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(18rem, 100%), 1fr)); gap: 1.5rem; margin: 1rem 0; }
 .mpnn-viewer .controls { display: flex; flex-wrap: wrap; gap: .6rem 1.25rem; align-items: center; }
 .mpnn-viewer .controls .segmented { margin: 0; }
@@ -165,7 +166,6 @@ function f(n,e={},...t){let r=document.createElement(n);return nt(r,e),r.append(
 .mpnn-viewer .tokens span { border-radius: 4px; padding: .12em 0; cursor: pointer; }
 .mpnn-viewer .extra { display: flex; flex-wrap: wrap; gap: .5rem; margin-bottom: .5rem; }
 .mpnn-viewer .extra span { border-radius: 4px; padding: .05em .5em; cursor: pointer; font-size: .875rem; background: var(--soft); }
-.mpnn-viewer .alone .column { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 1.5rem; margin: 1rem 0; }
 .mpnn-viewer .ego { max-height: none; }
 .mpnn-viewer .ego .lines path { fill: none; stroke: var(--muted); stroke-opacity: .35; stroke-linecap: round; }
 .mpnn-viewer .ego .lines .own { stroke: var(--accent); stroke-opacity: .85; }
