@@ -2,11 +2,12 @@
 
 The data are scikit-learn's digits, 1,797 images of 8 x 8 pixels, split 1,197 / 200 / 400, or Fashion-MNIST, 70,000
 images of 28 x 28 pixels, split 58,000 / 2,000 / 10,000. The weights of the best validation count. For ViT it draws
-which patches the class token attends to.
+which patches the class token attends to, and saves the model of the first seed and a test image.
 
     python examples/images.py                              a quarter of an hour on two cores
     python examples/images.py --data Fashion-MNIST         clothes instead of digits
     python examples/images.py --seeds 1 --steps 3          a quick test
+    mpnn view results/digits-vit --image results/digits-vit/image.npy -o vit.html
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from experiment import Outcome, Row, measure, parser
 from torch import Tensor, nn
@@ -88,7 +90,7 @@ class Images:
 
 
 def train(
-    name: str, task: Task, images: Images, steps: int, picture: Path, seed: int, progress: Any, checkpoint: Any
+    name: str, task: Task, images: Images, steps: int, folder: Path, seed: int, progress: Any, checkpoint: Any
 ) -> Outcome:
     model = task.build(name)
 
@@ -113,7 +115,9 @@ def train(
         checkpoint=checkpoint,
     )
     if seed == 0 and name.startswith("ViT"):
-        draw_attention(model, images, picture)
+        draw_attention(model, images, folder.with_name(f"{folder.name}-attention.png"))
+        model.save_pretrained(folder)
+        np.save(folder / "image.npy", images.x[images.test[0]].numpy())
     return Outcome(history, measured(images.test)["accuracy"])
 
 
@@ -142,7 +146,7 @@ def main() -> None:
     steps = options.steps or task.steps
     for name in options.models:
         row = Row(f"{options.data}-{name}".lower().replace(" ", "-"), options.data, name, "% test accuracy", "none", "")
-        run = partial(train, name, task, images, steps, options.out / f"{row.name}-attention.png")
+        run = partial(train, name, task, images, steps, options.out / row.name)
         measure(row, run, options, {"steps": steps})
 
 

@@ -1,4 +1,4 @@
-"""The page that `mpnn demo` writes: its pictures, and the sentences around them."""
+"""The page that `mpnn demo` writes: the viewer's panes, charts, and the sentences around them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from pathlib import Path
 
 import torch
 
-from mpnn.cli import page, pictures, recall, tasks
-from mpnn.cli.measure import attention_weights
+from mpnn.cli import page, pictures, recall, tasks, view_nodes
 from mpnn.cli.page import Picture
 from mpnn.cli.tasks import Corpus, Nodes, TextSettings, Trained
-from mpnn.graphs import parse
+from mpnn.cli.view_text import record_characters
 from mpnn.models import GPT
+from mpnn.view import Page
+from mpnn.view.attention import attention
+from mpnn.view.page import script
+from mpnn.view.subject import Tokens
 
 PROMPT = "If the "
 SAMPLE = 280
-_SHOWN_LETTERS, _SHOWN_CHARACTERS = 32, 24
+_SHOWN_LETTERS, _SHOWN_DIGIT = 32, 8
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,10 @@ def write(
                 "connected to the images nearest to it",
             }
         ),
-        *_recall(results.recall, out),
+        *_recall(results.recall),
         *_times(results.times, out),
         *_texts(results.texts, corpus, settings, seed, out),
-        *_digits(results.digits, nodes, out),
+        *_digits(results.digits, nodes),
         page.heading(2, "All measurements"),
         page.table(tasks.HEADINGS, [trained.row for trained in results.trained]),
         page.legend(tasks.LEGEND),
@@ -96,22 +99,17 @@ def write(
             'mpnn train --file your.txt --graph "causal & window(32)" --context 256'
         ),
     ]
-    return page.page("The choice of graph is the choice of model", parts, footer)
+    return page.page("The choice of graph is the choice of model", parts, footer, script())
 
 
 def _percent(trained: Trained) -> str:
     return f"{trained.history.test_accuracy or 0.0:.0%}"
 
 
-def _recall(results: list[Trained], out: Path) -> list[str]:
-    letters = recall.strings(1, _SHOWN_LETTERS, seed=2)
-    characters = "".join(recall.LETTERS[k] for k in letters[0])
-    maps = {}
-    for trained in results:
-        weights = [of_layer[0] for of_layer in attention_weights(trained.model, letters)]
-        maps[trained.expression] = recall.TOPOLOGIES[trained.expression].bind(_SHOWN_LETTERS), weights
-    path = out / "recall-attention.png"
-    pictures.layers_of_graphs(maps, characters, recall.ASKED, path)
+def _recall(results: list[Trained]) -> list[str]:
+    letters = recall.strings(1, _SHOWN_LETTERS, seed=2)[0]
+    recordings = [record_characters(trained.model, letters, trained.expression) for trained in results]
+    tokens = Tokens([recall.LETTERS[k] for k in letters], chosen=_SHOWN_LETTERS - 1)
     window, with_landmarks, causal = results
     share = with_landmarks.graph.num_edges / causal.graph.num_edges
     return [
@@ -125,16 +123,12 @@ def _recall(results: list[Trained], out: Path) -> list[str]:
             f"later letters attend to every eighth letter. This takes {share:.0%} of the causal graph's edges, and "
             f"{_percent(with_landmarks)} of the answers are right."
         ),
-        page.wide(
-            Picture(
-                path,
-                f"Attention of {', '.join(maps)} over the letters {characters}, one row for each layer",
-                f"Attention of each letter (down) to others (across), mean over the heads, on {_SHOWN_LETTERS} new "
-                "letters: the darker a cell, the larger its weight; grey pairs are not edges. The letter to name is "
-                "orange. With landmarks it can travel in two steps: the ninth letter, a landmark, attends to it in "
-                "layer 1, and all later letters attend to this landmark in layer 2.",
-            )
+        page.paragraph(
+            f"Below is their attention on {_SHOWN_LETTERS} new letters. With landmarks, the fourth letter travels in "
+            "two steps: the ninth letter, a landmark, attends to it in layer 1, and all later letters attend to this "
+            "landmark in layer 2. Choose a layer, and point at these letters."
         ),
+        page.viewer(Page("", "", attention=attention(tokens, recordings))),
         page.paragraph("A topology of your own is a function that returns runs of sources. This is all of landmarks:"),
         page.code(inspect.getsource(recall._landmarks)),
     ]
@@ -180,25 +174,22 @@ def _texts(texts: list[Trained], corpus: Corpus, settings: TextSettings, seed: i
     ]
     characters = corpus.characters.decode(corpus.val)
     start = characters.find("\n", 200) + 1
-    crop = corpus.val[start : start + _SHOWN_CHARACTERS][None]
-    shown = corpus.characters.decode(crop[0])
+    crop = corpus.val[start : start + settings.context]
+    tokens = Tokens(list(corpus.characters.decode(crop)))
+    recordings = [record_characters(trained.model, crop, trained.expression) for trained in texts]
+    graph = {"expression": texts[-1].expression, "n": len(crop), "num_src": None}
+    parts += [
+        page.paragraph(
+            "Their attention in each layer and head, on text that was not for training. The tab Graph changes the "
+            "graph, and Reach shows what a character learns from, layer by layer."
+        ),
+        page.viewer(Page("", "", graph, attention(tokens, recordings))),
+    ]
     for trained in texts:
-        model = trained.model
-        assert isinstance(model, GPT)
-        path = out / f"{''.join(c for c in trained.expression if c.isalnum() or c == ' ').replace('  ', '-')}.png"
-        weights = [of_layer[0] for of_layer in attention_weights(model, crop)]
-        pictures.heads(parse(trained.expression).bind(_SHOWN_CHARACTERS), weights, shown, path)
+        assert isinstance(trained.model, GPT)
         parts += [
             page.heading(3, trained.expression, as_code=True),
-            page.wide(
-                Picture(
-                    path,
-                    f"Attention over {trained.expression} after training, on the characters {shown!r}",
-                    "Attention of each character (down) to others (across) in each layer and head, on text that was "
-                    "not for training. The weights of a row add up to one; grey pairs are not edges.",
-                )
-            ),
-            page.continuation(PROMPT, _sample(model, corpus, seed)),
+            page.continuation(PROMPT, _sample(trained.model, corpus, seed)),
         ]
     curves = Picture(
         out / "learning-curves.png",
@@ -215,39 +206,22 @@ def _sample(model: GPT, corpus: Corpus, seed: int) -> str:
     return corpus.characters.decode(tokens[0])[len(PROMPT) :].rstrip()
 
 
-def _digits(results: list[Trained], nodes: Nodes, out: Path) -> list[str]:
+def _digits(results: list[Trained], nodes: Nodes) -> list[str]:
     trained = results[0]
     neighbours, alone = (each.result for each in results)
     images, graph = nodes.data, trained.graph
-    trained.model.eval()
-    with torch.no_grad():
-        predicted = trained.model(images.x, graph).argmax(1)
-    weights = attention_weights(trained.model, images.x, graph)[0].mean(1)
     test_nodes = images.test_mask.nonzero().squeeze(1)
-    examples = [int(test_nodes[images.y[test_nodes] == digit][0]) for digit in (3, 5, 8, 9)]
-    pictures.points(graph, images.x, predicted, out / "digits-graph.png")
-    pictures.neighbours(graph, weights, images.x, images.y, examples, out / "digits-attention.png")
+    node = int(test_nodes[images.y[test_nodes] == _SHOWN_DIGIT][0])
+    order = view_nodes.by_class(nodes)
+    recording = view_nodes.record(trained.model, nodes, graph, trained.expression, order)
+    shown = view_nodes.subject(trained.model, nodes, graph, order, node)
     return [
         page.heading(2, "Digits"),
         page.paragraph(
             "The same operator, with GAT's attention, over a graph that comes from data: each image receives from the "
-            f"images most like it. 200 of the {len(images.x):,} images are labelled. With these edges, the network "
-            f"classifies {neighbours} of the test images correctly; with self-loops only, {alone}."
+            f"images most like it, by distances between pixels only. 200 of the {len(images.x):,} images are labelled. "
+            f"With these edges, the network classifies {neighbours} of the test images correctly; with self-loops "
+            f"only, {alone}. In the middle is a test image; its class is the digit that it shows."
         ),
-        page.narrow(
-            Picture(
-                out / "digits-graph.png",
-                "The nearest-neighbour graph of the digits",
-                "Each dot is an image, coloured by the digit that the GAT predicts, with edges from its in-neighbors: "
-                f"{graph.num_edges:,} edges, from distances between pixels only. The layout is force-directed.",
-            )
-        ),
-        page.narrow(
-            Picture(
-                out / "digits-attention.png",
-                "Four test images with the neighbours they attend to",
-                "Four test images (left) and their neighbours, in the order of attention weight in the GAT's first "
-                "layer (mean over heads). Names are the true digits.",
-            )
-        ),
+        page.viewer(Page("", "", attention=attention(shown, [recording]))),
     ]

@@ -4,80 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from mpnn import plot
 from mpnn.cli.tasks import Trained
 from mpnn.files import write_atomically
-from mpnn.graph import Graph
 from mpnn.train.comparison import Comparison
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 _DPI = 180
-_ROUNDS = 30
 
 
 def topology(trained: Trained, path: Path) -> None:
     figure = Figure(figsize=(3.5, 3.66), layout="constrained")
     plot.adjacency(trained.graph, figure.add_subplot(), title=trained.expression)
     _save(figure, path, bbox_inches="tight")
-
-
-def heads(graph: Graph, weights: Sequence[Tensor], characters: str, path: Path) -> None:
-    """One attention matrix over the characters for each layer (row) and head (column); `weights` has [E, H] for each
-    layer."""
-    titles = [[f"layer {layer}, head {head + 1}" for head in range(w.shape[1])] for layer, w in enumerate(weights, 1)]
-    maps = [[(graph, of_layer[:, head]) for head in range(of_layer.shape[1])] for of_layer in weights]
-    _save(_attention_maps(maps, titles, characters), path)
-
-
-def layers_of_graphs(
-    graphs: Mapping[str, tuple[Graph, Sequence[Tensor]]], characters: str, asked: int, path: Path
-) -> None:
-    """One attention matrix for each layer (row) and graph (column): the mean over heads of the weights [E, H] of each
-    layer. The character `asked` is printed in another colour."""
-    layers = range(len(next(iter(graphs.values()))[1]))
-    titles = [
-        [f"{name}\nlayer {layer + 1}" if not layer else f"layer {layer + 1}" for name in graphs] for layer in layers
-    ]
-    maps = [[(graph, weights[layer].mean(1)) for graph, weights in graphs.values()] for layer in layers]
-    figure = _attention_maps(maps, titles, characters)
-    for ax in figure.axes:
-        for label in (*ax.get_xticklabels()[asked : asked + 1], *ax.get_yticklabels()[asked : asked + 1]):
-            if label.get_text() == characters[asked]:
-                label.set(color=plot.SERIES[1], fontweight="bold")
-    _save(figure, path)
-
-
-def _attention_maps(
-    maps: Sequence[Sequence[tuple[Graph, Tensor]]], titles: Sequence[Sequence[str]], characters: str
-) -> Figure:
-    """A figure with the attention of each graph, [E], in rows and columns. Blanks and line ends of the characters get a
-    sign."""
-    labels = [{" ": "\u2423", "\n": "\u21b5"}.get(c, c) for c in characters]
-    columns, size = len(maps[0]), 8.5 if len(maps[0]) < 4 else 7.0
-    figure = Figure(figsize=(11.0, 10.0 / columns * len(maps) + 0.5))
-    margins = {"left": 0.02, "right": 1.09, "top": 0.92, "bottom": 0.01, "wspace": 0.04, "hspace": 0.1}
-    axes = figure.subplots(len(maps), columns, squeeze=False, gridspec_kw=margins)
-    for k, (row, names, in_row) in enumerate(zip(axes, titles, maps, strict=True)):
-        for j, (ax, name, (graph, weights)) in enumerate(zip(row, names, in_row, strict=True)):
-            plot.attention(graph, weights, ax, title="", bar=False)
-            ax.set_title(name, loc="left", color=plot.INK, fontsize=9.5, pad=4)
-            ax.set(xlabel="", ylabel="", xticks=[], yticks=[])
-            ax.tick_params(length=0, pad=1, labelcolor=plot.INK)
-            if not k:  # labels on every map would take longer to draw than the model to train
-                ax.set_xticks(range(len(labels)), labels, family="monospace", fontsize=size)
-            if not j:
-                ax.set_yticks(range(len(labels)), labels, family="monospace", fontsize=size)
-    plot.weight_bar(list(axes.flat))
-    return figure
 
 
 def step_times(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], path: Path) -> None:
@@ -161,42 +104,5 @@ def comparison_costs(found: Comparison, path: Path) -> None:
     _save(figure, path)
 
 
-def points(graph: Graph, x: Tensor, classes: Tensor, path: Path) -> None:
-    """The graph over points x [N, F]: a force-directed layout that starts at the first two principal components."""
-    figure = Figure(figsize=(7.4, 6.4), layout="constrained")
-    _, _, directions = torch.linalg.svd(x - x.mean(0), full_matrices=False)
-    components = (x - x.mean(0)) @ directions[:2].T
-    positions = plot.springs(graph, components / components.abs().max(), _ROUNDS)
-    plot.network(graph, figure.add_subplot(), positions=positions, classes=classes, title="")
-    _save(figure, path)
-
-
-def neighbours(graph: Graph, weights: Tensor, images: Tensor, labels: Tensor, nodes: Sequence[int], path: Path) -> None:
-    """One row for each of `nodes`: its image, then its in-neighbors with their weights [E], the largest first."""
-    src, dst = graph.edge_index
-    columns = 9
-    figure = Figure(figsize=(7.0, 0.9 * len(nodes)))
-    margins = {"left": 0.01, "right": 0.99, "top": 1 - 0.2 / len(nodes), "bottom": 0.01, "hspace": 0.35, "wspace": 0.12}
-    axes = figure.subplots(len(nodes), columns + 1, squeeze=False, gridspec_kw=margins)
-    for row, node in zip(axes, nodes, strict=True):
-        _image(row[0], images[node], f"a {int(labels[node])}", plot.INK)
-        edges = (dst == node).nonzero().squeeze(1)
-        strongest = edges[weights[edges].argsort(descending=True)][:columns]
-        for ax in row[1:]:
-            ax.axis("off")
-        for ax, edge in zip(row[1:], strongest.tolist(), strict=False):
-            source = int(src[edge])
-            name = "itself" if source == node else f"a {int(labels[source])}"
-            _image(ax, images[source], f"{name}: {weights[edge]:.2f}", plot.MUTED)
-    _save(figure, path)
-
-
 def _save(figure: Figure, path: Path, **options: Any) -> None:
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=_DPI, **options))
-
-
-def _image(ax: Axes, pixels: Tensor, title: str, colour: str) -> None:
-    side = round(len(pixels) ** 0.5)
-    ax.imshow(pixels.reshape(side, side).numpy(), cmap="gray_r")
-    ax.set_title(title, color=colour, fontsize=8.5, pad=3)
-    ax.axis("off")

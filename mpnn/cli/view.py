@@ -1,9 +1,9 @@
-"""`mpnn view`: a page for the browser that shows a graph, and what attends to what over it."""
+"""`mpnn view`: a page for the browser that shows a graph, and what tokens, patches or nodes attend to over it."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +19,29 @@ from mpnn.view import Page, of_topology
 
 _SUFFIXES = (".html", ".htm")
 _NODES = 64
-_TITLE = 60  # characters
 _NAME_OF_MODEL = re.compile(r"[\w.-]*[\d/-][\w./-]*")  # as on the Hub: org/name, or a name with a digit or a hyphen
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a model reads, as options of the command; a model reads one of them."""
+
+    text: str | None = None
+    image: Path | None = None
+    node: int | None = None
+
+    def only(self, mine: str, what: str, kind: str) -> None:
+        """Raises ValueError if another option than `mine` is given."""
+        for name in ("text", "image", "node"):
+            if name != mine and getattr(self, name) is not None:
+                raise ValueError(f"{what} is {kind}, which takes --{mine}; leave out --{name}")
+
+    def needed_image(self, what: str) -> Path:
+        """Raises ValueError if no image, or another option is given."""
+        self.only("image", what, "a model of images")
+        if self.image is None:
+            raise ValueError(f"{what} is a model of images; name one with --image")
+        return self.image
 
 
 def view(
@@ -28,8 +49,8 @@ def view(
         str,
         typer.Argument(
             metavar="EXPR|DIR|MODEL",
-            help='A topology, such as "causal & window(16)"; a folder of mpnn train on text; or a model of '
-            "transformers, as a folder or by its name on the Hugging Face Hub.",
+            help='A topology, such as "causal & window(16)"; a folder of mpnn train, or with a ViT of mpnn; or a model '
+            "of transformers, as a folder or by its name on the Hugging Face Hub.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.", dir_okay=False)] = Path(
@@ -38,12 +59,25 @@ def view(
     text: Annotated[
         str | None, typer.Option("--text", help="The text that the model reads. Default: a sentence in English.")
     ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(
+            "--image",
+            help="The image that a vision model reads: a file that Pillow opens, or an array (.npy) of the model's "
+            "values, channels x height x width.",
+            dir_okay=False,
+        ),
+    ] = None,
+    node: Annotated[
+        int | None,
+        typer.Option("--node", help="The node whose neighbors a run on nodes shows. Default: one with about eight."),
+    ] = None,
     graph: Annotated[
         list[str] | None,
         typer.Option(
             "--graph",
-            help='A topology over which the model attends; "" is its own. Give up to two. Default: its own, and '
-            "a window.",
+            help='A topology over which the model attends, of the patches for an image; "" is its own. Give up to two. '
+            "Default: its own, and a window, or the neighbors of each patch; only its own for nodes.",
         ),
     ] = None,
     n: Annotated[
@@ -65,18 +99,21 @@ def view(
       mpnn view "longformer(64, globals=2)" --n 4096 -o longformer.html
       mpnn view runs/train --text "If the " -o letters.html
       mpnn view sentence-transformers/all-MiniLM-L6-v2 --text "A bank by the river." -o bank.html
+      mpnn view google/vit-base-patch16-224 --image cat.jpg -o cat.html
+      mpnn view runs/cora --node 1358 -o paper.html
     """
     _check_out(out, force)
+    reads = Reads(text, image, node)
     with exit_on_invalid_input():
         if _is_model(what):
             if n is not None or num_src is not None:
                 raise ValueError(
-                    f"--n and --num-src are for expressions; {what} is a model, whose nodes are its tokens"
+                    f"--n and --num-src are for expressions; {what} is a model, whose nodes are its input's"
                 )
-            page = _page_of_model(what, text, graph)
+            page = _page_of_model(what, reads, graph)
         else:
-            if text is not None or graph:
-                raise ValueError(f"--text and --graph are for models; {what} is an expression")
+            if reads != Reads() or graph:
+                raise ValueError(f"--text, --image, --node and --graph are for models; {what} is an expression")
             nodes = _NODES if n is None else n
             bind(what, nodes, num_src)  # its errors name the options
             with console.status("planning"):
@@ -106,17 +143,23 @@ def _is_model(what: str) -> bool:
     return False
 
 
-def _page_of_model(what: str, text: str | None, graphs: list[str] | None) -> Page:
-    from mpnn.cli import view_models
+def _page_of_model(what: str, reads: Reads, graphs: list[str] | None) -> Page:
+    from mpnn.cli import view_images, view_models, view_nodes, view_text
 
-    if graphs and len(graphs) > 2:
+    if graphs and len(graphs) > view_models.MOST_GRAPHS:
         raise ValueError(f"the page shows up to two graphs side by side; got {len(graphs)}")
-    if (Path(what) / FINISHED).is_file() and not (Path(what) / CHARACTERS).is_file():
-        raise ValueError(f"{what} is a run on nodes; the page shows runs on text, and models of transformers")
     with console.status("reading attention weights"):
-        shown = view_models.of_run if (Path(what) / CHARACTERS).is_file() else view_models.of_transformers
-        text = text or view_models.TEXT
-        attention, compared = shown(what, text, graphs)
-    title = text if len(text) <= _TITLE else f"{text[:_TITLE]}…"
-    said = f"What each of its {len(attention['tokens']):,} tokens attends to in {what}, in every layer and head."
-    return replace(of_topology(compared, len(attention["tokens"])), title=title, subtitle=said, attention=attention)
+        folder = Path(what)
+        if (folder / CHARACTERS).is_file():
+            reads.only("text", what, "a run on text")
+            return view_text.of_run(what, reads.text or view_text.TEXT, graphs)
+        if (folder / FINISHED).is_file():
+            reads.only("node", what, "a run on nodes")
+            return view_nodes.of_run(what, reads.node, graphs)
+        if view_images.is_saved(folder):
+            return view_images.of_saved(what, reads.needed_image(what), graphs)
+        model = view_models.transformers_model(what)
+        if model.main_input_name == "pixel_values":
+            return view_images.of_transformers(what, model, reads.needed_image(what), graphs)
+        reads.only("text", what, "a model of text")
+        return view_text.of_transformers(what, model, reads.text or view_text.TEXT, graphs)

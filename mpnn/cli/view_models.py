@@ -1,4 +1,4 @@
-"""The attention that `mpnn view` shows: of models of transformers, and of texts that `mpnn train` learned."""
+"""What the pages of models share: loading a model of transformers, and recording its attention over each graph."""
 
 from __future__ import annotations
 
@@ -7,123 +7,85 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from mpnn.cli.tasks import CHARACTERS
-from mpnn.graph import Graph
-from mpnn.graphs import parse
-from mpnn.view.attention import Recording, attention
+from mpnn.view.attention import Recording
 
-TEXT = "The animal didn't cross the street because it was too tired."
-_OWN = "its own graph"
-_WINDOW = "window(2)"
-
-Shown = tuple[dict[str, Any], str]
-"""The data of `mpnn.view.attention.attention`, and the expression that the other panes open with."""
+OWN = "its own graph"
+MOST_GRAPHS = 2
 
 
-def of_transformers(name: str, text: str, graphs: Sequence[str] | None) -> Shown:
-    """The attention of a model of transformers over each graph.
+def record_each(
+    record: Callable[[str], Recording], graphs: Sequence[str] | None, other: Callable[[Recording], str | None]
+) -> tuple[list[Recording], str | None]:
+    """The recordings over each graph, and the last of these graphs that has an expression.
 
     Args:
-        name: a folder, or the name of a model that transformers finds.
-        graphs: expressions; "" stands for the model's own masks. None: these, and a window.
+        record: gives the recording over an expression; "" stands for the model's own graph.
+        graphs: expressions. None: the model's own, and the expression that `other` gives for its recording.
+    """
+    if graphs:
+        named = [expression for expression in graphs if expression]
+        return [record(expression) for expression in graphs], named[-1] if named else None
+    own = record("")
+    expression = other(own)
+    return [own] if expression is None else [own, record(expression)], expression
+
+
+def transformers_model(name: str) -> Any:
+    """A model of transformers, in evaluation mode.
+
+    Args:
+        name: a folder, or a name on the Hub.
 
     Raises:
         ImportError: if transformers is not installed.
-        ValueError: if there is no such model, it cannot take the text, or a graph does not fit it.
+        ValueError: if there is no such model.
     """
     try:
         import transformers
 
-        import mpnn.hf
+        import mpnn.hf  # noqa: F401  registers the attention of saved models that name it
     except ImportError:
         raise ImportError("models need transformers, which is not installed; run: pip install transformers") from None
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-        model = transformers.AutoModel.from_pretrained(name).eval()
+        return transformers.AutoModel.from_pretrained(name).eval()
     except OSError as error:
-        why = str(error).splitlines()[0]
-        raise ValueError(f"{name} is no expression, no folder of a model, and no name that loads one: {why}") from None
-    config = model.config.get_text_config()
-    if config.is_encoder_decoder:
-        raise ValueError(f"{name} has an encoder and a decoder; the viewer shows models over one sequence")
-    inputs = tokenizer(text, return_tensors="pt", verbose=False)
-    count, most = inputs.input_ids.shape[1], getattr(config, "max_position_embeddings", None)
-    if not count:
-        raise ValueError("the text has no tokens; name one with --text")
-    if most is not None and count > most:
-        raise ValueError(f"{name} takes at most {most} tokens; the text has {count}")
-
-    def recording(expression: str) -> Recording:
-        made = Recording(expression or _OWN, count, config.num_hidden_layers)
-        handle = mpnn.hf.use(model, expression or None)
-        try:
-            with torch.no_grad(), mpnn.hf.record(made.add):
-                model(**inputs)
-        finally:
-            handle.restore()
-        return made
-
-    return _side_by_side(_pieces(tokenizer, text, inputs.input_ids[0]), recording, graphs)
+        raise not_a_model(name, error) from None
 
 
-def of_run(name: str, text: str, graphs: Sequence[str] | None) -> Shown:
-    """The attention of a model of characters that `mpnn train` saved in the folder `name`, as `of_transformers`. ""
-    stands for the graph that it was trained on.
+def not_a_model(name: str, error: OSError) -> ValueError:
+    """The error for a name that does not load a model and what it reads."""
+    why = str(error).splitlines()[0]
+    missing = (
+        "" if Path(name).exists() else f"{name} is no expression, no folder of a model, and no name that loads one: "
+    )
+    return ValueError(f"{missing}{why}")
+
+
+def record_transformers(model: Any, inputs: Any, name: str, graph: str | None, budget: int | None = None) -> Recording:
+    """The attention of a model of transformers over a graph, None for its own masks.
 
     Raises:
-        ValueError, OSError: if the folder has no such model, it does not know a character of the text, or a graph does
-            not fit it.
+        ValueError: if the graph does not fit the model, or layers give no weights or are not over the same nodes.
     """
-    from mpnn.data import Characters
-    from mpnn.models import GPT
+    import mpnn.hf
 
-    folder = Path(name)
-    characters = Characters((folder / CHARACTERS).read_bytes().decode("utf-8"))
-    model = GPT.from_pretrained(folder).eval()
-    tokens = characters.encode(text)
-    if not 0 < len(tokens) <= model.context:
-        raise ValueError(f"the model takes 1 to {model.context} characters; --text has {len(tokens)}")
+    layers = model.config.get_text_config().num_hidden_layers
+    made: list[Recording] = []
 
-    def recording(expression: str) -> Recording:
-        made = Recording(expression or str(model.layers[0].graph), len(tokens), len(model.layers))
+    def visit(over: Any, weights: torch.Tensor) -> None:
+        if not made:
+            made.append(Recording(name, over.num_dst, layers, budget=budget))
+        made[0].add(over, weights)
 
-        def bind(own: Any) -> Graph:
-            graph: Graph = (parse(expression) if expression else own).bind(len(tokens))
-            return graph
-
-        bound = [bind(layer.graph) for layer in model.layers]
-        with torch.no_grad():
-            weights = model.decode(tokens[None], bind=bind, return_weights=True).weights
-        for graph, of_layer in zip(bound, weights or (), strict=True):
-            made.add(graph, of_layer)
-        return made
-
-    return _side_by_side(list(text), recording, graphs)
-
-
-def _side_by_side(tokens: Sequence[str], record: Callable[[str], Recording], graphs: Sequence[str] | None) -> Shown:
-    if graphs:
-        recordings = [record(expression) for expression in graphs]
-        named = [expression for expression in graphs if expression]
-    else:
-        own = record("")
-        named = [f"causal & {_WINDOW}" if own.is_causal else _WINDOW]
-        recordings = [own, record(named[0])]
-    return attention(tokens, recordings), named[-1] if named else "causal" if recordings[0].is_causal else "complete"
-
-
-def _pieces(tokenizer: Any, text: str, ids: Tensor) -> list[str]:
-    """The text of each token, with the blank before it, or the name of a token without text, such as [CLS]."""
-    names = tokenizer.convert_ids_to_tokens(ids.tolist())
-    if not getattr(tokenizer, "is_fast", False):
-        return [str(name) for name in names]
-    pieces: list[str] = []
-    end = 0
-    spans = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
-    for name, (start, stop) in zip(names, spans, strict=True):
-        pieces.append(text[end:stop] if stop > start else f" {name} " if pieces else f"{name} ")
-        end = max(end, stop)
-    return pieces
+    handle = mpnn.hf.use(model, graph)
+    try:
+        with torch.no_grad(), mpnn.hf.record(visit):
+            model(**inputs)
+    finally:
+        handle.restore()
+    if not made:
+        raise ValueError(f"no layer of {type(model).__name__} gave attention weights; the viewer cannot show it")
+    return made[0]

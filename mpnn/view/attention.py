@@ -1,6 +1,6 @@
 """Attention weights as the viewer stores them: small enough for 10,000 tokens with 12 layers of 12 heads.
 
-All weights of a head would be N x N numbers. A page keeps the strongest sources of each token, as many as fit into a
+All weights of a head would be N x N numbers. A page keeps the strongest sources of each node, as many as fit into a
 budget of bytes, and a thumbnail of the whole matrix for each head.
 """
 
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.view.subject import Subject
 
 _CELLS = 48  # of a thumbnail, on a side
 _BUDGET = 32 << 20  # bytes of one graph; base64 makes them a third more
-_SMALL_INDEX = 1 << 16  # tokens up to which 16 bits number them
+_SMALL_INDEX = 1 << 16  # nodes up to which 16 bits number them
 
 
 class Recording:
@@ -26,15 +27,21 @@ class Recording:
 
     Args:
         name: the heading of the graph.
-        tokens: how many there are.
+        size: the number of nodes of the subject.
         layers: how many layers will be added.
+        order: int64 [size], the nodes of the graphs that the page shows, in its order. None: all, in their order.
+        budget: bytes for the weights.
 
-    `is_causal` says whether no token attends to a later one; `heads`, how many a layer has.
+    `is_causal` says whether no node attends to a later one; `heads`, how many each layer has.
     """
 
-    def __init__(self, name: str, tokens: int, layers: int) -> None:
-        self.name, self.tokens, self.layers = name, tokens, layers
-        self.heads, self.is_causal = 0, True
+    def __init__(
+        self, name: str, size: int, layers: int, order: NDArray[np.int64] | None = None, budget: int | None = None
+    ) -> None:
+        self.name, self.size, self.layers = name, size, layers
+        self.heads: list[int] = []
+        self.is_causal = True
+        self._order, self._budget = order, _BUDGET if budget is None else budget
         self._edges, self._top = 0, 0
         self._thumbnails: list[NDArray[np.uint8]] = []
         self._sources: list[NDArray[Any]] = []
@@ -45,28 +52,31 @@ class Recording:
         """Adds the next layer: the weights of the edges of `graph`, [E, H] or [1, E, H].
 
         Raises:
-            ValueError: if the graph is not one over the tokens, or the layer has another number of heads.
+            ValueError: if the graph is not one over the nodes.
         """
-        if (graph.num_dst, graph.num_src) != (self.tokens, self.tokens):
+        if graph.num_dst != graph.num_src or (self._order is None and graph.num_dst != self.size):
             raise ValueError(
-                f"layer {len(self._weights)} attends from {graph.num_dst} to {graph.num_src} nodes, but there are "
-                f"{self.tokens} tokens; the viewer shows models over one sequence"
+                f"layer {len(self.heads)} attends from {graph.num_dst} to {graph.num_src} nodes, but the page shows "
+                f"{self.size}; the viewer shows models whose layers are over the same nodes"
             )
-        of_edges = weights.detach().float().reshape(-1, weights.shape[-1]).cpu().numpy()
-        if not self._weights:
-            self.heads = of_edges.shape[1]
-            self._top = self._affordable(max(graph.structure.degree_range()[1], 1))
-        if of_edges.shape[1] != self.heads:
-            raise ValueError(f"layers have {self.heads} and {of_edges.shape[1]} heads; the viewer shows equal numbers")
+        of_edges = weights.detach().float().reshape(-1, weights.shape[-1]).cpu().numpy().clip(0.0, 1.0)
         src, dst = graph.edge_index.cpu().numpy()
+        if self._order is not None:
+            index = np.full(graph.num_dst, -1)
+            index[self._order] = np.arange(self.size)
+            src, dst = index[src], index[dst]
+            shown = (src >= 0) & (dst >= 0)
+            src, dst, of_edges = src[shown], dst[shown], of_edges[shown]
+        if not self.heads:
+            self._top = self._affordable(int(np.bincount(dst, minlength=1).max()), of_edges.shape[1])
+        self.heads.append(of_edges.shape[1])
         self.is_causal &= bool((src <= dst).all())
-        self._edges = max(self._edges, graph.num_edges)
-        heads = [np.clip(of_edges[:, head], 0.0, 1.0) for head in range(self.heads)]
-        strongest = [_strongest(dst, src, w, self.tokens, self._top) for w in heads]
+        self._edges = max(self._edges, len(src))
+        strongest = [_strongest(dst, src, w, self.size, self._top) for w in of_edges.T]
         self._sources.append(np.stack([sources for sources, _ in strongest]))
         self._weights.append(np.stack([_bytes(kept) for _, kept in strongest]))
-        self._thumbnails.append(np.stack([_thumbnail(dst, src, w, self.tokens) for w in heads]))
-        total = sum(float(w.sum()) for w in heads)
+        self._thumbnails.append(np.stack([_thumbnail(dst, src, w, self.size) for w in of_edges.T]))
+        total = float(of_edges.sum())
         self._shares.append(sum(float(kept.sum()) for _, kept in strongest) / total if total else 1.0)
 
     def data(self) -> dict[str, Any]:
@@ -75,11 +85,9 @@ class Recording:
         Raises:
             ValueError: if not all layers were added.
         """
-        if len(self._weights) != self.layers:
-            raise ValueError(
-                f"{len(self._weights)} of {self.layers} layers gave attention weights; the viewer needs all"
-            )
-        index = np.dtype("<u2" if self.tokens <= _SMALL_INDEX else "<u4")
+        if len(self.heads) != self.layers:
+            raise ValueError(f"{len(self.heads)} of {self.layers} layers gave attention weights; the viewer needs all")
+        index = np.dtype("<u2" if self.size <= _SMALL_INDEX else "<u4")
         return {
             "name": self.name,
             "edges": self._edges,
@@ -90,56 +98,59 @@ class Recording:
             "weights": _base64(self._weights, np.dtype(np.uint8)),
         }
 
-    def _affordable(self, most: int) -> int:
-        """How many sources of each token fit into the budget, at most `most`."""
-        each = self.layers * self.heads * max(self.tokens, 1) * (3 if self.tokens <= _SMALL_INDEX else 5)
-        return min(most, max(1, _BUDGET // each))
+    def _affordable(self, most: int, heads: int) -> int:
+        """How many sources of each node fit into the budget if all layers have so many heads, at most `most`."""
+        each = self.layers * heads * max(self.size, 1) * (3 if self.size <= _SMALL_INDEX else 5)
+        return max(1, min(most, self._budget // each))
 
 
-def attention(tokens: Sequence[str], recordings: Sequence[Recording]) -> dict[str, Any]:
-    """What `viewer/src/data.ts` calls AttentionData: recordings over the same tokens.
+def attention(subject: Subject, recordings: Sequence[Recording]) -> dict[str, Any]:
+    """What `viewer/src/data.ts` calls AttentionData: recordings over the same subject.
 
     Raises:
-        ValueError: if a recording lacks layers.
+        ValueError: if a recording lacks layers, or two have layers of other numbers of heads.
     """
-    first = recordings[0]
+    heads = recordings[0].heads
+    for other in recordings[1:]:
+        if other.heads != heads:
+            raise ValueError(f"the layers have {heads} heads over one graph and {other.heads} over another")
     return {
-        "tokens": list(tokens),
-        "layers": first.layers,
-        "heads": first.heads,
-        "cells": cells(len(tokens)),
+        "subject": subject.data(),
+        "start": subject.start,
+        "heads": heads,
+        "cells": cells(subject.size),
         "graphs": [recording.data() for recording in recordings],
     }
 
 
-def cells(tokens: int) -> int:
+def cells(size: int) -> int:
     """The cells on a side of a thumbnail."""
-    return max(1, min(tokens, _CELLS))
+    return max(1, min(size, _CELLS))
 
 
 def _strongest(
-    dst: NDArray[np.int64], src: NDArray[np.int64], weight: NDArray[np.float32], tokens: int, top: int
+    dst: NDArray[np.int64], src: NDArray[np.int64], weight: NDArray[np.float32], size: int, top: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The sources of the `top` largest weights of each row and these weights, [tokens, top]; 0 where there are none."""
+    """The sources of the `top` largest weights of each row and these weights, [size, top]; 0 where there are none."""
     order = np.argsort(dst - 0.5 * weight.astype(np.float64), kind="stable")  # by row, then by descending weight
     row = dst[order]
-    rank = np.arange(len(row)) - np.searchsorted(row, np.arange(tokens))[row]
+    rank = np.arange(len(row)) - np.searchsorted(row, np.arange(size))[row]
     inside = rank < top
-    sources, kept = np.zeros((tokens, top), np.int64), np.zeros((tokens, top), np.float32)
+    sources, kept = np.zeros((size, top), np.int64), np.zeros((size, top), np.float32)
     sources[row[inside], rank[inside]] = src[order][inside]
     kept[row[inside], rank[inside]] = weight[order][inside]
     return sources, kept
 
 
 def _thumbnail(
-    dst: NDArray[np.int64], src: NDArray[np.int64], weight: NDArray[np.float32], tokens: int
+    dst: NDArray[np.int64], src: NDArray[np.int64], weight: NDArray[np.float32], size: int
 ) -> NDArray[np.uint8]:
     """The mean weight of each cell as a share of the head's largest, as bytes [cells, cells]."""
-    side = cells(tokens)
-    cell = dst * side // tokens * side + src * side // tokens
+    side = cells(size)
+    cell = dst * side // size * side + src * side // size
     total = np.bincount(cell, weight, minlength=side * side)
-    size = np.bincount(np.arange(tokens) * side // tokens, minlength=side)
-    mean = total.reshape(side, side) / np.outer(size, size)
+    nodes = np.bincount(np.arange(size) * side // size, minlength=side)
+    mean = total.reshape(side, side) / np.outer(nodes, nodes)
     return _bytes(mean / max(mean.max(initial=0.0), 1e-30))
 
 
@@ -149,4 +160,4 @@ def _bytes(share: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _base64(layers: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> str:
-    return b64encode(np.stack(layers).astype(dtype).tobytes()).decode("ascii")
+    return b64encode(np.concatenate(layers).astype(dtype).tobytes()).decode("ascii")

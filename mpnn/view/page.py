@@ -26,29 +26,34 @@ class Page:
 
     Attributes:
         title, subtitle: its heading, and a sentence below.
-        graph: `expression`, `n` and `num_src` (None: the same as `n`) of the graph that the page opens with.
-        attention: as `mpnn.view.attention.of_model` returns it; None for a page without attention.
+        graph: `expression`, `n` and `num_src` (None: the same as `n`) of the graph that the page opens with; None for a
+            page without the panes of expressions.
+        attention: as `mpnn.view.attention.attention` returns it; None for a page without attention.
         plan: as `mpnn.view.plans.of_topology` returns it; None for a page without a plan.
     """
 
     title: str
     subtitle: str
-    graph: Mapping[str, Any]
+    graph: Mapping[str, Any] | None = None
     attention: Mapping[str, Any] | None = None
     plan: Mapping[str, Any] | None = None
 
     def html(self) -> str:
         """The document. It contains everything it needs."""
-        data = json.dumps(asdict(self), allow_nan=False).replace("<", "\\u003c")  # no text can end the element
         return (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             '<meta name="color-scheme" content="light dark">\n'
             f'<link rel="icon" href="data:,">\n<title>{escape(self.title)}</title>\n<style>{_STYLE}</style>\n</head>\n'
-            '<body>\n<main id="mpnn-viewer"><noscript>This page draws graphs with JavaScript, which is switched off.'
-            "</noscript></main>\n"
-            f'<script type="application/json" id="mpnn-data">{data}</script>\n'
-            f'<script type="module">{_script()}</script>\n</body>\n</html>\n'
+            f"<body>\n{self.part('main')}\n{script()}\n</body>\n</html>\n"
+        )
+
+    def part(self, tag: str = "div") -> str:
+        """An element for another document, which needs `script()` at its end. No heading if `title` is ""."""
+        data = json.dumps(asdict(self), allow_nan=False).replace("<", "\\u003c")  # no text can end the element
+        return (
+            f'<{tag} class="mpnn-viewer"><noscript>This page draws graphs with JavaScript, which is switched off.'
+            f'</noscript></{tag}>\n<script type="application/json" class="mpnn-data">{data}</script>'
         )
 
     def _repr_html_(self) -> str:
@@ -57,5 +62,7 @@ class Page:
         return f'<iframe title="{escape(self.title)}" srcdoc="{escape(self.html())}" style="{style}"></iframe>'
 
 
-def _script() -> str:
-    return SCRIPT.read_text(encoding="ascii").replace("</script", "<\\/script")
+def script() -> str:
+    """The element that shows all parts before it."""
+    code = SCRIPT.read_text(encoding="ascii").replace("</script", "<\\/script")
+    return f'<script type="module">{code}</script>'

@@ -317,7 +317,6 @@ def test_data_get_of_what_needs_no_fetching() -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo with coarse pictures and few words."""
     monkeypatch.setattr(pictures, "_DPI", 30)
-    monkeypatch.setattr(pictures, "_ROUNDS", 2)
     monkeypatch.setattr(demo_page, "SAMPLE", 5)
     monkeypatch.setattr(demo, "LENGTHS", [16, 32, 64])
     monkeypatch.setattr(demo, "ATTENTION_LENGTH", 64)
@@ -328,16 +327,14 @@ def test_demo_trains_and_writes_its_page(tmp_path: Path, quick: None) -> None:
     assert result.exit_code == 0, result.output
     page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
     drawn = sorted(path.name for path in (tmp_path / "demo").glob("*.png"))
-    assert drawn == [
-        "causal-window8.png",
-        "causal.png",
-        "digits-attention.png",
-        "digits-graph.png",
-        "learning-curves.png",
-        "recall-attention.png",
-        "step-times.png",
+    assert drawn == ["learning-curves.png", "step-times.png"]
+    assert page.count('src="data:image/png;base64,') == len(drawn)
+    shown = [json.loads(data)["attention"] for data in re.findall(r'class="mpnn-data">(.*?)</script>', page)]
+    assert [(one["subject"]["kind"], len(one["graphs"])) for one in shown] == [
+        ("tokens", 3),
+        ("tokens", 2),
+        ("nodes", 1),
     ]
-    assert page.count("data:image/png;base64,") == len(drawn)
     assert 'src="http' not in page  # it stands alone
     for text in (result.output, page.replace("&amp;", "&")):
         for expression in ("causal & window(7) | landmarks(8)", "causal & window(8)", "knn(8)", "identity"):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from chromium import CHROMIUM, Browser, browser
 
-from mpnn import graphs
+from mpnn import Graph, graphs
+from mpnn.cli import page as demo_page
 from mpnn.view import Page
 from mpnn.view.attention import Recording, attention
+from mpnn.view.page import script
 from mpnn.view.plans import of_topology
+from mpnn.view.subject import Nodes, Patches, Tokens
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,7 +67,35 @@ def page() -> Page:
         recordings.append(recording)
     plan = of_topology(graphs.parse("causal & window(4)"), 32)
     graph_data = {"expression": "causal & window(4)", "n": 32, "num_src": None}
-    return Page("A title", "A subtitle", graph_data, attention(tokens, recordings), plan)
+    return Page("A title", "A subtitle", graph_data, attention(Tokens(tokens), recordings), plan)
+
+
+def recording(name: str, graph: Graph, heads: Sequence[int]) -> Recording:
+    """Each node attends to its first source only in head 1 of each layer, and evenly in the others."""
+    made = Recording(name, graph.num_dst, len(heads))
+    dst = graph.edge_index[1]
+    first = torch.ones(graph.num_edges)
+    first[1:] = (dst[1:] != dst[:-1]).float()
+    even = 1 / graph.degree()[dst]
+    for count in heads:
+        made.add(graph, torch.stack([first, *[even] * (count - 1)], 1))
+    return made
+
+
+def page_of_patches() -> Page:
+    """Two rows of three patches, and a class token."""
+    pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    graphs_of = {name: graphs.parse(name).bind(7) for name in ("complete", "window(1)")}
+    recordings = [recording(name, graph, [2, 2]) for name, graph in graphs_of.items()]
+    return Page("photo.png", "", None, attention(Patches(pixels, 2, 3, ["[CLS]"]), recordings))
+
+
+def page_of_nodes(pictures: bool = False) -> Page:
+    """A ring of twelve nodes of two classes: 100 to 111, and 103 in the middle."""
+    ring = graphs.parse("window(1)").bind(12)
+    images = np.zeros((12, 2, 2, 3), np.uint8) if pictures else None
+    nodes = Nodes(range(100, 112), [0] * 6 + [1] * 6, [0] * 12, 3, images)
+    return Page("Node 103", "", None, attention(nodes, [recording("ring", ring, [3, 1])]))
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +112,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def see(chromium: Browser, file: Path) -> Callable[..., dict[str, Any]]:
-    """Opens the page and returns what the script, the body of an async function, puts into `seen`."""
+def see(chromium: Browser, file: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Opens a document, by default that of `page()`. Returns what the script, the body of an async function, puts into
+    `seen`."""
 
-    def run(script: str, **options: Any) -> dict[str, Any]:
+    def run(script: str, other: str | None = None, **options: Any) -> dict[str, Any]:
         chromium.problems.clear()
-        chromium.open(file, **options)
+        shown = file
+        if other is not None:
+            shown = tmp_path / "other.html"
+            shown.write_text(other, encoding="utf-8")
+        chromium.open(shown, **options)
         chromium.run(HELP)
         wide = "seen.wide = document.documentElement.scrollWidth > innerWidth; return seen;"
         seen: dict[str, Any] = chromium.run(f"const seen = {{}}; await wait(100); {script}; {wide}")
@@ -100,7 +138,7 @@ def test_hovering_a_token_shows_what_it_attends_to(see: Callable[..., dict[str, 
         """
         for (const select of find("select")) { select.value = "1"; select.dispatchEvent(new Event("change")); }
         await wait();
-        at(find("[data-token='3']")[0], "pointerover", .5, .5, {pointerType: "mouse"});
+        at(find("[data-node='3']")[0], "pointerover", .5, .5, {pointerType: "mouse"});
         await wait();
         seen.said = text(".sentence");
         const marked = (one) => [...one.children].filter((span) => span.style.background);
@@ -126,6 +164,148 @@ def test_hovering_a_token_shows_what_it_attends_to(see: Callable[..., dict[str, 
     assert "and 1 more" in seen["head"][1]
     assert seen["redrawn"]
     assert "“word4” is attended by" in seen["next"]
+
+
+def test_pointing_at_a_patch_colours_others_over_the_image(see: Callable[..., dict[str, Any]]) -> None:
+    seen = see(
+        """
+        seen.first = text(".sentence");
+        const canvas = find("canvas.patches");
+        const before = canvas.map(pixels);
+        at(canvas[0], "pointermove", .9, .9, {pointerType: "mouse"});
+        await wait();
+        seen.last = text(".sentence");
+        seen.redrawn = canvas.map((one, k) => before[k] !== pixels(one));
+        seen.label = canvas[0].getAttribute("aria-label");
+        at(canvas[1], "click", .1, .1, {});
+        at(canvas[1], "pointermove", .9, .9, {pointerType: "mouse"});
+        await wait();
+        seen.held = text(".sentence")[1];
+        press(canvas[1], "ArrowDown");
+        await wait();
+        seen.below = text(".sentence")[1];
+        find(".extra span")[0].click();
+        await wait();
+        seen.token = text(".sentence")[0];
+        seen.tabs = find("[role=tab]").length;
+        """,
+        page_of_patches().html(),
+    )
+    assert seen["first"] == ["Layer 2, head 1: [CLS] attends to [CLS] 100.0 %."] * 2
+    assert seen["last"] == [
+        "Layer 2, head 1: patch (2, 3) attends to [CLS] 100.0 %.",
+        "Layer 2, head 1: patch (2, 3) attends to patch (2, 2) 100.0 %.",
+    ]
+    assert seen["redrawn"] == [True, True]
+    assert seen["label"].startswith("image of 2 x 3 patches; patch (2, 3) is chosen")
+    assert seen["held"] == "Layer 2, head 1: patch (1, 1) attends to [CLS] 100.0 %. Held: click again to let go."
+    assert seen["below"].startswith("Layer 2, head 1: patch (2, 1) attends to patch (1, 3) 100.0 %.")
+    assert seen["token"].startswith("Layer 2, head 1: [CLS] attends to")
+    assert seen["tabs"] == 0
+
+
+def test_the_neighborhood_of_a_node(see: Callable[..., dict[str, Any]]) -> None:
+    seen = see(
+        """
+        const numbers = () => text(".ego text").map(Number).sort((a, b) => a - b);
+        const own = () => find(".ego .own").length;
+        seen.first = [numbers(), own(), text(".sentence")[0]];
+        seen.label = find("svg.ego")[0].getAttribute("aria-label");
+        at(find(".ego [data-node='4']")[0], "pointerover", .5, .5, {pointerType: "mouse"});
+        await wait();
+        seen.pointed = [numbers(), text(".sentence")[0]];
+        at(find(".ego [data-node='4']")[0], "click", .5, .5, {});
+        await wait();
+        seen.clicked = [numbers(), find("input[type=number]")[0].value];
+        find(".controls .chips button")[1].click();
+        await wait();
+        seen.next = [find("input[type=number]")[0].value, text(".sentence")[0]];
+        const input = find("input[type=number]")[0];
+        input.value = 7;
+        input.dispatchEvent(new Event("change"));
+        seen.problem = text(".controls [role=status]")[0];
+        input.value = 110;
+        input.dispatchEvent(new Event("change"));
+        const [layer, head] = find("select");
+        layer.value = "1";
+        layer.dispatchEvent(new Event("change"));
+        await wait();
+        head.value = "3";
+        head.dispatchEvent(new Event("change"));
+        await wait();
+        seen.third = text(".sentence")[0];
+        layer.value = "2";
+        layer.dispatchEvent(new Event("change"));
+        await wait();
+        seen.only = text(".sentence")[0];
+        """,
+        page_of_nodes().html(),
+    )
+    assert seen["first"] == [
+        [101, 102, 103, 104, 105],
+        1,
+        "Layer 2, head 1: node 103 (class 0) attends to node 102 (class 0) 100.0 %.",
+    ]
+    assert seen["label"].startswith("node 103 (class 0) in the middle, 2 nodes that it attends to around it, and 2")
+    assert seen["pointed"] == [
+        [101, 102, 103, 104, 105],
+        "Layer 2, head 1: node 104 (class 0) attends to node 103 (class 0) 100.0 %.",
+    ]
+    assert seen["clicked"] == [[102, 103, 104, 105, 106], "104"]
+    assert seen["next"] == [
+        "106",
+        "Layer 2, head 1: node 106 (class 1, predicted 0) attends to node 105 (class 0) 100.0 %.",
+    ]
+    assert seen["problem"] == "The page has no node 7."
+    assert seen["third"].startswith("Layer 1, head 3: node 110 (class 1, predicted 0) attends to node")
+    assert seen["third"].count("33.2 %") == 3  # a third, as a byte
+    assert seen["only"].startswith("Layer 2, head 1: node 110")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("make", [page_of_patches, lambda: page_of_nodes(pictures=True)], ids=["patches", "nodes"])
+def test_patches_and_nodes_fit(
+    see: Callable[..., dict[str, Any]], make: Callable[[], Page], width: int, scheme: str
+) -> None:
+    seen = see(
+        """
+        seen.silent = find("canvas, svg[class]").filter((one) => !one.getAttribute("aria-label")).length;
+        seen.drawn = find("canvas, svg[class]").length;
+        """,
+        make().html(),
+        width=width,
+        scheme=scheme,
+    )
+    assert seen["silent"] == 0
+    assert seen["drawn"] >= 3
+
+
+def test_several_parts_in_one_document(see: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """As on the page of `mpnn demo`: no headings of their own, and the styles of the document stay outside."""
+    tokens = attention(Tokens(["a", "b", "a"]), [recording("causal", graphs.causal().bind(3), [1])])
+    graph = {"expression": "causal", "n": 3, "num_src": None}
+    parts = [Page("", "", graph, tokens), page_of_patches(), page_of_nodes()]
+    document = demo_page.page("Title", [demo_page.viewer(replace(part, title="")) for part in parts], [], script())
+    seen = see(
+        """
+        seen.titles = text("h1");
+        seen.sentences = text(".sentence").length;
+        at(find(".tokens span")[2], "pointerover", .5, .5, {pointerType: "mouse"});
+        await wait();
+        seen.said = text(".sentence")[0];
+        await tab("Graph");
+        seen.drawn = find("canvas.matrix").length;
+        seen.size = getComputedStyle(find(".mpnn-viewer h2")[0]).borderTopWidth;
+        """,
+        document,
+        width=400,
+    )
+    assert seen["titles"] == ["Title"]
+    assert seen["sentences"] == 4
+    assert seen["said"] == "Layer 1, head 1: “a” (3) attends to “a” (1) 100.0 %."
+    assert seen["drawn"] == 1
+    assert seen["size"] == "0px"
 
 
 def test_the_graph_follows_expression_sliders_and_zoom(see: Callable[..., dict[str, Any]]) -> None:

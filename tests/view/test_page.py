@@ -50,7 +50,10 @@ def test_no_text_ends_the_data_or_the_script() -> None:
             ("strided(64)", "--n", "100000", "-o", "{}/page.html"),
             "and 78,",
         ),
-        (("causal", "--text", "a", "-o", "{}/page.html"), "--text and --graph are for models"),
+        (
+            ("causal", "--text", "a", "-o", "{}/page.html"),
+            "--text, --image, --node and --graph are for models; causal is an expression",
+        ),
     ],
     ids=str,
 )

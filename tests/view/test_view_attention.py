@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from viewer_page import data_of, run
+from viewer_page import data_of, run, weights_of
 
 import mpnn
 from mpnn import graphs
 from mpnn.cli.tasks import CHARACTERS
-from mpnn.cli.train import FINISHED
 from mpnn.view import attention
 from mpnn.view.attention import Recording
+from mpnn.view.subject import Tokens
 
 hf = pytest.importorskip("transformers")
 N, LAYERS, HEADS = 9, 2, 3
@@ -43,24 +42,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def weights_of(data: dict[str, Any], graph: dict[str, Any]) -> np.ndarray:
-    """[layers, heads, N, N], as the page stores it."""
-    n = len(data["tokens"])
-    shape = data["layers"], data["heads"], n, graph["top"]
-    sources = np.frombuffer(b64decode(graph["sources"]), "<u2").reshape(shape)
-    kept = (np.frombuffer(b64decode(graph["weights"]), np.uint8).reshape(shape) / 255) ** 2
-    full = np.zeros((*shape[:3], n))
-    for row in np.ndindex(*shape[:3]):
-        np.add.at(full[row], sources[row], kept[row])
-    return full
-
-
 def test_a_page_of_a_model_has_the_weights_of_transformers(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = run(folder, "--text", "A bank by the rivers.", "-o", page)
     assert done.exit_code == 0, done.output
     data = data_of(page.read_text())["attention"]
-    assert [token.strip() for token in data["tokens"]] == [
+    assert [token.strip() for token in data["subject"]["tokens"]] == [
         "[CLS]",
         "A",
         "bank",
@@ -71,20 +58,20 @@ def test_a_page_of_a_model_has_the_weights_of_transformers(folder: Path, tmp_pat
         ".",
         "[SEP]",
     ]
-    assert "".join(data["tokens"][1:-1]) == "A bank by the rivers."
+    assert "".join(data["subject"]["tokens"][1:-1]) == "A bank by the rivers."
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     model = hf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         expected = model(**tokenizer("A bank by the rivers.", return_tensors="pt"), output_attentions=True).attentions
     own, window = data["graphs"]
     found = weights_of(data, own)
-    exact = torch.cat(expected).numpy()
+    exact = torch.cat(expected).flatten(0, 1).numpy()
     assert np.abs(np.sqrt(found) - np.sqrt(exact)).max() <= 0.5 / 255 + 1e-6  # roots are rounded to 255ths
     assert own["edges"] == N * N
     assert own["share"] == pytest.approx(1.0)
     assert window["name"] == "window(2)"
     outside = ~graphs.window(2).bind(N).dense().numpy()
-    assert (weights_of(data, window)[:, :, outside] == 0).all()
+    assert (weights_of(data, window)[:, outside] == 0).all()
     assert data_of(page.read_text())["graph"] == {"expression": "window(2)", "n": N, "num_src": None}
 
 
@@ -94,7 +81,7 @@ def test_chosen_graphs_are_side_by_side(folder: Path, tmp_path: Path) -> None:
     assert run(folder, *arguments).exit_code == 0
     data = data_of(page.read_text())["attention"]
     assert [graph["name"] for graph in data["graphs"]] == ["window(1)", "causal"]
-    assert (np.triu(weights_of(data, data["graphs"][1]).max((0, 1)), 1) == 0).all()
+    assert (np.triu(weights_of(data, data["graphs"][1]).max(0), 1) == 0).all()
 
 
 def test_a_run_of_mpnn_train(tmp_path: Path) -> None:
@@ -104,7 +91,7 @@ def test_a_run_of_mpnn_train(tmp_path: Path) -> None:
     (folder / CHARACTERS).write_text("abc de")
     assert run(folder, "--text", "a bad ace", "-o", page).exit_code == 0
     data = data_of(page.read_text())["attention"]
-    assert "".join(data["tokens"]) == "a bad ace"
+    assert "".join(data["subject"]["tokens"]) == "a bad ace"
     assert [graph["name"] for graph in data["graphs"]] == ["causal()", "causal & window(2)"]
     refused = run(folder, "--text", "xyz", "-o", tmp_path / "other.html")
     assert refused.exit_code == 2
@@ -132,18 +119,11 @@ def test_a_name_without_a_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
     def load(name: str) -> None:
         raise OSError(f"{name} is not there\nand more")
 
-    monkeypatch.setattr(hf.AutoTokenizer, "from_pretrained", load)
+    monkeypatch.setattr(hf.AutoModel, "from_pretrained", load)
     done = run("no/such-model", "-o", tmp_path / "page.html")
     assert done.exit_code == 2
     assert done.stderr.startswith("mpnn: no/such-model is no expression, no folder of a model, and no name")
     assert done.stderr.endswith("no/such-model is not there\n")
-
-
-def test_a_run_on_nodes_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FINISHED).write_text("{}")
-    done = run(tmp_path, "-o", tmp_path / "page.html")
-    assert done.exit_code == 2
-    assert "is a run on nodes; the page shows runs on text" in done.stderr
 
 
 def test_long_texts_keep_the_strongest_sources(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +133,7 @@ def test_long_texts_keep_the_strongest_sources(monkeypatch: pytest.MonkeyPatch) 
     weights = torch.rand(graph.num_edges, 2)
     recording = Recording("window(10)", 60, 1)
     recording.add(graph, weights)
-    data = attention.attention(["x"] * 60, [recording])
+    data = attention.attention(Tokens(["x"] * 60), [recording])
     (kept,) = data["graphs"]
     assert kept["top"] == 5
     full = torch.zeros(60, 60, 2)
@@ -161,7 +141,7 @@ def test_long_texts_keep_the_strongest_sources(monkeypatch: pytest.MonkeyPatch) 
     full[dst, src] = weights
     strongest = full.topk(5, dim=1)
     expected = torch.zeros_like(full).scatter(1, strongest.indices, strongest.values)
-    found = weights_of(data, kept)[0].transpose(1, 2, 0)
+    found = weights_of(data, kept).transpose(1, 2, 0)
     assert np.abs(np.sqrt(found) - np.sqrt(expected.numpy())).max() <= 0.5 / 255 + 1e-6
     assert kept["share"] == pytest.approx(float(expected.sum() / full.sum()), rel=1e-5)
 
@@ -184,13 +164,39 @@ def test_thumbnails_are_means_of_cells() -> None:
 
 def test_layers_that_do_not_fit_are_refused() -> None:
     recording = Recording("x", 4, 2)
-    with pytest.raises(ValueError, match="layer 0 attends from 3 to 5 nodes, but there are 4 tokens"):
+    with pytest.raises(ValueError, match="layer 0 attends from 3 to 5 nodes, but the page shows 4"):
         recording.add(graphs.complete().bind(3, 5), torch.ones(15, 2))
     recording.add(graphs.complete().bind(4), torch.ones(16, 2) / 4)
-    with pytest.raises(ValueError, match="layers have 2 and 3 heads"):
-        recording.add(graphs.complete().bind(4), torch.ones(16, 3) / 4)
     with pytest.raises(ValueError, match="1 of 2 layers gave attention weights"):
         recording.data()
+
+
+def test_layers_may_have_other_numbers_of_heads_but_graphs_may_not() -> None:
+    """As in a GAT: eight heads, then one."""
+    graph = graphs.window(1).bind(3)
+    recording, other = Recording("x", 3, 2), Recording("y", 3, 2)
+    for heads in (2, 1):
+        recording.add(graph, torch.rand(graph.num_edges, heads))
+        other.add(graph, torch.rand(graph.num_edges, 2))
+    data = attention.attention(Tokens("abc"), [recording])
+    assert data["heads"] == [2, 1]
+    assert len(b64decode(data["graphs"][0]["weights"])) == 3 * 3 * 3  # heads, nodes, sources
+    with pytest.raises(ValueError, match=r"\[2, 1\] heads over one graph and \[2, 2\] over another"):
+        attention.attention(Tokens("abc"), [recording, other])
+
+
+def test_nodes_are_shown_in_the_order_that_is_asked_for() -> None:
+    """Edges of other nodes are left out."""
+    graph = graphs.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
+    recording = Recording("ring", 3, 1, order=np.array([3, 2, 0]))
+    src, _ = graph.edge_index
+    recording.add(graph, (src[:, None] + 1) / 4)
+    data = attention.attention(Tokens("xyz"), [recording])
+    weights = weights_of(data, data["graphs"][0])[0]
+    assert data["graphs"][0]["edges"] == 2
+    assert weights[0, 1] == pytest.approx(3 / 4, abs=0.01)  # node 3 attends to node 2
+    assert weights[2, 0] == pytest.approx(1, abs=0.01)  # node 0 to node 3
+    assert (weights > 0).sum() == 2
 
 
 def test_plans_have_estimates_or_reasons_and_sizes() -> None:

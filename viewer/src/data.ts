@@ -3,32 +3,63 @@
 export interface PageData {
   title: string;
   subtitle: string;
-  graph: { expression: string; n: number; num_src: number | null };
+  graph: { expression: string; n: number; num_src: number | null } | null;
   attention: AttentionData | null;
   plan: PlanData | null;
 }
 
+/** Attention of one model over one graph or several. Nodes are those of the subject. */
 export interface AttentionData {
-  tokens: string[];
-  layers: number;
-  heads: number;
+  subject: Subject;
+  /** The node that is chosen when the page opens. */
+  start: number;
+  /** The number of heads of each layer. */
+  heads: number[];
   /** Cells on a side of a thumbnail. */
   cells: number;
   graphs: AttentionGraph[];
+}
+
+/** What attends; mpnn/view/subject.py has the same three. */
+export type Subject = TokensData | PatchesData | NodesData;
+
+export interface TokensData {
+  kind: "tokens";
+  tokens: string[];
+}
+
+export interface PatchesData {
+  kind: "patches";
+  /** The address of the image, and its grid of patches. */
+  image: string;
+  rows: number;
+  columns: number;
+  /** The names of the nodes before the patches. */
+  extra: string[];
+}
+
+export interface NodesData {
+  kind: "nodes";
+  /** The number of each node in the whole graph, its class (-1: not known), and the one that the model gives it. */
+  numbers: number[];
+  classes: number[];
+  predicted: number[];
+  /** An image of each node, row by row in one. */
+  sprite: { image: string; columns: number; rows: number } | null;
 }
 
 /** Attention over one graph. Arrays are the base64 of bytes in little-endian order. */
 export interface AttentionGraph {
   name: string;
   edges: number;
-  /** The strongest sources that are kept of each token; the share of the weights that these are, on average. */
+  /** The strongest sources that are kept of each node; the share of the weights that these are, on average. */
   top: number;
   share: number;
-  /** uint8 [layers, heads, cells, cells]: 255 times the square root of the mean weight over the largest of the head. */
+  /** uint8 [heads of all layers, cells, cells]: 255 times the square root of the mean weight over the largest of the head. */
   thumbnails: string;
-  /** uint16, or uint32 if there are more than 65,536 tokens, [layers, heads, tokens, top]: the strongest first. */
+  /** uint16, or uint32 if there are more than 65,536 nodes, [heads of all layers, nodes, top]: the strongest first. */
   sources: string;
-  /** uint8 [layers, heads, tokens, top]: 255 times the weight; 0 where there are fewer sources. */
+  /** uint8 [heads of all layers, nodes, top]: 255 times the root of the weight; 0 where there are fewer sources. */
   weights: string;
 }
 

@@ -17,14 +17,17 @@ type Pane = [name: string, make: () => HTMLElement];
 
 /** Fills an element with the viewer. */
 export function show(root: HTMLElement, data: PageData): void {
-  const model = new GraphModel(data.graph.expression, data.graph.n, data.graph.num_src);
   const panes: Pane[] = [];
-  const { attention, plan } = data;
+  const { attention, graph, plan } = data;
   if (attention) panes.push(["Attention", () => attentionPane(attention)]);
-  panes.push(["Graph", () => graphPane(model)], ["Reach", () => reachPane(model)]);
+  if (graph) {
+    const model = new GraphModel(graph.expression, graph.n, graph.num_src);
+    panes.push(["Graph", () => graphPane(model)], ["Reach", () => reachPane(model)]);
+  }
   if (plan) panes.push(["Plan", () => planPane(plan)]);
   root.classList.add("mpnn-viewer");
-  root.replaceChildren(h("style", {}, style), header(data), ...tabs(panes));
+  const shown = panes.length > 1 ? tabs(panes) : panes.map(([, make]) => make());
+  root.replaceChildren(h("style", {}, style), ...(data.title ? [header(data)] : []), ...shown);
 }
 
 function header(data: PageData): HTMLElement {
@@ -60,5 +63,7 @@ function tabs(panes: Pane[]): HTMLElement[] {
   return [list, ...panels];
 }
 
-const written = globalThis.document?.getElementById("mpnn-data");
-if (written) show(document.getElementById("mpnn-viewer")!, JSON.parse(written.textContent!) as PageData);
+// Each element that Python wrote is followed by its data.
+for (const written of globalThis.document?.querySelectorAll("script.mpnn-data") ?? []) {
+  show(written.previousElementSibling as HTMLElement, JSON.parse(written.textContent!) as PageData);
+}

@@ -10,6 +10,8 @@ interface Palette {
   ink: string;
   /** Categories, after Okabe & Ito 2008. */
   series: string[];
+  /** Classes of nodes, of which there may be more: Tol 2021, the muted and the light scheme. */
+  classes: string[];
 }
 
 const LIGHT: Palette = {
@@ -18,6 +20,7 @@ const LIGHT: Palette = {
   line: "#ffffff",
   ink: "#1f2933",
   series: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"],
+  classes: ["#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499", "#888888"],
 };
 const DARK: Palette = {
   empty: "#1c2229",
@@ -25,6 +28,7 @@ const DARK: Palette = {
   line: "#14181d",
   ink: "#e4e8ee",
   series: ["#56b4e9", "#e69f00", "#2bbf95", "#cc79a7", "#d55e00", "#f0e442"],
+  classes: ["#77aadd", "#99ddff", "#44bb99", "#bbcc33", "#aaaa00", "#eedd88", "#ee8866", "#ffaabb", "#cc79a7", "#dddddd"],
 };
 
 export function palette(): Palette {

@@ -4,7 +4,7 @@ import { bytesOf, integersOf } from "../binary";
 import type { AttentionData, AttentionGraph } from "../data";
 
 export interface Weighted {
-  token: number;
+  node: number;
   weight: number;
 }
 
@@ -18,24 +18,26 @@ export class Weights {
   readonly thumbnails: Uint8Array;
   private readonly sources: Uint16Array | Uint32Array;
   private readonly weights: Uint8Array;
-  private readonly tokens: number;
+  /** Heads of earlier layers, for each layer. */
+  private readonly before: number[];
 
   constructor(
     private readonly data: AttentionData,
     private readonly graph: AttentionGraph,
+    private readonly nodes: number,
   ) {
-    this.tokens = data.tokens.length;
+    this.before = data.heads.map((_, layer) => data.heads.slice(0, layer).reduce((a, b) => a + b, 0));
     this.thumbnails = bytesOf(graph.thumbnails);
-    this.sources = integersOf(graph.sources, this.tokens <= 1 << 16 ? 2 : 4);
+    this.sources = integersOf(graph.sources, nodes <= 1 << 16 ? 2 : 4);
     this.weights = bytesOf(graph.weights);
   }
 
-  /** The sources that a token attends to, the strongest first. */
-  attendsTo(token: number, chosen: Head): Weighted[] {
+  /** The sources that a node attends to, the strongest first. */
+  attendsTo(node: number, chosen: Head): Weighted[] {
     const sums = new Map<number, number>();
     const heads = this.heads(chosen);
     for (const head of heads) {
-      const first = (this.row(chosen.layer, head) + token) * this.graph.top;
+      const first = (this.row(chosen.layer, head) + node) * this.graph.top;
       for (let k = first; k < first + this.graph.top && this.weights[k]; k++) {
         sums.set(this.sources[k], (sums.get(this.sources[k]) ?? 0) + this.weight(k) / heads.length);
       }
@@ -43,15 +45,15 @@ export class Weights {
     return sorted(sums);
   }
 
-  /** The tokens that attend to a token, among the sources that the page keeps of each. */
-  attendedBy(token: number, chosen: Head): Weighted[] {
+  /** The nodes that attend to a node, among the sources that the page keeps of each. */
+  attendedBy(node: number, chosen: Head): Weighted[] {
     const sums = new Map<number, number>();
     const heads = this.heads(chosen);
     const { top } = this.graph;
     for (const head of heads) {
       const first = this.row(chosen.layer, head) * top;
-      for (let k = first; k < first + this.tokens * top; k++) {
-        if (this.sources[k] !== token || !this.weights[k]) continue;
+      for (let k = first; k < first + this.nodes * top; k++) {
+        if (this.sources[k] !== node || !this.weights[k]) continue;
         const by = Math.floor((k - first) / top);
         sums.set(by, (sums.get(by) ?? 0) + this.weight(k) / heads.length);
       }
@@ -65,18 +67,18 @@ export class Weights {
     const shares = new Float32Array(size);
     const heads = this.heads({ layer, head });
     for (const each of heads) {
-      const first = (layer * this.data.heads + each) * size;
+      const first = (this.before[layer] + each) * size;
       for (let k = 0; k < size; k++) shares[k] += (this.thumbnails[first + k] / 255) ** 2 / heads.length;
     }
     return shares;
   }
 
-  private heads({ head }: Head): number[] {
-    return head === "mean" ? Array.from({ length: this.data.heads }, (_, k) => k) : [head];
+  private heads({ layer, head }: Head): number[] {
+    return head === "mean" ? Array.from({ length: this.data.heads[layer] }, (_, k) => k) : [head];
   }
 
   private row(layer: number, head: number): number {
-    return (layer * this.data.heads + head) * this.tokens;
+    return (this.before[layer] + head) * this.nodes;
   }
 
   private weight(k: number): number {
@@ -85,5 +87,5 @@ export class Weights {
 }
 
 function sorted(sums: Map<number, number>): Weighted[] {
-  return [...sums].map(([token, weight]) => ({ token, weight })).sort((a, b) => b.weight - a.weight);
+  return [...sums].map(([node, weight]) => ({ node, weight })).sort((a, b) => b.weight - a.weight);
 }

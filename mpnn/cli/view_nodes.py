@@ -1,0 +1,112 @@
+"""The attention that `mpnn view` shows over the nodes of a graph: of runs of `mpnn train` on nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mpnn.cli import saved_run
+from mpnn.cli.measure import attention_weights
+from mpnn.cli.tasks import NodeRun, Nodes
+from mpnn.cli.view_models import record_each
+from mpnn.graph import Graph
+from mpnn.message_passing import MessagePassing
+from mpnn.view import Page
+from mpnn.view import subject as subjects
+from mpnn.view.attention import Recording, attention
+
+_MOST_NODES = 5_000  # on the page: those nearest to the chosen one
+_BUDGET = 4 << 20  # bytes of the weights over one graph
+_TYPICAL = 8  # in-neighbors of the node that is chosen without --node
+_SIDE = 8  # pixels of a digit
+
+
+def of_run(folder: str, node: int | None, graphs: Sequence[str] | None) -> Page:
+    """The page of a run on nodes.
+
+    Args:
+        folder: where `mpnn train` saved it.
+        node: the node that is chosen when the page opens. None: one with about eight in-neighbors.
+        graphs: expressions as for `mpnn train --graph`; "" stands for the graph of the training. None: this one.
+
+    Raises:
+        ValueError, OSError: if the folder holds no such run, its model has no attention, there is no such node, or a
+            graph does not fit it.
+    """
+    run, model = saved_run.load(Path(folder))
+    assert isinstance(run, NodeRun)
+    if any(layer.attention is None for layer in model.modules() if isinstance(layer, MessagePassing)):
+        raise ValueError(f"the model in {folder} has no attention; train one with --attention additive, dot or degree")
+    nodes = run.nodes
+
+    def bind(expression: str) -> Graph:
+        return nodes.graph(expression) if expression else run.graph
+
+    own, size = bind(graphs[0] if graphs else ""), len(nodes.data.x)
+    if node is None:
+        node = int((own.degree() - _TYPICAL).abs().argmin())
+    elif not 0 <= node < size:
+        raise ValueError(f"--node {node}: {folder} has nodes 0 to {size - 1}")
+    order = _order(_nearest(own, node, _MOST_NODES), nodes.data.y.cpu().numpy())
+    recorded, _ = record_each(
+        lambda graph: record(model, nodes, bind(graph), graph or run.expression, order), graphs, lambda _: None
+    )
+    shown = subject(model, nodes, own, order, node)
+    left = "" if len(order) == size else f" The page has the {len(order):,} of {size:,} nodes that are nearest to it."
+    said = f"What node {node} of {nodes.name} and its neighbors attend to in {folder}, in every layer and head.{left}"
+    return Page(f"Node {node} and its neighbors", said, attention=attention(shown, recorded))
+
+
+def record(model: Any, nodes: Nodes, graph: Graph, name: str, order: NDArray[np.int64]) -> Recording:
+    """The attention of a model of nodes over a graph, between the nodes of `order`."""
+    weights = attention_weights(model, nodes.data.x, graph)
+    recording = Recording(name, len(order), len(weights), order, _BUDGET)
+    for of_layer in weights:
+        recording.add(graph, of_layer)
+    return recording
+
+
+def subject(model: Any, nodes: Nodes, graph: Graph, order: NDArray[np.int64], node: int) -> subjects.Nodes:
+    """The nodes of `order` with their classes, and with their pictures if they are digits."""
+    with torch.no_grad():
+        predicted = model.eval()(nodes.data.x, graph).argmax(-1)
+    at = torch.from_numpy(order)
+    pictures = _pictures(nodes.data.x.cpu()[at]) if nodes.name == "digits" else None
+    classes, given = nodes.data.y.cpu()[at].tolist(), predicted.cpu()[at].tolist()
+    return subjects.Nodes(order.tolist(), classes, given, int((order == node).argmax()), pictures)
+
+
+def by_class(nodes: Nodes) -> NDArray[np.int64]:
+    """All nodes by class, and by number within a class. The matrices show classes as blocks."""
+    return _order(np.arange(len(nodes.data.x)), nodes.data.y.cpu().numpy())
+
+
+def _order(shown: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return shown[np.lexsort((shown, classes[shown]))]
+
+
+def _nearest(graph: Graph, node: int, most: int) -> NDArray[np.int64]:
+    """At most `most` nodes: those from which the fewest edges lead to `node`, and then those that have no way to it."""
+    if graph.num_dst <= most:
+        return np.arange(graph.num_dst)
+    src, dst = graph.edge_index.cpu().numpy()
+    reached = np.zeros(graph.num_dst, bool)
+    reached[node], found = True, [np.array([node])]
+    while len(found[-1]) and sum(map(len, found)) < most:
+        fresh = np.unique(src[np.isin(dst, found[-1])])
+        found.append(fresh[~reached[fresh]])
+        reached[fresh] = True
+    return np.concatenate([*found, np.flatnonzero(~reached)])[:most]
+
+
+def _pictures(x: Tensor) -> NDArray[np.uint8]:
+    """Digits, float [N, 64], as black on white, uint8 [N, 8, 8, 3]."""
+    dark = x.view(-1, _SIDE, _SIDE, 1) / x.max()
+    pixels: NDArray[np.uint8] = (255 * (1 - dark)).round().byte().expand(-1, -1, -1, 3).numpy()
+    return pixels

@@ -1,0 +1,122 @@
+"""What attends in the Attention pane: the tokens of a text, the patches of an image, or the nodes of a graph.
+
+`viewer/src/data.ts` has the same three, and `viewer/src/panes/subject.ts` the drawing of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpnn.view.png import data_url
+
+_ON_SCREEN = 30  # a token that is on screen also in a long text
+
+
+class Subject(Protocol):
+    """What attends. `size` is the number of nodes, `start` the node that is chosen when the page opens."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def start(self) -> int: ...
+
+    def data(self) -> dict[str, Any]:
+        """What `viewer/src/data.ts` calls Subject."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a text, each with the blanks around it. `chosen` is where the page starts; default: the middle."""
+
+    tokens: Sequence[str]
+    chosen: int | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def start(self) -> int:
+        return min(self.size // 2, _ON_SCREEN) if self.chosen is None else self.chosen
+
+    def data(self) -> dict[str, Any]:
+        return {"kind": "tokens", "tokens": list(self.tokens)}
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The patches of an image in row-major order, after nodes without pixels, such as a class token.
+
+    Attributes:
+        pixels: the image, uint8 [height, width, 3].
+        rows, columns: of the grid of patches.
+        extra: the names of the nodes before the patches.
+    """
+
+    pixels: NDArray[np.uint8]
+    rows: int
+    columns: int
+    extra: Sequence[str] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.extra) + self.rows * self.columns
+
+    @property
+    def start(self) -> int:
+        return 0 if self.extra else self.size // 2 + self.columns // 2
+
+    def data(self) -> dict[str, Any]:
+        grid = {"rows": self.rows, "columns": self.columns}
+        return {"kind": "patches", "image": data_url(self.pixels), "extra": list(self.extra), **grid}
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of a graph, each with its number and class.
+
+    Attributes:
+        numbers: their numbers in the whole graph.
+        classes: their classes, integers from 0; -1 where the class is not known.
+        predicted: the classes that the model gives them.
+        start: the index of the node that is chosen when the page opens.
+        pictures: uint8 [size, height, width, 3], an image of each node; None for nodes without.
+    """
+
+    numbers: Sequence[int]
+    classes: Sequence[int]
+    predicted: Sequence[int]
+    start: int
+    pictures: NDArray[np.uint8] | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.numbers)
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "kind": "nodes",
+            "numbers": list(self.numbers),
+            "classes": list(self.classes),
+            "predicted": list(self.predicted),
+            "sprite": None if self.pictures is None else _sprite(self.pictures),
+        }
+
+
+def _sprite(pictures: NDArray[np.uint8]) -> dict[str, Any]:
+    """All pictures in one image, row by row."""
+    count, height, width, channels = pictures.shape
+    columns = max(1, round(count**0.5))
+    rows = -(-count // columns)
+    sheet = np.zeros((rows * columns, height, width, channels), np.uint8)
+    sheet[:count] = pictures
+    sheet = sheet.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+    image = data_url(sheet.reshape(rows * height, columns * width, channels))
+    return {"image": image, "columns": columns, "rows": rows}

@@ -1,0 +1,69 @@
+// Tokens as running text. Those that the chosen one attends to are coloured.
+
+import type { TokensData } from "../data";
+import { h } from "../dom";
+import { palette } from "../draw/colours";
+import { plural } from "../text";
+import { pick, type Choose, type State, type SubjectView } from "./state";
+import type { Weighted } from "./weights";
+
+const MOST_MARKED = 400; // tokens that are coloured at a time
+const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 };
+
+export class TokensView implements SubjectView {
+  readonly element: HTMLElement;
+  private readonly spans: Spans;
+
+  constructor({ tokens }: TokensData, state: State, choose: Choose) {
+    this.spans = new Spans(tokens);
+    const label = `${plural(tokens.length, "token")}; arrow keys choose one`;
+    this.element = h("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": label }, ...this.spans.elements);
+    pick(this.element, nodeAt, STEPS, tokens.length, state, choose);
+    this.element.addEventListener("keydown", () => this.spans.elements[state.node].scrollIntoView({ block: "nearest" }));
+  }
+
+  show({ node }: State, found: Weighted[]): void {
+    this.spans.mark(node, found);
+  }
+}
+
+/** Names of tokens: their text, with their place if the text has it more than once. */
+export function nameOfToken({ tokens }: TokensData): (node: number) => string {
+  const words = tokens.map((token) => token.trim() || "␣");
+  const times = new Map<string, number>();
+  for (const word of words) times.set(word, (times.get(word) ?? 0) + 1);
+  return (node) => `“${words[node]}”${times.get(words[node]) === 1 ? "" : ` (${node + 1})`}`;
+}
+
+/** Words that are nodes. */
+export class Spans {
+  readonly elements: HTMLElement[];
+  private marked: HTMLElement[] = [];
+
+  constructor(words: string[]) {
+    this.elements = words.map((word, k) => h("span", { "data-node": k }, word));
+  }
+
+  /** Frames a node and colours others. Nodes without a word are left out. */
+  mark(node: number, found: Weighted[]): void {
+    for (const span of this.marked) span.removeAttribute("style");
+    const most = found[0]?.weight ?? 1;
+    const series = palette().series;
+    const shown = found.slice(0, MOST_MARKED).filter((one) => one.node < this.elements.length);
+    for (const { node: other, weight } of shown) {
+      const strength = Math.round(100 * Math.max(0.08, weight / most));
+      const ink = strength > 60 ? "color: var(--on);" : "";
+      this.elements[other].style.cssText = `background: color-mix(in srgb, ${series[0]} ${strength}%, transparent); ${ink}`;
+    }
+    this.marked = shown.map(({ node: other }) => this.elements[other]);
+    const own = this.elements[node];
+    if (!own) return;
+    own.style.boxShadow = `0 0 0 2px ${series[1]}`;
+    this.marked.push(own);
+  }
+}
+
+export function nodeAt(event: Event): number | null {
+  const node = (event.target as HTMLElement).dataset.node;
+  return node === undefined ? null : Number(node);
+}
