@@ -1,10 +1,12 @@
-"""Pictures of series: time against length, density, edges, heads and width, one line for each entry."""
+"""Pictures of measurements: time against length, density, edges, heads and width, one line for each entry; and how many
+times faster we are than each peer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import floor, log10
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mpnn.plot import FRAME, INK, MUTED, SERIES
@@ -38,6 +40,35 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> dict[str, Path]:
         figure.savefig(paths[group], dpi=110)
         plt.close(figure)
     return paths
+
+
+def draw_peers(ratios: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
+    """A row for each peer: lines from the least to the most times that we are faster, and points at the medians."""
+    from matplotlib.figure import Figure
+
+    names = sorted(ratios, key=lambda name: max(map(median, ratios[name].values())))
+    directions = list(dict.fromkeys(direction for found in ratios.values() for direction in found))
+    figure = Figure(figsize=(7.5, 1 + 0.3 * len(names)), layout="constrained")
+    ax = figure.subplots()
+    ax.axvline(1, color=MUTED, lw=1, ls="--")
+    for k, (direction, color) in enumerate(zip(directions, SERIES, strict=False)):
+        for y, name in enumerate(names):
+            found = ratios[name].get(direction, ())
+            if found:
+                height = y + 0.15 - 0.3 * k
+                ax.plot([min(found), max(found)], [height] * 2, color=color, lw=1.5)
+                ax.plot(
+                    [median(found)], [height], "o", color=color, ms=5, label=direction if name == names[-1] else None
+                )
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    ax.set_yticks(range(len(names)), names, fontsize=8, color=INK)
+    ax.set_xlabel("times faster (median, least and most over all cases)", color=MUTED)
+    ax.grid(axis="x", color=FRAME, lw=0.5)
+    ax.tick_params(axis="x", colors=MUTED, labelsize=8)
+    ax.legend(fontsize=8, frameon=False, loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
 
 
 def _lines(ax: Axes, rows: Sequence[dict[str, Any]], title: str) -> None:

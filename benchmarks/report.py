@@ -42,6 +42,8 @@ def write(
     bars were missed, as Markdown."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures = plots.draw(results["rows"], page.parent / "img")
+    if ratios := times_faster(results["rows"]):
+        plots.draw_peers(ratios, page.parent / "img" / "performance_peers.png")
     lines = _page(results, pictures)
     for title, other in (others or {}).items():
         lines += ["", f"# {title}", "", f"Measured by `{other['command']}`.", "", *_machine(other), ""]
@@ -67,14 +69,35 @@ def _page(results: dict[str, Any], pictures: dict[str, Path]) -> list[str]:
         "",
         *_machine(results),
         "",
-        *_peers(rows),
+        *_peers(times_faster(rows)),
     ]
     lines += _tables(rows, pictures)
     return [*lines, "", *_bars(rows), "", *_left_out(rows)]
 
 
-def _peers(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """For each peer, how many times faster we are over all rows that it takes part in."""
+def _peers(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
+    if not ratios:
+        return []
+    directions = (FORWARD, BOTH)
+    return [
+        "## Peer by peer",
+        "",
+        "How many times faster we are: the median over all rows in which a peer takes part, the least and the most.",
+        "",
+        "![How many times faster mpnn is than each peer, forward and forward+backward: a line from the least to the "
+        "most over all cases, and a point at the median; the table below has the numbers](img/performance_peers.png)",
+        "",
+        "| peer | forward | forward+backward |",
+        "|---|---|---|",
+        *(
+            f"| {name} | {' | '.join(_spread(found.get(d, [])) for d in directions)} |"
+            for name, found in ratios.items()
+        ),
+    ]
+
+
+def times_faster(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """For each peer and direction, how many times faster we are in each row that the peer takes part in."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for name, entry in row.get("entries", {}).items():
@@ -82,17 +105,7 @@ def _peers(rows: Sequence[dict[str, Any]]) -> list[str]:
                 ratio = entry["median"] / row["entries"][row["ours"]]["median"]
                 direction = FORWARD if row["direction"] == FORWARD else BOTH  # a training step goes both ways
                 found.setdefault(name, {}).setdefault(direction, []).append(ratio)
-    lines = [
-        "## Peer by peer",
-        "",
-        "How many times faster we are: the median over all rows in which a peer takes part, the least and the most.",
-        "",
-        "| peer | forward | forward+backward |",
-        "|---|---|---|",
-    ]
-    for name, ratios in found.items():
-        lines.append(f"| {name} | {' | '.join(_spread(ratios.get(d, [])) for d in (FORWARD, BOTH))} |")
-    return lines if found else []
+    return found
 
 
 def plans(results: dict[str, Any]) -> list[str]:

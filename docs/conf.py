@@ -50,6 +50,7 @@ napoleon_use_ivar = True
 html_theme = "pydata_sphinx_theme"
 html_title = "mpnn"
 html_static_path = ["_static"]
+html_extra_path = ["_generated/.viewers"]
 html_css_files = ["site.css"]
 html_theme_options: dict[str, Any] = {
     "navigation_with_keys": True,
@@ -63,9 +64,11 @@ html_theme_options: dict[str, Any] = {
     "pygments_dark_style": "github-dark",
 }
 html_show_sourcelink = False
+html_sidebars = {"try": [], "index": []}
 
 
 def setup(app: Any) -> None:
     site_pages.write(DOCS / "_generated")
+    site_pages.viewers(DOCS / "_generated" / ".viewers")
     app.connect("source-read", site_pages.links_that_work_here)
     app.connect("autodoc-process-docstring", site_pages.as_restructured_text, priority=400)  # before napoleon

