@@ -156,8 +156,8 @@ def _page_of_model(what: str, reads: Reads, graphs: list[str] | None) -> Page:
         if (folder / FINISHED).is_file():
             reads.only("node", what, "a run on nodes")
             return view_nodes.of_run(what, reads.node, graphs)
-        if view_images.is_saved(folder):
-            return view_images.of_saved(what, reads.needed_image(what), graphs)
+        if (vit := view_images.saved_vit(folder)) is not None:
+            return view_images.of_saved(what, vit, reads.needed_image(what), graphs)
         model = view_models.transformers_model(what)
         if reads.image is not None:
             model = getattr(model, "vision_model", model)  # of two towers, such as CLIP's

@@ -67,22 +67,37 @@ def of_transformers(name: str, model: Any, file: Path, graphs: Sequence[str] | N
     return _page(name, file, Patches(image.pixels, rows, columns, _names(extra)), *recorded)
 
 
-def is_saved(folder: Path) -> bool:
-    """Whether `save_pretrained` of a model of mpnn wrote the folder. Those of transformers have no such arguments."""
-    try:
-        return {"model", "arguments"} <= set(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return False
-
-
-def of_saved(folder: str, file: Path, graphs: Sequence[str] | None) -> Page:
-    """The page of a `ViT` or `ImageClassifier` that `save_pretrained` wrote, as `of_transformers`. Images are resized
-    to the size of the model, and their pixels scaled to -1 to 1.
+def saved_vit(folder: Path) -> ViT | None:
+    """The ViT that `save_pretrained` wrote, alone or in a classifier; None if the folder holds no model of mpnn.
 
     Raises:
-        ValueError, OSError: if the image or the model cannot be read, or a graph does not fit it.
+        ValueError, OSError: if it holds another model of mpnn, or a damaged one.
     """
-    vit = _vit(folder)
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        kind, _ = config["model"], config["arguments"]  # which a model of transformers does not have
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    if kind == "ViT":
+        return ViT.from_pretrained(folder)
+    if kind == "ImageClassifier":
+        encoder = ImageClassifier.from_pretrained(folder).encoder
+        if isinstance(encoder, ViT):
+            return encoder
+        kind = type(encoder).__name__
+    raise ValueError(
+        f"{folder} holds a {kind} without its data; the page shows runs of mpnn train, and of the models that "
+        "save_pretrained wrote ViT, alone or in an ImageClassifier"
+    )
+
+
+def of_saved(name: str, vit: ViT, file: Path, graphs: Sequence[str] | None) -> Page:
+    """The page of a ViT of mpnn, as `of_transformers`. Images are resized to the size of the model, and their pixels
+    scaled to -1 to 1.
+
+    Raises:
+        ValueError, OSError: if the image cannot be read, or a graph does not fit the model.
+    """
     config = vit.config
     image = _array(file) if file.suffix == ".npy" else _resized(file, config.channels, pair(config.image))
     shape = (config.channels, *pair(config.image))
@@ -107,18 +122,7 @@ def of_saved(folder: str, file: Path, graphs: Sequence[str] | None) -> Page:
         return recording
 
     recorded = record_each(record, graphs, _neighbors(rows, columns))
-    return _page(folder, file, Patches(image.pixels, rows, columns, _names(1)), *recorded)
-
-
-def _vit(folder: str) -> ViT:
-    kind = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]
-    is_classifier = kind == "ImageClassifier"
-    encoder = ImageClassifier.from_pretrained(folder).encoder if is_classifier else ViT.from_pretrained(folder)
-    if not isinstance(encoder, ViT):
-        raise ValueError(
-            f"{folder} holds a {type(encoder).__name__}, which merges patches; the page shows a ViT of mpnn"
-        )
-    return encoder
+    return _page(name, file, Patches(image.pixels, rows, columns, _names(1)), *recorded)
 
 
 def _with_extra(patches: Topology, extra: int) -> Topology:

@@ -220,6 +220,12 @@ def test_the_neighborhood_of_a_node(see: Callable[..., dict[str, Any]]) -> None:
         at(find(".ego [data-node='4']")[0], "click", .5, .5, {});
         await wait();
         seen.clicked = [numbers(), find("input[type=number]")[0].value];
+        find(".ego [data-node='5']")[0].focus();
+        await wait();
+        seen.focused = text(".sentence")[0];
+        press(find(".ego [data-node='5']")[0], "Enter");
+        await wait();
+        seen.entered = [find("input[type=number]")[0].value, document.activeElement.dataset.node];
         find(".controls .chips button")[1].click();
         await wait();
         seen.next = [find("input[type=number]")[0].value, text(".sentence")[0]];
@@ -255,6 +261,8 @@ def test_the_neighborhood_of_a_node(see: Callable[..., dict[str, Any]]) -> None:
         "Layer 2, head 1: node 104 (class 0) attends to node 103 (class 0) 100.0 %.",
     ]
     assert seen["clicked"] == [[102, 103, 104, 105, 106], "104"]
+    assert seen["focused"].startswith("Layer 2, head 1: node 105 (class 0)")
+    assert seen["entered"] == ["105", "5"]
     assert seen["next"] == [
         "106",
         "Layer 2, head 1: node 106 (class 1, predicted 0) attends to node 105 (class 0) 100.0 %.",

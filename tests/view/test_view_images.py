@@ -142,11 +142,12 @@ def test_a_vit_of_mpnn(kind: str, saved: Path, photo: Path, tmp_path: Path) -> N
 
 
 def test_refusals(folder: Path, saved: Path, photo: Path, tmp_path: Path) -> None:
-    text, wrong, swin = tmp_path / "a.txt", tmp_path / "wrong.npy", tmp_path / "swin"
+    text, wrong, swin, gpt = (tmp_path / name for name in ("a.txt", "wrong.npy", "swin", "gpt"))
     text.write_text("no image")
     np.save(wrong, np.zeros((1, 8, 8)))
     config = models.SwinConfig(image=8, patch=2, channels=1, dim=8, depths=(1,), heads=(1,), window=2)
     models.ImageClassifier(models.Swin(config), 2).save_pretrained(swin)
+    models.GPT(6, 8, 2, 1, graphs.causal(), context=4).save_pretrained(gpt)
     cases: list[tuple[tuple[str | Path, ...], str]] = [
         ((folder,), f"{folder} is a model of images; name one with --image"),
         ((folder, "--text", "a"), "is a model of images, which takes --image; leave out --text"),
@@ -154,7 +155,8 @@ def test_refusals(folder: Path, saved: Path, photo: Path, tmp_path: Path) -> Non
         ((folder, "--image", photo, "--graph", "neighborhood(9, 9, 1)"), "neighborhood"),
         ((saved, "--image", wrong), f"{wrong} must be [1, 8, 12]: channels, height, width; got [1, 8, 8]"),
         ((saved, "--image", tmp_path / "none.png"), "No such file"),
-        ((swin, "--image", photo), "holds a Swin, which merges patches"),
+        ((swin, "--image", photo), "holds a Swin without its data; the page shows runs of mpnn train"),
+        ((gpt, "--text", "a"), "holds a GPT without its data"),
         (("causal", "--image", photo), "--text, --image, --node and --graph are for models; causal is an expression"),
     ]
     for arguments, sentence in cases:

@@ -17,7 +17,7 @@ export class NodesView implements SubjectView {
   readonly element: HTMLElement;
   private readonly lines = svg("g", { class: "lines" });
   private readonly dots = svg("g", { class: "dots" });
-  private readonly drawing = svg("svg", { class: "drawing ego", viewBox: `-20 -20 ${SQUARE + 40} ${SQUARE + 40}`, role: "img" });
+  private readonly drawing = svg("svg", { class: "drawing ego", viewBox: `-20 -20 ${SQUARE + 40} ${SQUARE + 40}`, role: "group" });
   private places = new Map<number, Place>();
   private centre = -1;
   private scheme = "";
@@ -41,9 +41,14 @@ export class NodesView implements SubjectView {
       const node = nodeAt(event);
       if (node !== null && (event as PointerEvent).pointerType !== "touch") choose({ node });
     });
-    this.drawing.addEventListener("click", (event) => {
+    const centre = (event: Event): void => {
       const node = nodeAt(event);
       if (node !== null) choose({ node, held: node });
+    };
+    this.drawing.addEventListener("click", centre);
+    this.drawing.addEventListener("focusin", (event) => choose({ node: nodeAt(event) ?? this.centre }));
+    this.drawing.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") centre(event);
     });
   }
 
@@ -53,7 +58,9 @@ export class NodesView implements SubjectView {
     if (centre !== this.centre || scheme !== this.scheme) {
       [this.centre, this.scheme] = [centre, scheme];
       this.places = ego(this.weights, this.layers, centre);
+      const hadFocus = this.dots.contains(document.activeElement);
       this.dots.replaceChildren(...[...this.places].map(([node, place]) => this.dot(node, place)));
+      if (hadFocus) (this.dots.firstElementChild as SVGElement).focus(); // the one in the middle
     }
     const near = new Set([state.node, ...found.map(({ node }) => node)]);
     for (const dot of this.dots.children as Iterable<any>) {
@@ -93,7 +100,7 @@ export class NodesView implements SubjectView {
     const label = svg("text", { x, y: y + radius + 10 }, String(this.data.numbers[node]));
     const name = svg("title", {}, nameOfNode(this.data, node));
     const circle = svg("circle", { cx: x, cy: y, r: radius, fill: colour });
-    return svg("g", { "data-node": node }, name, circle, ...this.picture(node, x, y, radius), label);
+    return svg("g", { "data-node": node, tabindex: 0, role: "button", "aria-label": name.textContent }, name, circle, ...this.picture(node, x, y, radius), label);
   }
 
   /** The image of a node, in the circle. */
