@@ -280,6 +280,18 @@ def test_errors_speak_of_the_options_of_the_command(arguments: tuple[str, ...], 
     assert words in " ".join(done.stderr.split())
 
 
+def test_explain_plans_for_a_gpu_that_is_not_there() -> None:
+    result = run("explain", "causal & window(64)", "--n", "2048", "--device", "cuda")
+    assert "float32 on cuda" in result.stdout
+    assert "not measured" in result.stdout
+    found = json.loads(run("explain", "random(3)", "--n", "64", "--device", "cuda", "--no-grad", "--json").stdout)
+    named = {candidate["name"]: candidate for candidate in found["candidates"]}
+    assert named["dense"]["seconds"] > 0
+    assert named["low_rank"]["reason"]
+    assert "not measured" in found["note"]
+    assert "note" not in json.loads(run("explain", "causal", "--n", "64", "--json").stdout)
+
+
 def test_explain_takes_precision_and_inference() -> None:
     result = run("explain", "causal", "--dtype", "bfloat16", "--no-grad", "--n", "100000")
     assert "bfloat16 on cpu, without gradients" in result.output
