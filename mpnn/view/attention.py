@@ -52,12 +52,17 @@ class Recording:
         """Adds the next layer: the weights of the edges of `graph`, [E, H] or [1, E, H].
 
         Raises:
-            ValueError: if the graph is not one over the nodes.
+            ValueError: if the graph is not one over the nodes, or the weights are not one for each edge and head.
         """
         if graph.num_dst != graph.num_src or (self._order is None and graph.num_dst != self.size):
             raise ValueError(
                 f"layer {len(self.heads)} attends from {graph.num_dst} to {graph.num_src} nodes, but the page shows "
                 f"{self.size}; the viewer shows models whose layers are over the same nodes"
+            )
+        if weights.numel() != graph.num_edges * weights.shape[-1]:
+            raise ValueError(
+                f"layer {len(self.heads)} has weights {list(weights.shape)} for {graph.num_edges} edges; the viewer "
+                "shows one text, image or graph, whose layers are over the same nodes"
             )
         of_edges = weights.detach().float().reshape(-1, weights.shape[-1]).cpu().numpy().clip(0.0, 1.0)
         src, dst = graph.edge_index.cpu().numpy()

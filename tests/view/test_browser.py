@@ -172,10 +172,17 @@ def test_pointing_at_a_patch_colours_others_over_the_image(see: Callable[..., di
         seen.first = text(".sentence");
         const canvas = find("canvas.patches");
         const before = canvas.map(pixels);
+        const heads = pixels(find("canvas.heads")[0]);
         at(canvas[0], "pointermove", .9, .9, {pointerType: "mouse"});
         await wait();
         seen.last = text(".sentence");
         seen.redrawn = canvas.map((one, k) => before[k] !== pixels(one));
+        find(".segmented input")[1].click();
+        await wait();
+        seen.heads = heads !== pixels(find("canvas.heads")[0]);
+        find(".segmented input")[0].click();
+        await wait();
+        seen.back = heads === pixels(find("canvas.heads")[0]);
         seen.label = canvas[0].getAttribute("aria-label");
         at(canvas[1], "click", .1, .1, {});
         at(canvas[1], "pointermove", .9, .9, {pointerType: "mouse"});
@@ -197,6 +204,7 @@ def test_pointing_at_a_patch_colours_others_over_the_image(see: Callable[..., di
         "Layer 2, head 1: patch (2, 3) attends to patch (2, 2) 100.0 %.",
     ]
     assert seen["redrawn"] == [True, True]
+    assert (seen["heads"], seen["back"]) == (True, False)  # the small squares follow the patch and the direction
     assert seen["label"].startswith("image of 2 x 3 patches; patch (2, 3) is chosen")
     assert seen["held"] == "Layer 2, head 1: patch (1, 1) attends to [CLS] 100.0 %. Held: click again to let go."
     assert seen["below"].startswith("Layer 2, head 1: patch (2, 1) attends to patch (1, 3) 100.0 %.")
@@ -272,6 +280,7 @@ def test_patches_and_nodes_fit(
         """
         seen.silent = find("canvas, svg[class]").filter((one) => !one.getAttribute("aria-label")).length;
         seen.drawn = find("canvas, svg[class]").length;
+        seen.widest = Math.max(...find("canvas, svg[class]").map((one) => one.getBoundingClientRect().width));
         """,
         make().html(),
         width=width,
@@ -279,6 +288,7 @@ def test_patches_and_nodes_fit(
     )
     assert seen["silent"] == 0
     assert seen["drawn"] >= 3
+    assert seen["widest"] > 300  # in one column on a telephone
 
 
 def test_several_parts_in_one_document(see: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

@@ -166,6 +166,8 @@ def test_layers_that_do_not_fit_are_refused() -> None:
     recording = Recording("x", 4, 2)
     with pytest.raises(ValueError, match="layer 0 attends from 3 to 5 nodes, but the page shows 4"):
         recording.add(graphs.complete().bind(3, 5), torch.ones(15, 2))
+    with pytest.raises(ValueError, match=r"layer 0 has weights \[3, 16, 2\] for 16 edges"):
+        recording.add(graphs.complete().bind(4), torch.ones(3, 16, 2))
     recording.add(graphs.complete().bind(4), torch.ones(16, 2) / 4)
     with pytest.raises(ValueError, match="1 of 2 layers gave attention weights"):
         recording.data()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 from base64 import b64decode
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +75,47 @@ def test_a_vision_model_of_transformers(folder: Path, photo: Path, tmp_path: Pat
     inside = with_class_token(graphs.neighborhood(3, 3, 1)).bind(10).dense().numpy()
     assert (weights_of(shown, near)[:, ~inside] == 0).all()
     assert data["graph"] == {"expression": "neighborhood(3, 3, 1)", "n": 9, "num_src": None}
+
+
+SIZES = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
+TOWER = {"image_size": 24, "patch_size": 8, "intermediate_size": 16, **SIZES}
+FAMILIES: dict[str, tuple[Callable[[], Any], int]] = {
+    "BEiT": (lambda: hf.BeitModel(hf.BeitConfig(**TOWER)), 1),
+    "CLIP": (lambda: hf.CLIPModel(hf.CLIPConfig(vision_config=TOWER, text_config={"vocab_size": 9, **SIZES})), 1),
+    "DINOv2 with registers": (
+        lambda: hf.Dinov2WithRegistersModel(
+            hf.Dinov2WithRegistersConfig(image_size=24, patch_size=8, num_register_tokens=2, **SIZES)
+        ),
+        3,
+    ),
+    "DeiT": (lambda: hf.DeiTModel(hf.DeiTConfig(**TOWER)), 2),
+    "SigLIP": (lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**TOWER)), 0),
+}
+"""Small models, and how many nodes each has before its patches."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_families_with_other_nodes_before_the_patches(family: str, photo: Path, tmp_path: Path) -> None:
+    build, extra = FAMILIES[family]
+    torch.manual_seed(0)
+    build().save_pretrained(tmp_path / "model")
+    hf.ViTImageProcessorPil(size={"height": 24, "width": 24}).save_pretrained(tmp_path / "model")
+    done = run(tmp_path / "model", "--image", photo, "-o", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    shown = data_of((tmp_path / "page.html").read_text())["attention"]
+    assert len(shown["subject"]["extra"]) == extra
+    model = hf.AutoModel.from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
+    model = getattr(model, "vision_model", model)
+    inputs = hf.ViTImageProcessorPil.from_pretrained(tmp_path / "model")(images=Image.open(photo), return_tensors="pt")
+    with torch.no_grad():
+        exact = torch.cat(model(**inputs, output_attentions=True).attentions).flatten(0, 1).numpy()
+    own, near = shown["graphs"]
+    assert np.abs(np.sqrt(weights_of(shown, own)) - np.sqrt(exact)).max() <= ROUNDED
+    neighbors = graphs.neighborhood(3, 3, 1)
+    for _ in range(extra):
+        neighbors = with_class_token(neighbors)
+    assert (weights_of(shown, near)[:, ~neighbors.bind(9 + extra).dense().numpy()] == 0).all()
 
 
 @pytest.mark.parametrize("kind", ["picture", "array"])

@@ -40,9 +40,16 @@ export function onSchemeChange(redraw: () => void): void {
   dark().addEventListener("change", redraw);
 }
 
+const ramps = new Map<Palette, Uint32Array>();
+
 /** 256 colours as bytes of an image, from nothing to 1. Any share above 0 can be told from nothing. */
 export function ramp(): Uint32Array {
-  const { empty, scale } = palette();
+  const now = palette();
+  if (!ramps.has(now)) ramps.set(now, blend(now));
+  return ramps.get(now)!;
+}
+
+function blend({ empty, scale }: Palette): Uint32Array {
   const stops = scale.map(channels);
   const colours = new Uint32Array(256);
   for (let k = 0; k < 256; k++) {

@@ -7,8 +7,8 @@ import { onSchemeChange } from "../draw/colours";
 import { count, percent, plural } from "../text";
 import { HeadsView } from "./heads";
 import { describe, type Description } from "./subject";
-import type { Choose, Direction, State, SubjectView } from "./state";
-import { Weights, type Weighted } from "./weights";
+import type { Choose, State, SubjectView } from "./state";
+import { Weights, type Direction, type Weighted } from "./weights";
 
 const NAMED = 4; // nodes in the sentence below
 
@@ -39,11 +39,10 @@ export function attentionPane(data: AttentionData): HTMLElement {
   }
   onSchemeChange(update);
   update();
-  const said = `${subject.instruction} Each small square is one head, a row of them one layer: rows are ${subject.nouns}, columns what they attend to.`;
   return h(
     "div",
     {},
-    h("p", {}, said),
+    h("p", {}, `${subject.instruction} ${subject.legend}`),
     h("div", { class: "controls" }, ...controls.elements, directions(choose), ...(own?.elements ?? [])),
     h("div", { class: columns.length > 1 ? "side-by-side" : `alone ${data.subject.kind}` }, ...columns.map((column) => column.element)),
   );
@@ -111,7 +110,7 @@ class Column {
     const { size, noun } = subject;
     this.weights = new Weights(data, graph, size);
     this.view = subject.view(this.weights, state, choose);
-    this.heads = new HeadsView(data, this.weights, size, state, choose);
+    this.heads = new HeadsView(data, this.weights, subject, state, choose);
     const kept = graph.share > 0.9995 ? "" : ` The page keeps the ${graph.top} strongest of each ${noun}: ${percent(graph.share)} of the weights.`;
     const edges = `${plural(graph.edges, "edge")}, ${percent(graph.edges / size ** 2)} of all pairs.${kept}`;
     this.element = h(

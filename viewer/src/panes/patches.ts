@@ -3,12 +3,13 @@
 import type { PatchesData } from "../data";
 import { h, oncePerFrame } from "../dom";
 import { palette } from "../draw/colours";
+import type { Picture } from "./heads";
 import { pick, type Choose, type State, type SubjectView } from "./state";
 import { Spans, nodeAt } from "./tokens";
 import type { Weighted } from "./weights";
 
 const MOST_OPAQUE = 0.85; // of the strongest patch's colour
-const FAINT = 0.75; // of the image below the colours
+const FAINT = 0.6; // of the image below the colours
 
 export class PatchesView implements SubjectView {
   readonly element: HTMLElement;
@@ -92,6 +93,13 @@ export class PatchesView implements SubjectView {
     const [x, y] = [at(column, columns, width), at(row, rows, height)];
     draw(x, y, at(column + 1, columns, width) - x, at(row + 1, rows, height) - y);
   }
+}
+
+/** The weights of patches in their places, as shares of the largest. */
+export function mapOf({ rows, columns, extra }: PatchesData, weights: Float32Array): Picture {
+  const shares = weights.subarray(extra.length);
+  const most = shares.reduce((a, b) => Math.max(a, b), 1e-9);
+  return { shares: shares.map((weight) => weight / most), width: columns, height: rows };
 }
 
 export function nameOfPatch({ extra, columns }: PatchesData, node: number): string {

@@ -1,8 +1,6 @@
 // What is chosen in the Attention pane. All of its columns show the same choice.
 
-import type { Head, Weighted } from "./weights";
-
-export type Direction = "attendsTo" | "attendedBy";
+import type { Direction, Head, Weighted } from "./weights";
 
 export interface State {
   node: number;

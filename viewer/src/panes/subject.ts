@@ -4,17 +4,22 @@
 import type { AttentionData } from "../data";
 import type { Controls } from "./attention";
 import { NodesView, nameOfNode, nodeControls } from "./nodes";
-import { PatchesView, nameOfPatch } from "./patches";
+import type { Picture } from "./heads";
+import { PatchesView, mapOf, nameOfPatch } from "./patches";
 import type { Choose, State, SubjectView } from "./state";
 import { TokensView, nameOfToken } from "./tokens";
-import type { Weights } from "./weights";
+import type { Head, Weights } from "./weights";
+
+const SQUARES = "Each small square is one head, a row of them one layer";
 
 export interface Description {
   /** The number of nodes. */
   size: number;
   noun: string;
-  nouns: string;
   instruction: string;
+  /** What the small squares show: by default the matrices of the heads. */
+  legend: string;
+  thumbnail: ((weights: Weights, chosen: Head, state: State) => Picture) | null;
   /** Whether a click holds a node against pointing at others. */
   holds: boolean;
   name(node: number): string;
@@ -28,8 +33,9 @@ export function describe({ subject, start, heads: { length: layers } }: Attentio
       return {
         size: subject.tokens.length,
         noun: "token",
-        nouns: "tokens",
         instruction: "Point at a token to see what it attends to: the stronger the colour, the more. Click to hold it.",
+        legend: `${SQUARES}: rows are tokens, columns what they attend to.`,
+        thumbnail: null,
         holds: true,
         name: nameOfToken(subject),
         view: (_, state, choose) => new TokensView(subject, state, choose),
@@ -39,8 +45,9 @@ export function describe({ subject, start, heads: { length: layers } }: Attentio
       return {
         size: subject.extra.length + subject.rows * subject.columns,
         noun: "patch",
-        nouns: "patches",
         instruction: "Point at a patch to see what it attends to: the stronger the colour, the more. Click to hold it.",
+        legend: `${SQUARES}, and has the patches in their places. The matrix beside them is that of the chosen head: rows are patches, columns what they attend to.`,
+        thumbnail: (weights, chosen, { direction, node }) => mapOf(subject, weights.between(direction, node, chosen)),
         holds: true,
         name: (node) => nameOfPatch(subject, node),
         view: (_, state, choose) => new PatchesView(subject, state, choose),
@@ -50,10 +57,11 @@ export function describe({ subject, start, heads: { length: layers } }: Attentio
       return {
         size: subject.numbers.length,
         noun: "node",
-        nouns: "nodes in the order of their classes",
         instruction:
           "In the middle is the chosen node, around it the nodes that it attends to, and around them those that these attend to. " +
           "Point at a node for what it attends to: the wider the line, the more. Click to put it in the middle.",
+        legend: `${SQUARES}: rows are nodes in the order of their classes, columns what they attend to.`,
+        thumbnail: null,
         holds: false,
         name: (node) => nameOfNode(subject, node),
         view: (weights, _, choose) => new NodesView(subject, weights, layers, start, choose),

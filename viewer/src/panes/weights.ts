@@ -14,6 +14,8 @@ export interface Head {
   head: number | "mean";
 }
 
+export type Direction = "attendsTo" | "attendedBy";
+
 export class Weights {
   readonly thumbnails: Uint8Array;
   private readonly sources: Uint16Array | Uint32Array;
@@ -34,31 +36,41 @@ export class Weights {
 
   /** The sources that a node attends to, the strongest first. */
   attendsTo(node: number, chosen: Head): Weighted[] {
-    const sums = new Map<number, number>();
-    const heads = this.heads(chosen);
-    for (const head of heads) {
-      const first = (this.row(chosen.layer, head) + node) * this.graph.top;
-      for (let k = first; k < first + this.graph.top && this.weights[k]; k++) {
-        sums.set(this.sources[k], (sums.get(this.sources[k]) ?? 0) + this.weight(k) / heads.length);
-      }
-    }
-    return sorted(sums);
+    return this.sorted("attendsTo", node, chosen);
   }
 
   /** The nodes that attend to a node, among the sources that the page keeps of each. */
   attendedBy(node: number, chosen: Head): Weighted[] {
+    return this.sorted("attendedBy", node, chosen);
+  }
+
+  /** The weights between a node and all others, float32 [nodes], in one of these directions. */
+  between(direction: Direction, node: number, chosen: Head): Float32Array {
+    const sums = new Float32Array(this.nodes);
+    this.visit(direction, node, chosen, (other, weight) => (sums[other] += weight));
+    return sums;
+  }
+
+  private sorted(direction: Direction, node: number, chosen: Head): Weighted[] {
     const sums = new Map<number, number>();
-    const heads = this.heads(chosen);
+    this.visit(direction, node, chosen, (other, weight) => sums.set(other, (sums.get(other) ?? 0) + weight));
+    return [...sums].map(([other, weight]) => ({ node: other, weight })).sort((a, b) => b.weight - a.weight);
+  }
+
+  /** Calls `act` with each node that this one attends to, or is attended by, and the weight over the number of heads. */
+  private visit(direction: Direction, node: number, chosen: Head, act: (other: number, weight: number) => void): void {
     const { top } = this.graph;
+    const heads = this.heads(chosen);
     for (const head of heads) {
       const first = this.row(chosen.layer, head) * top;
-      for (let k = first; k < first + this.nodes * top; k++) {
-        if (this.sources[k] !== node || !this.weights[k]) continue;
-        const by = Math.floor((k - first) / top);
-        sums.set(by, (sums.get(by) ?? 0) + this.weight(k) / heads.length);
+      if (direction === "attendsTo") {
+        for (let k = first + node * top; k < first + (node + 1) * top && this.weights[k]; k++) act(this.sources[k], this.weight(k) / heads.length);
+      } else {
+        for (let k = first; k < first + this.nodes * top; k++) {
+          if (this.sources[k] === node && this.weights[k]) act(Math.floor((k - first) / top), this.weight(k) / heads.length);
+        }
       }
     }
-    return sorted(sums);
   }
 
   /** The mean weights of a head in cells, as shares of the largest, 0 to 1. */
@@ -84,8 +96,4 @@ export class Weights {
   private weight(k: number): number {
     return (this.weights[k] / 255) ** 2;
   }
-}
-
-function sorted(sums: Map<number, number>): Weighted[] {
-  return [...sums].map(([node, weight]) => ({ node, weight })).sort((a, b) => b.weight - a.weight);
 }
