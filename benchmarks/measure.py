@@ -1,4 +1,4 @@
-"""Taking turns: every entry of a contest is timed in the same rounds, so that a busy moment favours no entry."""
+"""Taking turns: every entry of a contest is timed in the same rounds, so that a busy moment favors no entry."""
 
 from __future__ import annotations
 

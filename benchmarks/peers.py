@@ -127,7 +127,7 @@ def local_attention(features: Features, radius: int, causal: bool) -> Entry | Mi
 
 
 def natten(features: Features, radius: int, causal: bool) -> Entry | Missing:
-    """Neighbourhood attention; where sequences end it shifts windows inwards, so its numbers are its own."""
+    """Neighborhood attention; where sequences end it shifts windows inwards, so its numbers are its own."""
 
     def make() -> Entry:
         from natten.functional import na1d

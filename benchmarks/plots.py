@@ -74,14 +74,14 @@ def draw_peers(ratios: Mapping[str, Mapping[str, Sequence[float]]], path: Path) 
 def _lines(ax: Axes, rows: Sequence[dict[str, Any]], title: str) -> None:
     x = rows[0]["x"]
     entries = list(dict.fromkeys(name for row in rows for name, e in row["entries"].items() if "median" in e))
-    for colour, name in zip(SERIES * len(entries), entries, strict=False):
+    for color, name in zip(SERIES * len(entries), entries, strict=False):
         points = sorted(
             (row["facts"][x], row["entries"][name]["median"] * 1e3)
             for row in rows
             if "median" in row["entries"].get(name, {})
         )
         ours = name == rows[0]["ours"]
-        ax.plot(*zip(*points, strict=True), "o-", color=colour, label=name, lw=2.2 if ours else 1.3, ms=4)
+        ax.plot(*zip(*points, strict=True), "o-", color=color, label=name, lw=2.2 if ours else 1.3, ms=4)
     ax.set_xscale("log", base=2 if x in ("nodes", "heads") else 10)
     ax.set_yscale("log")
     low, high = ax.get_ylim()

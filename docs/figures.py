@@ -104,9 +104,9 @@ def six_graphs() -> Figure:
 
 
 def edges_of_page(ax: Axes, styles: Mapping[tuple[int, int], tuple[float, str]]) -> None:
-    """Arrows of the page's graph; `styles` are the width and the colour of each edge."""
-    for (j, i), (width, colour) in styles.items():
-        arrow(ax, PLACES[j], PLACES[i], width, colour, bend=0.16 if (i, j) in EDGES else 0.0, gap=RADIUS + 0.02)
+    """Arrows of the page's graph; `styles` are the width and the color of each edge."""
+    for (j, i), (width, color) in styles.items():
+        arrow(ax, PLACES[j], PLACES[i], width, color, bend=0.16 if (i, j) in EDGES else 0.0, gap=RADIUS + 0.02)
 
 
 def arrow(
@@ -114,7 +114,7 @@ def arrow(
     tail: tuple[float, float],
     head: tuple[float, float],
     width: float,
-    colour: str,
+    color: str,
     bend: float = 0.0,
     gap: float = RADIUS,
 ) -> None:
@@ -124,21 +124,21 @@ def arrow(
     ax.add_patch(
         FancyArrowPatch(
             tuple(a + step), tuple(b - step), shrinkA=0, shrinkB=0,
-            color=colour, linewidth=width, zorder=1 + width / 10,
+            color=color, linewidth=width, zorder=1 + width / 10,
             arrowstyle=f"-|>,head_length={0.35 + width / 10},head_width={0.16 + width / 20}", mutation_scale=11,
             connectionstyle=f"arc3,rad={bend}",
         )
     )  # fmt: skip
 
 
-def nodes_of_page(ax: Axes, colours: Mapping[int, str]) -> None:
-    circles(ax, PLACES, [str(k) for k in range(len(PLACES))], [colours.get(k, BLUE) for k in range(len(PLACES))])
+def nodes_of_page(ax: Axes, colors: Mapping[int, str]) -> None:
+    circles(ax, PLACES, [str(k) for k in range(len(PLACES))], [colors.get(k, BLUE) for k in range(len(PLACES))])
     ax.set_xlim(-1.3, 1.3)
     ax.set_ylim(-1.1, 1.3)
 
 
-def circles(ax: Axes, places: Points, names: Sequence[str], colours: Sequence[str], size: float = 520) -> None:
-    ax.scatter(*np.array(places).T, s=size, c=list(colours), zorder=3, edgecolors="white", linewidths=1.5)
+def circles(ax: Axes, places: Points, names: Sequence[str], colors: Sequence[str], size: float = 520) -> None:
+    ax.scatter(*np.array(places).T, s=size, c=list(colors), zorder=3, edgecolors="white", linewidths=1.5)
     for name, (x, y) in zip(names, places, strict=True):
         ax.text(x, y, name, color="white", ha="center", va="center", fontsize=11, fontweight="bold", zorder=4)
     ax.set_aspect("equal")

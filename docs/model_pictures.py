@@ -69,7 +69,7 @@ def all_pairs(members: Sequence[int]) -> list[Edge]:
 
 
 def arcs(ax: Axes, words: Sequence[str], edges: Iterable[Edge], highlight: int) -> None:
-    """Words in a row, and an arc above from each source to each destination; those of one destination in colour."""
+    """Words in a row, and an arc above from each source to each destination; those of one destination in color."""
     for k, word in enumerate(words):
         ax.text(k, -0.12, word, ha="center", va="top", fontsize=9, color=ORANGE if k == highlight else INK)
     for source, target in edges:

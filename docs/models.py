@@ -117,7 +117,7 @@ def _positions(axes: Any) -> None:
     encodings = {
         "sinusoidal": positions.sinusoidal(48, 32),
         "binary": positions.binary(48, 6),
-        "normalised": positions.normalised(48),
+        "normalized": positions.normalized(48),
     }
     for ax, (name, numbers) in zip(axes, encodings.items(), strict=True):
         rows = numbers.reshape(48, -1)

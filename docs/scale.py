@@ -87,11 +87,11 @@ def figure(found: list[tuple[Case, Forecast]]) -> Figure:
     """Seconds of a step by ranks; dashed: the first number of ranks, divided perfectly."""
     drawn = Figure(figsize=(6.4, 4.2), layout="constrained")
     ax = drawn.subplots()
-    for case, colour in zip(CASES, SERIES, strict=False):
+    for case, color in zip(CASES, SERIES, strict=False):
         points = [(forecast.ranks, forecast.seconds) for one, forecast in found if one is case]
-        ax.plot(*zip(*points, strict=True), "o-", color=colour, lw=1.8, ms=4, label=case.name)
+        ax.plot(*zip(*points, strict=True), "o-", color=color, lw=1.8, ms=4, label=case.name)
         first, seconds = points[0]
-        ax.plot([first, RANKS[-1]], [seconds, seconds * first / RANKS[-1]], "--", color=colour, lw=0.8)
+        ax.plot([first, RANKS[-1]], [seconds, seconds * first / RANKS[-1]], "--", color=color, lw=0.8)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(RANKS, [f"{ranks:,}" for ranks in RANKS])

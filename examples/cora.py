@@ -118,16 +118,16 @@ def draw_attention(model: GAT, data: NodeClassification, graph: Graph, path: Pat
     src, dst = graph.edge_index
     paper = int((graph.degree() * data.test_mask * (graph.degree() <= 16)).argmax())
     into = dst == paper
-    neighbours, strength = src[into], weights[into].mean(-1)
-    angle = 2 * torch.pi * torch.arange(len(neighbours)) / len(neighbours)
+    neighbors, strength = src[into], weights[into].mean(-1)
+    angle = 2 * torch.pi * torch.arange(len(neighbors)) / len(neighbors)
     x, y = angle.cos(), angle.sin()
-    own = neighbours == paper
+    own = neighbors == paper
     x[own], y[own] = 0.0, 0.0
     figure, ax = plt.subplots(figsize=(5, 5), layout="constrained")
-    for k in range(len(neighbours)):
+    for k in range(len(neighbors)):
         ax.plot([0, x[k]], [0, y[k]], color="0.6", linewidth=30 * float(strength[k]), zorder=1)
         ax.annotate(f"{float(strength[k]):.2f}", (float(x[k]), float(y[k])), fontsize=8, ha="center", va="center")
-    classes = data.y[neighbours].numpy()
+    classes = data.y[neighbors].numpy()
     ax.scatter(x.numpy(), y.numpy(), c=classes, cmap="tab10", vmin=0, vmax=9, s=500, alpha=0.6, zorder=2)
     ax.set(title=f"What paper {paper}, in the middle, attends to", xticks=[], yticks=[])
     figure.savefig(path, dpi=110)

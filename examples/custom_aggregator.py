@@ -1,6 +1,6 @@
 """A custom aggregator in ten lines, as a function or as an object, that is robust against outliers.
 
-Sensors on a grid predict which of four regions they are in, from their own measurements and those of their neighbours.
+Sensors on a grid predict which of four regions they are in, from their own measurements and those of their neighbors.
 One sensor in five is broken and reports large numbers. Three networks differ in one argument, the aggregator: the mean,
 a trimmed mean (a function), and a mean that gives more weight to messages near the median (an object with a learned
 width).

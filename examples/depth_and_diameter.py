@@ -111,13 +111,13 @@ def predicted(graph: Graph, layers: int) -> float:
 
 def draw(found: dict[str, dict[int, float]]) -> plt.Figure:
     figure, ax = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
-    for colour, (name, accuracy) in enumerate(found.items()):
+    for color, (name, accuracy) in enumerate(found.items()):
         graph, depths = GRAPHS[name], list(accuracy)
-        ax.plot(depths, [100 * predicted(graph, k) for k in depths], color=f"C{colour}", linewidth=1.5)
+        ax.plot(depths, [100 * predicted(graph, k) for k in depths], color=f"C{color}", linewidth=1.5)
         label = f"{name}, diameter {graph.diameter()}"
-        ax.plot(depths, [100 * accuracy[k] for k in depths], "o", color=f"C{colour}", label=label)
+        ax.plot(depths, [100 * accuracy[k] for k in depths], "o", color=f"C{color}", label=label)
         if graph.diameter() in accuracy:
-            ax.axvline(graph.diameter(), color=f"C{colour}", linewidth=0.8, linestyle=":")
+            ax.axvline(graph.diameter(), color=f"C{color}", linewidth=0.8, linestyle=":")
     ax.set(xlabel="layers", ylabel="symbols that nodes know, %", ylim=(20, 103))
     ax.set_title("A network knows what its graph lets it hear: points trained, lines predicted", fontsize=11)
     ax.legend(loc="lower right", fontsize=9)

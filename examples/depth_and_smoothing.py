@@ -105,9 +105,9 @@ def energy(model: Any, x: Tensor, graph: Any, citations: Graph) -> float:
 def draw(values: dict[tuple[str, int], dict[str, float]]) -> plt.Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     figure.suptitle("GCN and GAT fail from 16 layers on; MAGNA and Graph-BERT do not", fontsize=13)
-    for colour, name in enumerate(MODELS):
+    for color, name in enumerate(MODELS):
         points = {layers: value for (model, layers), value in values.items() if model == name}
-        style = {"color": f"C{colour}", "marker": "o", "label": name}
+        style = {"color": f"C{color}", "marker": "o", "label": name}
         left.plot(list(points), [p["accuracy"] for p in points.values()], **style)
         right.plot(list(points), [max(p["energy"], 1e-7) for p in points.values()], **style)
     for ax in (left, right):

@@ -1,4 +1,4 @@
-"""Do heads hedge bad initialisation? One layer of attention, 1 to 16 heads of the same total width.
+"""Do heads hedge bad initialization? One layer of attention, 1 to 16 heads of the same total width.
 
 Each of 16 nodes has a name, a symbol, and the name of another node, whose symbol it must say. Names and symbols are
 drawn anew for each sequence. One head is enough for this, so more heads are only more attempts, each in a narrower
@@ -97,19 +97,19 @@ def train(heads: int, aggregate: str, scale: float, seed: int, steps: int) -> fl
 
 
 def draw(found: dict[tuple[str, str], Tensor]) -> plt.Figure:
-    """`found`: accuracies by initialisation and aggregator, [heads, seeds]."""
+    """`found`: accuracies by initialization and aggregator, [heads, seeds]."""
     figure, axes = plt.subplots(1, len(SCALES), figsize=(10, 4.6), sharey=True, layout="constrained")
-    figure.suptitle("Several heads hedge a bad initialisation, as long as they are not too narrow", fontsize=13)
+    figure.suptitle("Several heads hedge a bad initialization, as long as they are not too narrow", fontsize=13)
     x = range(len(HEADS))
     for ax, (name, scale) in zip(axes, SCALES.items(), strict=True):
-        for colour, aggregate in enumerate(AGGREGATES):
+        for color, aggregate in enumerate(AGGREGATES):
             accuracy = 100 * found[name, aggregate]
-            shifted = [k + 0.1 * (colour - 1.5) for k in x]
+            shifted = [k + 0.1 * (color - 1.5) for k in x]
             mean, low, high = accuracy.mean(1), accuracy.amin(1), accuracy.amax(1)
-            ax.errorbar(shifted, mean, [mean - low, high - mean], fmt="o-", color=f"C{colour}", label=aggregate)
+            ax.errorbar(shifted, mean, [mean - low, high - mean], fmt="o-", color=f"C{color}", label=aggregate)
         ax.axhline(100 / SYMBOLS, color="grey", linestyle=":", linewidth=1)
         ax.set(xlabel="heads (64 numbers in all)", xticks=x, xticklabels=HEADS, ylim=(20, 103))
-        ax.set_title("usual initialisation" if scale == 1 else f"queries and keys {scale:g} times as large")
+        ax.set_title("usual initialization" if scale == 1 else f"queries and keys {scale:g} times as large")
     axes[0].set_ylabel("right answers, %: mean, worst and best seed")
     axes[0].text(len(HEADS) - 0.8, 100 / SYMBOLS + 1, "a guess", ha="right", fontsize=9, color="grey")
     axes[0].legend(loc="center left", title="aggregate")
@@ -147,7 +147,7 @@ def main() -> None:
             f"{heads}: {row.mean():.0%} ({row.min():.0%} to {row.max():.0%})"
             for heads, row in zip(HEADS, accuracy, strict=True)
         )
-        console.print(f"{name} initialisation, {aggregate}, by heads: {text}", soft_wrap=True)
+        console.print(f"{name} initialization, {aggregate}, by heads: {text}", soft_wrap=True)
     save(draw(found), NAME, options)
 
 

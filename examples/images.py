@@ -30,7 +30,7 @@ from mpnn.data import digits, fashion_mnist
 from mpnn.models import Convolution, ImageClassifier, Swin, SwinConfig, ViT, ViTConfig
 from mpnn.train.loop import Settings, fit, shuffled, warm_cosine
 
-MODELS = ("ViT", "ViT over neighbours", "Swin", "convolution")
+MODELS = ("ViT", "ViT over neighbors", "Swin", "convolution")
 BATCH = 64
 
 
@@ -47,7 +47,7 @@ class Task:
         """A classifier [B, 1, side, side] -> [B, 10]. The models differ in which pixels or patches send messages."""
         if name == "ViT":
             return ImageClassifier(ViT(self.vit), 10)
-        if name == "ViT over neighbours":
+        if name == "ViT over neighbors":
             return ImageClassifier(ViT(self.vit, graphs.neighborhood(*self.vit.grid, 1)), 10)
         if name == "Swin":
             return ImageClassifier(Swin(self.swin), 10)

@@ -1,7 +1,7 @@
 """MAE (He et al. 2022) on scikit-learn's digits: what learning to reconstruct masked patches is worth with few labels.
 
-A ViT is trained with 5 labelled images of each digit: from scratch, and from the encoder of an MAE that was trained on
-all 1,197 training images without their labels. Both have the same architecture, labelled images and fine-tuning.
+A ViT is trained with 5 labeled images of each digit: from scratch, and from the encoder of an MAE that was trained on
+all 1,197 training images without their labels. Both have the same architecture, labeled images and fine-tuning.
 
     python examples/images_few_labels.py                           half an hour on one core
     python examples/images_few_labels.py --seeds 1 --steps 2       a quick test
@@ -43,7 +43,7 @@ CONFIG = MAEConfig(
 BATCH, PER_CLASS = 64, 5
 
 
-def labelled(images: Images, seed: int) -> Tensor:
+def labeled(images: Images, seed: int) -> Tensor:
     """The indices of `PER_CLASS` random training images of each class."""
     order = images.train[torch.randperm(len(images.train), generator=torch.Generator().manual_seed(seed))]
     return torch.cat([order[images.y[order] == digit][:PER_CLASS] for digit in range(10)])
@@ -73,7 +73,7 @@ def train(
     else:
         encoder = ViT(CONFIG)
     torch.manual_seed(seed)
-    model, few = ImageClassifier(encoder, 10), labelled(images, seed)
+    model, few = ImageClassifier(encoder, 10), labeled(images, seed)
 
     @torch.no_grad()
     def accuracy(part: Tensor) -> float:

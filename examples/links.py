@@ -50,7 +50,7 @@ def auc(positive: Tensor, negative: Tensor) -> float:
 
 
 def train(name: str, data: NodeClassification, steps: int, seed: int, progress: Any, checkpoint: Any) -> Outcome:
-    links, x = Links(data, seed), data.x  # not normalised, as in the authors' code
+    links, x = Links(data, seed), data.x  # not normalized, as in the authors' code
     if name == "popularity":
         degree = links.graph.degree().float()
         scores = [degree[pairs].prod(0) for pairs in (links.test, links.test_absent)]

@@ -113,10 +113,10 @@ def draw(found: dict[str, Tensor]) -> plt.Figure:
     ax.text(0.5, 3, "trained", ha="center", color="dimgrey")
     x = torch.arange(TIMES) + 0.5
     ordered = sorted(found.items(), key=lambda item: -float(item[1][:, -1].mean()))  # the legend, as the lines end
-    for colour, (kind, accuracy) in enumerate(ordered):
+    for color, (kind, accuracy) in enumerate(ordered):
         mean = 100 * accuracy.mean(0)
-        ax.plot(x, mean, "o-", color=f"C{colour}", markersize=4, label=kind)
-        ax.fill_between(x, 100 * accuracy.amin(0), 100 * accuracy.amax(0), color=f"C{colour}", alpha=0.12)
+        ax.plot(x, mean, "o-", color=f"C{color}", markersize=4, label=kind)
+        ax.fill_between(x, 100 * accuracy.amin(0), 100 * accuracy.amax(0), color=f"C{color}", alpha=0.12)
     ax.axhline(100 / TOKENS, color="grey", linestyle=":", linewidth=1)
     ax.text(TIMES - 0.05, 2, "a guess", ha="right", fontsize=9, color="grey")
     ax.set(xlabel="position, in lengths of training (32 tokens)", ylabel="right answers, %", xlim=(0, TIMES))

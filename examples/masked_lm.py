@@ -1,6 +1,6 @@
-"""Masked language modelling, then fine-tuning, on the manual that is part of Python: what pre-training is worth.
+"""Masked language modeling, then fine-tuning, on the manual that is part of Python: what pre-training is worth.
 
-The task: from which of ten topics of the manual is a passage of 31 words? A small BERT is trained with 15 labelled
+The task: from which of ten topics of the manual is a passage of 31 words? A small BERT is trained with 15 labeled
 passages of each topic: from scratch, and after pre-training on the words of the whole manual with the objective of
 RoBERTa (Liu et al. 2019): masked words, masked anew in each batch, and no prediction of the next sentence. The test
 passages are part of the text for pre-training, their topics are not.
@@ -33,7 +33,7 @@ CONFIG = BertConfig(vocabulary=WORDS, dim=128, layers=2, heads=4, hidden=256, co
 
 
 class Manual:
-    """Passages of the manual, int64 [P, 1 + PASSAGE], and the topics of those of the `CLASSES` longest: `labelled`
+    """Passages of the manual, int64 [P, 1 + PASSAGE], and the topics of those of the `CLASSES` longest: `labeled`
     [L, 1 + PASSAGE], `topic` [L]. A paragraph that several topics repeat counts for the first one only."""
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class Manual:
         passages = {name: _passages([index.get(word, UNKNOWN) for word in part]) for name, part in words.items()}
         self.names = sorted(passages, key=lambda name: -len(passages[name]))[:CLASSES]
         self.passages = torch.cat(list(passages.values()))
-        self.labelled = torch.cat([passages[name] for name in self.names])
+        self.labeled = torch.cat([passages[name] for name in self.names])
         self.topic = torch.cat([torch.full((len(passages[name]),), k) for k, name in enumerate(self.names)])
 
     def split(self, seed: int) -> tuple[Tensor, Tensor]:
-        """The indices of `PER_CLASS` random labelled passages of each topic, and of the others."""
+        """The indices of `PER_CLASS` random labeled passages of each topic, and of the others."""
         order = torch.randperm(len(self.topic), generator=torch.Generator().manual_seed(seed))
         parts = [order[self.topic[order] == k] for k in range(CLASSES)]
         return torch.cat([part[:PER_CLASS] for part in parts]), torch.cat([part[PER_CLASS:] for part in parts])
@@ -87,12 +87,12 @@ def train(name: str, manual: Manual, sizes: dict[str, int], seed: int, progress:
     @torch.no_grad()
     def accuracy() -> dict[str, float]:
         model.eval()
-        right = [model(manual.labelled[part]).argmax(1) == manual.topic[part] for part in rest.split(256)]
+        right = [model(manual.labeled[part]).argmax(1) == manual.topic[part] for part in rest.split(256)]
         return {"accuracy": 100 * torch.cat(right).float().mean().item()}
 
     def loss(k: int) -> Tensor:
         index = few[shuffled(len(few), BATCH, k, seed)]
-        return model.loss(manual.labelled[index], manual.topic[index])
+        return model.loss(manual.labeled[index], manual.topic[index])
 
     steps = sizes["steps"]
     settings = Settings(steps, rate=warm_cosine(steps), clip=1.0, validate_every=min(50, steps))

@@ -29,7 +29,7 @@ from mpnn.models import GPT
 
 
 def work(options: dict[str, Any]) -> None:
-    """What each worker runs; Ray has initialised its process group."""
+    """What each worker runs; Ray has initialized its process group."""
     text = pydoc_topics()
     characters = Characters(text)
     corpus, tokens = characters.encode(text), options["tokens"]

@@ -44,7 +44,7 @@ def run(model: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[list[Tensor
 
 
 def embed(states: Sequence[Tensor], batches: list[dict[str, Tensor]]) -> Tensor:
-    """Mean over the tokens of each sentence, normalised to unit length: [number of sentences, 384]."""
+    """Mean over the tokens of each sentence, normalized to unit length: [number of sentences, 384]."""
     masks = [batch["attention_mask"].unsqueeze(-1) for batch in batches]
     return F.normalize(torch.cat([(s * m).sum(1) / m.sum(1) for s, m in zip(states, masks, strict=True)]), dim=-1)
 

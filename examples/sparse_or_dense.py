@@ -126,12 +126,12 @@ def draw(values: dict[tuple[int, str], list[dict[str, Any]]], sizes: list[int]) 
         fontsize=14,
     )
     for ax, nodes in zip(axes[0], sizes, strict=True):
-        for colour, kind in enumerate(KINDS):
+        for color, kind in enumerate(KINDS):
             points = values[nodes, kind]
             x = [100 * p["density"] for p in points]
-            ax.plot(x, [p["ms"]["dense"] / min(p["ms"].values()) for p in points], "-", color=f"C{colour}", label=kind)
+            ax.plot(x, [p["ms"]["dense"] / min(p["ms"].values()) for p in points], "-", color=f"C{color}", label=kind)
             chosen = [p["ms"]["dense"] / p["ms"][p["plan"]] for p in points]
-            ax.plot(x, chosen, "o", color=f"C{colour}", markersize=5)
+            ax.plot(x, chosen, "o", color=f"C{color}", markersize=5)
         ax.axhline(1, color="black", linewidth=1)
         ax.set(xscale="log", yscale="log", xlabel="edges, % of all pairs", title=f"{nodes:,} nodes")
         ax.set_xticks([0.5, 1, 2, 5, 10, 20, 50, 100])

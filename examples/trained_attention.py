@@ -244,10 +244,10 @@ def draw(attention: dict[str, Any], points: dict[str, dict[str, float]]) -> plt.
         "window": ("C0", "o--"),
         "random": ("C2", "^--"),
     }
-    for name, (colour, style) in styles.items():
+    for name, (color, style) in styles.items():
         of_kind = [value for key, value in points.items() if key.split(": ")[0] == name]
         x, y = [100 * v["edges"] for v in of_kind], [v["cosine"] for v in of_kind]
-        right.plot(x, y, style, color=colour, label=name, markersize=4)
+        right.plot(x, y, style, color=color, label=name, markersize=4)
     right.set_xscale("log")
     right.set(xticks=[2, 5, 10, 20, 50, 100], xlabel="edges, % of the complete graph", ylim=(None, 1.01))
     right.xaxis.set_major_formatter("{x:g}")

@@ -1,7 +1,7 @@
 """Short tours through 20 cities by an attention model with the weights of Kool et al. (2019), as message passing.
 
 Solves instances with three methods, prints the mean tour length of each, and draws the instance on which attention
-improves most over the nearest-neighbour heuristic. Over all 10,000 instances, the mean length of greedy tours is 3.847,
+improves most over the nearest-neighbor heuristic. Over all 10,000 instances, the mean length of greedy tours is 3.847,
 as published. It needs the authors' weights; if they are missing, an error explains how to get them.
 
     python examples/tsp.py                                  half a minute on two cores
@@ -23,7 +23,7 @@ from mpnn.models import TSP
 from mpnn.models.graph.tsp import tour_length
 
 
-def nearest_neighbour(cities: Tensor) -> Tensor:
+def nearest_neighbor(cities: Tensor) -> Tensor:
     """Starts at the first city and always visits the nearest unvisited one: points [B, N, 2] -> tours int64 [B, N]."""
     distance = torch.cdist(cities, cities)
     last = torch.zeros(len(cities), 1, dtype=torch.int64)
@@ -63,7 +63,7 @@ def main() -> None:
     cities = data.cities(options.instances)
     pieces = cities.split(max(1, 20_000 // options.draws))
     tours_by_method = {
-        "nearest neighbour": nearest_neighbour(cities),
+        "nearest neighbor": nearest_neighbor(cities),
         "attention, greedy": torch.cat([model.solve(piece) for piece in cities.split(1000)]),
         f"attention, best of {options.draws}": torch.cat(
             [best_of(model, piece, options.draws, generator) for piece in pieces]
@@ -75,7 +75,7 @@ def main() -> None:
         table.add_row(name, f"{length.mean().item():.3f}")
     console = Console()
     console.print(table)
-    instance = int((lengths["nearest neighbour"] - lengths["attention, greedy"]).argmax())
+    instance = int((lengths["nearest neighbor"] - lengths["attention, greedy"]).argmax())
     draw(cities[instance], {name: tours[instance] for name, tours in tours_by_method.items()}, options.picture)
     console.print(f"instance {instance} is drawn in {options.picture}")
 

@@ -31,7 +31,7 @@ class MessagePassing(nn.Module):
     """One layer of message passing over a graph.
 
         h    = update.prepare(x)
-        w_ij = normalise_j( attention.score(h_i, h_j, e_ij) )                     over the in-neighbors j of i
+        w_ij = normalize_j( attention.score(h_i, h_j, e_ij) )                     over the in-neighbors j of i
         m_i  = attention.merge( aggregate_j( w_ij * attention.value(h_j, e_ij) ) )
         y_i  = update(x_i, m_i)
 
@@ -44,7 +44,7 @@ class MessagePassing(nn.Module):
             message itself.
         attention: an `Attention` such as `DotProduct(dim, heads)`, or None to weight all sources equally.
         edge_dropout: the probability that an edge is dropped from a round in training (DropEdge, Rong et al. 2020).
-            Means and normalised weights are taken over the remaining edges. Sums are scaled by 1 / (1 - p), which
+            Means and normalized weights are taken over the remaining edges. Sums are scaled by 1 / (1 - p), which
             keeps their expectation.
         hops, teleport: the number of times that messages are aggregated with the same weights A, and the share of the
             initial values V in each (MAGNA, Wang et al. 2021, eq. 5 to 7; APPNP, Gasteiger et al. 2019):
@@ -260,7 +260,7 @@ class MessagePassing(nn.Module):
         return out, weights
 
     def _scales_with_degree(self, request: Request) -> bool:
-        """Whether a message grows with the number of edges: a sum whose weights are not normalised."""
+        """Whether a message grows with the number of edges: a sum whose weights are not normalized."""
         softmax = request.weighted and request.normalize == "softmax"
         balanced = softmax or (self.attention is not None and self.attention.balanced)
         return isinstance(self.aggregate, Sum) and not balanced

@@ -1,4 +1,4 @@
-"""Plots of graphs, attention weights and training curves, in one style that is safe for colour-blind readers.
+"""Plots of graphs, attention weights and training curves, in one style that is safe for color-blind readers.
 
 Each function draws on the matplotlib Axes `ax`, or on new Axes, and returns them. No global setting of matplotlib is
 changed. In matrices, rows are destinations and columns sources, like `Graph.dense()`. Large graphs are drawn as tiles
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 INK, MUTED, FRAME, EMPTY = "#1f2933", "#5f6b7a", "#c3cad3", "#f2f4f7"
 # Okabe & Ito 2008, "Color universal design", without black and yellow, which do not stand out from text and background.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-# Tol 2021, "Colour schemes", the muted scheme, for more classes than SERIES has colours.
+# Tol 2021, "Colour schemes", the muted scheme, for more classes than SERIES has colors.
 CLASSES = (
     *("#332288", "#88ccee", "#44aa99", "#117733", "#999933"),
     *("#ddcc77", "#cc6677", "#882255", "#aa4499", "#888888"),
@@ -43,7 +43,7 @@ _TITLE, _NAME = 11, 9  # sizes in points
 
 
 def adjacency(graph: Graph, ax: Axes | None = None, *, title: str | None = None, tiles: int = _TILES) -> Axes:
-    """Adjacency matrix of a graph: a coloured cell (row i, column j) for each edge j -> i.
+    """Adjacency matrix of a graph: a colored cell (row i, column j) for each edge j -> i.
 
     With at most `tiles` nodes on a side, each edge is one cell. Otherwise a cell is a tile of pairs, and darker cells
     contain more edges.
@@ -56,11 +56,11 @@ def adjacency(graph: Graph, ax: Axes | None = None, *, title: str | None = None,
     rows, columns = min(graph.num_dst, tiles), min(graph.num_src, tiles)
     exact = (rows, columns) == (graph.num_dst, graph.num_src)
     share = density(graph.runs, rows, columns)
-    colours, norm = _solid(), None
+    colors, norm = _solid(), None
     if not exact:
-        colours, norm = _sequential(), _power(0.5, vmax=1.0)
+        colors, norm = _sequential(), _power(0.5, vmax=1.0)
     image = ax.imshow(
-        np.ma.masked_equal(share, 0.0), cmap=colours, norm=norm, extent=_extent(graph), interpolation="nearest"
+        np.ma.masked_equal(share, 0.0), cmap=colors, norm=norm, extent=_extent(graph), interpolation="nearest"
     )
     _matrix_axes(ax, graph, graph.name if title is None else title)
     if not exact:
@@ -84,13 +84,13 @@ def attention(
 ) -> Axes:
     """Matrix of attention weights: a cell for each edge, pale where there is no edge.
 
-    The colour scale is a square root, so that weights of 0.01 remain visible.
+    The color scale is a square root, so that weights of 0.01 remain visible.
 
     Args:
         weights: [E] or [E, H] in the graph's edge order, as `return_weights=True` gives them; heads are averaged.
         title: default: the graph's name.
         labels: one label for each node (characters, words), instead of its number.
-        bar: whether to draw a colour bar.
+        bar: whether to draw a color bar.
         tiles: the maximum number of cells on a side; in larger graphs a cell is the mean over its edges.
 
     Raises:
@@ -116,7 +116,7 @@ def attention(
 
 
 def weight_bar(axes: Sequence[Axes]) -> None:
-    """Draws the colour bar of one or several plots by `attention`, to their right."""
+    """Draws the color bar of one or several plots by `attention`, to their right."""
     bar = _bar(axes, axes[0].images[0], "attention weight")
     bar.set_ticks([0.01, 0.1, 0.25, 0.5, 1.0], labels=["0.01", "0.1", "0.25", "0.5", "1"])
 
@@ -133,10 +133,10 @@ def curves(
     ax = ax or _new_axes((6.4, 4.0))
     ends = []
     for k, (name, (at, values)) in enumerate(history.items()):
-        colour = SERIES[k % len(SERIES)]
-        ax.plot(at, values, color=colour, linewidth=1.8, marker="o" if len(values) < 30 else None, markersize=3.5)
+        color = SERIES[k % len(SERIES)]
+        ax.plot(at, values, color=color, linewidth=1.8, marker="o" if len(values) < 30 else None, markersize=3.5)
         if len(values):
-            ends.append((float(at[-1]), float(values[-1]), name, colour))
+            ends.append((float(at[-1]), float(values[-1]), name, color))
     _plain_axes(ax, title)
     if all(float(x).is_integer() for at, _ in history.values() for x in at):
         ax.xaxis.set_major_locator(_whole_ticks())
@@ -159,7 +159,7 @@ def network(
     Args:
         positions: [N, 2], the coordinates of the nodes; default: `springs` for explicit graphs, and a circle, clockwise
             from the top, for structured ones.
-        classes: integers [N] that select the nodes' colours; each class is labelled at its median position.
+        classes: integers [N] that select the nodes' colors; each class is labeled at its median position.
 
     Raises:
         ValueError: if sources and destinations are different sets, or positions or classes do not match the nodes.
@@ -233,7 +233,7 @@ def _bounds(n: int, parts: int) -> Ints:
     return -(-np.arange(parts + 1) * n // max(parts, 1))
 
 
-# ---------------------------------------------------------------------------------------------------- colours and axes
+# ---------------------------------------------------------------------------------------------------- colors and axes
 
 
 def _new_axes(size: tuple[float, float]) -> Axes:
@@ -358,18 +358,18 @@ def _label_ends(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     """Draws names to the right of their lines, moved apart if they would overlap."""
     low, high = ax.get_ylim()
     ends = [
-        (x, y, _wrap_text(name, _LONGEST_NAME), colour) for x, y, name, colour in sorted(ends, key=lambda end: end[1])
+        (x, y, _wrap_text(name, _LONGEST_NAME), color) for x, y, name, color in sorted(ends, key=lambda end: end[1])
     ]
     points = [1.3 * _NAME * (1 + name.count("\n")) + 2 for _, _, name, _ in ends]
     room = np.array(points) * (high - low) / (72 * _size_in_inches(ax)[1])
     at = _separate(np.array([y for _, y, *_ in ends]), room, low)
     style: dict[str, Any] = {"textcoords": "offset points", "fontsize": _NAME, "va": "center"}
-    for (x, _, name, colour), y in zip(ends, at, strict=True):  # not clipped: y may be above the axes
-        ax.annotate(name, (x, y), (7, 0), color=colour, annotation_clip=False, **style)
+    for (x, _, name, color), y in zip(ends, at, strict=True):  # not clipped: y may be above the axes
+        ax.annotate(name, (x, y), (7, 0), color=color, annotation_clip=False, **style)
 
 
 def _separate(targets: NDArray[np.float64], room: NDArray[np.float64], low: float = -np.inf) -> NDArray[np.float64]:
-    """The non-overlapping centres above `low` that are closest to the ascending `targets` by least squares
+    """The non-overlapping centers above `low` that are closest to the ascending `targets` by least squares
     (isotonic regression). `room` is the height of each label. Overlapping labels are grouped around their mean."""
     stacked = np.cumsum(room) - room / 2
     groups: list[tuple[float, int]] = []
@@ -405,9 +405,9 @@ def _links(ax: Axes, graph: Graph, at: NDArray[np.float64], size: float) -> None
 
 
 def _dots(ax: Axes, at: NDArray[np.float64], size: float, classes: Ints | None) -> None:
-    """Draws the nodes: coloured by class, or numbered if there are few."""
-    colours = SERIES[0] if classes is None else np.array(CLASSES)[classes % len(CLASSES)]
-    ax.scatter(at[:, 0], at[:, 1], s=size, c=colours, edgecolors="white", linewidths=size / 60, zorder=3)
+    """Draws the nodes: colored by class, or numbered if there are few."""
+    colors = SERIES[0] if classes is None else np.array(CLASSES)[classes % len(CLASSES)]
+    ax.scatter(at[:, 0], at[:, 1], s=size, c=colors, edgecolors="white", linewidths=size / 60, zorder=3)
     if classes is not None:
         for kind in np.unique(classes):
             _name_at(ax, np.median(at[classes == kind], axis=0), str(kind))

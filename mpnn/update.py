@@ -321,7 +321,7 @@ class _Function(Update):
 
 
 def _is_plain(linear: nn.Module) -> bool:
-    """Whether this computes `W x + b` and nothing else: it is not quantised, adapted (LoRA) or hooked."""
+    """Whether this computes `W x + b` and nothing else: it is not quantized, adapted (LoRA) or hooked."""
     return type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
 
 

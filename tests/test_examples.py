@@ -30,7 +30,7 @@ RUNS = [
     (
         "images.py",
         ["--seeds", "1", "--steps", "2"],
-        ["digits, ViT: ", "% test accuracy (1 seeds; ", "ViT over neighbours", "Swin", "convolution"],
+        ["digits, ViT: ", "% test accuracy (1 seeds; ", "ViT over neighbors", "Swin", "convolution"],
         ["rich", "sklearn"],
     ),
     (
@@ -97,7 +97,7 @@ RUNS = [
     (
         "heads_as_hedge.py",
         ["--seeds", "1", "--steps", "2"],
-        ["usual initialisation, sum, by heads: 1: ", "bad initialisation, PNA, by heads: 1: "],
+        ["usual initialization, sum, by heads: 1: ", "bad initialization, PNA, by heads: 1: "],
         ["rich"],
     ),
     (
@@ -258,7 +258,7 @@ def test_links_runs_by_itself(tmp_path):
 
 def test_tsp_runs_by_itself(tmp_path):
     real(locate, "tsp")
-    words = ["20 instances of 20 cities", "nearest neighbour", "attention, best of 5", "is drawn in tsp.png"]
+    words = ["20 instances of 20 cities", "nearest neighbor", "attention, best of 5", "is drawn in tsp.png"]
     packages = ["rich", "matplotlib", "safetensors"]
     test_runs_by_itself("tsp.py", ["--instances", "20", "--draws", "5"], words, packages, tmp_path)
     assert (tmp_path / "tsp.png").stat().st_size > 10_000

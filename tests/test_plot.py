@@ -140,7 +140,7 @@ def test_names_do_not_reach_below_the_axes(ax: Axes) -> None:
     assert not overlap(ax.texts)
 
 
-def test_names_that_stand_close_are_centred_on_their_lines(ax: Axes) -> None:
+def test_names_that_stand_close_are_centered_on_their_lines(ax: Axes) -> None:
     ends = {"a": 1.757, "a name in\nseveral lines": 1.76, "c": 1.78, "far": 3.0, "low": 0.5}
     plot.curves({name: ([0, 10], [4.0, end]) for name, end in ends.items()}, ax)
     heights = {text.get_text(): text.xy[1] for text in ax.texts}

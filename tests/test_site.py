@@ -1,4 +1,4 @@
-"""The site builds without a warning, and every link between its pages leads somewhere."""
+"""The site builds without a warning, every link between its pages leads somewhere, and pages fit a narrow screen."""
 
 import os
 import re
@@ -8,32 +8,55 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from chromium import CHROMIUM, browser
 
 ROOT = Path(__file__).resolve().parents[1]
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
-def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+TOO_WIDE = """
+const width = document.documentElement.clientWidth;
+const scrolls = "table, pre, .highlight, svg, .math";
+return [...document.querySelectorAll("main *")]
+  .filter((e) => e.getBoundingClientRect().right > width + 2 && !e.closest(scrolls))
+  .map((e) => e.outerHTML.slice(0, 80)).slice(0, 3);
+"""
+WITHOUT_TEXT = "return [...document.images].filter((image) => !image.alt).map((image) => image.src)"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
+    """The pages of the site by file."""
     for package in ("sphinx", "myst_nb", "pydata_sphinx_theme", "sphinx_design"):
         pytest.importorskip(package, reason="the docs extra is not installed")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "docs", str(tmp_path / "site")]
+    folder = tmp_path_factory.mktemp("site").resolve()
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "docs", str(folder)]
     environment = os.environ | {"MPNN_SITE_NOTEBOOKS": "off"}  # tests/test_notebooks.py runs them
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stderr[-3000:]
-    pages = {
-        page.resolve(): page.read_text("utf-8")
-        for page in (tmp_path / "site").rglob("*.html")
-        if "_static" not in page.parts
-    }
-    assert len(pages) > 40
+    return {page: page.read_text("utf-8") for page in folder.rglob("*.html") if "_static" not in page.parts}
+
+
+def test_every_link_between_pages_leads_somewhere(site: dict[Path, str]) -> None:
+    assert len(site) > 40
     checked = 0
-    for page, text in pages.items():
+    for page, text in site.items():
         for target, anchor in re.findall(r'(?:href|src)="([^"#:]*)(?:#([^"]*))?"', text):
             if target.startswith("//") or (not target and not anchor):
                 continue
             path = (page.parent / unquote(target.split("?")[0])).resolve() if target else page
             assert path.exists(), f"{page.name} links to {target}"
-            if anchor and path in pages:
-                assert f'id="{unquote(anchor)}"' in pages[path], f"{page.name} links to {target}#{anchor}"
+            if anchor and path in site:
+                assert f'id="{unquote(anchor)}"' in site[path], f"{page.name} links to {target}#{anchor}"
             checked += 1
     assert checked > 1000
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_pages_fit_a_narrow_screen_and_pictures_have_texts(site: dict[Path, str], tmp_path: Path) -> None:
+    with browser(tmp_path) as chromium:
+        for page in site:
+            chromium.open(page, width=400, scheme="dark")
+            assert chromium.run(TOO_WIDE) == [], page.name
+            assert chromium.run(WITHOUT_TEXT) == [], page.name
+        assert [problem for problem in chromium.problems if "invalid theme mode" not in problem] == []

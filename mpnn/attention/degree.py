@@ -1,4 +1,4 @@
-"""Weights that depend on the graph only: GCN's normalisation by degree."""
+"""Weights that depend on the graph only: GCN's normalization by degree."""
 
 from __future__ import annotations
 

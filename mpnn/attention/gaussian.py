@@ -62,7 +62,7 @@ class Near(Attention):
         w_ij = exp( -|a_i - a_j|^2 ), divided by their sum over j when normalized,   m_i = sum_j w_ij v_j
 
     When normalized, |a_i|^2 cancels, so the score is the inner product of (2 a_i, -1) and (a_j, |a_j|^2). Any backend
-    for dot-product attention runs this without materialising a tensor of edges.
+    for dot-product attention runs this without materializing a tensor of edges.
 
     Args:
         encode: a module that maps features [..., N, d] to the concatenation of the value v and the vector a.

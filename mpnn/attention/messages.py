@@ -86,7 +86,7 @@ class EdgeMessage(Attention):
         m_i = reduce_j f(h_i, h_j, e_ij)
 
     `f` = relu(h_j + e_ij) is GINE's, A(e_ij) h_j the edge network's (Gilmer et al. 2017, section 5), an MLP of all
-    three PNA's. The messages differ from edge to edge, so all E are materialised: each edge becomes a source, and the
+    three PNA's. The messages differ from edge to edge, so all E are materialized: each edge becomes a source, and the
     round runs over `graphs.edges_into(graph)` with any backend.
 
     Args:

@@ -61,7 +61,7 @@ class Attention(nn.Module, ABC):
     Attributes:
         normalize: "softmax", "sigmoid" or "none".
         dropout: probability that a weight is dropped in training.
-        balanced: whether the weights already account for the in-degree without a normaliser, as GCN's do.
+        balanced: whether the weights already account for the in-degree without a normalizer, as GCN's do.
     """
 
     normalize: str = "softmax"

@@ -21,7 +21,7 @@ class Typed(Attention):
     The edge types are those of the graph (`edge_type`, or the rule of its topology); all edges of a graph without them
     have type 0. Messages are aggregated per edge type and then mapped, so a convolution costs as much as im2col. With
     "sum" this is the sum of `W_r h_j`; with "mean" each edge type has its own mean, R-GCN's 1 / |N_r(i)|. Maps are
-    initialised as Xavier's.
+    initialized as Xavier's.
     """
 
     normalize = "none"

@@ -2,12 +2,12 @@
 
 A block is the whole graph (complete, causal, or small enough for a mask) or one of its disjoint cliques. Cliques of one
 size run as a batch; cliques of all sizes run in one kernel where torch has it. Features that torch's kernels lack (soft
-capping, sinks, other normalisers, dropout with the same mask in every backend, returned weights) are computed by torch
+capping, sinks, other normalizers, dropout with the same mask in every backend, returned weights) are computed by torch
 operations on the logits of the block.
 
 NaN and infinities of a node can reach rows of its block that do not attend to it: a mask's zero times NaN is NaN, in
 torch's kernels too. If a query is NaN but the values are not, torch's CPU kernel returns numbers instead of NaN over
-fewer than 8 sources. A check of the result would add 6 to 35 % to a call over up to 64 nodes, and synchronise a GPU.
+fewer than 8 sources. A check of the result would add 6 to 35 % to a call over up to 64 nodes, and synchronize a GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def supports(request: Request) -> str | None:
     if type(request.reduce) is not Sum:
         return "it sums messages, and cannot aggregate them otherwise"
     if not all(isinstance(vectors, EmbeddingTable) and vectors.relation is not None for vectors in _vectors(request)):
-        return "edge_key and edge_value would be materialised for all pairs, unless they are tables by relation"
+        return "edge_key and edge_value would be materialized for all pairs, unless they are tables by relation"
     if request.return_lse:
         return "torch's kernels do not return lse"
     if score.edge_key is not None and score.softcap is not None:
@@ -58,8 +58,8 @@ def supports(request: Request) -> str | None:
     if graph.is_explicit and graph.num_edges != graph.runs.num_edges:
         return "the graph has repeated edges, which a matrix of pairs cannot tell apart"
     written = max(pairs, graph.num_dst * _classes(request)) * request.batch.numel() * request.heads
-    if (_is_materialised(request) or _is_biased(request)) and written > _MOST_SCORES:
-        return f"it would materialise {written:,} logits"
+    if (_is_materialized(request) or _is_biased(request)) and written > _MOST_SCORES:
+        return f"it would materialize {written:,} logits"
     return None
 
 
@@ -67,7 +67,7 @@ def counts(request: Request) -> dict[str, float]:
     """Pairs times heads, by operation, and the copies of nodes for cliques."""
     graph, width = request.graph, request.value.shape[-1]
     heads = request.batch.numel() * request.heads
-    by_cliques, written = _by_cliques(request), _is_materialised(request)
+    by_cliques, written = _by_cliques(request), _is_materialized(request)
     pairs = float(heads * (graph.num_edges if by_cliques else graph.num_dst * graph.num_src))
     shape, num_dst, num_src = _plain_shape(graph), graph.num_dst, graph.num_src
     masked, biased = not by_cliques and shape is None, _is_biased(request)
@@ -116,7 +116,7 @@ def _blocks(graph: Graph) -> int:
 
 def estimate(request: Request) -> Estimate:
     graph, heads = request.graph, request.batch.numel() * request.heads
-    by_cliques, written = _by_cliques(request), _is_materialised(request)
+    by_cliques, written = _by_cliques(request), _is_materialized(request)
     pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
     copies = (3 + 2 * bool(request.dropout) + 1.5 * request.needs_grad) * written + 1.7 * _is_biased(request)
     gathered = graph.num_dst * heads * (4 * request.value.shape[-1] * by_cliques + _classes(request))
@@ -168,7 +168,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 def direct(request: Request) -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | None:
     """A function of query, key, value and scale that runs all requests of this form, if torch's kernel suffices."""
     shape = _plain_shape(request.graph)
-    if shape is None or _is_biased(request) or _is_materialised(request):
+    if shape is None or _is_biased(request) or _is_materialized(request):
         return None
     return _causal if shape == "causal" else _complete
 
@@ -195,7 +195,7 @@ def _at_once(request: Request) -> bool:
     """Whether cliques of all sizes run in one kernel call."""
     score = request.score
     assert isinstance(score, Dot)
-    plain = not _is_biased(request) and not _is_materialised(request)
+    plain = not _is_biased(request) and not _is_materialized(request)
     same_heads = score.key.shape[-2] == request.value.shape[-2]
     return plain and same_heads and len(request.graph.cliques) > 1 and varlen.runs_here(score.query, request.value)
 
@@ -239,14 +239,14 @@ def _whole(graph: Graph) -> _Block:
 
 
 def _run_block(request: Request, block: _Block, *features: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Maps queries, keys and values [..., C, S or T, H, D] to out [..., C, S, H, D] and, if they are materialised, the
+    """Maps queries, keys and values [..., C, S or T, H, D] to out [..., C, S, H, D] and, if they are materialized, the
     weights [..., C, H, S, T]."""
     score = request.score
     assert isinstance(score, Dot)
     q, k, v = (x.transpose(-3, -2) for x in features)  # [..., C, H, S or T, D]
     bias, weights = _bias(request, block, q), None
-    if _is_materialised(request):
-        out, weights = _materialised(request, block, q, k, v, bias)
+    if _is_materialized(request):
+        out, weights = _materialized(request, block, q, k, v, bias)
     else:
         out = _sdpa(q, k, v, score.scale, _mask(bias, block), block.causal and bias is None)
     if block.empty is not None:
@@ -271,7 +271,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, ca
     )
 
 
-def _materialised(
+def _materialized(
     request: Request, block: _Block, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The same attention, with the logits in memory."""
@@ -432,7 +432,7 @@ def _is_biased(request: Request) -> bool:
     return bool(request.bias) or request.score.edge_key is not None
 
 
-def _is_materialised(request: Request) -> bool:
+def _is_materialized(request: Request) -> bool:
     score = request.score
     assert isinstance(score, Dot)
     plain = request.normalize == "softmax" and score.softcap is None and request.sinks is None and not request.dropout

@@ -1,4 +1,4 @@
-"""The reference: materialises all edges in plain torch.
+"""The reference: materializes all edges in plain torch.
 
 It supports every request, works in float64, differentiates twice, and is slow. All other backends are tested against
 it.
@@ -103,7 +103,7 @@ def _sum_of_logits(request: Request, csr: CSR) -> Tensor:
 
 
 def _weights(logits: Tensor, request: Request, index: Index) -> Tensor:
-    """Normalised weights, [E, ..., H] in CSR order."""
+    """Normalized weights, [E, ..., H] in CSR order."""
     if request.sinks is not None:
         logits = logits.expand(len(logits), *request.batch, request.heads)
         return _softmax_with_sinks(logits, index, request.sinks)

@@ -1,4 +1,4 @@
-"""Linear attention: weights are inner products without a normaliser, so sums over sources are computed first, in time
+"""Linear attention: weights are inner products without a normalizer, so sums over sources are computed first, in time
 linear in the nodes (`mpnn.kernels.linear_attention`). The sums are one matrix for rows with the same sources, and a
 running sum if each row has one source more than the row before.
 """
@@ -31,7 +31,7 @@ def supports(request: Request) -> str | None:
     if not isinstance(score, Dot):
         return "it needs dot-product scores"
     if request.normalize != "none" or score.softcap is not None:
-        return "it needs dot products as weights, without a normaliser or softcap"
+        return "it needs dot products as weights, without a normalizer or softcap"
     if score.edge_key is not None or request.edge_value is not None or request.bias:
         return "it does not support biases, edge_key or edge_value"
     if request.dropout or request.return_weights:

@@ -54,7 +54,7 @@ def get(name: Annotated[str, typer.Argument(help="A name from mpnn data list.")]
         folder = locate(name)
     source = SOURCES[name]
     console.print(str(folder), soft_wrap=True)
-    console.print(f"{source.cite}\nlicence: {source.licence}", style="dim", soft_wrap=True)
+    console.print(f"{source.cite}\nlicense: {source.license}", style="dim", soft_wrap=True)
 
 
 def _size(source: Source) -> int:

@@ -14,7 +14,7 @@ from mpnn.plot import EMPTY, SEQUENTIAL, density
 _MOST_CELLS = 64
 _SMALL = 32
 
-# Bayer matrix for ordered dithering: without colours, a density becomes a share of filled cells.
+# Bayer matrix for ordered dithering: without colors, a density becomes a share of filled cells.
 _DITHER = (np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]]) + 0.5) / 16
 _HALVES = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
 _BLOCKS = str.maketrans("▀▄█─│┌┐└┘", "'.#-|++++")
@@ -23,14 +23,14 @@ _BLOCKS = str.maketrans("▀▄█─│┌┐└┘", "'.#-|++++")
 
 def matrix(runs: Runs, plain: bool, width: int = _MOST_CELLS + 2, ascii_only: bool = False) -> Text:
     """Draws destinations as rows and sources as columns, at most `width` characters wide. Darker cells contain more
-    edges. `plain`: without colours, in a frame. `ascii_only`: plain, and without block characters."""
+    edges. `plain`: without colors, in a frame. `ascii_only`: plain, and without block characters."""
     plain = plain or ascii_only
     cells = _cells(runs, max(1, min(_MOST_CELLS, width - 2 * plain)))
     if len(cells) % 2:
         cells = np.vstack([cells, np.full_like(cells[:1], np.nan)])
     if ascii_only:
         return Text(_plain(cells).plain.translate(_BLOCKS))
-    return _plain(cells) if plain else _coloured(cells)
+    return _plain(cells) if plain else _colored(cells)
 
 
 def _cells(runs: Runs, most: int) -> NDArray[np.float64]:
@@ -55,17 +55,17 @@ def _plain(cells: NDArray[np.float64]) -> Text:
     return Text("\n".join([f"┌{border}┐", *(f"│{line}│" for line in lines), f"└{border}┘"]))
 
 
-def _coloured(cells: NDArray[np.float64]) -> Text:
+def _colored(cells: NDArray[np.float64]) -> Text:
     text = Text()
     for top, bottom in zip(cells[::2], cells[1::2], strict=True):
         for a, b in zip(top, bottom, strict=True):
-            text.append("▀", Style(color=_colour(a), bgcolor=_colour(b)))
+            text.append("▀", Style(color=_color(a), bgcolor=_color(b)))
         text.append("\n")
     text.right_crop()
     return text
 
 
-def _colour(level: float) -> Color | None:
+def _color(level: float) -> Color | None:
     if np.isnan(level):
         return None
     stops = np.array([_rgb(stop) for stop in SEQUENTIAL])

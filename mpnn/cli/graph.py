@@ -75,7 +75,7 @@ def graph(
     elif bound.num_dst and bound.num_src:
         plain = console.no_color or console.color_system is None
         console.print(drawing.matrix(bound.runs, plain, console.width, ascii_only=console.options.ascii_only))
-        cell = "filled" if plain else "coloured"
+        cell = "filled" if plain else "colored"
         console.print(f"rows: destinations, columns: sources; a {cell} cell is an edge", style="dim")
     if out is not None:
         _draw(expression, bound, out)

@@ -91,10 +91,10 @@ def comparison_costs(found: Comparison, path: Path) -> None:
     ax, dominated = figure.add_subplot(), found.dominated
     for k, result in enumerate(found.results):
         errors = np.array(result.errors(steps=found.steps))
-        colour = plot.MUTED if result.graph in dominated else plot.SERIES[k % len(plot.SERIES)]
+        color = plot.MUTED if result.graph in dominated else plot.SERIES[k % len(plot.SERIES)]
         at = 1e3 * result.seconds_per_step, errors.mean()
-        ax.errorbar(*at, yerr=errors.std(ddof=1) if len(errors) > 1 else None, fmt="o", color=colour, capsize=3)
-        ax.annotate(result.graph, at, xytext=(7, 5), textcoords="offset points", color=colour, fontsize=9)
+        ax.errorbar(*at, yerr=errors.std(ddof=1) if len(errors) > 1 else None, fmt="o", color=color, capsize=3)
+        ax.annotate(result.graph, at, xytext=(7, 5), textcoords="offset points", color=color, fontsize=9)
     ax.set_xlabel("milliseconds a step", color=plot.MUTED, fontsize=9)
     ax.set_ylabel(f"validation error after {found.steps:,} steps", color=plot.MUTED, fontsize=9)
     ax.margins(x=0.25, y=0.15)

@@ -2,7 +2,7 @@
 
 Real arrival times are rarely public. In this simulation, as in real traffic, a queue on a street spreads backwards to
 the streets that lead into it some minutes later. The traffic that a driver will meet is therefore visible at departure
-on the streets ahead, so messages from neighbouring segments improve the prediction.
+on the streets ahead, so messages from neighboring segments improve the prediction.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ rush hour."""
 
 @dataclass(frozen=True, eq=False)
 class City:
-    """Segments (one-way streets between neighbouring crossings) and their traffic over several days.
+    """Segments (one-way streets between neighboring crossings) and their traffic over several days.
 
     Args:
         start, end: the crossings of each segment, int64 [S], counted row by row on a grid of `side` x `side`.

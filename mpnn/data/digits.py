@@ -1,4 +1,4 @@
-"""Handwritten digits from scikit-learn: points for a nearest-neighbour graph."""
+"""Handwritten digits from scikit-learn: points for a nearest-neighbor graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_LABELLED_PER_CLASS = 20
+_LABELED_PER_CLASS = 20
 _VALIDATION = 400
 
 
@@ -36,8 +36,8 @@ class PointClassification:
 def digits() -> PointClassification:
     """1,797 images of 8 x 8 pixels from 0 to 1, split 200 / 400 / 1,197.
 
-    The split is fixed. As in Planetoid, only 20 images per class are labelled for training, so that messages from
-    neighbours improve the accuracy.
+    The split is fixed. As in Planetoid, only 20 images per class are labeled for training, so that messages from
+    neighbors improve the accuracy.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -50,7 +50,7 @@ def digits() -> PointClassification:
         ) from error
     images, labels = load_digits(return_X_y=True)
     order = np.random.RandomState(0).permutation(len(labels))
-    train = np.concatenate([order[labels[order] == c][:_LABELLED_PER_CLASS] for c in range(10)])
+    train = np.concatenate([order[labels[order] == c][:_LABELED_PER_CLASS] for c in range(10)])
     rest = order[~np.isin(order, train)]
     return PointClassification(
         # The maximum is 16: each pixel counts the set bits in a block of 4 x 4.

@@ -73,7 +73,7 @@ class NodeClassification:
 def cora() -> NodeClassification:
     """Cora: 2,708 papers, 1,433 words (0 or 1 each), 7 topics, 5,278 links, split 140 / 500 / 1000.
 
-    The file lists 10,858 neighbours: every link in both directions, and 151 links twice. Duplicates and self-loops
+    The file lists 10,858 neighbors: every link in both directions, and 151 links twice. Duplicates and self-loops
     (Cora has none) are dropped, which leaves 10,556 directed edges.
 
     Raises:

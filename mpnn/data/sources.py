@@ -1,4 +1,4 @@
-"""Sources of the public datasets: addresses, sizes, checksums, licences.
+"""Sources of the public datasets: addresses, sizes, checksums, licenses.
 
 This file contains only data; `locate.py` has the code that downloads them. Addresses are pinned to a commit, and sizes
 and checksums are those of the files at this commit.
@@ -36,7 +36,7 @@ class Source:
         files: all of its files.
         homepage: address of its web page.
         how: instructions, as the second half of the sentence "to get it, ...".
-        licence: licence or terms of use, as the source states them.
+        license: license or terms of use, as the source states them.
         cite: the paper to cite.
         installed: where a package of the operating system puts the files; None if none has them.
     """
@@ -46,7 +46,7 @@ class Source:
     files: tuple[RemoteFile, ...]
     homepage: str
     how: str
-    licence: str
+    license: str
     cite: str
     installed: str | None = None
 
@@ -65,7 +65,7 @@ def _planetoid(name: str, *facts: tuple[str, int, str]) -> Source:
         files=_pinned(_PLANETOID, *facts),
         homepage="https://github.com/kimiyoung/planetoid",
         how=f"download the ind.{name}.* files from the folder data of https://github.com/kimiyoung/planetoid",
-        licence="MIT",
+        license="MIT",
         cite="Yang, Cohen, Salakhutdinov: Revisiting Semi-Supervised Learning with Graph Embeddings, ICML 2016",
     )
 
@@ -104,7 +104,7 @@ TINYSHAKESPEARE = Source(
     ),
     homepage="https://github.com/karpathy/char-rnn",
     how="download data/tinyshakespeare/input.txt from https://github.com/karpathy/char-rnn",
-    licence="MIT; the text itself is in the public domain",
+    license="MIT; the text itself is in the public domain",
     cite="Karpathy: char-rnn, 2015",
 )
 
@@ -122,7 +122,7 @@ MULTI30K = Source(
     ),
     homepage="https://github.com/multi30k/dataset",
     how="download the .en.gz and .de.gz files from data/task1/raw of https://github.com/multi30k/dataset",
-    licence="non-commercial research and education, after the Flickr terms of use",
+    license="non-commercial research and education, after the Flickr terms of use",
     cite="Elliott, Frank, Sima'an, Specia: Multi30K: Multilingual English-German Image Descriptions, 2016",
 )
 
@@ -135,7 +135,7 @@ def _tu(name: str) -> Source:
         files=(RemoteFile(f"{name}.txt"),),
         homepage=home,
         how=f"unpack dataset/{name}/{name}.txt from dataset.zip of {home}",
-        licence="MIT (the text format's repository); TU Dortmund graph kernel benchmarks",
+        license="MIT (the text format's repository); TU Dortmund graph kernel benchmarks",
         cite="Xu, Hu, Leskovec, Jegelka: How Powerful are Graph Neural Networks?, ICLR 2019",
     )
 
@@ -147,7 +147,7 @@ TSP = Source(
     homepage="https://github.com/wouterkool/attention-learn-to-route",
     how="save the tensors of pretrained/tsp_20/epoch-99.pt of "
     "https://github.com/wouterkool/attention-learn-to-route with safetensors as attention_model_tsp20.safetensors",
-    licence="MIT",
+    license="MIT",
     cite="Kool, van Hoof, Welling: Attention, Learn to Solve Routing Problems!, ICLR 2019",
 )
 
@@ -160,7 +160,7 @@ FASHION_MNIST = Source(
     homepage="https://github.com/zalandoresearch/fashion-mnist",
     how="install Debian's package dataset-fashion-mnist, or download the four files from the folder data/fashion of "
     "https://github.com/zalandoresearch/fashion-mnist",
-    licence="MIT",
+    license="MIT",
     cite="Xiao, Rasul, Vollgraf: Fashion-MNIST: a Novel Image Dataset, 2017",
     installed="/usr/share/datasets/fashion-mnist",
 )

@@ -25,7 +25,7 @@ def node_tables(features: Path, labels: Path, edges: Path | None = None, seed: i
         features: [N, F], a row for each node.
         labels: integers [N], the classes from 0; -1 for nodes whose class is unknown.
         edges: [E, 2], source and destination of each link, which counts in both directions; None for no links.
-        seed: of the split: 60% of the labelled nodes are for training, 20% for validation and the rest for the test.
+        seed: of the split: 60% of the labeled nodes are for training, 20% for validation and the rest for the test.
 
     Raises:
         DamagedFile: if a file is not a table of numbers, or the tables do not fit together. The message names the row.

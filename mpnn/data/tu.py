@@ -1,7 +1,7 @@
-"""MUTAG and PROTEINS: small labelled graphs, in the text format of the GIN paper.
+"""MUTAG and PROTEINS: small labeled graphs, in the text format of the GIN paper.
 
 The format: the number of graphs; then for each graph a line "n label" followed by one line per node,
-"tag degree neighbour neighbour ...".
+"tag degree neighbor neighbor ...".
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ def _read_graph(lines: _Lines) -> tuple[list[tuple[int, int]], list[int], int]:
     tags: list[int] = []
     links: list[tuple[int, int]] = []
     for node in range(num_nodes):
-        tag, degree, *neighbours = lines.numbers('"tag degree neighbours..."')
-        if degree != len(neighbours):
-            raise lines.error(f"node {node} announces {degree} neighbours and lists {len(neighbours)}")
-        for other in neighbours:
+        tag, degree, *neighbors = lines.numbers('"tag degree neighbors..."')
+        if degree != len(neighbors):
+            raise lines.error(f"node {node} announces {degree} neighbors and lists {len(neighbors)}")
+        for other in neighbors:
             if not 0 <= other < num_nodes:
-                raise lines.error(f"node {node} has the neighbour {other}, but its graph has {num_nodes} nodes")
+                raise lines.error(f"node {node} has the neighbor {other}, but its graph has {num_nodes} nodes")
         tags.append(tag)
-        links += [(node, other) for other in neighbours]
+        links += [(node, other) for other in neighbors]
     return links, tags, label
 
 

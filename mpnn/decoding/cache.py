@@ -198,7 +198,7 @@ class _Step:
                 f"first {num_src} nodes attends to node {last - 1}; use causal() & (...)"
             )
         if first == 0 and last == len(sources) and rows.positions is None:
-            graph.positions = None  # positions equal node numbers, so offset tables need not be materialised
+            graph.positions = None  # positions equal node numbers, so offset tables need not be materialized
         index = slice(first, last) if last - first == len(sources) else sources
         return _Step(start, stop, index, graph, None if rows.positions is None else rows.positions[1])
 

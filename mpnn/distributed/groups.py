@@ -18,7 +18,7 @@ def group_of(mesh: Mesh) -> dist.ProcessGroup:
     """The process group of a mesh.
 
     Raises:
-        RuntimeError: if no process group was initialised.
+        RuntimeError: if no process group was initialized.
         ValueError: if the mesh has more than one dimension.
     """
     if not dist.is_available() or not dist.is_initialized():

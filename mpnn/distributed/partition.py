@@ -48,7 +48,7 @@ def partition(
         parts: the rank of each destination, integers [num_dst], instead of `balance`.
         balance: "edges" cuts at equal sums of edges + `node_cost` * nodes. "nodes" cuts into equal numbers of nodes.
             "zigzag" gives each rank a block from the front and one from the back, which evens out a causal graph.
-            "metis" lets METIS (Karypis & Kumar 1998) minimise the edges between ranks; for explicit graphs, with the
+            "metis" lets METIS (Karypis & Kumar 1998) minimize the edges between ranks; for explicit graphs, with the
             package pymetis.
         transport: "halo": each rank fetches the sources it needs in one all-to-all, for any layer. "heads": each rank
             computes its share of the heads over the whole graph, for layers such as `DotProduct` whose heads the ranks

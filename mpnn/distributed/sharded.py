@@ -39,7 +39,7 @@ def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None, transpo
         transport: "halo", "heads" or "auto", as in `partition`, whose own is taken with a `Partition`.
 
     Raises:
-        RuntimeError: if no process group was initialised.
+        RuntimeError: if no process group was initialized.
         ValueError: if a process has other nodes than `owners` says.
     """
     check_transport(transport)

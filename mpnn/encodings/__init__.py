@@ -8,7 +8,7 @@ its own.
 |---|---|
 | `laplacian(graph, k)` | eigenvectors of the Laplacian with the smallest eigenvalues, signs fixed |
 | `random_walk(graph, steps)` | probability that a walk returns to its start after 1, 2, ... steps |
-| `weisfeiler_lehman(graph, rounds)` | roles: nodes with similar neighbourhoods have the same number |
+| `weisfeiler_lehman(graph, rounds)` | roles: nodes with similar neighborhoods have the same number |
 | `shortest_paths(graph, max_distance)` | hops between all pairs of nodes, as edge types |
 | `path_edges(graph, steps)` | the edges on a shortest path between all pairs of nodes |
 | `pagerank(graph, alpha)` | proximity of all pairs of nodes, over all paths |

@@ -35,7 +35,7 @@ def laplacian(graph: Graph, k: int) -> Tensor:
 
     Each connected component is encoded separately, without its first eigenvector, which depends on degrees only. Each
     graph of a batch therefore gets the same encoding as on its own. Missing columns of a small component are zeros, as
-    is the row of a node without neighbours. Self-loops are ignored.
+    is the row of a node without neighbors. Self-loops are ignored.
 
     Basis and sign: the first vector of an eigenspace is the projection of the unit vector of the node closest to it,
     scaled to length 1. The next vectors follow in the same way from the orthogonal rest of the eigenspace. The largest
@@ -94,7 +94,7 @@ def _dense(similarity: csr_array) -> tuple[Floats, Floats]:
 
 def _sparse(similarity: csr_array, count: int) -> tuple[Floats, Floats]:
     """Largest eigenvalues first. Lanczos does not converge if eigenvalues are close together, as in long paths and
-    meshes. A factorisation of such graphs is cheap."""
+    meshes. A factorization of such graphs is cheap."""
     from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
     options: dict[str, Any] = {"v0": np.random.default_rng(0).standard_normal(similarity.shape[0])}

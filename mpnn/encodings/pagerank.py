@@ -14,7 +14,7 @@ def pagerank(graph: Graph, alpha: float = 0.15, nodes: Tensor | None = None) -> 
     """Rows of `alpha (I - (1 - alpha) A D^-1)^-1`: the intimacy of Graph-BERT (Zhang et al. 2020).
 
     Entry (i, j) is the probability that a walk from j, which stops before each step with probability alpha, stops at i.
-    It is computed by one sparse factorisation.
+    It is computed by one sparse factorization.
 
     Args:
         nodes: the rows to return, integers; default: all rows, in order.

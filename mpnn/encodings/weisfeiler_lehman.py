@@ -1,4 +1,4 @@
-"""Weisfeiler-Lehman roles: nodes with similar neighbourhoods get the same number."""
+"""Weisfeiler-Lehman roles: nodes with similar neighborhoods get the same number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpnn.graph import Graph
 
 
 def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -> Tensor:
-    """Colour refinement (Weisfeiler & Lehman 1968): in each round the new role of a node is the rank of the tuple
+    """Color refinement (Weisfeiler & Lehman 1968): in each round the new role of a node is the rank of the tuple
 
         (in-degree, role, sorted roles of the in-neighbors)
 
@@ -20,7 +20,7 @@ def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -
     hashed). Roles of different calls are not comparable: batch the graphs.
 
     Args:
-        rounds: number of rounds, the radius of the neighbourhood. labels: initial integers [N]; default: all equal.
+        rounds: number of rounds, the radius of the neighborhood. labels: initial integers [N]; default: all equal.
 
     Returns:
         int64 [N], numbers from 0 upward without gaps, on the graph's device.

@@ -1,6 +1,6 @@
 """Prices from measured times: how `mpnn tune` and `python -m benchmarks fit` find what each operation costs.
 
-A backend's estimate is the sum of its counts times their prices p. Prices minimise, over requests q and backends b,
+A backend's estimate is the sum of its counts times their prices p. Prices minimize, over requests q and backends b,
 
     sum_qb w_qb^2 (e_qb - c m_q)^2  +  sum_k (s_k / freedom)^2  +  sum_g (s_g / GROUP_FREEDOM)^2,
     log(p_k / start_k) = s_k + s_g,      e_qb = log(estimate_qb / time_qb)

@@ -92,7 +92,7 @@ def _product(outer: Runs, inner: Runs) -> Runs:
 def _span_unions(runs: Runs, start: Ints, stop: Ints) -> Runs:
     """Row k: the union of the rows `start[k] <= i < stop[k]`, none of these spans empty.
 
-    A span of up to 2m rows is two of at most m, which may overlap, and neighbouring spans share most of those.
+    A span of up to 2m rows is two of at most m, which may overlap, and neighboring spans share most of those.
     """
     longest = int((stop - start).max(initial=1))
     if longest == 1:

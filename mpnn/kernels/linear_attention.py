@@ -1,11 +1,11 @@
-"""Linear attention: weights are inner products without a normaliser, so sums over sources do not depend on the
+"""Linear attention: weights are inner products without a normalizer, so sums over sources do not depend on the
 destination. A differentiable function of tensors.
 
     out_i = scale sum_{j in N(i)} <q_i, k_j> v_j = scale q_i S_i,   S_i = sum_{j in N(i)} k_j^T v_j   [F, D]
 
 (Katharopoulos et al. 2020, eq. 6 and 9 to 12.) On CPU `mpnn/kernels/cpu/linear_attention.cpp` computes it. On other
 devices, and where no library was compiled, torch operations do (`_scan`). Both advance in chunks of nodes. Within a
-chunk the logits are materialised, so that all work is matrix products; only one S is in memory. NaN in a source can
+chunk the logits are materialized, so that all work is matrix products; only one S is in memory. NaN in a source can
 reach rows of its chunk that do not attend to it.
 """
 

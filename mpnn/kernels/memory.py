@@ -16,7 +16,7 @@ _LINE = 64  # bytes of a cache line
 
 
 def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An uninitialised CPU tensor with this dtype, by default that of `like`, aligned to cache lines."""
+    """An uninitialized CPU tensor with this dtype, by default that of `like`, aligned to cache lines."""
     dtype = like.dtype if dtype is None else dtype
     size = math.prod(shape) * dtype.itemsize
     if size < _LARGE:

@@ -1,4 +1,4 @@
-"""Vectors by edge type, for a backend that materialises logits for all pairs, without a tensor of pairs x width.
+"""Vectors by edge type, for a backend that materializes logits for all pairs, without a tensor of pairs x width.
 
 All queries are multiplied with a table of R vectors, [N_dst, R], and each pair selects its product by edge type. For
 values, weights are summed by edge type and then multiplied with the table. If edge types are offsets, the selection is

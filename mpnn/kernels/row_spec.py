@@ -1,4 +1,4 @@
-"""The numbers by which kernels along rows know scores and normalisers, on CPU (`kernels/cpu/row_attention.cpp`) and
+"""The numbers by which kernels along rows know scores and normalizers, on CPU (`kernels/cpu/row_attention.cpp`) and
 GPU."""
 
 CONSTANT, DOT, ADDITIVE, ACTIVATED = 0, 1, 2, 3

@@ -21,7 +21,7 @@ def runs_here(query: Tensor, value: Tensor) -> bool:
 def attention(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, largest: int, scale: float) -> Tensor:
     """Out [..., N, H, D] of query [..., N, H, D], key and value [..., N, H_kv, D], with nodes sorted by group.
 
-    sizes: int64 [groups], with sum N. largest: the largest size, passed as an int to avoid a synchronisation.
+    sizes: int64 [groups], with sum N. largest: the largest size, passed as an int to avoid a synchronization.
     """
     from torch.nn.attention.varlen import varlen_attn
 

@@ -1,6 +1,6 @@
 """The request that a backend runs: plain data that describes one round of message passing.
 
-    w_ij = normalise_j( score(i, j) + sum of biases )        out_i = reduce_j( w_ij * (value_j + edge_value_ij) )
+    w_ij = normalize_j( score(i, j) + sum of biases )        out_i = reduce_j( w_ij * (value_j + edge_value_ij) )
 
 With sinks s [H], the softmax is `w_ij = exp(l_ij) / (exp(s) + sum_j exp(l_ij))` for logits l: each row has one more
 source with the logit s and the value 0 (gpt-oss; Xiao et al. 2023, arXiv:2309.17453).
@@ -34,7 +34,7 @@ class Request:
     value [..., N_src, H_kv, D]; the result is [..., N_dst, H, D]. Without score and bias every weight is 1. Without
     score and with `normalize="none"` the weights are the sum of the biases. Biases are [E, H] or [E, 1] in the caller's
     edge order (leading batch dimensions allowed), or a `BiasTable` [edge types, H]. `seed` is an int64 scalar, required
-    if `dropout` is not 0. `sinks` [H] go with weights normalised by softmax only. `return_lse` asks for the log-sum-exp
+    if `dropout` is not 0. `sinks` [H] go with weights normalized by softmax only. `return_lse` asks for the log-sum-exp
     of each destination's logits, by which results over disjoint sets of sources are merged. A process that computes
     some heads of a request sets `head_ids`, the first of them and the number of all: dropout hashes these numbers.
     """

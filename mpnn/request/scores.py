@@ -117,7 +117,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class LeakyReLU:
-    """`max(x, slope * x)`: GAT's activation, named so that a fused kernel can recognise it."""
+    """`max(x, slope * x)`: GAT's activation, named so that a fused kernel can recognize it."""
 
     slope: float = 0.2
 

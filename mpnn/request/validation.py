@@ -25,7 +25,7 @@ def request(request: Request) -> None:
         ValueError, TypeError: if parts of the request do not fit together; the message names the part.
     """
     if request.normalize not in NORMALIZERS:
-        raise ValueError(f"there is no normaliser {request.normalize!r}; there are {', '.join(NORMALIZERS)}")
+        raise ValueError(f"there is no normalizer {request.normalize!r}; there are {', '.join(NORMALIZERS)}")
     rate("dropout", request.dropout)
     if request.score is not None:
         score(request.score)
@@ -118,7 +118,7 @@ def takes(module: nn.Module | None) -> Takes:
     while isinstance(module, nn.Sequential) and len(module):
         module = module[0]
     if isinstance(module, nn.Linear):
-        exact = module.weight.is_floating_point() and module.weight.element_size() > 1  # else quantised
+        exact = module.weight.is_floating_point() and module.weight.element_size() > 1  # else quantized
         return module.in_features, module.weight.dtype if exact else None
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
         return module.normalized_shape[-1], None

@@ -109,7 +109,7 @@ def fit(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> History:
-    """Minimises a loss, on the device of the model.
+    """Minimizes a loss, on the device of the model.
 
     Started by `accelerate launch` or `torchrun`, each process computes its own batches (its random generator has the
     seed of the first plus its number), and all processes have the same weights: with n processes, a step has n times as

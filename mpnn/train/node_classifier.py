@@ -15,7 +15,7 @@ from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.loop import History, Precision, Progress, Settings, fit
 
 
-class LabelledNodes(Protocol):
+class LabeledNodes(Protocol):
     """Nodes to classify: x [N, F], y int64 [N], and bool masks [N], such as `mpnn.data.cora()` and `digits()`."""
 
     @property
@@ -33,7 +33,7 @@ class LabelledNodes(Protocol):
 def fit_node_classifier(
     model: nn.Module,
     graph: Topology | Graph,
-    data: LabelledNodes,
+    data: LabeledNodes,
     optimizer: Optimizer,
     *,
     epochs: int = 200,
@@ -90,7 +90,7 @@ def fit_node_classifier(
 
 
 @torch.no_grad()
-def node_scores(model: nn.Module, graph: Topology | Graph, data: LabelledNodes, mask: Tensor) -> tuple[float, float]:
+def node_scores(model: nn.Module, graph: Topology | Graph, data: LabeledNodes, mask: Tensor) -> tuple[float, float]:
     """Mean cross-entropy in nats and accuracy (0 to 1) on the nodes of a mask."""
     logits, y = model.eval()(data.x, graph)[mask], data.y[mask]
     return F.cross_entropy(logits, y).item(), (logits.argmax(-1) == y).float().mean().item()

@@ -182,7 +182,7 @@ def test_every_graph_and_batch(graph: Graph, batch: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("normalize", NORMALIZED)
 @pytest.mark.parametrize("make", SCORES.values(), ids=SCORES)
-def test_every_score_under_every_normaliser(make: Callable[..., Score], normalize: str) -> None:
+def test_every_score_under_every_normalizer(make: Callable[..., Score], normalize: str) -> None:
     graph = explicit()
     check(Request(graph, value(graph, (2,)), make(graph, (2,)), normalize=normalize))
 

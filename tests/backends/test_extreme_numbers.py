@@ -84,7 +84,7 @@ def _weighted(graph: Graph) -> Callable[[Tensor], Request]:
 REQUESTS: dict[str, Callable[[Graph], Callable[[Tensor], Request]]] = {
     "dot product": lambda g: _dot(g, "softmax"),
     "sigmoid": lambda g: _dot(g, "sigmoid"),
-    "unnormalised": lambda g: _dot(g, "none"),
+    "unnormalized": lambda g: _dot(g, "none"),
     "additive (GAT)": _additive,
     "additive v2 (GATv2)": _additive_v2,
     "aggregation: sum": lambda g: lambda x: Request(g, x, normalize="none"),

@@ -45,7 +45,7 @@ ATTENTIONS: dict[str, Callable[[], Attention]] = {
     "edge features": lambda: attention.DotProduct(DIM, 2, edge_dim=EDGE),
     "softcap": lambda: attention.DotProduct(DIM, 2, softcap=0.5),
     "sigmoid": lambda: attention.DotProduct(DIM, 2, normalize="sigmoid"),
-    "unnormalised": lambda: attention.DotProduct(DIM, 2, normalize="none"),
+    "unnormalized": lambda: attention.DotProduct(DIM, 2, normalize="none"),
     "rotary": lambda: attention.DotProduct(DIM, 2, position=position.Rotary(2)),
     "alibi": lambda: attention.DotProduct(DIM, 2, position=position.ALiBi(2)),
     "shaw": lambda: attention.DotProduct(DIM, 2, position=position.Shaw(2, max_distance=2)),

@@ -127,7 +127,7 @@ def test_refuses_with_a_sentence(change: dict[str, object], reason: str) -> None
 
 def test_softcap_and_vectors_on_edges_are_refused() -> None:
     given = request(graphs.complete().bind(3))
-    assert "without a normaliser or softcap" in low_rank.supports(
+    assert "without a normalizer or softcap" in low_rank.supports(
         replace(given, score=replace(given.score, softcap=2.0))
     )
     assert "does not support biases" in low_rank.supports(

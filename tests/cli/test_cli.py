@@ -225,8 +225,8 @@ def test_a_drawing_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch
     assert widths == {min(width, 66)}
 
 
-def test_without_colours_cells_differ_by_their_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NO_COLOR on a terminal that has colours."""
+def test_without_colors_cells_differ_by_their_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR on a terminal that has colors."""
     monkeypatch.setattr(console, "no_color", True)
     monkeypatch.setattr(type(console), "color_system", "truecolor")
     output = run("graph", "causal", "--n", "64").output
@@ -242,7 +242,7 @@ def test_a_drawing_has_the_edges_of_the_graph() -> None:
     np.testing.assert_array_equal(cells.transpose(0, 2, 1).reshape(64, 64), graph.dense().numpy())
 
 
-def test_a_coloured_drawing_has_two_rows_to_a_line() -> None:
+def test_a_colored_drawing_has_two_rows_to_a_line() -> None:
     text = drawing.matrix(graphs.causal().bind(64).runs, plain=False)
     assert [len(line) for line in str(text).splitlines()] == [64] * 32
 
@@ -280,6 +280,18 @@ def test_errors_speak_of_the_options_of_the_command(arguments: tuple[str, ...], 
     assert words in " ".join(done.stderr.split())
 
 
+def test_explain_plans_for_a_gpu_that_is_not_there() -> None:
+    result = run("explain", "causal & window(64)", "--n", "2048", "--device", "cuda")
+    assert "float32 on cuda" in result.stdout
+    assert "not measured" in result.stdout
+    found = json.loads(run("explain", "random(3)", "--n", "64", "--device", "cuda", "--no-grad", "--json").stdout)
+    named = {candidate["name"]: candidate for candidate in found["candidates"]}
+    assert named["dense"]["seconds"] > 0
+    assert named["low_rank"]["reason"]
+    assert "not measured" in found["note"]
+    assert "note" not in json.loads(run("explain", "causal", "--n", "64", "--json").stdout)
+
+
 def test_explain_takes_precision_and_inference() -> None:
     result = run("explain", "causal", "--dtype", "bfloat16", "--no-grad", "--n", "100000")
     assert "bfloat16 on cpu, without gradients" in result.output
@@ -303,7 +315,7 @@ def test_data_get_prints_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = run("data", "get", "cora")
     assert result.exit_code == 0
     assert result.output.splitlines()[0] == str(tmp_path / "cora")
-    assert "licence: MIT" in result.output
+    assert "license: MIT" in result.output
 
 
 def test_data_get_of_what_needs_no_fetching() -> None:

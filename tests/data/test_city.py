@@ -17,7 +17,7 @@ def town() -> data.City:
     return data.city(side=6, days=2, seed=3)
 
 
-def test_streets_join_neighbouring_crossings_both_ways(town: data.City) -> None:
+def test_streets_join_neighboring_crossings_both_ways(town: data.City) -> None:
     assert len(town.start) == 4 * 6 * 5
     assert set(np.abs(town.end - town.start)) == {1, 6}
     there = set(zip(town.start.tolist(), town.end.tolist(), strict=True))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from damage import mutated
-from planetoid_files import array, csr, name, neighbour_lists, number, program, sequence, text
+from planetoid_files import array, csr, name, neighbor_lists, number, program, sequence, text
 from planetoid_files import small_planetoid as small_planetoid
 from tu_files import TWO_GRAPHS
 
@@ -112,7 +112,7 @@ def test_bombs_in_pickles(bomb: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "content"),
     [
-        ("graph", program(neighbour_lists({0: [2**31 - 1]}))),
+        ("graph", program(neighbor_lists({0: [2**31 - 1]}))),
         ("graph", program(b"}(" + text(b"a" * 200) + b"(" + text(b"b" * 200) + b"lu")),
         ("graph", program(b"}(" + number(0) + b"(" + nested(100, b"\x86") + b"lu")),
         ("test.index", b"9" * 30),

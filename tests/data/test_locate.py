@@ -191,7 +191,7 @@ def test_without_a_home_folder_data_are_searched_where_the_environment_says(monk
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_every_source_is_complete(source):
-    assert source.licence
+    assert source.license
     assert source.cite
     assert source.how
     assert source.homepage.startswith("https://")

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 import torch
-from planetoid_files import array, csr, name, neighbour_lists, program, sequence, text
+from planetoid_files import array, csr, name, neighbor_lists, program, sequence, text
 from planetoid_files import small_planetoid as small_planetoid
 from real_data import real
 
@@ -32,7 +32,7 @@ def test_planetoid_by_hand(small_planetoid):
 
 def test_nodes_that_the_split_leaves_out_have_no_features_and_no_mask(small_planetoid):
     lists = {0: [1], 1: [0], 2: [], 3: [], 4: [], 5: [], 6: [4]}
-    (small_planetoid / "ind.small.graph").write_bytes(program(neighbour_lists(lists)))
+    (small_planetoid / "ind.small.graph").write_bytes(program(neighbor_lists(lists)))
     (small_planetoid / "ind.small.test.index").write_text("6\n4\n")
     data = read_planetoid(small_planetoid, "small")
     assert data.x.tolist() == [[1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [0, 0], [1, 1]]
@@ -108,8 +108,8 @@ def test_a_truncated_pickle_is_named_wherever_it_ends(small_planetoid, part):
 @pytest.mark.parametrize(
     ("part", "content", "complaint"),
     [
-        ("graph", program(neighbour_lists({i: [6] for i in range(6)})), "links 0 to 6, but the nodes are 0 to 5"),
-        ("graph", program(neighbour_lists({0: [1]})), "lists the neighbors of 1 nodes, expected 6"),
+        ("graph", program(neighbor_lists({i: [6] for i in range(6)})), "links 0 to 6, but the nodes are 0 to 5"),
+        ("graph", program(neighbor_lists({0: [1]})), "lists the neighbors of 1 nodes, expected 6"),
         ("graph", program(array([[1]], "i4")), "does not hold a dictionary of neighbors"),
         ("ally", program(array([[1, 1]] * 4, "i4")), "does not hold one label a row"),
         ("tx", program(array([[1, 1]] * 2, "f4")), "does not hold a sparse matrix"),

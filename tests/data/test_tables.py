@@ -18,7 +18,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return {"features": tmp_path / "x.npy", "labels": tmp_path / "y.txt", "edges": tmp_path / "e.csv"}
 
 
-def test_tables_become_a_graph_with_a_split_of_its_labelled_nodes(files: dict[str, Path]) -> None:
+def test_tables_become_a_graph_with_a_split_of_its_labeled_nodes(files: dict[str, Path]) -> None:
     data = node_tables(**files)
     assert torch.equal(data.x, torch.eye(10))
     assert data.edge_index.shape == (2, 18)  # nine links in both directions, one of them listed twice

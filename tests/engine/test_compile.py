@@ -48,7 +48,7 @@ def explicit(n: int, edge_dim: int | None = None) -> Graph:
     return graphs.from_edges(edges, n, edge_attr=attr)
 
 
-def initialised(position: nn.Module) -> nn.Module:
+def initialized(position: nn.Module) -> nn.Module:
     """Tables start at zero, where a wrong entry would not show."""
     for parameter in position.parameters():
         nn.init.normal_(parameter)
@@ -97,7 +97,7 @@ ON_SEQUENCES: dict[str, Callable[[], MessagePassing]] = {
     "algebra": lambda: layer(graphs.causal() & (graphs.window(2) | graphs.global_nodes(1))),
     "rotary": lambda: layer(graphs.causal(), position=Rotary(8)),
     "alibi": lambda: layer(graphs.window(4), position=ALiBi(2)),
-    "t5": lambda: layer(graphs.complete(), position=initialised(T5(2, buckets=8, max_distance=8))),
+    "t5": lambda: layer(graphs.complete(), position=initialized(T5(2, buckets=8, max_distance=8))),
     "shaw": lambda: layer(graphs.window(3), position=Shaw(8, 2)),
     "transformer-xl": lambda: MessagePassing(graphs.causal(), "sum", None, RelativeDotProduct(WIDTH, 2, dropout=0.25)),
     "kernel": lambda: MessagePassing(graphs.causal(), "sum", None, Kernel(WIDTH, 2, features=8)),
@@ -149,7 +149,7 @@ def test_an_operator_owns_its_graph() -> None:
 
 
 def test_a_relation_that_is_no_offset() -> None:
-    position = initialised(Table(2, GridOffset(width=4, rows=1, columns=1)))
+    position = initialized(Table(2, GridOffset(width=4, rows=1, columns=1)))
     assert check_against_eager(layer(graphs.neighborhood(4, 4, 1), position=position), (16,)) == 1
 
 

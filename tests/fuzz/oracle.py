@@ -311,7 +311,7 @@ class _Round:
         return rows[:, self.dst]
 
     def _weight_size(self, parts: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
-        """Weights [B, E, H] with all terms positive; without a normaliser a weight is a logit."""
+        """Weights [B, E, H] with all terms positive; without a normalizer a weight is a logit."""
         return self._logit_size(x).detach() if self.case["normalize"] == "none" else parts["weights"]
 
     def _logit_size(self, x: dict[str, Tensor]) -> Tensor:

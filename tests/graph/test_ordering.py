@@ -64,7 +64,7 @@ def test_attention_and_its_weights_come_as_the_caller_counts() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_neighbours_come_close_together() -> None:
+def test_neighbors_come_close_together() -> None:
     graph = road_map(20)
 
     def spread(g: Graph) -> float:

@@ -31,7 +31,7 @@ def test_intervals_broadcast_and_come_in_several_pieces() -> None:
     assert listed(Runs.of(3, 4, pieces)) == [[(0, 1), (2, 4)], [(0, 1), (3, 4)], [(0, 1)]]
 
 
-def test_runs_of_neighbouring_rows_do_not_run_together() -> None:
+def test_runs_of_neighboring_rows_do_not_run_together() -> None:
     assert listed(Runs.of(2, 3, [(np.array([0, 1]), np.array([1, 0]), np.array([3, 2]))])) == [[(1, 3)], [(0, 2)]]
 
 
@@ -104,7 +104,7 @@ def test_cliques_of_labels(labels: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("size", [(0, 0), (1, 1), (5, 5), (3, 5), (5, 3), (0, 4)])
-def test_causal_is_recognised(size: tuple[int, int]) -> None:
+def test_causal_is_recognized(size: tuple[int, int]) -> None:
     causal = np.tril(np.ones(size, bool))
     assert runs_of(causal).is_causal
     if causal.any():

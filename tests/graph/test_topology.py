@@ -453,7 +453,7 @@ def test_any_expression_is_its_boolean_mask(expression: tuple[Topology, Mask], n
 
 @settings(max_examples=100)
 @given(expressions, st.sampled_from([0, 1, 2, 7]))
-def test_cliques_are_labelled_right(expression: tuple[Topology, Mask], n: int) -> None:
+def test_cliques_are_labeled_right(expression: tuple[Topology, Mask], n: int) -> None:
     cut = graphs.documents([n // 2, n - n // 2])
     assert cut.bind(n).labels is not None
     for graph in (cut.bind(n), expression[0].bind(n), (expression[0] & cut).bind(n)):

@@ -172,7 +172,7 @@ DRAWN = {
         ..##..##
         ..##..##
     """,
-    # shifted by one, a row of four pixels falls into {1, 2} and {3, 0}; 3 and 0 are no neighbours
+    # shifted by one, a row of four pixels falls into {1, 2} and {3, 0}; 3 and 0 are no neighbors
     "windows(1, 4, size=2, shift=1).bind(4)": """
         #...
         .##.

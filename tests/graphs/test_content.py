@@ -1,4 +1,4 @@
-"""Graphs built from features: hashing buckets against Reformer's formula, neighbours against brute force."""
+"""Graphs built from features: hashing buckets against Reformer's formula, neighbors against brute force."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_knn_gives_ties_to_the_lower_index() -> None:
     assert torch.equal(graphs.knn(many, 4).edge_index[0].view(100, 4), distance.sort(dim=1, stable=True).indices[:, :4])
 
 
-def test_copies_of_a_point_are_its_neighbours_and_it_is_not() -> None:
+def test_copies_of_a_point_are_its_neighbors_and_it_is_not() -> None:
     graph = graphs.knn(torch.zeros(4, 2), 3)
     assert torch.equal(graph.dense(), ~torch.eye(4, dtype=torch.bool))
 
@@ -73,7 +73,7 @@ def test_any_floating_point_will_do(dtype: torch.dtype) -> None:
     assert torch.equal(graphs.lsh(x - 2.5, 2).dense(), graphs.documents([3, 3]).bind(6).dense())
 
 
-def test_an_infinitely_far_node_is_nobodys_neighbour_while_there_are_others() -> None:
+def test_an_infinitely_far_node_is_nobodys_neighbor_while_there_are_others() -> None:
     x = torch.tensor([[0.0], [1.0], [3.0], [float("inf")], [float("-inf")]])
     graph = graphs.knn(x, 4)
     assert torch.equal(graph.dense(), ~torch.eye(5, dtype=torch.bool))
@@ -113,7 +113,7 @@ def test_a_bad_argument_is_named(expression: str) -> None:
         eval(expression, {**vars(graphs), "torch": torch})
 
 
-def test_chunks_attend_to_themselves_and_their_neighbours():
+def test_chunks_attend_to_themselves_and_their_neighbors():
     graph = graphs.chunks(torch.tensor([[0, 2, 1, 3, -1, 4]]), 2, 5, before=0, after=1)
     assert graph.dense().int().tolist() == [
         [1, 1, 1, 1, 0],

@@ -1,4 +1,4 @@
-"""Topologies over images: neighbourhoods against a loop over pixels, Swin's windows against Swin's own recipe."""
+"""Topologies over images: neighborhoods against a loop over pixels, Swin's windows against Swin's own recipe."""
 
 import itertools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def by_pixel(height: int, width: int, attends: Callable[[int, int], bool]) -> Te
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_neighbours_of_pixels(height: int, width: int) -> None:
+def test_neighbors_of_pixels(height: int, width: int) -> None:
     for topology, attends in (
         (graphs.grid(height, width), lambda dy, dx: abs(dy) + abs(dx) == 1),
         (graphs.grid(height, width, 8), lambda dy, dx: max(abs(dy), abs(dx)) == 1),
@@ -41,7 +41,7 @@ def test_the_class_of_an_edge_is_its_relative_position(topology: Topology) -> No
     assert graph.num_edge_types == 9
 
 
-def test_a_neighbourhood_with_a_number_for_each_class_is_a_convolution() -> None:
+def test_a_neighborhood_with_a_number_for_each_class_is_a_convolution() -> None:
     kernel, image = torch.randn(3, 3, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
     graph = graphs.neighborhood(5, 7, 1).bind(35)
     src, dst = graph.edge_index

@@ -75,10 +75,10 @@ def test_the_seed_decides() -> None:
     assert not torch.equal(one.edge_attr, other.edge_attr)
 
 
-# ---------------------------------------------------------------------------------------------------- neighbours
+# ---------------------------------------------------------------------------------------------------- neighbors
 
 
-def test_sampled_neighbours_are_neighbours_with_their_attributes() -> None:
+def test_sampled_neighbors_are_neighbors_with_their_attributes() -> None:
     edge_index = torch.randint(0, 12, (2, 80), generator=generator())
     graph = from_edges(edge_index, 12, edge_attr=torch.arange(80.0), edge_type=torch.arange(80) % 3)
     some = sampled(graph, 3, generator=generator())
@@ -89,8 +89,8 @@ def test_sampled_neighbours_are_neighbours_with_their_attributes() -> None:
     assert torch.equal(some.degree(), graph.degree().clamp(max=3))
 
 
-def test_each_neighbour_is_as_likely_as_the_others() -> None:
-    """Of 4 neighbours 2 are kept: each in half of 600 draws, off by 100 with odds of 2 exp(-2 * 100^2 / 600), 7e-15."""
+def test_each_neighbor_is_as_likely_as_the_others() -> None:
+    """Of 4 neighbors 2 are kept: each in half of 600 draws, off by 100 with odds of 2 exp(-2 * 100^2 / 600), 7e-15."""
     star = from_edges([[1, 2, 3, 4], [0, 0, 0, 0]], 5)
     drawn = generator()
     kept = sum(sampled(star, 2, generator=drawn).dense()[0].long() for _ in range(600))

@@ -154,7 +154,7 @@ def test_nodes_may_be_numbered_in_any_order(name: str, number: int) -> None:
     expected = on(entry, world)(case.model)
     if "nodes" in expected:
         expected["nodes"] = expected["nodes"][order]
-    found = on(entry, world.relabelled(order))(case.model)
+    found = on(entry, world.relabeled(order))(case.model)
     assert_near(found, expected, roundings(case.model, on(entry, world), case.dtype))
 
 

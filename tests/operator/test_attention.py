@@ -288,7 +288,7 @@ def test_degree_weights_by_hand() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_degrees_are_counted_past_what_short_numbers_count_to(dtype: torch.dtype) -> None:
-    """In bfloat16 256 + 1 is 256, so that a hub of 1,000 neighbours would count as one of 256."""
+    """In bfloat16 256 + 1 is 256, so that a hub of 1,000 neighbors would count as one of 256."""
     rim = torch.arange(1, 1001)
     star = torch.stack([rim, torch.zeros_like(rim)])
     graph = graphs.from_edges(torch.cat([star, star.flip(0)], 1), 1001)

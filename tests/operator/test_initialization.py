@@ -76,7 +76,7 @@ def test_mixtures_of_linformer_keep_their_own_size() -> None:
 
 @pytest.mark.parametrize(("relations", "width"), [(1, 64), (4, 64), (9, 32)])
 def test_maps_by_class_keep_the_size_of_what_they_carry(relations: int, width: int) -> None:
-    """Each map is Xavier's: what one neighbour says arrives as large as it was, however many classes there are."""
+    """Each map is Xavier's: what one neighbor says arrives as large as it was, however many classes there are."""
     nodes = 400
     edges = torch.stack([torch.arange(nodes).roll(1), torch.arange(nodes)])
     ring = graphs.from_edges(edges, nodes, edge_type=torch.arange(nodes) % relations)

@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_refused() -> None:
         MessagePassing(None, "sum", None, EdgeWeight())(x, graph, edge_attr=torch.rand(20, 2))
 
 
-def test_normalised_weights_may_be_zero_and_learned() -> None:
+def test_normalized_weights_may_be_zero_and_learned() -> None:
     """Weights 0, 2 and 3 of one node, and nothing but a 0 of another; the gradient is that of a_j / sum a."""
     edge_index = torch.tensor([[0, 1, 2, 0], [3, 3, 3, 4]])
     weight = torch.tensor([0.0, 2.0, 3.0, 0.0], dtype=torch.float64, requires_grad=True)
@@ -124,7 +124,7 @@ def test_normalised_weights_may_be_zero_and_learned() -> None:
     torch.testing.assert_close(weight.grad[:3], torch.stack([(x[j] - mean).sum() / 5 for j in range(3)]))
 
 
-def test_normalised_weights_are_compared_before_they_are_shortened() -> None:
+def test_normalized_weights_are_compared_before_they_are_shortened() -> None:
     """The logarithms of 1,000 and 3,000 visits would say 24% and 76% in bfloat16."""
     visits = graphs.from_edges(torch.tensor([[0, 1], [2, 2]]), 3, edge_attr=torch.tensor([1000, 3000]))
     op = MessagePassing(visits, "sum", None, EdgeWeight(normalized=True))
@@ -132,7 +132,7 @@ def test_normalised_weights_are_compared_before_they_are_shortened() -> None:
     assert torch.equal(shares, torch.tensor([0.25, 0.75], dtype=torch.bfloat16))
 
 
-def test_normalised_weights_are_shared_out_anew_when_edges_drop() -> None:
+def test_normalized_weights_are_shared_out_anew_when_edges_drop() -> None:
     graph = graphs.from_edges(edges(), N, edge_attr=torch.rand(20) + 0.1)
     op = MessagePassing(graph, "sum", None, EdgeWeight(normalized=True), edge_dropout=0.5)
     message = op(torch.ones(N, 1))

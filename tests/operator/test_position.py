@@ -1,4 +1,4 @@
-"""Positions: what sinusoids can do, what binary and normalised numbers cannot; and relative ones as published."""
+"""Positions: what sinusoids can do, what binary and normalized numbers cannot; and relative ones as published."""
 
 import math
 
@@ -9,7 +9,7 @@ from error_bound import error_bound
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
-from mpnn.models.layers.positions import binary, normalised, sinusoid, sinusoidal
+from mpnn.models.layers.positions import binary, normalized, sinusoid, sinusoidal
 from mpnn.position import T5, ALiBi, Rotary, Shaw
 
 EXACT = error_bound(1, 16, torch.float64)
@@ -95,7 +95,7 @@ def test_no_linear_map_counts_in_binary():
     assert best_step(binary(64, 6).double().numpy()) > 0.4
 
 
-def test_binary_neighbours_are_not_near():
+def test_binary_neighbors_are_not_near():
     bits = binary(16, 4)
     distance = torch.cdist(bits, bits, p=1)
     assert distance[7, 8] == 4
@@ -106,8 +106,8 @@ def test_binary_neighbours_are_not_near():
         binary(9, 3)
 
 
-def test_a_normalised_step_depends_on_the_length():
-    short, long = normalised(5), normalised(101)
+def test_a_normalized_step_depends_on_the_length():
+    short, long = normalized(5), normalized(101)
     assert (short[1] - short[0]).item() == pytest.approx(0.25)
     assert (long[1] - long[0]).item() == pytest.approx(0.01)
     assert torch.equal(sinusoidal(5, 8), sinusoidal(101, 8)[:5])

@@ -76,7 +76,7 @@ def test_gru_keeps_x_in_the_hidden_state() -> None:
     assert GRU(DIM, message_dim=2)(x, message[..., :2]).shape == x.shape
 
 
-def test_pre_norm_normalises_sources_too() -> None:
+def test_pre_norm_normalizes_sources_too() -> None:
     x, message = pair()
     ffn = FeedForward(DIM)
     update = PreNorm(DIM, ffn)

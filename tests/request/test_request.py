@@ -41,7 +41,7 @@ def test_activations_that_are_made_anew_for_each_call_are_planned_for_alike(acti
     assert first.signature == second.signature
 
 
-def test_activations_of_fused_kernels_are_recognised() -> None:
+def test_activations_of_fused_kernels_are_recognized() -> None:
     graph = graphs.complete().bind(4)
     query, key, value = features()
     known = torch.tanh, F.tanh, F.leaky_relu, LeakyReLU(), torch.relu, lambda x: x

@@ -159,7 +159,7 @@ def test_no_row_or_column_is_luckier_than_chance() -> None:
             assert abs(chi_square - SIDE) <= 5 * (2 * SIDE) ** 0.5
 
 
-def test_all_patterns_of_neighbours_are_equally_frequent() -> None:
+def test_all_patterns_of_neighbors_are_equally_frequent() -> None:
     for flips in (kept(), kept().T):
         bytes_ = (flips.reshape(-1, 8).long() * 2 ** torch.arange(8)).sum(1)
         count = torch.bincount(bytes_, minlength=256).double()

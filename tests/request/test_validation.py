@@ -142,10 +142,10 @@ ATTEND: dict[str, tuple[dict[str, object], type[Exception], str]] = {
         ValueError,
         "a table by edge type needs a graph with edge types",
     ),
-    "normaliser": (
+    "normalizer": (
         {"normalize": "sparsemax"},
         ValueError,
-        "there is no normaliser 'sparsemax'; there are softmax, sigmoid, none",
+        "there is no normalizer 'sparsemax'; there are softmax, sigmoid, none",
     ),
     "dropout": ({"dropout": 1.0}, ValueError, "dropout must lie in [0, 1); got 1.0"),
     "backend": (
@@ -315,10 +315,10 @@ CALLS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "edge_dropout must lie in [0, 1); got 1.0",
     ),
-    "an unknown normaliser": (
+    "an unknown normalizer": (
         lambda: MessagePassing(graphs.causal(), "sum", None, DotProduct(2, 1, normalize="max"))(torch.zeros(3, 2)),
         ValueError,
-        "there is no normaliser 'max'",
+        "there is no normalizer 'max'",
     ),
     "no edge attributes": (
         lambda: MessagePassing(GRAPH, "sum", None, Additive(2, 2, edge_dim=3))(

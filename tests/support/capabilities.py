@@ -208,7 +208,7 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
     ),
     "sinks, returned weights": lambda g: replace(request(g, (2,)), sinks=leaf(HEADS), return_weights=True),
     "sigmoid": lambda g: replace(request(g, (2,)), normalize="sigmoid", bias=(table(g),)),
-    "unnormalised": lambda g: replace(request(g, (2,)), normalize="none"),
+    "unnormalized": lambda g: replace(request(g, (2,)), normalize="none"),
     "dropout": lambda g: replace(request(g, (2,)), **DROPOUT),
     "dropout, grouped heads, bias": lambda g: replace(request(g, (2,), 2, 2), bias=(table(g),), **DROPOUT),
     "returned weights": lambda g: replace(request(g, (2,)), return_weights=True),
@@ -277,7 +277,7 @@ def converted(asked: Request, convert: Callable[[Tensor], Tensor]) -> Request:
 
 # ---------------------------------------------------------------------------------------- what backends answer
 
-SIMPLE = ("dot product", "unnormalised", "aggregation: sum")  # each backend supports one of these
+SIMPLE = ("dot product", "unnormalized", "aggregation: sum")  # each backend supports one of these
 ON_CUDA = ("tiles", "csr")  # the others answer alike on all devices
 COLUMNS = [(b, "cpu") for b in BACKENDS] + [(b, "cuda") for b in BACKENDS if b.NAME in ON_CUDA]
 

@@ -75,7 +75,7 @@ class World:
         """The graph of each edge, int64 [E]."""
         return self.of_node[self.edges[1]]
 
-    def relabelled(self, order: Tensor) -> World:
+    def relabeled(self, order: Tensor) -> World:
         """Node i of the result is node `order[i]`, int64 [N], which stays in its graph."""
         new, old = order.argsort(), self.subgraphs
         nodes = models.Subgraphs(new[old.nodes], old.roles, old.hops).of(order)

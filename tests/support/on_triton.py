@@ -110,7 +110,7 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
     "grouped heads, batch, dropout": lambda g: replace(dot(g, (2, 1), heads=4, shared=2), dropout=0.5, seed=SEED),
     "one key for all heads": lambda g: dot(g, heads=5, shared=1),
     "sigmoid": lambda g: replace(dot(g), normalize="sigmoid", dropout=0.25, seed=SEED),
-    "no normaliser": lambda g: replace(dot(g), normalize="none", bias=(leaf(g.num_edges, 3),)),
+    "no normalizer": lambda g: replace(dot(g), normalize="none", bias=(leaf(g.num_edges, 3),)),
     "softcap, biases and tables": lambda g: replace(
         (r := dot(g, (2,))),
         score=replace(r.score, softcap=0.7),

@@ -50,7 +50,7 @@ def csr(rows, columns):
     return name("scipy.sparse.csr", "csr_matrix") + b")\x81}" + sequence(b"u", items) + b"b"
 
 
-def neighbour_lists(lists):
+def neighbor_lists(lists):
     start = name("collections", "defaultdict") + sequence(b"t", name("__builtin__", "list")) + b"R"
     items = b"".join(number(i) + sequence(b"l", *map(number, others)) for i, others in lists.items())
     return start + sequence(b"u", items)
@@ -70,7 +70,7 @@ def small_planetoid(tmp_path):
         "ally": array([[1, 0], [0, 1], [1, 0], [0, 1]], "i4"),
         "tx": csr([[0, 1], [1]], 2),
         "ty": array([[1, 0], [0, 1]], "i4"),
-        "graph": neighbour_lists({0: [1, 1, 0], 1: [0, 0], 2: [5], 3: [], 4: [], 5: [2]}),
+        "graph": neighbor_lists({0: [1, 1, 0], 1: [0, 0], 2: [5], 3: [], 4: [], 5: [2]}),
     }
     for part, body in files.items():
         (tmp_path / f"ind.small.{part}").write_bytes(program(body))

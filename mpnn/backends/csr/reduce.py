@@ -30,7 +30,7 @@ _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "sum", Max: "extreme", Min: "ext
 
 
 def is_plain(request: Request) -> bool:
-    """Whether this aggregates without attention: no score, normaliser, dropout, edge_value or returned weights."""
+    """Whether this aggregates without attention: no score, normalizer, dropout, edge_value or returned weights."""
     unscored = request.score is None and request.normalize == "none" and request.edge_value is None
     return unscored and not request.dropout and not request.return_weights
 

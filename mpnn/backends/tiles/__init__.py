@@ -34,13 +34,13 @@ def supports(request: Request) -> str | None:
     if type(request.reduce) is not Sum:
         return "it sums messages, and cannot aggregate them otherwise"
     if request.normalize != "softmax":
-        return f"it normalises by softmax, not {request.normalize}"
+        return f"it normalizes by softmax, not {request.normalize}"
     if graph.is_explicit:
         return "the graph is a list of edges, without runs that fill tiles"
     if score.edge_key is not None or request.edge_value is not None:
-        return "edge_key and edge_value would be materialised for all pairs"
+        return "edge_key and edge_value would be materialized for all pairs"
     if request.return_weights:
-        return "it does not materialise weights"
+        return "it does not materialize weights"
     return _BY_DEVICE[device].supports(request)
 
 

@@ -34,7 +34,7 @@ from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
 class Call(NamedTuple):
     """The arguments of `torch.ops.mpnn.run`.
 
-    `token`: the number of the graph or topology, int64 scalar; or the graph serialised by `graph_to_tensor`, uint8.
+    `token`: the number of the graph or topology, int64 scalar; or the graph serialized by `graph_to_tensor`, uint8.
     `sizes`: number of destinations, sources and edges (0 if nothing depends on them), destinations and sources of the
     graph before `derive`, then the clips of relations. `tensors`: in the order of the form's slots, value first.
     `form`: a `Form` as text. `numbers`: dropout, then the numbers of the score. `needs`: which tensors need gradients.

@@ -1,4 +1,4 @@
-"""Graphs and topologies serialised to tensors of bytes, for programs that another process will run.
+"""Graphs and topologies serialized to tensors of bytes, for programs that another process will run.
 
 `torch.compile` refers to a graph by its number in this process (`mpnn.graph.handles`). A program that `torch.export`
 saves holds the graph itself instead: a topology as its expression, which fits all lengths, and any other graph as its
@@ -33,10 +33,10 @@ ADVICE = "torch.compile, which saves nothing, supports it"
 
 
 def graph_to_tensor(graph: Outline) -> Tensor:
-    """The token of an exported program: the serialised graph, uint8 [bytes] on the CPU.
+    """The token of an exported program: the serialized graph, uint8 [bytes] on the CPU.
 
     Raises:
-        ValueError: if the edges cannot be serialised for another process.
+        ValueError: if the edges cannot be serialized for another process.
     """
     if not graph.recipe and _is_expression(graph.original):
         return _topology(graph.original)

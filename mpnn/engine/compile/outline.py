@@ -35,7 +35,7 @@ class Outline:
     number.
 
     It replaces a `Graph` in specs and requests. Edges of explicit graphs are available. Reading the edges of a
-    structured graph specialises the program to its sizes.
+    structured graph specializes the program to its sizes.
     """
 
     def __init__(self, original: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> None:

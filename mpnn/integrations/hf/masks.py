@@ -494,8 +494,8 @@ def _same_label(labels: Ints, sizes: Sizes) -> Runs:
     length = max(sizes.first_query + sizes.queries, sizes.first_key + sizes.keys)
     labels = np.append(labels, np.full(max(length - len(labels), 0), -1))
     runs = Runs.from_labels(labels)
-    labelled = Runs.of(len(labels), len(labels), [(np.flatnonzero(labels >= 0), 0, len(labels))])
-    return _crop(runs & labelled, sizes)
+    labeled = Runs.of(len(labels), len(labels), [(np.flatnonzero(labels >= 0), 0, len(labels))])
+    return _crop(runs & labeled, sizes)
 
 
 def _packed(positions: Ints, inner: Rule, sizes: Sizes) -> Runs:

@@ -304,7 +304,7 @@ class ReformerLocal(reformer.LocalSelfAttention):
 
 
 class ReformerLSH(reformer.LSHSelfAttention):
-    """Reformer, its other layers: chunks of nodes sorted by hashes, for each head. Keys are normalised queries, and a
+    """Reformer, its other layers: chunks of nodes sorted by hashes, for each head. Keys are normalized queries, and a
     node attends to itself only if it has no other in-neighbor."""
 
     def forward(

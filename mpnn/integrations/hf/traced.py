@@ -19,7 +19,7 @@ from mpnn import graphs
 from mpnn.graph import Graph
 from mpnn.integrations.hf.masks import Mask, Sizes
 
-_MATERIALISED = "position_bias", "cu_seq_lens_k", "output_attentions"
+_MATERIALIZED = "position_bias", "cu_seq_lens_k", "output_attentions"
 
 torch.library.define("mpnn::mask_graph", "(Tensor? padding, SymInt[] sizes, str rule, str topology) -> Tensor")
 
@@ -28,7 +28,7 @@ def reason(mask: Any, options: dict[str, Any], is_cross: bool) -> str | None:
     """Why the graph of this layer depends on more than a program can tell, or None if it does not."""
     if is_cross:
         return "the position of its queries in the decoder is known when the program runs"
-    for name in _MATERIALISED:
+    for name in _MATERIALIZED:
         if options.get(name) is not None and options[name] is not False:
             return f"{name} needs the edges of its graph, which are known when the program runs"
     if isinstance(mask, Tensor):

@@ -56,7 +56,7 @@ def from_pyg(conv: Any) -> nn.Module:
     if name not in CONVOLUTIONS:
         raise ValueError(f"from_pyg has no {name}; it has {', '.join(CONVOLUTIONS)}")
     if any(weight.is_meta for weight in conv.parameters()):
-        raise ValueError(f"from_pyg needs initialised weights; those of this {name} are on the meta device")
+        raise ValueError(f"from_pyg needs initialized weights; those of this {name} are on the meta device")
     return CONVOLUTIONS[name](conv).train(conv.training)
 
 

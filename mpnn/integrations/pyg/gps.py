@@ -63,7 +63,7 @@ def _attention(conv: Any) -> nn.MultiheadAttention:
 
 
 def _norms(conv: Any) -> list[nn.Module] | None:
-    """Copies of the normalisations of the local operator, the attention and their sum; None if there are none."""
+    """Copies of the normalizations of the local operator, the attention and their sum; None if there are none."""
     norms = [conv.norm1, conv.norm2, conv.norm3]
     if conv.norm3 is None:
         return None

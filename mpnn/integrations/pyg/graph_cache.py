@@ -1,7 +1,7 @@
 """Graphs of the `edge_index` of PyTorch Geometric, cached as long as the tensor lives and is not modified.
 
 A model calls each of its convolutions with the same tensor. What a convolution derives from it (the sorted edges, the
-edges with self-loops, normalised weights) is kept under the identity of the tensor. A weak reference drops it with the
+edges with self-loops, normalized weights) is kept under the identity of the tensor. A weak reference drops it with the
 tensor, and a changed version, memory or shape discards it. Writes that torch does not count, such as those through
 `tensor.data` or numpy, are not seen.
 """

@@ -44,7 +44,7 @@ def widths(conv: Any) -> tuple[int, int]:
     if min(pair) < 1:
         raise ValueError(
             f"from_pyg needs a {type(conv).__name__} with known in_channels; got {channels!r}. Call the convolution "
-            "once to initialise them"
+            "once to initialize them"
         )
     return pair
 
@@ -52,7 +52,7 @@ def widths(conv: Any) -> tuple[int, int]:
 def with_weights(build: Callable[[], M], weights: dict[str, Tensor | None]) -> M:
     """Calls `build` and sets the named weights of the result to copies of `weights`. Weights that are None are skipped.
 
-    `build` runs on the meta device, to avoid random initialisation of weights that are replaced. Modules that `build`
+    `build` runs on the meta device, to avoid random initialization of weights that are replaced. Modules that `build`
     copies from the convolution keep their weights.
     """
     with torch.device("meta"):

@@ -3,7 +3,7 @@
 The layout, and the sources of its ideas:
 
 - One pass computes logits, an online softmax and the weighted sum: FlashAttention (Dao et al. 2022), for lists of
-  neighbors as in Fused3S (Li & Chandramowlishwaran 2025). No E x D tensor is materialised.
+  neighbors as in Fused3S (Li & Chandramowlishwaran 2025). No E x D tensor is materialized.
 - Rows are distributed by length. A program takes several short rows, one for each row of its tile. Long rows are cut
   into pieces, whose partial results a second, small kernel joins. DF-GNN (Liu et al. 2024) makes this choice between
   parallel nodes and parallel edges for each graph; here it is made for each row.

@@ -1,4 +1,4 @@
-"""Attention along the rows of a sparse graph: logits, normaliser and weighted sum in one pass."""
+"""Attention along the rows of a sparse graph: logits, normalizer and weighted sum in one pass."""
 
 import triton
 import triton.language as tl

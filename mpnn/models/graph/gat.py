@@ -53,5 +53,5 @@ class GAT(Stack):
         super().__init__([first, last], dropout)
 
     def optimizer(self, lr: float = 0.005, weight_decay: float = 5e-4) -> Adam:
-        """Adam as published (section 3.3), with L2 regularisation of all parameters."""
+        """Adam as published (section 3.3), with L2 regularization of all parameters."""
         return Adam(self.parameters(), lr=lr, weight_decay=weight_decay)

@@ -46,7 +46,7 @@ class GCN(Stack):
         super().__init__([first, last], dropout)
 
     def optimizer(self, lr: float = 0.01, weight_decay: float = 5e-4) -> Adam:
-        """Adam as published (section 5.2), with L2 regularisation of the first layer only."""
+        """Adam as published (section 5.2), with L2 regularization of the first layer only."""
         first, last = self.layers
         regularized: dict[str, Any] = {"params": first.parameters(), "weight_decay": weight_decay}
         return Adam([regularized, {"params": last.parameters()}], lr=lr)

@@ -23,7 +23,7 @@ class GIN(Stack):
 
         h_i <- MLP( (1 + eps) h_i + sum_j h_j ),   logits = sum over k of W_k sum_i h_i after k layers
 
-    Each MLP has two layers with batch normalisation. The model classifies whole graphs if `forward` gets `pool`, and
+    Each MLP has two layers with batch normalization. The model classifies whole graphs if `forward` gets `pool`, and
     nodes otherwise. The graph needs no self-loops: the update adds the node's own features.
 
     Args:

@@ -37,7 +37,7 @@ class GPSLayer(nn.Module):
         heads: number of attention heads.
         dropout: dropout probability of each residual branch, in training.
         attention_dropout: dropout probability of the attention weights, in training.
-        norm: normalisation, for example `BatchNorm` over all nodes (as in the paper), `nn.LayerNorm`, `nn.Identity`.
+        norm: normalization, for example `BatchNorm` over all nodes (as in the paper), `nn.LayerNorm`, `nn.Identity`.
         activation: activation of the MLP.
     """
 

@@ -95,7 +95,7 @@ class MagnaAttention(Attention):
         m_i  = W_O || _h sum_j w_ij W_V h_j
 
     The product with v is a sum of three terms: one of the destination, one of the source, one of the edge type. So no
-    E x D tensor is materialised.
+    E x D tensor is materialized.
 
     Args:
         dim: width of the features, a multiple of `heads`.

@@ -19,7 +19,7 @@ from mpnn.update import Update
 
 
 class PNA(Model):
-    """Principal neighbourhood aggregation (Corso et al. 2020, eq. 7-8).
+    """Principal neighborhood aggregation (Corso et al. 2020, eq. 7-8).
 
         m_i = [ s (reduce_j M(h_i, h_j, e_ij)) for each scaler s and aggregator reduce ]
         h_i <- h_i + relu( U(h_i, m_i) )

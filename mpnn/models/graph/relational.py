@@ -73,7 +73,7 @@ class RelationalMLP(Model):
 
 
 class NormReLU(nn.Module):
-    """Batch normalisation of each neuron, then ReLU: [B, nodes, D] -> [B, nodes, D]."""
+    """Batch normalization of each neuron, then ReLU: [B, nodes, D] -> [B, nodes, D]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class OwnMaps(Attention):
         self.edges = graph.num_edges
         self.weight = nn.Parameter(torch.empty(graph.num_dst, int(degree.max()) if len(degree) else 0, in_dim, out_dim))
         self.bias = nn.Parameter(torch.empty(graph.num_dst, out_dim)) if bias else None
-        # the initialisation of nn.Linear, with a fan-in of in-degree * in_dim
+        # the initialization of nn.Linear, with a fan-in of in-degree * in_dim
         bound = (degree.clamp(min=1) * in_dim).to(self.weight.dtype).rsqrt()
         with torch.no_grad():
             self.weight.uniform_(-1, 1).mul_(bound[:, None, None, None])

@@ -1,6 +1,6 @@
 """Absolute positions as vectors that are added to features.
 
-`sinusoidal` is that of Vaswani et al. 2017. `binary` and `normalised` are simpler encodings that do not work well. They
+`sinusoidal` is that of Vaswani et al. 2017. `binary` and `normalized` are simpler encodings that do not work well. They
 are counter-examples (see their docstrings and tests/operator/test_position.py). Learned positions are an `nn.Embedding`
 (`layers.blocks.Embeddings`). Relative positions are in `mpnn.position`.
 """
@@ -51,7 +51,7 @@ def binary(length: int, bits: int) -> Tensor:
     return (torch.arange(length)[:, None] >> torch.arange(bits) & 1).to(torch.get_default_dtype())
 
 
-def normalised(length: int) -> Tensor:
+def normalized(length: int) -> Tensor:
     """Returns positions scaled to [0, 1], [length, 1]. A counter-example.
 
     A step is 1 / (length - 1), so the difference between adjacent positions depends on the length, and a model cannot

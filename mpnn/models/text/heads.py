@@ -1,4 +1,4 @@
-"""Heads on an encoder: masked language modelling, sentence classification and token classification.
+"""Heads on an encoder: masked language modeling, sentence classification and token classification.
 
 The encoder may be any model with the configuration and the outputs of `Bert`: `MaskedLM(Bert(config))`,
 `SentenceClassifier(Bert(config, window(64)), classes=2)`.

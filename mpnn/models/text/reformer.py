@@ -177,7 +177,7 @@ class Reformer(Model):
 
 
 class ReformerLM(Model):
-    """Reformer for causal or masked language modelling: `logits_i = W y_i + b`. W is not tied to the embeddings."""
+    """Reformer for causal or masked language modeling: `logits_i = W y_i + b`. W is not tied to the embeddings."""
 
     def __init__(self, config: ReformerConfig, graph: Topology | None = None) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ class Convolution(Model):
         taps = self.kernel[0] * self.kernel[1]
         maps = Typed(channels, out, relations=taps, bias=bias)
         self.layer = MessagePassing(None, "sum", None, maps)
-        for parameter in maps.parameters():  # the initialisation of Conv2d, whose fan-in is taps * channels
+        for parameter in maps.parameters():  # the initialization of Conv2d, whose fan-in is taps * channels
             nn.init.uniform_(parameter, -((taps * channels) ** -0.5), (taps * channels) ** -0.5)
 
     def forward(self, images: Tensor) -> Tensor:

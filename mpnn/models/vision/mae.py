@@ -2,7 +2,7 @@
 
 encoder    a ViT over the visible patches            complete() over these only: a quarter of the patches by default
 decoder    layers over all patches                   a masked patch is a learned mask token plus its position
-loss       mean squared error on masked patches      of pixels, or of pixels normalised within each patch
+loss       mean squared error on masked patches      of pixels, or of pixels normalized within each patch
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MAEConfig(ViTConfig):
         decoder_heads: number of attention heads of the decoder.
         decoder_hidden: width of the decoder's feed-forward networks.
         mask_ratio: fraction of the patches that are masked.
-        normalise: whether the target pixels are normalised within each patch.
+        normalize: whether the target pixels are normalized within each patch.
 
     The other attributes are those of `ViTConfig`.
     """
@@ -41,7 +41,7 @@ class MAEConfig(ViTConfig):
     decoder_heads: int = 16
     decoder_hidden: int = 2048
     mask_ratio: float = 0.75
-    normalise: bool = False
+    normalize: bool = False
 
     @property
     def decoder(self) -> ViTConfig:
@@ -105,7 +105,7 @@ class MAE(Model):
     def loss(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
         """Mean squared error of the pixels of the masked patches."""
         painted = self(images, noise)
-        return pixel_loss(painted, patchify(images, self.config.patch), normalise=self.config.normalise)
+        return pixel_loss(painted, patchify(images, self.config.patch), normalize=self.config.normalize)
 
 
 class PixelDecoder(nn.Module):
@@ -147,13 +147,13 @@ def with_class(patches: Tensor) -> Tensor:
     return F.pad(patches, (1, 0), value=True)
 
 
-def pixel_loss(painted: MAEOutput, pixels: Tensor, *, normalise: bool = False) -> Tensor:
+def pixel_loss(painted: MAEOutput, pixels: Tensor, *, normalize: bool = False) -> Tensor:
     """Mean squared error to `pixels` [B, N, pixels of a patch * C] over the masked patches.
 
-    With `normalise`, the target pixels are standardised by the mean and the standard deviation of their patch (He et
+    With `normalize`, the target pixels are standardized by the mean and the standard deviation of their patch (He et
     al. 2022, section 3).
     """
-    if normalise:
+    if normalize:
         mean, variance = pixels.mean(-1, keepdim=True), pixels.var(-1, keepdim=True)
         pixels = (pixels - mean) / (variance + 1e-6).sqrt()
     error = (painted.pixels - pixels).square().mean(-1)

@@ -82,7 +82,7 @@ class Swin(Model):
     Args:
         config: the configuration.
         graph: topology that replaces the windows in every layer. It must bind to the grids of all stages.
-        mask_token: whether the model has a mask token, for masked image modelling.
+        mask_token: whether the model has a mask token, for masked image modeling.
     """
 
     def __init__(self, config: SwinConfig, graph: Topology | None = None, *, mask_token: bool = False) -> None:

@@ -91,7 +91,7 @@ class ViT(Model):
         graph: topology over the patches; default: complete.
         pooler: width of a linear layer with activation on the class token; 0 for none.
         pooler_activation: a name in `blocks.ACTIVATIONS`.
-        mask_token: whether the model has a mask token, for masked image modelling.
+        mask_token: whether the model has a mask token, for masked image modeling.
     """
 
     def __init__(

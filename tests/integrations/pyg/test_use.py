@@ -57,7 +57,7 @@ CASES: dict[str, Case] = {
     "GCN, weights": (lambda **o: pyg.GCNConv(IN, OUT, **o), "weight"),
     "GCN, improved, cached": (lambda **o: pyg.GCNConv(IN, OUT, improved=True, cached=True, **o), None),
     "GCN, no loops": (lambda **o: pyg.GCNConv(IN, OUT, add_self_loops=False, bias=False, **o), "weight"),
-    "GCN, not normalised": (lambda **o: pyg.GCNConv(IN, OUT, normalize=False, **o), "weight"),
+    "GCN, not normalized": (lambda **o: pyg.GCNConv(IN, OUT, normalize=False, **o), "weight"),
     "SAGE": (lambda **o: pyg.SAGEConv(IN, OUT, **o), None),
     "SAGE, max": (lambda **o: pyg.SAGEConv(IN, OUT, aggr="max", normalize=True, **o), None),
     "SAGE, several": (lambda **o: pyg.SAGEConv(IN, OUT, aggr=["mean", "max", "std"], project=True, **o), None),

@@ -16,7 +16,7 @@ BOUND = error_bound(3, NODES * OUT)
 
 
 def ring() -> Graph:
-    """Each node attends to itself and both neighbours, in no particular order."""
+    """Each node attends to itself and both neighbors, in no particular order."""
     i = torch.arange(NODES)
     edges = torch.cat([torch.stack([(i + d) % NODES, i]) for d in (1, 0, -1)], 1)
     return graphs.from_edges(edges[:, torch.randperm(3 * NODES)], NODES)

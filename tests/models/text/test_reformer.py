@@ -156,7 +156,7 @@ def test_heads_equal_hugging_face(head, causal, measured):
 
 
 def written_out(model, layer, x1, x2, sizes):
-    """Equations 3 to 5 and 9 for one sentence, in loops: rounds of hashing summed up by their normalisers."""
+    """Equations 3 to 5 and 9 for one sentence, in loops: rounds of hashing summed up by their normalizers."""
     attention, n = layer.attention, len(x2)
     h = layer.update.norm(x2)
     queries = attention.to_query(h).view(n, sizes.heads, sizes.head_dim)
@@ -185,7 +185,7 @@ def written_out(model, layer, x1, x2, sizes):
     return y1, x2 + layer.update.ffn(layer.update.ffn_norm(y1))
 
 
-def test_one_softmax_over_all_rounds_is_their_sum_by_normalisers(measured):
+def test_one_softmax_over_all_rounds_is_their_sum_by_normalizers(measured):
     sizes = ReformerConfig(
         vocabulary=WORDS, dim=16, layers=["lsh"], heads=2, head_dim=8, hidden=32, lsh=Chunks(4), buckets=4, rounds=3,
         seed=1, causal=True, axial=None, context=20,

@@ -163,7 +163,7 @@ def test_convolution_connects_a_pixel_to_the_pixels_under_the_kernel(kernel, str
     assert dict(zip(zip(dst, src, strict=True), graph.edge_type.tolist(), strict=True)) == expected
 
 
-def test_neighbourhoods_are_convolutions():
+def test_neighborhoods_are_convolutions():
     graph, other = graphs.convolution(5, 4, 3, padding=1).bind(20), graphs.neighborhood(5, 4, 1).bind(20)
     assert torch.equal(graph.dense(), other.dense())
     assert torch.equal(graph.edge_type, other.edge_type)

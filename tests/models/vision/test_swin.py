@@ -105,7 +105,7 @@ def test_classification(measured):
     assert largest(expected.loss - found.loss) < 1e-5
 
 
-def test_masked_image_modelling(measured):
+def test_masked_image_modeling(measured):
     theirs, hidden = hugging_face("SwinForMaskedImageModeling", dtype=torch.float32), torch.rand(2, 16) < 0.5
     x = images(dtype=torch.float32)
     expected, found = theirs(x, bool_masked_pos=hidden), from_hf(theirs)(x, bool_masked_pos=hidden)

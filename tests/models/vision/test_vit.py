@@ -90,7 +90,7 @@ def test_classification(measured):
     assert largest(expected.loss - found.loss) < 1e-5
 
 
-def test_masked_image_modelling(measured):
+def test_masked_image_modeling(measured):
     theirs, hidden = hugging_face("ViTForMaskedImageModeling", dtype=torch.float32), torch.rand(3, 25) < 0.5
     theirs.vit.embeddings.mask_token.data.normal_()
     x = images(dtype=torch.float32)
