@@ -66,7 +66,7 @@ def write(
     footer: list[tuple[str, str]],
 ) -> str:
     """Draws the pictures into `out` and returns the HTML."""
-    neighbours, alone = (trained.result for trained in results.digits)
+    neighbors, alone = (trained.result for trained in results.digits)
     window, with_landmarks, causal = results.recall
     parts = [
         page.paragraph(
@@ -81,7 +81,7 @@ def write(
                 f"{window.graph.num_edges}; the causal graph has {causal.graph.num_edges:,}",
                 f"{results.times.ratio(-1):.1f} × faster": "a training step over a window instead of the causal graph, "
                 f"on {results.times.lengths[-1]:,} characters",
-                f"{alone} → {neighbours}": "of handwritten digits classified correctly, after each image was "
+                f"{alone} → {neighbors}": "of handwritten digits classified correctly, after each image was "
                 "connected to the images nearest to it",
             }
         ),
@@ -208,7 +208,7 @@ def _sample(model: GPT, corpus: Corpus, seed: int) -> str:
 
 def _digits(results: list[Trained], nodes: Nodes) -> list[str]:
     trained = results[0]
-    neighbours, alone = (each.result for each in results)
+    neighbors, alone = (each.result for each in results)
     images, graph = nodes.data, trained.graph
     test_nodes = images.test_mask.nonzero().squeeze(1)
     node = int(test_nodes[images.y[test_nodes] == _SHOWN_DIGIT][0])
@@ -220,7 +220,7 @@ def _digits(results: list[Trained], nodes: Nodes) -> list[str]:
         page.paragraph(
             "The same operator, with GAT's attention, over a graph that comes from data: each image receives from the "
             f"images most like it, by distances between pixels only. 200 of the {len(images.x):,} images are labelled. "
-            f"With these edges, the network classifies {neighbours} of the test images correctly; with self-loops "
+            f"With these edges, the network classifies {neighbors} of the test images correctly; with self-loops "
             f"only, {alone}. In the middle is a test image; its class is the digit that it shows."
         ),
         page.viewer(Page("", "", attention=attention(shown, [recording]))),

@@ -166,7 +166,7 @@ def test_hovering_a_token_shows_what_it_attends_to(see: Callable[..., dict[str, 
     assert "“word4” is attended by" in seen["next"]
 
 
-def test_pointing_at_a_patch_colours_others_over_the_image(see: Callable[..., dict[str, Any]]) -> None:
+def test_pointing_at_a_patch_colors_others_over_the_image(see: Callable[..., dict[str, Any]]) -> None:
     seen = see(
         """
         seen.first = text(".sentence");

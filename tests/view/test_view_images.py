@@ -126,8 +126,8 @@ def test_a_vit_of_mpnn(kind: str, saved: Path, photo: Path, tmp_path: Path) -> N
         np.save(file, values.numpy())
     else:
         file = photo
-        grey = np.asarray(Image.open(photo).resize((12, 8)).convert("L"))
-        values = torch.tensor(grey) / 127.5 - 1
+        gray = np.asarray(Image.open(photo).resize((12, 8)).convert("L"))
+        values = torch.tensor(gray) / 127.5 - 1
     done = run(saved, "--image", file, "--graph", "", "--graph", "complete", "-o", page)
     assert done.exit_code == 0, done.output
     shown = data_of(page.read_text())["attention"]

@@ -1,13 +1,13 @@
-// Lines over two logarithmic axes, as an SVG that takes its colours from the page.
+// Lines over two logarithmic axes, as an SVG that takes its colors from the page.
 
 import { h, svg } from "../dom";
 import { scaled } from "../text";
-import { onSchemeChange, palette } from "./colours";
+import { onSchemeChange, palette } from "./colors";
 
 export interface Series {
   name: string;
-  /** Its number among the colours of the page. */
-  colour: number;
+  /** Its number among the colors of the page. */
+  color: number;
   points: [x: number, y: number][];
 }
 
@@ -37,18 +37,18 @@ function chart(title: string, across: string, series: Series[], format: (y: numb
     tick(format(value), LEFT - 6, y.at(value) + 4, "end"),
   ]);
   const columns = x.ticks.map((value) => tick(scaled(value, ["", "k", "M"]), x.at(value), HEIGHT - BOTTOM + 16, "middle"));
-  const colours = palette().series;
-  const colourOf = (one: Series): string => colours[one.colour % colours.length];
+  const colors = palette().series;
+  const colorOf = (one: Series): string => colors[one.color % colors.length];
   const lines = series.map((one) =>
     svg("path", {
       class: "line",
-      stroke: colourOf(one),
+      stroke: colorOf(one),
       d: `M${one.points.map(([a, b]) => `${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("L")}`,
     }),
   );
   const ends = spaced(series.map((one) => y.at(one.points.at(-1)![1])));
   const names = series.map((one, k) =>
-    svg("text", { x: x.at(one.points.at(-1)![0]) + 5, y: ends[k] + 4, fill: colourOf(one) }, one.name),
+    svg("text", { x: x.at(one.points.at(-1)![0]) + 5, y: ends[k] + 4, fill: colorOf(one) }, one.name),
   );
   const said = series.map((one) => `${one.name} ${format(one.points.at(-1)![1])} at ${one.points.at(-1)![0]} ${across}`);
   return svg(

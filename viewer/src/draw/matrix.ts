@@ -3,7 +3,7 @@
 
 import { h, newId, oncePerFrame } from "../dom";
 import { contains, type Runs } from "../graph/runs";
-import { onSchemeChange, paint, palette } from "./colours";
+import { onSchemeChange, paint, palette } from "./colors";
 import { coverage, type Region } from "./coverage";
 
 const GRID_FROM = 9; // pixels of a cell from which lines are drawn between cells

@@ -3,7 +3,7 @@
 
 import type { AttentionData, AttentionGraph } from "../data";
 import { h, newId, oncePerFrame } from "../dom";
-import { onSchemeChange } from "../draw/colours";
+import { onSchemeChange } from "../draw/colors";
 import { count, percent, plural } from "../text";
 import { HeadsView } from "./heads";
 import { describe, type Description } from "./subject";

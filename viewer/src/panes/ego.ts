@@ -15,9 +15,9 @@ export interface Place {
 
 export const SQUARE = SIDE;
 
-/** The nodes around `centre` that the page draws, with their places in a square of `SQUARE` units. Of many, those with
- * the largest product of weights on the way to the centre, as means over layers and heads. */
-export function ego(weights: Weights, layers: number, centre: number): Map<number, Place> {
+/** The nodes around `center` that the page draws, with their places in a square of `SQUARE` units. Of many, those with
+ * the largest product of weights on the way to the center, as means over layers and heads. */
+export function ego(weights: Weights, layers: number, center: number): Map<number, Place> {
   const sources = (node: number): { node: number; weight: number }[] => {
     const sums = new Map<number, number>();
     for (let layer = 0; layer < layers; layer++) {
@@ -26,9 +26,9 @@ export function ego(weights: Weights, layers: number, centre: number): Map<numbe
     return [...sums].map(([other, weight]) => ({ node: other, weight }));
   };
 
-  const parent = new Map<number, number>([[centre, centre]]);
-  let ring = [{ node: centre, weight: 1 }];
-  const rings = [[centre]];
+  const parent = new Map<number, number>([[center, center]]);
+  let ring = [{ node: center, weight: 1 }];
+  const rings = [[center]];
   for (let hop = 1; hop <= Math.min(layers, MOST_HOPS); hop++) {
     const found = new Map<number, { node: number; weight: number; from: number }>();
     for (const { node, weight } of ring) {
@@ -49,9 +49,9 @@ export function ego(weights: Weights, layers: number, centre: number): Map<numbe
 
 /** Nodes of the first ring take a share of the circle that grows with their children, which are beside them. */
 function places(rings: number[][], parent: Map<number, number>): Map<number, Place> {
-  const [[centre], first = [], second = []] = rings;
+  const [[center], first = [], second = []] = rings;
   const children = (node: number): number[] => second.filter((one) => parent.get(one) === node);
-  const found = new Map<number, Place>([[centre, { x: SIDE / 2, y: SIDE / 2, hop: 0 }]]);
+  const found = new Map<number, Place>([[center, { x: SIDE / 2, y: SIDE / 2, hop: 0 }]]);
   const put = (node: number, hop: number, angle: number): void => {
     const radius = (SIDE / 2) * RINGS[hop];
     found.set(node, { x: SIDE / 2 + radius * Math.sin(angle), y: SIDE / 2 - radius * Math.cos(angle), hop });

@@ -3,7 +3,7 @@
 
 import type { AttentionData } from "../data";
 import { h } from "../dom";
-import { paint, palette } from "../draw/colours";
+import { paint, palette } from "../draw/colors";
 import { clamp, type Choose, type State } from "./state";
 import type { Description } from "./subject";
 import type { Head, Weights } from "./weights";
@@ -25,7 +25,7 @@ export class HeadsView {
   private readonly large = h("canvas", { class: "large", role: "img" });
   private readonly most: number;
   private drawn = "";
-  /** All thumbnails, kept until what they show, the size or the colours change. */
+  /** All thumbnails, kept until what they show, the size or the colors change. */
   private thumbnails: OffscreenCanvas | null = null;
 
   constructor(

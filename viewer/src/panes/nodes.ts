@@ -2,7 +2,7 @@
 
 import type { NodesData } from "../data";
 import { h, svg } from "../dom";
-import { palette } from "../draw/colours";
+import { palette } from "../draw/colors";
 import type { Controls } from "./attention";
 import { SQUARE, ego, type Place } from "./ego";
 import type { Choose, State, SubjectView } from "./state";
@@ -19,7 +19,7 @@ export class NodesView implements SubjectView {
   private readonly dots = svg("g", { class: "dots" });
   private readonly drawing = svg("svg", { class: "drawing ego", viewBox: `-20 -20 ${SQUARE + 40} ${SQUARE + 40}`, role: "group" });
   private places = new Map<number, Place>();
-  private centre = -1;
+  private center = -1;
   private scheme = "";
   private readonly radius: number[];
 
@@ -41,23 +41,23 @@ export class NodesView implements SubjectView {
       const node = nodeAt(event);
       if (node !== null && (event as PointerEvent).pointerType !== "touch") choose({ node });
     });
-    const centre = (event: Event): void => {
+    const center = (event: Event): void => {
       const node = nodeAt(event);
       if (node !== null) choose({ node, held: node });
     };
-    this.drawing.addEventListener("click", centre);
-    this.drawing.addEventListener("focusin", (event) => choose({ node: nodeAt(event) ?? this.centre }));
+    this.drawing.addEventListener("click", center);
+    this.drawing.addEventListener("focusin", (event) => choose({ node: nodeAt(event) ?? this.center }));
     this.drawing.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") centre(event);
+      if (event.key === "Enter") center(event);
     });
   }
 
   show(state: State, found: Weighted[]): void {
-    const centre = state.held ?? this.start;
+    const center = state.held ?? this.start;
     const scheme = palette().empty;
-    if (centre !== this.centre || scheme !== this.scheme) {
-      [this.centre, this.scheme] = [centre, scheme];
-      this.places = ego(this.weights, this.layers, centre);
+    if (center !== this.center || scheme !== this.scheme) {
+      [this.center, this.scheme] = [center, scheme];
+      this.places = ego(this.weights, this.layers, center);
       const hadFocus = this.dots.contains(document.activeElement);
       this.dots.replaceChildren(...[...this.places].map(([node, place]) => this.dot(node, place)));
       if (hadFocus) (this.dots.firstElementChild as SVGElement).focus(); // the one in the middle
@@ -72,12 +72,12 @@ export class NodesView implements SubjectView {
     const rings = [1, 2].map((hop) => [...this.places.values()].filter((place) => place.hop === hop).length);
     this.drawing.setAttribute(
       "aria-label",
-      `${nameOfNode(this.data, centre)} in the middle, ${rings[0]} nodes that it attends to around it, and ${rings[1]} that these attend to; ` +
+      `${nameOfNode(this.data, center)} in the middle, ${rings[0]} nodes that it attends to around it, and ${rings[1]} that these attend to; ` +
         "lines are the wider the larger the attention",
     );
   }
 
-  /** Lines between the nodes that are drawn, those of the chosen node last, in another colour, and the widest for the
+  /** Lines between the nodes that are drawn, those of the chosen node last, in another color, and the widest for the
    * largest of its weights. */
   private linesOf({ node, chosen, direction }: State, most: number): SVGElement[] {
     const [own, others]: SVGElement[][] = [[], []];
@@ -96,10 +96,10 @@ export class NodesView implements SubjectView {
 
   private dot(node: number, { x, y, hop }: Place): SVGElement {
     const radius = this.radius[hop];
-    const colour = colourOf(this.data.classes[node]);
+    const color = colorOf(this.data.classes[node]);
     const label = svg("text", { x, y: y + radius + 10 }, String(this.data.numbers[node]));
     const name = svg("title", {}, nameOfNode(this.data, node));
-    const circle = svg("circle", { cx: x, cy: y, r: radius, fill: colour });
+    const circle = svg("circle", { cx: x, cy: y, r: radius, fill: color });
     return svg("g", { "data-node": node, tabindex: 0, role: "button", "aria-label": name.textContent }, name, circle, ...this.picture(node, x, y, radius), label);
   }
 
@@ -141,7 +141,7 @@ export function nodeControls(data: NodesData, start: number, state: State, choos
   const buttons = kinds.map((kind, k) => h("button", { type: "button", class: "small", click: () => next(kind) }, dots[k], nameOfClass(kind)));
   const update = (): void => {
     if (document.activeElement !== input) input.value = String(data.numbers[state.held ?? start]);
-    dots.forEach((dot, k) => (dot.style.background = colourOf(kinds[k])));
+    dots.forEach((dot, k) => (dot.style.background = colorOf(kinds[k])));
   };
   update();
   return { elements: [h("label", {}, "Node ", input), problem, h("div", { class: "chips", role: "group", "aria-label": "next node of a class" }, ...buttons)], update };
@@ -156,7 +156,7 @@ function nameOfClass(kind: number): string {
   return kind < 0 ? "no class" : `class ${kind}`;
 }
 
-function colourOf(kind: number): string {
+function colorOf(kind: number): string {
   const { classes, ink } = palette();
   return kind < 0 ? ink : classes[kind % classes.length];
 }

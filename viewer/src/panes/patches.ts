@@ -1,15 +1,15 @@
-// The patches of an image, over the image. Those that the chosen one attends to are coloured.
+// The patches of an image, over the image. Those that the chosen one attends to are colored.
 
 import type { PatchesData } from "../data";
 import { h, oncePerFrame } from "../dom";
-import { palette } from "../draw/colours";
+import { palette } from "../draw/colors";
 import type { Picture } from "./heads";
 import { pick, type Choose, type State, type SubjectView } from "./state";
 import { Spans, nodeAt } from "./tokens";
 import type { Weighted } from "./weights";
 
-const MOST_OPAQUE = 0.85; // of the strongest patch's colour
-const FAINT = 0.6; // of the image below the colours
+const MOST_OPAQUE = 0.85; // of the strongest patch's color
+const FAINT = 0.6; // of the image below the colors
 
 export class PatchesView implements SubjectView {
   readonly element: HTMLElement;
@@ -82,7 +82,7 @@ export class PatchesView implements SubjectView {
     canvas.setAttribute("aria-label", `image of ${data.rows} x ${data.columns} patches; ${nameOfPatch(data, node)} is chosen; arrow keys choose others`);
   }
 
-  /** Calls `draw` with the pixels of a node that has some: whole pixels, so that neighbours leave no gaps. */
+  /** Calls `draw` with the pixels of a node that has some: whole pixels, so that neighbors leave no gaps. */
   private onPatch(node: number, draw: (x: number, y: number, width: number, height: number) => void): void {
     const { rows, columns, extra } = this.data;
     const patch = node - extra.length;

@@ -40,7 +40,7 @@ function charts(plan: PlanData): HTMLElement {
     names
       .map((name, k) => ({
         name,
-        colour: k,
+        color: k,
         points: plan.sizes.flatMap(({ n, candidates }): [number, number][] => {
           const y = candidates.find((one) => one.name === name)?.[measure];
           return y ? [[n, y]] : [];

@@ -1,7 +1,7 @@
 // The Reach pane: what a node learns from, layer by layer, over this graph and over another one.
 
 import { h, oncePerFrame } from "../dom";
-import { onSchemeChange, paint, palette } from "../draw/colours";
+import { onSchemeChange, paint, palette } from "../draw/colors";
 import { parse } from "../graph/expression";
 import { levels, NEVER, reachedWithin } from "../graph/reach";
 import type { Runs } from "../graph/runs";
@@ -9,7 +9,7 @@ import { count, percent, plural } from "../text";
 import type { GraphModel } from "./model";
 
 const MOST_LAYERS = 16;
-const FAINT = 0.01; // of the colour of a reached node, for layers that are still to come
+const FAINT = 0.01; // of the color of a reached node, for layers that are still to come
 
 export function reachPane(model: GraphModel): HTMLElement {
   let node = Math.floor((model.runs?.numDst ?? 0) / 2);
@@ -117,7 +117,7 @@ function bound(expression: string, n: number, problem: HTMLElement): Runs | null
   }
 }
 
-/** Layers from top to bottom, nodes from left to right; a node is coloured once the chosen one has learned from it, and
+/** Layers from top to bottom, nodes from left to right; a node is colored once the chosen one has learned from it, and
  * faint in layers after the chosen number. */
 class Cone {
   readonly element: HTMLElement;

@@ -33,7 +33,7 @@ export function describe({ subject, start, heads: { length: layers } }: Attentio
       return {
         size: subject.tokens.length,
         noun: "token",
-        instruction: "Point at a token to see what it attends to: the stronger the colour, the more. Click to hold it.",
+        instruction: "Point at a token to see what it attends to: the stronger the color, the more. Click to hold it.",
         legend: `${SQUARES}: rows are tokens, columns what they attend to.`,
         thumbnail: null,
         holds: true,
@@ -45,7 +45,7 @@ export function describe({ subject, start, heads: { length: layers } }: Attentio
       return {
         size: subject.extra.length + subject.rows * subject.columns,
         noun: "patch",
-        instruction: "Point at a patch to see what it attends to: the stronger the colour, the more. Click to hold it.",
+        instruction: "Point at a patch to see what it attends to: the stronger the color, the more. Click to hold it.",
         legend: `${SQUARES}, and has the patches in their places. The matrix beside them is that of the chosen head: rows are patches, columns what they attend to.`,
         thumbnail: (weights, chosen, { direction, node }) => mapOf(subject, weights.between(direction, node, chosen)),
         holds: true,

@@ -1,13 +1,13 @@
-// Tokens as running text. Those that the chosen one attends to are coloured.
+// Tokens as running text. Those that the chosen one attends to are colored.
 
 import type { TokensData } from "../data";
 import { h } from "../dom";
-import { palette } from "../draw/colours";
+import { palette } from "../draw/colors";
 import { plural } from "../text";
 import { pick, type Choose, type State, type SubjectView } from "./state";
 import type { Weighted } from "./weights";
 
-const MOST_MARKED = 400; // tokens that are coloured at a time
+const MOST_MARKED = 400; // tokens that are colored at a time
 const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 };
 
 export class TokensView implements SubjectView {
@@ -44,7 +44,7 @@ export class Spans {
     this.elements = words.map((word, k) => h("span", { "data-node": k }, word));
   }
 
-  /** Frames a node and colours others. Nodes without a word are left out. */
+  /** Frames a node and colors others. Nodes without a word are left out. */
   mark(node: number, found: Weighted[]): void {
     for (const span of this.marked) span.removeAttribute("style");
     const most = found[0]?.weight ?? 1;

@@ -1,4 +1,4 @@
-// Colours of edges and weights, for light and dark pages: those of mpnn/plot.py.
+// Colors of edges and weights, for light and dark pages: those of mpnn/plot.py.
 
 const dark = (): MediaQueryList => matchMedia("(prefers-color-scheme: dark)");
 
@@ -42,7 +42,7 @@ export function onSchemeChange(redraw: () => void): void {
 
 const ramps = new Map<Palette, Uint32Array>();
 
-/** 256 colours as bytes of an image, from nothing to 1. Any share above 0 can be told from nothing. */
+/** 256 colors as bytes of an image, from nothing to 1. Any share above 0 can be told from nothing. */
 export function ramp(): Uint32Array {
   const now = palette();
   if (!ramps.has(now)) ramps.set(now, blend(now));
@@ -51,14 +51,14 @@ export function ramp(): Uint32Array {
 
 function blend({ empty, scale }: Palette): Uint32Array {
   const stops = scale.map(channels);
-  const colours = new Uint32Array(256);
+  const colors = new Uint32Array(256);
   for (let k = 0; k < 256; k++) {
     const at = (k / 255) * (stops.length - 2); // the last stop is for marks
     const [low, part] = [Math.min(Math.floor(at), stops.length - 3), at - Math.min(Math.floor(at), stops.length - 3)];
-    colours[k] = packed(stops[low].map((x, c) => x + part * (stops[low + 1][c] - x)));
+    colors[k] = packed(stops[low].map((x, c) => x + part * (stops[low + 1][c] - x)));
   }
-  colours[0] = packed(channels(empty));
-  return colours;
+  colors[0] = packed(channels(empty));
+  return colors;
 }
 
 function channels(code: string): number[] {
@@ -73,9 +73,9 @@ function packed([red, green, blue]: number[]): number {
 export function paint(context: CanvasRenderingContext2D, shares: Float32Array, width: number, height: number): void {
   const image = context.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
-  const colours = ramp();
+  const colors = ramp();
   for (let k = 0; k < shares.length; k++) {
-    pixels[k] = colours[shares[k] > 0 ? Math.max(1, Math.round(255 * Math.sqrt(Math.min(shares[k], 1)))) : 0];
+    pixels[k] = colors[shares[k] > 0 ? Math.max(1, Math.round(255 * Math.sqrt(Math.min(shares[k], 1)))) : 0];
   }
   context.putImageData(image, 0, 0);
 }
