@@ -219,7 +219,7 @@ def _digits(results: list[Trained], nodes: Nodes) -> list[str]:
         page.heading(2, "Digits"),
         page.paragraph(
             "The same operator, with GAT's attention, over a graph that comes from data: each image receives from the "
-            f"images most like it, by distances between pixels only. 200 of the {len(images.x):,} images are labelled. "
+            f"images most like it, by distances between pixels only. 200 of the {len(images.x):,} images are labeled. "
             f"With these edges, the network classifies {neighbors} of the test images correctly; with self-loops "
             f"only, {alone}. In the middle is a test image; its class is the digit that it shows."
         ),
