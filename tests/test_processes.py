@@ -49,7 +49,15 @@ def same(a, b):
 
 
 # From 3.12 on, Python warns of every fork of a process that has threads; torch's alone are enough for that.
-WARNINGS = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
+# A process may have threads, and a machine one core: neither is what these tests are about.
+WARNINGS = (
+    "-W",
+    "error",
+    "-W",
+    "ignore:This process:DeprecationWarning",
+    "-W",
+    "ignore:This DataLoader will create:UserWarning",
+)
 
 
 def start(script: str | Path, *arguments: str, threads: int = 2, **more: str) -> subprocess.Popen[str]:
