@@ -541,6 +541,10 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
         (["train", "--task", "digits", "--graph", "knn(5000)"], "k must be less than the number of nodes, 1797"),
         (["train", "--task", "digits", "--graph", "cora"], "there is no topology 'cora'"),
         (["train", "--device", "abacus"], "there is no device 'abacus' here"),
+        (["train", "--seed", "9" * 30], "--seed must fit into 64 bits"),
+        (["train", "--graph", ""], "--graph is empty"),
+        (["train", "--task", "digits", "--file", "my.txt"], "--task digits has its own data"),
+        (["train", "--dim", str(10**15)], "this does not fit into memory"),
         (["train", "--attention", "degree"], "GPT has no attention 'degree'; it has dot, additive, linear"),
         (["train", "--task", "digits", "--attention", "linear"], "there is no attention 'linear' for nodes"),
         (["train", "--task", "digits", "--aggregate", "max"], "for --aggregate max, use --attention none"),
@@ -556,6 +560,14 @@ def test_bad_input_gets_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert sentence in refusal(*arguments)
+
+
+def test_a_step_that_does_not_fit_into_memory_fails_with_one_sentence(tmp_path: Path) -> None:
+    result = run("train", "--batch", str(10**16), "--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "this does not fit into memory" in result.stderr
+    assert "nothing was saved" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["demo", "train"])
