@@ -144,7 +144,7 @@ def compare(
                 layers=layers, batch=batch, lr=_DEFAULT.lr if lr is None else lr,
             )  # fmt: skip
             contest = _Contest.of(options, lr)
-            written = graphs or contest.default_graphs
+            written = contest.default_graphs if graphs is None else graphs
             expressions = _separated(written) if search else expanded(written)
             if search and not any(map(bounds, expressions)):
                 raise ValueError(
@@ -216,7 +216,8 @@ def _compare_hf(name: str, file: Path | None, context: int, graphs: str | None) 
     from mpnn.cli import compare_hf
 
     with exit_on_invalid_input():
-        expressions = expanded(graphs or f"causal; causal & window({max(context // 16, 1)}..{max(context // 4, 1)})")
+        default = f"causal; causal & window({max(context // 16, 1)}..{max(context // 4, 1)})"
+        expressions = expanded(default if graphs is None else graphs)
         model, pieces = compare_hf.load(name, compare_hf.text_of(file), context)
         console.print(f"{len(pieces)} pieces of {context} tokens", soft_wrap=True)
         readings = []

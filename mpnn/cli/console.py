@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,10 +29,26 @@ def exit_on_invalid_input() -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError as error:
-        refuse(f"this does not fit into memory: {error}")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        refuse(too_large(error))
     except (ValueError, TypeError, IndexError, OSError, ImportError) as error:
         refuse(sentence(error))
+
+
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Whether Python, NumPy or torch, which raises a RuntimeError, could not get memory."""
+    return isinstance(error, MemoryError) or any(
+        sign in str(error) for sign in ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+    )
+
+
+def too_large(error: MemoryError | RuntimeError) -> str:
+    """What to print for an error of `is_out_of_memory`."""
+    asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+    how_much = f": one tensor of it has {int(asked[1]) / 1e9:,.0f} GB" if asked else ""
+    return f"this does not fit into memory{how_much}; choose smaller sizes"
 
 
 def sentence(error: Exception) -> str:

@@ -66,8 +66,8 @@ def explain(
       mpnn explain "causal & window(256)" --device cuda --dtype bfloat16
     """
     for name, value in (("heads", heads), ("dim", dim), ("batch", batch)):
-        if value < 1:
-            refuse(f"--{name} must be at least 1; got {value}")
+        if not 1 <= value < 2**31:
+            refuse(f"--{name} must be at least 1 and less than 2**31; got {value}")
     with exit_on_invalid_input():
         graph = bind(expression, n)
         found = plan(_request(graph, (batch, n, heads, dim), getattr(torch, dtype.value), device.value, grad))

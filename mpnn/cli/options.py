@@ -65,6 +65,14 @@ class Options:
         for name, value in numbers.items():
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"--{name} must be more than 0; got {value}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"--seed must fit into 64 bits; got {self.seed}")
+        if self.graph is not None and not self.graph.strip():
+            raise ValueError('--graph is empty; name a topology, such as "causal & window(16)", or leave --graph out')
+        if self.file is not None and self.task != "text":
+            raise ValueError(
+                f"--file is text to train on, but --task {self.task} has its own data; leave one of them out"
+            )
         _check_device(self.device)
         if self.precision == "fp16" and self.device == "cpu":
             raise ValueError("--precision fp16 needs a GPU: torch computes it on GPUs only; use bf16, or --device cuda")

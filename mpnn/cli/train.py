@@ -13,7 +13,17 @@ import typer
 from safetensors import SafetensorError
 
 from mpnn.cli import pictures, tasks
-from mpnn.cli.console import console, exit_on_invalid_input, fail, folder, refuse, sentence, warn
+from mpnn.cli.console import (
+    console,
+    exit_on_invalid_input,
+    fail,
+    folder,
+    is_out_of_memory,
+    refuse,
+    sentence,
+    too_large,
+    warn,
+)
 from mpnn.cli.options import EPOCHS, Options
 from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import CHARACTERS, Run, TextSettings, Trained
@@ -263,6 +273,10 @@ def _train(run: Run, checkpoint: Checkpoint, out: Path) -> Trained:
         )
     except OSError as error:
         fail(f"{sentence(error)}; {_checkpoint_note(checkpoint)}")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        fail(f"{too_large(error)}; {_checkpoint_note(checkpoint)}")
     except Stopped as stop:
         which = "current model"
         try:

@@ -530,7 +530,8 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
         (["train", "--out", "/dev/null/runs"], "cannot read or write /dev/null/runs: Not a directory"),
         (["graph", "causal", "-o", "x.docx"], "docx"),
         (["explain", "window(-1)"], "radius must be at least 0; got -1"),
-        (["explain", "causal", "--heads", "0"], "--heads must be at least 1; got 0"),
+        (["explain", "causal", "--heads", "0"], "--heads must be at least 1 and less than 2**31; got 0"),
+        (["explain", "causal", "--heads", "9" * 22], "--heads must be at least 1 and less than 2**31; got 999"),
         (["data", "get", "imagenet"], "there is no dataset 'imagenet'"),
         (["demo", "--steps", "0"], "--steps must be at least 1; got 0"),
         (["train", "--graph", "window(4)"], "must not attend to the tokens that it predicts"),
@@ -541,6 +542,10 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
         (["train", "--task", "digits", "--graph", "knn(5000)"], "k must be less than the number of nodes, 1797"),
         (["train", "--task", "digits", "--graph", "cora"], "there is no topology 'cora'"),
         (["train", "--device", "abacus"], "there is no device 'abacus' here"),
+        (["train", "--seed", "9" * 30], "--seed must fit into 64 bits"),
+        (["train", "--graph", ""], "--graph is empty"),
+        (["train", "--task", "digits", "--file", "my.txt"], "--task digits has its own data"),
+        (["train", "--dim", str(10**15)], "this does not fit into memory"),
         (["train", "--attention", "degree"], "GPT has no attention 'degree'; it has dot, additive, linear"),
         (["train", "--task", "digits", "--attention", "linear"], "there is no attention 'linear' for nodes"),
         (["train", "--task", "digits", "--aggregate", "max"], "for --aggregate max, use --attention none"),
@@ -556,6 +561,14 @@ def test_bad_input_gets_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert sentence in refusal(*arguments)
+
+
+def test_a_step_that_does_not_fit_into_memory_fails_with_one_sentence(tmp_path: Path) -> None:
+    result = run("train", "--batch", str(10**16), "--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "this does not fit into memory" in result.stderr
+    assert "nothing was saved" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["demo", "train"])

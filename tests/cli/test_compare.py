@@ -92,6 +92,7 @@ def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--budget", "soon"], "--budget must be a time such as 90s, 10m or 1h"),
+        (["--graphs", ""], "there is no graph in --graphs"),
         (["--graphs", " ; "], "there is no graph in --graphs"),
         (["--graphs", "causal & window(8..4)"], "8..4 is an empty range"),
         (["--graphs", "window(3)"], "no graph is left to compare"),

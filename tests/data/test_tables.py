@@ -34,9 +34,19 @@ def test_tables_become_a_graph_with_a_split_of_its_labeled_nodes(files: dict[str
     [
         ("edges", "0,1\n3,10\n", r"row 2 of .*e.csv links 3 and 10, but .*x.npy has 10 nodes, numbered from 0"),
         ("edges", "0,1,2\n", "must have two numbers in each row, source and destination; got 3"),
-        ("edges", "a,b\n", "e.csv is not a table of numbers"),
+        (
+            "edges",
+            "a,b\n1,2\n",
+            r"e.csv is not a table of numbers: line 1 has 'a' .* if this line is a header, delete it",
+        ),
+        ("edges", "\ufeff0,1\n\n1,,2\n", "line 3 has '' in place of a number"),
+        ("edges", "0,1\n2\n", "line 2 has 1 columns, line 1 has 2"),
+        ("edges", "0;1\n", "line 1 has '0;1' in place of a number; separate numbers by commas, tabs or blanks"),
+        ("edges", f"0,{10**30}\n", "must have whole numbers below 2"),
+        ("edges", "", "must be a table of numbers with at least one row"),
+        ("labels", "10\n" * 10, "has class 10 but only 10 nodes; number the classes 0, 1, 2"),
         ("labels", "0\n1\n", r"must have one label for each of the 10 rows"),
-        ("labels", "0.5\n" * 10, r"row 1 of .*y.txt must have whole numbers; got \[0.5\]"),
+        ("labels", "0.5\n" * 10, r"row 1 of .*y.txt must have whole numbers below 2\^53; got \[0.5\]"),
         ("labels", "-1\n" * 10, "must have classes from 0"),
     ],
 )
@@ -52,6 +62,17 @@ def test_features_that_are_not_finite_are_refused(files: dict[str, Path]) -> Non
     np.save(files["features"], x)
     with pytest.raises(DamagedFile, match=r"row 4 of .* has a number that is NaN"):
         node_tables(**files)
+
+
+def test_features_beyond_float32_are_refused(files: dict[str, Path]) -> None:
+    np.save(files["features"], np.eye(10) * 1e300)
+    with pytest.raises(DamagedFile, match=r"row 1 of .* too large for float32"):
+        node_tables(**files)
+
+
+def test_a_byte_order_mark_and_empty_lines_are_ignored(files: dict[str, Path]) -> None:
+    files["edges"].write_text("\ufeff0,1\n\n 1 , 2 # a comment\n\n")
+    assert node_tables(**files).edge_index.shape == (2, 4)
 
 
 def test_arrays_of_python_objects_are_refused(files: dict[str, Path]) -> None:
