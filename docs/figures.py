@@ -1,4 +1,4 @@
-"""Draws the figures of the README, of docs/transformers_are_graphs.md and of the first page of the site.
+"""Draws the figures of the README, of docs/transformers_are_graphs.md, of the site's first page and of a how-to.
 
 `python docs/figures.py` writes docs/img.
 """
@@ -236,7 +236,18 @@ FIGURES = {
     "learn/message_passing.png": message_passing,
     "learn/weights.png": weights,
     "learn/graphs.png": six_graphs,
+    "howto_plotting.png": lambda: _of_page("plotting.md"),
 }
+
+
+def _of_page(page: str) -> Figure:
+    """The picture that the first block of code of a how-to page draws."""
+    text = (Path(__file__).parent / "howto" / page).read_text()
+    code = text.split("```python\n")[1].split("figure.savefig")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    figure: Figure = names["figure"]
+    return figure
 
 
 def main() -> None:
