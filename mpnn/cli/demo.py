@@ -39,7 +39,7 @@ def demo(
         "runs/demo"
     ),
     steps: Annotated[int, typer.Option(help="Training steps of each character model.")] = 600,
-    seed: Annotated[int, typer.Option(help="Random seed of weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of weights and batches.", min=-(2**63), max=2**63 - 1)] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace the page and the pictures in --out.")] = False,
 ) -> None:
     """Show what the choice of graph does: train small models over several graphs, and time the graphs.

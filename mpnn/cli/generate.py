@@ -19,7 +19,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="The text to continue, in characters of the training text.")] = "\n",
     length: Annotated[int, typer.Option(help="Number of characters to generate.")] = 300,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest character.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.", min=-(2**63), max=2**63 - 1)] = 0,
 ) -> None:
     """Continue a text with a model that mpnn train saved.
 

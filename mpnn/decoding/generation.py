@@ -129,7 +129,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _check_options(tokens: Tensor, steps: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if temperature < 0 or (top_k is not None and top_k < 1):
+    if not temperature >= 0 or (top_k is not None and top_k < 1):
         raise ValueError(f"temperature must be at least 0 and top_k at least 1; got {temperature} and {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must lie in (0, 1]; got {top_p}")

@@ -563,6 +563,13 @@ def test_bad_input_gets_one_sentence(
     assert sentence in refusal(*arguments)
 
 
+@pytest.mark.parametrize("command", [["demo"], ["generate", "."]], ids=" ".join)
+def test_a_seed_beyond_64_bits_is_refused_by_its_name(command: list[str]) -> None:
+    result = run(*command, "--seed", "9" * 30)
+    assert result.exit_code == 2
+    assert "--seed" in result.stderr
+
+
 def test_a_step_that_does_not_fit_into_memory_fails_with_one_sentence(tmp_path: Path) -> None:
     result = run("train", "--batch", str(10**16), "--out", tmp_path / "run")
     assert result.exit_code == 1

@@ -166,6 +166,8 @@ def test_bad_input_gets_a_sentence() -> None:
         model(torch.tensor([[3, 11]]))
     with pytest.raises(ValueError, match="temperature must be at least 0 and top_k at least 1; got -1 and None"):
         model.generate(tokens(1, 5), 1, temperature=-1)
+    with pytest.raises(ValueError, match="temperature must be at least 0 and top_k at least 1; got nan and None"):
+        model.generate(tokens(1, 5), 1, temperature=float("nan"))
     with pytest.raises(ValueError, match="at least one token"):
         model.generate(tokens(1, 0), 1)
 
