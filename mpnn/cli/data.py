@@ -9,7 +9,7 @@ from rich.table import Table
 
 from mpnn.cli.console import console, exit_on_invalid_input
 from mpnn.data import SOURCES, Source, locate
-from mpnn.data.locate import found
+from mpnn.data.locate import find
 
 BUILT_IN = {"digits": "comes with scikit-learn", "pydoc": "comes with Python"}
 
@@ -29,7 +29,7 @@ def list_datasets() -> None:
     for name, where in BUILT_IN.items():
         table.add_row(name, "", where)
     for name, source in SOURCES.items():
-        folder = found(name)
+        folder = find(name)
         where = str(folder) if folder else "can be downloaded" if _size(source) else "must be unpacked by hand"
         size = f"{_size(source) / 1e6:.1f} MB" if _size(source) else ""
         table.add_row(name, size, where)

@@ -55,7 +55,7 @@ def locate(name: str, *names: str) -> Path:
     return folder
 
 
-def found(name: str) -> Path | None:
+def find(name: str) -> Path | None:
     """Returns the folder that contains all files of a dataset, or None. Nothing is downloaded.
 
     Raises:

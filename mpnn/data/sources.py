@@ -38,7 +38,7 @@ class Source:
         how: instructions, as the second half of the sentence "to get it, ...".
         license: license or terms of use, as the source states them.
         cite: the paper to cite.
-        installed: where a package of the operating system puts the files; None if none has them.
+        installed: where a package of the operating system puts the files; None if there is no such package.
     """
 
     name: str

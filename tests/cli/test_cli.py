@@ -22,7 +22,7 @@ from mpnn.cli.app import app
 from mpnn.cli.console import console
 from mpnn.cli.measure import attention_weights, backends, bytes_for_backward
 from mpnn.data import SOURCES, Characters
-from mpnn.data.locate import found
+from mpnn.data.locate import find
 from mpnn.train import loop
 
 COMMANDS = [
@@ -487,7 +487,7 @@ def test_train_on_cora(tmp_path: Path) -> None:
 
 def _here() -> set[str]:
     """The datasets that are on this machine."""
-    return {name for name in SOURCES if found(name) is not None}
+    return {name for name in SOURCES if find(name) is not None}
 
 
 # --------------------------------------------------------------------------------------------------------- measuring
