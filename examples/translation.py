@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from mpnn import graphs
-from mpnn.attention import Terms
+from mpnn.request.request import Round
 from mpnn.attention.spec import KeyValue
 from mpnn.data import multi30k
 from mpnn.graph import Graph
@@ -72,8 +72,8 @@ class Luong(KeyValue):
         query = torch.zeros_like(query) if self.kind == "none" else query
         return query.unsqueeze(-2), src.unsqueeze(-2), src.unsqueeze(-2)
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        return Terms(value, Dot(query, key, 1.0))
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        return self.round(graph, value, Dot(query, key, 1.0))
 
 
 def build(name: str) -> Seq2Seq | Transformer:

@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 from mpnn import html, ops
 from mpnn.aggregate import PNA, Aggregator, Index, Sum, aggregator
-from mpnn.attention import Attention, Terms
+from mpnn.attention import Attention
 from mpnn.decoding.cache import KVCache
 from mpnn.engine import dispatch
 from mpnn.graph import Graph, transforms
-from mpnn.graph.sharding import Exchange, Layer, active
+from mpnn.graph.sharding import LOCAL, Exchange, Layer, active
 from mpnn.graph.topology import Topology
 from mpnn.request import rng, validation
-from mpnn.request.request import Request
+from mpnn.request.request import Request, Round
 from mpnn.update import Update, as_update
 
 Source = Tensor | Callable[[Tensor], Tensor] | None
@@ -120,8 +120,8 @@ class MessagePassing(nn.Module):
     ) -> Any:
         """`forward` without checkpointing; tensors come last."""
         request = self.request(x, graph, source, edge_attr, return_weights, cache)
-        exchange = request.graph.exchange
-        out, weights = self._propagate(request) if exchange is None else exchange.run(request, self._propagate)
+        exchange = LOCAL if torch.compiler.is_compiling() else request.graph.exchange
+        out, weights = exchange.run(request, self._propagate)
         attention = self.attention
         message = out.flatten(-2) if attention is None else attention.merge(out)
         try:
@@ -158,8 +158,8 @@ class MessagePassing(nn.Module):
         drops_edges = self.training and self.edge_dropout > 0
         layer = Layer(self.attention, self.aggregate, return_weights, self._mixes_values, drops_edges)
         bound = self._bound(graph, x, source, layer)
-        exchange = bound.exchange
-        if exchange is not None:
+        exchange = LOCAL if torch.compiler.is_compiling() else bound.exchange
+        if exchange is not LOCAL:
             _check_part(layer, exchange)
         edge_attr = bound.edge_attr if edge_attr is None else _checked_edges(edge_attr, bound)
         if drops_edges:
@@ -170,16 +170,14 @@ class MessagePassing(nn.Module):
                 edge_attr = edge_attr[bound.edge_ids]
         attention = self.attention
         if attention is None:
-            value = (source if exchange is None else exchange(source)).unsqueeze(-2)
+            value = exchange(source).unsqueeze(-2)
             return Request(bound, value, normalize="none", reduce=self.aggregate, return_weights=return_weights)
-        compute = attention if exchange is None else partial(exchange.terms, attention)
         try:
-            terms = compute(prepared, source, bound, edge_attr)
+            round = exchange.round(attention, prepared, source, bound, edge_attr)
         except RuntimeError:
             _check_widths(attention, prepared, source)
             raise
-        request = self._request_of(bound, attention, terms, return_weights)
-        return request if exchange is None else exchange.request(request, terms)
+        return self._completed(round, return_weights)
 
     def _next(
         self,
@@ -199,30 +197,22 @@ class MessagePassing(nn.Module):
             raise ValueError("a cache cannot be combined with edge_attr, hops, teleport or edge_dropout")
         attention = self.attention
         try:
-            bound, terms = cache.update(self, attention, self._graph_or_default(graph), prepared, source)
+            round = cache.update(self, attention, self._graph_or_default(graph), prepared, source)
         except RuntimeError:
             if attention is not None:
                 _check_widths(attention, prepared, prepared if source is None else source)
             raise
         assert attention is not None
-        return self._request_of(bound, attention, terms, return_weights)
+        return self._completed(round, return_weights)
 
-    def _request_of(self, bound: Graph, attention: Attention, terms: Terms, return_weights: bool) -> Request:
-        if not isinstance(terms, Terms):
+    def _completed(self, round: Round, return_weights: bool) -> Round:
+        """The round with what the operator decides. In place: nobody else has it yet."""
+        if not isinstance(round, Round):
             raise TypeError(
-                f"forward of an attention must return Terms; {_describe(attention)} returned {_describe(terms)}"
+                f"forward of an attention must return a Round; {_describe(self.attention)} returned {_describe(round)}"
             )
-        return Request(
-            bound if terms.graph is None else terms.graph,
-            terms.value,
-            terms.score,
-            terms.bias,
-            terms.edge_value,
-            normalize=attention.normalize,
-            dropout=attention.dropout if self.training else 0.0,
-            reduce=self.aggregate,
-            return_weights=return_weights,
-        )
+        round.reduce, round.return_weights = self.aggregate, return_weights
+        return round
 
     @property
     def _mixes_values(self) -> bool:
@@ -235,7 +225,7 @@ class MessagePassing(nn.Module):
         if self.training and self.edge_dropout and self._scales_with_degree(request):
             scale = scale / (1 - self.edge_dropout)
         exchange = request.graph.exchange
-        if self._mixes_values and exchange is None and request.graph.num_dst != request.graph.num_src:
+        if self._mixes_values and exchange is LOCAL and request.graph.num_dst != request.graph.num_src:
             raise ValueError(
                 f"hops and teleport need one set of nodes; the graph is {request.graph.num_dst} x "
                 f"{request.graph.num_src} (destinations x sources)"
@@ -249,13 +239,13 @@ class MessagePassing(nn.Module):
         if not self._mixes_values:
             return out, weights
         value = request.value.repeat_interleave(request.heads // request.value.shape[-2], -2)
-        value = value if exchange is None else value.index_select(-3, exchange.own)
+        value = value if exchange is LOCAL else value.index_select(-3, exchange.own)
         out = out + self.teleport * value
         hop = replace(request, return_weights=False)
         if weights is not None:
             hop = replace(hop, score=None, bias=(weights,), normalize="none")
         for _ in range(self.hops - 1):
-            out = out if exchange is None else exchange(out, -3)
+            out = exchange(out, -3)
             out = scale * ops.run(replace(hop, value=out), self.backend)[0] + self.teleport * value
         return out, weights
 
@@ -285,7 +275,7 @@ class MessagePassing(nn.Module):
     def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor, layer: Layer) -> Graph:
         graph = self._graph_or_default(graph)
         num_dst, num_src = x.shape[-2], source.shape[-2]
-        sharding, is_part = active(), isinstance(graph, Graph) and graph.exchange is not None
+        sharding, is_part = active(), isinstance(graph, Graph) and graph.exchange is not LOCAL
         if (sharding is not None or is_part) and torch.compiler.is_compiling():
             raise ValueError("torch.compile does not trace layers over a part of a graph; leave them uncompiled")
         if sharding is not None and not is_part:
@@ -295,9 +285,9 @@ class MessagePassing(nn.Module):
                 return ops.outline(graph, num_dst, num_src, x.device)
             return graph.bind(num_dst, num_src).to(x.device)
         validation.device(graph, x)
-        expected = (graph.num_dst, graph.num_src) if graph.exchange is None else graph.exchange.rows
+        expected = (graph.num_dst, graph.num_src) if graph.exchange is LOCAL else graph.exchange.rows
         if expected != (num_dst, num_src):
-            whose = "the graph has" if graph.exchange is None else "this process's part of the graph has"
+            whose = "the graph has" if graph.exchange is LOCAL else "this process's part of the graph has"
             raise ValueError(
                 f"{whose} {expected[0]} destinations and {expected[1]} sources, but the features have "
                 f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"

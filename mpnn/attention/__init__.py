@@ -6,7 +6,7 @@ from mpnn.attention.dot_product import DotProduct
 from mpnn.attention.gaussian import Gaussian, Near
 from mpnn.attention.kernel import Kernel
 from mpnn.attention.messages import EdgeMessage, EdgeWeight, Mapped, Message
-from mpnn.attention.spec import Attention, KeyValue, Terms
+from mpnn.attention.spec import Attention, KeyValue
 from mpnn.attention.typed import Typed
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "Mapped",
     "Message",
     "Near",
-    "Terms",
     "Typed",
     "degree_weights",
 ]

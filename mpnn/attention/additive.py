@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn.attention.heads import check_integers, edges_by_head, join_heads
-from mpnn.attention.spec import Attention, KeyValue, Terms
+from mpnn.attention.spec import Attention, KeyValue
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graphs.arguments import at_least
 from mpnn.request import validation
@@ -60,7 +61,7 @@ class Additive(Attention):
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return validation.takes(self.to_value), validation.takes(self.to_value)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
         edge = None
         if self.to_edge is not None and self.by_edge is not None:
@@ -69,7 +70,7 @@ class Additive(Attention):
             by_dst, by_src = _by_head(value, self.by_dst, self.by_src)
         else:
             (by_dst,), (by_src,) = _by_head(self.query(dst), self.by_dst), _by_head(value, self.by_src)
-        return Terms(value, AdditiveScore(by_dst, by_src, self.activation, edge))
+        return self.round(graph, value, AdditiveScore(by_dst, by_src, self.activation, edge))
 
     def query(self, dst: Tensor) -> Tensor:
         """W h_i, [..., N_dst, H, D]."""
@@ -124,9 +125,9 @@ class AdditiveV2(KeyValue):
         query, key = self.to_query(dst), self.to_value(src).unflatten(-1, (self.heads, -1))
         return query.unflatten(-1, (self.heads, -1)), key, key if self.map_value else src.unsqueeze(-2)
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         edge = None if self.to_edge is None else edges_by_head(self.to_edge, edge_attr, self.heads)
-        return Terms(value, AdditiveV2Score(query, key, self.vector, self.activation, edge))
+        return self.round(graph, value, AdditiveV2Score(query, key, self.vector, self.activation, edge))
 
     def merge(self, out: Tensor) -> Tensor:
         return join_heads(out, self.concat, self.bias)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention.heads import check_integers, join_heads
-from mpnn.attention.spec import ANY, Attention, Terms
+from mpnn.attention.spec import ANY, Attention
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.request import validation
 
@@ -31,8 +32,8 @@ class Degree(Attention):
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return ANY, validation.takes(self.to_value)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        if graph.exchange is None and graph.num_dst != graph.num_src:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        if graph.exchange.is_local and graph.num_dst != graph.num_src:
             raise ValueError(f"Degree needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
         if edge_attr is None:
             weight = graph.cached(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
@@ -42,7 +43,7 @@ class Degree(Attention):
                     f"Degree takes one weight per edge as edge_attr, [{graph.num_edges}]; got {list(edge_attr.shape)}"
                 )
             weight = degree_weights(graph, edge_attr.reshape(-1), src.dtype)
-        return Terms(self.to_value(src).unsqueeze(-2), bias=(weight[:, None],))
+        return self.round(graph, self.to_value(src).unsqueeze(-2), bias=(weight[:, None],))
 
     def merge(self, out: Tensor) -> Tensor:
         return join_heads(out, True, self.bias)
@@ -68,5 +69,5 @@ def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtyp
         degree > 0, degree.clamp(min=torch.finfo(accumulate_dtype).tiny).rsqrt(), torch.zeros_like(degree)
     )
     # index_select, because the backward of indexing sums in a nondeterministic order on several threads
-    of_src = inverse if graph.exchange is None else graph.exchange(inverse, 0)  # a part: degrees in the whole graph
+    of_src = graph.exchange(inverse, 0)  # a part: degrees in the whole graph
     return (inverse.index_select(0, dst) * weight * of_src.index_select(0, src)).to(dtype)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mpnn.attention.heads import check_integers, edges_by_head
-from mpnn.attention.spec import KeyValue, Terms
+from mpnn.attention.spec import KeyValue
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.position import Position
 from mpnn.request import validation
@@ -89,7 +90,7 @@ class DotProduct(KeyValue):
             query, key = position.turn(query, key, graph)
         return query, key, value
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         edge_key: PerEdge | None = None if self.to_edge is None else edges_by_head(self.to_edge, edge_attr, self.heads)
         edge_value = edge_key
         bias: list[PerEdge] = []
@@ -99,7 +100,7 @@ class DotProduct(KeyValue):
             edge_key = _at_most_one("key", edge_key, position.key())
             edge_value = _at_most_one("value", edge_value, position.value())
         score = Dot(query, key, self.scale, edge_key, self.softcap)
-        return Terms(value, score, tuple(bias), edge_value)
+        return self.round(graph, value, score, tuple(bias), edge_value)
 
     def merge(self, out: Tensor) -> Tensor:
         message = out.flatten(-2)

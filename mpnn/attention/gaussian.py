@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention.heads import check_integers, join_heads
-from mpnn.attention.spec import ANY, Attention, Terms
+from mpnn.attention.spec import ANY, Attention
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.request import validation
 from mpnn.request.scores import Dot
@@ -40,7 +41,7 @@ class Gaussian(Attention):
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return ANY, validation.takes(self.to_value)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         coordinates = self.mu.shape[1]
         if edge_attr is None or edge_attr.numel() != graph.num_edges * coordinates:
             shape = "none" if edge_attr is None else list(edge_attr.shape)
@@ -50,7 +51,7 @@ class Gaussian(Attention):
             )
         offset = edge_attr.to(src.dtype).reshape(-1, 1, coordinates) - self.mu
         weight = (-0.5 * (offset.square() / (self.sigma.square() + 1e-15)).sum(-1)).exp()
-        return Terms(self.to_value(src).unflatten(-1, (self.kernels, -1)), bias=(weight,))
+        return self.round(graph, self.to_value(src).unflatten(-1, (self.kernels, -1)), bias=(weight,))
 
     def merge(self, out: Tensor) -> Tensor:
         return join_heads(out.sum(-2, keepdim=True), True, self.bias)
@@ -77,14 +78,14 @@ class Near(Attention):
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return validation.takes(self.encode), validation.takes(self.encode)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         encoded = self.encode(src)
         value, a_src = encoded[..., : -self.vector_dim].unsqueeze(-2), encoded[..., -self.vector_dim :]
         a_dst = a_src if dst is src else self.encode(dst)[..., -self.vector_dim :]
         if self.normalize == "none":
             from_src, to_dst = graph.edge_index
             offset = a_dst.index_select(-2, to_dst) - a_src.index_select(-2, from_src)
-            return Terms(value, bias=((-offset.square().sum(-1, keepdim=True)).exp(),))
+            return self.round(graph, value, bias=((-offset.square().sum(-1, keepdim=True)).exp(),))
         query = torch.cat([2 * a_dst, -torch.ones_like(a_dst[..., :1])], -1)
         key = torch.cat([a_src, a_src.square().sum(-1, keepdim=True)], -1)
-        return Terms(value, Dot(query.unsqueeze(-2), key.unsqueeze(-2), 1.0))
+        return self.round(graph, value, Dot(query.unsqueeze(-2), key.unsqueeze(-2), 1.0))

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn.attention.heads import check_integers
-from mpnn.attention.spec import KeyValue, Terms
+from mpnn.attention.spec import KeyValue
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.kernels import positive_features
 from mpnn.request import validation
@@ -66,12 +67,12 @@ class Kernel(KeyValue):
         )
         return query, key, value
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
         # A factor per query cancels, and so does a factor shared by all keys of a head in a component. The factors
         # keep exponentials from overflowing, and the keys of one document from underflowing beside those of another.
         queries, keys = self._features(query, _node_max), self._features(key, partial(_component_max, graph))
-        return Terms(value, Dot(queries, keys, 1.0))
+        return self.round(graph, value, Dot(queries, keys, 1.0))
 
     def merge(self, out: Tensor) -> Tensor:
         validation.widened("Kernel", out.shape[-1], self.head_dim + 1)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention.spec import ANY, Attention, Terms
+from mpnn.attention.spec import ANY, Attention
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graphs.incidence import edges_into
 from mpnn.request import validation
@@ -36,8 +37,8 @@ class Mapped(Attention):
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return ANY, validation.takes(self.value)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        return Terms((src if self.value is None else self.value(src)).unsqueeze(-2))
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        return self.round(graph, (src if self.value is None else self.value(src)).unsqueeze(-2))
 
     def merge(self, out: Tensor) -> Tensor:
         message = out.flatten(-2)
@@ -59,7 +60,7 @@ class EdgeWeight(Mapped):
         super().__init__(value, out)
         self.balanced = normalized
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         terms = super().forward(dst, src, graph)
         if edge_attr is None and not self.balanced:
             return terms
@@ -99,7 +100,7 @@ class EdgeMessage(Attention):
         super().__init__()
         self.function = function
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         from_src, to_dst = graph.edge_index
         message = self.function(dst.index_select(-2, to_dst), src.index_select(-2, from_src), edge_attr)
         if message.dim() == src.dim():
@@ -110,4 +111,4 @@ class EdgeMessage(Attention):
                 f"the function of EdgeMessage must return messages {[*shape, 'F']}, or {[*shape, 'H', 'F']} for "
                 f"several heads; got {list(message.shape)}"
             )
-        return Terms(message, graph=graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges))
+        return self.round(graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges), message)

@@ -1,55 +1,24 @@
 """The base classes of attention specs.
 
-A spec owns its parameters. `forward` maps features to `Terms`: the score, biases and values of the edges. `merge` maps
+A spec owns its parameters. `forward` maps features to a `Round`. `merge` maps
 the aggregated heads to the message. Backends run the terms; a spec does not compute edges itself.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
+from mpnn.aggregate import SUM
 from mpnn.graph import Graph
 from mpnn.request import validation
+from mpnn.request.request import Round
 from mpnn.request.scores import Score
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.request.tables import PerEdge
 
 ANY: validation.Takes = (None, None)
-
-
-@dataclass(frozen=True, eq=False)
-class Terms:
-    """The terms of attention along the edges of a graph. See `mpnn.request.request.Request` for shapes.
-
-    `graph`, if not None, replaces the operator's graph; a spec sets it to send messages to other destinations.
-
-    Raises:
-        ValueError: if a tensor lacks the dimension of heads.
-        TypeError: if a term has an unsupported type.
-    """
-
-    value: Tensor
-    score: Score | None = None
-    bias: tuple[PerEdge, ...] = ()
-    edge_value: PerEdge | None = None
-    graph: Graph | None = None
-
-    def __post_init__(self) -> None:
-        if self.value.dim() < 3:
-            raise ValueError(
-                f"value is [..., N_src, H, D]; got {list(self.value.shape)}: for one head, value.unsqueeze(-2)"
-            )
-        if self.score is not None and not hasattr(self.score, "logits"):
-            validation.score(self.score)
-        if not isinstance(self.bias, tuple):
-            raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
-        for bias in self.bias:
-            if not isinstance(bias, (Tensor, EmbeddingTable)):
-                raise TypeError(f"a bias is a tensor [..., E, H] or a BiasTable; got {type(bias).__name__}")
-            if isinstance(bias, Tensor) and bias.dim() < 2:
-                raise ValueError(f"a bias is [..., E, H]; got {list(bias.shape)}: for one head, bias[:, None]")
 
 
 class Attention(nn.Module, ABC):
@@ -69,8 +38,21 @@ class Attention(nn.Module, ABC):
     balanced: bool = False
 
     @abstractmethod
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         """Terms for destinations [..., N_dst, d] and sources [..., N_src, d]; edge_attr [E, ...] in caller's order."""
+
+    def round(
+        self,
+        graph: Graph,
+        value: Tensor,
+        score: Score | None = None,
+        bias: tuple[PerEdge, ...] = (),
+        edge_value: PerEdge | None = None,
+        **more: Any,
+    ) -> Round:
+        """A round of this attention, with its normalizer, and in training its dropout."""
+        dropout = self.dropout if self.training else 0.0
+        return Round(graph, value, score, bias, edge_value, self.normalize, dropout, reduce=SUM, **more)
 
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         """Required width and dtype of the destinations' and of the sources' features, see `validation.takes`."""
@@ -85,7 +67,7 @@ class KeyValue(Attention):
     """Attention whose queries, keys and values each depend on one node only, so that the keys and values of earlier
     nodes can be cached (`mpnn.decoding.cache`)."""
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         return self.terms(*self.project(dst, src, graph), graph, edge_attr)
 
     @abstractmethod
@@ -94,5 +76,5 @@ class KeyValue(Attention):
         depends on one node only, not on edges."""
 
     @abstractmethod
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         """The terms for the queries, keys and values that `project` returned."""

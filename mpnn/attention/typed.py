@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention.heads import check_integers, join_heads
-from mpnn.attention.spec import Attention, Terms
+from mpnn.attention.spec import Attention
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graphs.arguments import at_least
 from mpnn.request import validation
@@ -36,10 +37,10 @@ class Typed(Attention):
         bound = (6 / max(in_dim + out_dim, 1)) ** 0.5  # xavier_uniform_ of each matrix, at once
         nn.init.uniform_(self.weight, -bound, bound)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         validation.fits("Typed", "x" if dst is src else "source", src, (self.in_dim, self.weight.dtype))
         by_type = graph.derive(_by_type, self.relations, num_dst=graph.num_dst * self.relations)
-        return Terms(src.unsqueeze(-2), graph=by_type)
+        return self.round(by_type, src.unsqueeze(-2))
 
     def merge(self, out: Tensor) -> Tensor:
         validation.widened("Typed", out.shape[-1], self.in_dim)

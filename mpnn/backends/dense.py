@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.aggregate import Sum
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import pair_tables, varlen
 from mpnn.request import rng
+from mpnn.request.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
 from mpnn.request.tables import EmbeddingTable, PerEdge
@@ -37,16 +37,19 @@ _MOST_PAIRS = 1 << 26  # of a mask; 64 MB
 _MOST_SCORES = 1 << 29  # of logits in memory, over all heads and batches; 2 GB in float32
 
 
-def supports(request: Request) -> str | None:
+SERVES = (
+    FLOATS | DEVICES | NORMALIZED | on_edges("bias") | by_rule("edge_key") | by_rule("edge_value")
+    | {"Dot", "sum", "softcap", "sinks", "dropout", "head_ids", "node_ids", "return_weights", "explicit graph", "gradient"}
+)  # fmt: skip
+_FOR_PAIRS = "edge_key and edge_value would be materialized for all pairs, unless they are tables by relation"
+REASONS = {"return_lse": "torch's kernels do not return lse"} | dict.fromkeys(
+    on_edges("edge_key") | on_edges("edge_value"), _FOR_PAIRS
+)
+
+
+def refuses(request: Request) -> str | None:
     graph, score = request.graph, request.score
-    if not isinstance(score, Dot):
-        return "it runs dot-product attention only"
-    if type(request.reduce) is not Sum:
-        return "it sums messages, and cannot aggregate them otherwise"
-    if not all(isinstance(vectors, EmbeddingTable) and vectors.relation is not None for vectors in _vectors(request)):
-        return "edge_key and edge_value would be materialized for all pairs, unless they are tables by relation"
-    if request.return_lse:
-        return "torch's kernels do not return lse"
+    assert isinstance(score, Dot)
     if score.edge_key is not None and score.softcap is not None:
         return "it does not support softcap with edge_key"
     if _by_cliques(request):

@@ -13,6 +13,7 @@ from mpnn.aggregate import Index, Mean, Sum, segment_logsumexp, segment_softmax
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph.csr import CSR
 from mpnn.request import rng
+from mpnn.request.needs import SENTENCES
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot, Role, Score
 from mpnn.request.tables import EmbeddingTable, PerEdge
@@ -21,7 +22,11 @@ NAME = "edge_list"
 _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "mean"}
 
 
-def supports(request: Request) -> str | None:
+SERVES = frozenset(SENTENCES)
+REASONS: dict[str, str] = {}
+
+
+def refuses(request: Request) -> str | None:
     return None
 
 

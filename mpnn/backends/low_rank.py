@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from mpnn.aggregate import Sum
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
 from mpnn.graph.strips import Strips
 from mpnn.kernels.linear_attention import ALL, LOGITS, PAST, Block, linear_attention
+from mpnn.request.needs import DEVICES, FLOATS
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
 
@@ -26,21 +26,18 @@ _LEAST_ROWS = 16  # with the same first source, on average; below this the backe
 _MOST_STRIPS = 3  # of rows with the same first source, on average: the last source stays, then moves, then stays
 
 
-def supports(request: Request) -> str | None:
-    graph, score = request.graph, request.score
-    if not isinstance(score, Dot):
-        return "it needs dot-product scores"
-    if request.normalize != "none" or score.softcap is not None:
-        return "it needs dot products as weights, without a normalizer or softcap"
-    if score.edge_key is not None or request.edge_value is not None or request.bias:
-        return "it does not support biases, edge_key or edge_value"
-    if request.dropout or request.return_weights:
-        return "it never computes single weights, so it cannot drop or return them"
-    if type(request.reduce) is not Sum:
-        return "it sums messages, and cannot aggregate them otherwise"
-    if graph.is_explicit:
-        return "the graph is a list of edges, and running sums need a structured graph"
-    if _blocks(graph) is None:
+SERVES = FLOATS | DEVICES | {"Dot", "unnormalized", "sum", "gradient"}
+_WEIGHTS = "it needs dot products as weights, without a normalizer or softcap"
+_SINGLE = "it never computes single weights, so it cannot drop or return them"
+REASONS = {
+    **dict.fromkeys(("softmax", "sigmoid", "softcap"), _WEIGHTS),
+    **dict.fromkeys(("dropout", "return_weights"), _SINGLE),
+    "explicit graph": "the graph is a list of edges, and running sums need a structured graph",
+}
+
+
+def refuses(request: Request) -> str | None:
+    if _blocks(request.graph) is None:
         return "each row must have the same sources as the row before, or one more, as in complete() and causal()"
     return None
 

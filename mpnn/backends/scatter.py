@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum
+from mpnn.backends import edge_list
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.request.request import Request
 from mpnn.request.tables import EmbeddingTable
@@ -18,7 +19,11 @@ NAME = "scatter"
 _NAMES: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min"}
 
 
-def supports(request: Request) -> str | None:
+SERVES = edge_list.SERVES
+REASONS: dict[str, str] = {}
+
+
+def refuses(request: Request) -> str | None:
     if not _installed():
         return "it needs torch-scatter and torch-sparse: pip install --no-build-isolation torch-scatter torch-sparse"
     if type(request.reduce) not in _NAMES:

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import Attention, KeyValue, Terms
+from mpnn.attention import Attention, KeyValue
 from mpnn.graph import Graph
 from mpnn.graph.runs import Runs
 from mpnn.graph.topology import Topology
+from mpnn.request.request import Round
 
 
 class KVCache:
@@ -75,8 +76,8 @@ class KVCache:
 
     def update(
         self, layer: nn.Module, attention: Attention | None, graph: Topology | Graph, x: Tensor, source: Tensor | None
-    ) -> tuple[Graph, Terms]:
-        """Returns the compact graph from cached nodes to the new nodes, and the terms of the layer's attention on it.
+    ) -> Round:
+        """Returns the round over the compact graph from cached nodes to the new nodes.
 
         Args:
             layer: the layer to which the keys and values belong. attention: its attention.
@@ -110,7 +111,7 @@ class KVCache:
         entry.append(key, value, self.length if source is None else num_src)
         entry.seen = stop
         key, value = step.gather(entry.key), step.gather(entry.value)
-        return step.graph, attention.terms(query, key, value, step.graph, step.graph.edge_attr)
+        return attention.terms(query, key, value, step.graph, step.graph.edge_attr)
 
     def _step(self, graph: Graph, start: int, stop: int, num_src: int) -> _Step:
         """The rows of nodes `start` to `stop`, computed once for all layers with the same graph."""

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpnn.attention import Attention, Terms
+from mpnn.attention import Attention
 from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
@@ -110,14 +110,13 @@ class HaloExchange:
         self.leaving = list(owners.place(asked.cpu()).to(device).split(self._sizes))
         assert self._sizes[rank] == 0
 
+    is_local = False
+
     def refusal(self, layer: Layer) -> str | None:
         return None
 
-    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Terms:
+    def round(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Request:
         return attention(dst, self(src), graph, edge_attr)
-
-    def request(self, request: Request, terms: Terms) -> Request:
-        return request
 
     def run(self, request: Request, propagate: Callable[[Request], Any]) -> tuple[Tensor, Tensor | None]:
         return propagate(request)

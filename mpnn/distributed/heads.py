@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpnn.aggregate import Sum
-from mpnn.attention import Attention, Terms
+from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import exchanged
@@ -81,6 +81,8 @@ class HeadsExchange:
         self._dst, self._src = _Rows(dst, graph.device), _Rows(src, graph.device)
         self._own_nodes = own_nodes(graph, self.rank, dst, src)
 
+    is_local = False
+
     def refusal(self, layer: Layer) -> str | None:
         reason = refusal(layer, self._dst.ranks)
         return None if reason is None else f'transport="heads" cannot run this layer: {reason}; take transport="halo"'
@@ -88,12 +90,12 @@ class HeadsExchange:
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         return x
 
-    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Terms:
+    def round(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Request:
         """The terms over the whole graph, with the queries, keys and values of the own nodes."""
         assert isinstance(attention, KeyValue)
-        return attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr)
+        return self._divided(attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr))
 
-    def request(self, request: Request, terms: Terms) -> Request:
+    def _divided(self, request: Request) -> Request:
         """From all heads of the own nodes to the own heads of all nodes."""
         heads = request.heads
         mine = share(heads, self._dst.ranks, self.rank)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Literal
 
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from mpnn.aggregate import Sum
 from mpnn.attention.spec import KeyValue
 from mpnn.graph.sharding import Layer
 from mpnn.request.request import Request
-from mpnn.request.tables import EmbeddingTable
+from mpnn.request.scores import Role
 
 Kind = Literal["dst", "src", "edge", "table", "parameter"]
 """What the rows of a tensor stand for: nodes, edges, types of edges, or none of these."""
@@ -37,25 +36,10 @@ def refusal(layer: Layer) -> str | None:
 def mapped(request: Request, visit: Visit) -> Request:
     """The request with `visit` applied to each of its tensors, in a fixed order. Nodes are dimension -1 - trailing."""
 
-    def per_edge(data: Any, trailing: int) -> Any:
-        if isinstance(data, EmbeddingTable):
-            return replace(data, table=visit(data.table, "table", trailing))
-        return None if data is None else visit(data, "edge", trailing)
 
-    score, fields = cast(Any, request.score), {}
-    for name, data in {} if score is None else vars(score).items():
-        role = score.roles.get(name)
-        if role is None:  # a parameter, such as [H, D]
-            fields[name] = visit(data, "parameter", data.dim()) if isinstance(data, Tensor) and data.dim() else data
-        elif role.of == "edge":
-            fields[name] = per_edge(data, role.trailing)
-        else:
-            fields[name] = visit(data, role.of, role.trailing)
-    return replace(
-        request,
-        value=visit(request.value, "src", 2),
-        score=None if score is None else replace(score, **fields),
-        bias=tuple(per_edge(bias, 1) for bias in request.bias),
-        edge_value=per_edge(request.edge_value, 2),
-        sinks=None if request.sinks is None else visit(request.sinks, "parameter", 1),
-    )
+    def visited(x: Tensor, name: str, role: Role) -> Tensor:
+        if role.of == "none" or (role.of == "parameter" and not x.dim()):
+            return x
+        return visit(x, role.of, x.dim() if role.of == "parameter" else role.trailing)  # type: ignore[arg-type]
+
+    return request.map(visited)

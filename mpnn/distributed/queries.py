@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpnn import ops
-from mpnn.attention import Attention, Terms
+from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import exchanged
@@ -72,13 +72,6 @@ def view_of(graph: Graph, hubs: Tensor, dst: Owners, src: Owners, group: dist.Pr
     return part.graph
 
 
-@dataclass(frozen=True, eq=False)
-class HubTerms(Terms):
-    """Terms, and those of all hubs over the process's own sources."""
-
-    hubs: Terms | None = None
-
-
 @dataclass(eq=False)
 class HubRequest(Request):
     """A request, and that of all hubs over the process's own sources."""
@@ -111,6 +104,8 @@ class QueriesExchange:
         """The bytes that have arrived so far from other processes, in forward passes."""
         return self._halo.received + self._received
 
+    is_local = False
+
     def refusal(self, layer: Layer) -> str | None:
         reason = "hubs do not drop edges" if layer.drops_edges else pieces.refusal(layer)
         return None if reason is None else f'transport="queries" cannot run this layer: {reason}; take transport="halo"'
@@ -118,7 +113,7 @@ class QueriesExchange:
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         return self._halo(x, dim)
 
-    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> HubTerms:
+    def round(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> HubRequest:
         assert isinstance(attention, KeyValue)
         if edge_attr is not graph.edge_attr:
             raise ValueError('with transport="queries" edge_attr is the graph\'s: pass it to graphs.from_edges')
@@ -129,20 +124,15 @@ class QueriesExchange:
         queries = arrived.index_select(0, self._ascending).movedim(0, -3)
         own_key, own_value = (x.index_select(-3, self.own) for x in (key, value))
         hubs = attention.terms(queries, own_key, own_value, self._hubs, self._hubs.edge_attr)
-        return HubTerms(terms.value, terms.score, terms.bias, terms.edge_value, terms.graph, hubs)
-
-    def request(self, request: Request, terms: Terms) -> HubRequest:
-        assert isinstance(terms, HubTerms)
-        assert terms.hubs is not None
-        if request.dropout and request.seed is None:
-            request = replace(request, seed=rng.new_seed(request.value.device))
-        parts = {name: getattr(terms.hubs, name) for name in ("value", "score", "bias", "edge_value")}
-        hubs = replace(request, graph=self._hubs, return_lse=True, **parts)
-        return HubRequest(**vars(request), hubs=hubs)
+        if terms.dropout:
+            seed = rng.new_seed(terms.value.device)
+            terms, hubs = replace(terms, seed=seed), replace(hubs, seed=seed)
+        return HubRequest(**vars(terms), hubs=replace(hubs, return_lse=True))
 
     def run(self, request: HubRequest, propagate: Run) -> tuple[Tensor, None]:
         assert request.hubs is not None
-        out, _ = propagate(request)
+        plain = {name: x for name, x in vars(request).items() if name != "hubs"}
+        out, _ = propagate(Request(**plain))  # `hubs` is a need that no backend serves
         part, lse = propagate(request.hubs)
         assert lse is not None
         rows = torch.cat([part.to(lse.dtype), lse[..., None]], -1).movedim(-3, 0).index_select(0, self._by_owner)

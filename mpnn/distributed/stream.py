@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpnn.attention import Attention, Terms
+from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import all_to_all
@@ -61,6 +61,8 @@ class StreamExchange:
         self._sources[self.rank] = self.own
         self._own_nodes = own_nodes(graph, self.rank, dst, src)
 
+    is_local = False
+
     def refusal(self, layer: Layer) -> str | None:
         reason = pieces.refusal(layer)
         return None if reason is None else f'transport="stream" cannot run this layer: {reason}; take transport="halo"'
@@ -68,13 +70,10 @@ class StreamExchange:
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         return x
 
-    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Terms:
+    def round(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Request:
         """The terms over all edges of the own destinations, with the queries, keys and values of the own nodes."""
         assert isinstance(attention, KeyValue)
         return attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr)
-
-    def request(self, request: Request, terms: Terms) -> Request:
-        return request
 
     def run(self, request: Request, propagate: Run) -> tuple[Tensor, None]:
         if request.dropout and request.seed is None:

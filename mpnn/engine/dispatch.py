@@ -43,7 +43,7 @@ def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]
     Raises:
         ValueError, TypeError: the parts of the request do not fit together, or the named backend refuses it.
     """
-    request = normalize(request)
+    request = normalize(request, backend)
     try:
         chosen = cached_choice(request.graph, backend, request.signature, lambda: request)
     except TypeError:  # an unhashable option: validation has a sentence for it
@@ -77,10 +77,10 @@ def run_by(choice: Choice, request: Request) -> tuple[Tensor, Tensor | None]:
         return choice.backend.run(request)
 
 
-def normalize(request: Request) -> Request:
+def normalize(request: Request, backend: str = "auto") -> Request:
     """The request as backends expect it: with a dropout seed, drawn from torch's default generator unless it has one,
     and with tables looked up per edge where edge types do not follow from node numbers."""
-    request = request.with_tables_per_edge()
+    request = request.lowered(backend).with_tables_per_edge()
     if request.dropout and request.seed is None:
         return replace(request, seed=rng.new_seed(request.value.device))
     return request

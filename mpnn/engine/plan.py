@@ -6,7 +6,7 @@ by name runs, or raises `Refused` with its reason; there is no silent fallback.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from mpnn import html
 from mpnn.backends import Backend, registered
 from mpnn.request import validation
+from mpnn.request.needs import missing
 from mpnn.request.request import Request
 
 Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -77,17 +78,49 @@ def choose(request: Request, backend: str = "auto") -> Backend:
         Refused: if the named backend does not support the request; the message states the reason.
     """
     if backend == "auto":
-        able = [b for b in registered() if b.supports(request) is None]
+        able = [b for b in _serving(request) if b.refuses(request) is None]
+        if not able:
+            raise Refused(f"no backend can run this: {refusal(registered()[-1], request)}")
         return able[0] if len(able) == 1 else min(able, key=lambda b: b.estimate(request).seconds)
     if not isinstance(backend, str):
         raise TypeError(f'backend must be "auto" or the name of one; got {backend!r}')
     named = {b.NAME: b for b in registered()}
     if backend not in named:
         raise ValueError(f"there is no backend {backend!r}; there are auto, {', '.join(named)}")
-    reason = named[backend].supports(request)
+    reason = refusal(named[backend], request)
     if reason is not None:
         raise Refused(f"backend {backend!r} cannot run this: {reason}")
     return named[backend]
+
+
+def refusal(backend: Backend, request: Request, needs: frozenset[str] | None = None) -> str | None:
+    """Why a backend cannot run a request, or None: a need that it does not serve, or what it says of the shapes."""
+    serves, reasons = _serves(backend, request)
+    reason = missing(request.needs if needs is None else needs, serves, reasons)
+    return backend.refuses(request) if reason is None else reason
+
+
+_SERVING: dict[Hashable, tuple[Backend, ...]] = {}
+
+
+def _serving(request: Request) -> tuple[Backend, ...]:
+    """The backends that serve all needs of a request. Needs follow from its signature and two facts of the graph, so
+    a layer over a graph made anew derives them once."""
+    key = registered(), request.graph.is_explicit, request.graph.node_ids is None, request.signature
+    found = _SERVING.get(key)
+    if found is None:
+        if len(_SERVING) >= _MAX_SERVING:
+            _SERVING.clear()
+        needs = request.needs
+        found = _SERVING[key] = tuple(b for b in registered() if not needs - _serves(b, request)[0])
+    return found
+
+
+_MAX_SERVING = 1 << 12
+
+
+def _serves(backend: Backend, request: Request) -> tuple[frozenset[str], dict[str, str]]:
+    return backend.serves(request) if hasattr(backend, "serves") else (backend.SERVES, backend.REASONS)
 
 
 def direct(chosen: Backend, request: Request) -> Direct | None:
@@ -98,10 +131,10 @@ def direct(chosen: Backend, request: Request) -> Direct | None:
 
 def plan(request: Request, backend: str = "auto") -> Plan:
     """The chosen backend, and the estimate or the reason of each candidate."""
-    request = request.with_tables_per_edge()
+    request = request.lowered(backend).with_tables_per_edge()
     candidates = []
     for b in registered():
-        reason = b.supports(request)
+        reason = refusal(b, request)
         seconds, size = b.estimate(request) if reason is None else (float("inf"), float("inf"))
         candidates.append(Candidate(b.NAME, seconds, size, reason))
     candidates.sort(key=lambda c: c.seconds)
@@ -188,3 +221,7 @@ def _scaled(x: float, units: Sequence[str], digits: str) -> str:
             return f"{x:.{digits}} {unit}"
         x /= 1000
     return f"{x:,.{digits}} {units[-1]}"
+
+
+for _backend in registered():  # shim: tests call backend.supports(request) directly, on requests that are not lowered
+    _backend.supports = lambda request, b=_backend: refusal(b, request.lowered(b.NAME))  # type: ignore

@@ -25,7 +25,7 @@ from mpnn.graph.derive import check_form, edge_data, structured
 from mpnn.graph.handles import Handled
 from mpnn.graph.relations import Relation, Table, as_relation
 from mpnn.graph.runs import Ints, Runs, cliques_of
-from mpnn.graph.sharding import Exchange
+from mpnn.graph.sharding import LOCAL, Exchange
 from mpnn.graph.strips import Strips
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Graph(Handled):
         self._memo: dict[Hashable, Any] = {}
         self.edge_ids: Tensor | None = None
         self.order: Tensor | None = None
-        self.exchange: Exchange | None = None
+        self.exchange: Exchange = LOCAL
         self.node_ids: tuple[Tensor, Tensor] | None = None
 
     # ------------------------------------------------------------------------------------------------ constructors

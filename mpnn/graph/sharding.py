@@ -37,6 +37,7 @@ class Exchange(Protocol):
 
     rows: tuple[int, int]
     own: Tensor
+    is_local: bool
 
     def refusal(self, layer: Layer) -> str | None:
         """Why it cannot serve a layer, or None if it can."""
@@ -46,18 +47,38 @@ class Exchange(Protocol):
         """x with the own nodes along `dim` -> the same with all sources of the graph along it."""
         ...
 
-    def terms(self, attention: Any, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Any:
-        """The terms of attention, for features of the own nodes."""
-        ...
-
-    def request(self, request: Any, terms: Any) -> Any:
-        """The request that this process runs, from that with its terms."""
+    def round(self, attention: Any, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Any:
+        """The round that this process runs, for features of the own nodes."""
         ...
 
     def run(self, request: Any, propagate: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
         """The result for the own destinations, [..., own, H, D], and weights if the request returns them; `propagate`
         runs a request on this process."""
         ...
+
+
+class Local:
+    """The exchange of a whole graph: all of it is here."""
+
+    is_local = True
+
+    def refusal(self, layer: Layer) -> str | None:
+        return None
+
+    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
+        return x
+
+    def mine(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+    def round(self, attention: Any, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Any:
+        return attention(dst, src, graph, edge_attr)
+
+    def run(self, request: Any, propagate: Callable[[Any], Any]) -> Any:
+        return propagate(request)
+
+
+LOCAL = Local()
 
 
 class Sharding(Protocol):
@@ -93,7 +114,7 @@ def leave() -> None:
 
 def bind(graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:
     """The graph of a call with so many destinations and sources: bound, and this process's part while sharded."""
-    whole = getattr(graph, "exchange", None) is None
+    whole = getattr(graph, "exchange", LOCAL).is_local
     if whole and (sharding := active()) is not None:
         return sharding.part(graph, num_dst, num_src)
     return graph.bind(num_dst, num_src) if hasattr(graph, "bind") else graph

@@ -11,24 +11,28 @@ frozen dataclasses, because a frozen one takes longer to create than a sum over 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from math import isfinite
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from mpnn.aggregate import SUM, Aggregator
 from mpnn.graph import Graph
-from mpnn.request.scores import Score
+from mpnn.request.needs import needs_of
+from mpnn.request.scores import PARAMETER, Role, Score, lowered
 from mpnn.request.tables import EmbeddingTable, PerEdge
 
+Visit = Callable[[Tensor, str, Role], Tensor]
 NORMALIZERS = ("softmax", "sigmoid", "none")
 
 
 @dataclass(eq=False)
-class Request:
+class Round:
     """One round of message passing, ready to run.
 
     value [..., N_src, H_kv, D]; the result is [..., N_dst, H, D]. Without score and bias every weight is 1. Without
@@ -52,6 +56,14 @@ class Request:
     return_lse: bool = False
     sinks: Tensor | None = None
     head_ids: tuple[int, int] | None = None
+
+    roles: ClassVar = {
+        "value": Role("src", grouped=True),
+        "bias": Role("edge", vectors=False),
+        "edge_value": Role("edge"),
+        "sinks": PARAMETER,
+        "seed": Role("none"),
+    }
 
     @property
     def weighted(self) -> bool:
@@ -79,44 +91,74 @@ class Request:
         """The dtype of the arithmetic: that of the features, or float32 for 16-bit features."""
         return torch.float32 if self.value.dtype in (torch.float16, torch.bfloat16) else self.value.dtype
 
+    def map(self, visit: Visit) -> Round:
+        """The round with `visit(x, name, role)` applied to each of its tensors, and to the table of each of its tables,
+        in a fixed order. A tensor without a role in `roles` is an error: what visits rounds would not know it."""
+        changes = {name: _mapped(visit, name, x, self.roles.get(name)) for name, x in vars(self).items() if _holds(x)}
+        if (score := self.score) is not None:
+            on_score = {
+                name: _mapped(visit, name, x, score.roles.get(name, PARAMETER))
+                for name, x in vars(score).items()
+                if isinstance(x, (Tensor, EmbeddingTable))
+            }
+            changes["score"] = replace(cast(Any, score), **on_score)
+        return replace(self, **changes)
+
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors of the request, for checks of device and gradient."""
-        parts = [self.value, self.edge_value, *self.bias, self.sinks]
-        if self.score is not None:
-            parts += vars(self.score).values()
-        return [_numbers(p) for p in parts if isinstance(p, (Tensor, EmbeddingTable))]
+        """All tensors of the round, for checks of device and gradient."""
+        found = []
+        for x in (*vars(self).values(), *self.bias, *(() if self.score is None else vars(self.score).values())):
+            if isinstance(x, (Tensor, EmbeddingTable)) and x is not self.seed:
+                found.append(_numbers(x))
+        return found
 
     @property
     def signature(self) -> tuple[Hashable, ...]:
-        """All that validation and plans depend on besides the graph: shapes, dtypes, devices and options. It holds no
-        numbers and no object of the caller's, because the graph caches it."""
-        score = () if self.score is None else vars(self.score).values()
-        numbers = (self.value, self.edge_value, self.sinks, *self.bias, *score)
-        dropout = "some" if 0.0 < self.dropout < 1.0 else self.dropout  # an invalid rate gets its own signature
-        returned = self.return_weights, self.return_lse
-        options = (self.normalize, dropout, *returned, torch.is_grad_enabled(), len(self.bias), self.head_ids)
-        reduce = "sum" if self.reduce is SUM else _aggregator_form(self.reduce)
-        return (*map(_form, numbers), *options, cast(Hashable, type(self.score)), reduce)
+        """All that validation and plans depend on besides the graph: the form of every field. It holds no numbers and
+        no object of the caller's, because the graph caches it."""
+        numbers, plain = _readers(type(self))
+        score, dropout = self.score, self.dropout
+        return (
+            *[x if x is None else _form(x) for x in numbers(self)],
+            *plain(self),
+            "some" if 0.0 < dropout < 1.0 else dropout,  # an invalid rate gets its own signature
+            torch.is_grad_enabled(),
+            "sum" if self.reduce is SUM else _aggregator_form(self.reduce),
+            None if score is None else (type(score), *[x if x is None else _form(x) for x in vars(score).values()]),
+        )
 
-    def with_tables_per_edge(self) -> Request:
+    def lowered(self, backend: str = "auto") -> Round:
+        """The request with a score that kernels know, if its own names one; the reference runs the score as it is."""
+        score = self.score if backend == "edge_list" else lowered(self.score)
+        return self if score is self.score else replace(self, score=score)
+
+    def with_tables_per_edge(self) -> Round:
         """The request with tables by relation looked up for each edge if the graph has explicit positions, because
         kernels compute edge types from node numbers. `dispatch.normalize` calls this."""
         if self.graph.positions is None:
             return self
+        return self.map_edges(self._per_edge)
+
+    def map_edges(self, change: Callable[[PerEdge], PerEdge]) -> Round:
+        """The round with its data of edges changed, tables included."""
         score: Any = self.score
         for name, role in () if score is None else score.roles.items():
             if role.of == "edge" and (data := getattr(score, name)) is not None:
-                score = replace(score, **{name: self._per_edge(data)})
-        edge_value = None if self.edge_value is None else self._per_edge(self.edge_value)
-        bias = tuple(map(self._per_edge, self.bias))
-        return replace(self, score=score, bias=bias, edge_value=edge_value)
+                score = replace(score, **{name: change(data)})
+        edge_value = None if self.edge_value is None else change(self.edge_value)
+        return replace(self, score=score, bias=tuple(map(change, self.bias)), edge_value=edge_value)
 
     def _per_edge(self, data: PerEdge) -> PerEdge:
         # a table with too few rows is left for validation to name
         if isinstance(data, EmbeddingTable) and data.relation is not None and len(data.table) >= data.relation.count:
             return data.table.to(self.accumulate_dtype).index_select(0, data.relation.ids(*self.graph.edge_positions()))
         return data
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The features that a backend must serve, see `mpnn.request.needs`."""
+        return needs_of(self)
 
     @property
     def needs_grad(self) -> bool:
@@ -129,18 +171,46 @@ def _numbers(data: PerEdge) -> Tensor:
     return data.table if isinstance(data, EmbeddingTable) else data
 
 
-def _form(x: object) -> Hashable:
+@cache
+def _readers(kind: type[Round]) -> tuple[attrgetter[Any], attrgetter[Any]]:
+    """What reads the fields that hold tensors, and all others that hold plain values."""
+    rest = {"graph", "score", "dropout", "reduce", *kind.roles}
+    return attrgetter(*kind.roles), attrgetter(*(f.name for f in fields(kind) if f.name not in rest))
+
+
+def _holds(x: object) -> bool:
+    return isinstance(x, (Tensor, EmbeddingTable)) or (type(x) is tuple and any(map(_holds, x)))
+
+
+def _mapped(visit: Visit, name: str, x: Any, role: Role | None) -> Any:
+    if role is None:
+        raise TypeError(f"{name} of a round has no role in Round.roles, which says what its tensor is of")
+    if isinstance(x, tuple):
+        return tuple(_mapped(visit, name, y, role) for y in x)
+    if isinstance(x, EmbeddingTable):
+        return replace(x, table=visit(x.table, name, role._replace(of="table")))
+    return visit(x, name, role)
+
+
+def _form(x: Any) -> Hashable:
     if isinstance(x, Tensor):
         return x.shape, x.dtype, x.device, x.requires_grad
+    if isinstance(x, float):
+        return x > 0, isfinite(x)
+    if isinstance(x, tuple):
+        return tuple(map(_form, x)) if x else ()
     if isinstance(x, EmbeddingTable):
         rule = x.relation
         return _form(x.table), rule if rule is None or rule.is_value else (type(rule), rule.count)
     if callable(x):  # an activation, which may be a new object at each call
         return type(x), getattr(x, "__module__", None), getattr(x, "__qualname__", None)
-    return (x > 0, isfinite(x)) if isinstance(x, float) else x
+    return cast(Hashable, x)
 
 
 def _aggregator_form(x: object) -> Hashable:
     """What decides which backends support an aggregator: its type, its declared attributes, and its parts."""
     declared = tuple(getattr(x, name, None) is not None for name in ("combine", "identity", "gradient"))
     return type(x), declared, tuple(map(_aggregator_form, getattr(x, "parts", ())))
+
+
+Request = Round  # for this experiment

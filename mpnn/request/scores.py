@@ -30,7 +30,7 @@ class Role(NamedTuple):
     grouped: heads may share a vector: [..., H_kv, D], with H a multiple of H_kv.
     """
 
-    of: Literal["dst", "src", "edge"]
+    of: Literal["dst", "src", "edge", "table", "parameter", "none"]
     vectors: bool = True
     grouped: bool = False
 
@@ -38,6 +38,9 @@ class Role(NamedTuple):
     def trailing(self) -> int:
         """The number of dimensions after the nodes or edges."""
         return 2 if self.vectors else 1
+
+
+PARAMETER = Role("parameter", vectors=False)
 
 
 class Score(Protocol):
@@ -49,34 +52,14 @@ class Score(Protocol):
 
     Optional methods:
         validate(value): raises ValueError or TypeError if the fields do not fit together, or to the values.
-        fused(): the `Fused` form that row kernels compute. It must equal `logits`. Without it, or if it is None, only
-            `edge_list` runs the score.
+        fused(): an equal `Dot`, `AdditiveScore` or `AdditiveV2Score`, over features that it computes. All backends then
+            run that one; `backend="edge_list"` still runs `logits`. Without it, or if it is None, only `edge_list` does.
     """
 
     @property
     def roles(self) -> Mapping[str, Role]: ...
 
     def logits(self, *args: Any, **features: Any) -> Tensor: ...
-
-
-class Fused(NamedTuple):
-    """A score in a form that row kernels compute on CPU and GPU:
-
-        dot          softcap * tanh(scale * <query_i, key_j + edge_key_ij> / softcap), or without softcap
-        additive     activation(query_i + key_j + edge_key_ij), of numbers [..., H]
-        activated    <vector, activation(query_i + key_j + edge_key_ij)>
-
-    The kernels support the activations LeakyReLU and tanh.
-    """
-
-    kind: Literal["dot", "additive", "activated"]
-    query: Tensor
-    key: Tensor
-    edge_key: PerEdge | None = None
-    vector: Tensor | None = None
-    scale: float = 1.0
-    softcap: float | None = None
-    activation: Activation | None = None
 
 
 @dataclass(eq=False)
@@ -99,9 +82,6 @@ class Dot:
     def logits(self, query: Tensor, key: Tensor, edge_key: Tensor | None) -> Tensor:
         logits = self.scale * (query * (key if edge_key is None else key + edge_key)).sum(-1)
         return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
-
-    def fused(self) -> Fused:
-        return Fused("dot", self.query, self.key, self.edge_key, scale=self.scale, softcap=self.softcap)
 
     def validate(self, value: Tensor) -> None:
         query, key = self.query, self.key
@@ -143,9 +123,6 @@ class AdditiveScore:
     def logits(self, dst: Tensor, src: Tensor, edge: Tensor | None) -> Tensor:
         return self.activation(dst + src if edge is None else dst + src + edge)
 
-    def fused(self) -> Fused:
-        return Fused("additive", self.dst, self.src, self.edge, activation=self.activation)
-
 
 @dataclass(eq=False)
 class AdditiveV2Score:
@@ -167,14 +144,15 @@ class AdditiveV2Score:
         activated = self.activation(dst + src if edge is None else dst + src + edge)
         return (activated * self.vector.to(activated.dtype)).sum(-1)
 
-    def fused(self) -> Fused:
-        return Fused("activated", self.dst, self.src, self.edge, self.vector, activation=self.activation)
+    def validate(self, value: Tensor) -> None:
+        if self.src.shape[-2:] != self.dst.shape[-2:] or self.vector.shape != self.dst.shape[-2:]:
+            shapes = (list(x.shape) for x in (self.dst, self.src, self.vector))
+            raise ValueError("dst, src and vector must have the same heads and width; got {}, {} and {}".format(*shapes))
 
 
-def fused_form(score: Score | None) -> Fused | None:
-    """The form of the score that row kernels compute, or None if it has none."""
-    fused: Callable[[], Fused | None] | None = getattr(score, "fused", None)
-    return None if fused is None else fused()
+def lowered(score: Score | None) -> Score | None:
+    """The score of this library that equals it, if it names one by `fused`; else itself."""
+    return getattr(score, "fused", lambda: None)() or score
 
 
 def slope_of(activation: Activation | None) -> float | str | None:

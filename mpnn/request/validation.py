@@ -14,7 +14,7 @@ from mpnn.aggregate import Sum
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.request.request import NORMALIZERS, Request
-from mpnn.request.scores import Fused, Role, Score, fused_form
+from mpnn.request.scores import Role
 from mpnn.request.tables import EmbeddingTable, PerEdge
 
 
@@ -50,9 +50,6 @@ def request(request: Request) -> None:
             raise ValueError(f"{name} has {heads} heads, and the score has {request.heads}")
     if request.score is not None and hasattr(request.score, "validate"):
         request.score.validate(request.value)
-    fused = fused_form(request.score)
-    if request.score is not None and fused is not None:
-        _fused(request.score, fused, request)
     for name, data, trailing in _on_edges(request):
         _per_edge(name, data, trailing, request)
     if request.sinks is not None:
@@ -264,26 +261,6 @@ def _per_edge(name: str, data: PerEdge, trailing: int, request: Request) -> None
         shape = f"[{rows}, {request.heads}{', D' if trailing == 2 else ''}]"
         what = "edge type" if isinstance(data, EmbeddingTable) else "edge"
         raise ValueError(f"{name} must have shape {shape}, one row for each {what}; got {list(numbers.shape)}")
-
-
-def _fused(score: Score, fused: Fused, request: Request) -> None:
-    """Validates the shapes of a score's fused form, because row kernels do not."""
-    batch, graph, heads = request.batch, request.graph, request.heads
-    width = () if fused.kind == "additive" else fused.query.shape[-1:]
-    key_heads = fused.key.shape[-2] if fused.kind == "dot" else heads
-    if not key_heads or heads % key_heads:
-        key_heads = heads
-    expected = [
-        ("query", fused.query, (*batch, graph.num_dst, heads, *width)),
-        ("key", fused.key, (*batch, graph.num_src, key_heads, *width)),
-    ]
-    if fused.vector is not None:
-        expected.append(("vector", fused.vector, (heads, *width)))
-    for name, x, shape in expected:
-        if x.shape != shape:
-            raise ValueError(
-                f"{name} of the fused {type(score).__name__} must have shape {list(shape)}; got {list(x.shape)}"
-            )
 
 
 def _num_edge_types(table: EmbeddingTable, graph: Graph) -> int:

@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 import mpnn
 from mpnn import MessagePassing, graphs, ops
-from mpnn.attention import DotProduct, Terms
+from mpnn.attention import DotProduct
 from mpnn.backends import BACKENDS
+from mpnn.request.request import Round
 from mpnn.graph.relations import Offset
 from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, Fused, LeakyReLU, Role
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
 from mpnn.request.tables import EmbeddingTable, PerEdge
 
 N, HEADS, WIDTH = 9, 4, 6
@@ -45,8 +46,8 @@ class DistanceAttention(DotProduct):
         super().__init__(dim, heads, **options)
         self.slope = nn.Parameter(torch.zeros(heads))
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Any, edge_attr: Tensor | None = None) -> Terms:
-        return Terms(value, Distance(query, key, self.slope))
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Any, edge_attr: Tensor | None = None) -> Round:
+        return self.round(graph, value, Distance(query, key, self.slope))
 
 
 def features(*shape: int) -> Tensor:
@@ -180,8 +181,8 @@ class Cosine:
     def logits(self, query: Tensor, key: Tensor) -> Tensor:
         return F.cosine_similarity(query, key, dim=-1)
 
-    def fused(self) -> Fused:
-        return Fused("dot", F.normalize(self.query, dim=-1), F.normalize(self.key, dim=-1))
+    def fused(self) -> Dot:
+        return Dot(F.normalize(self.query, dim=-1), F.normalize(self.key, dim=-1), 1.0)
 
 
 def test_a_fused_form_runs_in_csr() -> None:

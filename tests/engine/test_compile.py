@@ -191,10 +191,10 @@ class ByDistance(Attention):
         self.rate = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Any:
-        from mpnn.attention import Terms
+        from mpnn.request.request import Round
 
         j, i = graph.edge_index
-        return Terms(src.unsqueeze(-2), bias=(-self.rate * (i - j).abs()[:, None].to(src.dtype),))
+        return self.round(graph, src.unsqueeze(-2), bias=(-self.rate * (i - j).abs()[:, None].to(src.dtype),))
 
 
 @pytest.mark.parametrize("graph", [graphs.window(2), explicit(9)], ids=["topology", "explicit"])

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
-from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Terms, Typed, degree_weights
+from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed, degree_weights
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
@@ -320,9 +321,9 @@ def test_an_attention_of_ones_own_is_a_bias_for_each_edge() -> None:
     class Distance(Attention):
         """Listens the more, the closer the features."""
 
-        def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+        def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
             j, i = graph.edge_index
-            return Terms(src.unsqueeze(-2), bias=(-(dst[i] - src[j]).square().sum(-1, keepdim=True),))
+            return self.round(graph, src.unsqueeze(-2), bias=(-(dst[i] - src[j]).square().sum(-1, keepdim=True),))
 
     graph, x = graphs.from_edges(torch.tensor([[2, 0, 1, 2], [1, 1, 0, 2]]), 3), rand(3, DIM)
     out = MessagePassing(graph, "sum", None, Distance())(x)

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
 from mpnn.aggregate import NAMED
-from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Terms, Typed
+from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.position import EdgeBias, Table
 from mpnn.update import GRU, MLP, Activate, Add, Concat, FeedForward, PreNorm
@@ -217,8 +218,8 @@ def test_dropped_edges_follow_the_seed_and_stay_in_evaluation() -> None:
 class Unweighted(Attention):
     """Has no scores for its softmax to be taken of."""
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        return Terms(src.unsqueeze(-2))
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        return self.round(graph, src.unsqueeze(-2))
 
 
 @pytest.mark.parametrize(
@@ -252,8 +253,8 @@ class Echo(Attention):
 
     normalize = "none"
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
-        return Terms(src.unsqueeze(-2), bias=(edge_attr[:, None],))
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        return self.round(graph, src.unsqueeze(-2), bias=(edge_attr[:, None],))
 
 
 def test_edge_attributes_stay_with_the_edges_left() -> None:

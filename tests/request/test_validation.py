@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mpnn import MessagePassing, graphs, ops, position
-from mpnn.attention import Additive, AdditiveV2, Attention, DotProduct, Terms, Typed
+from mpnn.attention import Additive, AdditiveV2, Attention, DotProduct, Typed
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.request.request import Request
@@ -431,7 +432,7 @@ class Own(Attention):
         super().__init__()
         self.gives = gives
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         return self.gives(src, graph)  # type: ignore[return-value]
 
 
@@ -440,22 +441,22 @@ class Own(Attention):
     [
         (lambda src, graph: src, TypeError, "forward of an attention must return Terms; Own returned Tensor"),
         (
-            lambda src, graph: Terms(src),
+            lambda src, graph: Round(graph, src),
             ValueError,
             "value is [..., N_src, H, D]; got [3, 2]: for one head, value.unsqueeze(-2)",
         ),
         (
-            lambda src, graph: Terms(src.unsqueeze(-2), bias=(torch.ones(graph.num_edges),)),
+            lambda src, graph: Round(graph, src.unsqueeze(-2), bias=(torch.ones(graph.num_edges),)),
             ValueError,
             "a bias is [..., E, H]; got [6]: for one head, bias[:, None]",
         ),
         (
-            lambda src, graph: Terms(src.unsqueeze(-2), bias=torch.ones(graph.num_edges, 1)),
+            lambda src, graph: Round(graph, src.unsqueeze(-2), bias=torch.ones(graph.num_edges, 1)),
             TypeError,
             "bias is a tuple, bias=(numbers,); got Tensor",
         ),
         (
-            lambda src, graph: Terms(src.unsqueeze(-2), src @ src.mT),
+            lambda src, graph: Round(graph, src.unsqueeze(-2), src @ src.mT),
             TypeError,
             "score must be a dataclass with `roles` and `logits`, as mpnn.request.scores.Dot; got Tensor: pass logits",
         ),

@@ -31,7 +31,7 @@ from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.request.request import Request
-from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, Fused, LeakyReLU, Role
+from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
 from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
 
 PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
@@ -175,8 +175,8 @@ class Product(Distance):
     def logits(self, query: Tensor, key: Tensor) -> Tensor:
         return (query * key).sum(-1)
 
-    def fused(self) -> Fused:
-        return Fused("dot", self.query, self.key)
+    def fused(self) -> Dot:
+        return Dot(self.query, self.key, 1.0)
 
 
 def own_score(graph: Graph, score: type[Distance]) -> Request:

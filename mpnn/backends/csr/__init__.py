@@ -19,11 +19,15 @@ _HALVES: dict[str, tuple[ModuleType, ModuleType]] = {
 }
 
 
-def supports(request: Request) -> str | None:
-    device = request.value.device.type
-    if device not in _HALVES:
-        return f"its kernels are for {' and '.join(_HALVES)}, and the features are on {device}"
-    reason: str | None = _half(request).supports(request)
+def serves(request: Request) -> tuple[frozenset[str], dict[str, str]]:
+    if request.value.device.type not in _HALVES:
+        return frozenset(), {}
+    half = _half(request)
+    return half.SERVES, half.REASONS
+
+
+def refuses(request: Request) -> str | None:
+    reason: str | None = _half(request).refuses(request)
     return reason
 
 

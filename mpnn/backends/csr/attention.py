@@ -23,32 +23,35 @@ from mpnn.kernels.row_attention import LANES, Spec, Tensors
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.request import rng
+from mpnn.request.needs import FLOATS, NORMALIZED, on_edges
 from mpnn.request.request import Request
-from mpnn.request.scores import Activation, fused_form, slope_of
+from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, slope_of
 from mpnn.request.tables import EmbeddingTable, PerEdge
 
 _BEYOND_CACHE = 1 << 24  # bytes of features
-KINDS = {"dot": DOT, "additive": ADDITIVE, "activated": ACTIVATED}
+KINDS: dict[type, int] = {type(None): CONSTANT, Dot: DOT, AdditiveScore: ADDITIVE, AdditiveV2Score: ACTIVATED}
+_COSTS = {CONSTANT: "biased", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "activated"}
 
 
-def supports(request: Request) -> str | None:
+SERVES = (
+    FLOATS | NORMALIZED | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value") | on_edges("edge")
+    | {"cpu", "no score", "Dot", "AdditiveScore", "AdditiveV2Score", "softcap", "sum", "mean", "sinks", "dropout",
+       "head_ids", "node_ids", "return_weights", "return_lse", "explicit graph", "gradient"}
+)  # fmt: skip
+REASONS: dict[str, str] = {}
+
+
+def refuses(request: Request) -> str | None:
     score, value = request.score, request.value
     if (why := library.why_missing()) is not None:
         return why
-    if not value.is_floating_point():
-        return f"it has no kernels for {value.dtype}"
-    if type(request.reduce) not in (Sum, Mean):
-        return "its attention sums messages or takes their mean, and cannot aggregate them otherwise"
-    fused = fused_form(score)
-    if score is not None and fused is None:
-        return f"it has no kernel for {type(score).__name__}"
     if request.heads == 0:
         return "there is no head to compute"
-    if fused and slope_of(fused.activation) is None:
-        return f"its additive scores support LeakyReLU and tanh, and it cannot compile {_name_of(fused.activation)}"
     vectors = [("edge_value", request.edge_value, value.shape[-1])]
-    if fused and fused.kind != "additive":
-        vectors.append(("edge_key" if fused.kind == "dot" else "edge", fused.edge_key, fused.query.shape[-1]))
+    if isinstance(score, Dot):
+        vectors.append(("edge_key", score.edge_key, score.query.shape[-1]))
+    elif isinstance(score, AdditiveV2Score):
+        vectors.append(("edge", score.edge, score.dst.shape[-1]))
     for name, data, width in vectors:
         numbers = None if data is None else _numbers(data)
         if numbers is not None and numbers.shape[-1] != width:
@@ -60,13 +63,12 @@ def supports(request: Request) -> str | None:
 
 def counts(request: Request) -> dict[str, float]:
     """Edges, edges times heads, and the components that each edge gathers from its two ends."""
-    graph, batch, fused = request.graph, request.batch.numel(), fused_form(request.score)
+    graph, batch, kind = request.graph, request.batch.numel(), _COSTS[KINDS[type(request.score)]]
     width = request.heads * request.value.shape[-1]
     edges = float(graph.num_edges * batch)
-    gathered = edges * width * (2 if fused and fused.kind != "additive" else 1)
+    gathered = edges * width * (2 if kind in ("dot", "activated") else 1)
     # features that exceed the cache are read from memory for each edge
     far = max(graph.num_dst, graph.num_src) * width * (torch.finfo(request.accumulate_dtype).bits // 8) > _BEYOND_CACHE
-    kind = fused.kind if fused else "biased"
     operations = {f"{kind} call": 1.0, "scored edge": edges, f"{kind} head": edges * request.heads}
     operations |= {
         "far gathered number" if far else "gathered number": gathered,
@@ -74,7 +76,7 @@ def counts(request: Request) -> dict[str, float]:
     }
     if kind == "activated":
         operations["activated number"] = edges * width
-    added = (request.edge_value, fused.edge_key if fused and kind == "dot" else None)
+    added = (request.edge_value, request.score.edge_key if isinstance(request.score, Dot) else None)
     if vectors := sum(vector is not None for vector in added):
         operations["vector number"] = edges * width * vectors
     if request.dropout:
@@ -94,20 +96,19 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     graph, dtype = request.graph, request.accumulate_dtype
     bias, table = _biases(request)
     query = key = vector = edge_key = edge_term = None
-    kind, scale, softcap = CONSTANT, 1.0, 0.0
+    scale, softcap = 1.0, 0.0
     slope: Any = 1.0
-    fused = fused_form(request.score)
-    if fused is not None:
-        kind, scale, softcap, pad = KINDS[fused.kind], fused.scale, fused.softcap or 0.0, fused.kind != "additive"
-        query, key = (_pad(x, dtype) if pad else x.to(dtype) for x in (fused.query, fused.key))
-        edge = fused.edge_key
-        if isinstance(edge, EmbeddingTable) and fused.kind != "dot":
-            edge = _expand(edge, graph)
-        edge_key, edge_term = (edge, None) if pad else (None, edge)
-        vector = None if fused.vector is None else _pad(fused.vector, dtype)
-        slope = slope_of(fused.activation)
-    elif request.weighted:
-        scale = 0.0  # the logits are the biases
+    match request.score:
+        case Dot(query, key, scale, edge_key, cap):
+            query, key, softcap = _pad(query, dtype), _pad(key, dtype), cap or 0.0
+        case AdditiveScore(query, key, activation, edge):
+            query, key, slope = query.to(dtype), key.to(dtype), slope_of(activation)
+            edge_term = _expand(edge, graph)
+        case AdditiveV2Score(query, key, vector, activation, edge):
+            query, key, vector, slope = *(_pad(x, dtype) for x in (query, key, vector)), slope_of(activation)
+            edge_key = _expand(edge, graph)
+        case None if request.weighted:
+            scale = 0.0  # the logits are the biases
     tanh = slope == "tanh"
     on_edges: dict[str, PerEdge | None] = {
         "edge_key": edge_key, "edge_value": request.edge_value, "edge_term": edge_term, "bias": bias, "table": table
@@ -117,7 +118,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         partial(edges.by_source_with_slots, graph),
         {name: edges.edge_types(graph, x) for name, x in on_edges.items() if isinstance(x, EmbeddingTable)},
         request.heads,
-        kind,
+        KINDS[type(request.score)],
         NORMALIZERS[request.normalize if request.weighted else "none"],
         scale,
         softcap,
@@ -153,9 +154,9 @@ def _biases(request: Request) -> tuple[Tensor | None, EmbeddingTable | None]:
     return sum(tensors[1:], tensors[0]) if tensors else None, tables[0] if tables else None
 
 
-def _expand(data: EmbeddingTable, graph: Graph) -> Tensor:
+def _expand(data: PerEdge | None, graph: Graph) -> Tensor | None:
     """A table by edge type as a tensor with a row for each edge, in the caller's order."""
-    return graph.csr.to_caller(data.table.index_select(0, data.ids(graph)))
+    return data if not isinstance(data, EmbeddingTable) else graph.csr.to_caller(data.table.index_select(0, data.ids(graph)))
 
 
 def _numbers(data: PerEdge) -> Tensor:

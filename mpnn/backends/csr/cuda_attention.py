@@ -17,18 +17,17 @@ from mpnn.backends.csr import attention, on_device
 from mpnn.kernels.row_spec import CONSTANT, NORMALIZERS
 from mpnn.request import rng
 from mpnn.request.request import Request
-from mpnn.request.scores import fused_form, slope_of
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 from mpnn.request.tables import PerEdge
 
 
-def supports(request: Request) -> str | None:
-    if request.sinks is not None:
-        return "on CUDA it does not support sinks"
-    if request.return_lse:
-        return "on CUDA it does not return lse"
-    if request.dropout and request.graph.node_ids is not None:
-        return "on CUDA its dropout hashes the numbers of nodes in the part, not in the whole graph"
-    return attention.supports(request) or on_device.unavailable(request)
+SERVES = (attention.SERVES | {"cuda"}) - {"cpu", "sinks", "return_lse", "node_ids"}
+REASONS = {"sinks": "on CUDA it does not support sinks", "return_lse": "on CUDA it does not return lse",
+    "node_ids": "on CUDA its dropout hashes the numbers of nodes in the part, not in the whole graph"}  # fmt: skip
+
+
+def refuses(request: Request) -> str | None:
+    return attention.refuses(request) or on_device.unavailable(request)
 
 
 def counts(request: Request) -> Counts:
@@ -90,25 +89,26 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
 def _score(request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors of nodes and of the score as fields of `Given`, and the options of the score as fields of `Spec`."""
     value, heads = _entries(request.value, request), request.heads
-    score = fused_form(request.score)
-    if score is None:
-        return {"value": value}, {"kind": CONSTANT, "scale": 0.0 if request.weighted else 1.0}
-    slope = slope_of(score.activation)
-    options: dict[str, Any] = {
-        "kind": attention.KINDS[score.kind],
-        "scale": score.scale,
-        "softcap": score.softcap or 0.0,
-    }
-    options |= {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
-    ends = score.query, score.key
-    query, key = (_entries(x if score.kind != "additive" else x[..., None], request) for x in ends)
+    kind, options, vector = attention.KINDS[type(request.score)], {}, None
+    match request.score:
+        case Dot(query, key, scale, edge, softcap):
+            options = {"scale": scale, "softcap": softcap or 0.0}
+        case AdditiveScore(query, key, activation, edge):
+            query, key, slope = query[..., None], key[..., None], slope_of(activation)
+            options = {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
+        case AdditiveV2Score(query, key, vector, activation, edge):
+            slope = slope_of(activation)
+            options = {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
+        case _:
+            return {"value": value}, {"kind": kind, "scale": 0.0 if request.weighted else 1.0}
+    query, key, options["kind"] = _entries(query, request), _entries(key, request), kind
     if key.shape[2] != value.shape[2]:  # the kernel groups both or neither
         key, value = _repeat(key, heads), _repeat(value, heads)
-    features = {"value": value, "query": query, "key": key, "vector": score.vector}
-    if score.edge_key is not None and score.kind == "additive":
-        features["edge_key"] = on_device.per_edge(on_device.numbers(score.edge_key, request), heads, request)
-    elif score.edge_key is not None:
-        features["edge_key"], options["key_types"] = _vectors(score.edge_key, request)
+    features = {"value": value, "query": query, "key": key, "vector": vector}
+    if edge is not None and isinstance(request.score, AdditiveScore):
+        features["edge_key"] = on_device.per_edge(on_device.numbers(edge, request), heads, request)
+    elif edge is not None:
+        features["edge_key"], options["key_types"] = _vectors(edge, request)
     return features, options
 
 

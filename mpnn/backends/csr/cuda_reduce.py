@@ -7,17 +7,20 @@ from typing import Any
 from torch import Tensor
 
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
-from mpnn.backends.csr import on_device
+from mpnn.backends.csr import on_device, reduce
 from mpnn.backends.csr.reduce import KINDS, leaves_of, reduce_parts
 from mpnn.request.request import Request
 
 _TOGETHER = 1024  # most components of all heads that run as one head if there are no weights
 
 
-def supports(request: Request) -> str | None:
-    other = [type(leaf).__name__ for leaf in leaves_of(request.reduce) if type(leaf) not in KINDS]
-    if other:
-        return f"on CUDA it runs {', '.join(KINDS.values())} and compositions of them, and not {other[0]}"
+SERVES = (reduce.SERVES | {"cuda"}) - {"cpu", "own aggregate"}
+REASONS = {
+    "own aggregate": f"on CUDA it runs {', '.join(KINDS.values())} and compositions of them, and not a user's own"
+}
+
+
+def refuses(request: Request) -> str | None:
     return on_device.unavailable(request)
 
 

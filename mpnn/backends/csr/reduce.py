@@ -21,6 +21,7 @@ from mpnn.graph import Graph
 from mpnn.kernels import combine
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_reduce import Associative, RowReduce
+from mpnn.request.needs import AGGREGATES, FLOATS, on_edges
 from mpnn.request.request import Request
 from mpnn.request.tables import EmbeddingTable
 
@@ -35,12 +36,15 @@ def is_plain(request: Request) -> bool:
     return unscored and not request.dropout and not request.return_weights
 
 
-def supports(request: Request) -> str | None:
-    value = request.value
+SERVES = FLOATS | AGGREGATES | on_edges("bias") | {
+    "cpu", "no score", "unnormalized", "own aggregate", "aggregate of parts", "explicit graph", "gradient"
+}  # fmt: skip
+REASONS: dict[str, str] = {}
+
+
+def refuses(request: Request) -> str | None:
     if (why := library.why_missing()) is not None:
         return why
-    if not value.is_floating_point():
-        return f"it has no kernels for {value.dtype}"
     if max(request.graph.num_dst, request.graph.num_src) >= 2**31:
         return "it numbers nodes with 32 bits"
     # `needs_grad` takes as long as all other checks, and decides for a user's own aggregators only

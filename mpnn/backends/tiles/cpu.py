@@ -18,16 +18,27 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
 from mpnn.request import rng
+from mpnn.request.needs import FLOATS, on_edges
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
 from mpnn.request.tables import EmbeddingTable, PerEdge
 
 
-def supports(request: Request) -> str | None:
-    graph = request.graph
+SERVES = FLOATS | on_edges("bias") | {
+    "cpu", "Dot", "softmax", "softcap", "sum", "sinks", "dropout", "head_ids", "node_ids", "return_lse", "gradient"
+}  # fmt: skip
+_FOR_PAIRS = "edge_key and edge_value would be materialized for all pairs"
+REASONS = {
+    "explicit graph": "the graph is a list of edges, without runs that fill tiles",
+    **dict.fromkeys(on_edges("edge_key") | on_edges("edge_value"), _FOR_PAIRS),
+    "return_weights": "it does not materialize weights",
+}
+
+
+def refuses(request: Request) -> str | None:
     if (reason := library.why_missing()) is not None:
         return reason
-    if graph.has_scattered_cliques:
+    if request.graph.has_scattered_cliques:
         return "the nodes of its cliques are not contiguous; cliques run faster as a batch"
     return None
 

@@ -11,28 +11,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
-from mpnn.backends.tiles.bias import by_offset, table
+from mpnn.backends.tiles import cpu
+from mpnn.backends.tiles.bias import table
 from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask, count_blocks
 from mpnn.graph.runs import Runs
 from mpnn.kernels import flex
+from mpnn.request.needs import on_edges
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
 
 _LEAST_WIDTH = 16  # of a head, the least operand of a tensor core
 
 
-def supports(request: Request) -> str | None:
-    if request.value.dtype == torch.float64:
-        return "FlexAttention has no float64"
-    if request.sinks is not None:
-        return "on CUDA it does not support sinks"
-    if request.return_lse:
-        return "on CUDA it does not return lse"
-    if request.dropout:
-        return "FlexAttention has no dropout of weights"
-    if not all(map(by_offset, request.bias)):
-        return "on CUDA it supports only biases by offset j - i"
+SERVES = (cpu.SERVES | {"cuda"}) - on_edges("bias") - {
+    "cpu", "float64", "sinks", "return_lse", "dropout", "head_ids", "node_ids"
+} | {"bias by Offset"}  # fmt: skip
+REASONS = cpu.REASONS | {
+    "float64": "FlexAttention has no float64",
+    "dropout": "FlexAttention has no dropout of weights",
+    **dict.fromkeys(on_edges("bias"), "on CUDA it supports only biases by offset j - i"),
+}
+
+
+def refuses(request: Request) -> str | None:
     if not request.graph.num_edges:
         return "the graph has no edges"
     if (most := request.graph.structure.most_runs) > flex.MOST_RUNS:

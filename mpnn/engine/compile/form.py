@@ -63,10 +63,9 @@ class Form(NamedTuple):
     slots: tuple[str, ...]
     numbers: tuple[str, ...]
     objects: tuple[tuple[str, str], ...]
-    normalize: str
+    options: tuple[tuple[str, Any], ...]
     reduce: str
     reduced: tuple[int, int] | None
-    return_weights: bool
 
 
 # ---------------------------------------------------------------------------------------------------- while tracing
@@ -75,12 +74,16 @@ class Form(NamedTuple):
 def flatten(request: Request, backend: str) -> Call:
     """Flattens a request to a call. Sizes may be symbols."""
     graph, score, parts = cast(Outline, request.graph), request.score, _Parts()
-    parts.add("value", request.value)
-    parts.add("seed", request.seed)
-    for bias in request.bias:
-        parts.add("bias", bias, True)
-    parts.add("edge_value", request.edge_value, True)
-    parts.add("sinks", request.sinks)
+    options: list[tuple[str, Any]] = []
+    for name in _fields(type(request)):
+        data = getattr(request, name)
+        if isinstance(data, (Tensor, EmbeddingTable)):
+            parts.add(name, data, request.roles[name].of == "edge")
+        elif name == "bias":
+            for bias in data:
+                parts.add(name, bias, True)
+        elif name not in _APART and data is not None:
+            options.append((name, data))
     if score is not None:
         parts.add_score(score)
     reduce, reduced = parts.named("reduce", request.reduce), None
@@ -97,10 +100,9 @@ def flatten(request: Request, backend: str) -> Call:
         tuple(parts.slots),
         tuple(parts.numbers),
         tuple(parts.objects),
-        request.normalize,
+        tuple(options),
         reduce,
         reduced,
-        request.return_weights,
     )
     num_edges = graph.num_edges if request.return_weights or parts.per_edge else 0
     return Call(
@@ -111,6 +113,9 @@ def flatten(request: Request, backend: str) -> Call:
         [request.dropout, *parts.numbers.values()],
         [torch.is_grad_enabled() and t.requires_grad for t in parts.tensors],
     )
+
+
+_APART = ("graph", "score", "bias", "reduce", "dropout")
 
 
 class _Parts:
@@ -270,19 +275,10 @@ def unflatten(call: Call, graph: Graph) -> Request:
             bias.append(data)
         else:
             parts[name] = data
-    return Request(
-        graph,
-        parts["value"],
-        _score(form, parts, call.numbers[1:]),
-        tuple(bias),
-        parts.get("edge_value"),
-        form.normalize,
-        call.numbers[0],
-        parts.get("seed"),
-        aggregator(_object(form.reduce)),
-        form.return_weights,
-        sinks=parts.get("sinks"),
-    )
+    tensors = {name: x for name, x in parts.items() if name[0] != "=" and not name.startswith("score_")}
+    score, reduce = _score(form, parts, call.numbers[1:]), aggregator(_object(form.reduce))
+    apart: dict[str, Any] = {"score": score, "bias": tuple(bias), "dropout": call.numbers[0], "reduce": reduce}
+    return Request(graph, **tensors, **dict(form.options), **apart)
 
 
 def _relation(name: str, clips: Iterator[int]) -> Relation | None:

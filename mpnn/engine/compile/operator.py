@@ -29,8 +29,8 @@ from mpnn.request.request import Request
 
 def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """As `mpnn.engine.dispatch.run`, recorded in the traced program."""
-    out, weights, _ = torch.ops.mpnn.run(*flatten(dispatch.normalize(request), backend))
-    return out, weights if request.return_weights else None
+    out, weights, _ = torch.ops.mpnn.run(*flatten(dispatch.normalize(request, backend), backend))
+    return out, weights if request.return_weights or request.return_lse else None
 
 
 # ---------------------------------------------------------------------------------------------------- forward
@@ -56,7 +56,8 @@ def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     validation.request(request)
     heads, width = form.reduced or (request.heads, value.shape[-1])
     out = value.new_empty(*request.batch, call.sizes[0], heads, width)
-    weights_shape = (*request.batch, call.sizes[2], request.heads) if form.return_weights else (0,)
+    rows = call.sizes[0] if request.return_lse else call.sizes[2]
+    weights_shape = (*request.batch, rows, request.heads) if request.return_weights or request.return_lse else (0,)
     return out, value.new_empty(weights_shape), torch.empty((), dtype=torch.int64)
 
 

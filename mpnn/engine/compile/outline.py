@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mpnn.graph import Graph
 from mpnn.graph.relations import Relation
+from mpnn.graph.sharding import LOCAL
 from mpnn.graph.topology import Topology
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,7 +50,7 @@ class Outline:
 
     node_positions, edge_positions = Graph.node_positions, Graph.edge_positions
     edge_type_rule: Relation | None = None  # looked up in the graph when sizes are known
-    exchange = node_ids = None  # parts of graphs are not traced
+    exchange, node_ids = LOCAL, None  # parts of graphs are not traced
 
     @property
     def relation(self) -> Relation | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import DotProduct, Terms
+from mpnn.attention import DotProduct
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import edges_into
@@ -133,13 +134,13 @@ class EdgeScaled(HeadsOf):
     `mpnn.attention.EdgeMessage`.
     """
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         if self.to_edge is None or edge_attr is None:
             raise ValueError("EdgeScaled needs edge_dim, and edge_attr from the call or the graph")
         key, value = (x.index_select(-3, graph.edge_index[0]) for x in (key, value))
         edge_key = key * self.to_edge(edge_attr).unflatten(-1, (self.heads, -1))
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
-        return Terms(value, Dot(query, edge_key, self.scale), graph=into)
+        return self.round(into, value, Dot(query, edge_key, self.scale))
 
 
 KINDS = {"add": HeadsOf, "weigh": EdgeScaled}

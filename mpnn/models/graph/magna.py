@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import Attention, Terms
+from mpnn.attention import Attention
 from mpnn.dropout import Dropout
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
@@ -120,10 +121,10 @@ class MagnaAttention(Attention):
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return validation.takes(self.to_dst), validation.takes(self.to_src)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
         dst_term, src_term = self._term(self.to_dst(dst), self.by_dst), self._term(self.to_src(src), self.by_src)
-        return Terms(value, AdditiveScore(dst_term, src_term, self.activation, self._edge_term(graph)))
+        return self.round(graph, value, AdditiveScore(dst_term, src_term, self.activation, self._edge_term(graph)))
 
     def merge(self, out: Tensor) -> Tensor:
         return self.to_out(out.flatten(-2))

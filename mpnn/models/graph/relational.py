@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.attention import Attention, Terms
+from mpnn.attention import Attention
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
@@ -116,12 +117,12 @@ class OwnMaps(Attention):
             if self.bias is not None:
                 self.bias.uniform_(-1, 1).mul_(bound[:, None])
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         nodes, max_degree = self.weight.shape[:2]
         validation.fits("OwnMaps", "x" if dst is src else "source", src, (self.weight.shape[2], self.weight.dtype))
         if (graph.num_dst, graph.num_edges) != (nodes, self.edges):
             raise ValueError(f"OwnMaps has maps for {self.edges} edges into {nodes} nodes; the graph is {graph}")
-        return Terms(src.unsqueeze(-2), graph=graph.derive(_one_dst_per_edge, max_degree, num_dst=nodes * max_degree))
+        return self.round(graph.derive(_one_dst_per_edge, max_degree, num_dst=nodes * max_degree), src.unsqueeze(-2))
 
     def merge(self, out: Tensor) -> Tensor:
         sources = out.squeeze(-2).unflatten(-2, self.weight.shape[:2])  # [..., N, max_degree, in_dim]

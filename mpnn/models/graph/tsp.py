@@ -16,9 +16,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import Attention, DotProduct, Terms
+from mpnn.attention import Attention, DotProduct
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.selection import select_in_order
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graphs import causal, complete, identity
 from mpnn.message_passing import MessagePassing
@@ -174,10 +175,10 @@ class Pointer(Attention):
         super().__init__()
         self.clip = clip
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         query, key = dst.unsqueeze(-2), src.unsqueeze(-2)
         # a softcap c computes c * tanh(score / c), so the scale includes c
-        return Terms(key, Dot(query, key, self.clip * key.shape[-1] ** -0.5, softcap=self.clip))
+        return self.round(graph, key, Dot(query, key, self.clip * key.shape[-1] ** -0.5, softcap=self.clip))
 
 
 def tour_length(cities: Tensor, tours: Tensor) -> Tensor:

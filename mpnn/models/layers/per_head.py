@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.attention import DotProduct, Terms
+from mpnn.attention import DotProduct
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.request.scores import Dot
 
@@ -20,7 +21,7 @@ from mpnn.request.scores import Dot
 class PerHead(DotProduct):
     """`DotProduct` in which head h uses only the edges of type h. Without edge types, all heads use all edges."""
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         terms = super().terms(query, key, value, graph, edge_attr)
         return heads_to_nodes(terms, graph, self.heads) if graph.has_edge_types else terms
 
@@ -49,7 +50,7 @@ class SharedKey(PerHead):
         return self.to_query(x).unflatten(-1, (self.heads, -1))
 
 
-def heads_to_nodes(terms: Terms, graph: Graph, heads: int) -> Terms:
+def heads_to_nodes(terms: Round, graph: Graph, heads: int) -> Round:
     """Returns the terms with heads as nodes: query, key and value [..., N, H, D] become [..., H * N, 1, D]."""
     score = terms.score
     if not isinstance(score, Dot) or score.edge_key is not None or terms.bias or terms.edge_value is not None:
@@ -58,7 +59,7 @@ def heads_to_nodes(terms: Terms, graph: Graph, heads: int) -> Terms:
         raise ValueError(f"per-head graphs need as many key and value heads as query heads; expected {heads} of each")
     score = replace(score, query=_as_nodes(score.query), key=_as_nodes(score.key))
     head_graph = graph.derive(_graph_of_heads, heads, num_dst=graph.num_dst * heads, num_src=graph.num_src * heads)
-    return Terms(_as_nodes(terms.value), score, graph=head_graph)
+    return replace(terms, graph=head_graph, value=_as_nodes(terms.value), score=score)
 
 
 def nodes_to_heads(out: Tensor, heads: int) -> Tensor:

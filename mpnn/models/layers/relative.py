@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import DotProduct, Terms
+from mpnn.attention import DotProduct
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.models.layers.positions import sinusoid
@@ -83,7 +84,7 @@ class RelativeDotProduct(DotProduct):
         self.by_segment = nn.Parameter(torch.zeros(heads, self.head_dim)) if segments else None
         self.segment = nn.Parameter(torch.randn(2, heads, self.head_dim) * 0.02) if segments else None
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         terms = super().terms(query, key, value, graph, edge_attr)
         assert isinstance(terms.score, Dot)
         relation = graph.relation if isinstance(graph.relation, PositionOffset) else Offset(_max_offset(graph))

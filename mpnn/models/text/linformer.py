@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import Attention, Terms
+from mpnn.attention import Attention
+from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
@@ -60,7 +61,7 @@ class Linformer(Attention):
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return validation.takes(self.to_query), validation.takes(self.to_key)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         landmarks, length = self.mix_keys.shape
         if not graph.runs.is_complete:
             raise ValueError(f"Linformer's landmarks mix all sources, so it needs complete(); got {graph}")
@@ -72,7 +73,7 @@ class Linformer(Attention):
         )
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))
         from_landmarks = COMPLETE.bind(graph.num_dst, landmarks).to(graph.device)
-        return Terms(value, Dot(query, key, self.head_dim**-0.5), graph=from_landmarks)
+        return self.round(from_landmarks, value, Dot(query, key, self.head_dim**-0.5))
 
     def merge(self, out: Tensor) -> Tensor:
         return self.to_out(out.flatten(-2))
