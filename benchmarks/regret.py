@@ -22,6 +22,7 @@ import torch
 from benchmarks.requests import KINDS, draw
 from mpnn.backends import BACKENDS
 from mpnn.backends.backend import Backend
+from mpnn.engine.plan import refusal as why_not
 from mpnn.request.request import Request
 
 DOUBTFUL = 1.1
@@ -85,7 +86,7 @@ def choice(request: Request, names: Iterable[str]) -> str:
 
 def candidates(request: Request) -> list[Backend]:
     """All backends that support the request, but those estimated to be `_HOPELESS`."""
-    estimates = {b.NAME: b.estimate(request).seconds for b in BACKENDS if b.supports(request) is None}
+    estimates = {b.NAME: b.estimate(request).seconds for b in BACKENDS if why_not(b, request) is None}
     return [b for b in BACKENDS if estimates.get(b.NAME, float("inf")) < _HOPELESS * min(estimates.values())]
 
 

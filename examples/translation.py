@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from mpnn import graphs
-from mpnn.request.request import Round
 from mpnn.attention.spec import KeyValue
 from mpnn.data import multi30k
 from mpnn.graph import Graph
 from mpnn.models import Seq2Seq, Transformer, TransformerConfig
+from mpnn.request.request import Round
 from mpnn.request.scores import Dot
 from mpnn.train.loop import Settings, fit, warm_cosine
 
@@ -73,7 +73,7 @@ class Luong(KeyValue):
         return query.unsqueeze(-2), src.unsqueeze(-2), src.unsqueeze(-2)
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        return self.round(graph, value, Dot(query, key, 1.0))
+        return Round(graph, value, Dot(query, key, 1.0))
 
 
 def build(name: str) -> Seq2Seq | Transformer:

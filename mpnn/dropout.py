@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn.graph import Graph, transforms
 from mpnn.graph.sharding import active
 from mpnn.kernels.cpu import library
 from mpnn.kernels.feature_dropout import FeatureDropout
@@ -59,6 +60,21 @@ def _by_hash(x: Tensor, p: float, numbers: Tensor) -> Tensor:
     components = torch.arange(x.shape[-1], device=x.device)
     keep = rng.keep(seed, entries, numbers.to(x.device)[:, None], components, p)
     return torch.where(keep, x / (1 - p), torch.zeros_like(x))
+
+
+def drop_edges(graph: Graph, edge_attr: Tensor | None, p: float) -> tuple[Graph, Tensor | None]:
+    """The graph and the attributes of its edges without each edge with probability p (DropEdge, Rong et al. 2020).
+
+    Parts of a graph drop what the whole does: by a hash of the ends' numbers, so repeated edges are dropped together.
+    """
+    if graph.node_ids is None:
+        graph = graph.drop_edges(p)
+    else:
+        src, dst = graph.edge_index
+        seed = rng.new_seed(graph.device)
+        keep = rng.keep(seed, torch.zeros_like(seed), *rng.numbers(graph, dst, src), p)
+        graph = transforms.keep_edges(graph, keep)
+    return graph, None if edge_attr is None else edge_attr[graph.edge_ids]
 
 
 class DropPath(nn.Module):

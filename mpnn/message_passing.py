@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpnn import html, ops
-from mpnn.aggregate import PNA, Aggregator, Index, Sum, aggregator
+from mpnn import engine, html
+from mpnn.aggregate import PNA, SUM, Aggregator, Index, Sum, aggregator
 from mpnn.attention import Attention
 from mpnn.decoding.cache import KVCache
-from mpnn.engine import dispatch
-from mpnn.graph import Graph, transforms
+from mpnn.dropout import drop_edges
+from mpnn.graph import Graph
 from mpnn.graph.sharding import LOCAL, Exchange, Layer, active
 from mpnn.graph.topology import Topology
-from mpnn.request import rng, validation
-from mpnn.request.request import Request, Round
+from mpnn.request import validation
+from mpnn.request.request import Round
 from mpnn.update import Update, as_update
 
 Source = Tensor | Callable[[Tensor], Tensor] | None
@@ -46,9 +45,6 @@ class MessagePassing(nn.Module):
         edge_dropout: the probability that an edge is dropped from a round in training (DropEdge, Rong et al. 2020).
             Means and normalized weights are taken over the remaining edges. Sums are scaled by 1 / (1 - p), which
             keeps their expectation.
-        hops, teleport: the number of times that messages are aggregated with the same weights A, and the share of the
-            initial values V in each (MAGNA, Wang et al. 2021, eq. 5 to 7; APPNP, Gasteiger et al. 2019):
-            `Z_0 = V, Z_{k+1} = (1 - teleport) A Z_k + teleport V`, and Z_hops is merged. Powers of A are not computed.
         backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
 
     If `gradient_checkpointing` is True, a round in training stores only its inputs and is recomputed in the backward
@@ -66,13 +62,10 @@ class MessagePassing(nn.Module):
         attention: Attention | None = None,
         *,
         edge_dropout: float = 0.0,
-        hops: int = 1,
-        teleport: float = 0.0,
         backend: str = "auto",
     ) -> None:
         super().__init__()
         self.graph, self.backend, self.edge_dropout = graph, backend, edge_dropout
-        self.hops, self.teleport = hops, teleport
         self.aggregate: Any = aggregate
         self.update: Update = update  # type: ignore[assignment]  # __setattr__ converts it to an Update
         self.attention = attention
@@ -105,11 +98,11 @@ class MessagePassing(nn.Module):
             y [..., N, d_out], or (y, weights).
         """
         if self.gradient_checkpointing and self.training and cache is None and torch.is_grad_enabled():
-            run = partial(self._round, graph, return_weights, None)
+            run = partial(self._forward, graph, return_weights, None)
             return self._gradient_checkpointing_func(run, x, source, edge_attr)
-        return self._round(graph, return_weights, cache, x, source, edge_attr)
+        return self._forward(graph, return_weights, cache, x, source, edge_attr)
 
-    def _round(
+    def _forward(
         self,
         graph: Topology | Graph | None,
         return_weights: bool,
@@ -119,9 +112,9 @@ class MessagePassing(nn.Module):
         edge_attr: Tensor | None,
     ) -> Any:
         """`forward` without checkpointing; tensors come last."""
-        request = self.request(x, graph, source, edge_attr, return_weights, cache)
-        exchange = LOCAL if torch.compiler.is_compiling() else request.graph.exchange
-        out, weights = exchange.run(request, self._propagate)
+        rounds = self._rounds(x, graph, source, edge_attr, return_weights, cache)
+        exchange = LOCAL if torch.compiler.is_compiling() else rounds[0].graph.exchange
+        out, weights = exchange.run(rounds, self._run)
         attention = self.attention
         message = out.flatten(-2) if attention is None else attention.merge(out)
         try:
@@ -139,8 +132,20 @@ class MessagePassing(nn.Module):
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
-    ) -> Request:
-        """The request that this call would send to a backend. `mpnn.explain` shows its plan."""
+    ) -> Round:
+        """The round that this call would run. `mpnn.explain` shows its plan."""
+        return self._rounds(x, graph, source, edge_attr, return_weights, cache)[0]
+
+    def _rounds(
+        self,
+        x: Tensor,
+        graph: Topology | Graph | None,
+        source: Source,
+        edge_attr: Tensor | None,
+        return_weights: bool,
+        cache: KVCache | None,
+    ) -> tuple[Round, ...]:
+        """The rounds of a call: one, unless an exchange between processes needs more."""
         _check_features("x", x)
         try:
             prepared = self.update.prepare(x)
@@ -151,13 +156,26 @@ class MessagePassing(nn.Module):
             source = source(prepared)
         if source is not None:
             _check_features("source", source)
-        if cache is not None:
-            return self._next(prepared, graph, source, edge_attr, return_weights, cache)
-        if source is None:
-            source = prepared
+        src = prepared if source is None else source
+        graph = self._graph_or_default(graph)
+        try:
+            if cache is not None:
+                rounds = (_check_cache(cache).round(self, graph, prepared, source, edge_attr),)
+            else:
+                rounds = self._attend(graph, prepared, src, edge_attr, return_weights)
+        except RuntimeError:
+            if self.attention is not None:
+                _check_widths(self.attention, prepared, src)
+            raise
+        return tuple(self._completed(round, return_weights) for round in rounds)
+
+    def _attend(
+        self, graph: Topology | Graph, dst: Tensor, src: Tensor, edge_attr: Tensor | None, return_weights: bool
+    ) -> tuple[Round, ...]:
+        """The rounds of the attention over the bound graph."""
         drops_edges = self.training and self.edge_dropout > 0
-        layer = Layer(self.attention, self.aggregate, return_weights, self._mixes_values, drops_edges)
-        bound = self._bound(graph, x, source, layer)
+        layer = Layer(self.attention, self.aggregate, return_weights, self.mixes_values, drops_edges)
+        bound = self._bound(graph, dst, src, layer)
         exchange = LOCAL if torch.compiler.is_compiling() else bound.exchange
         if exchange is not LOCAL:
             _check_part(layer, exchange)
@@ -165,95 +183,44 @@ class MessagePassing(nn.Module):
         if drops_edges:
             if return_weights:
                 raise ValueError("edges dropped by edge_dropout have no weights to return; call eval() first")
-            bound = _without_edges(bound, self.edge_dropout)
-            if edge_attr is not None:
-                edge_attr = edge_attr[bound.edge_ids]
-        attention = self.attention
-        if attention is None:
-            value = exchange(source).unsqueeze(-2)
-            return Request(bound, value, normalize="none", reduce=self.aggregate, return_weights=return_weights)
-        try:
-            round = exchange.round(attention, prepared, source, bound, edge_attr)
-        except RuntimeError:
-            _check_widths(attention, prepared, source)
-            raise
-        return self._completed(round, return_weights)
-
-    def _next(
-        self,
-        prepared: Tensor,
-        graph: Topology | Graph | None,
-        source: Tensor | None,
-        edge_attr: Tensor | None,
-        return_weights: bool,
-        cache: KVCache,
-    ) -> Request:
-        """The request for nodes that follow the cached nodes."""
-        if not isinstance(cache, KVCache):
-            raise TypeError(f"cache must be an mpnn.decoding.cache.KVCache; got {_describe(cache)}")
-        if active() is not None:
-            raise ValueError("a cache cannot be used while nodes are sharded over processes: decode on one process")
-        if edge_attr is not None or self._mixes_values or (self.training and self.edge_dropout):
-            raise ValueError("a cache cannot be combined with edge_attr, hops, teleport or edge_dropout")
-        attention = self.attention
-        try:
-            round = cache.update(self, attention, self._graph_or_default(graph), prepared, source)
-        except RuntimeError:
-            if attention is not None:
-                _check_widths(attention, prepared, prepared if source is None else source)
-            raise
-        assert attention is not None
-        return self._completed(round, return_weights)
+            bound, edge_attr = drop_edges(bound, edge_attr, self.edge_dropout)
+        if self.attention is None:
+            return (Round(bound, exchange(src).unsqueeze(-2)),)
+        return exchange.rounds(self.attention, dst, src, bound, edge_attr)
 
     def _completed(self, round: Round, return_weights: bool) -> Round:
-        """The round with what the operator decides. In place: nobody else has it yet."""
+        """The round with what the operator decides. In place: nothing else has it yet."""
+        attention = self.attention
         if not isinstance(round, Round):
             raise TypeError(
-                f"forward of an attention must return a Round; {_describe(self.attention)} returned {_describe(round)}"
+                f"forward of an attention must return a Round; {_describe(attention)} returned {_describe(round)}"
             )
+        if round.normalize != "softmax" or round.dropout or round.reduce is not SUM or round.return_weights:
+            raise ValueError(
+                f"{_describe(attention)} set normalize, dropout, reduce or return_weights of its round, which the operator "
+                "sets: give the attention the attributes `normalize` and `dropout`, and the operator an aggregate"
+            )
+        round.normalize = "none" if attention is None else attention.normalize
+        round.dropout = attention.dropout if attention is not None and attention.training else 0.0
         round.reduce, round.return_weights = self.aggregate, return_weights
         return round
 
-    @property
-    def _mixes_values(self) -> bool:
-        """Whether the result depends on the values of the destinations themselves, which need one set of nodes."""
-        return self.hops > 1 or self.teleport > 0
+    mixes_values = False
+    """Whether the result also depends on the values of the destinations themselves; see `mpnn.propagation`."""
 
-    def _propagate(self, request: Request) -> tuple[Tensor, Tensor | None]:
-        """Aggregates the values over all hops. The weights are computed in the first hop only."""
-        scale = 1 - self.teleport
-        if self.training and self.edge_dropout and self._scales_with_degree(request):
-            scale = scale / (1 - self.edge_dropout)
-        exchange = request.graph.exchange
-        if self._mixes_values and exchange is LOCAL and request.graph.num_dst != request.graph.num_src:
-            raise ValueError(
-                f"hops and teleport need one set of nodes; the graph is {request.graph.num_dst} x "
-                f"{request.graph.num_src} (destinations x sources)"
-            )
-        if self.hops > 1:
-            request = dispatch.normalize(request)  # one seed, so that all hops drop the same edges
-        reuses_weights = self.hops > 1 and request.weighted
-        out, weights = ops.run(replace(request, return_weights=True) if reuses_weights else request, self.backend)
-        if scale != 1:
-            out = scale * out
-        if not self._mixes_values:
-            return out, weights
-        value = request.value.repeat_interleave(request.heads // request.value.shape[-2], -2)
-        value = value if exchange is LOCAL else value.index_select(-3, exchange.own)
-        out = out + self.teleport * value
-        hop = replace(request, return_weights=False)
-        if weights is not None:
-            hop = replace(hop, score=None, bias=(weights,), normalize="none")
-        for _ in range(self.hops - 1):
-            out = exchange(out, -3)
-            out = scale * ops.run(replace(hop, value=out), self.backend)[0] + self.teleport * value
-        return out, weights
+    def _run(self, round: Round) -> tuple[Tensor, Tensor | None]:
+        """Runs one round."""
+        out, weights = engine.run(round, self.backend)
+        scale = self._edge_scale(round)
+        return out if scale == 1 else scale * out, weights
 
-    def _scales_with_degree(self, request: Request) -> bool:
-        """Whether a message grows with the number of edges: a sum whose weights are not normalized."""
-        softmax = request.weighted and request.normalize == "softmax"
-        balanced = softmax or (self.attention is not None and self.attention.balanced)
-        return isinstance(self.aggregate, Sum) and not balanced
+    def _edge_scale(self, round: Round) -> float:
+        """The factor that keeps the expectation of a message while edges are dropped: 1 / (1 - p) for a sum whose weights
+        are not normalized, which grows with the number of edges."""
+        balanced = round.weighted and round.normalize == "softmax"
+        balanced = balanced or (self.attention is not None and self.attention.balanced)
+        drops = self.training and self.edge_dropout and not balanced and type(self.aggregate) is Sum
+        return 1 / (1 - self.edge_dropout) if drops else 1.0
 
     def _repr_html_(self) -> str:
         parts = [("aggregate", type(self.aggregate).__name__), ("update", type(self.update).__name__)]
@@ -272,8 +239,8 @@ class MessagePassing(nn.Module):
             raise ValueError("this operator has no graph; pass one with the call: op(x, graph=...)")
         return self.graph
 
-    def _bound(self, graph: Topology | Graph | None, x: Tensor, source: Tensor, layer: Layer) -> Graph:
-        graph = self._graph_or_default(graph)
+    def _bound(self, graph: Topology | Graph, x: Tensor, source: Tensor, layer: Layer) -> Graph:
+        """The graph of a call: bound to the sizes of its features, and this process's part while nodes are sharded."""
         num_dst, num_src = x.shape[-2], source.shape[-2]
         sharding, is_part = active(), isinstance(graph, Graph) and graph.exchange is not LOCAL
         if (sharding is not None or is_part) and torch.compiler.is_compiling():
@@ -282,7 +249,7 @@ class MessagePassing(nn.Module):
             graph = sharding.part(graph, num_dst, num_src, layer).to(x.device)
         if isinstance(graph, Topology):
             if torch.compiler.is_compiling():
-                return ops.outline(graph, num_dst, num_src, x.device)
+                return engine.outline(graph, num_dst, num_src, x.device)
             return graph.bind(num_dst, num_src).to(x.device)
         validation.device(graph, x)
         expected = (graph.num_dst, graph.num_src) if graph.exchange is LOCAL else graph.exchange.rows
@@ -292,17 +259,7 @@ class MessagePassing(nn.Module):
                 f"{whose} {expected[0]} destinations and {expected[1]} sources, but the features have "
                 f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"
             )
-        return ops.outline(graph, num_dst, num_src, x.device) if torch.compiler.is_compiling() else graph
-
-
-def _without_edges(graph: Graph, p: float) -> Graph:
-    """The graph without each edge with probability p. Parts of a graph drop what the whole does: by a hash of the ends'
-    numbers, so that repeated edges are dropped together."""
-    if graph.node_ids is None:
-        return graph.drop_edges(p)
-    src, dst = graph.edge_index
-    seed = rng.new_seed(graph.device)
-    return transforms.keep_edges(graph, rng.keep(seed, torch.zeros_like(seed), *rng.numbers(graph, dst, src), p))
+        return engine.outline(graph, num_dst, num_src, x.device) if torch.compiler.is_compiling() else graph
 
 
 def _check_part(layer: Layer, exchange: Exchange) -> None:
@@ -367,26 +324,12 @@ def _edge_dropout(p: Any) -> float:
     return float(p)
 
 
-def _hops(hops: Any) -> int:
-    if not isinstance(hops, int) or hops < 1:
-        raise ValueError(f"hops must be an integer of at least 1; got {hops!r}")
-    return hops
-
-
-def _teleport(share: Any) -> float:
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"teleport must lie in [0, 1]; got {share}")
-    return float(share)
-
-
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "graph": _graph_or_none,
     "aggregate": _aggregator,
     "update": _update,
     "attention": _attention_or_none,
     "edge_dropout": _edge_dropout,
-    "hops": _hops,
-    "teleport": _teleport,
 }
 """For each attribute of an operator, the function that validates and converts it."""
 
@@ -406,6 +349,12 @@ def _describe(argument: Any) -> str:
     if isinstance(argument, type):
         return f"the class {argument.__name__}, not an instance"
     return type(argument).__name__
+
+
+def _check_cache(cache: Any) -> KVCache:
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"cache must be an mpnn.decoding.cache.KVCache; got {_describe(cache)}")
+    return cache
 
 
 def _check_features(name: str, x: Any) -> None:

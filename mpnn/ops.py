@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from inspect import signature
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from mpnn import engine
 from mpnn.aggregate import SUM, aggregator
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.request import validation
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot, check_scale
 from mpnn.request.tables import PerEdge
-
-T = TypeVar("T")
 
 
 def attend(
@@ -68,10 +67,8 @@ def attend(
         scale = max(query.shape[-1], 1) ** -0.5
     else:
         check_scale(scale)
-    dots_only = bias is None and softcap is None and sinks is None and normalize == "softmax" and not dropout
-    if return_lse and torch.compiler.is_compiling():
-        raise ValueError("torch.compile does not trace return_lse; call attend outside of the compiled function")
-    if dots_only and not (return_weights or return_lse) and type(backend) is str and not torch.compiler.is_compiling():
+    options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse)
+    if options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling():
         return _attend_plainly(graph, query, key, value, float(scale), backend)
     graph = _traced(graph, value)
     request = Request(
@@ -86,8 +83,16 @@ def attend(
         return_lse=return_lse,
         sinks=sinks,
     )
-    out, more = run(request, backend)
+    out, more = engine.run(request, backend)
     return (out, more) if return_weights or return_lse else out
+
+
+# The defaults of all keywords but scale and backend: a keyword added to `attend` takes part in the comparison.
+_NO_OPTIONS = tuple(
+    p.default
+    for p in signature(attend).parameters.values()
+    if p.kind is p.KEYWORD_ONLY and p.name not in ("scale", "backend")
+)
 
 
 def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -150,40 +155,11 @@ def aggregate(
             raise ValueError(f"weight must have shape [{graph.num_edges}], one for each edge; got {list(weight.shape)}")
         bias = (weight.view(-1, 1),)
     request = Request(graph, x.unsqueeze(-2), bias=bias, normalize="none", reduce=_aggregator(reduce))
-    return run(request, backend)[0].squeeze(-2)
-
-
-def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """Validates, plans and runs a request. Returns out [..., N_dst, H, D], and the weights if the request returns them.
-
-    The dtype of the features decides the arithmetic. Autocast, which acts on the linear maps around, ends here.
-    """
-    if torch.compiler.is_compiling():
-        from mpnn.engine.compile.operator import run as traced
-
-        return traced(request, backend)
-    return dispatch.run(request, backend)
-
-
-def outline(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
-    """A stand-in for a graph of this size in a program that `torch.compile` traces."""
-    from mpnn.engine.compile.outline import outline  # imports torch's compiler, which takes a second
-
-    return outline(graph, num_dst, num_src, device)
-
-
-def build_once(build: Callable[..., T], *arguments: Any) -> T:
-    """`build(*arguments)`, as a constant of the program that `torch.compile` traces. A model uses this to build
-    topologies that depend on the size of its input."""
-    if torch.compiler.is_compiling():
-        from mpnn.engine.compile.outline import build_once
-
-        return build_once(build, *arguments)
-    return build(*arguments)
+    return engine.run(request, backend)[0].squeeze(-2)
 
 
 def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float, backend: str) -> Tensor:
-    """As `run`, for dot products with a softmax and nothing else, which need no normalization. Calls torch's kernel
+    """`attend` for dot products with a softmax and nothing else, which need no normalization. Calls torch's kernel
     directly if the plan for this form is that kernel alone: on a hundred nodes the steps between take as long as the
     kernel."""
 
@@ -199,7 +175,7 @@ def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, sca
 
 def _traced(graph: Graph, x: Tensor) -> Graph:
     """The graph, or its stand-in while a program is traced."""
-    return outline(graph, graph.num_dst, graph.num_src, x.device) if torch.compiler.is_compiling() else graph
+    return engine.outline(graph, graph.num_dst, graph.num_src, x.device) if torch.compiler.is_compiling() else graph
 
 
 def _aggregator(reduce: str | Any | Callable[..., Tensor]) -> Any:

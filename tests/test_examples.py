@@ -132,7 +132,11 @@ RUNS = [
     (
         "explain_plan.py",
         ["--longest", "1024"],
-        ["bigbird(), 1,024 nodes", "chosen", "backend 'dense' cannot run this: it runs dot-product attention only"],
+        [
+            "bigbird(), 1,024 nodes",
+            "chosen",
+            "backend 'dense' cannot run this: it computes attention by a score, and there is none",
+        ],
         [],
     ),
 ]

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from mpnn.attention.heads import check_integers, edges_by_head, join_heads
 from mpnn.attention.spec import Attention, KeyValue
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graphs.arguments import at_least
 from mpnn.request import validation
+from mpnn.request.request import Round
 from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
 
 
@@ -70,7 +70,7 @@ class Additive(Attention):
             by_dst, by_src = _by_head(value, self.by_dst, self.by_src)
         else:
             (by_dst,), (by_src,) = _by_head(self.query(dst), self.by_dst), _by_head(value, self.by_src)
-        return self.round(graph, value, AdditiveScore(by_dst, by_src, self.activation, edge))
+        return Round(graph, value, AdditiveScore(by_dst, by_src, self.activation, edge))
 
     def query(self, dst: Tensor) -> Tensor:
         """W h_i, [..., N_dst, H, D]."""
@@ -127,7 +127,7 @@ class AdditiveV2(KeyValue):
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         edge = None if self.to_edge is None else edges_by_head(self.to_edge, edge_attr, self.heads)
-        return self.round(graph, value, AdditiveV2Score(query, key, self.vector, self.activation, edge))
+        return Round(graph, value, AdditiveV2Score(query, key, self.vector, self.activation, edge))
 
     def merge(self, out: Tensor) -> Tensor:
         return join_heads(out, self.concat, self.bias)

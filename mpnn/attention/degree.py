@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import ANY, Attention
-from mpnn.request.request import Round
 from mpnn.graph import Graph
+from mpnn.graph.sharding import LOCAL
 from mpnn.request import validation
+from mpnn.request.request import Round
 
 
 class Degree(Attention):
@@ -33,7 +34,7 @@ class Degree(Attention):
         return ANY, validation.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        if graph.exchange.is_local and graph.num_dst != graph.num_src:
+        if graph.exchange is LOCAL and graph.num_dst != graph.num_src:
             raise ValueError(f"Degree needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
         if edge_attr is None:
             weight = graph.cached(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
@@ -43,7 +44,7 @@ class Degree(Attention):
                     f"Degree takes one weight per edge as edge_attr, [{graph.num_edges}]; got {list(edge_attr.shape)}"
                 )
             weight = degree_weights(graph, edge_attr.reshape(-1), src.dtype)
-        return self.round(graph, self.to_value(src).unsqueeze(-2), bias=(weight[:, None],))
+        return Round(graph, self.to_value(src).unsqueeze(-2), bias=(weight[:, None],))
 
     def merge(self, out: Tensor) -> Tensor:
         return join_heads(out, True, self.bias)

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from mpnn.attention.heads import check_integers, edges_by_head
 from mpnn.attention.spec import KeyValue
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.position import Position
 from mpnn.request import validation
+from mpnn.request.request import Round
 from mpnn.request.scores import Dot
 from mpnn.request.tables import EmbeddingTable, PerEdge
 
@@ -100,7 +100,7 @@ class DotProduct(KeyValue):
             edge_key = _at_most_one("key", edge_key, position.key())
             edge_value = _at_most_one("value", edge_value, position.value())
         score = Dot(query, key, self.scale, edge_key, self.softcap)
-        return self.round(graph, value, score, tuple(bias), edge_value)
+        return Round(graph, value, score, tuple(bias), edge_value)
 
     def merge(self, out: Tensor) -> Tensor:
         message = out.flatten(-2)

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import ANY, Attention
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.request import validation
+from mpnn.request.request import Round
 from mpnn.request.scores import Dot
 
 
@@ -51,7 +51,7 @@ class Gaussian(Attention):
             )
         offset = edge_attr.to(src.dtype).reshape(-1, 1, coordinates) - self.mu
         weight = (-0.5 * (offset.square() / (self.sigma.square() + 1e-15)).sum(-1)).exp()
-        return self.round(graph, self.to_value(src).unflatten(-1, (self.kernels, -1)), bias=(weight,))
+        return Round(graph, self.to_value(src).unflatten(-1, (self.kernels, -1)), bias=(weight,))
 
     def merge(self, out: Tensor) -> Tensor:
         return join_heads(out.sum(-2, keepdim=True), True, self.bias)
@@ -85,7 +85,7 @@ class Near(Attention):
         if self.normalize == "none":
             from_src, to_dst = graph.edge_index
             offset = a_dst.index_select(-2, to_dst) - a_src.index_select(-2, from_src)
-            return self.round(graph, value, bias=((-offset.square().sum(-1, keepdim=True)).exp(),))
+            return Round(graph, value, bias=((-offset.square().sum(-1, keepdim=True)).exp(),))
         query = torch.cat([2 * a_dst, -torch.ones_like(a_dst[..., :1])], -1)
         key = torch.cat([a_src, a_src.square().sum(-1, keepdim=True)], -1)
-        return self.round(graph, value, Dot(query.unsqueeze(-2), key.unsqueeze(-2), 1.0))
+        return Round(graph, value, Dot(query.unsqueeze(-2), key.unsqueeze(-2), 1.0))

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from mpnn.attention.heads import check_integers
 from mpnn.attention.spec import KeyValue
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.kernels import positive_features
 from mpnn.request import validation
+from mpnn.request.request import Round
 from mpnn.request.scores import Dot
 
 
@@ -72,7 +72,7 @@ class Kernel(KeyValue):
         # A factor per query cancels, and so does a factor shared by all keys of a head in a component. The factors
         # keep exponentials from overflowing, and the keys of one document from underflowing beside those of another.
         queries, keys = self._features(query, _node_max), self._features(key, partial(_component_max, graph))
-        return self.round(graph, value, Dot(queries, keys, 1.0))
+        return Round(graph, value, Dot(queries, keys, 1.0))
 
     def merge(self, out: Tensor) -> Tensor:
         validation.widened("Kernel", out.shape[-1], self.head_dim + 1)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention.spec import ANY, Attention
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graphs.incidence import edges_into
 from mpnn.request import validation
+from mpnn.request.request import Round
 
 Message = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(features of the destinations [..., E, d], of the sources [..., E, d_src], edge_attr [E, ...]) -> [..., E, F], or
@@ -38,7 +38,7 @@ class Mapped(Attention):
         return ANY, validation.takes(self.value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        return self.round(graph, (src if self.value is None else self.value(src)).unsqueeze(-2))
+        return Round(graph, (src if self.value is None else self.value(src)).unsqueeze(-2))
 
     def merge(self, out: Tensor) -> Tensor:
         message = out.flatten(-2)
@@ -111,4 +111,4 @@ class EdgeMessage(Attention):
                 f"the function of EdgeMessage must return messages {[*shape, 'F']}, or {[*shape, 'H', 'F']} for "
                 f"several heads; got {list(message.shape)}"
             )
-        return self.round(graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges), message)
+        return Round(graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges), message)

@@ -7,16 +7,12 @@ the aggregated heads to the message. Backends run the terms; a spec does not com
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 from torch import Tensor, nn
 
-from mpnn.aggregate import SUM
 from mpnn.graph import Graph
 from mpnn.request import validation
 from mpnn.request.request import Round
-from mpnn.request.scores import Score
-from mpnn.request.tables import PerEdge
 
 ANY: validation.Takes = (None, None)
 
@@ -40,19 +36,6 @@ class Attention(nn.Module, ABC):
     @abstractmethod
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         """Terms for destinations [..., N_dst, d] and sources [..., N_src, d]; edge_attr [E, ...] in caller's order."""
-
-    def round(
-        self,
-        graph: Graph,
-        value: Tensor,
-        score: Score | None = None,
-        bias: tuple[PerEdge, ...] = (),
-        edge_value: PerEdge | None = None,
-        **more: Any,
-    ) -> Round:
-        """A round of this attention, with its normalizer, and in training its dropout."""
-        dropout = self.dropout if self.training else 0.0
-        return Round(graph, value, score, bias, edge_value, self.normalize, dropout, reduce=SUM, **more)
 
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         """Required width and dtype of the destinations' and of the sources' features, see `validation.takes`."""

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import Attention
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graphs.arguments import at_least
 from mpnn.request import validation
+from mpnn.request.request import Round
 
 
 class Typed(Attention):
@@ -40,7 +40,7 @@ class Typed(Attention):
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         validation.fits("Typed", "x" if dst is src else "source", src, (self.in_dim, self.weight.dtype))
         by_type = graph.derive(_by_type, self.relations, num_dst=graph.num_dst * self.relations)
-        return self.round(by_type, src.unsqueeze(-2))
+        return Round(by_type, src.unsqueeze(-2))
 
     def merge(self, out: Tensor) -> Tensor:
         validation.widened("Typed", out.shape[-1], self.in_dim)

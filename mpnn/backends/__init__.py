@@ -31,8 +31,10 @@ def register(backend: B) -> B:
     global _registered
     if isinstance(backend, type):
         raise TypeError(f"a backend is an object or a module, but {backend.__name__} is a class; pass an instance")
-    if missing := [name for name in ("NAME", "SERVES", "estimate", "run") if not hasattr(backend, name)]:
-        raise TypeError(f"a backend has NAME, SERVES, estimate and run; {backend!r} lacks {', '.join(missing)}")
+    if missing := [name for name in ("NAME", "SERVES", "refusal", "estimate", "run") if not hasattr(backend, name)]:
+        raise TypeError(
+            f"a backend has NAME, SERVES, refusal, estimate and run; {backend!r} lacks {', '.join(missing)}"
+        )
     name = backend.NAME
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"NAME of a backend must be an identifier, such as 'my_kernels'; got {name!r}")

@@ -47,7 +47,7 @@ REASONS = {"return_lse": "torch's kernels do not return lse"} | dict.fromkeys(
 )
 
 
-def refuses(request: Request) -> str | None:
+def refusal(request: Request) -> str | None:
     graph, score = request.graph, request.score
     assert isinstance(score, Dot)
     if score.edge_key is not None and score.softcap is not None:
@@ -347,7 +347,7 @@ def _select(products: Tensor, vectors: EmbeddingTable, graph: Graph, block: _Blo
     """Selects the product of each pair [..., C, H, S, T] by edge type from the products [..., C, H, S, R]."""
     relation = vectors.relation
     assert relation is not None
-    if block.whole and isinstance(relation, Offset) and graph.num_dst and graph.num_src:
+    if block.whole and type(relation) is Offset and graph.num_dst and graph.num_src:
         return pair_tables.select_by_offset(products, relation.clip, graph.shift, graph.num_src)
     return pair_tables.select_by_type(products, _ids(relation, graph, block))
 

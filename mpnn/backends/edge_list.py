@@ -13,7 +13,7 @@ from mpnn.aggregate import Index, Mean, Sum, segment_logsumexp, segment_softmax
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph.csr import CSR
 from mpnn.request import rng
-from mpnn.request.needs import SENTENCES
+from mpnn.request.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot, Role, Score
 from mpnn.request.tables import EmbeddingTable, PerEdge
@@ -22,11 +22,15 @@ NAME = "edge_list"
 _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "mean"}
 
 
-SERVES = frozenset(SENTENCES)
-REASONS: dict[str, str] = {}
+SERVES = (
+    FLOATS | DEVICES | NORMALIZED | AGGREGATES | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value")
+    | {"no score", "Dot", "AdditiveScore", "AdditiveV2Score", "own score", "own activation", "edge per edge", "softcap",
+       "sinks", "dropout", "head_ids", "node_ids", "return_weights", "return_lse", "aggregate of parts", "own aggregate",
+       "explicit graph", "gradient"}
+)  # fmt: skip
 
 
-def refuses(request: Request) -> str | None:
+def refusal(request: Request) -> str | None:
     return None
 
 

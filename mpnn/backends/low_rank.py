@@ -36,7 +36,7 @@ REASONS = {
 }
 
 
-def refuses(request: Request) -> str | None:
+def refusal(request: Request) -> str | None:
     if _blocks(request.graph) is None:
         return "each row must have the same sources as the row before, or one more, as in complete() and causal()"
     return None

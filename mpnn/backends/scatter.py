@@ -5,38 +5,28 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 
-import torch
 from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum
-from mpnn.backends import edge_list
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.request.request import Request
-from mpnn.request.tables import EmbeddingTable
 
 NAME = "scatter"
 
 _NAMES: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min"}
 
 
-SERVES = edge_list.SERVES
-REASONS: dict[str, str] = {}
+SERVES = frozenset(_NAMES.values()) | {
+    "cpu", "cuda", "float32", "float64", "no score", "unnormalized", "bias per edge", "explicit graph", "gradient"
+}  # fmt: skip
+_COARSE = "it accumulates in the dtype of the features, which is too coarse with 16 bits"
+REASONS = dict.fromkeys(("float16", "bfloat16"), _COARSE)
 
 
-def refuses(request: Request) -> str | None:
+def refusal(request: Request) -> str | None:
     if not _installed():
         return "it needs torch-scatter and torch-sparse: pip install --no-build-isolation torch-scatter torch-sparse"
-    if type(request.reduce) not in _NAMES:
-        return "it takes sum, mean, max and min only"
-    if request.score is not None or request.edge_value is not None or request.normalize != "none":
-        return "it aggregates features and does not compute attention"
-    if request.dropout or request.return_weights:
-        return "it neither drops nor returns weights"
-    if request.value.dtype not in (torch.float32, torch.float64):
-        return f"it accumulates in the dtype of the features, and {request.value.dtype} is too coarse for that"
-    if len(request.bias) > 1 or any(
-        isinstance(b, EmbeddingTable) or b.dim() != 2 or b.shape[1] != 1 for b in request.bias
-    ):
+    if len(request.bias) > 1 or any(b.dim() != 2 or b.shape[1] != 1 for b in request.bias if isinstance(b, Tensor)):
         return "it takes one weight per edge"
     if request.graph.num_edges == 0:
         return "its kernels do not support a graph without edges"

@@ -16,6 +16,7 @@ from mpnn import graphs, ops
 from mpnn.backends import registered, tuned
 from mpnn.cli.console import console
 from mpnn.data.locate import search_folders
+from mpnn.engine.plan import refusal as why_not
 from mpnn.kernels.cpu import library
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
@@ -85,7 +86,7 @@ def kernels() -> Iterator[tuple[str, str]]:
     expected = _attend(graph, x, "edge_list")
     request = Request(graph, x, Dot(x, x, 1.0))
     for backend in registered():
-        if (reason := backend.supports(request)) is not None:
+        if (reason := why_not(backend, request)) is not None:
             yield backend.NAME, f"not here: {reason}"
             continue
         pairs = zip(_attend(graph, x, backend.NAME), expected, strict=True)

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import Attention, KeyValue
+from mpnn.attention import KeyValue
 from mpnn.graph import Graph
 from mpnn.graph.runs import Runs
+from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
 from mpnn.request.request import Round
 
@@ -74,13 +75,13 @@ class KVCache:
                 other._entries[layer] = replace(entry, key=entry.key.clone(), value=entry.value.clone())
         return other
 
-    def update(
-        self, layer: nn.Module, attention: Attention | None, graph: Topology | Graph, x: Tensor, source: Tensor | None
+    def round(
+        self, layer: Any, graph: Topology | Graph, x: Tensor, source: Tensor | None, edge_attr: Tensor | None = None
     ) -> Round:
-        """Returns the round over the compact graph from cached nodes to the new nodes.
+        """Appends the new nodes, and returns the round over the compact graph from cached nodes to them.
 
         Args:
-            layer: the layer to which the keys and values belong. attention: its attention.
+            layer: the operator to which the keys and values belong.
             graph: the topology or the graph of all `length` nodes, or only the rows of the new nodes: a graph with one
                 source for each node so far, the new ones included.
             x: prepared features of the new nodes, [..., n, dim]. Their keys and values are appended to the cache.
@@ -90,6 +91,11 @@ class KVCache:
         Raises:
             ValueError: if the attention or the graph cannot be decoded node by node.
         """
+        if active() is not None:
+            raise ValueError("a cache cannot be used while nodes are sharded over processes: decode on one process")
+        if edge_attr is not None or layer.mixes_values or (layer.training and layer.edge_dropout):
+            raise ValueError("a cache cannot be combined with edge_attr, hops, teleport or edge_dropout")
+        attention = layer.attention
         if not isinstance(attention, KeyValue) or type(attention).forward is not KeyValue.forward:
             raise ValueError(
                 f"only DotProduct, Kernel and AdditiveV2 attention can use a cache; got {type(attention).__name__}"

@@ -110,16 +110,16 @@ class HaloExchange:
         self.leaving = list(owners.place(asked.cpu()).to(device).split(self._sizes))
         assert self._sizes[rank] == 0
 
-    is_local = False
-
     def refusal(self, layer: Layer) -> str | None:
         return None
 
-    def round(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Request:
-        return attention(dst, self(src), graph, edge_attr)
+    def rounds(
+        self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Request, ...]:
+        return (attention(dst, self(src), graph, edge_attr),)
 
-    def run(self, request: Request, propagate: Callable[[Request], Any]) -> tuple[Tensor, Tensor | None]:
-        return propagate(request)
+    def run(self, rounds: tuple[Request, ...], run: Callable[[Request], Any]) -> tuple[Tensor, Tensor | None]:
+        return run(rounds[0])
 
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         rows = x.movedim(dim, 0)

@@ -81,8 +81,6 @@ class HeadsExchange:
         self._dst, self._src = _Rows(dst, graph.device), _Rows(src, graph.device)
         self._own_nodes = own_nodes(graph, self.rank, dst, src)
 
-    is_local = False
-
     def refusal(self, layer: Layer) -> str | None:
         reason = refusal(layer, self._dst.ranks)
         return None if reason is None else f'transport="heads" cannot run this layer: {reason}; take transport="halo"'
@@ -90,10 +88,12 @@ class HeadsExchange:
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         return x
 
-    def round(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Request:
-        """The terms over the whole graph, with the queries, keys and values of the own nodes."""
+    def rounds(
+        self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Request, ...]:
+        """The round over the whole graph, of the own heads."""
         assert isinstance(attention, KeyValue)
-        return self._divided(attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr))
+        return (self._divided(attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr)),)
 
     def _divided(self, request: Request) -> Request:
         """From all heads of the own nodes to the own heads of all nodes."""
@@ -108,8 +108,8 @@ class HeadsExchange:
 
         return replace(pieces.mapped(request, visit), head_ids=(mine.start, heads))
 
-    def run(self, request: Request, propagate: Callable[[Request], Any]) -> tuple[Tensor, None]:
-        return self._collect(propagate(request)[0]), None
+    def run(self, rounds: tuple[Request, ...], run: Callable[[Request], Any]) -> tuple[Tensor, None]:
+        return self._collect(run(rounds[0])[0]), None
 
     def _collect(self, out: Tensor) -> Tensor:
         """From the own heads of all destinations, [..., N_dst, H / ranks, D], to all heads of the own ones."""

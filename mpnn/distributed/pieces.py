@@ -36,7 +36,6 @@ def refusal(layer: Layer) -> str | None:
 def mapped(request: Request, visit: Visit) -> Request:
     """The request with `visit` applied to each of its tensors, in a fixed order. Nodes are dimension -1 - trailing."""
 
-
     def visited(x: Tensor, name: str, role: Role) -> Tensor:
         if role.of == "none" or (role.of == "parameter" and not x.dim()):
             return x

@@ -6,7 +6,7 @@ destinations fetch their sources.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -72,13 +72,6 @@ def view_of(graph: Graph, hubs: Tensor, dst: Owners, src: Owners, group: dist.Pr
     return part.graph
 
 
-@dataclass(eq=False)
-class HubRequest(Request):
-    """A request, and that of all hubs over the process's own sources."""
-
-    hubs: Request | None = None
-
-
 class QueriesExchange:
     """Fetches sources, and sends the queries of hubs. See `mpnn.graph.sharding.Exchange`."""
 
@@ -104,8 +97,6 @@ class QueriesExchange:
         """The bytes that have arrived so far from other processes, in forward passes."""
         return self._halo.received + self._received
 
-    is_local = False
-
     def refusal(self, layer: Layer) -> str | None:
         reason = "hubs do not drop edges" if layer.drops_edges else pieces.refusal(layer)
         return None if reason is None else f'transport="queries" cannot run this layer: {reason}; take transport="halo"'
@@ -113,7 +104,10 @@ class QueriesExchange:
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         return self._halo(x, dim)
 
-    def round(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> HubRequest:
+    def rounds(
+        self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Request, ...]:
+        """The round of the own destinations but hubs, and that of all hubs over the process's own sources."""
         assert isinstance(attention, KeyValue)
         if edge_attr is not graph.edge_attr:
             raise ValueError('with transport="queries" edge_attr is the graph\'s: pass it to graphs.from_edges')
@@ -124,16 +118,13 @@ class QueriesExchange:
         queries = arrived.index_select(0, self._ascending).movedim(0, -3)
         own_key, own_value = (x.index_select(-3, self.own) for x in (key, value))
         hubs = attention.terms(queries, own_key, own_value, self._hubs, self._hubs.edge_attr)
-        if terms.dropout:
-            seed = rng.new_seed(terms.value.device)
-            terms, hubs = replace(terms, seed=seed), replace(hubs, seed=seed)
-        return HubRequest(**vars(terms), hubs=replace(hubs, return_lse=True))
+        return terms, replace(hubs, return_lse=True)
 
-    def run(self, request: HubRequest, propagate: Run) -> tuple[Tensor, None]:
-        assert request.hubs is not None
-        plain = {name: x for name, x in vars(request).items() if name != "hubs"}
-        out, _ = propagate(Request(**plain))  # `hubs` is a need that no backend serves
-        part, lse = propagate(request.hubs)
+    def run(self, rounds: tuple[Request, ...], run: Run) -> tuple[Tensor, None]:
+        if rounds[0].dropout:  # one seed, so that hubs drop the same edges as in the whole graph
+            seed = rng.new_seed(rounds[0].value.device)
+            rounds = tuple(replace(round, seed=seed) for round in rounds)
+        (out, _), (part, lse) = map(run, rounds)
         assert lse is not None
         rows = torch.cat([part.to(lse.dtype), lse[..., None]], -1).movedim(-3, 0).index_select(0, self._by_owner)
         arrived = self._travel(rows, self._own_counts, self._counts)

@@ -61,8 +61,6 @@ class StreamExchange:
         self._sources[self.rank] = self.own
         self._own_nodes = own_nodes(graph, self.rank, dst, src)
 
-    is_local = False
-
     def refusal(self, layer: Layer) -> str | None:
         reason = pieces.refusal(layer)
         return None if reason is None else f'transport="stream" cannot run this layer: {reason}; take transport="halo"'
@@ -70,17 +68,20 @@ class StreamExchange:
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         return x
 
-    def round(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Request:
-        """The terms over all edges of the own destinations, with the queries, keys and values of the own nodes."""
+    def rounds(
+        self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Request, ...]:
+        """The round over all edges of the own destinations, with the queries, keys and values of the own nodes."""
         assert isinstance(attention, KeyValue)
-        return attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr)
+        return (attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr),)
 
-    def run(self, request: Request, propagate: Run) -> tuple[Tensor, None]:
+    def run(self, rounds: tuple[Request, ...], run: Run) -> tuple[Tensor, None]:
+        request = rounds[0]
         if request.dropout and request.seed is None:
             request = replace(request, seed=rng.new_seed(request.value.device))  # one for all blocks
         tensors: list[Tensor] = []
         pieces.mapped(request, lambda x, kind, trailing: tensors.append(x) or x)  # type: ignore[func-returns-value]
-        return _Stream.apply(self, request, propagate, *tensors), None
+        return _Stream.apply(self, request, run, *tensors), None
 
     def owner(self, step: int) -> int:
         """The process whose block is used in a step, from this process's own on."""

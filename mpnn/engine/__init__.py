@@ -1,1 +1,55 @@
-"""The engine: plans each request once, and runs it on the chosen backend, eagerly or in a traced program."""
+"""The engine: plans each round once, and runs it on the chosen backend, eagerly or in a traced program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mpnn.engine import dispatch
+from mpnn.graph import Graph
+from mpnn.graph.topology import Topology
+from mpnn.request.request import Request
+
+T = TypeVar("T")
+
+
+def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Validates, plans and runs a request.
+
+    The dtype of the features decides the arithmetic. Autocast, which acts on the linear maps around, ends here.
+
+    Args:
+        backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
+
+    Returns:
+        out [..., N_dst, H, D], and the weights [..., E, H] or the lse [..., N_dst, H] if the request returns them.
+
+    Raises:
+        ValueError, TypeError: the parts of the request do not fit together, or no backend, or not the named one, serves
+            all its needs.
+    """
+    if torch.compiler.is_compiling():
+        from mpnn.engine.compile.operator import run as traced  # imports torch's compiler, which takes a second
+
+        return traced(request, backend)
+    return dispatch.run(request, backend)
+
+
+def outline(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
+    """A stand-in for a graph of this size in a program that `torch.compile` traces."""
+    from mpnn.engine.compile.outline import outline
+
+    return outline(graph, num_dst, num_src, device)
+
+
+def build_once(build: Callable[..., T], *arguments: Any) -> T:
+    """`build(*arguments)`, as a constant of the program that `torch.compile` traces. A model uses this to build
+    topologies that depend on the size of its input."""
+    if torch.compiler.is_compiling():
+        from mpnn.engine.compile.outline import build_once
+
+        return build_once(build, *arguments)
+    return build(*arguments)

@@ -1,7 +1,7 @@
-"""The one door to the backends: normalizes a request, validates and plans it once for its graph, and runs it.
+"""Runs requests eagerly: lowers a request, draws its seed, takes the cached choice of a backend, and runs that.
 
-Callers need no preparation; whatever a backend relies on is done here. Plans are cached on the graph, by the request's
-signature: requests of one shape over one graph are validated and planned once.
+Choices are cached on the graph by the request's signature: requests of one form over one graph are validated and planned
+once.
 """
 
 from __future__ import annotations
@@ -33,16 +33,7 @@ class Choice(NamedTuple):
 
 
 def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """Runs a request.
-
-    The dtype of the features decides the arithmetic; autocast, which acts on the linear maps around, ends here.
-
-    Returns:
-        out [..., N_dst, H, D], and the weights [..., E, H] if the request asks for them.
-
-    Raises:
-        ValueError, TypeError: the parts of the request do not fit together, or the named backend refuses it.
-    """
+    """`mpnn.engine.run` outside of traced programs."""
     request = normalize(request, backend)
     try:
         chosen = cached_choice(request.graph, backend, request.signature, lambda: request)

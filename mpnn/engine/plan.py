@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from mpnn import html
-from mpnn.backends import Backend, registered
+from mpnn.backends import Backend, edge_list, registered
 from mpnn.request import validation
 from mpnn.request.needs import missing
 from mpnn.request.request import Request
@@ -78,9 +78,9 @@ def choose(request: Request, backend: str = "auto") -> Backend:
         Refused: if the named backend does not support the request; the message states the reason.
     """
     if backend == "auto":
-        able = [b for b in _serving(request) if b.refuses(request) is None]
+        able = [b for b in _serving(request) if b.refusal(request) is None]
         if not able:
-            raise Refused(f"no backend can run this: {refusal(registered()[-1], request)}")
+            raise Refused(f"no backend can run this: {refusal(edge_list, request)}")
         return able[0] if len(able) == 1 else min(able, key=lambda b: b.estimate(request).seconds)
     if not isinstance(backend, str):
         raise TypeError(f'backend must be "auto" or the name of one; got {backend!r}')
@@ -93,40 +93,39 @@ def choose(request: Request, backend: str = "auto") -> Backend:
     return named[backend]
 
 
-def refusal(backend: Backend, request: Request, needs: frozenset[str] | None = None) -> str | None:
-    """Why a backend cannot run a request, or None: a need that it does not serve, or what it says of the shapes."""
-    serves, reasons = _serves(backend, request)
-    reason = missing(request.needs if needs is None else needs, serves, reasons)
-    return backend.refuses(request) if reason is None else reason
+def refusal(backend: Backend, request: Request) -> str | None:
+    """Why a backend cannot run a request: a need that it does not serve, or what it says of the shapes. None if it can."""
+    return missing(request, *_serves(backend, request)) or backend.refusal(request)
 
 
-_SERVING: dict[Hashable, tuple[Backend, ...]] = {}
+_MAX_SERVING = 1 << 12
+_serving_by_form: dict[Hashable, tuple[Backend, ...]] = {}
 
 
 def _serving(request: Request) -> tuple[Backend, ...]:
     """The backends that serve all needs of a request. Needs follow from its signature and two facts of the graph, so
-    a layer over a graph made anew derives them once."""
-    key = registered(), request.graph.is_explicit, request.graph.node_ids is None, request.signature
-    found = _SERVING.get(key)
-    if found is None:
-        if len(_SERVING) >= _MAX_SERVING:
-            _SERVING.clear()
+    they are derived once, also for a layer whose graphs are made anew in each step."""
+    form = registered(), request.graph.is_explicit, request.graph.node_ids is None, request.signature
+    serving = _serving_by_form.get(form)
+    if serving is None:
+        if len(_serving_by_form) >= _MAX_SERVING:
+            _serving_by_form.clear()
         needs = request.needs
-        found = _SERVING[key] = tuple(b for b in registered() if not needs - _serves(b, request)[0])
-    return found
-
-
-_MAX_SERVING = 1 << 12
+        serving = tuple(b for b in registered() if needs <= _serves(b, request)[0])
+        _serving_by_form[form] = serving
+    return serving
 
 
 def _serves(backend: Backend, request: Request) -> tuple[frozenset[str], dict[str, str]]:
-    return backend.serves(request) if hasattr(backend, "serves") else (backend.SERVES, backend.REASONS)
+    """The needs that a backend serves, and its own sentences about some that it does not."""
+    if hasattr(backend, "serves"):
+        return backend.serves(request)
+    return backend.SERVES, getattr(backend, "REASONS", {})
 
 
 def direct(chosen: Backend, request: Request) -> Direct | None:
     """A kernel that computes all requests of this form by itself, if the chosen backend has one."""
-    kernel: Direct | None = chosen.direct(request) if hasattr(chosen, "direct") else None
-    return kernel
+    return chosen.direct(request) if hasattr(chosen, "direct") else None
 
 
 def plan(request: Request, backend: str = "auto") -> Plan:
@@ -221,7 +220,3 @@ def _scaled(x: float, units: Sequence[str], digits: str) -> str:
             return f"{x:.{digits}} {unit}"
         x /= 1000
     return f"{x:,.{digits}} {units[-1]}"
-
-
-for _backend in registered():  # shim: tests call backend.supports(request) directly, on requests that are not lowered
-    _backend.supports = lambda request, b=_backend: refusal(b, request.lowered(b.NAME))  # type: ignore

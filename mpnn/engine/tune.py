@@ -20,6 +20,7 @@ from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.backends.tuned import Prices
 from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.request.request import Request
 from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
@@ -92,7 +93,7 @@ def _works(request: Request) -> dict[str, Callable[[], object]]:
         ones = torch.ones_like(run(request)[0])
         return lambda: torch.autograd.grad(run(request)[0], leaves, ones)
 
-    expected = {b.NAME: b.estimate(request).seconds for b in BACKENDS if b.supports(request) is None}
+    expected = {b.NAME: b.estimate(request).seconds for b in BACKENDS if why_not(b, request) is None}
     return {b.NAME: work(b.run) for b in BACKENDS if expected.get(b.NAME, inf) < _SLOW * min(expected.values())}
 
 

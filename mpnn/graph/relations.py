@@ -147,7 +147,7 @@ class Flipped(Relation):
 
 def flipped(relation: Relation) -> Relation:
     """Returns the relation that gives reversed edges the same types."""
-    return relation.inner if isinstance(relation, Flipped) else Flipped(relation)
+    return relation.inner if type(relation) is Flipped else Flipped(relation)
 
 
 def as_relation(relation: Relation | Tensor) -> Relation:

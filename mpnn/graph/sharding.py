@@ -37,7 +37,6 @@ class Exchange(Protocol):
 
     rows: tuple[int, int]
     own: Tensor
-    is_local: bool
 
     def refusal(self, layer: Layer) -> str | None:
         """Why it cannot serve a layer, or None if it can."""
@@ -47,20 +46,23 @@ class Exchange(Protocol):
         """x with the own nodes along `dim` -> the same with all sources of the graph along it."""
         ...
 
-    def round(self, attention: Any, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Any:
-        """The round that this process runs, for features of the own nodes."""
+    def rounds(
+        self, attention: Any, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Any, ...]:
+        """The rounds of an attention that this process runs, for features of the own nodes."""
         ...
 
-    def run(self, request: Any, propagate: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
-        """The result for the own destinations, [..., own, H, D], and weights if the request returns them; `propagate`
-        runs a request on this process."""
+    def run(self, rounds: tuple[Any, ...], run: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
+        """The result for the own destinations, [..., own, H, D], and weights if they are returned; `run` runs a round on
+        this process."""
         ...
 
 
 class Local:
-    """The exchange of a whole graph: all of it is here."""
+    """The exchange of a whole graph, which does nothing: all of the graph is here. There is one, `LOCAL`."""
 
-    is_local = True
+    def __reduce__(self) -> str:
+        return "LOCAL"  # copies and pickled graphs have the same object
 
     def refusal(self, layer: Layer) -> str | None:
         return None
@@ -68,14 +70,13 @@ class Local:
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         return x
 
-    def mine(self, x: Tensor, dim: int) -> Tensor:
-        return x
+    def rounds(
+        self, attention: Any, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Any, ...]:
+        return (attention(dst, src, graph, edge_attr),)
 
-    def round(self, attention: Any, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Any:
-        return attention(dst, src, graph, edge_attr)
-
-    def run(self, request: Any, propagate: Callable[[Any], Any]) -> Any:
-        return propagate(request)
+    def run(self, rounds: tuple[Any, ...], run: Callable[[Any], Any]) -> Any:
+        return run(rounds[0])
 
 
 LOCAL = Local()
@@ -114,7 +115,7 @@ def leave() -> None:
 
 def bind(graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:
     """The graph of a call with so many destinations and sources: bound, and this process's part while sharded."""
-    whole = getattr(graph, "exchange", LOCAL).is_local
+    whole = getattr(graph, "exchange", LOCAL) is LOCAL
     if whole and (sharding := active()) is not None:
         return sharding.part(graph, num_dst, num_src)
     return graph.bind(num_dst, num_src) if hasattr(graph, "bind") else graph

@@ -22,7 +22,7 @@ def reverse(graph: Graph) -> Graph:
     """`Graph.reverse`."""
     relation = None if graph.relation is None else flipped(graph.relation)
     positions = graph.positions
-    by_distance = relation is None or any(isinstance(one, Offset) for one in (relation, graph.relation))
+    by_distance = relation is None or any(type(one) is Offset for one in (relation, graph.relation))
     if positions is None and graph.shift and not by_distance:
         positions = graph.node_positions()  # a shift determines relative positions only
     changes: dict[str, Any] = {

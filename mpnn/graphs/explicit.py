@@ -159,9 +159,9 @@ def _share_a_rule(graphs: Sequence[Graph]) -> bool:
     if any(g.relation != relation for g in graphs):
         return False
     square = all(g.num_dst == g.num_src for g in graphs)
-    if isinstance(relation, GridOffset):
+    if type(relation) is GridOffset:
         return square and all(g.num_src % relation.width == 0 for g in graphs)
-    return relation is None or (square and isinstance(relation, Offset))
+    return relation is None or (square and type(relation) is Offset)
 
 
 def _join_attributes(attributes: Sequence[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mpnn.kernels import memory
 from mpnn.kernels.cpu import library
+from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.rows import EdgeTensor, NodeTensor, Rows, RowsStruct, edge_tensor, node_tensor
@@ -231,7 +232,7 @@ def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int, *, by_sourc
         _address(inputs.vector),
         **edges,
         dropout_keys=_address(spec.dropout_keys),
-        threshold=round(spec.dropout * (1 << 24)),
+        threshold=threshold(spec.dropout),
         keep_scale=1 / (1 - spec.dropout),
         **_ids(spec, by_source),
     )

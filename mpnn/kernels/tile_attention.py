@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.kernels.cpu import library
+from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import once_differentiable
 
@@ -205,7 +206,7 @@ def _parameters(
     if bias is not None:
         p.edges, p.bias_batch = bias.shape[-1], bias.stride(0) if len(bias) > 1 else 0
     if dropout is not None:
-        p.dropout_keys, p.dropout_threshold = dropout.keys.data_ptr(), round(dropout.p * (1 << 24))
+        p.dropout_keys, p.dropout_threshold = dropout.keys.data_ptr(), threshold(dropout.p)
         p.dropout_growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
         if dropout.ids is not None:
             p.dst_ids, p.src_ids = (ids.data_ptr() for ids in dropout.ids)

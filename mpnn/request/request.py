@@ -1,17 +1,22 @@
-"""The request that a backend runs: plain data that describes one round of message passing.
+"""The round: plain data that describes one round of message passing, from an attention to a kernel.
 
     w_ij = normalize_j( score(i, j) + sum of biases )        out_i = reduce_j( w_ij * (value_j + edge_value_ij) )
 
 With sinks s [H], the softmax is `w_ij = exp(l_ij) / (exp(s) + sum_j exp(l_ij))` for logits l: each row has one more
 source with the logit s and the value 0 (gpt-oss; Xiao et al. 2023, arXiv:2309.17453).
 
-Layers build requests and backends run them; neither imports the other. Requests are never modified. They are not
-frozen dataclasses, because a frozen one takes longer to create than a sum over a molecule takes to run.
+Attentions build rounds and backends run them; neither imports the other. Only the operator that asked for a round
+modifies it, before anything else has it. It is not a frozen dataclass, because a frozen one takes longer to create than a
+sum over a molecule takes to run.
+
+Code that visits rounds reads the class: a field that holds tensors has a role in `Round.roles`, and each field that
+differs from its default is a need (`mpnn.needs`) that a backend must serve. So a field added here is refused by every
+backend until one says that it serves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import isfinite
@@ -23,9 +28,10 @@ from torch import Tensor
 
 from mpnn.aggregate import SUM, Aggregator
 from mpnn.graph import Graph
+from mpnn.request import rng
 from mpnn.request.needs import needs_of
 from mpnn.request.scores import PARAMETER, Role, Score, lowered
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.request.tables import EmbeddingTable, PerEdge, per_edge
 
 Visit = Callable[[Tensor, str, Role], Tensor]
 NORMALIZERS = ("softmax", "sigmoid", "none")
@@ -33,14 +39,22 @@ NORMALIZERS = ("softmax", "sigmoid", "none")
 
 @dataclass(eq=False)
 class Round:
-    """One round of message passing, ready to run.
+    """One round of message passing over a graph.
 
-    value [..., N_src, H_kv, D]; the result is [..., N_dst, H, D]. Without score and bias every weight is 1. Without
-    score and with `normalize="none"` the weights are the sum of the biases. Biases are [E, H] or [E, 1] in the caller's
-    edge order (leading batch dimensions allowed), or a `BiasTable` [edge types, H]. `seed` is an int64 scalar, required
-    if `dropout` is not 0. `sinks` [H] go with weights normalized by softmax only. `return_lse` asks for the log-sum-exp
-    of each destination's logits, by which results over disjoint sets of sources are merged. A process that computes
-    some heads of a request sets `head_ids`, the first of them and the number of all: dropout hashes these numbers.
+    Args:
+        value: [..., N_src, H_kv, D]; the result is [..., N_dst, H, D].
+        score: gives the logit of each edge, see `mpnn.scores`. Without score and bias every weight is 1; without score
+            and with `normalize="none"` the weights are the sum of the biases.
+        bias: tensors [..., E, H] or [..., E, 1] in the caller's edge order, or `BiasTable`s [edge types, H].
+        edge_value: vectors added to the values of an edge, [..., E, H, D] or a table.
+        normalize: "softmax", "sigmoid" or "none".
+        dropout: the probability that a weight is dropped. seed: int64 scalar; drawn when the round runs, unless set.
+        reduce: an `Aggregator`; None for a sum.
+        return_weights: return the weights before dropout, [..., E, H]. return_lse: return the log-sum-exp of each
+            destination's logits, [..., N_dst, H], by which results over disjoint sets of sources are merged.
+        sinks: [H], the logits of one more source of each row, for a softmax.
+        head_ids: set by a process that computes some heads of a round: the first of them and the number of all, which
+            dropout hashes.
     """
 
     graph: Graph
@@ -51,7 +65,7 @@ class Round:
     normalize: str = "softmax"
     dropout: float = 0.0
     seed: Tensor | None = None
-    reduce: Aggregator = SUM
+    reduce: Aggregator = None  # type: ignore[assignment]  # a sum: an object as default would break torch.compile
     return_weights: bool = False
     return_lse: bool = False
     sinks: Tensor | None = None
@@ -65,8 +79,15 @@ class Round:
         "seed": Role("none"),
     }
 
+    def __post_init__(self) -> None:
+        if self.reduce is None:
+            self.reduce = SUM
+        if type(self.bias) is not tuple:
+            raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
+
     @property
     def weighted(self) -> bool:
+        """Whether edges have weights: by a score or by biases."""
         return self.score is not None or bool(self.bias)
 
     @property
@@ -129,7 +150,7 @@ class Round:
         )
 
     def lowered(self, backend: str = "auto") -> Round:
-        """The request with a score that kernels know, if its own names one; the reference runs the score as it is."""
+        """The round with the built-in score that its own score lowers to; the specification runs the score as it is."""
         score = self.score if backend == "edge_list" else lowered(self.score)
         return self if score is self.score else replace(self, score=score)
 
@@ -157,11 +178,26 @@ class Round:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The features that a backend must serve, see `mpnn.request.needs`."""
+        """The features that a backend must serve to run the round, see `mpnn.needs`."""
         return needs_of(self)
+
+    def edge_bias(self, biases: Iterable[PerEdge]) -> Tensor | None:
+        """The sum of these biases, [..., E, H or 1] in the caller's edge order, in the dtype of the arithmetic."""
+        terms = [per_edge(bias, self.graph, self.accumulate_dtype) for bias in biases]
+        return sum(terms[1:], terms[0]) if terms else None
+
+    def dropout_keys(self) -> Tensor | None:
+        """What dropout hashes with the ends of edges, for each batch entry and head, int32 [B * H]; see `mpnn.rng`.
+        None if no weight is dropped."""
+        if not self.dropout or not self.weighted:
+            return None
+        assert self.seed is not None
+        streams = rng.streams(self.batch, self.heads, self.seed.device, self.head_ids)
+        return rng.keys(self.seed, streams.flatten())
 
     @property
     def needs_grad(self) -> bool:
+        """Whether some tensor of the round requires a gradient."""
         if not torch.is_grad_enabled():
             return False
         return self.value.requires_grad or any(x.requires_grad for x in self.tensors)

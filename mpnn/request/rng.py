@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.kernels.dropout_threshold import BITS, threshold
 
-_BITS = 24
 _A, _B = 0x7FEB352D, 0x846CA68B - (1 << 32)  # multipliers of lowbias32, as signed words
 
 
@@ -25,7 +25,7 @@ def new_seed(device: torch.device) -> Tensor:
 def keep(seed: Tensor, stream: Tensor, dst: Tensor, src: Tensor, p: float) -> Tensor:
     """True with probability 1 - p, for each broadcast (stream, dst, src) of int64."""
     row = mix(keys(seed, stream) ^ dst.int())
-    return _shifted(mix(row ^ src.int()), 32 - _BITS) >= round(p * (1 << _BITS))
+    return _shifted(mix(row ^ src.int()), 32 - BITS) >= threshold(p)
 
 
 def keys(seed: Tensor, stream: Tensor) -> Tensor:

@@ -52,8 +52,10 @@ class Score(Protocol):
 
     Optional methods:
         validate(value): raises ValueError or TypeError if the fields do not fit together, or to the values.
-        fused(): an equal `Dot`, `AdditiveScore` or `AdditiveV2Score`, over features that it computes. All backends then
-            run that one; `backend="edge_list"` still runs `logits`. Without it, or if it is None, only `edge_list` does.
+        lower(): an equal `Dot`, `AdditiveScore` or `AdditiveV2Score` over features that it computes, or None. Every
+            backend that runs that one then runs this score; `backend="edge_list"` still runs `logits`.
+
+    Without `lower`, only `edge_list` runs the score. A subclass of a built-in score is another score, too.
     """
 
     @property
@@ -147,19 +149,37 @@ class AdditiveV2Score:
     def validate(self, value: Tensor) -> None:
         if self.src.shape[-2:] != self.dst.shape[-2:] or self.vector.shape != self.dst.shape[-2:]:
             shapes = (list(x.shape) for x in (self.dst, self.src, self.vector))
-            raise ValueError("dst, src and vector must have the same heads and width; got {}, {} and {}".format(*shapes))
+            raise ValueError(
+                "dst, src and vector must have the same heads and width; got {}, {} and {}".format(*shapes)
+            )
 
 
-def lowered(score: Score | None) -> Score | None:
-    """The score of this library that equals it, if it names one by `fused`; else itself."""
-    return getattr(score, "fused", lambda: None)() or score
+BUILT_IN: tuple[type, ...] = (Dot, AdditiveScore, AdditiveV2Score)
+"""The scores that kernels compute. Types count exactly: a subclass may override `logits`."""
+
+
+def lowered(score: Any) -> Any:
+    """The built-in score that a score lowers to, or the score itself if there is none.
+
+    Raises:
+        TypeError: if its `lower` returns anything else.
+    """
+    if score is None or type(score) in BUILT_IN or not hasattr(score, "lower"):
+        return score
+    found = score.lower()
+    if found is not None and type(found) not in BUILT_IN:
+        raise TypeError(
+            f"lower() of {type(score).__name__} must return a Dot, an AdditiveScore, an AdditiveV2Score or None; it "
+            f"returned {type(found).__name__}"
+        )
+    return score if found is None else found
 
 
 def slope_of(activation: Activation | None) -> float | str | None:
     """The slope of a LeakyReLU (1.0 without activation), "tanh", or None for any other activation."""
     if activation is None:
         return 1.0
-    if isinstance(activation, LeakyReLU):
+    if type(activation) is LeakyReLU:
         return activation.slope
     if activation is F.leaky_relu:
         return 0.01

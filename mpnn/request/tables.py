@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
@@ -64,6 +65,14 @@ class EmbeddingTable:
 class BiasTable(EmbeddingTable):
     """Numbers looked up by edge type, [edge types, H] or [edge types, 1]: one of a request's biases, as in T5's or
     Swin's relative position bias. Backends treat it as an `EmbeddingTable` without the last dimension."""
+
+
+def per_edge(data: PerEdge, graph: Graph, dtype: torch.dtype) -> Tensor:
+    """The numbers or vectors of each edge in the caller's order. Tables are cast first, because the gradients of a row
+    are summed in the dtype of the table."""
+    if isinstance(data, Tensor):
+        return data.to(dtype)
+    return graph.csr.to_caller(data.table.to(dtype).index_select(0, data.ids(graph)))
 
 
 PerEdge = Tensor | EmbeddingTable

@@ -192,7 +192,8 @@ def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> No
     tensor(name, x)
     shape = f"[..., N, {'H, D' if trailing == 2 else 'D'}]"
     if x.dim() < trailing + 1:
-        raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}")
+        hint = f": for one head, {name}.unsqueeze(-2)" if x.dim() == trailing == 2 else ""
+        raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}{hint}")
     floating(name, x)
     nodes, expected = x.shape[-1 - trailing], graph.num_src if role == "sources" else graph.num_dst
     if nodes != expected:
@@ -260,7 +261,8 @@ def _per_edge(name: str, data: PerEdge, trailing: int, request: Request) -> None
     if not fits:
         shape = f"[{rows}, {request.heads}{', D' if trailing == 2 else ''}]"
         what = "edge type" if isinstance(data, EmbeddingTable) else "edge"
-        raise ValueError(f"{name} must have shape {shape}, one row for each {what}; got {list(numbers.shape)}")
+        hint = f": for one head, {name}[:, None]" if numbers.dim() == trailing == 1 else ""
+        raise ValueError(f"{name} must have shape {shape}, one row for each {what}; got {list(numbers.shape)}{hint}")
 
 
 def _num_edge_types(table: EmbeddingTable, graph: Graph) -> int:

@@ -11,22 +11,20 @@ from mpnn import MessagePassing, backends, graphs, ops
 from mpnn.backends import BACKENDS, Backend, Estimate, register, registered
 from mpnn.engine.plan import Refused, choose, plan
 from mpnn.request.request import Request
-from mpnn.request.scores import Dot
 
 
 class Ones:
     """Sums over complete graphs, one matrix product; it counts its calls."""
 
     NAME = "ones"
+    SERVES = frozenset({"cpu", "float32", "no score", "sum"})
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds, self.calls = seconds, 0
 
-    def supports(self, request: Request) -> str | None:
+    def refusal(self, request: Request) -> str | None:
         graph = request.graph
-        if request.weighted or graph.num_edges != graph.num_dst * graph.num_src:
-            return "it only sums over complete graphs"
-        return None
+        return None if graph.num_edges == graph.num_dst * graph.num_src else "it only sums over complete graphs"
 
     def estimate(self, request: Request) -> Estimate:
         return Estimate(self.seconds, 8.0)
@@ -97,9 +95,10 @@ class Plain(Ones):
     """Runs attention by a function of the features alone; `run` is never needed."""
 
     NAME = "plain"
+    SERVES = frozenset({"cpu", "float32", "Dot", "softmax", "sum"})
 
-    def supports(self, request: Request) -> str | None:
-        return None if isinstance(request.score, Dot) else "it runs dot products only"
+    def refusal(self, request: Request) -> str | None:
+        return None
 
     def direct(self, request: Request) -> Any:
         self.calls += 1
@@ -133,8 +132,8 @@ def test_a_module_is_a_backend() -> None:
     ("backend", "error", "sentence"),
     [
         (Ones, TypeError, "Ones is a class; pass an instance"),
-        (object(), TypeError, "lacks NAME, supports, estimate, run"),
-        (type("Half", (), {"NAME": "half", "run": None})(), TypeError, "lacks supports, estimate$"),
+        (object(), TypeError, "lacks NAME, SERVES, refusal, estimate, run"),
+        (type("Half", (), {"NAME": "half", "run": None})(), TypeError, "lacks SERVES, refusal, estimate$"),
         (type("Nameless", (Ones,), {"NAME": None})(), ValueError, "must be an identifier.*got None"),
         (type("Spaced", (Ones,), {"NAME": "my backend"})(), ValueError, "must be an identifier.*got 'my backend'"),
         (type("Auto", (Ones,), {"NAME": "auto"})(), ValueError, "'auto' is taken"),

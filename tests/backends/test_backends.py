@@ -24,9 +24,10 @@ from capabilities import (
 )
 from torch import Tensor
 
-from mpnn import graphs, ops
+from mpnn import engine, graphs, ops
 from mpnn.backends import BACKENDS, Backend, csr, dense, edge_list, scatter, tiles
 from mpnn.engine import plan
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.request.request import Request
@@ -85,7 +86,7 @@ def test_spare_rows_of_tables_change_nothing_and_get_zero_gradients(backend: str
     for tables in (long, short):
         key, value, bias = (EmbeddingTable(table, rule) for table in tables)
         asked = replace(given, score=replace(given.score, edge_key=key), edge_value=value, bias=(bias,))
-        out, _ = ops.run(asked, backend)
+        out, _ = engine.run(asked, backend)
         found.append((out, torch.autograd.grad(out.square().sum(), tables)))
     (out, gradients), (expected, narrow) = found
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
@@ -271,21 +272,22 @@ def test_refusals_are_sentences_and_nothing_falls_back(backend: Backend) -> None
     refused += [simple(backend)(graph) for name, graph in GRAPHS.items() if not supported(backend, name)]
     assert refused
     for given in refused:
-        reason = backend.supports(given)
+        reason = why_not(backend, given.lowered(backend.NAME))
         assert len(reason.split()) >= 4, reason
         assert "\n" not in reason
         assert not reason.endswith(".")
         with pytest.raises(plan.Refused) as failure:
-            ops.run(given, backend.NAME)
+            engine.run(given, backend.NAME)
         assert str(failure.value) == f"backend {backend.NAME!r} cannot run this: {reason}"
 
 
 def test_too_large_a_mask_is_refused() -> None:
     graph = graphs.window(1).bind(10_000)
     given = Request(graph, torch.zeros(10_000, 1, 1), Dot(torch.zeros(10_000, 1, 1), torch.zeros(10_000, 1, 1), 1.0))
-    assert dense.supports(given) == "a mask of 10,000 x 10,000 pairs is too large"
-    assert "800,000,000 logits" in dense.supports(
-        replace(given, graph=graphs.complete().bind(10_000), return_weights=True, value=torch.zeros(8, 10_000, 1, 1))
+    assert why_not(dense, given) == "a mask of 10,000 x 10,000 pairs is too large"
+    assert "800,000,000 logits" in why_not(
+        dense,
+        replace(given, graph=graphs.complete().bind(10_000), return_weights=True, value=torch.zeros(8, 10_000, 1, 1)),
     )
 
 
@@ -296,7 +298,7 @@ def test_asked_for_by_name_it_is_that_one_that_runs(backend: Backend, monkeypatc
         monkeypatch.setattr(b, "run", lambda request, name=b.NAME: (ran.append(name), None))
     for name, graph in GRAPHS.items():
         if supported(backend, name):
-            ops.run(request(graph), backend.NAME)
+            engine.run(request(graph), backend.NAME)
     assert set(ran) == {backend.NAME}
 
 

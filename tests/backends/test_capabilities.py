@@ -5,8 +5,6 @@ from capabilities import GRAPHS, PAGE, REQUESTS, converted, refusal, supported, 
 from torch import Tensor
 
 from mpnn.backends import BACKENDS, Backend, csr, edge_list
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
 
 
 def test_the_page_lists_what_backends_answer() -> None:
@@ -33,10 +31,7 @@ def test_the_specification_supports_every_row() -> None:
 
 
 def test_a_backend_that_begins_to_refuse_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    supports, reason = csr.supports, "softcap is out of order today"
-
-    def refuses_softcap(request: Request) -> str | None:
-        return reason if isinstance(request.score, Dot) and request.score.softcap else supports(request)
-
-    monkeypatch.setattr(csr, "supports", refuses_softcap)
+    reason = "softcap is out of order today"
+    monkeypatch.setattr(csr.attention, "SERVES", csr.attention.SERVES - {"softcap"})
+    monkeypatch.setattr(csr.attention, "REASONS", {"softcap": reason}, raising=False)
     assert reason in updated(PAGE.read_text())

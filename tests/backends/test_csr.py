@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import graphs, ops
+from mpnn import engine, graphs, ops
 from mpnn.aggregate import Max, Mean
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import edges as edge_orders
 from mpnn.engine import plan
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import row_attention
@@ -102,7 +103,7 @@ def with_vectors(graph: Graph, edge_key: Tensor | EmbeddingTable, edge_value: Te
 
 def check(given: Request, close: dict[str, float] = CLOSE, what: str = "") -> None:
     """Output and gradients are those of the specification."""
-    assert csr.supports(given) is None
+    assert why_not(csr, given) is None
     leaves = [t for t in given.tensors if t.requires_grad]
     found = []
     for backend in (csr, edge_list):
@@ -319,14 +320,14 @@ def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
     graph = scattered()
     given = dot(graph)
     refused = {
-        "cannot compile elu": replace(given, score=replace(additive(graph, F.elu).score)),
-        "sums messages or takes their mean": replace(given, reduce=Max()),
+        "LeakyReLU and tanh, and not elu": replace(given, score=replace(additive(graph, F.elu).score)),
+        "it cannot aggregate messages by max": replace(given, reduce=Max()),
         "edge_value is 1 wide, and the features": replace(given, edge_value=leaf(graph.num_edges, 3, 1)),
     }
     for sentence, request in refused.items():
-        assert sentence in csr.supports(request)
+        assert sentence in why_not(csr, request)
         with pytest.raises(plan.Refused, match=sentence):
-            ops.run(request, "csr")
+            engine.run(request, "csr")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from mpnn import graphs, ops
 from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, segment_sum
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import edges as edge_orders
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.kernels import row_reduce
 from mpnn.request.request import Request
@@ -92,7 +93,7 @@ def weights(graph: Graph, heads: int, batch: tuple[int, ...] = ()) -> Tensor:
 
 def check(request: Request) -> None:
     """The same results and gradients as the specification's."""
-    assert csr.supports(request) is None
+    assert why_not(csr, request) is None
     leaves = [t for t in request.tensors if t.requires_grad]
     found = []
     for backend in (csr, edge_list):

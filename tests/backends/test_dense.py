@@ -6,6 +6,7 @@ import torch
 from mpnn import graphs
 from mpnn.backends import dense
 from mpnn.engine import dispatch
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import Relation
 from mpnn.request.request import Request
@@ -88,7 +89,7 @@ def test_scales_that_turn_scores_round_hold_under_a_mask_too(scale):
         graph = topology.bind(5)
         query, key, value = (torch.randn(2, 5, 2, 4, dtype=torch.float64) for _ in range(3))
         request = Request(graph, value, Dot(query, key, scale))
-        assert dense.supports(request) is None
+        assert why_not(dense, request) is None
         torch.testing.assert_close(run(request, "dense"), run(request, "edge_list"), rtol=1e-12, atol=1e-12)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from mpnn import Graph, MessagePassing, Topology, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.backends import csr, dense, edge_list, low_rank, tiles
+from mpnn.engine.plan import refusal as why_not
 from mpnn.request.request import Request
 from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
@@ -29,7 +30,7 @@ def test_scores_to_1e38(backend: ModuleType, topology: Topology) -> None:
     query, key, value = 1e19 * torch.ones(40, 2, 1), 1e19 * signs, torch.randn(40, 2, 8)
     leaves = [x.requires_grad_() for x in (query, key, value)]
     request = Request(graph, value, Dot(query, key, 1.0))
-    assert backend.supports(request) is None
+    assert why_not(backend, request) is None
     out, _ = backend.run(request)
     # A score is 1e38 or -1e38. The largest share the weight alike, and the others get none.
     edges = graph.dense()[..., None] * torch.ones(2)
@@ -202,7 +203,7 @@ def test_running_sums_over_more_than_2_to_the_31_edges() -> None:
     n = 100_000
     query, value = torch.ones(n, 1, 1, dtype=torch.float64), torch.ones(n, 1, 1, dtype=torch.float64)
     request = Request(graphs.causal().bind(n), value, Dot(query, query, 1.0), normalize="none")
-    assert low_rank.supports(request) is None
+    assert why_not(low_rank, request) is None
     out, _ = low_rank.run(request)
     assert torch.equal(out[:, 0, 0], torch.arange(1, n + 1, dtype=torch.float64))
 

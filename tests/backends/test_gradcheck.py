@@ -12,6 +12,7 @@ from mpnn import MessagePassing, attention, graphs, position, update
 from mpnn.aggregate import NAMED, PNA, PowerMean, Softmax
 from mpnn.attention import Attention
 from mpnn.graph import Graph
+from mpnn.propagation import Propagation
 
 DIM, EDGE = 4, 2
 
@@ -112,7 +113,7 @@ def test_aggregator(name: str) -> None:
 @pytest.mark.parametrize("heads", [1, 2])
 def test_diffusion(heads: int) -> None:
     spec = attention.DotProduct(DIM, 2, kv_heads=heads, dropout=0.3)
-    check(MessagePassing(molecule(), "sum", None, spec, hops=3, teleport=0.2), features())
+    check(Propagation(molecule(), "sum", None, spec, hops=3, teleport=0.2), features())
 
 
 UPDATES: dict[str, Callable[[], object]] = {

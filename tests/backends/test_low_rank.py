@@ -13,6 +13,7 @@ from mpnn import MessagePassing, explain, graphs
 from mpnn.aggregate import Max
 from mpnn.attention import Kernel
 from mpnn.backends import edge_list, low_rank
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.kernels.linear_attention import ALL, PAST, Block, linear_attention
 from mpnn.request.request import Request
@@ -60,7 +61,7 @@ def run(backend: object, given: Request) -> list[Tensor]:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_is_the_specification(name: str, heads: tuple[int, int, int]) -> None:
     given = request(GRAPHS[name], (2, 1), heads)
-    assert low_rank.supports(given) is None
+    assert why_not(low_rank, given) is None
     # Sums of at most 512 x 5 float64 products of size about 1, in another order: 2560 * 1.1e-16 < 1e-12.
     for found, expected in zip(run(low_rank, given), run(edge_list, given), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -111,10 +112,10 @@ def test_blocks_of_a_graph() -> None:
         ({"normalize": "softmax"}, "needs dot products as weights"),
         ({"dropout": 0.1}, "never computes single weights"),
         ({"return_weights": True}, "never computes single weights"),
-        ({"reduce": Max()}, "it sums messages"),
-        ({"score": None}, "needs dot-product scores"),
-        ({"bias": (torch.zeros(1, 1),)}, "does not support biases"),
-        ({"edge_value": torch.zeros(1, 4, 7)}, "does not support biases"),
+        ({"reduce": Max()}, "it cannot aggregate messages by max"),
+        ({"score": None}, "computes attention by a score, and there is none"),
+        ({"bias": (torch.zeros(1, 1),)}, "does not support bias per edge"),
+        ({"edge_value": torch.zeros(1, 4, 7)}, "does not support edge_value per edge"),
         ({"graph": graphs.window(2).bind(37)}, "each row must have the same sources as the row before"),
         ({"graph": graphs.longformer(8, globals=1).bind(37)}, "each row must have the same sources as the row before"),
         ({"graph": graphs.from_edges(torch.zeros(2, 1, dtype=torch.int64), 37)}, "the graph is a list of edges"),
@@ -122,16 +123,16 @@ def test_blocks_of_a_graph() -> None:
     ids=str,
 )
 def test_refuses_with_a_sentence(change: dict[str, object], reason: str) -> None:
-    assert reason in low_rank.supports(replace(request(GRAPHS["complete"]), **change))
+    assert reason in why_not(low_rank, replace(request(GRAPHS["complete"]), **change))
 
 
 def test_softcap_and_vectors_on_edges_are_refused() -> None:
     given = request(graphs.complete().bind(3))
-    assert "without a normalizer or softcap" in low_rank.supports(
-        replace(given, score=replace(given.score, softcap=2.0))
+    assert "without a normalizer or softcap" in why_not(
+        low_rank, replace(given, score=replace(given.score, softcap=2.0))
     )
-    assert "does not support biases" in low_rank.supports(
-        replace(given, score=replace(given.score, edge_key=leaf(9, 4, 5)))
+    assert "does not support edge_key per edge" in why_not(
+        low_rank, replace(given, score=replace(given.score, edge_key=leaf(9, 4, 5)))
     )
 
 

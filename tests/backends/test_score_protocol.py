@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mpnn
-from mpnn import MessagePassing, graphs, ops
+from mpnn import MessagePassing, engine, graphs
 from mpnn.attention import DotProduct
 from mpnn.backends import BACKENDS
-from mpnn.request.request import Round
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph.relations import Offset
-from mpnn.request.request import Request
+from mpnn.request.request import Request, Round
 from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
 from mpnn.request.tables import EmbeddingTable, PerEdge
 
@@ -47,7 +47,7 @@ class DistanceAttention(DotProduct):
         self.slope = nn.Parameter(torch.zeros(heads))
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Any, edge_attr: Tensor | None = None) -> Round:
-        return self.round(graph, value, Distance(query, key, self.slope))
+        return Round(graph, value, Distance(query, key, self.slope))
 
 
 def features(*shape: int) -> Tensor:
@@ -76,7 +76,7 @@ def dense(request: Request) -> Tensor:
 def test_its_formula() -> None:
     example = request()
     leaves = example.tensors
-    out, expected = ops.run(example)[0], dense(example)
+    out, expected = engine.run(example)[0], dense(example)
     torch.testing.assert_close(out, expected)
     seed = torch.randn_like(out)
     for ours, theirs in zip(*(torch.autograd.grad(y, leaves, seed) for y in (out, expected)), strict=True):
@@ -93,7 +93,7 @@ def test_gradients_of_the_features_of_edges() -> None:
         leaves = replace(example, score=score).tensors
 
         def run(*_: Tensor, score: Distance = score) -> Tensor:
-            return ops.run(replace(example, score=score))[0]
+            return engine.run(replace(example, score=score))[0]
 
         assert len(leaves) == 5
         assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
@@ -102,7 +102,7 @@ def test_gradients_of_the_features_of_edges() -> None:
 @pytest.mark.parametrize("normalize", ["softmax", "sigmoid", "none"])
 def test_weights(normalize: str) -> None:
     example = request(normalize=normalize, return_weights=True)
-    _, weights = ops.run(example)
+    _, weights = engine.run(example)
     src, dst = example.graph.edge_index
     logits = dense_logits(example.score)
     if normalize == "softmax":
@@ -121,8 +121,8 @@ def test_positions_of_a_cut_graph() -> None:
     part = whole.subgraph(mask)
     cut = replace(score, query=score.query[some], key=score.key[some])
     bias = (torch.where(mask[whole.edge_index[0]], 0.0, -torch.inf)[:, None].double(),)
-    expected = ops.run(Request(whole, value, score, bias))[0][some]
-    torch.testing.assert_close(ops.run(Request(part, value[some], cut))[0], expected)
+    expected = engine.run(Request(whole, value, score, bias))[0][some]
+    torch.testing.assert_close(engine.run(Request(part, value[some], cut))[0], expected)
 
 
 def test_only_edge_list_runs_it_and_the_plan_says_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,9 +132,9 @@ def test_only_edge_list_runs_it_and_the_plan_says_why(capsys: pytest.CaptureFixt
     assert "Distance attention, softmax" in capsys.readouterr().out
     reasons = {c.name: c.reason for c in plan.candidates}
     assert [name for name, reason in reasons.items() if reason is None] == ["edge_list"]
-    assert reasons["csr"] == "it has no kernel for Distance"
+    assert reasons["csr"] == "it has no kernel for Distance, which does not lower to a built-in score"
     with pytest.raises(ValueError, match="backend 'csr' cannot run this: it has no kernel for Distance"):
-        ops.run(op.request(torch.randn(N, 8)), "csr")
+        engine.run(op.request(torch.randn(N, 8)), "csr")
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.5, "kv_heads": 1}])
@@ -181,14 +181,14 @@ class Cosine:
     def logits(self, query: Tensor, key: Tensor) -> Tensor:
         return F.cosine_similarity(query, key, dim=-1)
 
-    def fused(self) -> Dot:
+    def lower(self) -> Dot:
         return Dot(F.normalize(self.query, dim=-1), F.normalize(self.key, dim=-1), 1.0)
 
 
 def test_a_fused_form_runs_in_csr() -> None:
     graph = graphs.window(2).bind(N)
     example = Request(graph, features(N, HEADS, WIDTH), Cosine(features(N, HEADS, WIDTH), features(N, HEADS, WIDTH)))
-    (ours, _), (reference, _) = ops.run(example, "csr"), ops.run(example, "edge_list")
+    (ours, _), (reference, _) = engine.run(example, "csr"), engine.run(example, "edge_list")
     torch.testing.assert_close(ours, reference)
     gradients = (torch.autograd.grad(y.square().sum(), example.tensors) for y in (ours, reference))
     for one, other in zip(*gradients, strict=True):
@@ -208,7 +208,7 @@ def test_fields_with_a_role_are_the_arguments_of_the_reference(name: str) -> Non
     score = BUILT_IN[name]
     assert set(score.roles) <= set(vars(score))
     (by_kernel, _), (by_reference, _) = (
-        ops.run(Request(graphs.window(2).bind(N), Q, score), backend) for backend in ("csr", "edge_list")
+        engine.run(Request(graphs.window(2).bind(N), Q, score), backend) for backend in ("csr", "edge_list")
     )
     torch.testing.assert_close(by_kernel, by_reference)
 
@@ -233,20 +233,20 @@ class NotADataclass:
         (AdditiveScore(Q[..., 0], Q[:, :1, 0], LeakyReLU()), "src has 1 heads, and the score has 4"),
         (
             AdditiveV2Score(Q, Q, Q[0, :1], LeakyReLU()),
-            "vector of the fused AdditiveV2Score must have shape [4, 6]",
+            "dst, src and vector must have the same heads and width",
         ),
         (
             AdditiveV2Score(Q, Q[..., :3], Q[0], LeakyReLU()),
-            "key of the fused AdditiveV2Score must have shape [9,",
+            "dst, src and vector must have the same heads and width",
         ),
     ],
 )
 @pytest.mark.parametrize("backend", ["auto", "edge_list"])
 def test_mistakes(score: Any, sentence: str, backend: str) -> None:
     with pytest.raises((ValueError, TypeError, RuntimeError), match=re.escape(sentence)):
-        ops.run(Request(graphs.window(2).bind(N), Q, score), backend)
+        engine.run(Request(graphs.window(2).bind(N), Q, score), backend)
 
 
 def test_every_backend_refuses_a_score_without_a_fused_form() -> None:
-    reasons = {b.NAME: b.supports(request()) for b in BACKENDS}
+    reasons = {b.NAME: why_not(b, request()) for b in BACKENDS}
     assert {name for name, reason in reasons.items() if reason is None} == {"edge_list"}

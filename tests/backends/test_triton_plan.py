@@ -20,6 +20,7 @@ from mpnn.aggregate import Max
 from mpnn.backends import csr
 from mpnn.backends.csr import cuda_attention
 from mpnn.engine.plan import plan
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.request.request import Request
 from mpnn.request.scores import AdditiveScore, Dot, LeakyReLU
@@ -36,7 +37,7 @@ def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
         "at most 4,096 wide, and these are 5,000 wide": replace(given, value=leaf(10, 3, 5000)),
     }
     for sentence, request in refused.items():
-        assert sentence in cuda_attention.supports(request)
+        assert sentence in why_not(cuda_attention, request)
 
 
 def on_cuda(graph: Graph, kind: str) -> Request:
@@ -83,7 +84,7 @@ def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     ):
         monkeypatch.setitem(sys.modules, "triton", module)
         for kind in ("dot", "aggregation"):
-            assert sentence in csr.supports(on_cuda(graphs.causal().bind(3), kind))
+            assert sentence in why_not(csr, on_cuda(graphs.causal().bind(3), kind))
 
 
 # ---------------------------------------------------------------------------------------- for a GPU, without one

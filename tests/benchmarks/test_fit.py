@@ -8,6 +8,7 @@ from mpnn import graphs
 from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
+from mpnn.engine.plan import refusal as why_not
 
 KNOWN = {"dot call": 50_000.0, "edge": 20.0, "dot number": 3.0, "activated number": 1.5}
 
@@ -57,7 +58,7 @@ def test_every_operation_that_cases_count_has_a_price() -> None:
     prices, counted = tuned.shipped()["nanoseconds"], set()
     for name, plain in fit.cases():
         for request in (plain, requests.with_gradients(plain)):
-            for backend in (b for b in BACKENDS if b.supports(request) is None):
+            for backend in (b for b in BACKENDS if why_not(b, request) is None):
                 counted.add(backend.NAME)
                 assert set(backend.counts(request)) <= set(prices[backend.NAME]), (name, backend.NAME)
     assert counted >= {"dense", "tiles", "low_rank", "csr", "edge_list"}  # scatter may not be installed
@@ -67,7 +68,7 @@ def test_every_operation_that_drawn_requests_count_has_a_price() -> None:
     prices = tuned.shipped()["nanoseconds"]
     for index in range(60):
         request = requests.draw(0, index).request
-        for backend in (b for b in BACKENDS if b.supports(request) is None):
+        for backend in (b for b in BACKENDS if why_not(b, request) is None):
             assert set(backend.counts(request)) <= set(prices[backend.NAME]), (index, backend.NAME)
 
 
@@ -75,7 +76,7 @@ def test_every_operation_of_the_capability_table_has_a_price() -> None:
     prices, graph = tuned.shipped()["nanoseconds"], graphs.causal().bind(6)
     for make in REQUESTS.values():
         request = make(graph)
-        for backend in (b for b in BACKENDS if b.supports(request) is None):
+        for backend in (b for b in BACKENDS if why_not(b, request) is None):
             assert set(backend.counts(request)) <= set(prices[backend.NAME]), (request, backend.NAME)
 
 

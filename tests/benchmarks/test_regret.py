@@ -11,6 +11,7 @@ from benchmarks.regret import Regret, Times
 from benchmarks.report import plans
 from benchmarks.requests import KINDS, dot, draw, scattered
 from mpnn.backends import BACKENDS
+from mpnn.engine.plan import refusal as why_not
 
 
 def times(seed: int, index: int, **seconds: float) -> Times:
@@ -50,7 +51,7 @@ def test_a_measurement_has_the_time_of_the_chosen_backend() -> None:
 
 def test_regret_is_the_choice_over_the_quickest() -> None:
     request = draw(1, 8).request
-    able = [b.NAME for b in BACKENDS if b.supports(request) is None]
+    able = [b.NAME for b in BACKENDS if why_not(b, request) is None]
     chosen = regret.choice(request, able)
     seconds = {name: 3.0 if name == chosen else 2.0 for name in able}
     assert regret.regret(times(1, 8, **seconds)).ratio == 1.5

@@ -26,6 +26,7 @@ from mpnn.graph.relations import GridOffset
 from mpnn.models import GPT
 from mpnn.models.layers.relative import RelativeDotProduct
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
+from mpnn.propagation import Propagation
 from mpnn.update import Activate, FeedForward, PreNorm
 
 Call = dict[str, Any]
@@ -128,7 +129,7 @@ ON_GRAPHS: dict[str, Callable[[Graph | None], MessagePassing]] = {
     "gcn": lambda g: MessagePassing(g, "sum", Activate(F.relu), Degree(WIDTH, 4)),
     "edges add vectors": lambda g: layer(g, edge_dim=3),
     "edges add numbers": lambda g: layer(g, position=EdgeBias(3, 2)),
-    "diffusion": lambda g: MessagePassing(g, "sum", None, Additive(WIDTH, 4, 2), hops=3, teleport=0.2),
+    "diffusion": lambda g: Propagation(g, "sum", None, Additive(WIDTH, 4, 2), hops=3, teleport=0.2),
     "max": lambda g: MessagePassing(g, "max", None, None),
     "std": lambda g: MessagePassing(g, "std", None, None),
     "pna, wider than its messages": lambda g: MessagePassing(g, "pna", None, None),
@@ -194,7 +195,7 @@ class ByDistance(Attention):
         from mpnn.request.request import Round
 
         j, i = graph.edge_index
-        return self.round(graph, src.unsqueeze(-2), bias=(-self.rate * (i - j).abs()[:, None].to(src.dtype),))
+        return Round(graph, src.unsqueeze(-2), bias=(-self.rate * (i - j).abs()[:, None].to(src.dtype),))
 
 
 @pytest.mark.parametrize("graph", [graphs.window(2), explicit(9)], ids=["topology", "explicit"])
@@ -318,7 +319,7 @@ def arguments(dropout: float = 0.25) -> tuple[Any, ...]:
     graph = arguments.graph = graphs.window(2).bind(6)  # type: ignore[attr-defined]  # held as long as its number is
     query, key, value = (torch.randn(3, 6, 2, 4, requires_grad=True) for _ in range(3))
     slots = ("value", "seed", "score_query", "score_key")
-    form = repr(("auto", (), "Dot", slots, ("scale",), (), "softmax", "Sum", None, False))
+    form = repr(("auto", (), "Dot", slots, ("scale",), (), (("normalize", "softmax"),), "Sum", None))
     return graph.token, [6, 6, 0, 6, 6], [value, torch.tensor(5), query, key], form, [dropout, 0.5], NEEDS
 
 
@@ -389,7 +390,7 @@ def test_wrong_shapes_are_named() -> None:
 
 def test_a_backend_that_refuses_gives_its_reason() -> None:
     model, _ = program(MessagePassing(graphs.causal(), "sum", None, AdditiveV2(WIDTH, 4, 2), backend="dense"))
-    with pytest.raises(ValueError, match="backend 'dense' cannot run this: it runs dot-product attention only"):
+    with pytest.raises(ValueError, match="backend 'dense' cannot run this: it does not compute additive scores"):
         model(torch.randn(5, WIDTH))
 
 

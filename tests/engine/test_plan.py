@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import mpnn
-from mpnn import MessagePassing, explain, graphs, ops
+from mpnn import MessagePassing, engine, explain, graphs
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
 from mpnn.engine.plan import Plan, Refused, choose, plan
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph.topology import Topology
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
@@ -44,7 +45,7 @@ def test_every_backend_says_why_or_how_long(capsys: pytest.CaptureFixture[str]) 
         else:
             assert f"no: {candidate.reason}" in printed
     (dense,) = [c for c in found.candidates if c.name == "dense"]
-    assert dense.reason == "it runs dot-product attention only"
+    assert dense.reason == "it does not compute additive scores"
 
 
 def test_explain_takes_what_a_call_takes() -> None:
@@ -58,7 +59,7 @@ def test_explain_obeys_the_backend_of_the_operator() -> None:
     op = MessagePassing(graphs.complete(), "sum", None, DotProduct(8, 2), backend="edge_list")
     assert explain(op, torch.randn(5, 8)).backend == "edge_list"
     refusing = MessagePassing(graphs.complete(), "max", None, DotProduct(8, 2), backend="dense")
-    with pytest.raises(Refused, match="backend 'dense' cannot run this: it sums messages"):
+    with pytest.raises(Refused, match="backend 'dense' cannot run this: it cannot aggregate messages by"):
         explain(refusing, torch.randn(5, 8))
 
 
@@ -73,7 +74,7 @@ def test_what_is_explained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None
         (graphs.documents([9, 91]), 100),
     ]
     for topology, n in cases:
-        ops.run(request(topology, n))
+        engine.run(request(topology, n))
     assert ran == [plan(request(topology, n)).backend for topology, n in cases]
 
 
@@ -108,7 +109,7 @@ def test_a_mask_too_large_is_refused() -> None:
 
 def test_gradients_and_more_of_everything_take_longer() -> None:
     small = request(graphs.window(8), 200)
-    able = [backend for backend in BACKENDS if backend.supports(small) is None]
+    able = [backend for backend in BACKENDS if why_not(backend, small) is None]
     assert {backend.NAME for backend in able} == {"dense", "tiles", "csr", "edge_list"}
     for more in (request(graphs.window(8), 200, grad=True), request(graphs.window(8), 800)):
         for backend in able:

@@ -15,6 +15,7 @@ from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.backends.tuned import Prices
 from mpnn.engine import tune
 from mpnn.engine.plan import plan
+from mpnn.engine.plan import refusal as why_not
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def seconds(request: requests.Request, prices: Prices) -> dict[str, float]:
     return {
         b.NAME: 1e-9 * sum(prices[b.NAME][kind] * n for kind, n in b.counts(request).items())
         for b in BACKENDS
-        if b.supports(request) is None
+        if why_not(b, request) is None
     }
 
 
@@ -79,7 +80,7 @@ def test_tuning_measures_every_backend_that_may_be_chosen() -> None:
 
 
 def test_probes_cover_the_calls_of_common_requests() -> None:
-    able = ((b, r) for r in tune.probes() for b in BACKENDS if b.supports(r) is None)
+    able = ((b, r) for r in tune.probes() for b in BACKENDS if why_not(b, r) is None)
     counted = {(b.NAME, kind) for b, r in able for kind in b.counts(r)}
     for name, kind in (
         ("csr", "additive call"),

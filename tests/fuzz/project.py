@@ -13,6 +13,7 @@ from mpnn import graphs, ops
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS
 from mpnn.engine import dispatch
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import GridOffset, Offset, Relation
 from mpnn.graph.topology import Topology
@@ -135,7 +136,7 @@ def backends(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> I
     The reference, which takes everything and is slow, runs where the case says so or no other backend does.
     """
     request = request_of(case, graph, leaves).with_tables_per_edge()
-    reasons = {backend.NAME: backend.supports(request) for backend in BACKENDS}
+    reasons = {backend.NAME: why_not(backend, request) for backend in BACKENDS}
     others = [reason for name, reason in reasons.items() if name != "edge_list"]
     if not case["reference"] and any(reason is None for reason in others):
         del reasons["edge_list"]

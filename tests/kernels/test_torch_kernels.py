@@ -12,6 +12,7 @@ from mpnn.backends import edge_list
 from mpnn.backends.tiles import bias, cuda
 from mpnn.graph.relations import Offset
 from mpnn.kernels import flex, varlen
+from mpnn.request.needs import missing
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
 from mpnn.request.tables import BiasTable
@@ -103,9 +104,11 @@ def test_biases_by_offset_and_soft_capping():
 )
 def test_what_it_cannot_do_it_refuses(changes, sentence):
     request = asked(graphs.complete().bind(301))
-    request = replace(request, value=request.value.float())
-    assert cuda.supports(request) is None
-    assert re.search(sentence, cuda.supports(replace(request, **changes)))
+    request, on_device = replace(request, value=request.value.float()), {"cpu", "float64"}  # nothing runs here
+    serves = cuda.SERVES | on_device
+    assert (missing(request, serves, cuda.REASONS) or cuda.refusal(request)) is None
+    changed = replace(request, **changes)
+    assert re.search(sentence, missing(changed, serves, cuda.REASONS) or cuda.refusal(changed))
 
 
 @pytest.mark.slow

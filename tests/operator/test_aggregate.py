@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpnn import MessagePassing, graphs, ops
+from mpnn import MessagePassing, engine, graphs, ops
 from mpnn.aggregate import (
     NAMED,
     PNA,
@@ -432,10 +432,10 @@ def test_a_ranking_of_messages_never_mixes_heads() -> None:
     attention = DotProduct(8, 2)
     op, x = MessagePassing(graphs.window(2), per_node(longest), None, attention), torch.randn(3, 9, 8)
     request = op.request(x)
-    out, _ = ops.run(request)
+    out, _ = engine.run(request)
     for head in range(2):
         score = replace(request.score, query=request.score.query[..., [head], :], key=request.score.key[..., [head], :])
-        alone, _ = ops.run(replace(request, score=score, value=request.value[..., [head], :]))
+        alone, _ = engine.run(replace(request, score=score, value=request.value[..., [head], :]))
         torch.testing.assert_close(out[..., [head], :], alone)
     (gradient,) = torch.autograd.grad(op(x).sum(), attention.to_value.weight)
     assert gradient.abs().sum() > 0

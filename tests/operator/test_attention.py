@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed, degree_weights
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
+from mpnn.request.request import Round
 
 DIM, HEADS, HEAD = 8, 2, 4
 N = 7
@@ -323,7 +323,7 @@ def test_an_attention_of_ones_own_is_a_bias_for_each_edge() -> None:
 
         def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
             j, i = graph.edge_index
-            return self.round(graph, src.unsqueeze(-2), bias=(-(dst[i] - src[j]).square().sum(-1, keepdim=True),))
+            return Round(graph, src.unsqueeze(-2), bias=(-(dst[i] - src[j]).square().sum(-1, keepdim=True),))
 
     graph, x = graphs.from_edges(torch.tensor([[2, 0, 1, 2], [1, 1, 0, 2]]), 3), rand(3, DIM)
     out = MessagePassing(graph, "sum", None, Distance())(x)

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from mpnn import MessagePassing, graphs
 from mpnn.aggregate import NAMED
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.position import EdgeBias, Table
+from mpnn.propagation import Propagation
+from mpnn.request.request import Round
 from mpnn.update import GRU, MLP, Activate, Add, Concat, FeedForward, PreNorm
 
 N = 12
@@ -60,7 +61,7 @@ MODELS: dict[str, Callable[[], MessagePassing]] = {
     "gin": lambda: MessagePassing(cora(), "sum", Add(MLP(8, 64), eps=0.0), None),
     "ggnn": lambda: MessagePassing(cora(), "sum", GRU(8), Typed(8, 8, relations=4)),
     "convolution": lambda: MessagePassing(graphs.neighborhood(4, 3, 1), "sum", None, Typed(8, 64, relations=9)),
-    "magna": lambda: MessagePassing(cora(), "sum", PreNorm(8, FeedForward(8)), DotProduct(8, 2), hops=6, teleport=0.1),
+    "magna": lambda: Propagation(cora(), "sum", PreNorm(8, FeedForward(8)), DotProduct(8, 2), hops=6, teleport=0.1),
     "graphormer": lambda: layer(
         graphs.complete().with_relation(torch.randint(0, 5, (N, N))), position=Table(2, relations=5)
     ),
@@ -78,7 +79,7 @@ def test_every_model_runs_trains_and_takes_batches(make: Callable[[], MessagePas
     torch.testing.assert_close(out, torch.stack([torch.stack([op(one) for one in some]) for some in x]))
     out.square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in op.parameters() if p.requires_grad)
-    assert str(op).startswith("MessagePassing(")
+    assert str(op).startswith(("MessagePassing(", "Propagation("))
 
 
 def test_sequence_to_sequence() -> None:
@@ -219,7 +220,7 @@ class Unweighted(Attention):
     """Has no scores for its softmax to be taken of."""
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        return self.round(graph, src.unsqueeze(-2))
+        return Round(graph, src.unsqueeze(-2))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ class Echo(Attention):
     normalize = "none"
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        return self.round(graph, src.unsqueeze(-2), bias=(edge_attr[:, None],))
+        return Round(graph, src.unsqueeze(-2), bias=(edge_attr[:, None],))
 
 
 def test_edge_attributes_stay_with_the_edges_left() -> None:
@@ -282,7 +283,7 @@ def test_diffusion_is_its_formula(kv_heads: int) -> None:
     hops, alpha = 4, 0.3
     graph, x = cora(), torch.randn(2, N, 8, dtype=torch.float64)
     spec = DotProduct(8, 2, kv_heads=kv_heads).double()
-    out, weights = MessagePassing(graph, "sum", None, spec, hops=hops, teleport=alpha)(x, return_weights=True)
+    out, weights = Propagation(graph, "sum", None, spec, hops=hops, teleport=alpha)(x, return_weights=True)
     src, dst = graph.edge_index
     matrix = torch.zeros(2, 2, N, N, dtype=torch.float64)
     for e in range(graph.num_edges):
@@ -299,7 +300,7 @@ def test_diffusion_of_fixed_weights() -> None:
     graph, x = cora(), torch.randn(N, 8)
     spec = Degree(8, 4, bias=False)
     one_hop = MessagePassing(graph, "sum", None, spec)(x)
-    out = MessagePassing(graph, "sum", None, spec, teleport=0.2)(x)
+    out = Propagation(graph, "sum", None, spec, teleport=0.2)(x)
     torch.testing.assert_close(out, 0.8 * one_hop + 0.2 * spec.to_value(x))
 
 
@@ -307,23 +308,23 @@ def test_diffusion_of_fixed_weights() -> None:
 def test_hops_without_attention_repeat_the_aggregation(aggregate: str) -> None:
     graph, x = cora(), torch.randn(2, N, 8)
     one_hop = MessagePassing(graph, aggregate)
-    out = MessagePassing(graph, aggregate, hops=2, teleport=0.25)(x)
+    out = Propagation(graph, aggregate, hops=2, teleport=0.25)(x)
     first = 0.75 * one_hop(x) + 0.25 * x
     torch.testing.assert_close(out, 0.75 * one_hop(first) + 0.25 * x)
 
 
 def test_every_hop_restores_the_expectation_of_dropped_edges() -> None:
-    op = MessagePassing(graphs.complete().bind(400), edge_dropout=0.5, hops=2)
+    op = Propagation(graphs.complete().bind(400), edge_dropout=0.5, hops=2)
     out = op(torch.full((400, 1), 1 / 400))
     torch.testing.assert_close(out.mean(), torch.tensor(400.0), rtol=0.02, atol=0)
 
 
 def test_hops_refuse_two_sets_of_nodes() -> None:
     with pytest.raises(ValueError, match="hops must be an integer of at least 1; got 0"):
-        MessagePassing(graphs.complete(), hops=0)
+        Propagation(graphs.complete(), hops=0)
     with pytest.raises(ValueError, match=r"teleport must lie in \[0, 1\]; got 2"):
-        MessagePassing(graphs.complete(), teleport=2)
-    op = MessagePassing(graphs.complete(), "sum", None, DotProduct(8, 2), hops=2, teleport=0.5)
+        Propagation(graphs.complete(), teleport=2)
+    op = Propagation(graphs.complete(), "sum", None, DotProduct(8, 2), hops=2, teleport=0.5)
     with pytest.raises(ValueError, match="one set of nodes; the graph is 3 x 5"):
         op(torch.randn(3, 8), source=torch.randn(5, 8))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import mpnn
-from mpnn import MessagePassing, attention, graphs, models, ops, position, update
+from mpnn import MessagePassing, attention, engine, graphs, models, ops, position, update
 from mpnn.backends import BACKENDS
 from mpnn.request.request import Request
 from mpnn.request.scores import AdditiveV2Score, Dot, LeakyReLU
@@ -338,12 +338,12 @@ def test_views_with_the_negative_bit_are_numbers_like_others(backend: str) -> No
     for request in requests:
         value = request.value.clone().requires_grad_()
         try:
-            expected, _ = ops.run(_with(request, lambda x: x, value), backend)
+            expected, _ = engine.run(_with(request, lambda x: x, value), backend)
         except ValueError:  # a backend that does not take this request takes no view of it either
             continue
         ran += 1
         twin = request.value.clone().requires_grad_()
-        out, _ = ops.run(_with(request, negated, negated(twin)), backend)
+        out, _ = engine.run(_with(request, negated, negated(twin)), backend)
         torch.testing.assert_close(out, expected)
         (out * torch._neg_view(torch.ones_like(out))).sum().backward()  # gradients arrive as such views too
         (expected * -1).sum().backward()

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import MessagePassing, graphs, ops, position
+from mpnn import MessagePassing, engine, graphs, ops, position
 from mpnn.attention import Additive, AdditiveV2, Attention, DotProduct, Typed
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
-from mpnn.request.request import Request
+from mpnn.request.request import Request, Round
 from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 from mpnn.request.tables import BiasTable
 from mpnn.update import Add, Concat, PostNorm, PreNorm, Update
@@ -188,30 +187,30 @@ def test_a_table_of_too_few_classes_for_the_edges() -> None:
 )
 def test_scores(score: Dot | AdditiveScore | AdditiveV2Score, sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        ops.run(Request(GRAPH, V, score))
+        engine.run(Request(GRAPH, V, score))
 
 
 def test_a_scale_that_an_attention_of_ones_own_learns() -> None:
     with pytest.raises(TypeError, match="multiply a learned one into the query"):
-        ops.run(Request(GRAPH, V, Dot(Q, K, torch.nn.Parameter(torch.ones(())))))  # type: ignore[arg-type]
+        engine.run(Request(GRAPH, V, Dot(Q, K, torch.nn.Parameter(torch.ones(())))))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("softcap", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_soft_cap_that_caps_nothing(softcap: float) -> None:
-    ops.run(Request(GRAPH, V, Dot(Q, K, 1.0, softcap=2.0)))
+    engine.run(Request(GRAPH, V, Dot(Q, K, 1.0, softcap=2.0)))
     with pytest.raises(ValueError, match="softcap must be a positive finite number, or None; got"):
-        ops.run(Request(GRAPH, V, Dot(Q, K, 1.0, softcap=softcap)))
+        engine.run(Request(GRAPH, V, Dot(Q, K, 1.0, softcap=softcap)))
 
 
 def test_a_scale_is_checked_though_another_was_planned_for() -> None:
-    ops.run(Request(GRAPH, V, Dot(Q, K, -1.0)))
+    engine.run(Request(GRAPH, V, Dot(Q, K, -1.0)))
     with pytest.raises(ValueError, match="scale must be a finite number; got nan"):
-        ops.run(Request(GRAPH, V, Dot(Q, K, float("nan"))))
+        engine.run(Request(GRAPH, V, Dot(Q, K, float("nan"))))
 
 
 def test_edge_values() -> None:
     with pytest.raises(ValueError, match=re.escape("edge_value must have shape [4, 4, D]")):
-        ops.run(Request(GRAPH, V, Dot(Q, K, 1.0), edge_value=torch.zeros(5, 4, 6)))
+        engine.run(Request(GRAPH, V, Dot(Q, K, 1.0), edge_value=torch.zeros(5, 4, 6)))
 
 
 @pytest.mark.parametrize(
@@ -439,16 +438,16 @@ class Own(Attention):
 @pytest.mark.parametrize(
     ("gives", "kind", "sentence"),
     [
-        (lambda src, graph: src, TypeError, "forward of an attention must return Terms; Own returned Tensor"),
+        (lambda src, graph: src, TypeError, "forward of an attention must return a Round; Own returned Tensor"),
         (
             lambda src, graph: Round(graph, src),
             ValueError,
-            "value is [..., N_src, H, D]; got [3, 2]: for one head, value.unsqueeze(-2)",
+            "value must have shape [..., N, H, D]; got [3, 2]: for one head, value.unsqueeze(-2)",
         ),
         (
             lambda src, graph: Round(graph, src.unsqueeze(-2), bias=(torch.ones(graph.num_edges),)),
             ValueError,
-            "a bias is [..., E, H]; got [6]: for one head, bias[:, None]",
+            "one row for each edge; got [6]: for one head, bias[:, None]",
         ),
         (
             lambda src, graph: Round(graph, src.unsqueeze(-2), bias=torch.ones(graph.num_edges, 1)),

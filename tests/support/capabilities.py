@@ -27,7 +27,7 @@ from mpnn import graphs
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS, Backend, scatter
 from mpnn.backends.csr import on_device
-from mpnn.engine import dispatch
+from mpnn.engine import dispatch, plan
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.request.request import Request
@@ -175,7 +175,7 @@ class Product(Distance):
     def logits(self, query: Tensor, key: Tensor) -> Tensor:
         return (query * key).sum(-1)
 
-    def fused(self) -> Dot:
+    def lower(self) -> Dot:
         return Dot(self.query, self.key, 1.0)
 
 
@@ -243,7 +243,7 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
     "additive v2 (GATv2)": additive_v2,
     "additive v2, tanh, with edge terms": lambda g: additive_v2(g, torch.tanh, edge=True),
     "own score": lambda g: own_score(g, Distance),
-    "own score with a fused form": lambda g: own_score(g, Product),
+    "own score that lowers": lambda g: own_score(g, Product),
     "softmax of biases": lambda g: replace(request(g), score=None, bias=(leaf(g.num_edges, HEADS),)),
     **{
         f"aggregation: {reduce}": lambda g, reduce=reduce: aggregation(g, reduce)
@@ -300,7 +300,7 @@ def refusal(backend: Backend, asked: Request, dtype: torch.dtype = torch.float32
             return torch.empty(x.shape, dtype=dtype, device=device, requires_grad=x.requires_grad)
 
     with all_installed():
-        return backend.supports(converted(asked, claim))
+        return plan.refusal(backend, converted(asked, claim).lowered(backend.NAME))
 
 
 def simple(backend: Backend, device: str = "cpu") -> Callable[[Graph], Request]:
@@ -401,7 +401,8 @@ def supported(backend: Backend, *rows: str) -> bool:
 
 def run(backend: Backend, asked: Request) -> tuple[Tensor, Tensor | None]:
     """Runs a request that the backend must support."""
-    reason = backend.supports(asked)
+    asked = asked.lowered(backend.NAME)
+    reason = plan.refusal(backend, asked)
     assert reason is None, f"{backend.NAME} refuses what docs/backends.md lists as supported: {reason}"
     return backend.run(asked)
 

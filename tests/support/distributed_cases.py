@@ -29,6 +29,7 @@ from mpnn.graph import Graph
 from mpnn.graph.sharding import Layer
 from mpnn.models import GAT, GCN, GPT, MAGNA, GraphSAGE, MoNet
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw
+from mpnn.propagation import Propagation
 from mpnn.update import FeedForward, PreNorm
 
 WIDTH = 16
@@ -80,7 +81,8 @@ def many_heads(*, edge_dropout: float = 0.0, backend: str = "auto", **options: A
 
 
 def of(attention: Callable[[], Any] | None = None, aggregator: Any = "sum", **options: Any) -> Callable[[], nn.Module]:
-    return lambda: MessagePassing(None, aggregator, None, None if attention is None else attention(), **options)
+    kind = Propagation if "hops" in options else MessagePassing
+    return lambda: kind(None, aggregator, None, None if attention is None else attention(), **options)
 
 
 def drawn(position: Any) -> Any:

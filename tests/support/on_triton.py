@@ -16,6 +16,7 @@ from mpnn import graphs
 from mpnn.aggregate import Mean
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import cuda_attention, cuda_reduce
+from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.request.request import Request
@@ -141,7 +142,7 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
 def check(given: Request, close: dict[str, float] = CLOSE, what: str = "") -> None:
     """Output and gradients are those of the specification."""
     kernels = cuda_reduce if csr.reduce.is_plain(given) else cuda_attention
-    assert kernels.supports(given) is None
+    assert why_not(kernels, given) is None
     leaves = [t for t in given.tensors if t.requires_grad]
     found = []
     for backend in (kernels, edge_list):

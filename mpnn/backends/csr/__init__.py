@@ -11,6 +11,7 @@ from mpnn.backends.csr import attention, cuda_attention, cuda_reduce, reduce
 from mpnn.request.request import Request
 
 NAME = "csr"
+SERVES = reduce.SERVES | attention.SERVES | {"cuda"}  # on some device and in one of its halves; `serves` is exact
 
 # for each type of device: plain aggregation, attention
 _HALVES: dict[str, tuple[ModuleType, ModuleType]] = {
@@ -23,11 +24,11 @@ def serves(request: Request) -> tuple[frozenset[str], dict[str, str]]:
     if request.value.device.type not in _HALVES:
         return frozenset(), {}
     half = _half(request)
-    return half.SERVES, half.REASONS
+    return half.SERVES, getattr(half, "REASONS", {})
 
 
-def refuses(request: Request) -> str | None:
-    reason: str | None = _half(request).refuses(request)
+def refusal(request: Request) -> str | None:
+    reason: str | None = _half(request).refusal(request)
     return reason
 
 

@@ -13,20 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.aggregate import Mean, Sum
+from mpnn.aggregate import Mean
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.csr import edges
-from mpnn.graph import Graph
 from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_attention import LANES, Spec, Tensors
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.sinks import share_of_edges
-from mpnn.request import rng
 from mpnn.request.needs import FLOATS, NORMALIZED, on_edges
 from mpnn.request.request import Request
-from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, slope_of
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
+from mpnn.request.tables import EmbeddingTable, PerEdge, per_edge
 
 _BEYOND_CACHE = 1 << 24  # bytes of features
 KINDS: dict[type, int] = {type(None): CONSTANT, Dot: DOT, AdditiveScore: ADDITIVE, AdditiveV2Score: ACTIVATED}
@@ -38,10 +36,9 @@ SERVES = (
     | {"cpu", "no score", "Dot", "AdditiveScore", "AdditiveV2Score", "softcap", "sum", "mean", "sinks", "dropout",
        "head_ids", "node_ids", "return_weights", "return_lse", "explicit graph", "gradient"}
 )  # fmt: skip
-REASONS: dict[str, str] = {}
 
 
-def refuses(request: Request) -> str | None:
+def refusal(request: Request) -> str | None:
     score, value = request.score, request.value
     if (why := library.why_missing()) is not None:
         return why
@@ -94,7 +91,9 @@ def estimate(request: Request) -> Estimate:
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
     graph, dtype = request.graph, request.accumulate_dtype
-    bias, table = _biases(request)
+    tables = [b for b in request.bias if isinstance(b, EmbeddingTable)]  # the kernel looks up one of them
+    table = tables[0] if tables else None
+    bias = request.edge_bias(b for b in request.bias if b is not table)
     query = key = vector = edge_key = edge_term = None
     scale, softcap = 1.0, 0.0
     slope: Any = 1.0
@@ -103,10 +102,10 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
             query, key, softcap = _pad(query, dtype), _pad(key, dtype), cap or 0.0
         case AdditiveScore(query, key, activation, edge):
             query, key, slope = query.to(dtype), key.to(dtype), slope_of(activation)
-            edge_term = _expand(edge, graph)
+            edge_term = None if edge is None else per_edge(edge, graph, dtype)
         case AdditiveV2Score(query, key, vector, activation, edge):
             query, key, vector, slope = *(_pad(x, dtype) for x in (query, key, vector)), slope_of(activation)
-            edge_key = _expand(edge, graph)
+            edge_key = None if edge is None else per_edge(edge, graph, dtype)
         case None if request.weighted:
             scale = 0.0  # the logits are the biases
     tanh = slope == "tanh"
@@ -124,7 +123,9 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         softcap,
         1.0 if tanh else slope,
         tanh,
-        *_dropout(request),
+        request.dropout_keys(),
+        request.dropout,
+        graph.node_ids,
         request.return_weights,
         request.return_lse or request.sinks is not None,
     )
@@ -146,35 +147,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     return out, weights.to(request.value.dtype) if request.return_weights else None
 
 
-def _biases(request: Request) -> tuple[Tensor | None, EmbeddingTable | None]:
-    """All biases as one tensor in the caller's order and one table. Further tables are expanded to edges."""
-    tables = [b for b in request.bias if isinstance(b, EmbeddingTable)]
-    tensors = [b for b in request.bias if isinstance(b, Tensor)] + [_expand(b, request.graph) for b in tables[1:]]
-    tensors = [x.to(request.accumulate_dtype) for x in tensors]
-    return sum(tensors[1:], tensors[0]) if tensors else None, tables[0] if tables else None
-
-
-def _expand(data: PerEdge | None, graph: Graph) -> Tensor | None:
-    """A table by edge type as a tensor with a row for each edge, in the caller's order."""
-    return data if not isinstance(data, EmbeddingTable) else graph.csr.to_caller(data.table.index_select(0, data.ids(graph)))
-
-
 def _numbers(data: PerEdge) -> Tensor:
     return data.table if isinstance(data, EmbeddingTable) else data
-
-
-def _dropout(request: Request) -> tuple[Tensor | None, float, tuple[Tensor, Tensor] | None]:
-    """The keys of `mpnn.request.rng`, which depend on seed and stream only (None without dropout), the rate, and what
-    stands for the numbers of nodes."""
-    if not request.dropout or not request.weighted:
-        return None, 0.0, None
-    assert request.seed is not None
-    keys = rng.keys(request.seed, rng.streams(request.batch, request.heads, head_ids=request.head_ids).flatten())
-    return keys, request.dropout, request.graph.node_ids
-
-
-def _name_of(activation: Activation | None) -> str:
-    return getattr(activation, "__name__", type(activation).__name__)
 
 
 def _pad(x: Tensor, dtype: torch.dtype) -> Tensor:

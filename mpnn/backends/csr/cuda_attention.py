@@ -14,20 +14,18 @@ from torch import Tensor
 from mpnn.aggregate import Mean
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.csr import attention, on_device
-from mpnn.kernels.row_spec import CONSTANT, NORMALIZERS
-from mpnn.request import rng
+from mpnn.kernels.row_spec import NORMALIZERS
 from mpnn.request.request import Request
 from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 from mpnn.request.tables import PerEdge
-
 
 SERVES = (attention.SERVES | {"cuda"}) - {"cpu", "sinks", "return_lse", "node_ids"}
 REASONS = {"sinks": "on CUDA it does not support sinks", "return_lse": "on CUDA it does not return lse",
     "node_ids": "on CUDA its dropout hashes the numbers of nodes in the part, not in the whole graph"}  # fmt: skip
 
 
-def refuses(request: Request) -> str | None:
-    return attention.refuses(request) or on_device.unavailable(request)
+def refusal(request: Request) -> str | None:
+    return attention.refusal(request) or on_device.unavailable(request)
 
 
 def counts(request: Request) -> Counts:
@@ -72,7 +70,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         on_device.columns(graph),
         heads,
         normalize=NORMALIZERS[request.normalize if request.weighted else "none"],
-        dropout_keys=_dropout_keys(request),
+        dropout_keys=request.dropout_keys(),
         dropout=request.dropout if request.weighted else 0.0,
         return_weights=request.return_weights,
         **options,
@@ -132,12 +130,3 @@ def _entries(x: Tensor, request: Request) -> Tensor:
 def _repeat(x: Tensor, heads: int) -> Tensor:
     """Repeats each shared head of x [..., H_kv, D] to [..., heads, D]."""
     return x if x.shape[-2] == heads else x.repeat_interleave(heads // x.shape[-2], -2)
-
-
-def _dropout_keys(request: Request) -> Tensor | None:
-    """The dropout key of each (batch, head) pair, int32 [B * H]; None without dropout."""
-    if not request.dropout or not request.weighted:
-        return None
-    assert request.seed is not None
-    streams = rng.streams(request.batch, request.heads, request.value.device, request.head_ids)
-    return rng.keys(request.seed, streams.flatten())

@@ -16,11 +16,11 @@ _TOGETHER = 1024  # most components of all heads that run as one head if there a
 
 SERVES = (reduce.SERVES | {"cuda"}) - {"cpu", "own aggregate"}
 REASONS = {
-    "own aggregate": f"on CUDA it runs {', '.join(KINDS.values())} and compositions of them, and not a user's own"
+    "own aggregate": f"on CUDA it runs {', '.join(KINDS.values())} and compositions of them, and not {{aggregate}}"
 }
 
 
-def refuses(request: Request) -> str | None:
+def refusal(request: Request) -> str | None:
     return on_device.unavailable(request)
 
 

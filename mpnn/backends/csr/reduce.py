@@ -23,7 +23,6 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.row_reduce import Associative, RowReduce
 from mpnn.request.needs import AGGREGATES, FLOATS, on_edges
 from mpnn.request.request import Request
-from mpnn.request.tables import EmbeddingTable
 
 _BEYOND_CACHE = 40e6  # bytes of features beyond which almost all reads miss the cache
 KINDS: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}
@@ -39,10 +38,9 @@ def is_plain(request: Request) -> bool:
 SERVES = FLOATS | AGGREGATES | on_edges("bias") | {
     "cpu", "no score", "unnormalized", "own aggregate", "aggregate of parts", "explicit graph", "gradient"
 }  # fmt: skip
-REASONS: dict[str, str] = {}
 
 
-def refuses(request: Request) -> str | None:
+def refusal(request: Request) -> str | None:
     if (why := library.why_missing()) is not None:
         return why
     if max(request.graph.num_dst, request.graph.num_src) >= 2**31:
@@ -140,16 +138,8 @@ def _fold(aggregator: Any, value: Tensor, weight: Tensor | None, request: Reques
 
 def _weight(request: Request) -> Tensor | None:
     """The sum of all biases, [B or 1, E, H or 1] in the caller's order; None without biases."""
-    if not request.bias:
+    total = request.edge_bias(request.bias)
+    if total is None:
         return None
-    graph, parts = request.graph, []
-    for bias in request.bias:
-        if isinstance(bias, EmbeddingTable):
-            parts.append(graph.csr.to_caller(bias.table.to(request.accumulate_dtype).index_select(0, bias.ids(graph))))
-        else:
-            parts.append(bias.to(request.accumulate_dtype))
-    total = sum(parts[1:], parts[0])
-    batch = request.batch.numel() if total.dim() > 2 else 1
-    if total.dim() > 2:
-        total = total.expand(*request.batch, *total.shape[-2:])
-    return total.reshape(batch, graph.num_edges, total.shape[-1]).contiguous()
+    batch = request.batch if total.dim() > 2 else torch.Size(())
+    return total.expand(*batch, *total.shape[-2:]).reshape(batch.numel(), *total.shape[-2:]).contiguous()

@@ -20,6 +20,7 @@ from mpnn.request.request import Request
 
 NAME = "tiles"
 
+SERVES = cpu.SERVES | cuda.SERVES  # on some device; `serves` is exact
 _BY_DEVICE: dict[str, ModuleType] = {"cpu": cpu, "cuda": cuda}
 
 
@@ -28,8 +29,8 @@ def serves(request: Request) -> tuple[frozenset[str], dict[str, str]]:
     return (half.SERVES, half.REASONS) if half else (frozenset(), {})
 
 
-def refuses(request: Request) -> str | None:
-    return _BY_DEVICE[request.value.device.type].refuses(request)
+def refusal(request: Request) -> str | None:
+    return _BY_DEVICE[request.value.device.type].refusal(request)
 
 
 def counts(request: Request) -> Counts:

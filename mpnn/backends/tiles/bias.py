@@ -12,7 +12,7 @@ from mpnn.request.tables import EmbeddingTable, PerEdge
 
 def by_offset(bias: PerEdge) -> bool:
     """Whether a bias is a table by offset."""
-    return isinstance(bias, EmbeddingTable) and isinstance(bias.relation, Offset)
+    return isinstance(bias, EmbeddingTable) and type(bias.relation) is Offset
 
 
 def table(request: Request, room: int = 0) -> Tensor | None:

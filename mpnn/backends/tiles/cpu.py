@@ -17,12 +17,10 @@ from mpnn.graph.blocks import BlockMask, count_blocks
 from mpnn.kernels.cpu import library
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
-from mpnn.request import rng
 from mpnn.request.needs import FLOATS, on_edges
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
-from mpnn.request.tables import EmbeddingTable, PerEdge
-
+from mpnn.request.tables import PerEdge
 
 SERVES = FLOATS | on_edges("bias") | {
     "cpu", "Dot", "softmax", "softcap", "sum", "sinks", "dropout", "head_ids", "node_ids", "return_lse", "gradient"
@@ -35,7 +33,7 @@ REASONS = {
 }
 
 
-def refuses(request: Request) -> str | None:
+def refusal(request: Request) -> str | None:
     if (reason := library.why_missing()) is not None:
         return reason
     if request.graph.has_scattered_cliques:
@@ -126,21 +124,14 @@ def _pad(x: Tensor) -> Tensor:
 
 def _per_edge(biases: list[PerEdge], request: Request) -> Tensor | None:
     """The sum of all biases per edge, [B or 1, H, E]."""
-    if not biases:
+    total = request.edge_bias(biases)
+    if total is None:
         return None
-    graph, dtype = request.graph, request.accumulate_dtype
-    parts = [  # tables are cast first, because gradients of a row are summed in the dtype of the table
-        b.table.to(dtype).index_select(0, b.ids(graph)) if isinstance(b, EmbeddingTable) else b.to(dtype)
-        for b in biases
-    ]
-    total = sum(parts[1:], parts[0])
     batch = request.batch if total.dim() > 2 else torch.Size(())
-    total = total.expand(*batch, graph.num_edges, request.heads)
+    total = total.expand(*batch, request.graph.num_edges, request.heads)
     return total.reshape(batch.numel(), *total.shape[-2:]).transpose(1, 2).contiguous()
 
 
 def _dropout(request: Request) -> Dropout | None:
-    if request.seed is None or not request.dropout:
-        return None
-    keys = rng.keys(request.seed, rng.streams(request.batch, request.heads, head_ids=request.head_ids).flatten())
-    return Dropout(keys, request.dropout, request.graph.node_ids)
+    keys = request.dropout_keys()
+    return None if keys is None else Dropout(keys, request.dropout, request.graph.node_ids)

@@ -34,7 +34,7 @@ REASONS = cpu.REASONS | {
 }
 
 
-def refuses(request: Request) -> str | None:
+def refusal(request: Request) -> str | None:
     if not request.graph.num_edges:
         return "the graph has no edges"
     if (most := request.graph.structure.most_runs) > flex.MOST_RUNS:

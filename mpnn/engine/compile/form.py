@@ -73,6 +73,8 @@ class Form(NamedTuple):
 
 def flatten(request: Request, backend: str) -> Call:
     """Flattens a request to a call. Sizes may be symbols."""
+    if type(request) is not Request:
+        raise TypeError(f"torch.compile traces a Round, and not its subclass {type(request).__name__}; leave it uncompiled")
     graph, score, parts = cast(Outline, request.graph), request.score, _Parts()
     options: list[tuple[str, Any]] = []
     for name in _fields(type(request)):
@@ -82,7 +84,7 @@ def flatten(request: Request, backend: str) -> Call:
         elif name == "bias":
             for bias in data:
                 parts.add(name, bias, True)
-        elif name not in _APART and data is not None:
+        elif name not in _APART and data is not None and data is not False:
             options.append((name, data))
     if score is not None:
         parts.add_score(score)
@@ -143,7 +145,7 @@ class _Parts:
             data = getattr(score, name)
             if isinstance(data, (Tensor, EmbeddingTable)):
                 self.add("score_" + name, data, name in score.roles and score.roles[name].of == "edge")
-            elif isinstance(data, LeakyReLU):  # a number, because its slope is all that differs between models
+            elif type(data) is LeakyReLU:  # a number, because its slope is all that differs between models
                 self.numbers[name + "@LeakyReLU"] = data.slope
             elif isinstance(data, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(data, bool):
                 self.numbers[name] = data

@@ -24,7 +24,7 @@ from torch_geometric.nn.aggr import DegreeScalerAggregation, MultiAggregation
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from mpnn import ops
+from mpnn import engine, ops
 from mpnn.aggregate import Aggregator, aggregator
 from mpnn.graph import Graph
 from mpnn.graphs import edges_into
@@ -101,7 +101,7 @@ class Replacement:
         reduce = (_reducers(conv.aggr_module) or ["sum"])[0]
         dropout = float(conv.dropout) if conv.training else 0.0
         request = Request(graph, sender, score, edge_value=edge_value, dropout=dropout, reduce=aggregator(reduce))
-        out = ops.run(request)[0]
+        out = engine.run(request)[0]
         return out.flatten(1) if conv.concat else out.mean(1)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mpnn import ops
+from mpnn import engine, ops
 from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
@@ -52,20 +52,20 @@ class WithLoops(MessagePassing):
         if edge_attr is None and isinstance(graph, Graph):
             edge_attr = graph.edge_attr
         if edge_attr is None:
-            return super().request(x, ops.build_once(_looped, False, *bound), source, None, return_weights, cache)
+            return super().request(x, engine.build_once(_looped, False, *bound), source, None, return_weights, cache)
         edge_attr = self._attributes(edge_attr, *bound)
-        return super().request(x, ops.build_once(_looped, True, *bound), source, edge_attr, return_weights, cache)
+        return super().request(x, engine.build_once(_looped, True, *bound), source, edge_attr, return_weights, cache)
 
     def _attributes(self, edge_attr: Tensor, *bound: Any) -> Tensor:
         """edge_attr [E, ...] -> [E', ...]: attributes of the edges that are not loops, then of the loops."""
-        if len(edge_attr) != (num_edges := ops.build_once(_num_edges, *bound)):
+        if len(edge_attr) != (num_edges := engine.build_once(_num_edges, *bound)):
             raise ValueError(f"edge_attr must have one row for each of {num_edges} edges; got {len(edge_attr)}")
-        index, count = ops.build_once(_attribute_index, self.keep, *bound), min(bound[1], bound[2])
+        index, count = engine.build_once(_attribute_index, self.keep, *bound), min(bound[1], bound[2])
         shape = count, *edge_attr.shape[1:]
         if isinstance(self.fill, str):
             others = edge_attr[index[: len(index) - count]]
             rows = others.flatten(1) if others.dim() > 1 else others[:, None]
-            new = ops.aggregate(ops.build_once(_without_loops, *bound), rows, self.fill)[:count].reshape(shape)
+            new = ops.aggregate(engine.build_once(_without_loops, *bound), rows, self.fill)[:count].reshape(shape)
         else:
             new = torch.as_tensor(self.fill, dtype=edge_attr.dtype, device=edge_attr.device).expand(shape)
         return torch.cat([edge_attr, new])[index]

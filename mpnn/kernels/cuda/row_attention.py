@@ -18,10 +18,9 @@ from mpnn.kernels.cuda.logits import PerEdge
 from mpnn.kernels.cuda.schedule import Bin, Divided, Sorted
 from mpnn.kernels.cuda.shapes import Tile, power_of_two, tile
 from mpnn.kernels.cuda.tensors import on_device, real, view, with_contiguous_rows
+from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.row_spec import NORMALIZERS
-
-_BITS = 24  # of the hash that decides, as in `mpnn.request.rng`
 
 
 class Given(NamedTuple):
@@ -263,10 +262,10 @@ def _parts(divided: Divided, out: Tensor | None, upstream: _Upstream) -> Tensor 
 
 def _shared(spec: Spec, given: Given) -> tuple[Any, ...]:
     """The arguments of all kernels from `query` to `slope`."""
-    keep_scale, threshold = 1 / (1 - spec.dropout), round(spec.dropout * (1 << _BITS))
+    keep_scale, least = 1 / (1 - spec.dropout), threshold(spec.dropout)
     features = view(given.query), view(given.key), view(given.value), given.vector
     per_edge = _per_edge(given, spec.key_types, spec.value_types)
-    return (*features, per_edge, spec.dropout_keys, threshold, keep_scale, spec.scale, spec.softcap, spec.slope)
+    return (*features, per_edge, spec.dropout_keys, least, keep_scale, spec.scale, spec.softcap, spec.slope)
 
 
 def _per_edge(x: Given, key_types: EdgeTypes | None = None, value_types: EdgeTypes | None = None) -> PerEdge:

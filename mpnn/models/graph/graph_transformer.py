@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import edges_into
@@ -14,6 +13,7 @@ from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.request import validation
+from mpnn.request.request import Round
 from mpnn.request.scores import Dot
 from mpnn.update import Update
 
@@ -140,7 +140,7 @@ class EdgeScaled(HeadsOf):
         key, value = (x.index_select(-3, graph.edge_index[0]) for x in (key, value))
         edge_key = key * self.to_edge(edge_attr).unflatten(-1, (self.heads, -1))
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
-        return self.round(into, value, Dot(query, edge_key, self.scale))
+        return Round(into, value, Dot(query, edge_key, self.scale))
 
 
 KINDS = {"add": HeadsOf, "weigh": EdgeScaled}

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from mpnn.attention import Attention
 from mpnn.dropout import Dropout
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
+from mpnn.propagation import Propagation
 from mpnn.request import validation
+from mpnn.request.request import Round
 from mpnn.request.scores import AdditiveScore, LeakyReLU
 from mpnn.update import FeedForward, PreNorm
 
@@ -60,7 +60,7 @@ class MAGNA(Model):
         self.embed = nn.Linear(in_dim, dim)
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(
-            MessagePassing(
+            Propagation(
                 graph,
                 "sum",
                 PreNorm(dim, FeedForward(dim, activation=nn.ReLU, dropout=dropout), dropout=dropout),
@@ -124,7 +124,7 @@ class MagnaAttention(Attention):
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
         dst_term, src_term = self._term(self.to_dst(dst), self.by_dst), self._term(self.to_src(src), self.by_src)
-        return self.round(graph, value, AdditiveScore(dst_term, src_term, self.activation, self._edge_term(graph)))
+        return Round(graph, value, AdditiveScore(dst_term, src_term, self.activation, self._edge_term(graph)))
 
     def merge(self, out: Tensor) -> Tensor:
         return self.to_out(out.flatten(-2))

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn.attention import Attention
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
 from mpnn.request import validation
+from mpnn.request.request import Round
 from mpnn.update import Activate
 
 COMPLETE = complete()
@@ -122,7 +122,7 @@ class OwnMaps(Attention):
         validation.fits("OwnMaps", "x" if dst is src else "source", src, (self.weight.shape[2], self.weight.dtype))
         if (graph.num_dst, graph.num_edges) != (nodes, self.edges):
             raise ValueError(f"OwnMaps has maps for {self.edges} edges into {nodes} nodes; the graph is {graph}")
-        return self.round(graph.derive(_one_dst_per_edge, max_degree, num_dst=nodes * max_degree), src.unsqueeze(-2))
+        return Round(graph.derive(_one_dst_per_edge, max_degree, num_dst=nodes * max_degree), src.unsqueeze(-2))
 
     def merge(self, out: Tensor) -> Tensor:
         sources = out.squeeze(-2).unflatten(-2, self.weight.shape[:2])  # [..., N, max_degree, in_dim]

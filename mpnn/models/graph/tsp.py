@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from mpnn.attention import Attention, DotProduct
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.selection import select_in_order
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graphs import causal, complete, identity
 from mpnn.message_passing import MessagePassing
 from mpnn.models.graph.tsp_weights import state_from_published
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
+from mpnn.request.request import Round
 from mpnn.request.scores import Dot
 from mpnn.update import FeedForward, PostNorm
 
@@ -178,7 +178,7 @@ class Pointer(Attention):
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         query, key = dst.unsqueeze(-2), src.unsqueeze(-2)
         # a softcap c computes c * tanh(score / c), so the scale includes c
-        return self.round(graph, key, Dot(query, key, self.clip * key.shape[-1] ** -0.5, softcap=self.clip))
+        return Round(graph, key, Dot(query, key, self.clip * key.shape[-1] ** -0.5, softcap=self.clip))
 
 
 def tour_length(cities: Tensor, tours: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn import ops
+from mpnn import engine
 from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
@@ -98,7 +98,7 @@ class CrossAttention:
                     "document k of the targets attends to document k of the sources, so there must be as many of both; "
                     f"got {len(targets or ())} and {len(sources or ())}"
                 )
-            return ops.build_once(_union_on_device, targets, sources, device)
+            return engine.build_once(_union_on_device, targets, sources, device)
         if not same_length:
             return _union_on_device(self.target.lengths, self.source.lengths, device)
         if torch.compiler.is_compiling():

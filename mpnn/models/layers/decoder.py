@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import ops
+from mpnn import engine
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
 from mpnn.dropout import Dropout
@@ -188,7 +188,7 @@ class Decoder(Model):
         if graph is not None:
             sizes = (tokens.shape[-1],) if packing is None else packing.documents or ()
             for size in sorted(set(sizes)):
-                ops.build_once(check_causal, graph, operator.index(size))
+                engine.build_once(check_causal, graph, operator.index(size))
 
         def bind(topology: Topology) -> Topology | Graph:
             selected = topology if graph is None else graph

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import ops
+from mpnn import engine
 from mpnn.graph import Graph, sharding
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.topology import Topology
@@ -95,7 +95,7 @@ class Packing:
             raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
         device = self.token_mask.device
         if self.documents is not None:
-            return ops.build_once(_union_on_device, topology, self.documents, device)
+            return engine.build_once(_union_on_device, topology, self.documents, device)
         if self.index is None and torch.compiler.is_compiling():
             return topology
         length = self._length
@@ -179,7 +179,7 @@ def weight_matrices(weights: Tensor, graph: Topology | Graph, target: Packing, s
     zeros where there is no edge."""
     (sentences, rows), columns = target.token_mask.shape, source.token_mask.shape[1]
     if isinstance(graph, Topology):
-        graph = ops.outline(graph, rows, columns, weights.device)
+        graph = engine.outline(graph, rows, columns, weights.device)
     src, dst = graph.edge_index
     dst_index, src_index = (packing.token_index() for packing in (target, source))
     if weights.dim() == 2:  # one graph over the nodes of all sentences

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.attention import DotProduct
-from mpnn.request.request import Round
 from mpnn.graph import Graph
+from mpnn.request.request import Round
 from mpnn.request.scores import Dot
 
 
@@ -53,7 +53,7 @@ class SharedKey(PerHead):
 def heads_to_nodes(terms: Round, graph: Graph, heads: int) -> Round:
     """Returns the terms with heads as nodes: query, key and value [..., N, H, D] become [..., H * N, 1, D]."""
     score = terms.score
-    if not isinstance(score, Dot) or score.edge_key is not None or terms.bias or terms.edge_value is not None:
+    if type(score) is not Dot or score.edge_key is not None or terms.bias or terms.edge_value is not None:
         raise ValueError("per-head graphs need plain dot-product attention, without positions, edge features or biases")
     if {x.shape[-2] for x in (score.query, score.key, terms.value)} != {heads}:
         raise ValueError(f"per-head graphs need as many key and value heads as query heads; expected {heads} of each")

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.models.layers.positions import sinusoid
+from mpnn.request.request import Round
 from mpnn.request.scores import Dot
 from mpnn.request.tables import BiasTable, EmbeddingTable
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import Attention
-from mpnn.request.request import Round
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.text.bert import Bert, BertConfig, update
 from mpnn.request import validation
+from mpnn.request.request import Round
 from mpnn.request.scores import Dot
 
 COMPLETE = complete()
@@ -73,7 +73,7 @@ class Linformer(Attention):
         )
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))
         from_landmarks = COMPLETE.bind(graph.num_dst, landmarks).to(graph.device)
-        return self.round(from_landmarks, value, Dot(query, key, self.head_dim**-0.5))
+        return Round(from_landmarks, value, Dot(query, key, self.head_dim**-0.5))
 
     def merge(self, out: Tensor) -> Tensor:
         return self.to_out(out.flatten(-2))

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from mpnn.attention import DotProduct, Typed
 from mpnn.dropout import Dropout
+from mpnn.engine import build_once
 from mpnn.graph.topology import Topology
 from mpnn.graphs import pooling
 from mpnn.message_passing import MessagePassing
@@ -27,7 +28,6 @@ from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, mask_patches, pair
 from mpnn.models.saving import Model
 from mpnn.models.vision.swin_windows import pad_nodes, weights_by_window, window_topology
-from mpnn.ops import build_once
 from mpnn.position import Table
 from mpnn.update import FeedForward, PreNorm
 

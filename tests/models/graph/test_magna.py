@@ -8,8 +8,9 @@ from error_bound import error_bound
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, graphs
+from mpnn import Graph, graphs
 from mpnn.models.graph.magna import MAGNA, MagnaAttention
+from mpnn.propagation import Propagation
 
 SYSTEM = "multi-hop attention (MAGNA)"
 N, IN, DIM, HEADS, CLASSES = 17, 5, 12, 3, 4
@@ -92,7 +93,7 @@ def test_equals_the_formula(graph: Graph, hops: int, alpha: float, relations: in
 def test_many_hops_are_personalised_pagerank_of_attention(graph: Graph) -> None:
     """The sum without end is alpha (I - (1 - alpha) A)^-1 V."""
     attention = MagnaAttention(DIM, HEADS).double()
-    layer = MessagePassing(graph, attention=attention, hops=400, teleport=0.1)
+    layer = Propagation(graph, attention=attention, hops=400, teleport=0.1)
     h = torch.randn(N, DIM, dtype=torch.float64)
     value = attention.to_value(h).view(N, HEADS, -1).transpose(0, 1)
     spread = 0.1 * torch.linalg.inv(torch.eye(N) - 0.9 * dense_attention(attention, h, graph)) @ value

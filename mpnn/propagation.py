@@ -1,0 +1,62 @@
+"""Propagation: messages that travel several hops with the same weights (MAGNA, APPNP)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from mpnn import engine
+from mpnn.engine import dispatch
+from mpnn.graph.sharding import LOCAL
+from mpnn.message_passing import MessagePassing
+from mpnn.request.request import Round
+
+
+class Propagation(MessagePassing):
+    """`MessagePassing` whose messages are aggregated several times with the same weights A, without powers of A.
+
+        Z_0 = V,   Z_{k+1} = (1 - teleport) A Z_k + teleport V,   m = merge(Z_hops)
+
+    MAGNA (Wang et al. 2021, eq. 5 to 7) takes A from attention, APPNP (Gasteiger et al. 2019) from degrees. The graph has
+    one set of nodes.
+
+    Args:
+        parts, options: those of `MessagePassing`.
+        hops: the number of times that messages are aggregated, at least 1.
+        teleport: the share of the initial values V in each hop, in [0, 1].
+    """
+
+    mixes_values = True
+
+    def __init__(self, *parts: Any, hops: int = 1, teleport: float = 0.0, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        if not isinstance(hops, int) or hops < 1:
+            raise ValueError(f"hops must be an integer of at least 1; got {hops!r}")
+        if not 0.0 <= teleport <= 1.0:
+            raise ValueError(f"teleport must lie in [0, 1]; got {teleport}")
+        self.hops, self.teleport = hops, float(teleport)
+
+    def _run(self, round: Round) -> tuple[Tensor, Tensor | None]:
+        """Runs all hops. The weights are computed in the first one only."""
+        graph, exchange = round.graph, round.graph.exchange
+        if exchange is LOCAL and graph.num_dst != graph.num_src:
+            raise ValueError(
+                f"hops and teleport need one set of nodes; the graph is {graph.num_dst} x {graph.num_src} "
+                "(destinations x sources)"
+            )
+        round = dispatch.normalize(round)  # one seed, so that all hops drop the same edges
+        reused = round.weighted and self.hops > 1
+        out, weights = engine.run(replace(round, return_weights=True) if reused else round, self.backend)
+        value = round.value.repeat_interleave(round.heads // round.value.shape[-2], -2)
+        value = value if exchange is LOCAL else value.index_select(-3, exchange.own)
+        scale = (1 - self.teleport) * self._edge_scale(round)
+        out = scale * out + self.teleport * value
+        hop = replace(round, return_weights=False)
+        if weights is not None:
+            hop = replace(hop, score=None, bias=(weights,), normalize="none")
+        for _ in range(self.hops - 1):
+            message, _ = engine.run(replace(hop, value=exchange(out, -3)), self.backend)
+            out = scale * message + self.teleport * value
+        return out, weights

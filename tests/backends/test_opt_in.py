@@ -1,0 +1,221 @@
+"""A feature that nobody has heard of is refused: a field added to a round, a subclass of a score, a rule or a table."""
+
+from dataclasses import dataclass, fields, replace
+from inspect import signature
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mpnn import MessagePassing, engine, graphs, ops
+from mpnn.attention import Attention
+from mpnn.backends import BACKENDS
+from mpnn.engine.plan import Refused
+from mpnn.graph import Graph
+from mpnn.graph.relations import Offset
+from mpnn.request.request import Request
+from mpnn.request.scores import PARAMETER, AdditiveScore, Dot, LeakyReLU, lowered
+from mpnn.request.tables import BiasTable, EmbeddingTable
+
+N, HEADS, WIDTH = 12, 2, 8
+GRAPH = graphs.window(3).bind(N)
+Q, K, V = torch.randn(3, N, HEADS, WIDTH)
+EVERY = [b.NAME for b in BACKENDS]
+
+
+@dataclass(eq=False)
+class Later(Request):
+    """A request of a version to come, with a plain field and a tensor."""
+
+    twist: float = 0.0
+    tilt: Tensor | None = None
+
+    roles: ClassVar = {**Request.roles, "tilt": PARAMETER}
+
+
+NEW: list[dict[str, Any]] = [{"twist": 0.5}, {"tilt": torch.ones(HEADS)}]
+
+
+def later(graph: Graph = GRAPH, **new: Any) -> Later:
+    return Later(graph, V, Dot(Q, K, 0.5), **new)
+
+
+@pytest.mark.parametrize("new", NEW, ids=str)
+@pytest.mark.parametrize("backend", ["auto", *EVERY])
+def test_a_new_field_is_refused_by_every_backend(new: dict[str, Any], backend: str) -> None:
+    (name,) = new
+    with pytest.raises(
+        Refused, match="no backend can run this" if backend == "auto" else f"does not support {name}|needs"
+    ):
+        engine.run(later(**new), backend)
+
+
+@pytest.mark.parametrize("new", NEW, ids=str)
+def test_a_choice_that_was_cached_without_it_is_not_taken(new: dict[str, Any]) -> None:
+    plain, _ = engine.run(Request(GRAPH, V, Dot(Q, K, 0.5)))
+    assert engine.run(later())[0].equal(plain), "at its default the field changes nothing"
+    with pytest.raises(Refused, match="no backend can run this: it does not support t"):
+        engine.run(later(**new))
+
+
+class Twisted(Attention):
+    """Returns a round with a field that no backend serves."""
+
+    def __init__(self, **new: Any) -> None:
+        super().__init__()
+        self.scale, self.new = nn.Parameter(torch.ones(())), new
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Later:
+        x = (self.scale * src).unsqueeze(-2)
+        return Later(graph, x, Dot(dst.unsqueeze(-2), x, 0.5), **self.new)
+
+
+@pytest.mark.parametrize("new", NEW, ids=str)
+def test_a_compiled_program_refuses_it(new: dict[str, Any]) -> None:
+    op, x = MessagePassing(graphs.window(3), "sum", None, Twisted(**new)), torch.randn(N, WIDTH)
+    with pytest.raises(Exception, match="Later|does not support t"):
+        torch.compile(op, backend="aot_eager", fullgraph=True)(x)
+
+
+def test_a_tensor_without_a_role_is_an_error_of_the_class() -> None:
+    @dataclass(eq=False)
+    class Careless(Request):
+        tilt: Tensor | None = None
+
+    with pytest.raises(TypeError, match=r"tilt of a round has no role in Round\.roles"):
+        Careless(GRAPH, V, tilt=torch.ones(2)).map(lambda x, name, role: x)
+
+
+def test_every_tensor_of_a_round_has_a_role_and_map_visits_it() -> None:
+    tensors = {f.name for f in fields(Request) if "Tensor" in str(f.type) or "PerEdge" in str(f.type)}
+    assert tensors == set(Request.roles)
+    edges = torch.randn(GRAPH.num_edges, HEADS)
+    seen: list[str] = []
+    full = Request(
+        GRAPH, V, Dot(Q, K, 1.0), (edges, BiasTable(torch.ones(3, 1), Offset(1))), torch.randn(GRAPH.num_edges, HEADS, WIDTH),
+        seed=torch.tensor(1), sinks=torch.ones(HEADS),
+    )  # fmt: skip
+    full.map(lambda x, name, role: seen.append(name) or x)  # type: ignore[func-returns-value]
+    assert sorted(seen) == sorted(["value", "bias", "bias", "edge_value", "sinks", "seed", "query", "key"])
+
+
+# ---------------------------------------------------------------------------------------- subclasses
+
+
+class Cosine(Dot):
+    """A user's score, written by overriding the reference."""
+
+    def logits(self, query: Tensor, key: Tensor, edge_key: Tensor | None) -> Tensor:
+        return torch.cosine_similarity(query, key, -1)
+
+
+class Sine(LeakyReLU):
+    """A user's activation."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+class Odd(Offset):
+    """A user's rule of edge types."""
+
+    def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+        return (src - dst) % 3
+
+
+class Twice(BiasTable):
+    """A user's table."""
+
+    def ids(self, graph: Graph) -> Tensor:
+        return 1 + super().ids(graph)
+
+
+TABLE, VECTORS = torch.randn(5, HEADS), torch.randn(5, HEADS, WIDTH)
+SUBCLASSES = {
+    "score": Request(GRAPH, V, Cosine(Q, K, 1.0)),
+    "activation": Request(GRAPH, V, AdditiveScore(Q[..., 0], K[..., 0], Sine(0.2))),
+    "rule of a bias": Request(GRAPH, V, Dot(Q, K, 1.0), bias=(BiasTable(TABLE, Odd(2)),)),
+    "rule of keys": Request(GRAPH, V, Dot(Q, K, 1.0, EmbeddingTable(VECTORS, Odd(2)))),
+    "rule of values": Request(GRAPH, V, Dot(Q, K, 1.0), edge_value=EmbeddingTable(VECTORS, Odd(2))),
+}
+
+
+@pytest.mark.parametrize("name", SUBCLASSES)
+@pytest.mark.parametrize("backend", ["auto", *EVERY])
+def test_a_subclass_gives_its_own_numbers_or_is_refused(name: str, backend: str) -> None:
+    asked = SUBCLASSES[name]
+    expected = engine.run(asked, "edge_list")[0]
+    try:
+        torch.testing.assert_close(engine.run(asked, backend)[0], expected)
+    except Refused:
+        assert backend != "auto"
+
+
+def test_a_subclass_of_a_table_is_refused_everywhere() -> None:
+    with pytest.raises(Refused, match="it does not support bias of type Twice"):
+        engine.run(Request(GRAPH, V, Dot(Q, K, 1.0), bias=(Twice(TABLE, Offset(1)),)))
+
+
+# ---------------------------------------------------------------------------------------- lowering
+
+
+@dataclass(eq=False)
+class Tempered:
+    """`t_h <query_i, key_j>`: a score with a learned number for each head, in a form that kernels know."""
+
+    query: Tensor
+    key: Tensor
+    temperature: Tensor  # [H]
+
+    roles: ClassVar = Dot.roles
+
+    def logits(self, query: Tensor, key: Tensor, edge_key: Tensor | None = None) -> Tensor:
+        return self.temperature * (query * key).sum(-1)
+
+    def lower(self) -> Dot:
+        return Dot(self.query * self.temperature[:, None], self.key, 1.0)
+
+
+Tempered.roles = {name: Dot.roles[name] for name in ("query", "key")}
+
+
+@pytest.mark.parametrize("backend", ["dense", "tiles", "csr", "auto"])
+def test_a_score_that_lowers_runs_on_every_backend_of_what_it_lowers_to(backend: str) -> None:
+    learned = torch.tensor([0.3, 1.7], requires_grad=True)
+    asked = Request(GRAPH, V, Tempered(Q, K, learned))
+    out, reference = engine.run(asked, backend)[0], engine.run(asked, "edge_list")[0]
+    torch.testing.assert_close(out, reference)
+    ours, theirs = (torch.autograd.grad(x.square().sum(), learned)[0] for x in (out, reference))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_lower_returns_a_built_in_score() -> None:
+    class Loose(Tempered):
+        def lower(self) -> Any:
+            return Tempered(self.query, self.key, self.temperature)
+
+    with pytest.raises(
+        TypeError, match=r"lower\(\) of Loose must return a Dot, an AdditiveScore.*; it returned Tempered"
+    ):
+        lowered(Loose(Q, K, torch.ones(HEADS)))
+
+
+# ---------------------------------------------------------------------------------------- attentions and keywords
+
+
+@pytest.mark.parametrize("option", [{"normalize": "sigmoid"}, {"dropout": 0.5}, {"return_weights": True}], ids=str)
+def test_an_attention_does_not_set_what_the_operator_sets(option: dict[str, Any]) -> None:
+    class Hasty(Attention):
+        def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Request:
+            return replace(Request(graph, src.unsqueeze(-2)), **option)
+
+    with pytest.raises(ValueError, match="Hasty set normalize, dropout, reduce or return_weights of its round"):
+        MessagePassing(graphs.window(2), "sum", None, Hasty())(torch.randn(5, 4))
+
+
+def test_the_short_way_of_attend_compares_every_keyword() -> None:
+    keywords = {p.name for p in signature(ops.attend).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    assert len(ops._NO_OPTIONS) == len(keywords - {"scale", "backend"})
+    for name in keywords - {"scale", "backend", "bias", "sinks", "softcap", "normalize", "dropout"}:
+        assert isinstance(ops.attend(GRAPH, Q, K, V, **{name: True}), tuple)
