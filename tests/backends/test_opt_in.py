@@ -44,10 +44,12 @@ def later(graph: Graph = GRAPH, **new: Any) -> Later:
 @pytest.mark.parametrize("new", NEW, ids=str)
 @pytest.mark.parametrize("backend", ["auto", *EVERY])
 def test_a_new_field_is_refused_by_every_backend(new: dict[str, Any], backend: str) -> None:
-    (name,) = new
-    with pytest.raises(
-        Refused, match="no backend can run this" if backend == "auto" else f"does not support {name}|needs"
-    ):
+    why = (
+        "no backend can run this: it does not support t"
+        if backend == "auto"
+        else f"backend '{backend}' cannot run this"
+    )
+    with pytest.raises(Refused, match=why):
         engine.run(later(**new), backend)
 
 
@@ -74,7 +76,7 @@ class Twisted(Attention):
 @pytest.mark.parametrize("new", NEW, ids=str)
 def test_a_compiled_program_refuses_it(new: dict[str, Any]) -> None:
     op, x = MessagePassing(graphs.window(3), "sum", None, Twisted(**new)), torch.randn(N, WIDTH)
-    with pytest.raises(Exception, match="Later|does not support t"):
+    with pytest.raises(Exception, match="not its subclass Later"):
         torch.compile(op, backend="aot_eager", fullgraph=True)(x)
 
 
@@ -93,7 +95,7 @@ def test_every_tensor_of_a_round_has_a_role_and_map_visits_it() -> None:
     edges = torch.randn(GRAPH.num_edges, HEADS)
     seen: list[str] = []
     full = Request(
-        GRAPH, V, Dot(Q, K, 1.0), (edges, BiasTable(torch.ones(3, 1), Offset(1))), torch.randn(GRAPH.num_edges, HEADS, WIDTH),
+        GRAPH, V, Dot(Q, K, 1.0), (edges, BiasTable(torch.ones(3, 1), Offset(1))), edges[..., None],
         seed=torch.tensor(1), sinks=torch.ones(HEADS),
     )  # fmt: skip
     full.map(lambda x, name, role: seen.append(name) or x)  # type: ignore[func-returns-value]
@@ -195,9 +197,7 @@ def test_lower_returns_a_built_in_score() -> None:
         def lower(self) -> Any:
             return Tempered(self.query, self.key, self.temperature)
 
-    with pytest.raises(
-        TypeError, match=r"lower\(\) of Loose must return a Dot, an AdditiveScore.*; it returned Tempered"
-    ):
+    with pytest.raises(TypeError, match=r"lower\(\) of Loose must return a Dot.*; it returned Tempered"):
         lowered(Loose(Q, K, torch.ones(HEADS)))
 
 
