@@ -242,8 +242,9 @@ class MessagePassing(nn.Module):
     def _bound(self, graph: Topology | Graph, x: Tensor, source: Tensor, layer: Layer) -> Graph:
         """The graph of a call: bound to the sizes of its features, and this process's part while nodes are sharded."""
         num_dst, num_src = x.shape[-2], source.shape[-2]
-        sharding, is_part = active(), isinstance(graph, Graph) and graph.exchange is not LOCAL
-        if (sharding is not None or is_part) and torch.compiler.is_compiling():
+        compiles, sharding = torch.compiler.is_compiling(), active()
+        is_part = not compiles and isinstance(graph, Graph) and graph.exchange is not LOCAL  # programs check when they run
+        if sharding is not None and compiles:
             raise ValueError("torch.compile does not trace layers over a part of a graph; leave them uncompiled")
         if sharding is not None and not is_part:
             graph = sharding.part(graph, num_dst, num_src, layer).to(x.device)
@@ -252,9 +253,10 @@ class MessagePassing(nn.Module):
                 return engine.outline(graph, num_dst, num_src, x.device)
             return graph.bind(num_dst, num_src).to(x.device)
         validation.device(graph, x)
-        expected = (graph.num_dst, graph.num_src) if graph.exchange is LOCAL else graph.exchange.rows
+        is_part = not compiles and graph.exchange is not LOCAL
+        expected = graph.exchange.rows if is_part else (graph.num_dst, graph.num_src)
         if expected != (num_dst, num_src):
-            whose = "the graph has" if graph.exchange is LOCAL else "this process's part of the graph has"
+            whose = "this process's part of the graph has" if is_part else "the graph has"
             raise ValueError(
                 f"{whose} {expected[0]} destinations and {expected[1]} sources, but the features have "
                 f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"

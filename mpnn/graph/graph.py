@@ -49,6 +49,8 @@ class Graph(Handled):
     numbers of the nodes in the larger graph: dropout hashes them, so that all parts drop the edges that the whole does.
     """
 
+    exchange: Exchange = LOCAL  # of the class, so that whole graphs neither store nor pickle it
+
     def __init__(
         self,
         num_dst: int,
@@ -75,7 +77,6 @@ class Graph(Handled):
         self._memo: dict[Hashable, Any] = {}
         self.edge_ids: Tensor | None = None
         self.order: Tensor | None = None
-        self.exchange: Exchange = LOCAL
         self.node_ids: tuple[Tensor, Tensor] | None = None
 
     # ------------------------------------------------------------------------------------------------ constructors
@@ -535,7 +536,9 @@ class Graph(Handled):
         if "runs" in self.__dict__:
             graph.__dict__["runs"] = self.runs
         graph.positions = self.positions and (convert(self.positions[0]), convert(self.positions[1]))
-        graph.order, graph.exchange = self.order, self.exchange
+        graph.order = self.order
+        if self.exchange is not LOCAL:
+            graph.exchange = self.exchange
         graph.node_ids = self.node_ids and (convert(self.node_ids[0]), convert(self.node_ids[1]))
         return graph
 

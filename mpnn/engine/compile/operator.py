@@ -23,6 +23,7 @@ from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.outline import bound
 from mpnn.graph import Graph
+from mpnn.graph.sharding import LOCAL
 from mpnn.request import validation
 from mpnn.request.request import Request
 
@@ -77,6 +78,8 @@ class _Sizes:
 
 def _graph(call: Call) -> Graph:
     graph = bound(graph_from_tensor(call.token), *call.sizes[3:5]).to(call.tensors[0].device)
+    if graph.exchange is not LOCAL:
+        raise ValueError("torch.compile does not trace layers over a part of a graph; leave them uncompiled")
     return derived_graph(call, graph)
 
 
