@@ -112,7 +112,7 @@ class MessagePassing(nn.Module):
         edge_attr: Tensor | None,
     ) -> Any:
         """`forward` without checkpointing; tensors come last."""
-        rounds = self._rounds(x, graph, source, edge_attr, return_weights, cache)
+        rounds = self.rounds(x, graph, source, edge_attr, return_weights, cache)
         exchange = LOCAL if torch.compiler.is_compiling() else rounds[0].graph.exchange
         out, weights = exchange.run(rounds, self._run)
         attention = self.attention
@@ -124,7 +124,7 @@ class MessagePassing(nn.Module):
             raise
         return (y, weights) if return_weights else y
 
-    def request(
+    def rounds(
         self,
         x: Tensor,
         graph: Topology | Graph | None = None,
@@ -132,20 +132,9 @@ class MessagePassing(nn.Module):
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
-    ) -> Round:
-        """The round that this call would run. `mpnn.explain` shows its plan."""
-        return self._rounds(x, graph, source, edge_attr, return_weights, cache)[0]
-
-    def _rounds(
-        self,
-        x: Tensor,
-        graph: Topology | Graph | None,
-        source: Source,
-        edge_attr: Tensor | None,
-        return_weights: bool,
-        cache: KVCache | None,
     ) -> tuple[Round, ...]:
-        """The rounds of a call: one, unless an exchange between processes needs more."""
+        """The rounds that a call with these arguments runs: one, unless an exchange between processes needs more.
+        `mpnn.explain` shows the plan of the first."""
         _check_features("x", x)
         try:
             prepared = self.update.prepare(x)
@@ -243,13 +232,14 @@ class MessagePassing(nn.Module):
         """The graph of a call: bound to the sizes of its features, and this process's part while nodes are sharded."""
         num_dst, num_src = x.shape[-2], source.shape[-2]
         compiles, sharding = torch.compiler.is_compiling(), active()
-        is_part = not compiles and isinstance(graph, Graph) and graph.exchange is not LOCAL  # programs check when they run
+        # a program checks when it runs that its graph is whole
+        is_part = not compiles and isinstance(graph, Graph) and graph.exchange is not LOCAL
         if sharding is not None and compiles:
             raise ValueError("torch.compile does not trace layers over a part of a graph; leave them uncompiled")
         if sharding is not None and not is_part:
             graph = sharding.part(graph, num_dst, num_src, layer).to(x.device)
         if isinstance(graph, Topology):
-            if torch.compiler.is_compiling():
+            if compiles:
                 return engine.outline(graph, num_dst, num_src, x.device)
             return graph.bind(num_dst, num_src).to(x.device)
         validation.device(graph, x)
@@ -261,7 +251,7 @@ class MessagePassing(nn.Module):
                 f"{whose} {expected[0]} destinations and {expected[1]} sources, but the features have "
                 f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"
             )
-        return engine.outline(graph, num_dst, num_src, x.device) if torch.compiler.is_compiling() else graph
+        return engine.outline(graph, num_dst, num_src, x.device) if compiles else graph
 
 
 def _check_part(layer: Layer, exchange: Exchange) -> None:

@@ -41,7 +41,7 @@ def attention_weights(model: nn.Module, *inputs: Any) -> list[Tensor]:
 
 def backends(model: nn.Module, *inputs: Any) -> str:
     """The backends that the plan selects for the layers of `model(*inputs)` in training."""
-    chosen = [plan(layer.request(*args)).backend for layer, args in _calls(model.train(), *inputs)]
+    chosen = [plan(layer.rounds(*args)[0]).backend for layer, args in _calls(model.train(), *inputs)]
     return ", ".join(dict.fromkeys(chosen))
 
 
@@ -51,7 +51,7 @@ def estimates(model: nn.Module, *inputs: Any) -> tuple[float, float]:
     best = []
     for layer, args in _calls(model.train(), *inputs):
         with torch.enable_grad():
-            best.append(plan(layer.request(*args)).candidates[0])
+            best.append(plan(layer.rounds(*args)[0]).candidates[0])
     return sum(one.seconds for one in best), max((one.bytes for one in best), default=0.0)
 
 

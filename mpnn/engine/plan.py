@@ -152,17 +152,17 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
     """
     if isinstance(op, Request):
         request = op
-    elif not hasattr(op, "request"):
+    elif not hasattr(op, "rounds"):
         raise TypeError(
             f"op must be a MessagePassing or a Request; got {type(op).__name__}: write explain(op, x, graph), with one "
             "layer of a model as op"
         )
     else:
         try:
-            signature(op.request).bind(*features, **call)
+            signature(op.rounds).bind(*features, **call)
         except TypeError as error:
             raise TypeError(f"explain(op, x, graph, ...) takes what op(...) takes: {error}") from None
-        request = op.request(*features, **call)
+        request = op.rounds(*features, **call)[0]
     validation.request(request)
     result = plan(request, getattr(op, "backend", "auto"))
     print(result)

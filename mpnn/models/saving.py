@@ -285,7 +285,17 @@ _LAYERS = (
     "torch.nn.modules.",
     *(
         f"mpnn.{name}"
-        for name in ("aggregate", "attention", "dropout", "message_passing", "models", "position", "request", "update")
+        for name in (
+            "aggregate",
+            "attention",
+            "dropout",
+            "message_passing",
+            "models",
+            "position",
+            "propagation",
+            "request",
+            "update",
+        )
     ),
 )
 

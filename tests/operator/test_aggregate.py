@@ -431,7 +431,7 @@ def test_a_ranking_of_messages_never_mixes_sentences(batch: tuple[int, ...]) -> 
 def test_a_ranking_of_messages_never_mixes_heads() -> None:
     attention = DotProduct(8, 2)
     op, x = MessagePassing(graphs.window(2), per_node(longest), None, attention), torch.randn(3, 9, 8)
-    request = op.request(x)
+    request = op.rounds(x)[0]
     out, _ = engine.run(request)
     for head in range(2):
         score = replace(request.score, query=request.score.query[..., [head], :], key=request.score.key[..., [head], :])

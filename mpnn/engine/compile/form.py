@@ -74,7 +74,9 @@ class Form(NamedTuple):
 def flatten(request: Request, backend: str) -> Call:
     """Flattens a request to a call. Sizes may be symbols."""
     if type(request) is not Request:
-        raise TypeError(f"torch.compile traces a Round, and not its subclass {type(request).__name__}; leave it uncompiled")
+        raise TypeError(
+            f"torch.compile traces a Round, and not its subclass {type(request).__name__}; leave it uncompiled"
+        )
     graph, score, parts = cast(Outline, request.graph), request.score, _Parts()
     options: list[tuple[str, Any]] = []
     for name in _fields(type(request)):

@@ -34,7 +34,7 @@ class WithLoops(MessagePassing):
         super().__init__(*parts)
         self.fill, self.keep = fill, keep
 
-    def request(
+    def rounds(
         self,
         x: Tensor,
         graph: Topology | Graph | None = None,
@@ -42,7 +42,7 @@ class WithLoops(MessagePassing):
         edge_attr: Tensor | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
-    ) -> Request:
+    ) -> tuple[Request, ...]:
         validation.tensor("x", x)
         if source is not None:
             validation.tensor("source", source)
@@ -52,9 +52,9 @@ class WithLoops(MessagePassing):
         if edge_attr is None and isinstance(graph, Graph):
             edge_attr = graph.edge_attr
         if edge_attr is None:
-            return super().request(x, engine.build_once(_looped, False, *bound), source, None, return_weights, cache)
+            return super().rounds(x, engine.build_once(_looped, False, *bound), source, None, return_weights, cache)
         edge_attr = self._attributes(edge_attr, *bound)
-        return super().request(x, engine.build_once(_looped, True, *bound), source, edge_attr, return_weights, cache)
+        return super().rounds(x, engine.build_once(_looped, True, *bound), source, edge_attr, return_weights, cache)
 
     def _attributes(self, edge_attr: Tensor, *bound: Any) -> Tensor:
         """edge_attr [E, ...] -> [E', ...]: attributes of the edges that are not loops, then of the loops."""

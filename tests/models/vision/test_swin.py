@@ -137,7 +137,7 @@ def test_windows_run_as_cliques_with_their_table():
     op = MessagePassing(graphs.windows(4, 6, size=2, shift=1), "sum", None, attention, backend="dense")
     nn.init.normal_(attention.positions[0].table)
     x = torch.randn(1, 24, 8)
-    assert op.request(x).bias[0].relation == GridOffset(6, 1, 1)
+    assert op.rounds(x)[0].bias[0].relation == GridOffset(6, 1, 1)
     expected = op(x)
     op.backend = "edge_list"
     assert largest(op(x) - expected) < 1e-5
