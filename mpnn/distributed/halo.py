@@ -117,6 +117,11 @@ class HaloExchange:
         return attention(dst, self(src), graph, edge_attr)
 
     def request(self, request: Request, terms: Terms) -> Request:
+        if request.dropout and request.graph.node_ids is None:
+            raise ValueError(
+                "this attention computes over a graph of its own, whose weights the processes do not drop alike: set "
+                "its dropout to 0"
+            )
         return request
 
     def run(self, request: Request, propagate: Callable[[Request], Any]) -> tuple[Tensor, Tensor | None]:
@@ -153,4 +158,17 @@ class _Fetch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return ctx.exchange.send_back(gradient, ctx.own), None
+        return _Return.apply(gradient, ctx.exchange, ctx.own), None
+
+
+class _Return(torch.autograd.Function):
+    """The gradient of `_Fetch`, and the other way round, so that gradients can be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, exchange: HaloExchange, own: int) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.send_back(gradient, own)
+
+    @staticmethod
+    def backward(ctx: Any, rows: Tensor) -> Any:
+        return _Fetch.apply(rows, ctx.exchange), None, None
