@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -62,11 +63,21 @@ class Attention(nn.Module, ABC):
         normalize: "softmax", "sigmoid" or "none".
         dropout: probability that a weight is dropped in training.
         balanced: whether the weights already account for the in-degree without a normalizer, as GCN's do.
+        depends_on: what the terms depend on, which decides whether nodes are divided over processes
+            (`mpnn.distributed`). "node": those of a node on that node, those of an edge on the edge and its ends.
+            "row": also on the other edges and sources of a destination. "graph": on anything; nodes are not divided.
+            A subclass does not inherit it, because it can compute other terms: each class states its own.
     """
 
     normalize: str = "softmax"
     dropout: float = 0.0
     balanced: bool = False
+    depends_on: str = "graph"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "depends_on" not in vars(cls) and not cls.__module__.startswith("torch."):  # FSDP2 subclasses what it wraps
+            cls.depends_on = "graph"
 
     @abstractmethod
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Terms:

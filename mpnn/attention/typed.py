@@ -25,6 +25,7 @@ class Typed(Attention):
     """
 
     normalize = "none"
+    depends_on = "node"
 
     def __init__(self, in_dim: int, out_dim: int, relations: int, *, bias: bool = True) -> None:
         super().__init__()

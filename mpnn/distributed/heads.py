@@ -29,11 +29,9 @@ from mpnn.request.request import Request
 
 def refusal(layer: Layer, ranks: int) -> str | None:
     """Why the heads of a layer cannot be divided over so many ranks, or None if they can."""
-    attention = layer.attention
-    name = type(attention).__name__
-    if not isinstance(attention, KeyValue):
-        what = "a layer without attention" if attention is None else name
-        return f"{what} does not compute queries, keys and values of single nodes, as DotProduct does"
+    attention, name = layer.attention, type(layer.attention).__name__
+    if (reason := pieces.not_by_node(attention)) is not None:
+        return reason
     heads, shared = heads_of(attention)
     if heads % ranks:
         return f"{name} has {heads} heads, which {ranks} ranks do not divide"
