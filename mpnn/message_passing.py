@@ -156,7 +156,8 @@ class MessagePassing(nn.Module):
         if source is None:
             source = prepared
         drops_edges = self.training and self.edge_dropout > 0
-        layer = Layer(self.attention, self.aggregate, return_weights, self._mixes_values, drops_edges)
+        options = return_weights, self._mixes_values, drops_edges
+        layer = Layer(self.attention, self.aggregate, *options, x.dtype, x.shape[:-2])
         bound = self._bound(graph, x, source, layer)
         exchange = bound.exchange
         if exchange is not None:
@@ -317,7 +318,12 @@ def _without_edges(graph: Graph, p: float) -> Graph:
 
 def _check_part(layer: Layer, exchange: Exchange) -> None:
     """Raises ValueError if a layer needs more of a graph than this process's part."""
-    aggregate = layer.aggregate
+    attention, aggregate = layer.attention, layer.aggregate
+    if attention is not None and attention.depends_on == "graph":
+        raise ValueError(
+            f"{type(attention).__name__} does not state what its terms depend on, so its nodes are not divided over "
+            'processes; if terms of a node depend on that node alone, write depends_on = "node" in the class'
+        )
     if (reason := exchange.refusal(layer)) is not None:
         raise ValueError(reason)
     if isinstance(aggregate, PNA) and aggregate.average_log_degree is None:

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 class Layer(NamedTuple):
-    """What decides which transports can serve a round."""
+    """What decides which transports can serve a round, and what all processes must have alike."""
 
     attention: Any
     aggregate: Any
     return_weights: bool
     mixes_values: bool  # by hops or teleport
     drops_edges: bool
+    dtype: torch.dtype | None = None
+    batch: tuple[int, ...] = ()
 
 
 class Exchange(Protocol):
