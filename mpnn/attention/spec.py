@@ -66,7 +66,7 @@ class Attention(nn.Module, ABC):
         depends_on: what the terms depend on, which decides whether nodes are divided over processes
             (`mpnn.distributed`). "node": those of a node on that node, those of an edge on the edge and its ends.
             "row": also on the other edges and sources of a destination. "graph": on anything; nodes are not divided.
-            A subclass does not inherit it, because it can compute other terms: each class states its own.
+            A subclass with methods of its own does not inherit it, because it can compute other terms.
     """
 
     normalize: str = "softmax"
@@ -76,7 +76,8 @@ class Attention(nn.Module, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "depends_on" not in vars(cls) and not cls.__module__.startswith("torch."):  # FSDP2 subclasses what it wraps
+        defines = any(not name.startswith("__") for name in vars(cls))  # the subclasses that FSDP2 makes do not
+        if defines and "depends_on" not in vars(cls):
             cls.depends_on = "graph"
 
     @abstractmethod

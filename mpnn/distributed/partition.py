@@ -193,7 +193,7 @@ class Partition:
         if self.transport != "auto":
             return self.transport
         attention = None if layer is None else layer.attention
-        if layer is None or not isinstance(attention, DotProduct):
+        if layer is None or not isinstance(attention, DotProduct) or attention.depends_on != "node":
             return "halo"
         width, shape = attention.to_key.in_features, (*heads.heads_of(attention), attention.head_dim)
         most = {"halo": max(self.fetched_bytes(width))}

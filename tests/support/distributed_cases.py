@@ -22,12 +22,29 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, aggregate, graphs
-from mpnn.attention import Additive, AdditiveV2, Degree, DotProduct, EdgeMessage, Kernel, Typed
+from mpnn.attention import (
+    Additive,
+    AdditiveV2,
+    Degree,
+    DotProduct,
+    EdgeMessage,
+    EdgeWeight,
+    Kernel,
+    Mapped,
+    Near,
+    Typed,
+)
 from mpnn.distributed import Owners, node_mean, partition, sharded, sum_gradients
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph, sharding
 from mpnn.graph.sharding import Layer
 from mpnn.models import GAT, GCN, GPT, MAGNA, Bert, BertConfig, GraphSAGE, MoNet
+from mpnn.models.graph.graph_transformer import EdgeScaled, HeadsOf
+from mpnn.models.graph.rgcn import BasisTyped, BlockTyped
+from mpnn.models.layers.per_head import PerHead, SharedKey
+from mpnn.models.layers.relative import RelativeDotProduct
+from mpnn.models.text.linformer import Linformer
+from mpnn.models.vision.swin import NormedTyped
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw
 from mpnn.update import FeedForward, PreNorm
 
@@ -170,6 +187,26 @@ def cases() -> Iterator[Case]:
     message = lambda: EdgeMessage(lambda dst, src, attr: F.relu(src) * dst)  # noqa: E731
     yield Case("messages of both ends", edges, 47, of(message))
     yield Case("kernel", graphs.causal(), 47, of(lambda: Kernel(WIDTH, 2, features=8)))
+    near = lambda **o: Near(nn.Linear(WIDTH, WIDTH), 4, **o)  # noqa: E731
+    for name, attention in {
+        "near": near,
+        "near, not normalized": lambda: near(normalized=False),
+        "edge weights": lambda: EdgeWeight(normalized=True),
+        "mapped": lambda: Mapped(nn.Linear(WIDTH, 8)),
+    }.items():
+        yield Case(name, edges, 47, of(attention), by_hand)
+    yield Case("edges scale", weighted, 47, of(lambda: EdgeScaled(WIDTH, 4, 2, edge_dim=3)), by_hand)
+    yield Case("own head width", weighted, 47, of(lambda: HeadsOf(WIDTH, 4, 2, edge_dim=3)), by_hand)
+    yield Case("types of bases", typed, 47, of(lambda: BasisTyped(WIDTH, 8, 4, 2)), by_hand)
+    yield Case("types of blocks", typed, 47, of(lambda: BlockTyped(WIDTH, 8, 4, 2)), by_hand)
+    yield Case("types, normed", typed, 47, of(lambda: NormedTyped(WIDTH, 8, 4)), by_hand)
+    two_types = explicit(47, 300, types=2)
+    yield Case("graphs of heads", two_types, 47, of(lambda: PerHead(WIDTH, 2)), by_hand)
+    yield Case("graphs of heads, shared keys", two_types, 47, of(lambda: SharedKey(WIDTH, 2, head_dim=4)), by_hand)
+    yield Case("landmarks", graphs.complete(), 47, of(lambda: Linformer(WIDTH, 2, length=64, landmarks=5)), by_hand)
+    waves = of(lambda: RelativeDotProduct(WIDTH, 2))
+    for transport in ("halo", "stream"):
+        yield Case(f"{transport}, waves of offsets", graphs.causal(), 41, waves, by_hand, transport=transport)
     pna = aggregate.PNA(average_log_degree=1.7)
     for aggregator in ("sum", "mean", "max", "min", "std", "median", pna, aggregate.Softmax()):
         yield Case(f"aggregate {str(aggregator).split('(')[0]}", edges, 47, of(None, aggregator), by_hand)
