@@ -325,7 +325,7 @@ def _check_part(layer: Layer, exchange: Exchange) -> None:
             'processes; if terms of a node depend on that node alone, write depends_on = "node" in the class'
         )
     if (reason := exchange.refusal(layer)) is not None:
-        raise ValueError(reason)
+        raise ValueError(f'transport="{exchange.transport}" cannot run this layer: {reason}; take transport="halo"')
     if isinstance(aggregate, PNA) and aggregate.average_log_degree is None:
         raise ValueError(
             f"{type(aggregate).__name__} takes the mean of log(degree + 1) over all nodes, and this process has a part "

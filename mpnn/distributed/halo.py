@@ -6,7 +6,6 @@ owner, one rank after the other, so that the sum has a fixed order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpnn.attention import Attention, Terms
+from mpnn.attention.spec import KeyValue
 from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
-from mpnn.graph.sharding import Layer
+from mpnn.graph.sharding import Exchange
 from mpnn.request.request import Request
 
 
@@ -74,21 +74,19 @@ def own_nodes(graph: Graph, rank: int, dst: Owners, src: Owners) -> Graph:
     return nodes
 
 
-class HaloExchange:
+class HaloExchange(Exchange):
     """`exchange(x)` maps features of a process's own nodes to those of all sources of its part: x [..., own, d] ->
     [..., sources, d], or another `dim`. All processes of the group must call it together. See
     `mpnn.graph.sharding.Exchange`.
 
     Attributes:
-        own: which sources are the own nodes, int64.
         leaving: which of the own rows travel to each rank, int64. arriving: the numbers of rows from each rank.
-        received: the bytes that have arrived so far from other processes, in forward passes.
     """
 
     def __init__(self, part: Part, owners: Owners, group: dist.ProcessGroup) -> None:
         rank = dist.get_rank(group)
         device = part.graph.device
-        self.own, self.group, self.received = part.own, group, 0
+        self.own, self.group = part.own, group
         self.rows = part.graph.num_dst, len(part.own)
         remote = torch.ones(len(part.sources), dtype=torch.bool, device=device)
         remote[part.own] = False
@@ -110,12 +108,6 @@ class HaloExchange:
         self.leaving = list(owners.place(asked.cpu()).to(device).split(self._sizes))
         assert self._sizes[rank] == 0
 
-    def refusal(self, layer: Layer) -> str | None:
-        return None
-
-    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Terms:
-        return attention(dst, self(src), graph, edge_attr)
-
     def request(self, request: Request, terms: Terms) -> Request:
         if request.dropout and request.graph.node_ids is None:
             raise ValueError(
@@ -123,9 +115,6 @@ class HaloExchange:
                 "its dropout to 0"
             )
         return request
-
-    def run(self, request: Request, propagate: Callable[[Request], Any]) -> tuple[Tensor, Tensor | None]:
-        return propagate(request)
 
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         rows = x.movedim(dim, 0)
@@ -148,6 +137,19 @@ class HaloExchange:
         for index, part in zip(self.leaving, arrived.split(self._sizes), strict=True):
             total.index_add_(0, index, part)  # an index occurs once here, so the order of the sum is that of the ranks
         return total
+
+
+class OwnExchange(Exchange):
+    """Computes queries, keys and values of the own nodes before anything travels."""
+
+    def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
+        self.rank, self.ranks, self.group = dist.get_rank(group), dst.ranks, group
+        self.rows = dst.sizes[self.rank], src.sizes[self.rank]
+        self._own_nodes = own_nodes(graph, self.rank, dst, src)
+
+    def terms(self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Terms:
+        assert isinstance(attention, KeyValue)
+        return attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr)
 
 
 class _Fetch(torch.autograd.Function):

@@ -28,38 +28,43 @@ class Layer(NamedTuple):
     batch: tuple[int, ...] = ()
 
 
-class Exchange(Protocol):
-    """The transport of a round: how a process that has some of the nodes gets what it needs of the others. Attention,
-    its terms and requests are objects of the operator, of which graphs know nothing.
+class Exchange:
+    """The transport of a round: how a process that has some of the nodes gets what it needs of the others. A subclass
+    overrides what differs from a process that needs nothing. Attention, its terms and requests are objects of the
+    operator, of which graphs know nothing.
 
     Attributes:
+        transport: its name.
         rows: the numbers of destinations and of sources whose features the process has.
         own: which sources of the graph are the process's own nodes, int64.
+        received: the bytes that have arrived so far from other processes, in forward passes.
     """
 
+    transport = "halo"
     rows: tuple[int, int]
     own: Tensor
+    received = 0
 
     def refusal(self, layer: Layer) -> str | None:
         """Why it cannot serve a layer, or None if it can."""
-        ...
+        return None
 
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         """x with the own nodes along `dim` -> the same with all sources of the graph along it."""
-        ...
+        return x
 
     def terms(self, attention: Any, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None) -> Any:
         """The terms of attention, for features of the own nodes."""
-        ...
+        return attention(dst, self(src), graph, edge_attr)
 
     def request(self, request: Any, terms: Any) -> Any:
         """The request that this process runs, from that with its terms."""
-        ...
+        return request
 
     def run(self, request: Any, propagate: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
         """The result for the own destinations, [..., own, H, D], and weights if the request returns them; `propagate`
         runs a request on this process."""
-        ...
+        return propagate(request)
 
 
 class Sharding(Protocol):
