@@ -38,7 +38,7 @@ from mpnn.distributed import Owners, node_mean, partition, sharded, sum_gradient
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph, sharding
 from mpnn.graph.sharding import Layer
-from mpnn.models import GAT, GCN, GPT, MAGNA, Bert, BertConfig, GraphSAGE, MoNet
+from mpnn.models import GAT, GCN, GPT, MAGNA, Bert, BertConfig, GraphSAGE, MoNet, Transformer, TransformerConfig
 from mpnn.models.graph.graph_transformer import EdgeScaled, HeadsOf
 from mpnn.models.graph.rgcn import BasisTyped, BlockTyped
 from mpnn.models.layers.per_head import PerHead, SharedKey
@@ -583,7 +583,7 @@ def check_several_lengths() -> None:
             assert largest(cross(x[of_dst], source=source[of_src]), whole(cross, x, source=source)[of_dst]) < EXACT
 
 
-def whole(module: nn.Module, *inputs: Any, **more: Any) -> torch.Tensor:
+def whole(module: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
     """What one process computes."""
     with sharded(alone()):
         return module(*inputs, **more)
@@ -629,9 +629,17 @@ def check_kept_parts() -> None:
         assert sharding.bind(graphs.complete(), *shape) is rectangle.shard()
 
 
-def check_first_token() -> None:
-    """The pooled output is that of the first token, on the process that has it."""
+def check_encoders() -> None:
+    """Sinusoids and learned positions go by the numbers of tokens in the whole sentence. The pooled output is that of
+    the first token, on the process that has it."""
     torch.manual_seed(0)
+    for learned in (False, True):
+        config = TransformerConfig(20, dim=8, heads=2, hidden=8, encoder_layers=1, learned_positions=learned)
+        transformer, tokens = Transformer(config).double().eval(), torch.arange(12)[None]
+        mine = Owners.equal(12, dist.get_world_size()).nodes(dist.get_rank())
+        with sharded():
+            expected = whole(transformer.encode, tokens).last[:, mine]
+            assert largest(transformer.encode(tokens[:, mine]).last, expected) < EXACT
     bert = Bert(BertConfig(20, 8, 1, 2, 8, 64)).double().eval()
     tokens = torch.arange(12)[None]
     for owners in (Owners.equal(12, dist.get_world_size()), uneven(12, dist.get_world_size())):
@@ -650,7 +658,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     failed = False
     checks = [check_bytes, check_memory, check_heads, check_transports, check_losses, check_second_derivatives]
-    checks += [check_several_lengths, check_disagreement, check_kept_parts, check_first_token]
+    checks += [check_several_lengths, check_disagreement, check_kept_parts, check_encoders]
     for check in checks:
         check()
         print(f"0.0e+00 {check.__name__}", flush=True)
