@@ -163,7 +163,8 @@ class MessagePassing(nn.Module):
     ) -> tuple[Round, ...]:
         """The rounds of the attention over the bound graph."""
         drops_edges = self.training and self.edge_dropout > 0
-        layer = Layer(self.attention, self.aggregate, return_weights, self.mixes_values, drops_edges)
+        options = return_weights, self.mixes_values, drops_edges
+        layer = Layer(self.attention, self.aggregate, *options, dst.dtype, dst.shape[:-2])
         bound = self._bound(graph, dst, src, layer)
         exchange = LOCAL if torch.compiler.is_compiling() else bound.exchange
         if exchange is not LOCAL:
@@ -256,9 +257,14 @@ class MessagePassing(nn.Module):
 
 def _check_part(layer: Layer, exchange: Exchange) -> None:
     """Raises ValueError if a layer needs more of a graph than this process's part."""
-    aggregate = layer.aggregate
+    attention, aggregate = layer.attention, layer.aggregate
+    if attention is not None and attention.depends_on == "graph":
+        raise ValueError(
+            f"{type(attention).__name__} does not state what its features depend on, so its nodes are not divided over "
+            'processes; if those of a node depend on that node alone, write depends_on = "node" in the class'
+        )
     if (reason := exchange.refusal(layer)) is not None:
-        raise ValueError(reason)
+        raise ValueError(f'transport="{exchange.transport}" cannot run this layer: {reason}; take transport="halo"')
     if isinstance(aggregate, PNA) and aggregate.average_log_degree is None:
         raise ValueError(
             f"{type(aggregate).__name__} takes the mean of log(degree + 1) over all nodes, and this process has a part "

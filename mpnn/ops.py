@@ -13,6 +13,7 @@ from mpnn import engine
 from mpnn.aggregate import SUM, aggregator
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
+from mpnn.graph.sharding import active
 from mpnn.request import validation
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot, check_scale
@@ -60,9 +61,11 @@ def attend(
         out [..., N_dst, H, D_v], or (out, weights), or (out, lse). A destination without in-neighbors gets zeros.
 
     Raises:
-        ValueError, TypeError: if shapes, dtypes or devices do not fit together, or the named backend cannot run this.
+        ValueError, TypeError: if shapes, dtypes or devices do not fit together, the named backend cannot run this, or
+            nodes are divided over processes (`mpnn.distributed.sharded`).
     """
     validation.types(graph, query, key, value)
+    _refuse_parts()
     if scale is None:
         scale = max(query.shape[-1], 1) ** -0.5
     else:
@@ -145,6 +148,7 @@ def aggregate(
         in-neighbors get zeros.
     """
     validation.graph(graph)
+    _refuse_parts()
     graph = _traced(graph, x)
     validation.features("x", x, "sources", 1, graph)
     bias: tuple[PerEdge, ...] = ()
@@ -171,6 +175,16 @@ def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, sca
     if choice.direct is None or torch.is_autocast_enabled(choice.device):
         return dispatch.run_by(choice, request())[0]
     return choice.direct(query, key, value, scale)
+
+
+def _refuse_parts() -> None:
+    """Raises ValueError while nodes are divided over processes: a function would see those of this process alone."""
+    if active() is not None:
+        raise ValueError(
+            "functions of mpnn.ops, models of transformers and PyTorch Geometric in place, and readouts of graphs see "
+            "the nodes of one process alone: call them outside of mpnn.distributed.sharded. Inside it, layers of "
+            "MessagePassing are divided, such as those of mpnn.models.from_hf(model)"
+        )
 
 
 def _traced(graph: Graph, x: Tensor) -> Graph:

@@ -29,6 +29,7 @@ class Additive(Attention):
         bias: whether a learned bias is added to the message.
     """
 
+    depends_on = "node"
     one_map = True  # destinations and sources share one linear map
 
     def __init__(
@@ -90,6 +91,8 @@ class AdditiveV2(KeyValue):
     W_dst and W_src one map. `bias` adds biases to the maps and the message. If `map_value` is False, values are the
     features themselves (Bahdanau), `m_i = || _h sum_j w_ij h_j`, and the message has no bias.
     """
+
+    depends_on = "node"
 
     def __init__(
         self,

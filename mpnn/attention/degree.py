@@ -21,6 +21,7 @@ class Degree(Attention):
     """
 
     normalize = "none"
+    depends_on = "row"
     balanced = True
 
     def __init__(self, in_dim: int, out_dim: int, *, bias: bool = True) -> None:

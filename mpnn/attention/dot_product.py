@@ -35,6 +35,8 @@ class DotProduct(KeyValue):
         scale: factor of the inner products. Default: 1 / sqrt(D).
     """
 
+    depends_on = "node"
+
     def __init__(
         self,
         dim: int,

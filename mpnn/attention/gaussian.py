@@ -26,6 +26,7 @@ class Gaussian(Attention):
     """
 
     normalize = "none"
+    depends_on = "node"
 
     def __init__(self, in_dim: int, out_dim: int, kernels: int, coordinates: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -69,6 +70,8 @@ class Near(Attention):
         encode: a module that maps features [..., N, d] to the concatenation of the value v and the vector a.
         vector_dim: width of a. normalized: whether weights sum to 1. dropout: of attention weights, in training.
     """
+
+    depends_on = "node"
 
     def __init__(self, encode: nn.Module, vector_dim: int, *, normalized: bool = True, dropout: float = 0.0) -> None:
         super().__init__()

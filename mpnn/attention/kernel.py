@@ -42,6 +42,7 @@ class Kernel(KeyValue):
     """
 
     normalize = "none"
+    depends_on = "row"  # keys are scaled by their maximum
     directions: Tensor | None
 
     def __init__(

@@ -29,6 +29,7 @@ class Mapped(Attention):
     """
 
     normalize = "none"
+    depends_on = "node"
 
     def __init__(self, value: nn.Module | None = None, out: nn.Module | None = None) -> None:
         super().__init__()
@@ -53,6 +54,8 @@ class EdgeWeight(Mapped):
     `normalized` divides the weights, which must not be negative, by their sum over the in-neighbors of each
     destination: PinSage's importance pooling (Ying et al. 2018, section 3.2).
     """
+
+    depends_on = "row"
 
     def __init__(
         self, value: nn.Module | None = None, out: nn.Module | None = None, *, normalized: bool = False
@@ -95,6 +98,7 @@ class EdgeMessage(Attention):
     """
 
     normalize = "none"
+    depends_on = "node"
 
     def __init__(self, function: Message) -> None:
         super().__init__()

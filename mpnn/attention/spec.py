@@ -1,12 +1,13 @@
 """The base classes of attention specs.
 
-A spec owns its parameters. `forward` maps features to a `Round`. `merge` maps
-the aggregated heads to the message. Backends run the terms; a spec does not compute edges itself.
+A spec owns its parameters. `forward` maps features to a `Round`, which a backend runs, and `merge` maps the aggregated
+heads to the message. A spec does not compute edges itself.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ ANY: validation.Takes = (None, None)
 
 
 class Attention(nn.Module, ABC):
-    """An attention spec. `forward` returns the terms and `merge` the message.
+    """An attention spec. `forward` returns the round and `merge` the message.
 
     To add a spec, subclass this. Its score is one of `mpnn.request.scores` or a new one, see `scores.Score`. Logits
     that are already computed are passed as a bias, [..., E, H] in the caller's edge order.
@@ -27,15 +28,27 @@ class Attention(nn.Module, ABC):
         normalize: "softmax", "sigmoid" or "none".
         dropout: probability that a weight is dropped in training.
         balanced: whether the weights already account for the in-degree without a normalizer, as GCN's do.
+        depends_on: what features of the round depend on, which decides whether nodes are divided over processes
+            (`mpnn.distributed`). "node": those of a node on that node, those of an edge on the edge and its ends.
+            "row": also on the other edges and sources of a destination. "graph": on anything; nodes are not divided.
+            A subclass with methods of its own does not inherit it, because it can compute others.
     """
 
     normalize: str = "softmax"
     dropout: float = 0.0
     balanced: bool = False
+    depends_on: str = "graph"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        defines = any(not name.startswith("__") for name in vars(cls))  # the subclasses that FSDP2 makes do not
+        if defines and "depends_on" not in vars(cls):
+            cls.depends_on = "graph"
 
     @abstractmethod
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        """Terms for destinations [..., N_dst, d] and sources [..., N_src, d]; edge_attr [E, ...] in caller's order."""
+        """The round for destinations [..., N_dst, d] and sources [..., N_src, d]; edge_attr [E, ...] in the caller's
+        order. It leaves `normalize`, `dropout`, `reduce` and `return_weights` to the operator."""
 
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         """Required width and dtype of the destinations' and of the sources' features, see `validation.takes`."""
@@ -60,4 +73,4 @@ class KeyValue(Attention):
 
     @abstractmethod
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        """The terms for the queries, keys and values that `project` returned."""
+        """The round for the queries, keys and values that `project` returned."""

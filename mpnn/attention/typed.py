@@ -26,6 +26,7 @@ class Typed(Attention):
     """
 
     normalize = "none"
+    depends_on = "node"
 
     def __init__(self, in_dim: int, out_dim: int, relations: int, *, bias: bool = True) -> None:
         super().__init__()

@@ -49,12 +49,12 @@ def all_to_all(x: Tensor, arriving: list[int], leaving: list[int], group: dist.P
 
 
 def exchanged(rows: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
-    """`all_to_all`, whose gradient travels back by the reverse one."""
+    """`all_to_all`, whose gradient travels back by the reverse one, to any order."""
     return _Exchange.apply(rows, arriving, leaving, group)
 
 
 class _Exchange(torch.autograd.Function):
-    """One all-to-all; gradients travel back by the reverse one."""
+    """One all-to-all. Its gradient is the reverse one, itself an exchange that can be differentiated."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -63,4 +63,4 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return all_to_all(gradient, *ctx.back), None, None, None
+        return exchanged(gradient, *ctx.back), None, None, None

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpnn.attention import Attention
+from mpnn.attention.spec import KeyValue
 from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
-from mpnn.graph.sharding import Layer
+from mpnn.graph.sharding import Exchange
 from mpnn.request.request import Request
 
 
@@ -74,21 +75,19 @@ def own_nodes(graph: Graph, rank: int, dst: Owners, src: Owners) -> Graph:
     return nodes
 
 
-class HaloExchange:
+class HaloExchange(Exchange):
     """`exchange(x)` maps features of a process's own nodes to those of all sources of its part: x [..., own, d] ->
     [..., sources, d], or another `dim`. All processes of the group must call it together. See
     `mpnn.graph.sharding.Exchange`.
 
     Attributes:
-        own: which sources are the own nodes, int64.
         leaving: which of the own rows travel to each rank, int64. arriving: the numbers of rows from each rank.
-        received: the bytes that have arrived so far from other processes, in forward passes.
     """
 
     def __init__(self, part: Part, owners: Owners, group: dist.ProcessGroup) -> None:
         rank = dist.get_rank(group)
         device = part.graph.device
-        self.own, self.group, self.received = part.own, group, 0
+        self.own, self.group = part.own, group
         self.rows = part.graph.num_dst, len(part.own)
         remote = torch.ones(len(part.sources), dtype=torch.bool, device=device)
         remote[part.own] = False
@@ -110,16 +109,13 @@ class HaloExchange:
         self.leaving = list(owners.place(asked.cpu()).to(device).split(self._sizes))
         assert self._sizes[rank] == 0
 
-    def refusal(self, layer: Layer) -> str | None:
-        return None
-
-    def rounds(
-        self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
-    ) -> tuple[Request, ...]:
-        return (attention(dst, self(src), graph, edge_attr),)
-
     def run(self, rounds: tuple[Request, ...], run: Callable[[Request], Any]) -> tuple[Tensor, Tensor | None]:
-        return run(rounds[0])
+        if rounds[0].dropout and rounds[0].graph.node_ids is None:
+            raise ValueError(
+                "this attention computes over a graph of its own, whose weights the processes do not drop alike: set "
+                "its dropout to 0"
+            )
+        return super().run(rounds, run)
 
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         rows = x.movedim(dim, 0)
@@ -144,6 +140,21 @@ class HaloExchange:
         return total
 
 
+class OwnExchange(Exchange):
+    """Computes queries, keys and values of the own nodes before anything travels."""
+
+    def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
+        self.rank, self.ranks, self.group = dist.get_rank(group), dst.ranks, group
+        self.rows = dst.sizes[self.rank], src.sizes[self.rank]
+        self._own_nodes = own_nodes(graph, self.rank, dst, src)
+
+    def rounds(
+        self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Request, ...]:
+        assert isinstance(attention, KeyValue)
+        return (attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr),)
+
+
 class _Fetch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, exchange: HaloExchange) -> Tensor:
@@ -152,4 +163,17 @@ class _Fetch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return ctx.exchange.send_back(gradient, ctx.own), None
+        return _Return.apply(gradient, ctx.exchange, ctx.own), None
+
+
+class _Return(torch.autograd.Function):
+    """The gradient of `_Fetch`, and the other way round, so that gradients can be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, exchange: HaloExchange, own: int) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.send_back(gradient, own)
+
+    @staticmethod
+    def backward(ctx: Any, rows: Tensor) -> Any:
+        return _Fetch.apply(rows, ctx.exchange), None, None

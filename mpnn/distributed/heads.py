@@ -20,7 +20,7 @@ from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import exchanged
-from mpnn.distributed.halo import own_nodes
+from mpnn.distributed.halo import OwnExchange
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.sharding import Layer
@@ -29,17 +29,15 @@ from mpnn.request.request import Request
 
 def refusal(layer: Layer, ranks: int) -> str | None:
     """Why the heads of a layer cannot be divided over so many ranks, or None if they can."""
-    attention = layer.attention
-    name = type(attention).__name__
-    if not isinstance(attention, KeyValue):
-        what = "a layer without attention" if attention is None else name
-        return f"{what} does not compute queries, keys and values of single nodes, as DotProduct does"
+    attention, name = layer.attention, type(layer.attention).__name__
+    if (reason := pieces.not_by_node(attention)) is not None:
+        return reason
     heads, shared = heads_of(attention)
     if heads % ranks:
         return f"{name} has {heads} heads, which {ranks} ranks do not divide"
     if shared % ranks and ranks % shared:
         return f"the {shared} key/value heads of {name} and {ranks} ranks do not divide each other"
-    if not isinstance(layer.aggregate, Sum):
+    if type(layer.aggregate) is not Sum:
         return f'it needs the aggregator "sum"; got {type(layer.aggregate).__name__}'
     return "it does not return weights: each rank has those of its heads" if layer.return_weights else None
 
@@ -67,38 +65,28 @@ def view_of(graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) ->
     return view
 
 
-class HeadsExchange:
-    """Divides the heads of a round over the processes of a group. See `mpnn.graph.sharding.Exchange`.
+class HeadsExchange(OwnExchange):
+    """Divides the heads of a round over the processes of a group. See `mpnn.graph.sharding.Exchange`."""
 
-    Attributes:
-        received: the bytes that have arrived so far from other processes, in forward passes.
-    """
+    transport = "heads"
 
     def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
-        self.rank, self.group, self.received = dist.get_rank(group), group, 0
-        self.rows = dst.sizes[self.rank], src.sizes[self.rank]
+        super().__init__(graph, dst, src, group)
         self.own = torch.arange(graph.num_src, device=graph.device)  # of the graph it runs over, all nodes are its own
         self._dst, self._src = _Rows(dst, graph.device), _Rows(src, graph.device)
-        self._own_nodes = own_nodes(graph, self.rank, dst, src)
 
     def refusal(self, layer: Layer) -> str | None:
-        reason = refusal(layer, self._dst.ranks)
-        return None if reason is None else f'transport="heads" cannot run this layer: {reason}; take transport="halo"'
-
-    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
-        return x
+        return refusal(layer, self.ranks)
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> tuple[Request, ...]:
-        """The round over the whole graph, of the own heads."""
-        assert isinstance(attention, KeyValue)
-        return (self._divided(attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr)),)
+        return tuple(map(self._divided, super().rounds(attention, dst, src, graph, edge_attr)))
 
     def _divided(self, request: Request) -> Request:
         """From all heads of the own nodes to the own heads of all nodes."""
         heads = request.heads
-        mine = share(heads, self._dst.ranks, self.rank)
+        mine = share(heads, self.ranks, self.rank)
 
         def visit(x: Tensor, kind: pieces.Kind, trailing: int) -> Tensor:
             if kind in ("dst", "src"):
@@ -115,8 +103,8 @@ class HeadsExchange:
         """From the own heads of all destinations, [..., N_dst, H / ranks, D], to all heads of the own ones."""
         rows = self._dst.by_owner(out.movedim(-3, 0))
         size = self.rows[0]
-        arrived = self._exchange(rows, [size] * self._dst.ranks, self._dst.sizes)
-        heads = arrived.unflatten(0, (self._dst.ranks, size)).movedim(0, -3)  # [own, batch..., ranks, H / ranks, D]
+        arrived = self._exchange(rows, [size] * self.ranks, self._dst.sizes)
+        heads = arrived.unflatten(0, (self.ranks, size)).movedim(0, -3)  # [own, batch..., ranks, H / ranks, D]
         return heads.flatten(-3, -2).movedim(0, -3)
 
     def _swap(self, x: Tensor, of: str) -> Tensor:

@@ -65,9 +65,10 @@ class Owners:
 
     def nodes(self, rank: int) -> Tensor:
         """The nodes of a rank, int64 ascending."""
-        mine = (self.owner == rank).nonzero().squeeze(1).tolist()
-        blocks = [torch.arange(int(self.bounds[b]), int(self.bounds[b + 1])) for b in mine]
-        return torch.cat(blocks) if blocks else torch.zeros(0, dtype=torch.int64)
+        mine = (self.owner == rank).nonzero().squeeze(1)
+        first, size = self.bounds[mine], self.bounds.diff()[mine]
+        before = size.cumsum(0) - size  # nodes of the rank before each of its blocks
+        return torch.arange(int(size.sum())) + torch.repeat_interleave(first - before, size)
 
     def block(self, rank: int) -> tuple[int, int] | None:
         """The first and last + 1 node of a rank that owns one block; None if it owns several."""

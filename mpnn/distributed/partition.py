@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpnn.attention import DotProduct
-from mpnn.distributed import heads, pieces, queries, stream
+from mpnn.distributed import agreement, heads, pieces, queries, stream
 from mpnn.distributed.groups import Mesh, group_of
 from mpnn.distributed.halo import HaloExchange, Part
 from mpnn.distributed.owners import Owners
@@ -141,8 +141,8 @@ class Partition:
         self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup | None, transport: str = "auto"
     ) -> None:
         self.graph, self.dst, self.src, self.group, self.transport = graph, dst, src, group, transport
-        self._parts: dict[int, Part] = {}
-        self._shards: dict[str, Graph] = {}
+        self._shards: dict[str, Graph] = {}  # of this process, by transport
+        self.shardings: dict[str, Any] = {}  # of `sharded`, by transport: they keep the parts of other graphs
 
     @property
     def ranks(self) -> int:
@@ -172,6 +172,7 @@ class Partition:
         transport = self.transport_of(layer)
         if transport not in self._shards:
             assert self.group is not None
+            self._agree(transport, layer)
             parts = self.dst, self.src, self.group
             if transport == "heads":
                 shard = heads.view_of(self.graph, *parts)
@@ -192,7 +193,7 @@ class Partition:
         if self.transport != "auto":
             return self.transport
         attention = None if layer is None else layer.attention
-        if layer is None or not isinstance(attention, DotProduct):
+        if layer is None or not isinstance(attention, DotProduct) or attention.depends_on != "node":
             return "halo"
         width, shape = attention.to_key.in_features, (*heads.heads_of(attention), attention.head_dim)
         most = {"halo": max(self.fetched_bytes(width))}
@@ -228,12 +229,14 @@ class Partition:
 
     def plans(self) -> list[RankPlan]:
         """The work of each rank."""
-        parts = [self._part(rank) for rank in range(self.ranks)]
-        fetched = torch.tensor([part.fetched for part in parts])
-        return [
-            RankPlan(size, part.graph.num_edges, int(fetched[rank].sum()), int(fetched[:, rank].sum()))
-            for rank, (size, part) in enumerate(zip(self.dst.sizes, parts, strict=True))
-        ]
+        return list(self._plans)
+
+    @cached_property
+    def _plans(self) -> list[RankPlan]:
+        parts = (self._part(rank) for rank in range(self.ranks))
+        edges, fetched = zip(*((part.graph.num_edges, part.fetched) for part in parts), strict=True)
+        fetches, sends = (torch.tensor(fetched).sum(dim).tolist() for dim in (1, 0))
+        return [RankPlan(*of_rank) for of_rank in zip(self.dst.sizes, edges, fetches, sends, strict=True)]
 
     def fetched_bytes(self, width: int, dtype: torch.dtype = torch.float32, batch: int = 1) -> list[int]:
         """The bytes that arrive at each rank in the forward pass of a layer: fetched sources * width * batch * size of
@@ -313,9 +316,15 @@ class Partition:
     def _part(self, rank: int) -> Part:
         if not 0 <= rank < self.ranks:
             raise ValueError(f"there are ranks 0 to {self.ranks - 1}; got {rank}")
-        if rank not in self._parts:
-            self._parts[rank] = Part.of(self.graph, rank, self.dst, self.src)
-        return self._parts[rank]
+        return Part.of(self.graph, rank, self.dst, self.src)
+
+    def _agree(self, transport: str, layer: Layer | None) -> None:
+        """Raises ValueError on every process unless all divide the same graph alike, for the same features."""
+        assert self.group is not None
+        owners = tuple(x for of in (self.dst, self.src) for x in (of.bounds, of.owner))
+        edges = f"{agreement.of_graph(self.graph)[:8]} and {agreement.digest(owners)[:8]}"
+        facts = f"{self.graph} (edges and owners: {edges}), transport {transport!r}, {agreement.features(layer)}"
+        agreement.gather(facts, self.group)
 
     @staticmethod
     def _check(x: Any, dim: int, expected: int, whose: str) -> None:

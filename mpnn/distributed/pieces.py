@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -20,13 +20,20 @@ Visit = Callable[[Tensor, Kind, int], Tensor]
 """`visit(tensor, kind, trailing)`, where `trailing` dimensions from the heads on follow those of the rows."""
 
 
+def not_by_node(attention: Any) -> str | None:
+    """Why queries, keys and values cannot be sent instead of features, or None if they can."""
+    if isinstance(attention, KeyValue) and attention.depends_on == "node":
+        return None
+    what = "a layer without attention" if attention is None else type(attention).__name__
+    return f"{what} does not compute queries, keys and values of single nodes, as DotProduct does"
+
+
 def refusal(layer: Layer) -> str | None:
     """Why a layer cannot be computed in pieces, or None if it can."""
-    attention, name = layer.attention, type(layer.attention).__name__
-    if not isinstance(attention, KeyValue):
-        what = "a layer without attention" if attention is None else name
-        return f"{what} does not compute queries, keys and values of single nodes, as DotProduct does"
-    if attention.normalize != "softmax" or not isinstance(layer.aggregate, Sum):
+    attention = layer.attention
+    if (reason := not_by_node(attention)) is not None:
+        return reason
+    if attention.normalize != "softmax" or type(layer.aggregate) is not Sum:
         return "its pieces are merged by the sums of a softmax"
     if layer.mixes_values:
         return "it needs a layer of one hop without teleport"

@@ -72,16 +72,16 @@ def view_of(graph: Graph, hubs: Tensor, dst: Owners, src: Owners, group: dist.Pr
     return part.graph
 
 
-class QueriesExchange:
+class QueriesExchange(HaloExchange):
     """Fetches sources, and sends the queries of hubs. See `mpnn.graph.sharding.Exchange`."""
+
+    transport = "queries"
 
     def __init__(
         self, graph: Graph, part: Part, hubs: Tensor, dst: Owners, src: Owners, group: dist.ProcessGroup
     ) -> None:
-        rank, device = dist.get_rank(group), graph.device
-        self.ranks, self.group = dst.ranks, group
-        self._halo, self._received = HaloExchange(part, src, group), 0
-        self.own, self.rows = self._halo.own, self._halo.rows
+        super().__init__(part, src, group)
+        rank, device, self.ranks = dist.get_rank(group), graph.device, dst.ranks
         nodes = hubs.nonzero().squeeze(1)
         owner = dst.of(nodes)
         by_owner = owner.argsort(stable=True)
@@ -92,17 +92,8 @@ class QueriesExchange:
         self._hubs = subgraphs.take(graph, nodes.to(device)).columns(sources)
         self._hubs.node_ids = nodes.int().to(device), sources.int()
 
-    @property
-    def received(self) -> int:
-        """The bytes that have arrived so far from other processes, in forward passes."""
-        return self._halo.received + self._received
-
     def refusal(self, layer: Layer) -> str | None:
-        reason = "hubs do not drop edges" if layer.drops_edges else pieces.refusal(layer)
-        return None if reason is None else f'transport="queries" cannot run this layer: {reason}; take transport="halo"'
-
-    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
-        return self._halo(x, dim)
+        return "hubs do not drop edges" if layer.drops_edges else pieces.refusal(layer)
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
@@ -111,7 +102,7 @@ class QueriesExchange:
         assert isinstance(attention, KeyValue)
         if edge_attr is not graph.edge_attr:
             raise ValueError('with transport="queries" edge_attr is the graph\'s: pass it to graphs.from_edges')
-        query, key, value = attention.project(dst, self._halo(src), graph)
+        query, key, value = attention.project(dst, self(src), graph)
         terms = attention.terms(query, key, value, graph, edge_attr)
         mine = query.index_select(-3, self._mine).movedim(-3, 0)
         arrived = self._travel(mine.repeat(self.ranks, *[1] * (mine.dim() - 1)), self._counts, self._own_counts)
@@ -139,5 +130,5 @@ class QueriesExchange:
     def _travel(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
         arrived = exchanged(rows, arriving, leaving, self.group)
         here = arriving[dist.get_rank(self.group)]
-        self._received += arrived.nbytes // max(len(arrived), 1) * (len(arrived) - here)
+        self.received += arrived.nbytes // max(len(arrived), 1) * (len(arrived) - here)
         return arrived

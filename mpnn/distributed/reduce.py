@@ -34,7 +34,7 @@ def node_mean(losses: Tensor, mesh: Mesh = None, *, averaged: bool = True) -> Te
     dist.all_reduce(count, group=group)
     if not count:
         raise ValueError("node_mean needs at least one loss on one process; all got none")
-    return losses.sum() * ((dist.get_world_size(group) if averaged else 1) / count)
+    return losses.sum() * ((dist.get_world_size(group) if averaged else 1) / int(count))
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], mesh: Mesh = None) -> None:

@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mpnn.distributed import agreement
 from mpnn.distributed.groups import Mesh, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.distributed.partition import Partition, check_transport
@@ -35,76 +35,100 @@ def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None, transpo
     Args:
         mesh: the processes, as in `partition`, or a `Partition`, whose nodes are divided as it says.
         owners: which process has which nodes. Default: each has a block, in the order of ranks; their sizes are
-            exchanged with each operator, which costs a small collective operation. Owners save it.
-        transport: "halo", "heads" or "auto", as in `partition`, whose own is taken with a `Partition`.
+            exchanged with each operator and dropout, which costs a small collective operation. Owners save it, and so
+            does a `Partition`, which also keeps its parts for the next time.
+        transport: as in `partition`, whose own is taken with a `Partition`.
 
     Raises:
         RuntimeError: if no process group was initialized.
-        ValueError: if a process has other nodes than `owners` says.
+        ValueError: if a process has other nodes than `owners` says, or other graphs, dtypes or batch sizes than others.
     """
     check_transport(transport)
     if isinstance(mesh, Partition):
-        owners = mesh.dst if owners is None else owners
-        transport = mesh.transport if transport == "auto" else transport
-        if mesh.group is None:
-            raise RuntimeError("this partition was planned without processes; sharded needs one of processes")
-        mesh = mesh.group
-    group = group_of(mesh)
-    if owners is not None and owners.ranks != dist.get_world_size(group):
-        raise ValueError(f"owners are for {owners.ranks} ranks; there are {dist.get_world_size(group)} processes")
-    sharding.enter(_Sharding(group, owners, transport))
+        if owners is not None:
+            raise ValueError("a partition says who owns which nodes: pass a partition, or a mesh and owners")
+        sharding.enter(_of_partition(mesh, transport))
+    else:
+        sharding.enter(_Sharding(group_of(mesh), transport, None if owners is None else (owners, owners)))
     try:
         yield
     finally:
         sharding.leave()
 
 
-class _Sharding:
-    """What `mpnn.graph.sharding.Sharding` asks for."""
+def _of_partition(part: Partition, transport: str) -> _Sharding:
+    """The sharding of a partition, which is kept with it, so that a graph is planned once for all steps."""
+    if part.group is None:
+        raise RuntimeError("this partition was planned without processes; sharded needs one of processes")
+    transport = part.transport if transport == "auto" else transport
+    if transport not in part.shardings:
+        given = part if transport == part.transport else None
+        part.shardings[transport] = _Sharding(part.group, transport, (part.dst, part.src), given)
+    return part.shardings[transport]
 
-    def __init__(self, group: dist.ProcessGroup, owners: Owners | None, transport: str) -> None:
-        self._group, self._given, self._rank, self._transport = group, owners, dist.get_rank(group), transport
-        self._latest = owners
+
+class _Sharding:
+    """Implements `mpnn.graph.sharding.Sharding`.
+
+    Args:
+        owners: of destinations and of sources; None: the processes have blocks of nodes, of any size in each call.
+        given: a partition of one of the graphs.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        transport: str,
+        owners: tuple[Owners, Owners] | None,
+        given: Partition | None = None,
+    ) -> None:
+        self._group, self._transport, self._given_owners, self._given = group, transport, owners, given
+        self._rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        if owners is not None and owners[0].ranks != ranks:
+            raise ValueError(f"owners are for {owners[0].ranks} ranks; there are {ranks} processes")
         # Parts by graph and division. Processes bind the same graphs in the same order, so all build a part, or none.
         self._parts: OrderedDict[tuple[object, ...], Partition] = OrderedDict()
 
     def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: sharding.Layer | None = None) -> Graph:
-        dst = self._owners(num_dst)
-        src = dst if num_src == num_dst else self._owners(num_src)
-        if not isinstance(graph, Topology) and (graph.num_dst, graph.num_src) != (
-            dst.num_nodes,
-            src.num_nodes,
-        ):
+        dst, src = self._owners(num_dst, num_src, layer)
+        whole = dst.num_nodes, src.num_nodes
+        if not isinstance(graph, Topology) and (graph.num_dst, graph.num_src) != whole:
             raise ValueError(
-                f"the processes have {dst.num_nodes} destinations and {src.num_nodes} sources in all, and the graph "
-                f"has {graph.num_dst} and {graph.num_src}; pass the whole graph, or a shard of a partition"
+                f"the processes have {whole[0]} destinations and {whole[1]} sources in all, and the graph has "
+                f"{graph.num_dst} and {graph.num_src}; pass the whole graph, or a shard of a partition"
             )
         key = graph if isinstance(graph, Topology) else id(graph), tuple(dst.sizes), tuple(src.sizes)
         if key not in self._parts:
-            whole = graph.bind(dst.num_nodes, src.num_nodes) if isinstance(graph, Topology) else graph
-            self._parts[key] = Partition(
-                whole, dst, src, self._group, self._transport
-            )  # holds the graph, so that its id stays its own
+            bound = graph.bind(*whole) if isinstance(graph, Topology) else graph
+            # A partition holds its graph, so that an id stays its own.
+            self._parts[key] = self._given_of(bound) or Partition(bound, dst, src, self._group, self._transport)
             while len(self._parts) > _MOST_PARTS:
                 self._parts.popitem(last=False)
         self._parts.move_to_end(key)
         return self._parts[key].shard(layer=layer)
 
     def numbers(self, count: int) -> Tensor:
-        owners = self._owners(count) if self._latest is None else self._latest
-        # rows that are not nodes, such as graphs or a batch, are the same on all processes
-        return owners.nodes(self._rank) if owners.sizes[self._rank] == count else torch.arange(count)
+        return self._owners(count, count)[0].nodes(self._rank)
 
-    def _owners(self, count: int) -> Owners:
-        """The division of nodes of which this process has `count`."""
-        if self._given is not None:
-            if self._given.sizes[self._rank] != count:
-                raise ValueError(
-                    f"this process, rank {self._rank}, has {count} nodes, and {self._given} give it "
-                    f"{self._given.sizes[self._rank]}"
-                )
-            return self._given
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(sizes, torch.tensor([count]), group=self._group)
-        self._latest = Owners.of_sizes([int(size) for size in sizes])
-        return self._latest
+    def _given_of(self, graph: Graph) -> Partition | None:
+        """The given partition, if it is one of this graph."""
+        given = self._given
+        if given is None or given.graph is graph:
+            return given
+        same = not graph.is_explicit and agreement.of_graph(graph) == agreement.of_graph(given.graph)
+        return given if same else None
+
+    def _owners(self, num_dst: int, num_src: int, layer: sharding.Layer | None = None) -> tuple[Owners, Owners]:
+        """The owners of destinations and of sources, of which this process has so many."""
+        if self._given_owners is None:
+            every = agreement.gather(agreement.features(layer), self._group, (num_dst, num_src))
+            dst, src = (Owners.of_sizes(sizes) for sizes in zip(*every, strict=True))
+            return dst, src
+        dst, src = self._given_owners
+        expected = dst.sizes[self._rank], src.sizes[self._rank]
+        if (num_dst, num_src) != expected:
+            raise ValueError(
+                f"rank {self._rank} has features of {num_dst} destinations and {num_src} sources, and the owners give "
+                f"it {expected[0]} and {expected[1]}; where layers have other numbers of nodes, name no owners"
+            )
+        return dst, src

@@ -17,11 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpnn.attention import Attention
-from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import all_to_all
-from mpnn.distributed.halo import HaloExchange, Part, own_nodes, rows_of
+from mpnn.distributed.halo import HaloExchange, OwnExchange, Part, rows_of
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.sharding import Layer
@@ -42,38 +40,23 @@ def view_of(graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) ->
     return view
 
 
-class StreamExchange:
-    """Brings the sources of one process after the other. See `mpnn.graph.sharding.Exchange`.
+class StreamExchange(OwnExchange):
+    """Brings the sources of one process after the other. See `mpnn.graph.sharding.Exchange`."""
 
-    Attributes:
-        received: the bytes that have arrived so far from other processes, in forward passes.
-    """
+    transport = "stream"
 
     def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
-        self.rank, self.ranks, self.group, self.received = dist.get_rank(group), src.ranks, group, 0
+        super().__init__(graph, dst, src, group)
         part = Part.of(graph, self.rank, dst, src)
         halo = HaloExchange(part, src, group)
         self._leaving, self._arriving = halo.leaving, halo.arriving
         self.own = src.nodes(self.rank).to(graph.device)
-        self.rows = dst.sizes[self.rank], len(self.own)
         owner = src.of(part.sources.cpu()).to(graph.device)
         self._sources = [part.sources[owner == r] for r in range(self.ranks)]
         self._sources[self.rank] = self.own
-        self._own_nodes = own_nodes(graph, self.rank, dst, src)
 
     def refusal(self, layer: Layer) -> str | None:
-        reason = pieces.refusal(layer)
-        return None if reason is None else f'transport="stream" cannot run this layer: {reason}; take transport="halo"'
-
-    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
-        return x
-
-    def rounds(
-        self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
-    ) -> tuple[Request, ...]:
-        """The round over all edges of the own destinations, with the queries, keys and values of the own nodes."""
-        assert isinstance(attention, KeyValue)
-        return (attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr),)
+        return pieces.refusal(layer)
 
     def run(self, rounds: tuple[Request, ...], run: Run) -> tuple[Tensor, None]:
         request = rounds[0]

@@ -41,6 +41,6 @@ class _Last(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *_: Tensor) -> Any:  # type: ignore[no-untyped-def]
         raise RuntimeError(
-            "this backend's gradients cannot be differentiated again (create_graph=True); "
-            'for second derivatives name backend="edge_list"'
+            "these gradients cannot be differentiated again (create_graph=True); for second derivatives name "
+            'backend="edge_list", and over several processes not transport="stream"'
         )

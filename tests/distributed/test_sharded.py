@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mpnn import MessagePassing, graphs
-from mpnn.attention import DotProduct
+from mpnn import MessagePassing, graphs, ops
+from mpnn.attention import Attention, DotProduct, Kernel, KeyValue
 from mpnn.decoding.cache import KVCache
 from mpnn.distributed import Owners, node_mean, partition, sharded
+from mpnn.models import Bert, BertConfig, SentenceClassifier
+from mpnn.models.layers.per_head import PerHead
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +41,7 @@ def test_all_cases_agree_with_one_process(ranks, tmp_path):
     for process, (out, err) in zip(processes, outputs, strict=True):
         wrong = [line for line in out.splitlines() if line.startswith(("WRONG", "FAILED"))]
         assert process.returncode == 0, "\n".join([*wrong, err[-3000:]])
-        assert len(out.splitlines()) > 130
+        assert len(out.splitlines()) > 170
 
 
 # ------------------------------------------------------------------------------------------------ owners
@@ -179,10 +181,89 @@ def test_what_needs_the_whole_graph_refuses_a_part(one_process):
             torch.compile(layer, backend="eager", fullgraph=True)(x)
     with pytest.raises(ValueError, match="owners are for 2 ranks; there are 1"), sharded(None, Owners.equal(9, 2)):
         pass
-    with pytest.raises(ValueError, match="has 8 nodes"), sharded(partition(whole)):
+    with pytest.raises(ValueError, match="has features of 8 destinations"), sharded(partition(whole)):
         MessagePassing(graphs.causal(), "sum", None, None)(x[:8])
     with pytest.raises(ValueError, match="at least one loss"):
         node_mean(torch.zeros(0))
+
+
+class Central(DotProduct):
+    """Subtracts the mean of all queries, which a process does not know."""
+
+    def project(self, dst, src, graph):
+        query, key, value = super().project(dst, src, graph)
+        return query - query.mean(-3, keepdim=True), key, value
+
+
+class Narrow(DotProduct):
+    def __init__(self, dim, heads):
+        super().__init__(dim, heads, head_dim=2)
+
+
+class Doubled(DotProduct):
+    depends_on = "node"
+
+    def project(self, dst, src, graph):
+        query, key, value = super().project(dst, src, graph)
+        return 2 * query, key, value
+
+
+def test_an_attention_is_divided_only_if_its_class_says_what_its_terms_depend_on(one_process):
+    x = torch.randn(8, 4)
+    wrapped = type("FSDPDotProduct", (DotProduct,), {"__deepcopy__": None})  # as FSDP2 does
+    for attention in (Doubled(4, 2), Narrow(4, 2), wrapped(4, 2), Kernel(4, 2)):
+        layer = MessagePassing(graphs.causal(), "sum", None, attention)
+        with sharded():
+            torch.testing.assert_close(layer(x), layer(x))
+    with sharded(), pytest.raises(ValueError, match=r'Central does not state .* write depends_on = "node"'):
+        MessagePassing(graphs.causal(), "sum", None, Central(4, 2))(x)
+    for attention in (Kernel(4, 2), PerHead(4, 2)):
+        layer = MessagePassing(graphs.causal(), "sum", None, attention)
+        with sharded(transport="heads"), pytest.raises(ValueError, match="of single nodes, as DotProduct does"):
+            layer(x)
+
+
+def test_every_attention_of_the_library_says_what_its_terms_depend_on():
+    import mpnn.models  # noqa: F401
+
+    def subclasses(of):
+        for each in of.__subclasses__():
+            yield each
+            yield from subclasses(each)
+
+    ours = {each for each in subclasses(Attention) if each.__module__.startswith("mpnn.")} - {KeyValue}
+    assert len(ours) > 15
+    assert {each.__name__ for each in ours if each.depends_on == "graph"} == {"OwnMaps"}
+
+
+def test_what_would_see_a_part_of_the_nodes_refuses_inside_sharded(one_process):
+    x, graph = torch.randn(8, 2, 4), graphs.causal().bind(8)
+    heads = graphs.windows(4, 2, 2).bind(8).with_relation(torch.zeros(8, 8, dtype=torch.int64))
+    classifier = SentenceClassifier(Bert(BertConfig(20, 8, 1, 2, 8, 64)), 3)
+    roberta = Bert(BertConfig(20, 8, 1, 2, 8, 64, after_pad=True))
+    tokens = torch.arange(6)[None]
+    with sharded():
+        with pytest.raises(ValueError, match="call them outside"):
+            ops.attend(graph, x, x, x)
+        with pytest.raises(ValueError, match="call them outside"):
+            ops.aggregate(graph, x[:, 0])
+        with pytest.raises(ValueError, match="set its dropout to 0"):
+            MessagePassing(heads, "sum", None, PerHead(4, 2, dropout=0.5))(x[:, 0])
+        with pytest.raises(ValueError, match="one process has the first token"):
+            classifier(tokens)
+        with pytest.raises(ValueError, match="pass positions"):
+            roberta(tokens)
+        assert roberta(tokens, positions=2 + tokens).pooled is not None
+    with sharded(None, Owners.equal(8, 1)), pytest.raises(ValueError, match="has features of 6 destinations"):
+        roberta(tokens, positions=2 + tokens)
+    with pytest.raises(ValueError, match="pass a partition, or"), sharded(partition(graph), Owners.equal(8, 1)):
+        pass
+
+
+def test_a_mean_over_nodes_is_exact_in_float64(one_process):
+    losses = torch.rand(7, dtype=torch.float64, requires_grad=True)
+    node_mean(losses).backward()
+    assert torch.equal(losses.grad, torch.full((7,), 1 / 7, dtype=torch.float64))
 
 
 def test_sharded_needs_processes_and_leaves_nothing_behind():

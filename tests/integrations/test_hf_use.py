@@ -14,6 +14,7 @@ from torch import Tensor
 
 import mpnn.hf
 from mpnn import graphs
+from mpnn.graph import sharding
 from mpnn.integrations.hf import interface, masks
 
 # float32 sums of at most 60 terms through two layers; the families agree to 1e-6, the bar is 1e-5
@@ -635,3 +636,11 @@ def test_known_masks_are_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("causal", "bidirectional", "window", "window both ways", "chunks"):
         graph, _ = masks.mask(1, n, n, mask_function=KNOWN[name]).graph(None, 1, n, torch.device("cpu"))
         assert len(graph.runs.start) == n
+
+
+def test_a_model_in_place_is_not_divided_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2")
+    mpnn.hf.use(model)
+    monkeypatch.setattr(sharding, "_active", [object()])
+    with pytest.raises(ValueError, match="models of transformers"):
+        output(model)

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,12 +22,29 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, aggregate, graphs
-from mpnn.attention import Additive, AdditiveV2, Degree, DotProduct, EdgeMessage, Kernel, Typed
+from mpnn.attention import (
+    Additive,
+    AdditiveV2,
+    Degree,
+    DotProduct,
+    EdgeMessage,
+    EdgeWeight,
+    Kernel,
+    Mapped,
+    Near,
+    Typed,
+)
 from mpnn.distributed import Owners, node_mean, partition, sharded, sum_gradients
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
+from mpnn.graph import Graph, sharding
 from mpnn.graph.sharding import Layer
-from mpnn.models import GAT, GCN, GPT, MAGNA, GraphSAGE, MoNet
+from mpnn.models import GAT, GCN, GPT, MAGNA, Bert, BertConfig, GraphSAGE, MoNet, Transformer, TransformerConfig
+from mpnn.models.graph.graph_transformer import EdgeScaled, HeadsOf
+from mpnn.models.graph.rgcn import BasisTyped, BlockTyped
+from mpnn.models.layers.per_head import PerHead, SharedKey
+from mpnn.models.layers.relative import RelativeDotProduct
+from mpnn.models.text.linformer import Linformer
+from mpnn.models.vision.swin import NormedTyped
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw
 from mpnn.propagation import Propagation
 from mpnn.update import FeedForward, PreNorm
@@ -172,6 +189,26 @@ def cases() -> Iterator[Case]:
     message = lambda: EdgeMessage(lambda dst, src, attr: F.relu(src) * dst)  # noqa: E731
     yield Case("messages of both ends", edges, 47, of(message))
     yield Case("kernel", graphs.causal(), 47, of(lambda: Kernel(WIDTH, 2, features=8)))
+    near = lambda **o: Near(nn.Linear(WIDTH, WIDTH), 4, **o)  # noqa: E731
+    for name, attention in {
+        "near": near,
+        "near, not normalized": lambda: near(normalized=False),
+        "edge weights": lambda: EdgeWeight(normalized=True),
+        "mapped": lambda: Mapped(nn.Linear(WIDTH, 8)),
+    }.items():
+        yield Case(name, edges, 47, of(attention), by_hand)
+    yield Case("edges scale", weighted, 47, of(lambda: EdgeScaled(WIDTH, 4, 2, edge_dim=3)), by_hand)
+    yield Case("own head width", weighted, 47, of(lambda: HeadsOf(WIDTH, 4, 2, edge_dim=3)), by_hand)
+    yield Case("types of bases", typed, 47, of(lambda: BasisTyped(WIDTH, 8, 4, 2)), by_hand)
+    yield Case("types of blocks", typed, 47, of(lambda: BlockTyped(WIDTH, 8, 4, 2)), by_hand)
+    yield Case("types, normed", typed, 47, of(lambda: NormedTyped(WIDTH, 8, 4)), by_hand)
+    two_types = explicit(47, 300, types=2)
+    yield Case("graphs of heads", two_types, 47, of(lambda: PerHead(WIDTH, 2)), by_hand)
+    yield Case("graphs of heads, shared keys", two_types, 47, of(lambda: SharedKey(WIDTH, 2, head_dim=4)), by_hand)
+    yield Case("landmarks", graphs.complete(), 47, of(lambda: Linformer(WIDTH, 2, length=64, landmarks=5)), by_hand)
+    waves = of(lambda: RelativeDotProduct(WIDTH, 2))
+    for transport in ("halo", "stream"):
+        yield Case(f"{transport}, waves of offsets", graphs.causal(), 41, waves, by_hand, transport=transport)
     pna = aggregate.PNA(average_log_degree=1.7)
     for aggregator in ("sum", "mean", "max", "min", "std", "median", pna, aggregate.Softmax()):
         yield Case(f"aggregate {str(aggregator).split('(')[0]}", edges, 47, of(None, aggregator), by_hand)
@@ -295,7 +332,7 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
     return found
 
 
-def errors(case: Case, alone: dist.ProcessGroup) -> tuple[float, str]:
+def errors(case: Case) -> tuple[float, str]:
     """The largest difference to one process that has the whole graph, and where it is."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     owners = case.owners(case.nodes, ranks)
@@ -306,7 +343,7 @@ def errors(case: Case, alone: dist.ProcessGroup) -> tuple[float, str]:
         graph = graphs.from_edges(graph.edge_index, graph.num_dst, edge_attr=graph.edge_attr.to(case.dtype))
     x = torch.randn(*case.batch, case.nodes, WIDTH, dtype=case.dtype, requires_grad=True)
     torch.manual_seed(7)
-    with sharded(alone, Owners.equal(case.nodes, 1)):
+    with sharded(alone(), Owners.equal(case.nodes, 1)):
         expected = model(x, graph)
         weight = torch.randn(expected.shape, dtype=case.dtype, generator=torch.Generator().manual_seed(1))
         (expected * weight).sum().backward()
@@ -488,21 +525,150 @@ def check_losses() -> None:
         weight.grad = None
 
 
+def check_second_derivatives() -> None:
+    """A loss of gradients, as of forces, has the gradients of one process."""
+    graph, mine = explicit(20, 80), Owners.equal(20, dist.get_world_size()).nodes(dist.get_rank())
+    for transport, attention in {
+        "halo": lambda: Additive(WIDTH, 4, 12),
+        "heads": lambda: DotProduct(WIDTH, 12, head_dim=4),
+        "queries": lambda: DotProduct(WIDTH, 12, head_dim=4),
+    }.items():
+        torch.manual_seed(0)
+        op = MessagePassing(graph, "sum", None, attention(), backend="edge_list").double()
+        x = torch.randn(20, WIDTH, dtype=torch.float64, requires_grad=True)
+        own = x.detach()[mine].requires_grad_()
+
+        def loss(x: torch.Tensor, op: nn.Module = op) -> torch.Tensor:
+            (force,) = torch.autograd.grad(op(x).tanh().sum(), x, create_graph=True)
+            return force.square().sum()
+
+        loss(x).backward()
+        expected = gradients(op)
+        with sharded(None, Owners.equal(20, dist.get_world_size()), transport):
+            loss(own).backward()
+        sum_gradients(op.parameters())
+        assert own.grad is not None
+        assert x.grad is not None
+        assert largest(own.grad, x.grad[mine]) < EXACT, transport
+        for here, whole in zip(gradients(op), expected, strict=True):
+            assert largest(here, whole) < EXACT, transport
+    op = MessagePassing(graph, "sum", None, DotProduct(WIDTH, 2), backend="edge_list").double()
+    with (
+        pytest.raises(RuntimeError, match='not transport="stream"'),
+        sharded(None, None, "stream"),
+    ):
+        loss(own, op).backward()
+
+
+def check_several_lengths() -> None:
+    """Inputs of other lengths in one `sharded`, and cross-attention where sizes are equal on some processes only."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    gpt = GPT(20, 8, 2, 1, graph=graphs.causal(), context=64).double().eval()
+    dropout = Dropout(0.5)
+    with sharded():
+        # the second and the third have as many nodes on the last process, and not on the others
+        for owners in (Owners.equal(40, ranks), Owners.of_sizes([6] * ranks), Owners.of_sizes([9] * (ranks - 1) + [6])):
+            tokens, mine = torch.arange(owners.num_nodes)[None] % 20, owners.nodes(rank)
+            assert largest(gpt(tokens[:, mine]), whole(gpt, tokens)[:, mine]) < EXACT
+            x = torch.ones(owners.num_nodes, 8)
+            torch.manual_seed(3)
+            here = dropout(x[mine])
+            torch.manual_seed(3)
+            assert torch.equal(here, whole(dropout, x)[mine])
+    cross = MessagePassing(graphs.complete(), "sum", None, DotProduct(WIDTH, 12, head_dim=4)).double()
+    dst, src = Owners.of_sizes([5] * ranks), Owners.of_sizes([5] * (ranks - 1) + [9])
+    x, source = (torch.randn(n, WIDTH, dtype=torch.float64) for n in (dst.num_nodes, src.num_nodes))
+    of_dst, of_src = dst.nodes(rank), src.nodes(rank)
+    for transport in ("halo", "heads", "queries", "stream"):
+        with sharded(None, None, transport):
+            assert largest(cross(x[of_dst], source=source[of_src]), whole(cross, x, source=source)[of_dst]) < EXACT
+
+
+def whole(module: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
+    """What one process computes."""
+    with sharded(alone()):
+        return module(*inputs, **more)
+
+
+@cache
+def alone() -> dist.ProcessGroup:
+    """A group of this process."""
+    return [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+
+
+def check_disagreement() -> None:
+    """Other graphs, owners, dtypes or batch sizes on one process are an error on all."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    plain, odd = MessagePassing(graphs.causal(), "sum", None, None), rank == 1
+    x = torch.ones(1 + odd, 6, WIDTH)
+    parts = torch.arange(12) % ranks
+    wrong: list[Callable[[], Any]] = [
+        lambda: plain(x),
+        lambda: plain(x[:1].to(torch.float64 if odd else torch.float32)),
+        lambda: plain(x[:1], graphs.window(3) if odd else graphs.window(2)),
+        lambda: partition(explicit(12, 40, seed=rank)).shard(),
+        lambda: partition(graphs.causal().bind(12), parts=parts.flip(0) if odd else parts).shard(),
+    ]
+    for call in wrong:
+        with sharded(), pytest.raises(ValueError, match="the processes disagree"):
+            call()
+
+
+def check_kept_parts() -> None:
+    """A partition keeps its parts, and those of other graphs, from one `sharded` to the next."""
+    part = partition(graphs.causal().bind(40))
+    mine = part.dst.sizes[part.rank]
+    for topology in (graphs.causal(), graphs.window(3)):
+        with sharded(part):
+            first = sharding.bind(topology, mine, mine)
+        with sharded(part):
+            assert sharding.bind(topology, mine, mine) is first
+        assert (first is part.shard()) == (topology == graphs.causal())
+    rectangle = partition(graphs.complete().bind(10, 14))
+    shape = rectangle.dst.sizes[part.rank], rectangle.src.sizes[part.rank]
+    with sharded(rectangle):
+        assert sharding.bind(graphs.complete(), *shape) is rectangle.shard()
+
+
+def check_encoders() -> None:
+    """Sinusoids and learned positions go by the numbers of tokens in the whole sentence. The pooled output is that of
+    the first token, on the process that has it."""
+    torch.manual_seed(0)
+    for learned in (False, True):
+        config = TransformerConfig(20, dim=8, heads=2, hidden=8, encoder_layers=1, learned_positions=learned)
+        transformer, tokens = Transformer(config).double().eval(), torch.arange(12)[None]
+        mine = Owners.equal(12, dist.get_world_size()).nodes(dist.get_rank())
+        with sharded():
+            expected = whole(transformer.encode, tokens).last[:, mine]
+            assert largest(transformer.encode(tokens[:, mine]).last, expected) < EXACT
+    bert = Bert(BertConfig(20, 8, 1, 2, 8, 64)).double().eval()
+    tokens = torch.arange(12)[None]
+    for owners in (Owners.equal(12, dist.get_world_size()), uneven(12, dist.get_world_size())):
+        mine = owners.nodes(dist.get_rank())
+        expected = bert(tokens).pooled
+        with sharded():
+            pooled = bert(tokens[:, mine]).pooled
+        assert (pooled is not None) == (0 in mine)
+        assert pooled is None or largest(pooled, expected) < EXACT
+
+
 def main() -> None:
     meeting, chosen = sys.argv[1], sys.argv[2]
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
-    alone = [dist.new_group([r]) for r in range(ranks)][rank]
     failed = False
-    for check in (check_bytes, check_memory, check_heads, check_transports, check_losses):
+    checks = [check_bytes, check_memory, check_heads, check_transports, check_losses, check_second_derivatives]
+    checks += [check_several_lengths, check_disagreement, check_kept_parts, check_encoders]
+    for check in checks:
         check()
         print(f"0.0e+00 {check.__name__}", flush=True)
     for case in (*cases(), *cases_of_heads()):
         if chosen not in case.name:
             continue
         try:
-            error, where = errors(case, alone)
+            error, where = errors(case)
         except Exception:
             traceback.print_exc()
             print(f"FAILED {case.name}", flush=True)

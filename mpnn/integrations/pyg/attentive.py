@@ -89,6 +89,7 @@ def _convert(conv: Any, spec: Any, weights: dict[str, Tensor | None]) -> Message
 class SeparateAdditive(Additive):
     """`Additive` with a separate map for the destinations, whose features have width `dst_dim`."""
 
+    depends_on = "node"
     one_map = False
 
     def __init__(self, in_dim: int, out_dim: int, heads: int, *, dst_dim: int, **options: Any) -> None:

@@ -103,6 +103,8 @@ class HeadsOf(DotProduct):
         edge_dim, bias, dropout: as in `DotProduct`.
     """
 
+    depends_on = "node"
+
     def __init__(
         self,
         in_dim: int,
@@ -133,6 +135,8 @@ class EdgeScaled(HeadsOf):
     There is one key per edge instead of one per node, so edges become the sources, as in
     `mpnn.attention.EdgeMessage`.
     """
+
+    depends_on = "row"  # keys are those of edges
 
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         if self.to_edge is None or edge_attr is None:

@@ -105,6 +105,8 @@ class MagnaAttention(Attention):
         dropout: dropout probability of the attention weights, in training.
     """
 
+    depends_on = "node"
+
     def __init__(self, dim: int, heads: int, *, relations: int = 0, dropout: float = 0.0) -> None:
         super().__init__()
         if heads < 1 or dim % heads:

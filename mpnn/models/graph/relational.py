@@ -103,6 +103,7 @@ class OwnMaps(Attention):
     """
 
     normalize = "none"
+    depends_on = "graph"
 
     def __init__(self, graph: Graph, in_dim: int, out_dim: int, *, bias: bool = True) -> None:
         super().__init__()

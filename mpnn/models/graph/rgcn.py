@@ -56,6 +56,8 @@ class RGCN(Stack):
 class BasisTyped(Typed):
     """`Typed` whose maps are linear combinations of basis maps: `W_r = sum_b a_rb V_b` (eq. 3)."""
 
+    depends_on = "node"
+
     def __init__(self, in_dim: int, out_dim: int, relations: int, bases: int, *, bias: bool = True) -> None:
         super().__init__(in_dim, out_dim, bases, bias=bias)
         self.relations = relations
@@ -68,6 +70,8 @@ class BasisTyped(Typed):
 
 class BlockTyped(Typed):
     """`Typed` whose maps are block-diagonal (eq. 4). `blocks` must divide both widths."""
+
+    depends_on = "node"
 
     def __init__(self, in_dim: int, out_dim: int, relations: int, blocks: int, *, bias: bool = True) -> None:
         if in_dim % blocks or out_dim % blocks:

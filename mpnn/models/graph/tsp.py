@@ -171,6 +171,8 @@ class TSP(Model):
 class Pointer(Attention):
     """Attention weights `w_ij = softmax_j( clip * tanh( <x_i, key_j> / sqrt(dim) ) )`. The sources are the keys."""
 
+    depends_on = "node"
+
     def __init__(self, clip: float) -> None:
         super().__init__()
         self.clip = clip

@@ -162,8 +162,10 @@ class Packing:
 
     def position_ids(self) -> Tensor:
         """Returns position ids, int64 [N]. They start at 0 in every document."""
-        rows = (self.token_mask.shape[1],) if self.documents is None else self.documents
-        return torch.cat([torch.arange(n, device=self.token_mask.device) for n in rows])
+        device = self.token_mask.device
+        if self.documents is None:
+            return sharding.node_numbers(self.token_mask.shape[1], device)
+        return torch.cat([torch.arange(n, device=device) for n in self.documents])
 
     @property
     def _length(self) -> int | None:

@@ -21,6 +21,8 @@ from mpnn.request.scores import Dot
 class PerHead(DotProduct):
     """`DotProduct` in which head h uses only the edges of type h. Without edge types, all heads use all edges."""
 
+    depends_on = "row"  # heads become nodes
+
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         terms = super().terms(query, key, value, graph, edge_attr)
         return heads_to_nodes(terms, graph, self.heads) if graph.has_edge_types else terms
@@ -35,6 +37,8 @@ class SharedKey(PerHead):
 
         q_j = W_Q h_j,   k_j = q_j / rms(q_j),   w_ij = softmax_j( <q_i, k_j> / sqrt(D) )
     """
+
+    depends_on = "row"
 
     def __init__(self, dim: int, heads: int, *, head_dim: int, dropout: float = 0.0) -> None:
         super().__init__(dim, heads, head_dim=head_dim, bias=False, dropout=dropout)

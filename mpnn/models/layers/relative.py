@@ -67,6 +67,8 @@ class RelativeDotProduct(DotProduct):
         furthest: larger offsets are clamped to it; default: no limit.
     """
 
+    depends_on = "node"
+
     def __init__(
         self,
         dim: int,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from mpnn.dropout import Dropout
 from mpnn.models.layers.blocks import Norm, lookup
 from mpnn.models.layers.packing import Packing
-from mpnn.models.layers.positions import sinusoidal
+from mpnn.models.layers.positions import sinusoid
 
 
 class WordEmbeddings(nn.Module):
@@ -53,10 +53,10 @@ class WordEmbeddings(nn.Module):
         x = packing.pack(tokens)
         x = x if x.is_floating_point() else self.scale * lookup(self.token, x, "token")
         if self.position is None:
-            positions = sinusoidal(stop, x.shape[-1], dtype=x.dtype).to(x.device)
+            positions = sinusoid(index, x.shape[-1], dtype=x.dtype)
         else:
-            positions = self.position.weight
-        return self.dropout(self.norm(x + packing.pack(positions[index].expand(len(tokens), -1, -1))))
+            positions = lookup(self.position, index, "position")
+        return self.dropout(self.norm(x + packing.pack(positions.expand(len(tokens), -1, -1))))
 
 
 def token_table(tokens: int, dim: int, pad: int | None) -> nn.Embedding:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
-from mpnn.graph.sharding import node_numbers
+from mpnn.graph.sharding import active, node_numbers
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
@@ -64,8 +64,9 @@ class BertConfig:
 class EncoderOutput:
     """Output of an encoder for a batch of sentences; zeros at padding.
 
-    last: output of the last layer, [B, N, dim]. pooled: output of the pooler, [B, dim]; None without a pooler. states:
-    embeddings and the output of each layer, [B, N, dim] each. weights: attention weights of each layer, [B, H, N, N].
+    last: output of the last layer, [B, N, dim]. pooled: output of the pooler, [B, dim]; None without a pooler, and in
+    `mpnn.distributed.sharded` on processes that do not have the first token. states: embeddings and the output of each
+    layer, [B, N, dim] each. weights: attention weights of each layer, [B, H, N, N].
     """
 
     last: Tensor
@@ -147,7 +148,8 @@ class Bert(Model):
             return_states, return_weights: also return the output of every layer and its attention weights.
 
         Raises:
-            ValueError: if both `padding_mask` and `lengths` are given.
+            ValueError: if both `padding_mask` and `lengths` are given, or if nodes are divided over processes
+                (`mpnn.distributed`) and `after_pad` needs `positions`.
         """
         if padding_mask is None or lengths is not None:
             packing = Packing.of_tokens(tokens, padding_mask, lengths)
@@ -176,9 +178,10 @@ class Bert(Model):
             self.layers, graphs, x, return_states=return_states, return_weights=return_weights
         )
         last = packing.unpack(x)
+        has_first = active() is None or 0 in node_numbers(last.shape[1])
         return EncoderOutput(
             last,
-            None if self.pooler is None else self.pooler(packing.first(last)),
+            self.pooler(packing.first(last)) if self.pooler is not None and has_first else None,
             tuple(map(packing.unpack, states)) if return_states else None,
             tuple(map(packing.unpack_weights, weights, graphs)) if return_weights else None,
         )
@@ -190,6 +193,8 @@ class Bert(Model):
         """
         first, shape = self.config.first_position, tokens.shape[:2]
         if first and not tokens.is_floating_point():
+            if active() is not None:
+                raise ValueError("positions that skip pads count the tokens of all processes: pass positions")
             not_pad = tokens.ne(first - 1)
             return not_pad.cumsum(1) * not_pad + first - 1
         return (first + node_numbers(shape[1], tokens.device)).expand(shape)

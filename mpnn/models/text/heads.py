@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn.dropout import Dropout
+from mpnn.graph.sharding import active
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.losses import IGNORED, token_loss
 from mpnn.models.saving import Model
@@ -101,7 +102,16 @@ class SentenceClassifier(Model):
         self.to_logits = nn.Linear(encoder.config.dim, classes)
 
     def forward(self, tokens: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
-        """Returns logits [B, classes]. Arguments are those of `Bert.forward`."""
+        """Returns logits [B, classes]. Arguments are those of `Bert.forward`.
+
+        Raises:
+            ValueError: if nodes are divided over processes, of which one has the first token.
+        """
+        if active() is not None:
+            raise ValueError(
+                "one process has the first token: inside sharded, call the encoder and compute the loss where its "
+                "`pooled` is not None"
+            )
         return self.to_logits(self.dropout(self.encoder(tokens, types, **options).pooled))
 
     def loss(self, tokens: Tensor, targets: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:

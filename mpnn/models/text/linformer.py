@@ -44,6 +44,8 @@ class Linformer(Attention):
         ValueError: if `heads` does not divide `dim`, or if `length` or `landmarks` is less than 1.
     """
 
+    depends_on = "row"  # landmarks are mixed from all sources
+
     def __init__(
         self, dim: int, heads: int, *, length: int, landmarks: int = 256, bias: bool = True, dropout: float = 0.0
     ) -> None:

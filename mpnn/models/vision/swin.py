@@ -215,6 +215,8 @@ class PatchMerging(nn.Module):
 class NormedTyped(Typed):
     """`Typed` without a bias, with a LayerNorm over the concatenated messages of a node."""
 
+    depends_on = "node"
+
     def __init__(self, in_dim: int, out_dim: int, relations: int) -> None:
         super().__init__(in_dim, out_dim, relations, bias=False)
         self.norm = nn.LayerNorm(relations * in_dim)

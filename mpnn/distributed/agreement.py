@@ -1,0 +1,69 @@
+"""Whether all processes compute the same thing: a hash of what each computes is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from hashlib import sha256
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graph.derive import edge_data
+from mpnn.graph.runs import Runs
+from mpnn.graph.sharding import Layer
+from mpnn.graph.strips import Strips
+
+
+def gather(facts: str, group: dist.ProcessGroup, numbers: Sequence[int] = ()) -> list[list[int]]:
+    """The numbers of every process, in the order of ranks.
+
+    Raises:
+        ValueError: on every process, unless all of them state the same facts.
+    """
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    mine = torch.tensor([crc32(facts.encode()), *numbers], device=device)
+    every = mine.new_empty(dist.get_world_size(group), len(mine))
+    dist.all_gather(list(every), mine, group)
+    hashes, *rest = every.T.tolist()
+    if len(set(hashes)) > 1:
+        raise ValueError(
+            f"the processes disagree. This one has {facts}; all must call the same layers in the same order, over the "
+            "same whole graph, with features of the same dtype and batch size"
+        )
+    return [list(of_rank) for of_rank in zip(*rest, strict=True)]
+
+
+def features(layer: Layer | None) -> str:
+    """What a layer is given, for `gather`."""
+    return "features" if layer is None else f"{layer.dtype} features of batch {list(layer.batch)}"
+
+
+def of_graph(graph: Graph) -> str:
+    """A digest of the edges in their order, and of the attributes, types and positions stored with them."""
+    edges = graph.edge_index if graph.is_explicit else graph.structure
+    data = edges, *edge_data(graph).values(), graph.positions
+    return graph.cached("digest", lambda: digest((torch.tensor([graph.num_dst, graph.num_src]), *data)))
+
+
+def digest(of: Any) -> str:
+    """A digest of tensors and arrays, in tuples and runs."""
+    found = sha256()
+    for array in _arrays(of):
+        found.update(f"{array.dtype} {list(array.shape)}".encode())
+        found.update(array.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _arrays(of: Any) -> Iterator[Tensor]:
+    if isinstance(of, (Runs, Strips)):
+        of = tuple(getattr(of, field.name) for field in fields(of))
+    if isinstance(of, tuple):
+        for each in of:
+            yield from _arrays(each)
+    elif of is not None:
+        yield torch.as_tensor(of).detach().cpu().contiguous()
