@@ -6,7 +6,6 @@ owner, one rank after the other, so that the sum has a fixed order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,13 +108,16 @@ class HaloExchange(Exchange):
         self.leaving = list(owners.place(asked.cpu()).to(device).split(self._sizes))
         assert self._sizes[rank] == 0
 
-    def run(self, rounds: tuple[Request, ...], run: Callable[[Request], Any]) -> tuple[Tensor, Tensor | None]:
-        if rounds[0].dropout and rounds[0].graph.node_ids is None:
+    def rounds(
+        self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> tuple[Request, ...]:
+        rounds: tuple[Request, ...] = super().rounds(attention, dst, src, graph, edge_attr)
+        if attention.training and attention.dropout and rounds[0].graph.node_ids is None:
             raise ValueError(
                 "this attention computes over a graph of its own, whose weights the processes do not drop alike: set "
                 "its dropout to 0"
             )
-        return super().run(rounds, run)
+        return rounds
 
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
         rows = x.movedim(dim, 0)
