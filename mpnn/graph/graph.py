@@ -20,9 +20,10 @@ from torch import Tensor
 from mpnn.graph import algebra, capacity, ordering, subgraphs, transforms
 from mpnn.graph import csr as edge_lists
 from mpnn.graph import reachability as reach
-from mpnn.graph.csr import CSR, graph_property, outside_inference_mode, sorted_by
+from mpnn.graph.csr import CSR, built, graph_property, sorted_by
 from mpnn.graph.derive import check_form, edge_data, structured
 from mpnn.graph.handles import Handled
+from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import Relation, Table, as_relation
 from mpnn.graph.runs import Ints, Runs, cliques_of
 from mpnn.graph.sharding import Exchange
@@ -271,7 +272,7 @@ class Graph(Handled):
         """Returns `build()`, computed once per graph and key. Layers cache what they derive from the graph here."""
         value = self._memo.get(key, _ABSENT)
         if value is _ABSENT:
-            value = self._memo[key] = outside_inference_mode(build)
+            value = self._memo[key] = built(build)
         return value
 
     def derive(
@@ -410,8 +411,7 @@ class Graph(Handled):
             if graph.device == device:
                 return graph
         if device not in first._moved:
-            with torch.inference_mode(False):
-                graph = self._copy(lambda x: x.to(device, non_blocking=non_blocking), device)
+            graph = outside_modes(lambda: self._copy(lambda x: x.to(device, non_blocking=non_blocking), device))
             graph._moved_from = weakref.ref(first)
             first._moved[device] = graph
         return first._moved[device]
@@ -443,7 +443,7 @@ class Graph(Handled):
         if self._edges is not None:
             edge_lists.check_dtype(self._edges)
             edges = self._edges
-            self._edges = outside_inference_mode(lambda: edge_lists.narrow(edges, self.num_dst, self.num_src))
+            self._edges = outside_modes(lambda: edge_lists.narrow(edges, self.num_dst, self.num_src))
         return self
 
     def reach(self, layers: int) -> float:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpnn.graph.modes import outside_modes
+
 
 class Relation(ABC):
     """A rule that maps the positions of a destination and a source to an edge type in `[0, count)`."""
@@ -120,7 +122,7 @@ class Table(Relation):
 
     def ids(self, dst: Tensor, src: Tensor) -> Tensor:
         if dst.device not in self._moved:
-            self._moved[dst.device] = self.classes.to(dst.device)
+            self._moved[dst.device] = outside_modes(lambda: self.classes.to(dst.device))
         return self._moved[dst.device][dst, src]
 
     def __reduce__(self) -> Any:

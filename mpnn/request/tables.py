@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.csr import outside_inference_mode
+from mpnn.graph.csr import built
 from mpnn.graph.relations import Relation
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class EmbeddingTable:
         rules: WeakKeyDictionary[Relation, dict[Hashable, Any]] = graph.cached("rules", WeakKeyDictionary)
         values = rules.setdefault(self.relation, {})
         if key not in values:
-            values[key] = outside_inference_mode(build)
+            values[key] = built(build)
         return values[key]
 
 
