@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import algebra, capacity, ordering, subgraphs, transforms
+from mpnn.graph import algebra, capacity, ordering, state, subgraphs, transforms
 from mpnn.graph import csr as edge_lists
 from mpnn.graph import reachability as reach
 from mpnn.graph.csr import CSR, built, graph_property, sorted_by
-from mpnn.graph.derive import check_form, edge_data, structured
+from mpnn.graph.derive import edge_data, structured
 from mpnn.graph.handles import Handled
 from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import Relation, Table, as_relation
@@ -322,10 +322,11 @@ class Graph(Handled):
         """
         dst, src = (torch.as_tensor(position, device=self.device) for position in (dst, src))
         for name, position, n in (("dst", dst, self.num_dst), ("src", src, self.num_src)):
-            if position.shape != (n,) or position.is_floating_point():
+            not_integers = position.is_floating_point() or position.is_complex() or position.dtype == torch.bool
+            if position.shape != (n,) or not_integers:
                 raise ValueError(f"{name} must hold {n} integers; got {position.dtype} of shape {list(position.shape)}")
         graph = self._copy()
-        graph.positions = (dst, src)
+        graph.positions = (dst.long(), src.long())
         return graph
 
     def rows(self, start: int, stop: int) -> Graph:
@@ -492,26 +493,29 @@ class Graph(Handled):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that defines the graph. Copies and unpickled graphs recompute cached values on their own device."""
-        state = {name: _compact(value) for name, value in super().__getstate__().items() if name not in _DERIVED}
         derived = self._edges is not None or self._labels is not None
-        state["_given_runs"] = None if derived else self.runs
-        state["_edges"] = None if self._edges is None else state["_edges"].long()
-        labels = None if self._labels is None else torch.tensor(self._labels)
-        device = torch.empty(0, device=self.device)  # a tensor, so that `torch.load(map_location=)` moves the graph
-        return {**state, "_labels": labels, "device": device, "_memo": {}, "_moved": {}, "_moved_from": None}
+        fields = {
+            **{name: _compact(vars(self)[name]) for name in state.FIELDS},
+            "num_dst": int(self.num_dst),
+            "num_src": int(self.num_src),
+            "_given_runs": None if derived else self.runs,
+            "_labels": None if self._labels is None else torch.tensor(self._labels),
+            "_edges": None if self._edges is None else self._edges.long(),
+            "device": torch.empty(0, device=self.device),  # a tensor, which `torch.load(map_location=)` moves
+        }
+        state.check(fields, f"{self} cannot be copied or pickled")
+        return fields
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, fields: dict[str, Any]) -> None:
         """Validates the graph: kernels do not check indices, and the pickle may be untrusted.
 
         Raises:
-            ValueError, TypeError, IndexError: as in `validate`, or if the parts are inconsistent.
+            ValueError, TypeError, IndexError: as in `validate`, or if a field is missing, unknown or does not fit.
         """
-        attributes = {name: value for name, value in state.items() if name not in _DERIVED}
-        self.__dict__.update(attributes, _memo={}, _moved={}, _moved_from=None)
-        self.device = state["device"].device
-        if isinstance(labels := state.get("_labels"), Tensor):
-            self._labels = labels.cpu().numpy()
-        check_form(self)
+        state.check(fields, "a pickle holds a damaged graph; save the graph again")
+        self.__dict__.update(fields, _memo={}, _moved={}, _moved_from=None, device=fields["device"].device)
+        self._labels = None if self._labels is None else fields["_labels"].cpu().numpy()
+        self.order = None if self.order is None else self.order.cpu()
         self._accept()
 
     def _need_square(self, what: str) -> None:
@@ -540,14 +544,11 @@ class Graph(Handled):
         return graph
 
 
-_DERIVED = {name for name, value in vars(Graph).items() if isinstance(value, graph_property)}
-
-
 def _compact(value: Any) -> Any:
-    """Clones tensors that are views of a larger storage, because a pickle would contain the whole storage."""
-    if isinstance(value, Tensor):
-        is_compact = value.layout != torch.strided or value.untyped_storage().nbytes() <= value.nbytes
-        return value if is_compact else value.clone()
+    """Copies tensors that are views of a larger storage or expanded: a pickle holds the storage as it is."""
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        value = value.contiguous()
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
     return tuple(map(_compact, value)) if isinstance(value, tuple) else value
 
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,8 +35,28 @@ class Relation(ABC):
         return type(self).__eq__ is not object.__eq__
 
 
+class _Checked(Relation):
+    """A rule whose pickle is validated as its arguments are, because kernels compute with its fields."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError unless the fields are integers of at least 1, or 0 in `_FROM_ZERO`."""
+        for name, value in vars(self).items():
+            least = 0 if name in _FROM_ZERO else 1
+            for number in value if type(value) is tuple else (value,):
+                if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+                    raise TypeError(f"{name} of {type(self).__name__} must be integers; got {value!r}")
+                if number < least:
+                    raise ValueError(f"{name} of {type(self).__name__} must be at least {least}; got {value!r}")
+
+
+_FROM_ZERO = {"clip", "rows", "columns", "padding"}
+
+
 @dataclass(frozen=True)
-class Offset(Relation):
+class Offset(_Checked):
     """The clipped relative position of the source: `clamp(j - i, -clip, clip) + clip`."""
 
     clip: int
@@ -49,7 +70,7 @@ class Offset(Relation):
 
 
 @dataclass(frozen=True)
-class GridOffset(Relation):
+class GridOffset(_Checked):
     """The relative position in an image of `width` pixels per row: `(dy + rows) * (2 * columns + 1) + (dx + columns)`.
 
     `dy` and `dx` are clipped to `rows` and `columns`.
@@ -70,7 +91,7 @@ class GridOffset(Relation):
 
 
 @dataclass(frozen=True)
-class Taps(Relation):
+class Taps(_Checked):
     """The kernel weight of each edge of a convolution between two images.
 
     Destination (y, x) receives from source (y * stride - padding + a * dilation, x * stride - padding + b * dilation)
@@ -101,10 +122,12 @@ class Taps(Relation):
         return (offset // self.dilation[axis]).clamp(0, self.kernel[axis] - 1)
 
 
-class Table(Relation):
+class Table(_Checked):
     """Edge types as an integer matrix [num_dst, num_src], such as shortest-path lengths. Compares by identity."""
 
     def __init__(self, classes: Tensor) -> None:
+        if not isinstance(classes, Tensor):
+            raise TypeError(f"a relation table is an integer matrix [num_dst, num_src]; got {classes!r}")
         if classes.dim() != 2 or classes.is_floating_point():
             raise ValueError(f"a relation table is an integer matrix [num_dst, num_src]; got {_describe(classes)}")
         if classes.numel() and int(classes.min()) < 0:
@@ -134,10 +157,14 @@ class Table(Relation):
 
 
 @dataclass(frozen=True)
-class Flipped(Relation):
+class Flipped(_Checked):
     """The relation of the reversed edges."""
 
     inner: Relation
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Relation):
+            raise TypeError(f"Flipped reverses a Relation; got {self.inner!r}")
 
     @property
     def count(self) -> int:  # type: ignore[override]
