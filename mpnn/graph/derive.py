@@ -15,21 +15,18 @@ if TYPE_CHECKING:
     from mpnn.graph.graph import Graph
 
 
-def structured(graph: Graph, runs: Runs | Strips, other: Graph | None = None, **changes: Any) -> Graph:
-    """A graph with these strips or rows of runs.
-
-    `other`: a second graph to inherit from, for binary operations. `changes` override arguments of `Graph`.
-    """
-    arguments = {"num_dst": runs.num_dst, "num_src": runs.num_src, "runs": runs, **_inherited(graph, other)}
+def structured(graph: Graph, runs: Runs | Strips, **changes: Any) -> Graph:
+    """A graph with these strips or rows of runs. `changes` override arguments of `Graph`."""
+    arguments = {"num_dst": runs.num_dst, "num_src": runs.num_src, "runs": runs, **_inherited(graph)}
     return type(graph)(**{**arguments, **changes})
 
 
-def selected(graph: Graph, which: Tensor, other: Graph | None = None, **changes: Any) -> Graph:
+def selected(graph: Graph, which: Tensor, **changes: Any) -> Graph:
     """A graph with the edges `which` and their data; `which` indexes `edge_index`, int64 or bool."""
     data = {name: None if old is None else old[which] for name, old in edge_data(graph).items()}
     sizes = {"num_dst": graph.num_dst, "num_src": graph.num_src}
     edges = {} if "edges" in changes else {"edges": graph.stored_edges[:, which]}
-    return _explicit(graph, **{**sizes, **edges, **data, **_inherited(graph, other), **changes})
+    return _explicit(graph, **{**sizes, **edges, **data, **_inherited(graph), **changes})
 
 
 def renumbered(graph: Graph, edges: Tensor, **changes: Any) -> Graph:
@@ -63,8 +60,5 @@ def edge_data(graph: Graph) -> dict[str, Tensor | None]:
     return {"edge_attr": graph.edge_attr, "edge_type": graph._edge_type}
 
 
-def _inherited(graph: Graph, other: Graph | None = None) -> dict[str, Any]:
-    relation, shift, positions = graph.relation, graph.shift, graph.positions
-    if other is not None:
-        relation, shift, positions = relation or other.relation, shift or other.shift, positions or other.positions
-    return {"relation": relation, "shift": shift, "positions": positions, "device": graph.device}
+def _inherited(graph: Graph) -> dict[str, Any]:
+    return {name: getattr(graph, name) for name in ("relation", "shift", "positions", "device")}

@@ -136,13 +136,18 @@ class Graph(Handled):
         src, dst = self.stored_edges.cpu().long().numpy()
         return Runs.from_edges(self.num_dst, self.num_src, dst, src)
 
-    @graph_property
+    @property
     def edge_index(self) -> Tensor:
         """int64 [2, E]: row 0 holds the sources, row 1 the destinations.
 
-        Explicit graphs keep the caller's order. Structured graphs are sorted by destination, then source. What is
-        stored in another form becomes this one when the property is first read.
+        Explicit graphs keep the caller's order. Structured graphs are sorted by destination, then source. Each read
+        returns a new tensor, which the caller may write to.
         """
+        return _copy_of(self.ends)
+
+    @graph_property
+    def ends(self) -> Tensor:
+        """`edge_index` without the copy, for the library's own code: kernels read this memory without checking it."""
         if self._edges is not None:
             return self._edges.long()
         capacity.require(
@@ -155,15 +160,15 @@ class Graph(Handled):
 
     @property
     def stored_edges(self) -> Tensor:
-        """`edge_index`, int32 or int64 as an explicit graph stores it. Reading it makes nothing larger."""
-        return self.edge_index if self._edges is None else self._edges
+        """`ends`, int32 or int64 as an explicit graph stores it. Reading it makes nothing larger."""
+        return self.ends if self._edges is None else self._edges
 
     @graph_property
     def csr(self) -> CSR:
         """Edges by destination."""
         if self._edges is None:
             ptr = torch.from_numpy(np.append(0, np.cumsum(self.runs.degree())))
-            return CSR(ptr.to(self.device), self.edge_index[0], None)
+            return CSR(ptr.to(self.device), self.ends[0], None)
         src, dst = self._edges
         return sorted_by(dst, src, self.num_dst, self.num_src)
 
@@ -218,9 +223,17 @@ class Graph(Handled):
             return int((np.unique(self._labels, return_counts=True)[1] ** 2).sum())
         return self.structure.num_edges
 
-    @graph_property
+    @property
     def edge_type(self) -> Tensor | None:
-        """The type of each edge, int64 [E] in the order of `edge_index`; None if edges have no types."""
+        """The type of each edge, int64 [E] in the order of `edge_index`; None if edges have no types.
+
+        Each read returns a new tensor, which the caller may write to.
+        """
+        return None if self.types is None else _copy_of(self.types)
+
+    @graph_property
+    def types(self) -> Tensor | None:
+        """`edge_type` without the copy, for the library's own code."""
         if self._edge_type is None and self.relation is not None:
             return self.relation.ids(*self.edge_positions())
         return self._edge_type
@@ -234,7 +247,7 @@ class Graph(Handled):
 
     def edge_positions(self) -> tuple[Tensor, Tensor]:
         """The positions of the destination and the source of each edge, int64 [E] each, in `edge_index` order."""
-        src, dst = self.edge_index
+        src, dst = self.ends
         return (dst + self.shift, src) if self.positions is None else (self.positions[0][dst], self.positions[1][src])
 
     @property
@@ -288,15 +301,25 @@ class Graph(Handled):
     # ------------------------------------------------------------------------------------------------ new graphs
 
     def __or__(self, other: Graph) -> Graph:
-        """The union of both edge sets, as rows of runs. Neither graph may have edge attributes or types as data."""
+        """The union of both edge sets, as rows of runs. Neither graph may have edge attributes or types as data.
+
+        One rule holds for `|`, `&` and `-`: an edge of the result has all that it has in the operands, or they are
+        refused. Only explicit edges have data, so one operand of `&` may have them, and both of `-`, whose edges are
+        those of the left one. A relation, a shift or positions that one operand has are those of the result.
+
+        Raises:
+            ValueError: if edges would lose their data, if the operands differ in a relation, shift or positions that
+                both have, if they are on two devices, or if their sizes differ.
+        """
         return algebra.union(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __and__(self, other: Graph) -> Graph:
-        """The edges in both graphs. An explicit graph keeps its order, repeated edges and attributes."""
+        """The edges in both graphs. Keeps order, repeated edges and data of the graph with edge data, or of the
+        explicit one, or of this one. Raises as `|`."""
         return algebra.intersection(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __sub__(self, other: Graph) -> Graph:
-        """The edges in this graph only. An explicit graph keeps its order, repeated edges and attributes."""
+        """The edges in this graph only. An explicit graph keeps its order, repeated edges and data. Raises as `|`."""
         return algebra.difference(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __invert__(self) -> Graph:
@@ -542,6 +565,10 @@ class Graph(Handled):
         graph.order, graph.exchange = self.order, self.exchange
         graph.node_ids = self.node_ids and (convert(self.node_ids[0]), convert(self.node_ids[1]))
         return graph
+
+
+def _copy_of(edges: Tensor) -> Tensor:
+    return edges.clone() if torch.compiler.is_compiling() else outside_modes(edges.clone)
 
 
 def _compact(value: Any) -> Any:

@@ -36,23 +36,20 @@ class Relation(ABC):
 
 
 class _Checked(Relation):
-    """A rule whose pickle is validated as its arguments are, because kernels compute with its fields."""
+    """A rule whose fields are validated when it is unpickled or copied, because kernels compute with them. They are not
+    when it is made: while `torch.compile` traces, they are symbols."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        """Raises TypeError or ValueError unless the fields are integers of at least 1, or 0 in `_FROM_ZERO`."""
-        for name, value in vars(self).items():
-            least = 0 if name in _FROM_ZERO else 1
-            for number in value if type(value) is tuple else (value,):
-                if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
-                    raise TypeError(f"{name} of {type(self).__name__} must be integers; got {value!r}")
-                if number < least:
-                    raise ValueError(f"{name} of {type(self).__name__} must be at least {least}; got {value!r}")
+        for name, least in _LEAST.items():
+            numbers = state.get(name, least)
+            for x in numbers if type(numbers) is tuple else (numbers,):
+                if not isinstance(x, (int, np.integer)) or x < least:
+                    raise ValueError(f"{name} of {type(self).__name__} holds integers of at least {least}; got {x!r}")
+        self.__dict__.update(state)
 
 
-_FROM_ZERO = {"clip", "rows", "columns", "padding"}
+_LEAST = {"clip": 0, "rows": 0, "columns": 0, "padding": 0}
+_LEAST |= {"width": 1, "dst_width": 1, "kernel": 1, "stride": 1, "dilation": 1}
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ class Taps(_Checked):
         return (offset // self.dilation[axis]).clamp(0, self.kernel[axis] - 1)
 
 
-class Table(_Checked):
+class Table(Relation):
     """Edge types as an integer matrix [num_dst, num_src], such as shortest-path lengths. Compares by identity."""
 
     def __init__(self, classes: Tensor) -> None:
@@ -152,19 +149,19 @@ class Table(_Checked):
         """Pickles the matrix without its copies on other devices; unpickling validates it again."""
         return Table, (self.classes,)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A pickle that is not made by `__reduce__` goes through the same checks."""
+        self.__init__(**state)  # type: ignore[misc]
+
     def __repr__(self) -> str:
         return f"Table({self.classes.shape[0]} x {self.classes.shape[1]}, {self.count} edge types)"
 
 
 @dataclass(frozen=True)
-class Flipped(_Checked):
+class Flipped(Relation):
     """The relation of the reversed edges."""
 
     inner: Relation
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.inner, Relation):
-            raise TypeError(f"Flipped reverses a Relation; got {self.inner!r}")
 
     @property
     def count(self) -> int:  # type: ignore[override]

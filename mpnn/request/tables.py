@@ -41,12 +41,12 @@ class EmbeddingTable:
             if graph.positions is not None:
                 return csr.from_caller(self.relation.ids(*graph.edge_positions()))
             return self.relation.ids(csr.row + graph.shift, csr.col)
-        if graph.edge_type is None:
+        if graph.types is None:
             raise ValueError(
                 f"a table by edge type needs a graph with edge types, and {graph} has none; "
                 "pass edge_type to from_edges, or use topology.with_relation(...)"
             )
-        return csr.from_caller(graph.edge_type)
+        return csr.from_caller(graph.types)
 
     def cached(self, graph: Graph, key: Hashable, build: Callable[[], T]) -> T:
         """`graph.cached` for values that also depend on the relation. Values of a relation that is equal only to itself

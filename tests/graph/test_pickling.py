@@ -11,7 +11,7 @@ import torch
 from small_models import EVERY
 
 from mpnn import Graph, Topology, graphs, models
-from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps
+from mpnn.graph.relations import GridOffset, Offset, Table, Taps
 from mpnn.graph.runs import Runs
 from mpnn.graph.state import FIELDS
 
@@ -176,7 +176,6 @@ def test_a_part_of_one_process_is_not_saved() -> None:
         (Offset, {"clip": 0.5}),
         (GridOffset, {"width": 0, "rows": 1, "columns": 1}),
         (Taps, {"width": 4, "dst_width": 4, "kernel": (3, 0)}),
-        (Flipped, {"inner": "Offset"}),
         (Table, {"classes": torch.tensor([[9]]), "count": 1}),
     ],
 )
