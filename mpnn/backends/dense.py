@@ -152,7 +152,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         block = graph.cached("dense block", lambda: _whole(graph))
         out, weights = _run_block(request, block, *(x.unsqueeze(-4) for x in features))
         if request.return_weights and weights is not None:
-            src, dst = graph.edge_index
+            src, dst = graph.ends
             return out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1)
         return out.squeeze(-4), None
     order, inverse = graph.cached("clique by clique", lambda: _order(graph))

@@ -19,29 +19,28 @@ if TYPE_CHECKING:
 
 def union(one: Graph, other: Graph) -> Graph:
     """`one | other`, see `Graph`."""
-    for graph in (one, other):
-        if any(data is not None for data in edge_data(graph).values()):
-            raise ValueError(f"a union would lose the edge data of {graph}; join edges with graphs.from_edges")
-    return structured(one, _merged(one, other, operator.or_), other)
+    _refuse_loss("|", one, other)
+    return structured(one, _merged(one, other, operator.or_), **_common("|", one, other))
 
 
 def intersection(one: Graph, other: Graph) -> Graph:
     """`one & other`, see `Graph`."""
-    if other.is_explicit and not one.is_explicit:
+    if _has_data(other) or (other.is_explicit and not one.is_explicit):
         one, other = other, one
-    runs = _merged(one, other, operator.and_)
+    _refuse_loss("&", other)
+    runs, common = _merged(one, other, operator.and_), _common("&", one, other)
     if one.is_explicit:
-        return _edges_in(one, runs, other)
+        return _edges_in(one, runs, common)
     labels = None
     if isinstance(runs, Runs) and one.labels is not None and other.labels is not None:
         labels = np.unique(np.stack([one.labels, other.labels]), axis=1, return_inverse=True)[1].reshape(-1)
-    return structured(one, runs, other, labels=labels)
+    return structured(one, runs, labels=labels, **common)
 
 
 def difference(one: Graph, other: Graph) -> Graph:
     """`one - other`, see `Graph`."""
-    runs = _merged(one, other, operator.sub)
-    return _edges_in(one, runs, other) if one.is_explicit else structured(one, runs, other)
+    runs, common = _merged(one, other, operator.sub), _common("-", one, other) | {"relation": one.relation}
+    return _edges_in(one, runs, common) if one.is_explicit else structured(one, runs, **common)
 
 
 def refuse_truth(edges: object) -> NoReturn:
@@ -64,8 +63,41 @@ def _merged(one: Graph, other: Graph, merge: Callable[[Any, Any], Any]) -> Strip
     return runs
 
 
-def _edges_in(graph: Graph, runs: Strips | Runs, other: Graph) -> Graph:
+def _edges_in(graph: Graph, runs: Strips | Runs, common: dict[str, Any]) -> Graph:
     """The explicit edges that are also in `runs`, with their data."""
     assert isinstance(runs, Runs)  # an explicit graph has no strips
     src, dst = graph.stored_edges.cpu().long().numpy()
-    return selected(graph, torch.from_numpy(runs.contains(dst, src)).to(graph.device), other)
+    return selected(graph, torch.from_numpy(runs.contains(dst, src)).to(graph.device), **common)
+
+
+def _has_data(graph: Graph) -> bool:
+    return any(data is not None for data in edge_data(graph).values())
+
+
+def _refuse_loss(symbol: str, *graphs: Graph) -> None:
+    """Raises ValueError if one of these operands has edge data: the result keeps its edges, but not their data."""
+    for graph in filter(_has_data, graphs):
+        raise ValueError(
+            f"`{symbol}` would lose the edge data of {graph}; no operand of a | b and one of a & b can have edge "
+            "attributes or types as data. Pass the edges alone, or join edges and data, with "
+            "graphs.from_edges"
+        )
+
+
+def _common(symbol: str, one: Graph, other: Graph) -> dict[str, Any]:
+    """The relation, shift and positions of the result: what one operand has and the other has not, or both alike."""
+    pair = (one, other)
+    kinds = [graph.relation if graph._edge_type is None else "data" for graph in pair]
+    at = [graph.positions for graph in pair]
+    alike = {
+        "relation": symbol == "-" or None in kinds or kinds[0] == kinds[1],
+        "shift": 0 in (one.shift, other.shift) or one.shift == other.shift,
+        "positions": at[0] is None or at[1] is None or all(map(torch.equal, at[0], at[1])),
+    }
+    for name, agrees in alike.items():
+        if not agrees:
+            raise ValueError(
+                f"the operands of `{symbol}` differ in their {name}: {one} and {other}; set one for both, with "
+                "with_relation or with_positions"
+            )
+    return {name: getattr(one, name) or getattr(other, name) for name in alike}

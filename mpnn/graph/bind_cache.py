@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.graph import Graph, csr
+from mpnn.graph.modes import outside_modes
 
 P = ParamSpec("P")
 
@@ -91,7 +92,7 @@ class BindCache:
             if entry is not None:
                 self._use(key, entry)
                 return entry.graph
-        graph = build(*arguments)
+        graph = outside_modes(lambda: build(*arguments))
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(graph))
             self._newest = entry

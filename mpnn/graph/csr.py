@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.graph.modes import outside_modes
 from mpnn.kernels.sort_edges import sort_edges
 
 T = TypeVar("T")
@@ -28,20 +29,15 @@ def derivations() -> int:
     return _derivations[0]
 
 
-def outside_inference_mode(build: Callable[[], T]) -> T:
-    """Returns `build()`, run outside `torch.inference_mode` so that its tensors can be used in training."""
-    if torch.is_inference_mode_enabled():
-        recording = torch.is_grad_enabled()  # plans depend on it, and leaving inference mode enables it
-        with torch.inference_mode(False), torch.set_grad_enabled(recording):
-            value = build()
-    else:
-        value = build()
+def built(build: Callable[[], T]) -> T:
+    """Returns `build()` for a cache: run outside the modes of torch, and counted by `derivations`."""
+    value = outside_modes(build)
     _derivations[0] += 1
     return value
 
 
 class graph_property(Generic[T]):
-    """A cached property that is computed outside inference mode. As `functools.cached_property`, without its lock,
+    """A cached property that is computed outside the modes of torch. As `functools.cached_property`, without its lock,
     which takes longer than most of what a small graph derives: two threads may compute the same value twice."""
 
     def __init__(self, build: Callable[[Any], T]) -> None:
@@ -53,7 +49,7 @@ class graph_property(Generic[T]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        value = instance.__dict__[self.name] = outside_inference_mode(lambda: self.build(instance))
+        value = instance.__dict__[self.name] = built(lambda: self.build(instance))
         return value
 
 

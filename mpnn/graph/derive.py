@@ -15,21 +15,18 @@ if TYPE_CHECKING:
     from mpnn.graph.graph import Graph
 
 
-def structured(graph: Graph, runs: Runs | Strips, other: Graph | None = None, **changes: Any) -> Graph:
-    """A graph with these strips or rows of runs.
-
-    `other`: a second graph to inherit from, for binary operations. `changes` override arguments of `Graph`.
-    """
-    arguments = {"num_dst": runs.num_dst, "num_src": runs.num_src, "runs": runs, **_inherited(graph, other)}
+def structured(graph: Graph, runs: Runs | Strips, **changes: Any) -> Graph:
+    """A graph with these strips or rows of runs. `changes` override arguments of `Graph`."""
+    arguments = {"num_dst": runs.num_dst, "num_src": runs.num_src, "runs": runs, **_inherited(graph)}
     return type(graph)(**{**arguments, **changes})
 
 
-def selected(graph: Graph, which: Tensor, other: Graph | None = None, **changes: Any) -> Graph:
+def selected(graph: Graph, which: Tensor, **changes: Any) -> Graph:
     """A graph with the edges `which` and their data; `which` indexes `edge_index`, int64 or bool."""
     data = {name: None if old is None else old[which] for name, old in edge_data(graph).items()}
     sizes = {"num_dst": graph.num_dst, "num_src": graph.num_src}
     edges = {} if "edges" in changes else {"edges": graph.stored_edges[:, which]}
-    return _explicit(graph, **{**sizes, **edges, **data, **_inherited(graph, other), **changes})
+    return _explicit(graph, **{**sizes, **edges, **data, **_inherited(graph), **changes})
 
 
 def renumbered(graph: Graph, edges: Tensor, **changes: Any) -> Graph:
@@ -63,36 +60,5 @@ def edge_data(graph: Graph) -> dict[str, Tensor | None]:
     return {"edge_attr": graph.edge_attr, "edge_type": graph._edge_type}
 
 
-def check_form(graph: Graph) -> None:
-    """Raises ValueError unless the graph has exactly one of the three forms, with consistent sizes."""
-    if damage := _damage(graph):
-        raise ValueError(f"a pickle holds a damaged graph: {damage}; save the graph again")
-
-
-def _damage(graph: Graph) -> str | None:
-    sizes = (graph.num_dst, graph.num_src)
-    runs, labels, order, positions = graph._given_runs, graph._labels, graph.order, graph.positions
-    if any(type(n) is not int for n in sizes):
-        return f"its sizes are {sizes[0]!r} and {sizes[1]!r}"
-    if [form is None for form in (runs, labels, graph._edges)].count(False) != 1:
-        return "it needs one of runs, labels and edges"
-    if runs is not None and (runs.num_dst, runs.num_src) != sizes:
-        return f"its runs are {runs.num_dst} x {runs.num_src}, not {sizes[0]} x {sizes[1]}"
-    if labels is not None and not labels.shape == sizes[:1] == sizes[1:]:
-        return f"its labels have shape {list(labels.shape)}, and it has {sizes[0]} x {sizes[1]} nodes"
-    if order is not None and not _is_order(order, graph.num_dst):
-        return f"its order is not a permutation of {graph.num_dst} rows"
-    if positions is not None and tuple(map(len, positions)) != sizes:
-        return f"it has positions for {' x '.join(str(len(at)) for at in positions)} nodes, not {sizes[0]} x {sizes[1]}"
-    return None
-
-
-def _is_order(order: Tensor, count: int) -> bool:
-    return order.dtype == torch.int64 and torch.equal(order.cpu().sort().values, torch.arange(count))
-
-
-def _inherited(graph: Graph, other: Graph | None = None) -> dict[str, Any]:
-    relation, shift, positions = graph.relation, graph.shift, graph.positions
-    if other is not None:
-        relation, shift, positions = relation or other.relation, shift or other.shift, positions or other.positions
-    return {"relation": relation, "shift": shift, "positions": positions, "device": graph.device}
+def _inherited(graph: Graph) -> dict[str, Any]:
+    return {name: getattr(graph, name) for name in ("relation", "shift", "positions", "device")}

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import algebra, capacity, ordering, subgraphs, transforms
+from mpnn.graph import algebra, capacity, ordering, state, subgraphs, transforms
 from mpnn.graph import csr as edge_lists
 from mpnn.graph import reachability as reach
-from mpnn.graph.csr import CSR, graph_property, outside_inference_mode, sorted_by
-from mpnn.graph.derive import check_form, edge_data, structured
+from mpnn.graph.csr import CSR, built, graph_property, sorted_by
+from mpnn.graph.derive import edge_data, structured
 from mpnn.graph.handles import Handled
+from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import Relation, Table, as_relation
 from mpnn.graph.runs import Ints, Runs, cliques_of
 from mpnn.graph.sharding import LOCAL, Exchange
@@ -136,13 +137,18 @@ class Graph(Handled):
         src, dst = self.stored_edges.cpu().long().numpy()
         return Runs.from_edges(self.num_dst, self.num_src, dst, src)
 
-    @graph_property
+    @property
     def edge_index(self) -> Tensor:
         """int64 [2, E]: row 0 holds the sources, row 1 the destinations.
 
-        Explicit graphs keep the caller's order. Structured graphs are sorted by destination, then source. What is
-        stored in another form becomes this one when the property is first read.
+        Explicit graphs keep the caller's order. Structured graphs are sorted by destination, then source. Each read
+        returns a new tensor, which the caller may write to.
         """
+        return _copy_of(self.ends)
+
+    @graph_property
+    def ends(self) -> Tensor:
+        """`edge_index` without the copy, for the library's own code: kernels read this memory without checking it."""
         if self._edges is not None:
             return self._edges.long()
         capacity.require(
@@ -155,15 +161,15 @@ class Graph(Handled):
 
     @property
     def stored_edges(self) -> Tensor:
-        """`edge_index`, int32 or int64 as an explicit graph stores it. Reading it makes nothing larger."""
-        return self.edge_index if self._edges is None else self._edges
+        """`ends`, int32 or int64 as an explicit graph stores it. Reading it makes nothing larger."""
+        return self.ends if self._edges is None else self._edges
 
     @graph_property
     def csr(self) -> CSR:
         """Edges by destination."""
         if self._edges is None:
             ptr = torch.from_numpy(np.append(0, np.cumsum(self.runs.degree())))
-            return CSR(ptr.to(self.device), self.edge_index[0], None)
+            return CSR(ptr.to(self.device), self.ends[0], None)
         src, dst = self._edges
         return sorted_by(dst, src, self.num_dst, self.num_src)
 
@@ -218,9 +224,17 @@ class Graph(Handled):
             return int((np.unique(self._labels, return_counts=True)[1] ** 2).sum())
         return self.structure.num_edges
 
-    @graph_property
+    @property
     def edge_type(self) -> Tensor | None:
-        """The type of each edge, int64 [E] in the order of `edge_index`; None if edges have no types."""
+        """The type of each edge, int64 [E] in the order of `edge_index`; None if edges have no types.
+
+        Each read returns a new tensor, which the caller may write to.
+        """
+        return None if self.types is None else _copy_of(self.types)
+
+    @graph_property
+    def types(self) -> Tensor | None:
+        """`edge_type` without the copy, for the library's own code."""
         if self._edge_type is None and self.relation is not None:
             return self.relation.ids(*self.edge_positions())
         return self._edge_type
@@ -234,7 +248,7 @@ class Graph(Handled):
 
     def edge_positions(self) -> tuple[Tensor, Tensor]:
         """The positions of the destination and the source of each edge, int64 [E] each, in `edge_index` order."""
-        src, dst = self.edge_index
+        src, dst = self.ends
         return (dst + self.shift, src) if self.positions is None else (self.positions[0][dst], self.positions[1][src])
 
     @property
@@ -272,7 +286,7 @@ class Graph(Handled):
         """Returns `build()`, computed once per graph and key. Layers cache what they derive from the graph here."""
         value = self._memo.get(key, _ABSENT)
         if value is _ABSENT:
-            value = self._memo[key] = outside_inference_mode(build)
+            value = self._memo[key] = built(build)
         return value
 
     def derive(
@@ -288,15 +302,25 @@ class Graph(Handled):
     # ------------------------------------------------------------------------------------------------ new graphs
 
     def __or__(self, other: Graph) -> Graph:
-        """The union of both edge sets, as rows of runs. Neither graph may have edge attributes or types as data."""
+        """The union of both edge sets, as rows of runs. Neither graph may have edge attributes or types as data.
+
+        One rule holds for `|`, `&` and `-`: an edge of the result has all that it has in the operands, or they are
+        refused. Only explicit edges have data, so one operand of `&` may have them, and both of `-`, whose edges are
+        those of the left one. A relation, a shift or positions that one operand has are those of the result.
+
+        Raises:
+            ValueError: if edges would lose their data, if the operands differ in a relation, shift or positions that
+                both have, if they are on two devices, or if their sizes differ.
+        """
         return algebra.union(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __and__(self, other: Graph) -> Graph:
-        """The edges in both graphs. An explicit graph keeps its order, repeated edges and attributes."""
+        """The edges in both graphs. Keeps order, repeated edges and data of the graph with edge data, or of the
+        explicit one, or of this one. Raises as `|`."""
         return algebra.intersection(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __sub__(self, other: Graph) -> Graph:
-        """The edges in this graph only. An explicit graph keeps its order, repeated edges and attributes."""
+        """The edges in this graph only. An explicit graph keeps its order, repeated edges and data. Raises as `|`."""
         return algebra.difference(self, other) if isinstance(other, Graph) else NotImplemented
 
     def __invert__(self) -> Graph:
@@ -322,10 +346,11 @@ class Graph(Handled):
         """
         dst, src = (torch.as_tensor(position, device=self.device) for position in (dst, src))
         for name, position, n in (("dst", dst, self.num_dst), ("src", src, self.num_src)):
-            if position.shape != (n,) or position.is_floating_point():
+            not_integers = position.is_floating_point() or position.is_complex() or position.dtype == torch.bool
+            if position.shape != (n,) or not_integers:
                 raise ValueError(f"{name} must hold {n} integers; got {position.dtype} of shape {list(position.shape)}")
         graph = self._copy()
-        graph.positions = (dst, src)
+        graph.positions = (dst.long(), src.long())
         return graph
 
     def rows(self, start: int, stop: int) -> Graph:
@@ -411,8 +436,7 @@ class Graph(Handled):
             if graph.device == device:
                 return graph
         if device not in first._moved:
-            with torch.inference_mode(False):
-                graph = self._copy(lambda x: x.to(device, non_blocking=non_blocking), device)
+            graph = outside_modes(lambda: self._copy(lambda x: x.to(device, non_blocking=non_blocking), device))
             graph._moved_from = weakref.ref(first)
             first._moved[device] = graph
         return first._moved[device]
@@ -444,7 +468,7 @@ class Graph(Handled):
         if self._edges is not None:
             edge_lists.check_dtype(self._edges)
             edges = self._edges
-            self._edges = outside_inference_mode(lambda: edge_lists.narrow(edges, self.num_dst, self.num_src))
+            self._edges = outside_modes(lambda: edge_lists.narrow(edges, self.num_dst, self.num_src))
         return self
 
     def reach(self, layers: int) -> float:
@@ -493,26 +517,29 @@ class Graph(Handled):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that defines the graph. Copies and unpickled graphs recompute cached values on their own device."""
-        state = {name: _compact(value) for name, value in super().__getstate__().items() if name not in _DERIVED}
         derived = self._edges is not None or self._labels is not None
-        state["_given_runs"] = None if derived else self.runs
-        state["_edges"] = None if self._edges is None else state["_edges"].long()
-        labels = None if self._labels is None else torch.tensor(self._labels)
-        device = torch.empty(0, device=self.device)  # a tensor, so that `torch.load(map_location=)` moves the graph
-        return {**state, "_labels": labels, "device": device, "_memo": {}, "_moved": {}, "_moved_from": None}
+        fields = {
+            **{name: _compact(vars(self)[name]) for name in state.FIELDS},
+            "num_dst": int(self.num_dst),
+            "num_src": int(self.num_src),
+            "_given_runs": None if derived else self.runs,
+            "_labels": None if self._labels is None else torch.tensor(self._labels),
+            "_edges": None if self._edges is None else self._edges.long(),
+            "device": torch.empty(0, device=self.device),  # a tensor, which `torch.load(map_location=)` moves
+        }
+        state.check(fields, f"{self} cannot be copied or pickled")
+        return fields
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, fields: dict[str, Any]) -> None:
         """Validates the graph: kernels do not check indices, and the pickle may be untrusted.
 
         Raises:
-            ValueError, TypeError, IndexError: as in `validate`, or if the parts are inconsistent.
+            ValueError, TypeError, IndexError: as in `validate`, or if a field is missing, unknown or does not fit.
         """
-        attributes = {name: value for name, value in state.items() if name not in _DERIVED}
-        self.__dict__.update(attributes, _memo={}, _moved={}, _moved_from=None)
-        self.device = state["device"].device
-        if isinstance(labels := state.get("_labels"), Tensor):
-            self._labels = labels.cpu().numpy()
-        check_form(self)
+        state.check(fields, "a pickle holds a damaged graph; save the graph again")
+        self.__dict__.update(fields, _memo={}, _moved={}, _moved_from=None, device=fields["device"].device)
+        self._labels = None if self._labels is None else fields["_labels"].cpu().numpy()
+        self.order = None if self.order is None else self.order.cpu()
         self._accept()
 
     def _need_square(self, what: str) -> None:
@@ -543,14 +570,15 @@ class Graph(Handled):
         return graph
 
 
-_DERIVED = {name for name, value in vars(Graph).items() if isinstance(value, graph_property)}
+def _copy_of(edges: Tensor) -> Tensor:
+    return edges.clone() if torch.compiler.is_compiling() else outside_modes(edges.clone)
 
 
 def _compact(value: Any) -> Any:
-    """Clones tensors that are views of a larger storage, because a pickle would contain the whole storage."""
-    if isinstance(value, Tensor):
-        is_compact = value.layout != torch.strided or value.untyped_storage().nbytes() <= value.nbytes
-        return value if is_compact else value.clone()
+    """Copies tensors that are views of a larger storage or expanded: a pickle holds the storage as it is."""
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        value = value.contiguous()
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
     return tuple(map(_compact, value)) if isinstance(value, tuple) else value
 
 

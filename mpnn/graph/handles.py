@@ -14,6 +14,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from mpnn.graph.modes import outside_modes
+
 _NUMBERS = count(int.from_bytes(urandom(7), "big"))  # random start, so that numbers of another process are invalid here
 _KNOWN: WeakValueDictionary[int, Handled] = WeakValueDictionary()
 
@@ -38,11 +40,8 @@ class Handled:
 
 
 def _scalar(number: int) -> Tensor:
-    """An int64 scalar on the CPU, usable outside inference mode; `torch.tensor` takes three times as long."""
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):
-            return _scalar(number)
-    return torch.scalar_tensor(number, dtype=torch.int64, device="cpu")
+    """An int64 scalar on the CPU, usable in every mode; `torch.tensor` takes three times as long."""
+    return outside_modes(lambda: torch.scalar_tensor(number, dtype=torch.int64, device="cpu"))
 
 
 def resolve(token: Tensor) -> Any:

@@ -12,8 +12,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from mpnn.graph.modes import outside_modes
 
 
 class Relation(ABC):
@@ -32,8 +35,25 @@ class Relation(ABC):
         return type(self).__eq__ is not object.__eq__
 
 
+class _Checked(Relation):
+    """A rule whose fields are validated when it is unpickled or copied, because kernels compute with them. They are not
+    when it is made: while `torch.compile` traces, they are symbols."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, least in _LEAST.items():
+            numbers = state.get(name, least)
+            for x in numbers if type(numbers) is tuple else (numbers,):
+                if not isinstance(x, (int, np.integer)) or x < least:
+                    raise ValueError(f"{name} of {type(self).__name__} holds integers of at least {least}; got {x!r}")
+        self.__dict__.update(state)
+
+
+_LEAST = {"clip": 0, "rows": 0, "columns": 0, "padding": 0}
+_LEAST |= {"width": 1, "dst_width": 1, "kernel": 1, "stride": 1, "dilation": 1}
+
+
 @dataclass(frozen=True)
-class Offset(Relation):
+class Offset(_Checked):
     """The clipped relative position of the source: `clamp(j - i, -clip, clip) + clip`."""
 
     clip: int
@@ -47,7 +67,7 @@ class Offset(Relation):
 
 
 @dataclass(frozen=True)
-class GridOffset(Relation):
+class GridOffset(_Checked):
     """The relative position in an image of `width` pixels per row: `(dy + rows) * (2 * columns + 1) + (dx + columns)`.
 
     `dy` and `dx` are clipped to `rows` and `columns`.
@@ -68,7 +88,7 @@ class GridOffset(Relation):
 
 
 @dataclass(frozen=True)
-class Taps(Relation):
+class Taps(_Checked):
     """The kernel weight of each edge of a convolution between two images.
 
     Destination (y, x) receives from source (y * stride - padding + a * dilation, x * stride - padding + b * dilation)
@@ -103,6 +123,8 @@ class Table(Relation):
     """Edge types as an integer matrix [num_dst, num_src], such as shortest-path lengths. Compares by identity."""
 
     def __init__(self, classes: Tensor) -> None:
+        if not isinstance(classes, Tensor):
+            raise TypeError(f"a relation table is an integer matrix [num_dst, num_src]; got {classes!r}")
         if classes.dim() != 2 or classes.is_floating_point():
             raise ValueError(f"a relation table is an integer matrix [num_dst, num_src]; got {_describe(classes)}")
         if classes.numel() and int(classes.min()) < 0:
@@ -120,12 +142,16 @@ class Table(Relation):
 
     def ids(self, dst: Tensor, src: Tensor) -> Tensor:
         if dst.device not in self._moved:
-            self._moved[dst.device] = self.classes.to(dst.device)
+            self._moved[dst.device] = outside_modes(lambda: self.classes.to(dst.device))
         return self._moved[dst.device][dst, src]
 
     def __reduce__(self) -> Any:
         """Pickles the matrix without its copies on other devices; unpickling validates it again."""
         return Table, (self.classes,)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A pickle that is not made by `__reduce__` goes through the same checks."""
+        self.__init__(**state)  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"Table({self.classes.shape[0]} x {self.classes.shape[1]}, {self.count} edge types)"

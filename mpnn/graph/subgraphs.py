@@ -56,7 +56,7 @@ def take(graph: Graph, nodes: Tensor) -> Graph:
 def without_rows(graph: Graph, rows: Tensor) -> Graph:
     """The graph without the edges of the destinations `rows`, bool [num_dst]."""
     if graph.is_explicit:
-        return selected(graph, ~rows.to(graph.device)[graph.edge_index[1]])
+        return selected(graph, ~rows.to(graph.device)[graph.ends[1]])
     runs, dropped = graph.runs, rows.cpu().numpy()
     keep = ~dropped[runs.row]
     return structured(

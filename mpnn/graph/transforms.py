@@ -53,7 +53,7 @@ def with_self_loops(graph: Graph, fill: float) -> Graph:
     if not graph.is_explicit:
         i = np.arange(graph.num_dst)
         return structured(graph, graph.runs | Runs.from_edges(graph.num_dst, graph.num_src, i, i))
-    loops = edge_lists.nodes_without_loop(graph.edge_index, graph.num_dst)
+    loops = edge_lists.nodes_without_loop(graph.ends, graph.num_dst)
     attr = graph.edge_attr
     new = None if attr is None else attr.new_full((len(loops), *attr.shape[1:]), fill)
     if new is not None and (new != fill).any() and fill == fill:  # NaN never equals itself
@@ -67,8 +67,8 @@ def undirected(graph: Graph) -> Graph:
         return graph
     if not graph.is_explicit:
         return structured(graph, graph.runs | graph.runs.transpose())
-    one_way = selected(graph, edge_lists.one_way(graph.edge_index, graph.num_dst))
-    return extended(graph, one_way.edge_index.flip(0), **edge_data(one_way))
+    one_way = selected(graph, edge_lists.one_way(graph.ends, graph.num_dst))
+    return extended(graph, one_way.ends.flip(0), **edge_data(one_way))
 
 
 def drop_edges(graph: Graph, p: float, generator: torch.Generator | None) -> Graph:

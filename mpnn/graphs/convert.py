@@ -173,13 +173,14 @@ def from_dgl(g: Any, *, edge_attr: str | None = None, edge_type: str | None = No
 
 
 def to_pyg(graph: Graph, **features: Tensor) -> Any:
-    """A PyTorch Geometric `Data` with this graph's edges and the given features (`x=...`, `y=...`)."""
+    """A PyTorch Geometric `Data` with a copy of this graph's edges, and the given features (`x=...`, `y=...`)."""
     from torch_geometric.data import Data
 
     validation.graph(graph)
     if graph.num_dst != graph.num_src:
         raise ValueError(f"Data holds one set of nodes; this graph is {graph.num_dst} x {graph.num_src}")
-    data = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type, **features}
+    attr = None if graph.edge_attr is None else graph.edge_attr.clone()
+    data = {"edge_attr": attr, "edge_type": graph.edge_type, **features}
     present = {name: value for name, value in data.items() if value is not None}
     return Data(edge_index=graph.edge_index, num_nodes=graph.num_dst, **present)
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.csr import check_form, outside_inference_mode
+from mpnn.graph.csr import check_form
+from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import GridOffset, Offset
 from mpnn.graph.runs import Runs
 from mpnn.graphs.arguments import at_least
@@ -202,7 +203,7 @@ def _own(integers: Tensor) -> Tensor:
             return integers.clone(memory_format=torch.contiguous_format)
         return integers.to(torch.int64, memory_format=torch.contiguous_format)
 
-    return outside_inference_mode(copy)
+    return outside_modes(copy)
 
 
 def _join_edges(graphs: Sequence[Graph]) -> Tensor:

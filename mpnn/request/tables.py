@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.csr import outside_inference_mode
+from mpnn.graph.csr import built
 from mpnn.graph.relations import Relation
 
 T = TypeVar("T")
@@ -42,12 +42,12 @@ class EmbeddingTable:
             if graph.positions is not None:
                 return csr.from_caller(self.relation.ids(*graph.edge_positions()))
             return self.relation.ids(csr.row + graph.shift, csr.col)
-        if graph.edge_type is None:
+        if graph.types is None:
             raise ValueError(
                 f"a table by edge type needs a graph with edge types, and {graph} has none; "
                 "pass edge_type to from_edges, or use topology.with_relation(...)"
             )
-        return csr.from_caller(graph.edge_type)
+        return csr.from_caller(graph.types)
 
     def cached(self, graph: Graph, key: Hashable, build: Callable[[], T]) -> T:
         """`graph.cached` for values that also depend on the relation. Values of a relation that is equal only to itself
@@ -57,7 +57,7 @@ class EmbeddingTable:
         rules: WeakKeyDictionary[Relation, dict[Hashable, Any]] = graph.cached("rules", WeakKeyDictionary)
         values = rules.setdefault(self.relation, {})
         if key not in values:
-            values[key] = outside_inference_mode(build)
+            values[key] = built(build)
         return values[key]
 
 

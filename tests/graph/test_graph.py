@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import operator
 import pickle
 import weakref
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from drawings import drawn
+from torch import Tensor
 
 from mpnn import Graph, Topology, graphs, ops
 from mpnn.graph.bind_cache import bytes_of
@@ -61,7 +63,7 @@ def test_structured_graphs_are_measured_without_writing_edges_out() -> None:
     graph = graphs.window(2, dilation=7).bind(31)  # bound by no other test, which would share it
     assert graph.dense().sum() == graph.num_edges == graph.degree().sum()
     _ = graph.reverse(), graph.power(2), graph | graph, ~graph, graph.undirected(), graph.to("cpu"), repr(graph)
-    assert "edge_index" not in vars(graph)
+    assert "ends" not in vars(graph)
 
 
 @pytest.mark.parametrize("structured", [False, True])
@@ -90,12 +92,27 @@ def test_edges_of_one_row_keep_their_order() -> None:
 
 
 def test_forms_are_built_once(graph: Graph) -> None:
-    for form in ("runs", "edge_index", "csr", "csc", "num_edges", "labels"):
+    for form in ("runs", "ends", "csr", "csc", "num_edges", "labels"):
         assert getattr(graph, form) is getattr(graph, form)
     calls: list[int] = []
     for _ in range(2):
         graph.cached("count", lambda: calls.append(1))
     assert calls == [1]
+
+
+@pytest.mark.parametrize("structured", [False, True])
+def test_what_a_graph_returns_may_be_written_to(structured: bool) -> None:
+    graph = graphs.window(1)._graph(4, 4) if structured else graphs.from_edges(EDGES, 4, edge_type=KIND)
+    graph = graph.with_relation(Offset(1)) if structured else graph
+    x = torch.rand(4, 2)
+    expected, edges, kinds = ops.aggregate(graph, x, "sum"), graph.edge_index, graph.edge_type
+    graph.edge_index.add_(10_000_000)
+    graph.edge_type.add_(10_000_000)
+    assert torch.equal(graph.edge_index, edges)
+    assert torch.equal(graph.edge_type, kinds)
+    again = graph._copy()
+    again.edge_index.add_(10_000_000)  # before anything is derived
+    assert torch.equal(ops.aggregate(again, x, "sum"), expected)
 
 
 def test_forms_built_in_inference_can_be_trained_with() -> None:
@@ -275,8 +292,37 @@ def test_a_union_is_a_set_of_edges(graph: Graph) -> None:
     plain = graphs.from_edges(EDGES, 4)
     assert torch.equal((plain | graphs.identity()).dense(), MASK | torch.eye(4, dtype=torch.bool))
     assert (plain | plain).num_edges == 5
-    with pytest.raises(ValueError, match=r"would lose the edge data of Graph\(4 nodes, 6 edges\)"):
-        graph | graphs.identity()
+
+
+def test_the_algebra_loses_nothing_of_an_operand(graph: Graph) -> None:
+    plain, typed = graphs.from_edges(EDGES, 4), graphs.from_edges(EDGES, 4, edge_type=KIND)
+    for together in (graph & plain, plain & graph, graph - graphs.identity(), graph - typed):
+        assert together.edge_attr is not None
+    for combine in (lambda: graph | graphs.identity(), lambda: plain | graph, lambda: graph & typed):
+        with pytest.raises(ValueError, match=r"would lose the edge data of Graph\(4 nodes, 6 edges\)"):
+            combine()
+
+
+def test_operands_agree_in_what_both_of_them_have() -> None:
+    a = graphs.window(1).bind(4).with_relation(Offset(1))
+    assert (graphs.complete() - a).relation is None  # none of its edges is one of a
+    assert (a | graphs.identity()).relation == (graphs.identity() | a).relation == (a | a).relation == Offset(1)
+    at = torch.arange(4)
+    with pytest.raises(ValueError, match="the operands of `&` differ in their relation"):
+        graphs.from_edges(EDGES, 4, edge_type=KIND) & a
+    for one, other, name in (
+        (a, graphs.identity().bind(4).with_relation(Offset(2)), "relation"),
+        (graphs.causal().bind(8).rows(1, 5), graphs.causal().bind(8).rows(2, 6), "shift"),
+        (plain_at(at), plain_at(at + 1), "positions"),
+    ):
+        for combine in (operator.or_, operator.and_, *([operator.sub] if name != "relation" else [])):
+            with pytest.raises(ValueError, match=f"the operands of `.` differ in their {name}: "):
+                combine(one, other)
+        assert (one | one).num_edges == one.num_edges
+
+
+def plain_at(positions: Tensor) -> Graph:
+    return graphs.window(1).bind(4).with_positions(positions, positions)
 
 
 def test_complement_of_an_explicit_graph(graph: Graph) -> None:

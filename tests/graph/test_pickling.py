@@ -1,6 +1,7 @@
 """`torch.load(weights_only=True)` gives topologies, graphs and whole models back, and checks what it reads."""
 
 import io
+import pickle
 import sys
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from small_models import EVERY
 
 from mpnn import Graph, Topology, graphs, models
-from mpnn.graph.relations import Offset
+from mpnn.graph.relations import GridOffset, Offset, Table, Taps
 from mpnn.graph.runs import Runs
+from mpnn.graph.state import FIELDS
 
 
 def loaded(value: Any) -> Any:
@@ -111,11 +113,29 @@ def test_runs_that_kernels_could_not_trust_are_refused(change: dict[str, Any]) -
         ({"num_dst": "3"}, ValueError),
         ({"order": torch.tensor([0, 1, 7])}, ValueError),
         ({"order": torch.tensor([0, 1])}, ValueError),
+        ({"order": "x"}, ValueError),
+        ({"name": 5}, ValueError),
+        ({"shift": "a"}, ValueError),
+        ({"shift": 1.5}, ValueError),
+        ({"shift": None}, ValueError),
+        ({"shift": 2**62}, ValueError),
+        ({"relation": 5}, ValueError),
+        ({"exchange": 7}, ValueError),
+        ({"device": "cpu"}, ValueError),
+        ({"edge_attr": [1, 2, 3, 4]}, ValueError),
+        ({"edge_ids": torch.tensor([0])}, ValueError),
+        ({"node_ids": "ab"}, ValueError),
+        ({"node_ids": (torch.zeros(1, dtype=torch.int32),) * 2}, ValueError),
+        ({"node_ids": (torch.zeros(3, dtype=torch.int64),) * 2}, ValueError),
+        ({"node_ids": (torch.zeros(1, dtype=torch.int32).expand(3),) * 2}, ValueError),
         ({"_edge_type": torch.tensor([0, -1, 0, 0])}, ValueError),
         ({"_edges": None, "_labels": torch.tensor([0, 1])}, ValueError),
         ({"_edges": None, "_labels": None}, ValueError),
         ({"_edges": None, "_given_runs": graphs.causal().bind(4).runs}, ValueError),
         ({"positions": (torch.arange(2), torch.arange(3))}, ValueError),
+        ({"positions": (torch.rand(3), torch.rand(3))}, ValueError),
+        ({"positions": (torch.arange(3), torch.full((3,), 2**62))}, ValueError),
+        ({"csr": "a cached value"}, ValueError),
     ],
     ids=str,
 )
@@ -134,11 +154,34 @@ def test_a_graph_is_loaded_onto_another_device() -> None:
     assert graph.to("cpu").edge_index.tolist() == graphs.causal().bind(3).edge_index.tolist()
 
 
-def test_a_state_brings_nothing_that_is_derived() -> None:
-    graph = Graph.__new__(Graph)
-    graph.__setstate__({**graphs.from_edges(EDGES, 3).__getstate__(), "csr": "forged", "_memo": {"plan": "forged"}})
-    assert graph.csr.ptr.tolist() == [0, 2, 3, 4]
-    assert graph._memo == {}
+@pytest.mark.parametrize("field", sorted(FIELDS))
+def test_a_state_without_a_field_is_refused(field: str) -> None:
+    state = graphs.from_edges(EDGES, 3).__getstate__()
+    assert state.keys() == FIELDS
+    with pytest.raises(ValueError, match=f"missing, or unknown to this version: {field}$"):
+        Graph.__new__(Graph).__setstate__({name: state[name] for name in FIELDS - {field}})
+
+
+def test_a_part_of_one_process_is_not_saved() -> None:
+    part = graphs.from_edges(EDGES, 3).alias()
+    part.exchange = object()
+    with pytest.raises(ValueError, match=r"Graph\(3 nodes, 4 edges\) cannot be copied or pickled: exchange must be"):
+        pickle.dumps(part)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        (Offset, {"clip": -1}),
+        (Offset, {"clip": 0.5}),
+        (GridOffset, {"width": 0, "rows": 1, "columns": 1}),
+        (Taps, {"width": 4, "dst_width": 4, "kernel": (3, 0)}),
+        (Table, {"classes": torch.tensor([[9]]), "count": 1}),
+    ],
+)
+def test_relations_that_kernels_could_not_trust_are_refused(kind: type[Any], state: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        kind.__new__(kind).__setstate__(state)
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -60,7 +60,7 @@ def test_power_costs_runs_not_edges() -> None:
     n = 30_000  # 6 * 10^7 edges and 9 * 10^8 pairs, but 3 * 10^4 runs
     graph = graphs.window(1000).bind(n).power(5)
     assert graph.runs.same_as(graphs.window(5000).bind(n).runs)
-    assert "edge_index" not in vars(graph)
+    assert "ends" not in vars(graph)
 
 
 @given(squares)

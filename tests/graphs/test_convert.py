@@ -133,6 +133,10 @@ def test_pyg_data_there_and_back() -> None:
     assert again.num_nodes == 5
     for name in ("x", "edge_index", "edge_attr", "edge_type"):
         assert torch.equal(getattr(again, name), getattr(data, name))
+    expected = data.clone()
+    for name in ("edge_index", "edge_attr", "edge_type"):  # the data are a copy, which may be written to
+        getattr(again, name).add_(10_000_000)
+        assert torch.equal(getattr(graph, name), getattr(expected, name))
     bare = graphs.to_pyg(graphs.causal().bind(3))
     assert sorted(bare.keys()) == ["edge_index", "num_nodes"]
     assert graphs.from_pyg(bare).edge_attr is None

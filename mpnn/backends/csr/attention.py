@@ -135,7 +135,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         share = share_of_edges(lse, request.sinks)
         out = out * share[..., None]
         if request.return_weights:
-            weights = weights * share.index_select(-2, graph.edge_index[1])
+            weights = weights * share.index_select(-2, graph.ends[1])
     width = request.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
     if type(request.reduce) is Mean:

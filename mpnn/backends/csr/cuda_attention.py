@@ -117,7 +117,7 @@ def _vectors(data: PerEdge, request: Request) -> tuple[Tensor, Any]:
     if isinstance(data, Tensor):
         return on_device.per_edge(data, request.heads, request, trailing=2), None
     graph = request.graph
-    src, dst = graph.edge_index
+    src, dst = graph.ends
     types = EdgeTypes(on_device.ids(data, graph), on_device.by_type(data, graph), Ends(dst, src))
     return on_device.per_edge(data.table, request.heads, request, trailing=2), types
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.typing import SparseTensor
 
 from mpnn.graph import Graph
-from mpnn.graph.csr import outside_inference_mode
+from mpnn.graph.csr import built
 
 T = TypeVar("T")
 
@@ -36,28 +36,27 @@ _ENTRIES: dict[int, _Entry] = {}
 
 def cached(tensor: Tensor, key: Hashable, build: Callable[[], T]) -> T:
     """`build()`, computed once per key while `tensor` is unchanged. The result must not refer to the tensor object,
-    which it would keep alive: pass `tensor.detach()` to what keeps it. Inference tensors have no version, so nothing
-    is cached for them."""
-    if tensor.is_inference():
+    which it would keep alive: pass `tensor.detach()` to what keeps it. Nothing is cached for transient tensors."""
+    if _is_transient(tensor):
         return build()
     number, stamp = id(tensor), _stamp(tensor)
     entry = _ENTRIES.get(number)
     if entry is None or entry.tensor() is not tensor or entry.stamp != stamp:
         entry = _ENTRIES[number] = _Entry(weakref.ref(tensor, partial(_drop, number)), stamp)
     if key not in entry.values:
-        entry.values[key] = outside_inference_mode(build)
+        entry.values[key] = built(build)
     value: T = entry.values[key]
     return value
 
 
 def cached_pair(tensor: Tensor, other: Tensor | None, key: Hashable, build: Callable[[], T]) -> T:
     """As `cached`, for a result of two tensors. Only the result for the latest `other` is kept."""
-    if other is not None and (other.is_inference() or tensor.is_inference()):
+    if _is_transient(tensor) or (other is not None and _is_transient(other)):
         return build()
     latest: list[Any] = cached(tensor, key, list)
     stamp = None if other is None else _stamp(other)
     if not latest or latest[0] is not other or latest[1] != stamp:
-        latest[:] = other, stamp, outside_inference_mode(build)
+        latest[:] = other, stamp, built(build)
     value: T = latest[2]
     return value
 
@@ -123,6 +122,11 @@ def _ends(edges: Any) -> Tensor:
         return torch.stack([col.long(), row])
     plain = edges.as_tensor() if hasattr(edges, "as_tensor") else edges
     return plain.detach().long()
+
+
+def _is_transient(tensor: Tensor) -> bool:
+    """Whether a tensor has no version that tells when it is modified, or belongs to a transform of `torch.func`."""
+    return tensor.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _stamp(tensor: Tensor) -> Hashable:

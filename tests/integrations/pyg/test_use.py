@@ -309,6 +309,22 @@ class Net(nn.Module):
         return self.second(self.other(self.first(x, edge_index).relu(), edge_index).relu(), edge_index)
 
 
+@pytest.mark.parametrize("of_weights", [False, True], ids=["features", "edge weights"])
+def test_a_first_call_in_torch_func_then_a_plain_one(of_weights: bool) -> None:
+    """What is cached for the edges is not of the transform; weights of a transform are not cached at all."""
+    conv = pyg.GCNConv(IN, OUT)
+    x, edges, weight = torch.rand(N, IN), random_edges(), torch.rand(40)
+    expected = conv(x, edges), conv(x, edges, weight)
+    mpnn.pyg.use(conv)
+    if of_weights:
+        first = torch.func.jvp(lambda w: conv(x, edges, w), (weight,), (weight,))[0]
+    else:
+        first = torch.func.jvp(lambda z: conv(z, edges), (x,), (x,))[0]
+    torch.testing.assert_close(first, expected[of_weights])
+    for out, ours in zip(expected, (conv(x, edges), conv(x, edges, weight)), strict=True):
+        torch.testing.assert_close(ours, out)
+
+
 def test_the_report_and_the_way_back() -> None:
     model = Net()
     keys, parameters = list(model.state_dict()), list(model.parameters())
