@@ -40,7 +40,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "integrations": {
         *("graph", "graphs", "request", "aggregate", "dropout", "update", "position", "attention", "decoding"),
-        *("engine", "ops", "message_passing", "encodings", "files", "models"),
+        *("backends", "engine", "ops", "message_passing", "encodings", "files", "models"),
     },
     "distributed": {"graph", "aggregate", "request", "attention", "kernels", "ops"},
     "view": {"graph", "graphs", "request", "engine"},

@@ -30,7 +30,6 @@ class Additive(Attention):
     """
 
     depends_on = "node"
-    one_map = True  # destinations and sources share one linear map
 
     def __init__(
         self,
@@ -67,15 +66,12 @@ class Additive(Attention):
         edge = None
         if self.to_edge is not None and self.by_edge is not None:
             (edge,) = _by_head(edges_by_head(self.to_edge, edge_attr, self.heads), self.by_edge)
-        if dst is src and self.one_map:
+        if dst is src:
             by_dst, by_src = _by_head(value, self.by_dst, self.by_src)
         else:
-            (by_dst,), (by_src,) = _by_head(self.query(dst), self.by_dst), _by_head(value, self.by_src)
+            own = self.to_value(dst).unflatten(-1, (self.heads, -1))
+            (by_dst,), (by_src,) = _by_head(own, self.by_dst), _by_head(value, self.by_src)
         return Round(graph, value, AdditiveScore(by_dst, by_src, self.activation, edge))
-
-    def query(self, dst: Tensor) -> Tensor:
-        """W h_i, [..., N_dst, H, D]."""
-        return self.to_value(dst).unflatten(-1, (self.heads, -1))
 
     def merge(self, out: Tensor) -> Tensor:
         return join_heads(out, self.concat, self.bias)

@@ -1,4 +1,4 @@
-"""The LRU cache of bound graphs, shared by all layers and steps: limited in number and in bytes.
+"""The LRU cache of graphs that layers bind or derive, shared by all layers and steps: limited in number and in bytes.
 
 A bound graph is small, but layers cache derived values on it: edge lists, sorted copies, copies on other devices. The
 cache counts all of them, and evicts the least recently used graphs when the total exceeds `limit`.
@@ -62,14 +62,14 @@ class BindCache:
             raise ValueError(f"limit must not be negative; got {nbytes}")
         with self._lock:
             self._limit = int(nbytes)
-            self._measure(self._entries.values())
+            self._measure(list(self._entries.values()))
             self._evict()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the cached graphs and the values cached on them, measured now."""
         with self._lock:
-            self._measure(self._entries.values())
+            self._measure(list(self._entries.values()))
             return self._total()
 
     def __len__(self) -> int:
@@ -82,23 +82,33 @@ class BindCache:
             self._newest = None
 
     def get(self, build: Callable[..., Graph], *arguments: Hashable) -> Graph:
-        """Returns `build(*arguments)`, and the same graph as long as it is cached.
+        """Returns `build(*arguments)`, and the same graph as long as it is cached."""
+        return self.keep((build, arguments), lambda: build(*arguments))
+
+    def keep(self, key: Hashable, build: Callable[[], Graph]) -> Graph:
+        """Returns `build()`, and the same graph as long as it is cached under this key.
 
         Concurrent threads may build it twice, but all receive the same graph.
         """
-        key = build, arguments
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
                 self._use(key, entry)
                 return entry.graph
-        graph = outside_modes(lambda: build(*arguments))
+        graph = outside_modes(build)
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(graph))
             self._newest = entry
             self._entries.move_to_end(key)
-            self._account(self._entries.values())
+            self._account(list(self._entries.values()))
             return entry.graph
+
+    def drop(self, unwanted: Callable[[Any], bool]) -> None:
+        """Removes the graphs whose keys are unwanted. The garbage collector may call this during any other method."""
+        with self._lock:
+            for key in [key for key in list(self._entries) if unwanted(key)]:
+                if self._entries.pop(key, None) is self._newest:
+                    self._newest = None
 
     def _use(self, key: Hashable, entry: _Entry) -> None:
         before = self._newest
@@ -129,7 +139,7 @@ class BindCache:
             self._entries.popitem(last=False)
 
     def _total(self) -> int:
-        return sum({id(entry.graph): entry.nbytes for entry in self._entries.values()}.values())
+        return sum({id(entry.graph): entry.nbytes for entry in list(self._entries.values())}.values())
 
     def unlock(self) -> None:
         """Replaces the lock: in a forked process, the thread that holds it does not exist."""

@@ -102,7 +102,8 @@ def to_networkx(graph: Graph) -> Any:
 
 
 def from_pyg(data: Any) -> Graph:
-    """From a PyTorch Geometric `Data`: `edge_index`, and `edge_attr` and `edge_type` if present.
+    """From a PyTorch Geometric `Data`: `edge_index`, and if present `edge_type` and `edge_attr` or `edge_weight`, which
+    become the types and attributes of the edges. Other attributes of the data are not taken.
 
     One relation of a `HeteroData`, `data["author", "writes", "paper"]`, becomes a graph from its sources to its
     destinations. Use `from_edges` for an `edge_index` tensor.
@@ -123,6 +124,12 @@ def from_pyg(data: Any) -> Graph:
         )
     if getattr(data, "edge_index", None) is None:
         raise ValueError(f"from_pyg needs data with an edge_index; got {data!r}")
+    attributes = [name for name in ("edge_attr", "edge_weight") if getattr(data, name, None) is not None]
+    if len(attributes) > 1:
+        raise ValueError(
+            f"from_pyg needs one of edge_attr and edge_weight, and this {name} has both: delete one, as in "
+            "del data.edge_attr, or join them"
+        )
     if hasattr(data, "num_nodes"):
         sizes = {"num_nodes": data.num_nodes}
     else:  # one relation of heterogeneous data, between two sets of nodes
@@ -131,7 +138,7 @@ def from_pyg(data: Any) -> Graph:
     return from_edges(
         data.edge_index,
         **sizes,
-        edge_attr=getattr(data, "edge_attr", None),
+        edge_attr=getattr(data, attributes[0]) if attributes else None,
         edge_type=getattr(data, "edge_type", None),
     )
 

@@ -142,6 +142,16 @@ def test_pyg_data_there_and_back() -> None:
     assert graphs.from_pyg(bare).edge_attr is None
 
 
+def test_edge_weights_of_pyg_data_are_attributes() -> None:
+    Data = pytest.importorskip("torch_geometric.data").Data
+    weight = torch.rand(3)
+    data = Data(edge_index=torch.tensor([[0, 3, 3], [1, 2, 2]]), edge_weight=weight, num_nodes=5)
+    assert torch.equal(graphs.from_pyg(data).edge_attr, weight)
+    data.edge_attr = torch.rand(3, 2)
+    with pytest.raises(ValueError, match="one of edge_attr and edge_weight, and this Data has both"):
+        graphs.from_pyg(data)
+
+
 def test_pyg_data_has_one_set_of_nodes(graph: Graph) -> None:
     Data = pytest.importorskip("torch_geometric.data").Data
     with pytest.raises(ValueError, match="one set of nodes; this graph is 3 x 5"):

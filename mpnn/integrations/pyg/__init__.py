@@ -1,5 +1,5 @@
-"""`from_pyg`: converts convolutions of PyTorch Geometric to message passing. One file for each family."""
+"""Convolutions of PyTorch Geometric on mpnn's kernels: `use` in place, `from_pyg` as an operator over a `Graph`."""
 
-from mpnn.integrations.pyg.convert import CONVOLUTIONS, from_pyg
+from mpnn.integrations.pyg.convert import from_pyg
 
-__all__ = ["CONVOLUTIONS", "from_pyg"]
+__all__ = ["from_pyg"]

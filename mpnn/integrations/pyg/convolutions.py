@@ -1,60 +1,66 @@
 """Convolutions of PyTorch Geometric that run on mpnn's kernels: one small subclass for each.
 
 A subclass overrides either `propagate` (everything else in `forward` stays PyTorch Geometric's) or, where `forward`
-adds self-loops or splits attention into two steps, `forward`. It has no state of its own, so that `mpnn.pyg.use` can
-assign it as the class of an existing convolution. Calls that it does not compute go to the base class:
+adds self-loops or splits attention into two steps, `forward`. Its only state is the name of a backend, so that
+`mpnn.pyg.use` can assign it as the class of an existing convolution. The edges of a call may also be a `Graph`. Calls
+that it does not compute go to the base class:
 
 - calls that return attention weights, an explainer's, and those of a convolution with hooks on its propagation, with
-  `decomposed_layers`, inside `torch.compile` or `torch.jit`
-- features that are not floating point, adjacency matrices in COO that are not coalesced, or in CSC
+  `decomposed_layers`, with methods set on the instance, inside `torch.compile` or `torch.jit.trace`
+- features that are not floating point or on the meta device, matrices in COO that are not coalesced, or in CSC
 
-To add a convolution: write its subclass, and list it in `CONVOLUTIONS`.
+To add a convolution: write its subclass, list it in `CONVOLUTIONS`, and its options in `OPTIONS`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any, NoReturn
 
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.jit._trace import is_tracing
-from torch_geometric.nn.aggr import DegreeScalerAggregation, MultiAggregation
+from torch_geometric.nn import aggr
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from mpnn import engine, ops
-from mpnn.aggregate import Aggregator, aggregator
+from mpnn.aggregate import Aggregator, Composed, Var, aggregator
 from mpnn.graph import Graph
 from mpnn.graphs import edges_into
-from mpnn.integrations.pyg.graph_cache import (
-    cached,
-    cached_pair,
-    graph_of,
-    is_edge_index,
-    is_supported,
-    values_of,
-)
-from mpnn.integrations.pyg.pna import ClampedStd
+from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_supported, values_of
 from mpnn.request.request import Request
 from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
 
+METHODS = {"propagate", "message", "aggregate", "message_and_aggregate", "update", "edge_update", "edge_updater"}
 HOOKS = [
     f"_{what}_forward_{when}hooks"
     for what in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
     for when in ("pre_", "")
 ]
+OPTIONS = {
+    *("self", "args", "kwargs", "aggr", "flow", "node_dim", "decomposed_layers", "in_channels", "out_channels", "bias"),
+    *("heads", "concat", "negative_slope", "dropout", "add_self_loops", "edge_dim", "fill_value", "residual"),
+    *("share_weights", "beta", "root_weight", "normalize", "improved", "cached", "project", "combine_root"),
+    *("nn", "eps", "train_eps", "num_layers", "num_relations", "num_bases", "num_blocks", "is_sorted"),
+    *("aggregators", "scalers", "deg", "towers", "pre_layers", "post_layers", "divide_input", "act", "act_kwargs"),
+    "train_norm",
+}
+"""The options of all convolutions. A convolution with an option that is not listed runs here only at its default."""
 
 
 class Replacement:
     """Base class of all replacements; comes before the convolution in the bases.
 
-    `node_dim` is the dimension of the nodes that the replacement needs.
+    `node_dim_needed` is the dimension of the nodes that the replacement needs, `mpnn_backend` the backend that runs it.
     """
 
     node_dim_needed = -2
     several_aggregators = False
+    mpnn_backend = "auto"
 
     @classmethod
     def refusal(cls, conv: Any) -> str | None:
@@ -64,44 +70,67 @@ class Replacement:
         reducers = _reducers(conv.aggr_module)
         if reducers is None or (len(reducers) > 1 and not cls.several_aggregators):
             return f"aggr = {conv.aggr!r}"
+        if changed := METHODS & vars(conv).keys():
+            return f"{', '.join(sorted(changed))} set on the instance"
         return None
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         """Does nothing: copies and unpickled convolutions keep the methods of this class, not generated ones."""
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise TypeError(
+            f"torch.jit.script does not compile the kernels of mpnn, which run this {type(self).__name__}: call "
+            "restore() of the report of mpnn.pyg.use, or script the model before"
+        )
+
     def computes(self, edges: Any, *features: Any, size: Any = None) -> bool:
         """Whether this call runs here, rather than in the base class. `features` are those of the nodes that send and
         of those that receive, if there are two sets."""
         conv: Any = self
+        if torch.compiler.is_compiling() or is_tracing() or not is_supported(edges):
+            return False
         if conv.explain or conv.decomposed_layers > 1 or any(getattr(conv, name) for name in HOOKS):
             return False
-        if torch.compiler.is_compiling() or is_tracing() or not is_supported(edges):
+        if self.refusal(conv) is not None:  # changed since it was replaced
             return False
         if conv.flow != "source_to_target" and len({*map(len, features), *(size or ())}) > 1:
             return False  # PyTorch Geometric mixes up the sizes of the two sets
-        return all(isinstance(x, Tensor) and x.is_floating_point() for x in features)
+        return all(isinstance(x, Tensor) and x.is_floating_point() and not x.is_meta for x in features)
 
-    def bind(self, edges: Any, size: Any, x: Any) -> tuple[Graph, Tensor]:
+    def bind(self, edges: Any, size: Any, x: Any, edge_type: Tensor | None = None) -> tuple[Graph, Tensor]:
         """The graph, and the features of the nodes that send: the first of a pair, whatever the flow."""
         conv: Any = self
+        sender, receiver = _pair(x)
+        if isinstance(edges, Graph):
+            return edges, sender
         sizes = conv._check_input(edges, size)
-        sender, receiver = x if isinstance(x, (tuple, list)) else (x, None)
-        for k, features in enumerate((sender, receiver)):
+        for k, features in enumerate((sender, receiver if isinstance(x, (tuple, list)) else None)):
             if features is not None:
                 conv._set_size(sizes, k, features)
-        return graph_of(edges, sizes[0], sizes[0] if sizes[1] is None else sizes[1], conv.flow), sender
+        num_dst = sizes[0] if sizes[1] is None else sizes[1]
+        return graph_of(edges, sizes[0], num_dst, conv.flow, edge_type), sender
 
-    def attend(
-        self, edges: Any, size: Any, value: tuple[Tensor, Tensor], score: Score, edge_value: Tensor | None = None
-    ) -> Tensor:
+    def with_loops(self, graph: Graph, attr: Tensor | None) -> tuple[Graph, Tensor | None]:
+        """The graph and its attributes with one self-loop per node, if the convolution adds self-loops."""
+        conv: Any = self
+        if attr is not None and conv.lin_edge is None:
+            attr = None
+        if not conv.add_self_loops:
+            return graph, attr
+        looped = graph.derive(_with_loops, attr is not None, num_dst=graph.num_dst)
+        if attr is None:
+            return looped, None
+        ends, options = _ends(graph, conv.flow), {"num_nodes": min(graph.num_dst, graph.num_src)}
+        return looped, add_self_loops(*remove_self_loops(ends, attr), fill_value=conv.fill_value, **options)[1]
+
+    def attend(self, graph: Graph, value: Tensor, score: Score, edge_value: Tensor | None = None) -> Tensor:
         """Attention with this score, a softmax and dropout: [N, heads, channels] -> the concatenation or mean of the
         heads."""
         conv: Any = self
-        graph, sender = self.bind(edges, size, value)
         reduce = (_reducers(conv.aggr_module) or ["sum"])[0]
         dropout = float(conv.dropout) if conv.training else 0.0
-        request = Request(graph, sender, score, edge_value=edge_value, dropout=dropout, reduce=aggregator(reduce))
-        out = engine.run(request)[0]
+        request = Request(graph, value, score, edge_value=edge_value, dropout=dropout, reduce=aggregator(reduce))
+        out = engine.run(request, self.mpnn_backend)[0]
         return out.flatten(1) if conv.concat else out.mean(1)
 
 
@@ -114,12 +143,20 @@ class WeightedSum(Replacement):
         conv: Any = self
         x = inputs["x"]
         features = [z for z in (x if isinstance(x, (tuple, list)) else (x,)) if z is not None]
-        if not self.computes(edge_index, *features, size=size) or inputs.get("edge_type_ptr") is not None:
-            result: Tensor = super().propagate(edge_index, size=size, **inputs)  # type: ignore[misc]
+        ours = inputs.keys() <= {"x", "edge_weight", "edge_type_ptr"} and inputs.get("edge_type_ptr") is None
+        if not ours or not self.computes(edge_index, *features, size=size):
+            result: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return result
         graph, sender = self.bind(edge_index, size, x)
         weight = _weight(conv, edge_index, inputs)
-        return _joined([ops.aggregate(graph, sender, r, weight=weight) for r in _reducers(conv.aggr_module) or ()])
+        if weight is not None:  # integers, or wider than the features
+            dtype = torch.promote_types(sender.dtype, weight.dtype)
+            sender, weight = sender.to(dtype), weight.to(dtype)
+        parts = [
+            ops.aggregate(graph, sender, reduce, weight=weight, backend=self.mpnn_backend)
+            for reduce in _reducers(conv.aggr_module) or ()
+        ]
+        return _joined(parts)
 
 
 class SAGEConv(WeightedSum, pyg.SAGEConv):
@@ -147,42 +184,42 @@ class SimpleConv(WeightedSum, pyg.SimpleConv):
 
 
 class GCNConv(WeightedSum, pyg.GCNConv):
-    """Caches the edges with loops and their weights, unless a gradient flows to the edge weights."""
+    """Keeps the edges with loops, and their weights if these depend on the edges alone."""
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-        fixed = edge_weight is None or not (edge_weight.requires_grad and torch.is_grad_enabled())
-        ours = self.normalize and not self.cached and fixed and is_edge_index(edge_index)
+        ours = self.normalize and not self.cached and is_edge_list(edge_index) and isinstance(x, Tensor)
         if not ours or not self.computes(edge_index, x):
-            return super().forward(x, edge_index, edge_weight)
+            return super().forward(x, edges_of(edge_index) if self.normalize else edge_index, edge_weight)
+        graph, _ = self.bind(edge_index, None, x)
         form = x.size(self.node_dim), self.improved, self.add_self_loops, self.flow, x.dtype
-        plain = _plain(edge_index)
-        edges, weight = cached_pair(
-            edge_index, edge_weight, ("gcn", *form), lambda: gcn_norm(plain, edge_weight, *form)
-        )
-        out = self.propagate(edges, x=self.lin(x), edge_weight=weight)
+        looped = graph.derive(_normalized, *form, num_dst=graph.num_dst)
+        if edge_weight is None:
+            weight = graph.cached(("gcn", *form), lambda: gcn_norm(_ends(graph, self.flow), None, *form)[1])
+        else:
+            weight = gcn_norm(_ends(graph, self.flow), edge_weight, *form)[1]
+        out = self.propagate(looped, x=self.lin(x), edge_weight=weight)
         return out if self.bias is None else out + self.bias
 
 
 class RGCNConv(WeightedSum, pyg.RGCNConv):
-    """Caches the edges of each relation, and skips relations without edges."""
+    """Keeps the edges of each relation, and skips relations without edges."""
 
     node_dim_needed = 0  # of features [N, F], which integers are not
 
     def forward(self, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
-        src, dst = x if isinstance(x, tuple) else (x, x)
-        if edge_type is None or not is_edge_index(edge_index) or not self.computes(edge_index, src, dst):
-            return super().forward(x, edge_index, edge_type)
-        plain, kinds = _plain(edge_index), range(self.num_relations)
-        relations = cached_pair(
-            edge_index, edge_type, ("relations", len(kinds)), lambda: [plain[:, edge_type == kind] for kind in kinds]
-        )
-        weight, size = self.weight, (src.size(0), dst.size(0))
+        src, dst = _pair(x)
+        typed = isinstance(edge_index, Graph) or edge_type is not None
+        if not typed or not is_edge_list(edge_index) or not self.computes(edge_index, src, dst):
+            return super().forward(x, edges_of(edge_index), edge_type)
+        graph, _ = self.bind(edge_index, None, (src, dst), edge_type)
+        weight = self.weight
         if self.num_bases is not None:
-            weight = (self.comp @ weight.flatten(1)).view(len(kinds), self.in_channels_l, self.out_channels)
+            weight = (self.comp @ weight.flatten(1)).view(-1, self.in_channels_l, self.out_channels)
         out = dst.new_zeros(len(dst), self.out_channels)
-        for edges, own in zip(relations, weight, strict=True):
-            if edges.shape[1]:
-                h = self.propagate(edges, x=src, edge_type_ptr=None, size=size)
+        for kind, own in enumerate(weight):
+            relation = graph.derive(_of_type, kind, num_dst=graph.num_dst)
+            if relation.num_edges:
+                h = self.propagate(relation, x=(src, dst), edge_type_ptr=None)
                 if self.num_blocks is None:
                     out = out + h @ own
                 else:
@@ -198,21 +235,20 @@ class GATConv(Replacement, pyg.GATConv):
     def forward(
         self, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None, return_attention_weights: Any = None
     ) -> Any:
-        src, dst = x if isinstance(x, (tuple, list)) else (x, x)
-        ours = not return_attention_weights and is_edge_index(edge_index)
+        src, dst = _pair(x)
+        ours = not return_attention_weights and is_edge_list(edge_index)
         if not ours or not self.computes(edge_index, src, dst, size=size):
-            return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+            return super().forward(x, edges_of(edge_index), edge_attr, size, return_attention_weights)
         shape = -1, self.heads, self.out_channels
         h_src = (self.lin_src if self.lin is None else self.lin)(src).view(shape)
         shared = self.lin is not None and src is dst
         h_dst = h_src if shared else (self.lin_dst if self.lin is None else self.lin)(dst).view(shape)
         by_src, by_dst = (h_src * self.att_src).sum(-1), (h_dst * self.att_dst).sum(-1)
-        edges, edge_attr = _with_loops(self, edge_index, edge_attr, min(size or (len(src), len(dst))))
+        graph, edge_attr = self.with_loops(self.bind(edge_index, size, (h_src, h_dst))[0], edge_attr)
         by_edge = None
-        if edge_attr is not None and self.lin_edge is not None:
+        if edge_attr is not None:
             by_edge = (self.lin_edge(_column(edge_attr)).view(shape) * self.att_edge).sum(-1)
-        score = AdditiveScore(by_dst, by_src, LeakyReLU(self.negative_slope), by_edge)
-        out = self.attend(edges, size, (h_src, h_dst), score)
+        out = self.attend(graph, h_src, AdditiveScore(by_dst, by_src, LeakyReLU(self.negative_slope), by_edge))
         if self.res is not None:
             out = out + self.res(dst)
         return out if self.bias is None else out + self.bias
@@ -222,16 +258,17 @@ class GATv2Conv(Replacement, pyg.GATv2Conv):
     node_dim_needed = 0
 
     def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, return_attention_weights: Any = None) -> Any:
-        src, dst = x if isinstance(x, (tuple, list)) else (x, x)
-        if return_attention_weights or not is_edge_index(edge_index) or not self.computes(edge_index, src, dst):
-            return super().forward(x, edge_index, edge_attr, return_attention_weights)
+        src, dst = _pair(x)
+        ours = not return_attention_weights and (edge_attr is None or self.lin_edge is not None)
+        if not ours or not is_edge_list(edge_index) or not self.computes(edge_index, src, dst):
+            return super().forward(x, edges_of(edge_index), edge_attr, return_attention_weights)
         shape = -1, self.heads, self.out_channels
         h_src = self.lin_l(src).view(shape)
         h_dst = h_src if self.share_weights and src is dst else self.lin_r(dst).view(shape)
-        edges, edge_attr = _with_loops(self, edge_index, edge_attr, min(len(src), len(dst)))
+        graph, edge_attr = self.with_loops(self.bind(edge_index, None, (h_src, h_dst))[0], edge_attr)
         by_edge = None if edge_attr is None else self.lin_edge(_column(edge_attr)).view(shape)
         score = AdditiveV2Score(h_dst, h_src, self.att[0], LeakyReLU(self.negative_slope), by_edge)
-        out = self.attend(edges, None, (h_src, h_dst), score)
+        out = self.attend(graph, h_src, score)
         if self.res is not None:
             out = out + self.res(dst)
         return out if self.bias is None else out + self.bias
@@ -241,10 +278,10 @@ class TransformerConv(Replacement, pyg.TransformerConv):
     node_dim_needed = 0
 
     def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, return_attention_weights: Any = None) -> Any:
-        src, dst = x if isinstance(x, (tuple, list)) else (x, x)
+        src, dst = _pair(x)
         ours = not isinstance(return_attention_weights, bool) and (edge_attr is None) == (self.lin_edge is None)
-        if not ours or not is_edge_index(edge_index) or not self.computes(edge_index, src, dst):
-            return super().forward(x, edge_index, edge_attr, return_attention_weights)
+        if not ours or not is_edge_list(edge_index) or not self.computes(edge_index, src, dst):
+            return super().forward(x, edges_of(edge_index), edge_attr, return_attention_weights)
         shape = -1, self.heads, self.out_channels
         query, key, value = (
             f(z).view(shape)
@@ -252,7 +289,7 @@ class TransformerConv(Replacement, pyg.TransformerConv):
         )
         by_edge = None if edge_attr is None else self.lin_edge(edge_attr).view(shape)
         score = Dot(query, key, 1 / math.sqrt(self.out_channels), by_edge)
-        out = self.attend(edge_index, None, (value, query), score, by_edge)
+        out = self.attend(self.bind(edge_index, None, (value, query))[0], value, score, by_edge)
         if not self.root_weight:
             return out
         root = self.lin_skip(dst)
@@ -270,19 +307,23 @@ class EdgeMessages(Replacement):
 
     def propagate(self, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
         conv: Any = self
-        x, edge_attr = inputs["x"], inputs["edge_attr"]
+        x = inputs["x"]
         features = [z for z in (x if isinstance(x, (tuple, list)) else (x,)) if z is not None]
-        if not is_edge_index(edge_index) or not self.computes(edge_index, *features, size=size):
-            result: Tensor = super().propagate(edge_index, size=size, **inputs)  # type: ignore[misc]
+        ours = inputs.keys() == {"x", "edge_attr"} and is_edge_list(edge_index)
+        if not ours or not self.computes(edge_index, *features, size=size):
+            result: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return result
         graph, sender = self.bind(edge_index, size, x)
         src, dst = graph.edge_index
         ends = {"x_j": sender.index_select(conv.node_dim, src)}
         if self.both_ends:
             ends["x_i"] = x.index_select(conv.node_dim, dst)
-        messages = conv.message(**ends, edge_attr=edge_attr)
+        messages = conv.message(**ends, edge_attr=inputs["edge_attr"])
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
-        parts = [ops.aggregate(into, messages.flatten(1), r) for r in _reducers(conv.aggr_module) or ()]
+        parts = [
+            ops.aggregate(into, messages.flatten(1), reduce, backend=self.mpnn_backend)
+            for reduce in _reducers(conv.aggr_module) or ()
+        ]
         out = _joined([part.view(-1, *messages.shape[1:]) for part in parts])
         return _scaled(conv.aggr_module, out, graph)
 
@@ -303,20 +344,50 @@ REPLACEMENTS = {kind.__bases__[-1]: kind for kind in CONVOLUTIONS}
 """Class in `torch_geometric.nn` -> its replacement."""
 
 
+def unknown_option(conv: Any) -> str | None:
+    """An option of this convolution that `OPTIONS` lacks and that is not at its default, as of a newer version."""
+    for name, option in signature(type(conv).__init__).parameters.items():
+        if name not in OPTIONS and getattr(conv, name, option) != option.default:
+            return name
+    return None
+
+
+def edges_of(edges: Any) -> Any:
+    """The edges as PyTorch Geometric takes them: those of a `Graph` as an `edge_index`."""
+    return engine.build_once(_edge_index, edges) if isinstance(edges, Graph) else edges
+
+
+class ClampedStd(Composed):
+    """Standard deviation as in PyTorch Geometric: `sqrt(var)`, or zero without a gradient if var <= 1e-5."""
+
+    parts = (Var(),)
+
+    def compose(self, results: Sequence[Tensor], degree: Tensor) -> Tensor:
+        out = results[0].clamp(min=1e-5).sqrt()
+        return torch.where(out <= 1e-5**0.5, torch.zeros_like(out), out)
+
+
+REDUCERS: dict[type, str | Aggregator] = {
+    aggr.SumAggregation: "sum",
+    aggr.MeanAggregation: "mean",
+    aggr.MaxAggregation: "max",
+    aggr.MinAggregation: "min",
+    aggr.VarAggregation: "var",
+    aggr.StdAggregation: ClampedStd(),
+}
+"""Exact class of an aggregation module -> the aggregator."""
+
+
 def _reducers(module: Any) -> list[str | Aggregator] | None:
     """The aggregators that an aggregation module of PyTorch Geometric concatenates, or None if one is not supported."""
-    if type(module) is DegreeScalerAggregation:
+    if type(module) is aggr.DegreeScalerAggregation:
         return _reducers(module.aggr)
-    if type(module) is MultiAggregation:
+    if type(module) is aggr.MultiAggregation:
         parts = [_reducers(part) for part in module.aggrs]
         flat = [reduce for part in parts for reduce in part or ()]
         return flat if module.mode == "cat" and all(parts) else None
-    name = type(module).__name__.removesuffix("Aggregation").lower()
-    if name in ("sum", "mean", "max", "min"):
-        return [name]
-    if name == "std" and not module.var_aggr.semi_grad:
-        return [ClampedStd()]
-    return ["var"] if name == "var" and not module.semi_grad else None
+    reduce = REDUCERS.get(type(module))
+    return None if reduce is None or getattr(getattr(module, "var_aggr", module), "semi_grad", False) else [reduce]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -327,7 +398,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def _scaled(module: Any, out: Tensor, graph: Graph) -> Tensor:
     """Multiplies the aggregate by functions of the in-degree (Corso et al. 2020, eq. 5) if the module is a
     `DegreeScalerAggregation`."""
-    if type(module) is not DegreeScalerAggregation:
+    if type(module) is not aggr.DegreeScalerAggregation:
         return out
     degree = graph.cached("in-degree", graph.degree).to(out.dtype).view(-1, *[1] * (out.dim() - 1))
     linear, log = module.avg_deg_lin, module.avg_deg_log
@@ -345,7 +416,7 @@ def _weight(conv: Any, edges: Any, inputs: dict[str, Any]) -> Tensor | None:
     """The weights of the edges. As PyTorch Geometric: the values of a matrix where it multiplies by the matrix, else
     those passed."""
     weight: Tensor | None = inputs.get("edge_weight")
-    if is_edge_index(edges):
+    if is_edge_list(edges):
         return None if weight is None else weight.view(-1)
     values = values_of(edges)
     if conv.fuse:
@@ -354,22 +425,40 @@ def _weight(conv: Any, edges: Any, inputs: dict[str, Any]) -> Tensor | None:
     return (values if weight is None else weight) if "edge_weight" in inputs else None
 
 
-def _with_loops(conv: Any, edges: Tensor, attr: Tensor | None, num_nodes: int) -> tuple[Tensor, Tensor | None]:
-    """The edges and their attributes with one self-loop per node, if the convolution adds self-loops."""
-    if not conv.add_self_loops:
-        return edges, attr
-
-    def build(attr: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        return add_self_loops(*remove_self_loops(_plain(edges), attr), fill_value=conv.fill_value, num_nodes=num_nodes)
-
-    looped = cached(edges, ("loops", num_nodes), lambda: build()[0])
-    return looped, None if attr is None or conv.lin_edge is None else build(attr)[1]
+def _edge_index(graph: Graph) -> Tensor:
+    return graph.edge_index
 
 
-def _plain(edges: Tensor) -> Tensor:
-    """The edges as another plain tensor object, which does not keep `edges` alive."""
-    plain: Tensor = edges.as_tensor() if hasattr(edges, "as_tensor") else edges
-    return plain.detach()
+def _ends(graph: Graph, flow: str) -> Tensor:
+    """The `edge_index` of a graph in which messages flow this way."""
+    return graph.edge_index if flow == "source_to_target" else graph.edge_index.flip(0)
+
+
+# Graphs that are derived once from a graph.
+
+
+def _with_loops(graph: Graph, ordered: bool) -> Graph:
+    """The graph with one self-loop per node. With `ordered`, loops come after all other edges."""
+    if not (ordered or graph.is_explicit) and graph.num_dst == graph.num_src:
+        return graph.with_self_loops()
+    ends = add_self_loops(remove_self_loops(graph.edge_index)[0], num_nodes=min(graph.num_dst, graph.num_src))[0]
+    return Graph.from_edges(ends, graph.num_dst, graph.num_src)
+
+
+def _normalized(graph: Graph, *form: Any) -> Graph:
+    """The graph whose edges `gcn_norm` weighs."""
+    *_, flow, _ = form
+    ends = gcn_norm(_ends(graph, flow), None, *form)[0]
+    return Graph.from_edges(ends if flow == "source_to_target" else ends.flip(0), graph.num_dst, graph.num_src)
+
+
+def _of_type(graph: Graph, kind: int) -> Graph:
+    return Graph.from_edges(graph.edge_index[:, graph.edge_type == kind], graph.num_dst, graph.num_src)
+
+
+def _pair(x: Any) -> Any:
+    """The features of the nodes that send, and of those that receive."""
+    return x if isinstance(x, (tuple, list)) else (x, x)
 
 
 def _column(attr: Tensor) -> Tensor:

@@ -1,73 +1,35 @@
 """Graphs of the `edge_index` of PyTorch Geometric, cached as long as the tensor lives and is not modified.
 
-A model calls each of its convolutions with the same tensor. What a convolution derives from it (the sorted edges, the
-edges with self-loops, normalized weights) is kept under the identity of the tensor. A weak reference drops it with the
-tensor, and a changed version, memory or shape discards it. Writes that torch does not count, such as those through
-`tensor.data` or numpy, are not seen.
+A model calls each of its convolutions with the same tensor. Its graph is kept in `mpnn.graphs.cache` under the identity
+of the tensor, and what convolutions derive from it (sorted edges, edges with self-loops, degrees) is kept on the graph.
+A weak reference drops it with the tensor, and a changed version, memory or shape discards it. Writes that torch does
+not count, such as those through `tensor.data` or numpy, are not seen. Nothing that derives from edge weights is kept:
+they may be parameters, and fused optimizers change those without counting.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdRef
 from torch_geometric.typing import SparseTensor
 
 from mpnn.graph import Graph
-from mpnn.graph.csr import built
-
-T = TypeVar("T")
-
-
-@dataclass
-class _Entry:
-    tensor: weakref.ref[Tensor]
-    stamp: Hashable
-    values: dict[Hashable, Any] = field(default_factory=dict)
+from mpnn.graph.bind_cache import CACHE
+from mpnn.graph.modes import outside_modes
 
 
-_ENTRIES: dict[int, _Entry] = {}
-
-
-def cached(tensor: Tensor, key: Hashable, build: Callable[[], T]) -> T:
-    """`build()`, computed once per key while `tensor` is unchanged. The result must not refer to the tensor object,
-    which it would keep alive: pass `tensor.detach()` to what keeps it. Nothing is cached for transient tensors."""
-    if _is_transient(tensor):
-        return build()
-    number, stamp = id(tensor), _stamp(tensor)
-    entry = _ENTRIES.get(number)
-    if entry is None or entry.tensor() is not tensor or entry.stamp != stamp:
-        entry = _ENTRIES[number] = _Entry(weakref.ref(tensor, partial(_drop, number)), stamp)
-    if key not in entry.values:
-        entry.values[key] = built(build)
-    value: T = entry.values[key]
-    return value
-
-
-def cached_pair(tensor: Tensor, other: Tensor | None, key: Hashable, build: Callable[[], T]) -> T:
-    """As `cached`, for a result of two tensors. Only the result for the latest `other` is kept."""
-    if _is_transient(tensor) or (other is not None and _is_transient(other)):
-        return build()
-    latest: list[Any] = cached(tensor, key, list)
-    stamp = None if other is None else _stamp(other)
-    if not latest or latest[0] is not other or latest[1] != stamp:
-        latest[:] = other, stamp, built(build)
-    value: T = latest[2]
-    return value
-
-
-def graph_of(edges: Any, num_src: int, num_dst: int, flow: str) -> Graph:
+def graph_of(edges: Any, num_src: int, num_dst: int, flow: str, edge_type: Tensor | None = None) -> Graph:
     """The graph of an `edge_index` or of a transposed sparse adjacency matrix.
 
     Args:
         edges: integers [2, E], an `EdgeIndex`, a `SparseTensor`, or a torch.sparse CSR or COO matrix.
         num_src, num_dst: the numbers of nodes that send and receive.
         flow: "source_to_target", or "target_to_source", where row 1 sends to row 0.
+        edge_type: integers [E].
 
     Raises:
         IndexError: if an edge refers to a node that does not exist.
@@ -75,34 +37,45 @@ def graph_of(edges: Any, num_src: int, num_dst: int, flow: str) -> Graph:
 
     def build() -> Graph:
         ends = _ends(edges)
-        return Graph.from_edges(ends if flow == "source_to_target" else ends.flip(0), num_dst, num_src)
+        ends = ends if flow == "source_to_target" else ends.flip(0)
+        return Graph.from_edges(ends, num_dst, num_src, edge_type=None if edge_type is None else edge_type.detach())
 
     owner = edges.storage.col() if _is_sparse_tensor(edges) else edges
-    return cached(owner, ("graph", num_src, num_dst, flow), build)
+    tensors = [tensor for tensor in (owner, edge_type) if tensor is not None]
+    if any(_is_transient(tensor) for tensor in tensors):
+        return outside_modes(build)
+    key = flow, num_src, num_dst, *(WeakIdRef(tensor, _forget) for tensor in tensors)
+    stamp = [_stamp(tensor) for tensor in tensors]
+    for _ in range(2):
+        graph = CACHE.keep(key, build)
+        if graph.cached("stamp", lambda: stamp) == stamp:
+            break
+        CACHE.drop(key.__eq__)
+    return graph
 
 
 def values_of(edges: Any) -> Tensor | None:
-    """The values [E] of a sparse adjacency matrix in the order of the edges of `graph_of`; None for an edge_index."""
+    """The values [E] of a sparse adjacency matrix in the order of the edges of `graph_of`."""
     if _is_sparse_tensor(edges):
         value: Tensor | None = edges.storage.value()
         return value
-    if edges.layout == torch.strided:
-        return None
     return edges.values() if edges.layout == torch.sparse_csr else edges._values()
 
 
 def is_supported(edges: Any) -> bool:
-    """Whether `graph_of` takes these edges."""
+    """Whether `graph_of` takes these edges, or they are a `Graph` already."""
     if not isinstance(edges, Tensor):
-        return _is_sparse_tensor(edges)
+        return isinstance(edges, Graph) or _is_sparse_tensor(edges)
+    if edges.is_meta:
+        return False
     if edges.layout == torch.sparse_coo:
         return edges.is_coalesced()
     return edges.layout in (torch.strided, torch.sparse_csr)
 
 
-def is_edge_index(edges: Any) -> bool:
-    """Whether these edges are a tensor [2, E] or an `EdgeIndex`, not a matrix."""
-    return isinstance(edges, Tensor) and edges.layout == torch.strided
+def is_edge_list(edges: Any) -> bool:
+    """Whether these edges are a tensor [2, E], an `EdgeIndex` or a `Graph`, not a matrix."""
+    return isinstance(edges, Graph) or (isinstance(edges, Tensor) and edges.layout == torch.strided)
 
 
 def _is_sparse_tensor(edges: Any) -> bool:
@@ -110,7 +83,7 @@ def _is_sparse_tensor(edges: Any) -> bool:
 
 
 def _ends(edges: Any) -> Tensor:
-    """Integers [2, E]: sources and destinations. Never the tensor object itself."""
+    """Integers [2, E]: sources and destinations. Never the tensor object itself, which the graph would keep alive."""
     if _is_sparse_tensor(edges):
         row, col, _ = edges.coo()
         return torch.stack([col, row])
@@ -134,8 +107,6 @@ def _stamp(tensor: Tensor) -> Hashable:
     return tensor._version, memory, tensor.shape
 
 
-def _drop(number: int, dead: weakref.ref[Tensor], entries: dict[int, _Entry] = _ENTRIES) -> None:
-    """Removes the entry of a tensor that died. `entries` is a default, because globals are None at interpreter exit."""
-    entry = entries.get(number)
-    if entry is not None and entry.tensor is dead:
-        del entries[number]
+def _forget(dead: Any, drop: Any = CACHE.drop) -> None:
+    """Drops the graphs of a tensor that died. `drop` is a default, because globals are None at interpreter exit."""
+    drop(lambda key: any(part is dead for part in key))

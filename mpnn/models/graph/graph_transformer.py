@@ -98,9 +98,8 @@ class HeadsOf(DotProduct):
         in_dim: width of the destinations' features.
         head_dim: width of each head.
         heads: number of heads.
-        source_dim: width of the sources' features; default: `in_dim`.
         concat: whether the message concatenates the heads; otherwise it is their mean.
-        edge_dim, bias, dropout: as in `DotProduct`.
+        edge_dim, dropout: as in `DotProduct`.
     """
 
     depends_on = "node"
@@ -111,15 +110,12 @@ class HeadsOf(DotProduct):
         head_dim: int,
         heads: int,
         *,
-        source_dim: int | None = None,
         edge_dim: int | None = None,
         concat: bool = True,
-        bias: bool = True,
         dropout: float = 0.0,
     ) -> None:
-        source_dim = in_dim if source_dim is None else source_dim
-        super().__init__(heads * head_dim, heads, bias=bias, dropout=dropout, edge_dim=edge_dim, source_dim=source_dim)
-        self.to_query = nn.Linear(in_dim, heads * head_dim, bias)
+        super().__init__(heads * head_dim, heads, dropout=dropout, edge_dim=edge_dim, source_dim=in_dim)
+        self.to_query = nn.Linear(in_dim, heads * head_dim)
         del self.to_out
         self.concat = concat
 
@@ -154,9 +150,9 @@ class GatedResidual(Update):
     """`y = f( b r + (1 - b) m )` with r = W x and b = sigmoid(w . [m || r || m - r]), a scalar per node (UniMP, section
     3.1). If `f` is None it is the identity."""
 
-    def __init__(self, dim: int, out_dim: int, f: nn.Module | None = None, bias: bool = True) -> None:
+    def __init__(self, dim: int, out_dim: int, f: nn.Module | None = None) -> None:
         super().__init__()
-        self.own, self.gate, self.f = nn.Linear(dim, out_dim, bias), nn.Linear(3 * out_dim, 1, bias=False), f
+        self.own, self.gate, self.f = nn.Linear(dim, out_dim), nn.Linear(3 * out_dim, 1, bias=False), f
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         own = self.own(x)

@@ -102,16 +102,15 @@ class TowerMessage(nn.Module):
     Args:
         mlps: one for each tower.
         edge: the map W; None if edges have no features.
-        shared: whether each tower gets all of h; otherwise each gets its own part.
     """
 
-    def __init__(self, mlps: Iterable[nn.Module], edge: nn.Module | None = None, shared: bool = False) -> None:
+    def __init__(self, mlps: Iterable[nn.Module], edge: nn.Module | None = None) -> None:
         super().__init__()
-        self.mlps, self.edge, self.shared = nn.ModuleList(mlps), edge, shared
+        self.mlps, self.edge = nn.ModuleList(mlps), edge
 
     def forward(self, dst: Tensor, src: Tensor, edge_attr: Tensor | None) -> Tensor:
         """dst and src [..., E, d], edge_attr [E, edge_dim] -> messages [..., E, T, F] of T towers."""
-        parts = [split_towers(x, len(self.mlps), self.shared) for x in (dst, src)]
+        parts = [x.unflatten(-1, (len(self.mlps), -1)) for x in (dst, src)]
         if self.edge is not None:
             if edge_attr is None:
                 raise ValueError("this layer was created with edge_dim: pass edge_attr, or a graph that has edge_attr")
@@ -121,19 +120,12 @@ class TowerMessage(nn.Module):
 
 
 class TowerUpdate(Update):
-    """U: `out( mlp_1( x_1 || m_1 ) || mlp_2( x_2 || m_2 ) || ... )`, one MLP for each tower. `shared` is as in
-    `TowerMessage`."""
+    """U: `out( mlp_1( x_1 || m_1 ) || mlp_2( x_2 || m_2 ) || ... )`, one MLP for each tower."""
 
-    def __init__(self, mlps: Iterable[nn.Module], out: nn.Module, shared: bool = False) -> None:
+    def __init__(self, mlps: Iterable[nn.Module], out: nn.Module) -> None:
         super().__init__()
-        self.mlps, self.out, self.shared = nn.ModuleList(mlps), out, shared
+        self.mlps, self.out = nn.ModuleList(mlps), out
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        towers = len(self.mlps)
-        inputs = torch.cat([split_towers(x, towers, self.shared), message.unflatten(-1, (towers, -1))], -1)
+        inputs = torch.cat([each.unflatten(-1, (len(self.mlps), -1)) for each in (x, message)], -1)
         return self.out(torch.cat([mlp(inputs[..., t, :]) for t, mlp in enumerate(self.mlps)], -1))
-
-
-def split_towers(x: Tensor, towers: int, shared: bool) -> Tensor:
-    """x [..., d] -> [..., towers, F]: all of x for each tower if `shared`, otherwise one part of x for each."""
-    return x.unsqueeze(-2).expand(*x.shape[:-1], towers, -1) if shared else x.unflatten(-1, (towers, -1))

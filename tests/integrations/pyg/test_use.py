@@ -14,93 +14,21 @@ from torch import Tensor, nn
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
+from pyg_cases import CASES, CLASSES, EDGE, EDGES, IN, OUT, Case, N, attributes, mlp, random_edges  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 from torch_geometric.data import Batch, Data  # noqa: E402
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor, trim_to_layer  # noqa: E402
 
 import mpnn.pyg  # noqa: E402
-from mpnn.integrations.pyg import convolutions, graph_cache  # noqa: E402
+from mpnn import graphs  # noqa: E402
+from mpnn.integrations.pyg import convolutions  # noqa: E402
 
-N, IN, OUT, EDGE, CLASSES = 13, 6, 4, 3, 3
-
-
-def random_edges(num_src: int = N - 2, num_dst: int = N - 2, count: int = 40, seed: int = 1) -> Tensor:
-    """Random edges with self-loops (two at node 0) and repeated edges; the last nodes have no in-neighbors."""
-    generator = torch.Generator().manual_seed(seed)
-    src = torch.randint(0, num_src, (count,), generator=generator)
-    edges = torch.stack([src, torch.randint(0, num_dst, (count,), generator=generator)])
-    if count >= 7:
-        edges[:, :3] = torch.tensor([[0, 0, 1], [0, 0, 1]])
-        edges[:, 5:7] = edges[:, 3:5]
-    return edges
-
-
-EDGES = random_edges()
 GRAPHS = {
     "random": EDGES,
     "no edges": torch.empty(2, 0, dtype=torch.long),
     "one loop": torch.tensor([[2], [2]]),
     "a star": torch.stack([torch.arange(1, N), torch.zeros(N - 1, dtype=torch.long)]),
 }
-DEGREES = torch.bincount(torch.bincount(EDGES[1], minlength=N))
-ALL = ["mean", "max", "min", "std", "var", "sum"]
-SCALERS = ["identity", "amplification", "attenuation", "linear", "inverse_linear"]
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(IN, 8), nn.ReLU(), nn.Linear(8, OUT))
-
-
-Case = tuple[Callable[..., Any], str | None]
-CASES: dict[str, Case] = {
-    "GCN": (lambda **o: pyg.GCNConv(IN, OUT, **o), None),
-    "GCN, weights": (lambda **o: pyg.GCNConv(IN, OUT, **o), "weight"),
-    "GCN, improved, cached": (lambda **o: pyg.GCNConv(IN, OUT, improved=True, cached=True, **o), None),
-    "GCN, no loops": (lambda **o: pyg.GCNConv(IN, OUT, add_self_loops=False, bias=False, **o), "weight"),
-    "GCN, not normalized": (lambda **o: pyg.GCNConv(IN, OUT, normalize=False, **o), "weight"),
-    "SAGE": (lambda **o: pyg.SAGEConv(IN, OUT, **o), None),
-    "SAGE, max": (lambda **o: pyg.SAGEConv(IN, OUT, aggr="max", normalize=True, **o), None),
-    "SAGE, several": (lambda **o: pyg.SAGEConv(IN, OUT, aggr=["mean", "max", "std"], project=True, **o), None),
-    "GIN": (lambda **o: pyg.GINConv(mlp(), train_eps=True, **o), None),
-    "GINE": (lambda **o: pyg.GINEConv(mlp(), edge_dim=EDGE, **o), "vector"),
-    "Graph": (lambda **o: pyg.GraphConv(IN, OUT, **o), "weight"),
-    "Graph, mean": (lambda **o: pyg.GraphConv(IN, OUT, aggr="mean", **o), "weight"),
-    "Graph, min": (lambda **o: pyg.GraphConv(IN, OUT, aggr="min", **o), None),
-    "Simple": (lambda **o: pyg.SimpleConv(aggr="mean", combine_root="cat", **o), "weight"),
-    "GatedGraph": (lambda **o: pyg.GatedGraphConv(8, num_layers=2, **o), "weight"),
-    "GAT": (lambda **o: pyg.GATConv(IN, OUT, heads=3, **o), None),
-    "GAT, mean of heads": (lambda **o: pyg.GATConv(IN, OUT, heads=2, concat=False, residual=True, **o), None),
-    "GAT, edges": (lambda **o: pyg.GATConv(IN, OUT, heads=2, edge_dim=EDGE, **o), "vector"),
-    "GAT, edge weights": (lambda **o: pyg.GATConv(IN, OUT, edge_dim=1, fill_value=0.5, **o), "weight"),
-    "GAT, fill add": (lambda **o: pyg.GATConv(IN, OUT, edge_dim=EDGE, fill_value="add", **o), "vector"),
-    "GAT, no loops": (lambda **o: pyg.GATConv(IN, OUT, heads=2, add_self_loops=False, bias=False, **o), None),
-    "GATv2": (lambda **o: pyg.GATv2Conv(IN, OUT, heads=3, residual=True, **o), None),
-    "GATv2, shared, edges": (
-        lambda **o: pyg.GATv2Conv(IN, OUT, heads=2, edge_dim=EDGE, share_weights=True, concat=False, **o),
-        "vector",
-    ),
-    "GATv2, no loops": (lambda **o: pyg.GATv2Conv(IN, OUT, add_self_loops=False, **o), None),
-    "Transformer": (lambda **o: pyg.TransformerConv(IN, OUT, heads=3, **o), None),
-    "Transformer, edges": (lambda **o: pyg.TransformerConv(IN, OUT, heads=2, edge_dim=EDGE, beta=True, **o), "vector"),
-    "Transformer, no root": (lambda **o: pyg.TransformerConv(IN, OUT, 2, concat=False, root_weight=False, **o), None),
-    "RGCN": (lambda **o: pyg.RGCNConv(IN, OUT, CLASSES + 1, **o), "class"),
-    "RGCN, bases": (lambda **o: pyg.RGCNConv(IN, OUT, CLASSES, num_bases=2, **o), "class"),
-    "RGCN, blocks": (lambda **o: pyg.RGCNConv(IN, OUT, CLASSES, num_blocks=2, aggr="add", **o), "class"),
-    "PNA": (lambda **o: pyg.PNAConv(IN, OUT, ALL, SCALERS, DEGREES, **o), None),
-    "PNA, towers": (
-        lambda **o: pyg.PNAConv(IN, OUT, ALL[:3], SCALERS[:3], DEGREES, EDGE, towers=2, pre_layers=2, **o),
-        "vector",
-    ),
-}
-
-
-def attributes(kind: str | None, count: int) -> Tensor | None:
-    if kind is None:
-        return None
-    if kind == "class":
-        return torch.arange(count) % CLASSES
-    shape = (count,) if kind == "weight" else (count, EDGE)
-    return torch.rand(shape, dtype=torch.float64).requires_grad_()
 
 
 def pair_of(make: Callable[..., Any], **options: Any) -> tuple[Any, Any]:
@@ -274,20 +202,136 @@ def test_changes_of_weights_and_types_are_seen() -> None:
     weight *= torch.arange(40)
     agree(conv, ours, x, EDGES, weight)
     conv, ours = pair_of(CASES["RGCN"][0])
-    for kind in (torch.arange(40) % 3, torch.arange(40) % 2):
-        agree(conv, ours, x, EDGES, kind)
+    kind = torch.arange(40) % 3
+    agree(conv, ours, x, EDGES, kind)
+    kind[:20] = 0
+    agree(conv, ours, x, EDGES, kind)
+    agree(conv, ours, x, EDGES, torch.arange(40) % 2)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_edge_weights_after_a_step_of_a_fused_optimizer(detached: bool) -> None:
+    """Fused optimizers change parameters without counting a version."""
+    conv, ours = pair_of(CASES["GCN"][0])
+    x, weight = torch.randn(N, IN, dtype=torch.float64), nn.Parameter(torch.rand(40, dtype=torch.float64))
+    optimizer = torch.optim.Adam([weight], lr=0.1, fused=True)
+    passed = weight.detach() if detached else weight
+    with torch.no_grad():
+        ours(x, EDGES, passed)
+    ours(x, EDGES, weight).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x, EDGES, passed), conv(x, EDGES, passed))
+
+
+@pytest.mark.parametrize("kind", ["GraphConv", "SimpleConv", "GCNConv"])
+def test_edge_weights_of_another_dtype_promote(kind: str) -> None:
+    make = {"GraphConv": lambda: pyg.GraphConv(IN, OUT), "SimpleConv": pyg.SimpleConv}.get(
+        kind, lambda: pyg.GCNConv(IN, OUT)
+    )
+    conv = make()
+    ours, x = copy.deepcopy(conv), torch.randn(N, IN)
+    mpnn.pyg.use(ours)
+    weight = torch.rand(40, dtype=torch.float64) if kind == "GCNConv" else torch.randint(0, 4, (40,))
+    found, expected = ours(x, EDGES, weight), conv(x, EDGES, weight)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["SAGE", "Transformer", "GIN"])
+def test_the_meta_device_gives_shapes(name: str) -> None:
+    conv, ours = (module.to("meta") for module in pair_of(CASES[name][0]))
+    x, edges = torch.empty(N, IN, dtype=torch.float64, device="meta"), EDGES.to("meta")
+    assert ours(x, edges).shape == conv(x, edges).shape
+
+
+def test_a_message_that_is_set_on_an_instance_runs() -> None:
+    for name in ("GCN", "GAT", "SAGE", "GINE"):
+        make, kind = CASES[name]
+        _, ours = pair_of(make)
+        attr = attributes(kind, 40)
+        ours.message = lambda *args, **kwargs: 1 / 0  # after it was replaced
+        with pytest.raises(ZeroDivisionError):
+            ours(torch.randn(N, IN, dtype=torch.float64), EDGES, *(() if attr is None else (attr,)))
+        conv = make()
+        conv.message = ours.message  # before
+        assert mpnn.pyg.use(conv).left == {"": "message set on the instance"}
+
+
+def test_an_option_of_a_newer_version_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def newer(self: Any, *args: Any, clip: float | None = None, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.clip = clip
+
+    init = pyg.GATConv.__init__
+    monkeypatch.setattr(pyg.GATConv, "__init__", newer)
+    assert mpnn.pyg.use(pyg.GATConv(2, 2)).replaced
+    assert mpnn.pyg.use(pyg.GATConv(2, 2, clip=1.0)).left == {"": "the option clip is not known"}
+
+
+def test_an_aggregation_that_is_changed_later_runs() -> None:
+    conv, ours = pair_of(CASES["SAGE"][0])
+    x = torch.randn(N, IN, dtype=torch.float64)
+    conv.aggr_module = ours.aggr_module = pyg.MedianAggregation()
+    torch.testing.assert_close(ours(x, EDGES), conv(x, EDGES))
+
+
+def test_a_backend_by_name() -> None:
+    """Second derivatives need "edge_list"."""
+    conv, ours = pair_of(CASES["GAT"][0])
+    assert ours.mpnn_backend == "auto"
+    mpnn.pyg.use(ours, backend="edge_list")
+    x = torch.randn(N, IN, dtype=torch.float64, requires_grad=True)
+    second = []
+    for module in (conv, ours):
+        (slope,) = torch.autograd.grad(module(x, EDGES).tanh().sum(), x, create_graph=True)
+        second.append(torch.autograd.grad(slope.square().sum(), x)[0])
+    torch.testing.assert_close(second[1], second[0])
+    mpnn.pyg.use(ours, backend="low_rank")
+    with pytest.raises(ValueError, match="backend 'low_rank' cannot run this"):
+        ours(x, EDGES)
+    with pytest.raises(ValueError, match="there is no backend 'edges'; there are auto, "):
+        mpnn.pyg.use(ours, backend="edges")
+
+
+def test_scripts_are_refused() -> None:
+    model = Net(pyg.GCNConv)
+    report = mpnn.pyg.use(model)
+    with pytest.raises(TypeError, match=r"torch\.jit\.script does not compile .* GCNConv: call restore\(\)"):
+        torch.jit.script(model)
+    report.restore()
+    torch.jit.script(model.first)
 
 
 def test_the_cache_dies_with_the_edges() -> None:
-    _, ours = pair_of(CASES["GAT"][0])
-    gc.collect()
-    before = len(graph_cache._ENTRIES)
-    edges = EDGES.clone()
-    ours(torch.randn(N, IN, dtype=torch.float64), edges).sum().backward()
-    assert len(graph_cache._ENTRIES) > before
-    del edges
-    gc.collect()
-    assert len(graph_cache._ENTRIES) == before
+    for name in ("GAT", "RGCN"):
+        make, kind = CASES[name]
+        _, ours = pair_of(make)
+        gc.collect()
+        before = len(graphs.cache)
+        edges, kinds = EDGES.clone(), attributes(kind, 40)
+        x = torch.randn(N, IN, dtype=torch.float64)
+        ours(x, edges, *(() if kinds is None else (kinds,))).sum().backward()
+        assert len(graphs.cache) > before
+        del edges, kinds
+        gc.collect()
+        assert len(graphs.cache) == before
+
+
+def test_the_cache_counts_the_edges_and_keeps_one_version() -> None:
+    _, ours = pair_of(CASES["GCN"][0])
+    edges, x = random_edges(count=40_000), torch.randn(N, IN, dtype=torch.float64)
+    before = len(graphs.cache), graphs.cache.nbytes
+    for _ in range(3):
+        ours(x, edges)
+        edges[:, 1:] = edges[:, 1:].flip(1)
+    assert len(graphs.cache) == before[0] + 1
+    assert graphs.cache.nbytes > before[1] + 40_000 * 8  # 32-bit copies and weights
+    limit, graphs.cache.limit = graphs.cache.limit, 0
+    try:
+        ours(x, EDGES)
+        assert len(graphs.cache) == 1
+    finally:
+        graphs.cache.limit = limit
 
 
 def test_inference_mode_then_training() -> None:

@@ -90,24 +90,9 @@ def test_from_pyg_takes_the_layer_with_any_convolution(conv, edge_dim: int, edge
     options = {"edge_attr": attr} if edge_dim else {}
     x, batch = torch.randn(N, DIM), torch.repeat_interleave(torch.arange(3), torch.tensor(SIZES))
     ours = from_pyg(theirs)
-    torch.testing.assert_close(ours(x, graph, graphs.documents(SIZES)), theirs(x, edge_index, batch, **options))
+    torch.testing.assert_close(ours(x, graph, among=graphs.documents(SIZES)), theirs(x, edge_index, batch, **options))
+    torch.testing.assert_close(ours(x, graph), theirs(x, edge_index, **options))
     assert not ours.training
-    assert ours.mlp[1].p == 0.1
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"attn_type": "performer"}, "attn_type = 'performer', only 'multihead'"),
-        ({"norm": "layer_norm"}, r"norm = LayerNorm\(12.*\), only 'batch_norm' and None"),
-        ({"attn_kwargs": {"bias": False}}, "attention has a non-default bias"),
-        ({"attn_kwargs": {"add_bias_kv": True}}, "attention has a non-default add_bias_kv"),
-        ({"attn_kwargs": {"add_zero_attn": True}}, "attention has add_zero_attn"),
-    ],
-)
-def test_from_pyg_refuses_what_it_cannot_say(options: dict, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        from_pyg(pyg.GPSConv(DIM, gin(), HEADS, **options))
 
 
 @pytest.mark.parametrize("training", [False, True])
