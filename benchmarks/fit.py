@@ -69,6 +69,7 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield "biased window(8) 1024", biased(dot(graphs.window(8).bind(1024)))
     for n in (48, 96, 160):
         yield f"pair bias complete {n}, batch {n}", per_edge(dot(graphs.complete().bind(n), batch=n))
+    yield "pair bias complete 256, batch 64", per_edge(dot(graphs.complete().bind(256), batch=64))
     yield "pair bias causal 256, batch 16", per_edge(dot(graphs.causal().bind(256), batch=16))
     yield "pair bias window(8) 1024", per_edge(dot(graphs.window(8).bind(1024)))
     yield "pair bias per entry complete 256, batch 4", per_edge(dot(graphs.complete().bind(256), batch=4), 4)
@@ -77,6 +78,7 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield "offsets complete 512", placed(dot(graphs.complete().bind(512)))
     yield "offsets window(8) 1024", placed(dot(graphs.window(8).bind(1024)))
     yield "softcap complete 512", softcapped(dot(graphs.complete().bind(512)))
+    yield "softcap complete 1024, batch 4", softcapped(dot(graphs.complete().bind(1024), batch=4))
     yield "softcap window(8) 1024", softcapped(dot(graphs.window(8).bind(1024)))
     yield "biases alone, window(8) 1024", alone(biased(dot(graphs.window(8).bind(1024))))
     yield "dropout complete 512", dropped(dot(graphs.complete().bind(512)))

@@ -34,6 +34,7 @@ from mpnn.request.tables import EmbeddingTable, PerEdge
 NAME = "dense"
 
 _MOST_PAIRS = 1 << 26  # of a mask; 64 MB
+_FRESH = 1 << 25  # bytes of logits from which on the system allocates them in each call, at a cost for each page
 _MOST_SCORES = 1 << 29  # of logits in memory, over all heads and batches; 2 GB in float32
 
 
@@ -78,6 +79,8 @@ def counts(request: Request) -> dict[str, float]:
         operations |= {"mask call": 1.0, "masked pair": pairs}
     if written:
         operations |= {"written call": 1.0, "written pair": pairs, "written number": pairs * width}
+        if pairs * torch.finfo(request.accumulate_dtype).bits / 8 >= _FRESH:
+            operations["fresh pair"] = pairs
         if request.dropout:
             operations |= {"dropout call": 1.0, "dropped pair": pairs}
         if isinstance(request.score, Dot) and request.score.softcap:

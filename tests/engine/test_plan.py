@@ -129,7 +129,7 @@ def test_plans_are_values() -> None:
     assert repr(found) == f"Plan(backend={found.backend!r})"
 
 
-@pytest.mark.parametrize("nodes", [64, 256])
+@pytest.mark.parametrize("nodes", [160, 256])
 def test_torch_keeps_logits_for_the_gradient_of_a_bias(nodes: int) -> None:
     """Triangle attention: a bias for each pair, shared by a large batch. torch's kernels do not differentiate it."""
     query, key, value = (torch.empty(nodes, nodes, 4, 32, requires_grad=True) for _ in range(3))
@@ -141,5 +141,5 @@ def test_torch_keeps_logits_for_the_gradient_of_a_bias(nodes: int) -> None:
 
     (chosen, learned), (_, fixed) = planned(True), planned(False)
     assert chosen.backend == "tiles"
-    assert learned.seconds > 1.3 * fixed.seconds
+    assert learned.seconds > 1.5 * fixed.seconds
     assert learned.bytes > 2 * fixed.bytes
