@@ -258,7 +258,7 @@ def _refuse_changed_bytes(path: Path) -> None:
             file.seek(at)
             if file.read(DIGITS) != digest(file, at):
                 raise ValueError(
-                    "a byte of the file has changed since it was saved: copy it anew, or save the model again"
+                    "a byte of the file has changed since it was saved: copy it again, or save again"
                 )
 
 

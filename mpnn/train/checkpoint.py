@@ -140,6 +140,6 @@ def _load(path: Path) -> dict[str, Any]:
         at = file.seek(-DIGITS, os.SEEK_END)
         if file.read() != digest(file, at):
             raise CheckpointError(
-                f"{path} is damaged (a byte has changed since it was written); delete it to start over"
+                f"{path} is damaged (a byte has changed since); delete it to start over"
             )
     return content
