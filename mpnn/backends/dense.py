@@ -26,6 +26,7 @@ from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, pri
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import pair_tables, varlen
+from mpnn.kernels.once_differentiable import refuse_second_derivatives
 from mpnn.request import rng
 from mpnn.request.request import Request
 from mpnn.request.scores import Dot
@@ -269,9 +270,10 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, ca
         q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
     if k.shape[1] != v.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    return F.scaled_dot_product_attention(
+    out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
+    return out if torch.compiler.is_compiling() else refuse_second_derivatives(out)
 
 
 def _materialized(
