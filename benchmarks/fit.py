@@ -21,11 +21,13 @@ from benchmarks.requests import (
     aggregated,
     alone,
     biased,
+    by_class,
     cast,
     dot,
     draw,
     dropped,
     linear,
+    per_edge,
     placed,
     scattered,
     softcapped,
@@ -65,9 +67,18 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield "biased windows 28 x 28 by 7", biased(dot(graphs.windows(28, 28, size=7, shift=3).bind(784), heads=3))
     yield "biased complete 512", biased(dot(graphs.complete().bind(512)))
     yield "biased window(8) 1024", biased(dot(graphs.window(8).bind(1024)))
+    for n in (48, 96, 160):
+        yield f"pair bias complete {n}, batch {n}", per_edge(dot(graphs.complete().bind(n), batch=n))
+    yield "pair bias complete 256, batch 64", per_edge(dot(graphs.complete().bind(256), batch=64))
+    yield "pair bias causal 256, batch 16", per_edge(dot(graphs.causal().bind(256), batch=16))
+    yield "pair bias window(8) 1024", per_edge(dot(graphs.window(8).bind(1024)))
+    yield "pair bias per entry complete 256, batch 4", per_edge(dot(graphs.complete().bind(256), batch=4), 4)
+    yield "classes complete 256", by_class(dot(graphs.complete().bind(256)))
+    yield "classes window(8) 1024, batch 2", by_class(dot(graphs.window(8).bind(1024), batch=2))
     yield "offsets complete 512", placed(dot(graphs.complete().bind(512)))
     yield "offsets window(8) 1024", placed(dot(graphs.window(8).bind(1024)))
     yield "softcap complete 512", softcapped(dot(graphs.complete().bind(512)))
+    yield "softcap complete 1024, batch 4", softcapped(dot(graphs.complete().bind(1024), batch=4))
     yield "softcap window(8) 1024", softcapped(dot(graphs.window(8).bind(1024)))
     yield "biases alone, window(8) 1024", alone(biased(dot(graphs.window(8).bind(1024))))
     yield "dropout complete 512", dropped(dot(graphs.complete().bind(512)))
@@ -89,6 +100,7 @@ def cases() -> Iterator[tuple[str, Request]]:
             yield f"{name}: {reduce} 64", aggregated(graph, reduce)
         yield f"{name}: sum 16", aggregated(graph, "sum", 16)
         yield f"{name}: softmax of biases 64", alone(weighed(dot(graph, heads=1, width=64)))
+        yield f"{name}: bias per edge, dot 8 x 16", per_edge(dot(graph, heads=8, width=16))
         yield f"{name}: weighted sum 64", weighed(aggregated(graph, "sum"))
     yield "middling: dropout dot 8 x 16", dropped(dot(scattered(20_000, 20), heads=8, width=16))
     for topology in (graphs.complete(), graphs.causal(), graphs.window(8)):
@@ -98,12 +110,13 @@ def cases() -> Iterator[tuple[str, Request]]:
 
 
 def measure(seconds: float, only: str = "") -> Iterator[tuple[str, Sample]]:
-    """The times of each case, without and with gradients, each backend for about `seconds`."""
+    """The times of each case, without and with gradients (also of its biases), each backend for about `seconds`."""
     for name, plain in cases():
         if only in name:
             yield name, sample(plain, regret.times(plain, seconds))
-            given = with_gradients(plain)
-            yield f"{name}, backward", sample(given, regret.times(given, seconds))
+            for biases in (False, True) if plain.bias else (False,):
+                given = with_gradients(plain, biases)
+                yield f"{name}, backward{' to biases' * biases}", sample(given, regret.times(given, seconds))
 
 
 def sample(request: Request, seconds: dict[str, float]) -> Sample:

@@ -16,11 +16,11 @@ import torch
 from mpnn import graphs
 from mpnn.aggregate import aggregator
 from mpnn.graph import Graph
-from mpnn.graph.relations import Offset
+from mpnn.graph.relations import Offset, Relation
 from mpnn.request import rng
 from mpnn.request.request import Request
 from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
-from mpnn.request.tables import BiasTable, EmbeddingTable
+from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
 
 
 def dot(graph: Graph, batch: int = 1, heads: int = 4, width: int = 32, kv_heads: int | None = None) -> Request:
@@ -32,6 +32,26 @@ def dot(graph: Graph, batch: int = 1, heads: int = 4, width: int = 32, kv_heads:
 
 def biased(given: Request) -> Request:
     return replace(given, bias=(BiasTable(torch.randn(65, given.heads), Offset(32)),))
+
+
+def per_edge(given: Request, *batch: int, heads: int | None = None) -> Request:
+    """With a number for each edge and head, shared by the batch or not."""
+    return replace(given, bias=(torch.randn(*batch, given.graph.num_edges, heads or given.heads),))
+
+
+def by_class(given: Request) -> Request:
+    """With a number for each of five classes of pairs and each head, by a rule that is no offset."""
+    return replace(given, bias=(BiasTable(torch.randn(5, given.heads), Classes(5)),))
+
+
+@dataclass(frozen=True)
+class Classes(Relation):
+    """Classes of pairs by the sum of their positions."""
+
+    count: int
+
+    def ids(self, dst: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+        return (dst + src) % self.count
 
 
 def placed(given: Request) -> Request:
@@ -88,7 +108,8 @@ def scattered(nodes: int, degree: int) -> Graph:
     return graphs.from_edges(edges, nodes)
 
 
-def with_gradients(given: Request) -> Request:
+def with_gradients(given: Request, biases: bool = False) -> Request:
+    """With gradients of the features, and of the biases where these are learned too."""
     leaves = {id(t): t.clone().requires_grad_() for t in given.tensors}
     score = given.score
     match score:
@@ -96,7 +117,14 @@ def with_gradients(given: Request) -> Request:
             score = replace(score, query=leaves[id(query)], key=leaves[id(key)])
         case AdditiveScore(dst, src) | AdditiveV2Score(dst, src):
             score = replace(score, dst=leaves[id(dst)], src=leaves[id(src)])
-    return replace(given, value=leaves[id(given.value)], score=score)
+    bias = tuple(map(_learned, given.bias)) if biases else given.bias
+    return replace(given, value=leaves[id(given.value)], score=score, bias=bias)
+
+
+def _learned(bias: PerEdge) -> PerEdge:
+    if isinstance(bias, EmbeddingTable):
+        return replace(bias, table=bias.table.clone().requires_grad_())
+    return bias.clone().requires_grad_()
 
 
 # ------------------------------------------------------------------------------------------------ requests at random
@@ -126,7 +154,8 @@ def draw(seed: int, index: int) -> Drawn:
         if graph.num_edges * heads * (given.value.shape[-1] + 4) <= LARGEST:
             break
     if random_.random() < 0.5:
-        given, what = with_gradients(given), f"{what}, backward"
+        learned = bool(given.bias) and random_.random() < 0.6
+        given, what = with_gradients(given, learned), f"{what}, backward{' to biases' * learned}"
     return Drawn(kind, f"{graph.num_dst:,} x {graph.num_src:,}, {graph.num_edges:,} edges: {what}", given)
 
 
@@ -225,14 +254,21 @@ def _work(random_: random.Random, graph: Graph) -> tuple[str, Request]:
         return f"GAT {heads} x {width}", additive(graph, heads, width)
     if what == "gatv2":
         return f"GATv2 {heads} x {width}", additive_v2(graph, heads, width)
-    batch = random_.choice((1, 1, 1, 2, 4, 8)) if graph.num_dst <= 1024 else 1
+    batch = random_.choice((1, 1, 1, 2, 4, 8, 32)) if graph.num_dst <= 1024 else 1
     given, text = dot(graph, batch, heads, width), f"dot {heads} x {width}, batch {batch}"
     extra = random_.random()
-    if extra < 0.1 and not graph.is_explicit:
-        return f"{text}, bias by offset", biased(given)
-    if extra < 0.2:
+    if extra < 0.25:
+        named = random_.choice(("bias by offset", *_BIASED) if not graph.is_explicit else tuple(_BIASED))
+        return f"{text}, {named}", _BIASED.get(named, biased)(given)
+    if extra < 0.35:
         return f"{text}, dropout", dropped(given)
     return text, given
 
 
+_BIASED: dict[str, Callable[[Request], Request]] = {
+    "bias by class": by_class,
+    "bias per edge": per_edge,
+    "bias per edge for all heads": lambda given: per_edge(given, heads=1),
+    "bias per edge and batch entry": lambda given: per_edge(given, *given.batch),
+}
 _ON_RUNS = (*["dot"] * 8, "gat", "gatv2", "sum", "max")

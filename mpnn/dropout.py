@@ -70,7 +70,7 @@ def drop_edges(graph: Graph, edge_attr: Tensor | None, p: float) -> tuple[Graph,
     if graph.node_ids is None:
         graph = graph.drop_edges(p)
     else:
-        src, dst = graph.edge_index
+        src, dst = graph.ends
         seed = rng.new_seed(graph.device)
         keep = rng.keep(seed, torch.zeros_like(seed), *rng.numbers(graph, dst, src), p)
         graph = transforms.keep_edges(graph, keep)

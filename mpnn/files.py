@@ -4,6 +4,8 @@ the final name."""
 from __future__ import annotations
 
 import glob
+import hashlib
+import mmap
 import os
 import secrets
 import shutil
@@ -11,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 if sys.platform != "win32":  # on Windows, replacing is atomic too, but files of killed writers are not deleted
     import fcntl
@@ -35,6 +37,20 @@ def cache_dir() -> Path:
         raise FileNotFoundError(f"{error} Name a folder for caches in the environment variable MPNN_CACHE.") from None
     inside = {"darwin": "Library/Caches/mpnn", "win32": "AppData/Local/mpnn/Cache"}
     return home / inside.get(sys.platform, ".cache/mpnn")
+
+
+DIGITS = 64  # of a digest
+
+
+def digest(file: IO[bytes], at: int) -> bytes:
+    """The SHA-256 of an open file in `DIGITS` hexadecimal digits, of which the file keeps a copy at position `at`. That
+    copy counts as zeros."""
+    file.flush()
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
+        total = hashlib.sha256(view[:at])
+        total.update(b"0" * DIGITS)
+        total.update(view[at + DIGITS :])
+    return total.hexdigest().encode()
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], Any]) -> None:

@@ -356,6 +356,8 @@ def _check_cache(cache: Any) -> KVCache:
 
 
 def _check_features(name: str, x: Any) -> None:
+    if isinstance(x, Tensor) and x.is_nested:
+        validation.tensor(name, x)
     if not isinstance(x, Tensor) or x.dim() < 2:
         shown = list(x.shape) if isinstance(x, Tensor) else None if x is None else _describe(x)
         order = "; the order is op(x, graph)" if isinstance(x, (Graph, Topology)) else ""

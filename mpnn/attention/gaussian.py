@@ -86,7 +86,7 @@ class Near(Attention):
         value, a_src = encoded[..., : -self.vector_dim].unsqueeze(-2), encoded[..., -self.vector_dim :]
         a_dst = a_src if dst is src else self.encode(dst)[..., -self.vector_dim :]
         if self.normalize == "none":
-            from_src, to_dst = graph.edge_index
+            from_src, to_dst = graph.ends
             offset = a_dst.index_select(-2, to_dst) - a_src.index_select(-2, from_src)
             return Round(graph, value, bias=((-offset.square().sum(-1, keepdim=True)).exp(),))
         query = torch.cat([2 * a_dst, -torch.ones_like(a_dst[..., :1])], -1)

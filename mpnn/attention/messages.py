@@ -79,7 +79,7 @@ class EdgeWeight(Mapped):
 
 def _normalize(weight: Tensor, graph: Graph) -> Tensor:
     """Weights [E] divided by their sum at each destination; 0 if the sum is 0. Computed in float32 or wider."""
-    weight, dst = weight.to(torch.promote_types(weight.dtype, torch.float32)), graph.edge_index[1]
+    weight, dst = weight.to(torch.promote_types(weight.dtype, torch.float32)), graph.ends[1]
     sums = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
     return weight / torch.where(sums == 0, torch.ones_like(sums), sums)[dst]
 
@@ -105,7 +105,7 @@ class EdgeMessage(Attention):
         self.function = function
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        from_src, to_dst = graph.edge_index
+        from_src, to_dst = graph.ends
         message = self.function(dst.index_select(-2, to_dst), src.index_select(-2, from_src), edge_attr)
         if message.dim() == src.dim():
             message = message.unsqueeze(-2)

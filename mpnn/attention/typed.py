@@ -64,6 +64,6 @@ def _by_type(graph: Graph, relations: int) -> Graph:
         raise ValueError(f"Typed needs a graph with edge types, and {graph} has none: pass edge_type")
     if graph.num_edge_types > relations:
         raise ValueError(f"the graph has {graph.num_edge_types} edge types, but this layer has {relations} maps")
-    src, dst = graph.edge_index
+    src, dst = graph.ends
     edges = torch.stack([src, dst * relations + graph.edge_type])
     return Graph.from_edges(edges, graph.num_dst * relations, graph.num_src)

@@ -7,7 +7,7 @@ them to a user's machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 
 from mpnn.backends import tuned
 from mpnn.backends.tuned import Prices
+from mpnn.request.tables import EmbeddingTable, PerEdge
 
 Counts = Mapping[str, float]
 _BACK = ", back"
@@ -56,6 +57,18 @@ def on_gpu(flops: float, size: float, dtype: torch.dtype, launches: float) -> fl
 def both_ways(counts: Counts, needs_grad: bool) -> dict[str, float]:
     """The counts, with a copy of each under the name of its backward pass if gradients are needed."""
     return {**counts, **{f"{what}{_BACK}": n for what, n in counts.items()}} if needs_grad else dict(counts)
+
+
+def of_biases(biases: Iterable[PerEdge], over: str, entries: float) -> dict[str, float]:
+    """The counts of laying biases out over so many entries ("edge" or "pair"): numbers that are copied from tensors,
+    and those that are looked up in tables."""
+    operations = {"bias call": 1.0}
+    for bias in biases:
+        is_table = isinstance(bias, EmbeddingTable)
+        numbers, what = bias.table if is_table else bias, f"looked up {over}" if is_table else f"laid out {over}"
+        columns = numbers.shape[:-2].numel() * numbers.shape[-1]  # a head of one batch entry each
+        operations[what] = operations.get(what, 0.0) + entries * columns
+    return operations
 
 
 @cache

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
+from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import pair_tables, varlen
+from mpnn.kernels.once_differentiable import refuse_second_derivatives
 from mpnn.request import rng
 from mpnn.request.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
 from mpnn.request.request import Request
@@ -34,6 +35,7 @@ from mpnn.request.tables import EmbeddingTable, PerEdge
 NAME = "dense"
 
 _MOST_PAIRS = 1 << 26  # of a mask; 64 MB
+_FRESH = 1 << 25  # bytes of logits from which on the system allocates them in each call, at a cost for each page
 _MOST_SCORES = 1 << 29  # of logits in memory, over all heads and batches; 2 GB in float32
 
 
@@ -70,17 +72,19 @@ def counts(request: Request) -> dict[str, float]:
     """Pairs times heads, by operation, and the copies of nodes for cliques."""
     graph, width = request.graph, request.value.shape[-1]
     heads = request.batch.numel() * request.heads
-    by_cliques, written = _by_cliques(request), _is_materialized(request)
+    by_cliques, written = _by_cliques(request), _has_logits_in_memory(request)
     pairs = float(heads * (graph.num_edges if by_cliques else graph.num_dst * graph.num_src))
     shape, num_dst, num_src = _plain_shape(graph), graph.num_dst, graph.num_src
     masked, biased = not by_cliques and shape is None, _is_biased(request)
     operations = {"direct call" if direct(request) else "call": 1.0}
     if biased:
-        operations |= {"bias call": 1.0, "biased pair": pairs}
+        operations |= {"biased pair": pairs, **of_biases(request.bias, "pair", pairs / max(heads, 1))}
     if masked:
         operations |= {"mask call": 1.0, "masked pair": pairs}
     if written:
         operations |= {"written call": 1.0, "written pair": pairs, "written number": pairs * width}
+        if pairs * torch.finfo(request.accumulate_dtype).bits / 8 >= _FRESH:
+            operations["fresh pair"] = pairs
         if request.dropout:
             operations |= {"dropout call": 1.0, "dropped pair": pairs}
         if isinstance(request.score, Dot) and request.score.softcap:
@@ -119,7 +123,7 @@ def _blocks(graph: Graph) -> int:
 
 def estimate(request: Request) -> Estimate:
     graph, heads = request.graph, request.batch.numel() * request.heads
-    by_cliques, written = _by_cliques(request), _is_materialized(request)
+    by_cliques, written = _by_cliques(request), _has_logits_in_memory(request)
     pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
     copies = (3 + 2 * bool(request.dropout) + 1.5 * request.needs_grad) * written + 1.7 * _is_biased(request)
     gathered = graph.num_dst * heads * (4 * request.value.shape[-1] * by_cliques + _classes(request))
@@ -269,9 +273,10 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, ca
         q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
     if k.shape[1] != v.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    return F.scaled_dot_product_attention(
+    out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
+    return out if torch.compiler.is_compiling() else refuse_second_derivatives(out)
 
 
 def _materialized(
@@ -429,10 +434,24 @@ def _classes(request: Request) -> int:
     return sum(len(vectors.table) for vectors in _vectors(request) if isinstance(vectors, EmbeddingTable))
 
 
+def _numbers(data: PerEdge) -> Tensor:
+    return data.table if isinstance(data, EmbeddingTable) else data
+
+
 def _is_biased(request: Request) -> bool:
     """Whether a bias is added to the logit of each pair."""
     assert isinstance(request.score, Dot)
     return bool(request.bias) or request.score.edge_key is not None
+
+
+def _has_logits_in_memory(request: Request) -> bool:
+    """Whether the logits are materialized, here or by torch: its kernels do not differentiate biases."""
+    if _is_materialized(request) or not _is_biased(request) or not torch.is_grad_enabled():
+        return _is_materialized(request)
+    score = request.score
+    assert isinstance(score, Dot)
+    learned = [_numbers(data) for data in (*request.bias, score.edge_key) if data is not None]
+    return any(x.requires_grad for x in learned) or (score.edge_key is not None and score.query.requires_grad)
 
 
 def _is_materialized(request: Request) -> bool:

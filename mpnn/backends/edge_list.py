@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn.aggregate import Index, Mean, Sum, segment_logsumexp, segment_softmax
-from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
+from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
 from mpnn.graph.csr import CSR
 from mpnn.request import rng
 from mpnn.request.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
@@ -44,6 +44,8 @@ def counts(request: Request) -> dict[str, float]:
     else:
         kind = _kind(request)
         operations = {f"{kind} call": 1.0, "edge": edges, f"{kind} number": numbers}
+        if request.bias:
+            operations |= of_biases(request.bias, "edge", request.graph.num_edges)
         if request.normalize == "softmax":
             operations |= {"softmax call": 1.0, "softmax edge": edges}
         if request.dropout:

@@ -45,7 +45,7 @@ def features(layer: Layer | None) -> str:
 
 def of_graph(graph: Graph) -> str:
     """A digest of the edges in their order, and of the attributes, types and positions stored with them."""
-    edges = graph.edge_index if graph.is_explicit else graph.structure
+    edges = graph.ends if graph.is_explicit else graph.structure
     data = edges, *edge_data(graph).values(), graph.positions
     return graph.cached("digest", lambda: digest((torch.tensor([graph.num_dst, graph.num_src]), *data)))
 

@@ -121,7 +121,7 @@ def _edges(graph: Graph, sources: Tensor) -> Tensor:
     """The edges from these sources, int64, in the caller's order."""
     kept = torch.zeros(graph.num_src, dtype=torch.bool, device=graph.device)
     kept[sources] = True
-    return kept[graph.edge_index[0]].nonzero().squeeze(1)
+    return kept[graph.ends[0]].nonzero().squeeze(1)
 
 
 class _Stream(torch.autograd.Function):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -66,6 +67,9 @@ def probes() -> Iterator[Request]:
         for graph in runs:
             for heads, width in ((4, 16), (2, 64)):
                 yield _request(graph, Dot, heads, width, grad)
+        for graph in (*lists[-1:], *runs[:2], *runs[4:5]):
+            bias = torch.zeros(graph.num_edges, 4).requires_grad_(grad)
+            yield replace(_request(graph, Dot, 4, 16, grad), bias=(bias,))
 
 
 def _request(graph: Graph, score: type, heads: int, width: int, grad: bool) -> Request:

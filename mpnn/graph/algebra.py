@@ -25,10 +25,11 @@ def union(one: Graph, other: Graph) -> Graph:
 
 def intersection(one: Graph, other: Graph) -> Graph:
     """`one & other`, see `Graph`."""
+    common = _common("&", one, other)
     if _has_data(other) or (other.is_explicit and not one.is_explicit):
         one, other = other, one
     _refuse_loss("&", other)
-    runs, common = _merged(one, other, operator.and_), _common("&", one, other)
+    runs = _merged(one, other, operator.and_)
     if one.is_explicit:
         return _edges_in(one, runs, common)
     labels = None
@@ -85,12 +86,12 @@ def _refuse_loss(symbol: str, *graphs: Graph) -> None:
 
 
 def _common(symbol: str, one: Graph, other: Graph) -> dict[str, Any]:
-    """The relation, shift and positions of the result: what one operand has and the other has not, or both alike."""
-    pair = (one, other)
-    kinds = [graph.relation if graph._edge_type is None else "data" for graph in pair]
-    at = [graph.positions for graph in pair]
+    """The relation of the result: that of the first operand that has one, since a rule gives any pair its type. Its shift
+    and positions: those that one operand has and the other has not, or both alike."""
+    at = [graph.positions for graph in (one, other)]
+    typed, ruled = any(g._edge_type is not None for g in (one, other)), any(g.relation for g in (one, other))
     alike = {
-        "relation": symbol == "-" or None in kinds or kinds[0] == kinds[1],
+        "relation": symbol == "-" or not (typed and ruled),
         "shift": 0 in (one.shift, other.shift) or one.shift == other.shift,
         "positions": at[0] is None or at[1] is None or all(map(torch.equal, at[0], at[1])),
     }
@@ -98,6 +99,6 @@ def _common(symbol: str, one: Graph, other: Graph) -> dict[str, Any]:
         if not agrees:
             raise ValueError(
                 f"the operands of `{symbol}` differ in their {name}: {one} and {other}; set one for both, with "
-                "with_relation or with_positions"
+                "with_positions"
             )
     return {name: getattr(one, name) or getattr(other, name) for name in alike}

@@ -306,11 +306,12 @@ class Graph(Handled):
 
         One rule holds for `|`, `&` and `-`: an edge of the result has all that it has in the operands, or they are
         refused. Only explicit edges have data, so one operand of `&` may have them, and both of `-`, whose edges are
-        those of the left one. A relation, a shift or positions that one operand has are those of the result.
+        those of the left one. The result's relation is that of the first
+        operand that has one; its shift and positions are those that one operand has.
 
         Raises:
-            ValueError: if edges would lose their data, if the operands differ in a relation, shift or positions that
-                both have, if they are on two devices, or if their sizes differ.
+            ValueError: if edges would lose their data, if one operand has edge types as data and the other a
+                relation, if they differ in a shift or positions that both have, if they are on two devices, or if their sizes differ.
         """
         return algebra.union(self, other) if isinstance(other, Graph) else NotImplemented
 
@@ -518,7 +519,9 @@ class Graph(Handled):
     def __getstate__(self) -> dict[str, Any]:
         """The state that defines the graph. Copies and unpickled graphs recompute cached values on their own device."""
         derived = self._edges is not None or self._labels is not None
+        part = {} if self.exchange is LOCAL else {"exchange": self.exchange}
         fields = {
+            **part,
             **{name: _compact(vars(self)[name]) for name in state.FIELDS},
             "num_dst": int(self.num_dst),
             "num_src": int(self.num_src),

@@ -16,14 +16,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import IO, Any, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from mpnn.files import atomic_path
+from mpnn.files import DIGITS, atomic_path, digest
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs.parse import parse
@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _CONFIG_KEY = "config"  # key in the metadata of the weights, whose value is the content of config.json
+_DIGEST_KEY = "sha256"  # the same, of the digest of the file
 
 _RENAMED = {
     ("MAEConfig", "left_out"): "mask_ratio",
@@ -60,7 +61,8 @@ class Model(nn.Module):
 
         Both files are written completely under temporary names; then the weights are renamed, then the configuration.
         The weights also contain the configuration. `from_pretrained` compares the two and refuses files of different
-        saves, such as after a process was killed between the two renames.
+        saves, such as after a process was killed between the two renames. They contain a digest of themselves, too.
+        Equal models give equal bytes.
 
         Raises:
             ImportError: if safetensors is not installed.
@@ -73,7 +75,9 @@ class Model(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         # the files are renamed in reverse order: the weights first
         with atomic_path(folder / CONFIG) as config_path, atomic_path(folder / WEIGHTS) as weights:
-            safetensors.save_model(self, str(weights), {"format": "pt", _CONFIG_KEY: json.dumps(config)})
+            metadata = {"format": "pt", _CONFIG_KEY: json.dumps(config), _DIGEST_KEY: "0" * DIGITS}
+            safetensors.save_model(self, str(weights), metadata)
+            _seal(weights)
             config_path.write_text(json.dumps(config, indent=2) + "\n")
 
     @classmethod
@@ -107,6 +111,7 @@ class Model(nn.Module):
         try:
             header = _Header.read(weights)
             _refuse_other_save(config, header)
+            _refuse_changed_bytes(weights)
             _refuse_beyond({k: v for k, v in config["arguments"].items() if k not in changes}, header, path)
             with _Budget(header):
                 arguments = _arguments_from_json(cls, config["arguments"], path, changes, "arguments")
@@ -221,6 +226,38 @@ def _refuse_other_save(config: dict[str, Any], header: _Header) -> None:
             f"{difference} in the configuration that they were saved with, which is in their metadata. Save the model "
             "again, or restore that configuration; to change an argument, call from_pretrained(folder, name=value)"
         )
+
+
+def _seal(path: Path) -> None:
+    """Sorts the metadata, which safetensors writes in random order, and writes the digest of the file into it."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= size
+        file.seek(8)
+        file.write(text.ljust(size))
+        at = _place_of_digest(file)
+        found = digest(file, at)
+        file.seek(at)
+        file.write(found)
+
+
+def _place_of_digest(file: IO[bytes]) -> int:
+    """The position of the digest in a file of weights, or 0 if it has none, as older files."""
+    file.seek(0)
+    size = int.from_bytes(file.read(8), "little")
+    name = f'"{_DIGEST_KEY}":"'.encode()
+    return 8 + len(name) + at if (at := file.read(size).find(name)) >= 0 else 0
+
+
+def _refuse_changed_bytes(path: Path) -> None:
+    with path.open("rb") as file:
+        if at := _place_of_digest(file):
+            file.seek(at)
+            if file.read(DIGITS) != digest(file, at):
+                raise ValueError("a byte of the file has changed since it was saved: copy it again, or save again")
 
 
 def _difference(saved: Any, written: Any, field: str) -> str | None:

@@ -82,7 +82,8 @@ def sinks(sinks: Any, request: Request) -> None:
 def types(over: Any, query: Any, key: Any, value: Any) -> None:
     """Raises TypeError unless these are a graph and three tensors. Tests all at once, as it runs in every call."""
     if isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor) and isinstance(over, Graph):
-        return
+        if not (query.is_nested or key.is_nested or value.is_nested):
+            return
     graph(over)
     for name, x in (("query", query), ("key", key), ("value", value)):
         tensor(name, x)
@@ -98,9 +99,12 @@ def graph(value: Any) -> None:
 
 
 def tensor(name: str, x: Any) -> None:
-    """Raises TypeError if `x` is not a Tensor."""
-    if isinstance(x, Tensor):
+    """Raises TypeError if `x` is not a Tensor, or a nested one."""
+    if isinstance(x, Tensor) and not x.is_nested:
         return
+    if isinstance(x, Tensor):
+        advice = "concatenate the sequences, x.values(), over graphs.documents(lengths), or pad them"
+        raise TypeError(f"{name} must be a tensor of one shape; got a nested one: {advice}")
     if isinstance(x, (Graph, Topology)):
         raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: features come first, then the graph")
     raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: torch.as_tensor makes one")

@@ -10,9 +10,9 @@ from typing import IO, Any, cast
 
 import torch
 
-from mpnn.files import remove_abandoned, write_atomically
+from mpnn.files import DIGITS, digest, remove_abandoned, write_atomically
 
-_FORMAT = 1
+_FORMAT = 2
 _CONTENT = {"format", "run", "step", "state"}
 
 
@@ -25,7 +25,8 @@ class Checkpoint:
 
     It contains weights, optimizer, history, and the states of torch's random generators, which also sample the batches.
     A run that was killed and resumed ends with the same weights, bit for bit, as an uninterrupted run on the same
-    machine with the same versions and number of threads. Reading uses `weights_only=True`, which runs no code.
+    machine with the same versions and number of threads. Reading uses `weights_only=True`, which runs no code. The file
+    ends with a digest of its content, so that a changed byte is noticed.
 
     Args:
         path: the file; its folder must exist. If the file exists, training continues from it, else it starts over.
@@ -118,11 +119,12 @@ class _Sink:
 
 
 def _save(content: Mapping[str, Any], path: Path) -> None:
-    with open(path, "wb") as file:
+    with open(path, "w+b") as file:
         sink = _Sink(file)
         torch.save(content, cast(IO[bytes], sink))
         if sink.error is not None:
             raise sink.error
+        file.write(digest(file, file.tell()))
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -134,4 +136,8 @@ def _load(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path} is damaged ({why}); delete it to start over") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.keys() != _CONTENT:
         raise CheckpointError(f"{path} is not a checkpoint of this version of mpnn; delete it to start over")
+    with open(path, "rb") as file:
+        at = file.seek(-DIGITS, os.SEEK_END)
+        if file.read() != digest(file, at):
+            raise CheckpointError(f"{path} is damaged (a byte has changed since); delete it to start over")
     return content

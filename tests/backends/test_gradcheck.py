@@ -148,6 +148,6 @@ def test_second_derivatives_of_aggregators(name: str) -> None:
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.documents([2, 4])], ids=str)
 def test_second_derivatives_of_fused_kernels_fail_loudly_and_edge_list_has_them(topology: object) -> None:
     spec = attention.DotProduct(DIM, 2).double()
-    with pytest.raises(RuntimeError, match=r"derivative for .*scaled_dot_product.* is not implemented"):
+    with pytest.raises(RuntimeError, match=r"gradients cannot be differentiated again"):
         gradgradcheck(MessagePassing(topology, "sum", None, spec, backend="dense"), features(), fast_mode=True)
     assert gradgradcheck(MessagePassing(topology, "sum", None, spec, backend="edge_list"), features(), fast_mode=True)

@@ -16,7 +16,7 @@ def leaf() -> torch.Tensor:
     return torch.randn(5, 2, 8, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.parametrize("backend", ["tiles", "csr"])
+@pytest.mark.parametrize("backend", ["tiles", "csr", "dense", "auto"])
 @pytest.mark.parametrize("linear", [True, False], ids=["a plain sum", "a square"])
 def test_forces_that_are_trained_on_are_refused_and_not_forgotten(linear: bool, backend: str) -> None:
     positions, key, value = leaf(), leaf().detach(), leaf().detach()
@@ -87,3 +87,15 @@ def test_linear_attention_refuses_forward_mode_which_torch_would_take_for_zero()
         dual = forward_ad.make_dual(query, torch.ones_like(query))
         with pytest.raises(NotImplementedError, match='name backend="edge_list"'):
             ops.attend(GRAPH, dual, key, value, normalize="none", backend="low_rank")
+
+
+@pytest.mark.parametrize("backend", ["tiles", "csr"])
+def test_batches_of_gradients_are_refused_by_kernels(backend: str) -> None:
+    def run(backend: str) -> torch.Tensor:
+        x = leaf()
+        out = ops.attend(GRAPH, x, x, x, backend=backend)
+        return torch.autograd.grad(out, x, torch.randn(3, *out.shape, dtype=out.dtype), is_grads_batched=True)[0]
+
+    with pytest.raises(RuntimeError, match=r'one gradient at a time.*backend="edge_list"'):
+        run(backend)
+    assert run("edge_list").shape == (3, 5, 2, 8)

@@ -7,7 +7,7 @@ import mpnn
 from mpnn import MessagePassing, engine, explain, graphs
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
-from mpnn.engine.plan import Plan, Refused, choose, plan
+from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph.topology import Topology
 from mpnn.request.request import Request
@@ -128,3 +128,19 @@ def test_plans_are_values() -> None:
     found = plan(request(graphs.complete(), 3))
     assert isinstance(found, Plan)
     assert repr(found) == f"Plan(backend={found.backend!r})"
+
+
+@pytest.mark.parametrize("nodes", [160, 256])
+def test_torch_keeps_logits_for_the_gradient_of_a_bias(nodes: int) -> None:
+    """Triangle attention: a bias for each pair, shared by a large batch. torch's kernels do not differentiate it."""
+    query, key, value = (torch.empty(nodes, nodes, 4, 32, requires_grad=True) for _ in range(3))
+
+    def planned(learned: bool) -> tuple[Plan, Candidate]:
+        bias = torch.empty(nodes**2, 4, requires_grad=learned)
+        found = plan(Request(graphs.complete().bind(nodes), value, Dot(query, key, 1.0), bias=(bias,)))
+        return found, next(c for c in found.candidates if c.name == "dense")
+
+    (chosen, learned), (_, fixed) = planned(True), planned(False)
+    assert chosen.backend == "tiles"
+    assert learned.seconds > 1.5 * fixed.seconds
+    assert learned.bytes > 2 * fixed.bytes

@@ -66,7 +66,7 @@ def test_plans_become_right_on_other_machines(monkeypatch: pytest.MonkeyPatch) -
         prices = tune.tune()
         before.append(mean_regret(shipped, truth))
         after.append(mean_regret(prices, truth))
-    assert fmean(before) > 1.1
+    assert fmean(before) > 1.05
     assert max(after) < 1.03
 
 

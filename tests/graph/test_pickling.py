@@ -165,7 +165,7 @@ def test_a_state_without_a_field_is_refused(field: str) -> None:
 def test_a_part_of_one_process_is_not_saved() -> None:
     part = graphs.from_edges(EDGES, 3).alias()
     part.exchange = object()
-    with pytest.raises(ValueError, match=r"Graph\(3 nodes, 4 edges\) cannot be copied or pickled: exchange must be"):
+    with pytest.raises(ValueError, match=r"Graph\(3 nodes, 4 edges\) cannot be copied or pickled: it has an exchange"):
         pickle.dumps(part)
 
 

@@ -168,3 +168,28 @@ def test_the_configuration_reads_as_the_call(folder):
             "context": 12,
         },
     }
+
+
+class Tied(Model):
+    def __init__(self, width=4):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(width, width) for _ in range(3))
+        self.second.weight = self.third.weight = self.first.weight
+
+
+def test_a_model_saved_twice_gives_the_same_bytes(tmp_path):
+    """safetensors writes metadata in random order, to which the names of tied weights belong."""
+    model = Tied()
+    for name in range(8):
+        model.save_pretrained(tmp_path / str(name))
+    for name in (CONFIG, WEIGHTS):
+        assert len({(tmp_path / str(k) / name).read_bytes() for k in range(8)}) == 1
+
+
+def test_a_changed_byte_of_the_weights_is_noticed(tmp_path):
+    gpt().save_pretrained(tmp_path)
+    saved = (tmp_path / WEIGHTS).read_bytes()
+    for at in (len(saved) - 1, len(saved) // 2):
+        (tmp_path / WEIGHTS).write_bytes(saved[:at] + bytes([saved[at] ^ 1]) + saved[at + 1 :])
+        with pytest.raises(ValueError, match="a byte of the file has changed since it was saved"):
+            GPT.from_pretrained(tmp_path)

@@ -479,3 +479,13 @@ def test_nan_features_pass_through() -> None:
     x[2] = torch.nan
     for attention in (None, DotProduct(4, 2), Additive(4, 2)):
         assert MessagePassing(graphs.complete(), "sum", None, attention)(x).isnan().all()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(layout: torch.layout) -> None:
+    x = torch.nested.nested_tensor([torch.randn(5, 4), torch.randn(3, 4)], layout=layout)
+    layer, graph = MessagePassing(graphs.causal(), "sum"), graphs.causal().bind(5)
+    for call in (lambda: layer(x), lambda: ops.aggregate(graph, x), lambda: ops.attend(graph, x, x, x)):
+        with pytest.raises(TypeError, match=r"must be a tensor of one shape; got a nested one"):
+            call()

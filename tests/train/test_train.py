@@ -283,6 +283,17 @@ class Hostile:
         return print, ("code of the file ran",)
 
 
+def test_a_changed_byte_of_a_checkpoint_is_noticed(tmp_path) -> None:
+    """In the weights, whose sums zip files have and torch does not check."""
+    path = tmp_path / "c.pt"
+    model = train_text(checkpoint=Checkpoint(path))
+    saved = path.read_bytes()
+    at = saved.index(next(model.parameters()).detach().numpy().tobytes())
+    path.write_bytes(saved[:at] + bytes([saved[at] ^ 1]) + saved[at + 1 :])
+    with pytest.raises(ValueError, match=r"c\.pt is damaged \(a byte has changed"):
+        train_text(checkpoint=Checkpoint(path))
+
+
 @pytest.mark.parametrize("kind", ["half", "text", "foreign", "hostile"])
 def test_a_damaged_checkpoint_is_refused_and_no_code_in_it_runs(tmp_path, kind, capsys) -> None:
     path = tmp_path / "c.pt"

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.aggregate import Mean
-from mpnn.backends.cost_model import Estimate, both_ways, priced
+from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.csr import edges
 from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
@@ -73,6 +73,8 @@ def counts(request: Request) -> dict[str, float]:
     }
     if kind == "activated":
         operations["activated number"] = edges * width
+    if request.bias:
+        operations |= of_biases(request.bias, "edge", graph.num_edges)
     added = (request.edge_value, request.score.edge_key if isinstance(request.score, Dot) else None)
     if vectors := sum(vector is not None for vector in added):
         operations["vector number"] = edges * width * vectors

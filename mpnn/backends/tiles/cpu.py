@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.backends.cost_model import Estimate, both_ways, priced
+from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask, count_blocks
@@ -55,8 +55,8 @@ def counts(request: Request) -> dict[str, float]:
     operations["row of tiles"] = float(-(-graph.num_dst // ROWS) * heads)
     if request.dropout:
         operations["dropped pair"] = pairs
-    if not all(map(by_offset, request.bias)):
-        operations["biased edge"] = float(graph.num_edges * heads)
+    if per_edge := [b for b in request.bias if not by_offset(b)]:
+        operations |= {"biased edge": float(graph.num_edges * heads), **of_biases(per_edge, "edge", graph.num_edges)}
     return both_ways(operations, request.needs_grad)
 
 

@@ -71,6 +71,10 @@ class Outline:
         return _edges(self.original, *size).to(self.device)
 
     @property
+    def ends(self) -> Tensor:
+        return self.edge_index
+
+    @property
     def num_edges(self) -> int:
         if self.recipe:
             return self.__getattr__("num_edges")

@@ -37,5 +37,5 @@ template <class T> bool run(const FeatureDropout<T> &p, int64_t part, int64_t pa
 }  // namespace feature_dropout
 
 extern "C" int64_t feature_dropout_size() { return sizeof(feature_dropout::FeatureDropout<float>); }
-KERNEL(feature_dropout_f32, feature_dropout::FeatureDropout<float>) { return feature_dropout::run(*p, part, parts); }
-KERNEL(feature_dropout_f64, feature_dropout::FeatureDropout<double>) { return feature_dropout::run(*p, part, parts); }
+KERNEL(feature_dropout_f32, feature_dropout::FeatureDropout<float>, feature_dropout::run(*p, part, parts))
+KERNEL(feature_dropout_f64, feature_dropout::FeatureDropout<double>, feature_dropout::run(*p, part, parts))

@@ -185,5 +185,5 @@ template <class T> bool run(const LinearAttention<T> &p, const Item &item) {
 }  // namespace linear_attention
 
 extern "C" int64_t linear_attention_size() { return sizeof(linear_attention::LinearAttention<float>); }
-KERNEL(linear_attention_f32, linear_attention::LinearAttention<float>) { return run(*p, item_of(*p, b, part, parts)); }
-KERNEL(linear_attention_f64, linear_attention::LinearAttention<double>) { return run(*p, item_of(*p, b, part, parts)); }
+KERNEL(linear_attention_f32, linear_attention::LinearAttention<float>, run(*p, item_of(*p, b, part, parts)))
+KERNEL(linear_attention_f64, linear_attention::LinearAttention<double>, run(*p, item_of(*p, b, part, parts)))

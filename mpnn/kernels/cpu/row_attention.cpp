@@ -677,14 +677,14 @@ template <class T> static void join_sums(const RowSums<T> &p, int64_t b) {
 }
 
 #define EXPORT_FOR(T, suffix) \
-  KERNEL(row_attention_forward_##suffix, RowAttention<T>) { return forward(*p, b, part); } \
-  KERNEL(row_attention_join_##suffix, RowAttention<T>) { return join(*p, b), true; } \
-  KERNEL(row_attention_weights_##suffix, RowAttention<T>) { return normalize_weights(*p, b, part), true; } \
-  KERNEL(row_attention_prepare_##suffix, RowAttention<T>) { return prepare(*p, b, part, parts), true; } \
-  KERNEL(row_attention_backward_##suffix, RowAttention<T>) { return backward(*p, b, part); } \
-  KERNEL(row_attention_join_backward_##suffix, RowAttention<T>) { return join_backward(*p, b), true; } \
-  KERNEL(row_attention_sums_##suffix, RowSums<T>) { return row_sums(*p, b, part); } \
-  KERNEL(row_attention_join_sums_##suffix, RowSums<T>) { return join_sums(*p, b), true; }
+  KERNEL(row_attention_forward_##suffix, RowAttention<T>, forward(*p, b, part)) \
+  KERNEL(row_attention_join_##suffix, RowAttention<T>, join(*p, b), true) \
+  KERNEL(row_attention_weights_##suffix, RowAttention<T>, normalize_weights(*p, b, part), true) \
+  KERNEL(row_attention_prepare_##suffix, RowAttention<T>, prepare(*p, b, part, parts), true) \
+  KERNEL(row_attention_backward_##suffix, RowAttention<T>, backward(*p, b, part)) \
+  KERNEL(row_attention_join_backward_##suffix, RowAttention<T>, join_backward(*p, b), true) \
+  KERNEL(row_attention_sums_##suffix, RowSums<T>, row_sums(*p, b, part)) \
+  KERNEL(row_attention_join_sums_##suffix, RowSums<T>, join_sums(*p, b), true)
 EXPORT_FOR(float, f32)
 EXPORT_FOR(double, f64)
 #undef EXPORT_FOR

@@ -213,11 +213,11 @@ template <class T, class S, bool BACKWARD> static bool reduce(const RowReduce<T>
 }
 
 #define EXPORT_FOR(suffix, T, S) \
-  KERNEL(row_reduce_forward_##suffix, RowReduce<T>) { return reduce<T, S, false>(*p, b, part); } \
-  KERNEL(row_reduce_backward_##suffix, RowReduce<T>) { return reduce<T, S, true>(*p, b, part); } \
-  KERNEL(row_reduce_join_##suffix, RowReduce<T>) { return join_reduced(*p, b), true; }
+  KERNEL(row_reduce_forward_##suffix, RowReduce<T>, reduce<T, S, false>(*p, b, part)) \
+  KERNEL(row_reduce_backward_##suffix, RowReduce<T>, reduce<T, S, true>(*p, b, part)) \
+  KERNEL(row_reduce_join_##suffix, RowReduce<T>, join_reduced(*p, b), true)
 EXPORT_FOR(f32, float, float)
 EXPORT_FOR(f64, double, double)
 #undef EXPORT_FOR
-KERNEL(row_reduce_forward_bf16, RowReduce<float>) { return reduce<float, bfloat16, false>(*p, b, part); }
+KERNEL(row_reduce_forward_bf16, RowReduce<float>, reduce<float, bfloat16, false>(*p, b, part))
 extern "C" int64_t row_reduce_size() { return sizeof(RowReduce<float>); }

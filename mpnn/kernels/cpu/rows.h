@@ -80,10 +80,9 @@ struct Workspace {
   size_t used = 0;
 
   template <class T> T *take(int64_t count) {
-    used = (used + 63) / 64 * 64;
-    T *at = (T *)(memory + used);
-    used += (count > 0 ? count : 0) * sizeof(T);
-    return memory ? at : nullptr;
+    const size_t first = (used + 63) / 64 * 64;
+    used = first + (count > 0 ? count : 0) * sizeof(T);
+    return memory ? (T *)(memory + first) : nullptr;
   }
   bool allocate() {
     memory = (char *)calloc(1, used + 64);

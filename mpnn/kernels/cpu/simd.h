@@ -11,8 +11,13 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
-// The signature of a kernel, as threads.cpp calls it: part `part` of `parts` of entry `b` of a batch. False: no memory.
-#define KERNEL(name, Parameters) extern "C" bool name(const Parameters *p, int64_t b, int64_t part, int64_t parts)
+// Exports a kernel, as threads.cpp calls it: the result of an expression of its parameters `p`, for part `part` of `parts`
+// of entry `b` of a batch. False: no memory.
+#define KERNEL(name, Parameters, ...)                                                    \
+  extern "C" bool name(const void *parameters, int64_t b, int64_t part, int64_t parts) { \
+    const Parameters *p = (const Parameters *)parameters;                                \
+    return __VA_ARGS__;                                                                  \
+  }
 #define UNROLL _Pragma("clang loop unroll(full)")  // arrays of vectors are in registers only where no loop is left
 
 // N numbers in one value. They need no more alignment than a number.

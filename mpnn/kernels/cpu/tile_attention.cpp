@@ -464,7 +464,7 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t par
     Tile t;
     t.b = shared * p.shared_batch + task / group % p.shared_batch, t.h = kv * group + task % group;
     const int64_t bh = t.b * p.heads + t.h;
-    T *d_table = p.d_table + (shared * p.num_segments + segment) * p.heads * table_length(p);
+    const int64_t table = (shared * p.num_segments + segment) * p.heads * table_length(p);
     for (int64_t key_tile = p.segments[segment]; key_tile < p.segments[segment + 1]; key_tile++) {
       const int64_t j = key_tile * COLUMNS, keys = least(p.num_src - j, COLUMNS);
       pack(at<S>(p.key, t.b, kv, j), p.key.node, keys, COLUMNS, D, T(p.scale), k_tile);
@@ -487,7 +487,7 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t par
 
         if (p.d_table)
           for (int64_t c = 0; c < keys_left; c++) {
-            T *entries = d_table + in_table(p, t, c);
+            T *entries = p.d_table + table + in_table(p, t, c);
             for (int r = 0; r < ROWS; r++) entries[r] += g[c * ROWS + r];
           }
         if (p.d_bias) {
@@ -516,8 +516,8 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t par
 
 extern "C" int64_t tile_attention_size() { return sizeof(tile_attention::TileAttention<float>); }
 #define EXPORT_FOR(suffix, T, S) \
-  KERNEL(tile_attention_forward_##suffix, tile_attention::TileAttention<T>) { return tile_attention::forward<T, S>(*p, part, parts); } \
-  KERNEL(tile_attention_backward_##suffix, tile_attention::TileAttention<T>) { return tile_attention::backward<T, S>(*p, part, parts); }
+  KERNEL(tile_attention_forward_##suffix, tile_attention::TileAttention<T>, tile_attention::forward<T, S>(*p, part, parts)) \
+  KERNEL(tile_attention_backward_##suffix, tile_attention::TileAttention<T>, tile_attention::backward<T, S>(*p, part, parts))
 EXPORT_FOR(f32, float, float)
 EXPORT_FOR(f64, double, double)
 EXPORT_FOR(bf16, float, bfloat16)

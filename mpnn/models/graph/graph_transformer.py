@@ -137,7 +137,7 @@ class EdgeScaled(HeadsOf):
     def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         if self.to_edge is None or edge_attr is None:
             raise ValueError("EdgeScaled needs edge_dim, and edge_attr from the call or the graph")
-        key, value = (x.index_select(-3, graph.edge_index[0]) for x in (key, value))
+        key, value = (x.index_select(-3, graph.ends[0]) for x in (key, value))
         edge_key = key * self.to_edge(edge_attr).unflatten(-1, (self.heads, -1))
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
         return Round(into, value, Dot(query, edge_key, self.scale))

@@ -87,5 +87,5 @@ def degree_coordinates(graph: Graph, dtype: torch.dtype = torch.float32) -> Tens
     """`(1 / sqrt(d_i), 1 / sqrt(d_j))` for each edge from j to i, [E, 2]. Degree 0 counts as 1."""
     inverse = graph.degree().clamp(min=1).to(dtype).rsqrt()
     of_src = graph.exchange(inverse, 0)  # a part: degrees in the whole graph
-    src, dst = graph.edge_index
+    src, dst = graph.ends
     return torch.stack([inverse.index_select(0, dst), of_src.index_select(0, src)], 1)
