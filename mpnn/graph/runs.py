@@ -135,6 +135,7 @@ class Runs:
     def take(self, rows: Ints) -> Runs:
         """The runs of the given rows, in that order. Rows may repeat."""
         count = self.ptr[rows + 1] - self.ptr[rows]
+        require_room(len(rows), self.num_src, int(count.sum()))
         which = expand(self.ptr[rows], self.ptr[rows + 1])
         ptr = np.append(0, np.cumsum(count))
         return Runs(len(rows), self.num_src, ptr, self.start[which], self.stop[which])
@@ -179,6 +180,8 @@ class Runs:
 
     def edges(self) -> tuple[Ints, Ints]:
         """Materializes all edges as (dst, src), row by row with ascending sources: O(edges)."""
+        what = f"writing out {self.num_edges:,} pairs of a graph of {self.num_dst} x {self.num_src}"
+        capacity.require(32 * self.num_edges, what, "use fewer nodes, or a topology with longer runs")
         return np.repeat(np.arange(self.num_dst), self.degree()), expand(self.start, self.stop)
 
     def contains(self, dst: Ints, src: Ints) -> NDArray[np.bool_]:
@@ -306,6 +309,42 @@ class Runs:
         check_same_size(self, other)
         (s1, t1), (s2, t2) = self._flat(), other._flat()
         return _merge(s1, s2), _merge(t1, t2)
+
+
+@dataclass(frozen=True, eq=False)
+class Combs:
+    """Rows of runs in equal steps, which are counted before they are written out.
+
+    Row r has `count[r]` runs of `width` sources, `step` apart from `first[r]` on, and behind them the run `last[r]`, a
+    start and a stop, unless it is empty. Runs of a row do not touch; those that exceed the sources are cut off.
+    """
+
+    num_src: int
+    first: Ints
+    count: Ints
+    step: int
+    width: int
+    last: tuple[Ints, Ints]
+
+    @property
+    def num_runs(self) -> int:
+        return int(self.count.sum() + self._has_last.sum())
+
+    @property
+    def _has_last(self) -> NDArray[np.bool_]:
+        return self.last[0] < np.minimum(self.last[1], self.num_src)
+
+    def runs(self) -> Runs:
+        has_last = self._has_last
+        ptr = np.append(0, np.cumsum(self.count + has_last))
+        start = np.arange(ptr[-1])
+        start -= np.repeat(ptr[:-1], np.diff(ptr))
+        start *= self.step
+        start += np.repeat(self.first, np.diff(ptr))
+        at = ptr[1:][has_last] - 1
+        stop = start + self.width
+        start[at], stop[at] = self.last[0][has_last], self.last[1][has_last]
+        return Runs(len(self.count), self.num_src, ptr, start, np.minimum(stop, self.num_src, out=stop))
 
 
 def check_same_size(one: Any, other: Any) -> None:

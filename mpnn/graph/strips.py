@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from mpnn.graph import capacity
 from mpnn.graph.runs import RUNS_AT_ONCE, Ints, Runs, check_same_size, distinct, expand, require_room
 
+MAX_BYTES = 2 << 30  # of strips while they are made: a graph that needs more is not small in this form
+_RUN_BYTES = 320  # of a run of sources, while strips are cut, sorted and joined; measured
 _PERIODS = 4  # periods of a strip from which `split` takes them together
 
 
@@ -278,8 +280,7 @@ class _Intervals:
         begin = np.searchsorted(rows, self.rows)
         count = np.diff(begin)[self.strip]
         total = int(count.sum())
-        what = f"{len(rows) - 1:,} strips of rows with {total:,} runs of sources"
-        capacity.require(128 * total, what, "use a topology with fewer runs per row")
+        require_strips(len(rows) - 1, total)
         which = np.repeat(np.arange(len(self.strip)), count)
         strip = expand(begin[self.strip], begin[self.strip] + count)
         order = np.argsort(strip, kind="stable")
@@ -288,6 +289,16 @@ class _Intervals:
         top = self.rows[self.strip[which]]
         first, last = (np.where(moves, begins + (row - top), begins) for row in (rows[strip], rows[strip + 1] - 1))
         return _Intervals(rows, strip, first, last)
+
+
+def require_strips(count: int, runs: int) -> None:
+    """Raises MemoryError if so many strips, with so many runs, would need more than `MAX_BYTES` or than is available.
+
+    Everything that makes strips asks this first.
+    """
+    what = f"a graph of {count:,} strips of rows with {runs:,} or more runs of sources"
+    advice = "use fewer nodes, or a topology with fewer runs per row"
+    capacity.require(_RUN_BYTES * runs, what, advice, MAX_BYTES)
 
 
 def _check_moves(parts: _Intervals) -> None:

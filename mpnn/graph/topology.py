@@ -24,10 +24,10 @@ from mpnn.graph.algebra import refuse_truth
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.handles import Handled
 from mpnn.graph.relations import Relation, as_relation
-from mpnn.graph.runs import Ints, Runs, check_line, distinct
-from mpnn.graph.strips import Strips
+from mpnn.graph.runs import Combs, Ints, Runs, check_line, distinct, require_room
+from mpnn.graph.strips import Strips, require_strips
 
-RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]] | Runs]
+RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]] | Runs | Combs]
 Breaks = Callable[..., ArrayLike]
 LabelRule = Callable[..., NDArray[np.int64]]
 
@@ -62,8 +62,8 @@ class Topology(Handled, ABC):
         `rule(i, num_src, *args)` receives all destinations `i`, int64 [num_dst], and returns pairs `(start, stop)` of
         integer arrays [num_dst] (or plain integers). For each pair, destination i receives from the sources
         `start[i] <= j < stop[i]`. Pairs may overlap, be empty or exceed the range of sources; they are clipped and
-        merged. A rule with thousands of runs per row may return `mpnn.graph.runs.Runs` instead, which is used
-        unchanged. A rule raises `ValueError` for sizes that it does not support.
+        merged. A rule with thousands of runs per row may return `mpnn.graph.runs.Runs` or `Combs` instead, which are
+        used unchanged. A rule raises `ValueError` for sizes that it does not support.
 
         Args:
             args: hashable arguments of the rule. Two topologies are equal if their rules and arguments are equal.
@@ -278,17 +278,23 @@ class _Rule(Topology):
     def _strips(self, num_dst: int, num_src: int) -> Strips:
         """Asks the rule for the first row of each strip, and for the last if ends may move within it."""
         if self.breaks is None:
+            require_room(num_dst, num_src, num_dst // self.alike)
             rows = np.append(np.arange(0, num_dst, self.alike), num_dst)
             runs = self._runs(rows[:-1], num_src)
             return Strips(rows, runs, runs)
         breaks = np.asarray(self.breaks(num_dst, num_src, *self.args), np.int64)
+        require_strips(breaks.size, breaks.size)
         rows = distinct(np.array([0, num_dst]), np.clip(breaks, 0, num_dst))
         strip, i = np.arange(len(rows) - 1), np.stack([rows[:-1], rows[1:] - 1], 1).reshape(-1)
         pairs = self.rule(i, num_src, *self.args)
+        if isinstance(pairs, Combs):
+            require_strips(len(strip), pairs.num_runs // 2)
+            pairs = pairs.runs()
         if isinstance(pairs, Runs):
             return Strips.of(rows, pairs.take(2 * strip), pairs.take(2 * strip + 1))
         ends = [np.zeros((2, 0), np.int64)]
-        for pair in self._checked(pairs):
+        for count, pair in enumerate(self._checked(pairs), 1):
+            require_strips(len(strip), count * len(strip))
             ends.append(np.stack([np.broadcast_to(np.asarray(end, np.int64), i.shape) for end in pair]))
         first, last = (np.concatenate([pair[:, which::2] for pair in ends], 1) for which in (0, 1))
         return Strips.union(num_src, rows, np.tile(strip, len(ends) - 1), first, last)
@@ -296,6 +302,9 @@ class _Rule(Topology):
     def _runs(self, i: Ints, num_src: int) -> Runs:
         """The runs that the rule returns for the rows i, clipped and merged."""
         pairs = self.rule(i, num_src, *self.args)
+        if isinstance(pairs, Combs):
+            require_room(len(i), num_src, pairs.num_runs)
+            return pairs.runs()
         if isinstance(pairs, Runs):
             return pairs
         row = np.arange(len(i))

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from mpnn.graph.runs import Ints, Runs, require_room
+from mpnn.graph.runs import Combs, Ints, Runs
+from mpnn.graph.strips import require_strips
 from mpnn.graph.topology import Topology
 from mpnn.graphs.arguments import at_least, distinct_indices, integers, num_rows
 
@@ -96,14 +97,24 @@ def window(radius: int, dilation: int = 1) -> Topology:
     """
     at_least("radius", radius, 0)
     at_least("dilation", dilation, 1)
-    return Topology.of(_window, int(radius), int(dilation), breaks=_no_breaks, positional=True)
+    return Topology.of(_window, int(radius), int(dilation), breaks=_window_breaks, positional=True)
 
 
-def _window(i: Ints, num_src: int, radius: int, dilation: int = 1) -> Pairs:
+def _window_breaks(num_dst: int, num_src: int, radius: int, dilation: int = 1) -> Ints:
+    """Rows at which a dilated run enters or leaves the sources."""
+    reachable = 0 if dilation == 1 else min(radius, max(num_dst, num_src) // dilation)
+    require_strips(3 * reachable, 3 * reachable)
+    enters, leaves = np.arange(reachable + 1), np.arange(-reachable, reachable + 1)
+    return np.append(enters * dilation, num_src - leaves * dilation)
+
+
+def _window(i: Ints, num_src: int, radius: int, dilation: int = 1) -> Pairs | Combs:
     if dilation == 1:
         return [(i - radius, i + radius + 1)]
     reachable = min(radius, max(num_rows(i), num_src) // dilation)
-    return [(i + k * dilation, i + k * dilation + 1) for k in range(-reachable, reachable + 1)]
+    before, after = np.minimum(i // dilation, reachable), np.minimum((num_src - 1 - i) // dilation, reachable)
+    count = np.maximum(before + after + 1, 0)
+    return Combs(num_src, i - before * dilation, count, dilation, width=1, last=(i, i))
 
 
 def strided(stride: int) -> Topology:
@@ -129,24 +140,13 @@ def _strided_breaks(num_dst: int, num_src: int, stride: int) -> Ints:
     return first if num_dst <= num_src else np.concatenate([first, first + num_src % stride])
 
 
-def _strided(i: Ints, num_src: int, stride: int) -> Pairs | Runs:
-    """Row i has about i / stride runs, N^2 / (2 * stride) in total, so they are generated in order without sorting."""
+def _strided(i: Ints, num_src: int, stride: int) -> Pairs | Combs:
+    """Row i has about i / stride runs, N^2 / (2 * stride) in total."""
     if stride == 1:
         return [(0, i + 1)]
     first = i % stride
-    single = np.minimum(i // stride - 1, (num_src - first + stride - 1) // stride).clip(0)
-    near_start, near_stop = np.maximum(i - stride, 0), np.minimum(i + 1, num_src)
-    has_near = near_start < near_stop
-    ptr = np.append(0, np.cumsum(single + has_near))
-    require_room(len(i), num_src, int(ptr[-1]))
-    start = np.arange(ptr[-1])
-    start -= np.repeat(ptr[:-1], np.diff(ptr))
-    start *= stride
-    start += np.repeat(first, np.diff(ptr))
-    stop = start + 1
-    last = ptr[1:][has_near] - 1
-    start[last], stop[last] = near_start[has_near], near_stop[has_near]
-    return Runs(len(i), num_src, ptr, start, stop)
+    count = np.minimum(i // stride - 1, (num_src - first + stride - 1) // stride).clip(0)
+    return Combs(num_src, first, count, stride, width=1, last=(np.maximum(i - stride, 0), i + 1))
 
 
 def fixed(block: int, summary: int = 1) -> Topology:
@@ -172,14 +172,17 @@ def fixed(block: int, summary: int = 1) -> Topology:
 
 
 def _fixed_breaks(num_dst: int, num_src: int, block: int, summary: int = 1) -> Ints:
-    return np.arange(0, num_dst if summary < block else 0, block)
+    """The first row of each block, and the row at which the sources end."""
+    return np.append(np.arange(0, num_dst if summary < block else 0, block), num_src)
 
 
-def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs:
+def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs | Combs:
     if summary == block:
         return [(0, i + 1)]
-    ends = range(block, num_rows(i), block) if summary else ()
-    return [(i - i % block, i + 1), *((end - summary, np.where(i >= end, end, 0)) for end in ends)]
+    first, own = block - summary, i - i % block  # of the first summary, of the row's block
+    near = own if summary == 0 else np.maximum(own - summary, 0)  # the last summary touches the block
+    count = np.minimum(i // block - 1, -((first - num_src) // block)).clip(0) if summary else np.zeros_like(i)
+    return Combs(num_src, np.full_like(i, first), count, block, summary, last=(near, i + 1))
 
 
 def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mpnn.graph import capacity
 from mpnn.graph.runs import Ints
 from mpnn.graph.topology import Topology
 from mpnn.graphs import sequence
@@ -123,6 +124,9 @@ def _draw(generator: np.random.Generator, available: Ints, count: int) -> Ints:
     rows = len(available)
     most = int(available.max(initial=0))
     count = min(count, most)
+    numbers = rows * (most if count * 8 >= most else count)
+    what = f"random sources: {rows:,} draws of {count:,} among {most:,}"
+    capacity.require(32 * numbers, what, "use fewer nodes, a smaller degree or larger blocks")
     if count * 8 >= most:  # dense sampling: the first `count` of a random order
         keys = generator.random((rows, most))
         keys[np.arange(most) >= available[:, None]] = 2.0

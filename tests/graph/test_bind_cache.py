@@ -12,6 +12,7 @@ import sys
 import time
 import tracemalloc
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -242,15 +243,30 @@ def test_the_system_states_how_much_memory_there_is() -> None:
     assert 1 << 20 < capacity.available_bytes() <= 1 << 62
 
 
-@pytest.mark.parametrize("stride", [1, 2, 3, 7, 50])
-@pytest.mark.parametrize(("num_dst", "num_src"), [(0, 0), (1, 1), (40, 40), (40, 13), (13, 40)])
-def test_strided_rows_are_written_as_the_rule_says(stride: int, num_dst: int, num_src: int) -> None:
-    i, j = np.arange(num_dst)[:, None], np.arange(num_src)
-    expected = ((i - j >= 0) & (i - j < stride)) | ((i - j > 0) & ((i - j) % stride == 0))
-    graph = graphs.strided(stride)._graph(num_dst, num_src)
-    assert np.array_equal(graph.dense().numpy(), expected)
-    again = Runs.of(num_dst, num_src, [(graph.runs.row, graph.runs.start, graph.runs.stop)])
-    assert again.same_as(graph.runs), "sorted, disjoint, not touching"
+COMBS: dict[Topology, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    **{
+        graphs.strided(s): lambda i, j, s=s: (j <= i) & ((i - j < s) | ((i - j) % s == 0)) for s in (1, 2, 3, 7, 17, 50)
+    },
+    **{
+        graphs.window(r, d): lambda i, j, r=r, d=d: (abs(i - j) <= r * d) & ((i - j) % d == 0)
+        for r, d in ((0, 2), (1, 2), (3, 5), (9, 3), (99, 4))
+    },
+    **{
+        graphs.fixed(b, s): lambda i, j, b=b, s=s: (j <= i) & ((i // b == j // b) | (j % b >= b - s))
+        for b, s in ((1, 0), (3, 1), (3, 2), (5, 5), (8, 0), (8, 3), (50, 1))
+    },
+}
+
+
+@pytest.mark.parametrize("few", [0, 4096], ids=["strips", "rows"])
+@pytest.mark.parametrize("topology", COMBS, ids=str)
+def test_combs_are_written_as_the_rule_says(topology: Topology, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpnn.graph.topology._FEW_ROWS", few)
+    for num_dst, num_src in ((0, 0), (1, 1), (40, 40), (40, 13), (13, 40)):
+        runs = topology._graph(num_dst, num_src).runs
+        assert np.array_equal(runs.dense(), COMBS[topology](*np.ogrid[:num_dst, :num_src]))
+        again = Runs.of(num_dst, num_src, [(runs.row, runs.start, runs.stop)])
+        assert again.same_as(runs), "sorted, disjoint, not touching"
 
 
 def test_strided_takes_no_memory_but_for_its_runs() -> None:

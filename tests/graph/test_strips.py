@@ -217,12 +217,41 @@ def test_counts_are_exact_at_any_size() -> None:
     assert count_blocks(graphs.identity().bind(n).structure, 32, 96)[0] == n // 32
 
 
-def test_strips_that_do_not_fit_into_memory_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpnn.graph.capacity.available_bytes", lambda: 1 << 28)
-    # Each of the 2 * 3,000 runs begins or ceases in a row of its own.
-    message = r"strips of rows with [\d,]+ runs of sources would need about .* use a topology with fewer runs per row"
-    with pytest.raises(MemoryError, match=message):
-        graphs.window(3000, dilation=2)._graph(10**6, 10**6)
+@pytest.mark.parametrize(
+    "topology", [graphs.fixed(1000), graphs.strided(1000), graphs.window(1000, 3)], ids=lambda t: str(t)
+)
+def test_combs_over_a_million_nodes_take_memory_by_their_strips(topology: Topology) -> None:
+    with at_most(seconds=30, megabytes=500):
+        assert topology._graph(10**6, 10**6).num_edges > 10**6
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        *(graphs.fixed(100), graphs.fixed(10), graphs.strided(100), graphs.window(3000, 2), graphs.window(10**9, 2)),
+        ~graphs.fixed(100),
+        graphs.strided(1000) | graphs.fixed(1001),
+    ],
+    ids=str,
+)
+def test_strips_with_too_many_runs_are_refused_before_any_work(topology: Topology) -> None:
+    message = r"[\d,]+ strips of rows with [\d,]+ or more runs of sources would need about .* 2\.0 GiB are allowed; use"
+    with at_most(seconds=30, megabytes=400), pytest.raises(MemoryError, match=message):
+        topology._graph(10**6, 10**6)
+
+
+def test_rows_that_do_not_fit_are_refused_before_any_work() -> None:
+    order = torch.randperm(100_000, generator=torch.Generator().manual_seed(0))
+    halves = Topology.cliques(lambda n: np.arange(n) % 2)  # every second node: a run for each edge
+    with at_most(seconds=30, megabytes=200):
+        for build in (
+            lambda: graphs.random(200_000)._graph(10**6, 10**6),
+            lambda: graphs.permutation(order)._graph(100_000, 100_000),
+            lambda: halves._graph(10**6, 10**6).runs,
+            lambda: graphs.identity()._graph(10**9, 10**9).runs,
+        ):
+            with pytest.raises(MemoryError, match=r"would need about [\d.,]+ GiB"):
+                build()
 
 
 def test_blocks_of_random_rows_take_memory_by_run() -> None:
