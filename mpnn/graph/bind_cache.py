@@ -47,7 +47,7 @@ class BindCache:
     def __init__(self, limit: int) -> None:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._newest: _Entry | None = None
-        self._limit, self._derived = limit, csr.derivations()
+        self._limit, self._derived, self._surveyed = limit, csr.derivations(), 0
         self._lock = RLock()
 
     @property
@@ -97,10 +97,14 @@ class BindCache:
                 return entry.graph
         graph = outside_modes(build)
         with self._lock:
-            entry = self._entries.setdefault(key, _Entry(graph))
+            entry, before = self._entries.setdefault(key, _Entry(graph)), self._newest
             self._newest = entry
             self._entries.move_to_end(key)
-            self._account(list(self._entries.values()))
+            if csr.derivations() - self._surveyed >= len(self._entries) // 8:
+                self._surveyed = csr.derivations()
+                self._account(list(self._entries.values()))
+            else:
+                self._account((entry,) if before is None else (before, entry))
             return entry.graph
 
     def drop(self, unwanted: Callable[[Any], bool]) -> None:
@@ -122,7 +126,7 @@ class BindCache:
         """Measures those of the entries that have changed, and evicts.
 
         The cache does not know which graph has changed. Between two lookups it is most likely the last one looked up,
-        so `_use` passes this entry and the current one. Building a graph is expensive anyway, so `get` passes all.
+        so this entry and the current one are passed, and all entries once many values were cached.
         """
         self._derived = csr.derivations()
         self._measure(entries)

@@ -35,7 +35,7 @@ from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_support
 from mpnn.request.request import Request
 from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
 
-METHODS = {"propagate", "message", "aggregate", "message_and_aggregate", "update", "edge_update", "edge_updater"}
+METHODS = ("propagate", "message", "aggregate", "message_and_aggregate", "update", "edge_update", "edge_updater")
 HOOKS = [
     f"_{what}_forward_{when}hooks"
     for what in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -70,8 +70,8 @@ class Replacement:
         reducers = _reducers(conv.aggr_module)
         if reducers is None or (len(reducers) > 1 and not cls.several_aggregators):
             return f"aggr = {conv.aggr!r}"
-        if changed := METHODS & vars(conv).keys():
-            return f"{', '.join(sorted(changed))} set on the instance"
+        if changed := [name for name in METHODS if name in vars(conv)]:
+            return f"{', '.join(changed)} set on the instance"
         return None
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
@@ -193,9 +193,8 @@ class GCNConv(WeightedSum, pyg.GCNConv):
         graph, _ = self.bind(edge_index, None, x)
         form = x.size(self.node_dim), self.improved, self.add_self_loops, self.flow, x.dtype
         looped = graph.derive(_normalized, *form, num_dst=graph.num_dst)
-        if edge_weight is None:
-            weight = graph.cached(("gcn", *form), lambda: gcn_norm(_ends(graph, self.flow), None, *form)[1])
-        else:
+        weight = looped.edge_attr
+        if edge_weight is not None:
             weight = gcn_norm(_ends(graph, self.flow), edge_weight, *form)[1]
         out = self.propagate(looped, x=self.lin(x), edge_weight=weight)
         return out if self.bias is None else out + self.bias
@@ -386,8 +385,11 @@ def _reducers(module: Any) -> list[str | Aggregator] | None:
         parts = [_reducers(part) for part in module.aggrs]
         flat = [reduce for part in parts for reduce in part or ()]
         return flat if module.mode == "cat" and all(parts) else None
-    reduce = REDUCERS.get(type(module))
-    return None if reduce is None or getattr(getattr(module, "var_aggr", module), "semi_grad", False) else [reduce]
+    kind = type(module)
+    variance = module if kind is aggr.VarAggregation else module.var_aggr if kind is aggr.StdAggregation else None
+    if kind not in REDUCERS or (variance is not None and variance.semi_grad):
+        return None
+    return [REDUCERS[kind]]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -446,10 +448,11 @@ def _with_loops(graph: Graph, ordered: bool) -> Graph:
 
 
 def _normalized(graph: Graph, *form: Any) -> Graph:
-    """The graph whose edges `gcn_norm` weighs."""
+    """The edges that `gcn_norm` weighs, with the weights of a graph without weights as attributes."""
     *_, flow, _ = form
-    ends = gcn_norm(_ends(graph, flow), None, *form)[0]
-    return Graph.from_edges(ends if flow == "source_to_target" else ends.flip(0), graph.num_dst, graph.num_src)
+    ends, weight = gcn_norm(_ends(graph, flow), None, *form)
+    ends = ends if flow == "source_to_target" else ends.flip(0)
+    return Graph.from_edges(ends, graph.num_dst, graph.num_src, edge_attr=weight)
 
 
 def _of_type(graph: Graph, kind: int) -> Graph:
