@@ -16,12 +16,13 @@ ROOT = Path(mpnn.__file__).parent
 # What each room may import, besides itself: only rooms above it, so the order of this table is a proof of no cycles.
 ROOMS: dict[str, set[str]] = {
     "files": set(),
+    "tables": set(),
     "kernels": set(),
     "graph": {"kernels"},
     "html": {"graph"},
     "aggregate": set(),
     "request": {"graph", "aggregate"},
-    "graphs": {"graph", "request", "kernels", "files"},
+    "graphs": {"graph", "request", "kernels", "files", "tables"},
     "dropout": {"graph", "request", "kernels"},
     "update": {"request", "dropout"},
     "position": {"graph", "request"},
@@ -31,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "engine": {"graph", "graphs", "html", "aggregate", "request", "backends"},
     "ops": {"graph", "aggregate", "request", "engine"},
     "message_passing": {"graph", "html", "aggregate", "update", "request", "attention", "decoding", "engine", "ops"},
-    "data": {"files", "graph", "graphs"},
+    "data": {"files", "tables", "graph", "graphs"},
     "plot": {"graph"},
     "encodings": {"graph"},
     "models": {
@@ -63,6 +64,7 @@ ROOMS: dict[str, set[str]] = {
             "plot",
             "models",
             "files",
+            "tables",
             "train",
             "hf",
             "kernels",

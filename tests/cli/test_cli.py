@@ -150,7 +150,10 @@ def test_graph_convert_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     assert "edge 0 (0 -> 7) has destination 7, but there are 5 destinations" in refusal(*where, "--n", "5")
     assert "--num-src needs --n" in refusal(*where, "--num-src", "5")
     edges.write_text("0,1\n1\n")
-    assert "every line must hold a source and a destination" in refusal(*where)
+    assert f"line 2 of {edges} has 1 columns, and the first row has 2" in refusal(*where)
+    edges.write_text(",src,dst\n0,5,7\n1,8,2\n")
+    assert "has 3 columns ('', 'src', 'dst')" in refusal(*where)
+    assert "got ('src', 'dest')" in refusal(*where, "--columns", "src,dest")
     assert [path.name for path in tmp_path.iterdir()] == ["edges.csv"]
 
 
