@@ -185,7 +185,7 @@ def _two(path: Path, names: Sequence[str], width: int, columns: Columns | None) 
                 + ("; name two of them as columns, by name or by number from 0" if width > 2 else "")
             )
         return [0, 1]
-    found = [names.index(column) if names.count(column) == 1 else column for column in columns]
+    found = [names.index(str(column)) if names.count(str(column)) == 1 else column for column in columns]
     if len(found) != 2 or not all(isinstance(k, int) and 0 <= k < width for k in found) or found[0] == found[1]:
         raise ValueError(
             f"columns must be two different columns of the {width} of {path}{listed}, by name or by number from 0; "

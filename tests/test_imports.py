@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "request": {"graph", "aggregate"},
     "graphs": {"graph", "request", "kernels", "files", "tables"},
     "dropout": {"graph", "request", "kernels"},
-    "update": {"request", "dropout"},
+    "update": {"graph", "request", "dropout"},
     "position": {"graph", "request"},
     "attention": {"graph", "graphs", "request", "position", "kernels"},
     "decoding": {"graph", "attention"},

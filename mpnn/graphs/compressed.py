@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graphs.arguments import as_integer
+from mpnn.graph.arguments import as_integer
 from mpnn.kernels.sample_neighbors import sample_neighbors
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.files import atomic_folder
-from mpnn.graphs.arguments import at_least
+from mpnn.graph.arguments import at_least
 from mpnn.graphs.compressed import CompressedGraph
 from mpnn.tables import Columns, edge_chunks
 

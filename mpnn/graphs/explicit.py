@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.graph.arguments import at_least
 from mpnn.graph.csr import check_form, outside_inference_mode
 from mpnn.graph.relations import GridOffset, Offset
 from mpnn.graph.runs import Runs
-from mpnn.graphs.arguments import at_least
 
 
 def from_edges(
