@@ -1,6 +1,6 @@
-"""Writes the tables of docs/scale.md, and its figure: `python docs/scale.py`, a minute.
+"""Writes the tables of docs/scale.md, and its figure: `python -m docs.scale`, a minute.
 
-Everything is computed: plans of `partition`, and `mpnn.distributed.simulate` with the rates of data sheets.
+Everything is computed: plans of `partition`, and `docs/simulate.py` with the rates of data sheets.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from matplotlib.figure import Figure
 
+from docs.simulate import H100_INFINIBAND, H100_NVLINK, Forecast, Work, sage, simulate, transformer
 from mpnn import Graph, graphs
 from mpnn.distributed import partition
-from mpnn.distributed.simulate import H100_INFINIBAND, H100_NVLINK, Forecast, Work, sage, simulate, transformer
 from mpnn.plot import FRAME, INK, MUTED, SERIES
 
 HERE = Path(__file__).parent

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn.dropout import Dropout, DropPath
+from mpnn.graph.arguments import as_integer
 from mpnn.request import validation as check
 
 
@@ -99,8 +100,8 @@ class Concat(Update):
 
     def __init__(self, dim: int, out_dim: int, message_dim: int | None = None, bias: bool = True) -> None:
         super().__init__()
-        check.width("dim", dim)
-        check.width("out_dim", out_dim)
+        as_integer("dim", dim)
+        as_integer("out_dim", out_dim)
         self.linear = nn.Linear(dim + (dim if message_dim is None else message_dim), out_dim, bias)
 
     def check(self, x: Tensor, message: Tensor | None) -> None:
@@ -124,7 +125,7 @@ class GRU(Update):
 
     def __init__(self, dim: int, message_dim: int | None = None) -> None:
         super().__init__()
-        check.width("dim", dim)
+        as_integer("dim", dim)
         self.cell = nn.GRUCell(dim if message_dim is None else message_dim, dim)
 
     def check(self, x: Tensor, message: Tensor | None) -> None:
@@ -154,7 +155,7 @@ class PreNorm(Update):
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
-        check.width("dim", dim)
+        as_integer("dim", dim)
         check.function("ffn", ffn)
         self.norm, self.ffn = norm(dim), ffn
         self.ffn_norm = None if ffn is None else norm(dim)
@@ -193,7 +194,7 @@ class PostNorm(Update):
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
     ) -> None:
         super().__init__()
-        check.width("dim", dim)
+        as_integer("dim", dim)
         check.function("ffn", ffn)
         self.norm, self.ffn = norm(dim), ffn
         self.ffn_norm = None if ffn is None else norm(dim)
@@ -243,7 +244,7 @@ class Reversible(Update):
         self, dim: int, ffn: nn.Module, *, dropout: float = 0.0, norm: Callable[[int], nn.Module] = nn.LayerNorm
     ) -> None:
         super().__init__()
-        check.width("dim", dim)
+        as_integer("dim", dim)
         check.function("ffn", ffn)
         self.norm, self.ffn, self.ffn_norm = norm(dim), ffn, norm(dim)
         self.dropout = Dropout(dropout)

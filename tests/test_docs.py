@@ -88,7 +88,7 @@ def test_the_page_of_models_says_what_was_measured() -> None:
 @pytest.mark.slow
 def test_the_table_of_scale_says_what_is_computed() -> None:
     page, text = page_script("scale"), (ROOT / "docs" / "scale.md").read_text()
-    assert page.updated(text, list(page.forecasts())) == text, "run python docs/scale.py"
+    assert page.updated(text, list(page.forecasts())) == text, "run python -m docs.scale"
 
 
 def test_the_table_of_results_says_what_was_recorded() -> None:

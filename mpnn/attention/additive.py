@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from mpnn.attention.heads import check_integers, edges_by_head, join_heads
 from mpnn.attention.spec import Attention, KeyValue
 from mpnn.graph import Graph
-from mpnn.graphs.arguments import at_least
+from mpnn.graph.arguments import at_least
 from mpnn.request import validation
 from mpnn.request.request import Round
 from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU

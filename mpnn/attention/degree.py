@@ -17,7 +17,8 @@ class Degree(Attention):
     """GCN's fixed weights (Kipf & Welling 2017, eq. 2): `w_ij = a_ij / sqrt(d_i d_j)`, value `W h_j`.
 
     d is the in-degree of a node, or the sum of the weights a_ij of its incoming edges if edges have one-dimensional
-    attributes. To add the paper's self-loops, use `graph.with_self_loops(fill=1.0)`.
+    attributes. Batches of `neighbor_batches` carry the d of the whole graph. To add the paper's self-loops, use
+    `graph.with_self_loops(fill=1.0)`.
     """
 
     normalize = "none"
@@ -35,7 +36,7 @@ class Degree(Attention):
         return ANY, validation.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        if graph.exchange is LOCAL and graph.num_dst != graph.num_src:
+        if graph.exchange is LOCAL and graph.degrees is None and graph.num_dst != graph.num_src:
             raise ValueError(f"Degree needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
         if edge_attr is None:
             weight = graph.cached(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
@@ -43,6 +44,11 @@ class Degree(Attention):
             if edge_attr.numel() != graph.num_edges:
                 raise ValueError(
                     f"Degree takes one weight per edge as edge_attr, [{graph.num_edges}]; got {list(edge_attr.shape)}"
+                )
+            if graph.degrees is not None and edge_attr is not graph.edge_attr:
+                raise ValueError(
+                    "the degrees of a sampled graph sum the weights of the whole graph's edges; pass edge_attr to "
+                    "graphs.from_edges before sampling, not to the layer"
                 )
             weight = degree_weights(graph, edge_attr.reshape(-1), src.dtype)
         return Round(graph, self.to_value(src).unsqueeze(-2), bias=(weight[:, None],))
@@ -66,10 +72,14 @@ def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtyp
         if weight is None
         else weight.to(accumulate_dtype)
     )
-    degree = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
-    inverse = torch.where(
-        degree > 0, degree.clamp(min=torch.finfo(accumulate_dtype).tiny).rsqrt(), torch.zeros_like(degree)
-    )
+    if graph.degrees is not None:
+        of_dst, of_src = (_inverse_root(degree.to(accumulate_dtype)) for degree in graph.degrees)
+    else:
+        of_dst = _inverse_root(weight.new_zeros(graph.num_dst).index_add(0, dst, weight))
+        of_src = graph.exchange(of_dst, 0)  # a part: degrees in the whole graph
     # index_select, because the backward of indexing sums in a nondeterministic order on several threads
-    of_src = graph.exchange(inverse, 0)  # a part: degrees in the whole graph
-    return (inverse.index_select(0, dst) * weight * of_src.index_select(0, src)).to(dtype)
+    return (of_dst.index_select(0, dst) * weight * of_src.index_select(0, src)).to(dtype)
+
+
+def _inverse_root(degree: Tensor) -> Tensor:
+    return torch.where(degree > 0, degree.clamp(min=torch.finfo(degree.dtype).tiny).rsqrt(), torch.zeros_like(degree))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from mpnn.graph.arguments import as_integer
 from mpnn.request import validation
 
 
@@ -11,7 +12,7 @@ def check_integers(**sizes: int | None) -> None:
     """Raises TypeError, naming the argument, if a size is neither an integer nor None."""
     for name, size in sizes.items():
         if size is not None:
-            validation.width(name, size)
+            as_integer(name, size)
 
 
 def edges_by_head(to_edge: nn.Linear, edge_attr: Tensor | None, heads: int) -> Tensor:

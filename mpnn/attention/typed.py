@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import Attention
 from mpnn.graph import Graph
-from mpnn.graphs.arguments import at_least
+from mpnn.graph.arguments import at_least
 from mpnn.request import validation
 from mpnn.request.request import Round
 

@@ -28,12 +28,11 @@ from mpnn import data
 from mpnn.cli import page, pictures
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, warn
 from mpnn.cli.measure import backends, estimates, machine, versions
-from mpnn.cli.options import Options
+from mpnn.cli.options import Defaults, Options, takes
 from mpnn.cli.page import Picture
 from mpnn.cli.search import UnusableGraph, best_numbers, bounds, require_optuna
 from mpnn.cli.stop import Stopped, stop_between_steps
 from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
-from mpnn.cli.train import Task, TextName, absolute
 from mpnn.files import write_atomically
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.comparison import Comparison, Curve, Train, spread
@@ -42,7 +41,15 @@ from mpnn.train.language_model import adamw, language_model_loss
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
 from mpnn.train.node_classifier import node_scores
 
-_DEFAULT = TextSettings(context=256, batch=16, lr=2e-3)
+_SIZES = {**asdict(TextSettings()), "context": 256, "batch": 16, "lr": 2e-3}
+_SIZE_NAMES = ("context", "dim", "heads", "layers", "batch", "lr")
+DEFAULTS: Defaults = {
+    "text": {**{name: _SIZES[name] for name in _SIZE_NAMES}, "text": "pydoc", "file": None},
+    "cora": {"lr": None},
+    "digits": {"lr": None},
+    "hf": {"file": None, "context": 256},
+}
+_BUDGET, _SEEDS = "5m", 3
 _RATES = (0.5, 1.0, 2.0)  # times the learning rate
 _VALIDATIONS = 5  # in the first round
 _CROPS = 64  # of the validation text: some four steps of training
@@ -61,7 +68,9 @@ LEGEND = {
 }
 
 
+@takes(DEFAULTS, "task", "file", "text", *_SIZE_NAMES)
 def compare(
+    options: Options,
     graphs: Annotated[
         str | None,
         typer.Option(
@@ -70,30 +79,25 @@ def compare(
             "window(32) and window(64). Default: four for text, three for nodes.",
         ),
     ] = None,
-    task: Annotated[
-        Task, typer.Option(help="A GPT on characters (text), or a GAT on nodes (cora, digits).")
-    ] = Task.text,
-    file: Annotated[Path | None, typer.Option(help="Your own text file (UTF-8), instead of --data.")] = None,
-    text: Annotated[TextName, typer.Option("--data", help="Which text.")] = TextName.pydoc,
     hf: Annotated[
         str | None,
         typer.Option(
             "--hf",
             metavar="PATH_OR_ID",
-            help="A language model of transformers: its perplexity on the text under each graph, without training.",
+            help="A language model of transformers: its perplexity on the text under each graph, without training. "
+            "It takes --graphs, --file and --context.",
         ),
     ] = None,
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="For all training steps: 90s, 10m or 1h. Validations come on top.")
-    ] = "5m",
-    seeds: Annotated[int, typer.Option(help="Number of seeds of weights and batches.", min=1)] = 3,
-    context: Annotated[int, typer.Option(help="Characters that the model reads at a time.")] = _DEFAULT.context,
-    dim: Annotated[int, typer.Option(help="Width of the model.")] = _DEFAULT.dim,
-    heads: Annotated[int, typer.Option(help="Attention heads; must divide --dim.")] = _DEFAULT.heads,
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = _DEFAULT.layers,
-    batch: Annotated[int, typer.Option(help="Crops of text per step.")] = _DEFAULT.batch,
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate; half and twice of it are tried, too. Default: by task.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="For all training steps: 90s, 10m or 1h. Validations come on top.",
+            show_default=_BUDGET,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds of weights and batches.", min=1, show_default=str(_SEEDS))
     ] = None,
     search: Annotated[
         int,
@@ -126,10 +130,14 @@ def compare(
       mpnn compare --hf ./my-llama --file my.txt --graphs "causal; causal & window(64..512)"
     """
     if hf is not None:
-        if search:
-            refuse("--search tries numbers by training, and --hf trains nothing; write the graphs in --graphs")
-        _compare_hf(hf, file, context, graphs)
+        for name, value in (("search", search), ("budget", budget), ("seeds", seeds)):
+            if value:
+                refuse(f"--{name} is for training, and --hf trains nothing; leave it out")
+        with exit_on_invalid_input():
+            options = options.resolved(DEFAULTS, "hf")
+        _compare_hf(hf, options, graphs)
         return
+    budget, seeds = budget or _BUDGET, seeds or _SEEDS
     with exit_on_invalid_input():
         require_accelerate()
         if search:
@@ -139,11 +147,8 @@ def compare(
         refuse(f"{out} holds a comparison: name another folder with --out, or replace it with --force")
     with folder(out):
         with exit_on_invalid_input():
-            options = Options(
-                task=task.value, text=text.value, file=absolute(file), context=context, dim=dim, heads=heads,
-                layers=layers, batch=batch, lr=_DEFAULT.lr if lr is None else lr,
-            )  # fmt: skip
-            contest = _Contest.of(options, lr)
+            options = options.resolved(DEFAULTS)
+            contest = _Contest.of(options)
             written = contest.default_graphs if graphs is None else graphs
             expressions = _separated(written) if search else expanded(written)
             if search and not any(map(bounds, expressions)):
@@ -212,8 +217,10 @@ def _searched(contest: _Contest, expressions: Sequence[str], trials: int, second
     return list(dict.fromkeys(best.get(expression, expression) for expression in expressions))
 
 
-def _compare_hf(name: str, file: Path | None, context: int, graphs: str | None) -> None:
+def _compare_hf(name: str, options: Options, graphs: str | None) -> None:
     from mpnn.cli import compare_hf
+
+    context, file = options.sizes().context, None if options.file is None else Path(options.file)
 
     with exit_on_invalid_input():
         default = f"causal; causal & window({max(context // 16, 1)}..{max(context // 4, 1)})"
@@ -288,17 +295,16 @@ class _Contest:
     code: Callable[[str], str]
 
     @staticmethod
-    def of(options: Options, lr: float | None) -> _Contest:
+    def of(options: Options) -> _Contest:
         if options.task == "text":
-            corpus = options.corpus()
-            sizes = TextSettings(options.context, options.dim, options.heads, options.layers, options.batch, options.lr)
-            stride = max(math.isqrt(options.context), 1)
-            near = f"causal & window({max(options.context // 16, 1)}..{max(options.context // 4, 1)})"
+            corpus, sizes = options.corpus(), options.sizes()
+            stride = max(math.isqrt(sizes.context), 1)
+            near = f"causal & window({max(sizes.context // 16, 1)}..{max(sizes.context // 4, 1)})"
             size = f"{len(corpus.characters)}, {sizes.dim}, {sizes.heads}, {sizes.layers}"
             return _Contest(
                 corpus.name,
                 lambda graph, seed: TextRun(graph, corpus, sizes, seed),
-                options.lr,
+                sizes.lr,
                 " nats",
                 f"causal; {near}; strided({stride})",
                 lambda graph: f'model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context})',
@@ -308,7 +314,7 @@ class _Contest:
         return _Contest(
             nodes.name,
             lambda graph, seed: NodeRun(graph, nodes, 1, seed),
-            nodes.lr if lr is None else lr,
+            nodes.lr if options.lr is None else options.lr,
             " of the nodes wrong",
             f"{own}; knn(16); identity" if own == "knn(8)" else f"{own}; knn(8); identity",
             lambda graph: f'mpnn train --task {nodes.name} --graph "{graph}"',

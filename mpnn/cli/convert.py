@@ -9,6 +9,7 @@ import typer
 
 from mpnn.cli.console import console, exit_on_invalid_input, refuse
 from mpnn.graphs import write_csr
+from mpnn.tables import named
 
 
 def convert(
@@ -20,6 +21,13 @@ def convert(
     num_src: Annotated[
         int | None, typer.Option("--num-src", help="Number of sources, if they are other nodes; needs --n.")
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SRC,DST",
+            help="The columns of sources and destinations, by name or by number from 0, if there are more.",
+        ),
+    ] = None,
     edge_ids: Annotated[
         bool, typer.Option("--edge-ids", help="Also store the index of each edge in the file.")
     ] = False,
@@ -27,15 +35,15 @@ def convert(
 ) -> None:
     """Write a file of edges to a folder for [bold]graphs.open_csr[/bold], in bounded memory.
 
-    Text has one edge a line: source and destination, separated by commas, blanks or tabs. Comments begin with #, and a
-    line of names may come first. An array in .npy has the shape [2, E]. Parquet's first two columns are taken.
+    Text has one edge a line: source and destination, separated by commas, semicolons, tabs or blanks. Comments begin
+    with #, and a line of names may come first. An array in .npy has the shape [2, E] or [E, 2].
 
     Sorting needs 8 bytes of disk an edge (16 with --edge-ids) beside the result, which takes 4 an edge and 8 a node.
 
     Examples:
     \b
       mpnn graph convert edges.csv papers
-      mpnn graph convert clicks.parquet clicks --n 50000 --num-src 1000000
+      mpnn graph convert clicks.parquet clicks --n 50000 --num-src 1000000 --columns user,page
     """
     with exit_on_invalid_input():
         if not edges.is_file():
@@ -44,7 +52,9 @@ def convert(
             refuse("--num-src needs --n, the number of destinations")
         sizes = {"num_nodes": n} if num_src is None else {"num_dst": n, "num_src": num_src}
         with console.status("sorting"):
-            graph = write_csr(folder, edges, **sizes, edge_ids=edge_ids, memory=int(memory * 1e9))
+            graph = write_csr(
+                folder, edges, **sizes, columns=named(columns), edge_ids=edge_ids, memory=int(memory * 1e9)
+            )
     nodes = f"{graph.num_dst:,} nodes"
     if graph.num_src != graph.num_dst:
         nodes = f"{graph.num_dst:,} destinations, {graph.num_src:,} sources"

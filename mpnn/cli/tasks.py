@@ -33,6 +33,7 @@ from mpnn.graphs import from_edges, knn, parse
 from mpnn.message_passing import MessagePassing
 from mpnn.models import GAT, GCN, GNN, GPT, GATv2, GraphTransformer
 from mpnn.models.saving import Model
+from mpnn.tables import Columns
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.language_model import fit_language_model, language_model_loss
 from mpnn.train.loop import History, Precision, Progress
@@ -131,9 +132,9 @@ class Nodes:
         return Nodes("cora", normalized, "cora", dropout=0.6, lr=0.005, patience=100)
 
     @staticmethod
-    def of_files(features: Path, labels: Path, edges: Path | None, seed: int) -> Nodes:
+    def of_files(features: Path, labels: Path, edges: Path | None, seed: int, columns: Columns | None = None) -> Nodes:
         """The graph in files of the user's own, see `mpnn.data.node_tables`."""
-        nodes = data.node_tables(features, labels, edges, seed)
+        nodes = data.node_tables(features, labels, edges, seed, columns)
         files = [path.read_bytes() for path in (features, labels, edges) if path is not None]
         digest = sha256(b"".join(sha256(content).digest() for content in files)).hexdigest()[:8]
         own = "knn(8)" if edges is None else "edges"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -24,77 +23,23 @@ from mpnn.cli.console import (
     too_large,
     warn,
 )
-from mpnn.cli.options import EPOCHS, Options
+from mpnn.cli.options import DEFAULTS, Options, takes
 from mpnn.cli.stop import Stopped
-from mpnn.cli.tasks import CHARACTERS, Run, TextSettings, Trained
+from mpnn.cli.tasks import CHARACTERS, Run, Trained
 from mpnn.files import write_atomically
 from mpnn.models.saving import CONFIG, WEIGHTS
 from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
 from mpnn.train.loop import TrainingDiverged, require_accelerate
 
-_DEFAULT = TextSettings()
-_TEXT_ONLY = "Text only"
-_OWN_GRAPH = "A graph of your own"
 _CONTINUE = "Stopping and continuing"
 
 CHECKPOINT, STOPPED, FINISHED = "checkpoint.pt", "stopped", "run.json"
 GRAPH, CURVES = "graph.png", "curves.png"
 
 
-class Task(str, Enum):
-    text = "text"
-    cora = "cora"
-    digits = "digits"
-
-
-class TextName(str, Enum):
-    pydoc = "pydoc"
-    tinyshakespeare = "tinyshakespeare"
-
-
-class Arithmetic(str, Enum):
-    float32 = "float32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
+@takes(DEFAULTS)
 def train(
-    task: Annotated[
-        Task, typer.Option(help="A GPT on characters (text), or a GAT on nodes (cora, digits).")
-    ] = Task.text,
-    expression: Annotated[
-        str | None,
-        typer.Option(
-            "--graph",
-            metavar="EXPR",
-            help="The graph: a topology (see mpnn graph --help), or cora (its citations) or knn(k) (nearest features), "
-            "both with self-loops. Default: causal for text, cora for cora, knn(8) for digits.",
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help=f"Training steps (text) or epochs (nodes). Default: {_DEFAULT.steps}; {EPOCHS}.")
-    ] = None,
-    attention: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="For text: dot (default), additive or linear. For nodes: additive (GAT, default), additive_v2, dot, "
-            "degree (GCN) or none.",
-        ),
-    ] = None,
-    aggregate: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="How messages are combined: sum, mean, max, ... For nodes, see --attention."),
-    ] = "sum",
-    precision: Annotated[
-        Arithmetic,
-        typer.Option(
-            help="Arithmetic of the steps. bf16 and fp16 (GPUs only) are mixed precision: weights, optimizer and "
-            "validation stay in float32."
-        ),
-    ] = Arithmetic.float32,
-    device: Annotated[str, typer.Option(help="Device of the model, such as cpu or cuda.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Random seed of weights and batches.")] = 0,
+    options: Options,
     out: Annotated[
         Path, typer.Option("--out", help="Folder for the model, the pictures and the checkpoint.", file_okay=False)
     ] = Path("runs/train"),
@@ -115,43 +60,6 @@ def train(
             metavar="SECONDS", help="Time between checkpoints; 0: one after every step.", rich_help_panel=_CONTINUE
         ),
     ] = 30.0,
-    text: Annotated[TextName, typer.Option("--data", help="Which text.", rich_help_panel=_TEXT_ONLY)] = TextName.pydoc,
-    file: Annotated[
-        Path | None,
-        typer.Option(help="Your own text file (UTF-8), instead of --data.", rich_help_panel=_TEXT_ONLY, dir_okay=False),
-    ] = None,
-    context: Annotated[
-        int, typer.Option(help="Number of characters that the model reads at a time.", rich_help_panel=_TEXT_ONLY)
-    ] = _DEFAULT.context,
-    dim: Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.dim,
-    heads: Annotated[int, typer.Option(help="Attention heads; must divide --dim.", rich_help_panel=_TEXT_ONLY)] = (
-        _DEFAULT.heads
-    ),
-    layers: Annotated[int, typer.Option(help="Number of layers.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.layers,
-    batch: Annotated[int, typer.Option(help="Crops of text per step.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.batch,
-    lr: Annotated[float, typer.Option(help="Maximum learning rate.", rich_help_panel=_TEXT_ONLY)] = _DEFAULT.lr,
-    features: Annotated[
-        Path | None,
-        typer.Option(
-            help="Your own nodes: a row of numbers for each (.npy, or text with commas, tabs or blanks).",
-            rich_help_panel=_OWN_GRAPH,
-            dir_okay=False,
-        ),
-    ] = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            help="Their classes: one integer from 0 a row; -1 if unknown.", rich_help_panel=_OWN_GRAPH, dir_okay=False
-        ),
-    ] = None,
-    edges: Annotated[
-        Path | None,
-        typer.Option(
-            help="Their links: two node numbers from 0 a row, used in both directions. Without it, --graph is knn(8).",
-            rich_help_panel=_OWN_GRAPH,
-            dir_okay=False,
-        ),
-    ] = None,
 ) -> None:
     """Train a model over a graph of your choice, print a table of results, and save the model and pictures.
 
@@ -180,32 +88,12 @@ def train(
     """
     with exit_on_invalid_input():
         require_accelerate()
-    options = Options(
-        task=task.value,
-        graph=expression,
-        steps=steps,
-        seed=seed,
-        device=device,
-        attention=attention,
-        aggregate=aggregate,
-        precision="no" if precision is Arithmetic.float32 else precision.value,
-        text=text.value,
-        context=context,
-        dim=dim,
-        heads=heads,
-        layers=layers,
-        batch=batch,
-        lr=lr,
-        file=absolute(file),
-        edges=absolute(edges),
-        features=absolute(features),
-        labels=absolute(labels),
-    )
     if not 0 <= checkpoint_every < float("inf"):
         refuse(f"--checkpoint-every must be 0 seconds or more; got {checkpoint_every}")
     _check_folder(out, resume, force)
     with folder(out):
         with exit_on_invalid_input():
+            options = options.resolved()
             run = options.run()
             run.check_saving()
         checkpoint = Checkpoint(out / CHECKPOINT, seconds=checkpoint_every, run=run.settings)
@@ -320,7 +208,3 @@ def _checkpoint_note(checkpoint: Checkpoint) -> str:
         return "nothing was saved"
     step = "" if checkpoint.step is None else f" of step {checkpoint.step}"
     return f"the checkpoint{step} is in {checkpoint.path}; the same command with --resume continues it"
-
-
-def absolute(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())

@@ -17,7 +17,7 @@
 
 from mpnn.data.city import City, Trips, city, trips
 from mpnn.data.digits import PointClassification, digits
-from mpnn.data.errors import DamagedFile, DatasetNotFound, UnsafePickle
+from mpnn.data.errors import DamagedFile, DatasetNotFound
 from mpnn.data.fashion_mnist import fashion_mnist
 from mpnn.data.locate import locate
 from mpnn.data.neighbors import NeighborBatch, neighbor_batches
@@ -44,7 +44,6 @@ __all__ = [
     "SmallGraph",
     "Source",
     "Trips",
-    "UnsafePickle",
     "batches",
     "cache_dir",
     "citeseer",

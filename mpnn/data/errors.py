@@ -9,7 +9,3 @@ class DatasetNotFound(FileNotFoundError):
 
 class DamagedFile(ValueError):
     """A data file exists but is truncated or has the wrong format; the message names the file (and line)."""
-
-
-class UnsafePickle(ValueError):
-    """A pickle refers to a function or class that plain data does not need; the message names it. No code was run."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.graph.derive import renumbered
 from mpnn.graphs import CompressedGraph, compressed
 from mpnn.graphs.compressed import check_nodes
 
@@ -33,7 +34,8 @@ class NeighborBatch:
         nodes: int64 [n], the nodes of the batch, whose outputs the last layer computes.
         sources: int64 [m], the nodes whose features the first layer reads; `nodes` come first.
         graphs: the graph of each layer, the first layer first. The destinations of a graph are its first sources, and
-            the sources of the next.
+            the sources of the next. Edges keep their attributes and types, nodes their positions and their degrees in
+            the whole graph.
         x: the features of `sources`, [m, ...]; None if `neighbor_batches` was given none.
     """
 
@@ -84,8 +86,6 @@ def neighbor_batches(
     Raises:
         ValueError: an argument does not fit; before the first batch. Errors of the thread are raised at its batch.
     """
-    if isinstance(graph, Graph):
-        graph = graph.cached("compressed", partial(compressed, graph))
     if graph.num_dst != graph.num_src:
         raise ValueError(f"neighbor_batches needs one set of nodes; got {graph!r}")
     if not fanouts or any(fanout < -1 for fanout in fanouts):
@@ -99,13 +99,57 @@ def neighbor_batches(
     if shuffle:
         nodes = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(seed))]
     parts = nodes.split(batch_size) if len(nodes) else ()
-    whole = graph
+    whole = _Whole.of(graph)
     prepared = (sampled_batch(whole, part, fanouts, features, seed) for part in parts)
     return in_advance(prepared, prefetch) if prefetch else prepared
 
 
+@dataclass(frozen=True)
+class _Whole:
+    """The graph that batches are sampled from: its compressed rows; data of its edges in their order; and its nodes'
+    degrees and positions (of destinations, of sources), if they are others than those of the rows."""
+
+    rows: CompressedGraph
+    data: dict[str, Tensor]
+    degrees: Tensor | None = None
+    positions: tuple[Tensor, Tensor] | None = None
+
+    @staticmethod
+    def of(graph: Graph | CompressedGraph) -> _Whole:
+        if isinstance(graph, CompressedGraph):
+            return _Whole(graph, {})
+        graph = graph.to("cpu")
+        data = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type}
+        is_weighted = graph.edge_attr is not None and graph.edge_attr.numel() == graph.num_edges
+        return _Whole(
+            graph.cached("compressed", partial(compressed, graph)),
+            {name: values for name, values in data.items() if values is not None},
+            graph.cached("weighted degrees", partial(_weighted_degrees, graph)) if is_weighted else None,
+            graph.node_positions(),
+        )
+
+    def carried(self, block: Graph, nodes: Tensor, degrees: Tensor, edges: Tensor) -> Graph:
+        """The block with the data of its sources `nodes`, and of its edges, which stand at `edges` in the rows."""
+        data = {}
+        if self.rows.edge_ids is not None and self.data:
+            edges = torch.from_numpy(self.rows.edge_ids)[edges]
+            data = {name: values[edges] for name, values in self.data.items()}
+        dst, src = (nodes, nodes) if self.positions is None else (at[nodes] for at in self.positions)
+        n = block.num_dst
+        block = renumbered(block, block.stored_edges, positions=(dst[:n], src), name=block.name, **data)
+        block.degrees = degrees[:n], degrees[: block.num_src]
+        return block
+
+
+def _weighted_degrees(graph: Graph) -> Tensor:
+    assert graph.edge_attr is not None
+    weight = graph.edge_attr.detach().reshape(-1)
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    return weight.new_zeros(graph.num_dst).index_add(0, graph.edge_index[1], weight)
+
+
 def sampled_batch(
-    graph: CompressedGraph,
+    whole: _Whole,
     nodes: Tensor,
     fanouts: Sequence[int],
     features: Tensor | NDArray[Any] | None = None,
@@ -114,10 +158,12 @@ def sampled_batch(
     """One batch of `neighbor_batches`."""
     sources, layers = nodes, []
     for layer in reversed(range(len(fanouts))):
-        sources, block, _ = graph.sample(sources, fanouts[layer], seed * len(fanouts) + layer)
-        layers.append(block)
+        sources, block, edges = whole.rows.sample(sources, fanouts[layer], seed * len(fanouts) + layer)
+        layers.append((block, sources, edges))
+    degrees = whole.rows.degree(sources) if whole.degrees is None else whole.degrees[sources]
+    graphs = tuple(whole.carried(block, inputs, degrees, edges) for block, inputs, edges in reversed(layers))
     x = None if features is None else gather(features, sources)
-    return NeighborBatch(nodes, sources, tuple(reversed(layers)), x)
+    return NeighborBatch(nodes, sources, graphs, x)
 
 
 def gather(features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from mpnn.data.errors import DamagedFile
 from mpnn.data.from_pyg import one_graph, tensors
 from mpnn.data.links import both_directions
 from mpnn.data.locate import locate
 from mpnn.data.pickles import load_plain
-from mpnn.data.read import read_bytes
+from mpnn.data.read import read_verified
+from mpnn.data.sources import CITESEER, CORA, Source
 
 _VALIDATION_NODES = 500
 
@@ -77,9 +75,9 @@ def cora() -> NodeClassification:
     (Cora has none) are dropped, which leaves 10,556 directed edges.
 
     Raises:
-        DatasetNotFound, DamagedFile, UnsafePickle: see `mpnn.data.errors`.
+        DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
     """
-    return read_planetoid(locate("cora"), "cora")
+    return read_planetoid(locate("cora"), CORA)
 
 
 def citeseer() -> NodeClassification:
@@ -89,49 +87,42 @@ def citeseer() -> NodeClassification:
     the split. Duplicates and 124 self-loops are dropped, which leaves 9,104 directed edges.
 
     Raises:
-        DatasetNotFound, DamagedFile, UnsafePickle: see `mpnn.data.errors`.
+        DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
     """
-    return read_planetoid(locate("citeseer"), "citeseer")
+    return read_planetoid(locate("citeseer"), CITESEER)
 
 
-def read_planetoid(folder: Path, name: str) -> NodeClassification:
-    """Reads the files `ind.<name>.*` in `folder`.
+def read_planetoid(folder: Path, source: Source) -> NodeClassification:
+    """Reads the files `ind.<name>.*` of a dataset in `folder`.
 
     The training nodes come first, then 500 validation nodes (fewer if the test nodes begin before). The test nodes come
     last; in the files they are in the shuffled order of `ind.<name>.test.index`. Nodes among them that this file does
     not list have features of zeros and class 0, and are in no mask.
+
+    Raises:
+        DatasetNotFound, DamagedFile: if a file is missing or has another digest than `source` says. Nothing else is
+            checked: the digests are those of files that fit together.
     """
-    test = _read_index(folder / f"ind.{name}.test.index")
-    known_x, test_x = (_features(folder / f"ind.{name}.{part}") for part in ("allx", "tx"))
-    train_y, known_y, test_y = labels = [_one_hot(folder / f"ind.{name}.{part}") for part in ("y", "ally", "ty")]
-    widths = [known_x.shape[1], test_x.shape[1]], [y.shape[1] for y in labels]
-    if any(len(set(width)) > 1 for width in widths):
-        raise DamagedFile(
-            f"{folder} holds features of widths {widths[0]}, labels of {widths[1]}; fetch its files again"
-        )
-    num_known = len(known_y)
-    if known_x.shape[0] != num_known or test_x.shape[0] != len(test_y):
-        raise DamagedFile(
-            f"{folder} holds {known_x.shape[0]} + {test_x.shape[0]} rows of features for "
-            f"{num_known} + {len(test_y)} labels; fetch its files again"
-        )
-    if len(train_y) > num_known:
-        raise DamagedFile(f"{folder} holds {len(train_y)} labels for training among {num_known}; fetch its files again")
-    if len(np.unique(test)) != len(test_y) or len(test) != len(test_y) or test.min(initial=num_known) < num_known:
-        raise DamagedFile(
-            f"{folder / f'ind.{name}.test.index'} does not list {len(test_y)} different nodes from {num_known} on; "
-            f"delete it and fetch it again"
-        )
-    num_nodes = int(max(num_known, test.max(initial=-1) + 1))
-    edge_index = _edge_index(folder / f"ind.{name}.graph", num_nodes)  # before features for nodes that do not exist
+    digests = {file.name.removeprefix(f"ind.{source.name}."): str(file.sha256) for file in source.files}
+
+    def path(part: str) -> Path:
+        return folder / f"ind.{source.name}.{part}"
+
+    known_x, test_x, train_y, known_y, test_y, neighbors = (
+        load_plain(path(part), digests[part]) for part in ("allx", "tx", "y", "ally", "ty", "graph")
+    )
+    index = read_verified(path("test.index"), digests["test.index"])
+    test = np.array([int(line) for line in index.split()], dtype=np.int64)
+    num_known, num_train = len(known_y), len(train_y)
+    num_nodes = int(max(num_known, test.max() + 1))
     x = np.zeros((num_nodes, known_x.shape[1]), dtype=np.float32)
     y = np.zeros(num_nodes, dtype=np.int64)
-    x[:num_known], x[test] = known_x, test_x
+    x[:num_known], x[test] = known_x.toarray(), test_x.toarray()
     y[:num_known], y[test] = known_y.argmax(axis=1), test_y.argmax(axis=1)
-    node, num_train = torch.arange(num_nodes), len(train_y)
+    node = torch.arange(num_nodes)
     return NodeClassification(
         x=torch.from_numpy(x),
-        edge_index=edge_index,
+        edge_index=both_directions([(i, j) for i, others in neighbors.items() for j in others]),
         y=torch.from_numpy(y),
         train_mask=node < num_train,
         val_mask=(node >= num_train) & (node < min(num_train + _VALIDATION_NODES, num_known)),
@@ -143,39 +134,3 @@ def row_normalize(x: Tensor) -> Tensor:
     """Scales every row of `x` `[..., F]` to the sum 1, as GCN and GAT do; rows with the sum 0 are unchanged."""
     total = x.sum(dim=-1, keepdim=True)
     return x / total.masked_fill(total == 0, 1)
-
-
-def _features(path: Path) -> np.ndarray:
-    matrix = load_plain(path)
-    if not sp.issparse(matrix):
-        raise DamagedFile(f"{path} does not hold a sparse matrix; delete it and fetch it again")
-    return matrix.toarray().astype(np.float32)
-
-
-def _one_hot(path: Path) -> np.ndarray:
-    one_hot = load_plain(path)
-    if not isinstance(one_hot, np.ndarray) or one_hot.ndim != 2 or (one_hot.sum(axis=1) != 1).any():
-        raise DamagedFile(f"{path} does not hold one label a row; delete it and fetch it again")
-    return one_hot
-
-
-def _read_index(path: Path) -> np.ndarray:
-    try:
-        return np.array([int(line) for line in read_bytes(path).decode("ascii").split()], dtype=np.int64)
-    except (ValueError, OverflowError) as error:
-        raise DamagedFile(f"{path} is not a list of node numbers ({error}); fetch it again") from error
-
-
-def _edge_index(path: Path, num_nodes: int) -> Tensor:
-    neighbors = load_plain(path)
-    if not isinstance(neighbors, dict):
-        raise DamagedFile(f"{path} does not hold a dictionary of neighbors; delete it and fetch it again")
-    if len(neighbors) != num_nodes:
-        raise DamagedFile(f"{path} lists the neighbors of {len(neighbors)} nodes, expected {num_nodes}; fetch it again")
-    listed = [(i, j) for i, others in neighbors.items() for j in others]
-    for i, j in listed:
-        if not all(isinstance(node, int) and 0 <= node < num_nodes for node in (i, j)):
-            raise DamagedFile(
-                f"{path} links {reprlib.repr(i)} to {reprlib.repr(j)}, but the nodes are 0 to {num_nodes - 1}"
-            )
-    return both_directions(listed)

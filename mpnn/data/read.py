@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 from mpnn.data.errors import DamagedFile, DatasetNotFound
@@ -19,3 +20,15 @@ def read_bytes(path: Path) -> bytes:
     if not path.is_file():  # reading a pipe could block forever
         raise DamagedFile(f"{path} is not a file; move it away and fetch the file again")
     return path.read_bytes()
+
+
+def read_verified(path: Path, digest: str) -> bytes:
+    """The bytes of a file with this SHA-256, in hexadecimal.
+
+    Raises:
+        DatasetNotFound, DamagedFile: as `read_bytes`, or if the file has another digest.
+    """
+    content = read_bytes(path)
+    if (actual := sha256(content).hexdigest()) != digest:
+        raise DamagedFile(f"{path} has the SHA-256 {actual}, expected {digest}; delete it and fetch it again")
+    return content

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpnn.encodings.arguments import not_negative
 from mpnn.graph import Graph
+from mpnn.graph.arguments import not_negative
 
 
 def degrees(graph: Graph, most: int | None = None) -> Tensor:

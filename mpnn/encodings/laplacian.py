@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.encodings.adjacency import adjacency, inverse_or_zero
-from mpnn.encodings.arguments import not_negative
 from mpnn.graph import Graph
+from mpnn.graph.arguments import not_negative
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

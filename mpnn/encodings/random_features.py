@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpnn.encodings.arguments import not_negative
+from mpnn.graph.arguments import not_negative
 
 
 def random_features(num_nodes: int, k: int, seed: int) -> Tensor:

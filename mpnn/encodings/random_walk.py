@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mpnn.encodings.adjacency import adjacency, inverse_or_zero
-from mpnn.encodings.arguments import not_negative
 from mpnn.graph import Graph
+from mpnn.graph.arguments import not_negative
 
 _MAX_ELEMENTS = 1 << 22  # of the rows of a power in memory at a time
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mpnn.encodings.adjacency import adjacency
-from mpnn.encodings.arguments import not_negative
 from mpnn.graph import Graph
+from mpnn.graph.arguments import not_negative
 
 
 def shortest_paths(graph: Graph, max_distance: int) -> Tensor:

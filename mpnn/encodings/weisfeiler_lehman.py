@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.encodings.arguments import not_negative
 from mpnn.graph import Graph
+from mpnn.graph.arguments import not_negative
 
 
 def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.graph import Graph, csr
+from mpnn.graph.arguments import not_negative
 from mpnn.graph.modes import outside_modes
 
 P = ParamSpec("P")
@@ -56,10 +57,7 @@ class BindCache:
 
     @limit.setter
     def limit(self, nbytes: int) -> None:
-        if isinstance(nbytes, bool) or not isinstance(nbytes, (int, np.integer)):
-            raise TypeError(f"limit must be an integer, a number of bytes; got {nbytes!r}")
-        if nbytes < 0:
-            raise ValueError(f"limit must not be negative; got {nbytes}")
+        not_negative("limit", nbytes)
         with self._lock:
             self._limit = int(nbytes)
             self._measure(list(self._entries.values()))

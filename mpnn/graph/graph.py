@@ -44,6 +44,8 @@ class Graph(Handled):
     `relation` is the rule that gives each edge its type; `edge_type` holds the types. `shift` is the offset of
     destinations among sources: destination i is source i + shift. It only affects relative positions. `positions`,
     int64 [num_dst] and [num_src], are the sequence positions of the nodes if they differ from the node numbers.
+    `degrees`, [num_dst] and [num_src], are those in the larger graph that this one was sampled from, or the sums of the
+    weights of incoming edges there.
 
     A part of a larger graph that one process computes (`mpnn.distributed`) has two more attributes. `exchange` maps
     the features of the process's own nodes to those of all sources. `node_ids`, int32 [num_dst] and [num_src], are the
@@ -77,6 +79,7 @@ class Graph(Handled):
         self._moved_from: weakref.ref[Graph] | None = None  # weak, so that a copy does not keep the original alive
         self._memo: dict[Hashable, Any] = {}
         self.edge_ids: Tensor | None = None
+        self.degrees: tuple[Tensor, Tensor] | None = None
         self.order: Tensor | None = None
         self.node_ids: tuple[Tensor, Tensor] | None = None
 
@@ -566,6 +569,7 @@ class Graph(Handled):
         if "runs" in self.__dict__:
             graph.__dict__["runs"] = self.runs
         graph.positions = self.positions and (convert(self.positions[0]), convert(self.positions[1]))
+        graph.degrees = self.degrees and (convert(self.degrees[0]), convert(self.degrees[1]))
         graph.order = self.order
         if self.exchange is not LOCAL:
             graph.exchange = self.exchange

@@ -16,7 +16,7 @@ from mpnn.graph.relations import Relation
 from mpnn.graph.runs import Runs
 
 FORMS = ("_given_runs", "_labels", "_edges")
-FIELDS = {"num_dst", "num_src", "device", "name", "shift", "relation", "positions", "order", "node_ids"} | {
+FIELDS = {"num_dst", "num_src", "device", "name", "shift", "relation", "positions", "order", "node_ids", "degrees"} | {
     *FORMS,
     *("edge_attr", "_edge_type", "edge_ids"),
 }
@@ -77,6 +77,10 @@ def _tests(
     yield (
         *("positions", f"int64 [{num_dst}] and [{num_src}] on {device}, within 2**61"),
         lambda x: is_pair(x, lambda at, n: _is_integers(at, (n,), device) and _is_in_range(at)),
+    )
+    yield (
+        *("degrees", f"numbers [{num_dst}] and [{num_src}] on {device}"),
+        lambda x: is_pair(x, lambda of, n: isinstance(of, Tensor) and of.shape == (n,) and of.device == device),
     )
     yield (
         *("node_ids", f"int32 [{num_dst}] and [{num_src}] on {device}"),

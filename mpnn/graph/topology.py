@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.algebra import refuse_truth
+from mpnn.graph.arguments import not_negative
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.handles import Handled
 from mpnn.graph.relations import Relation, as_relation
@@ -106,9 +107,9 @@ class Topology(Handled, ABC):
             ValueError: if a size is negative, too large or not supported by the topology, or if the topology compares
                 positions and there are fewer destinations than sources.
         """
-        _check_size("num_dst", num_dst)
+        not_negative("num_dst", num_dst)
         num_src = num_dst + self.memory if num_src is None else num_src
-        _check_size("num_src", num_src)
+        not_negative("num_src", num_src)
         check_line(int(num_dst), int(num_src))
         if self.positional and not self.memory and 0 < num_dst < num_src:
             raise ValueError(
@@ -209,13 +210,6 @@ def _like(topology: Topology, graph: Graph) -> Graph:
     if first > 0 and last <= graph.num_src and topology.positional and not topology.memory and graph.positions is None:
         return topology.bind(graph.num_src).rows(first, last).to(graph.device)
     return topology.bind(graph.num_dst, graph.num_src).to(graph.device)
-
-
-def _check_size(name: str, n: int) -> None:
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer; got {n!r}")
-    if n < 0:
-        raise ValueError(f"{name} must not be negative; got {n}")
 
 
 def _check_hashable(args: tuple[Any, ...]) -> None:

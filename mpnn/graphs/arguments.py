@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-_MOST = 2**61  # node indices are int64, and rules add these values to them
-
-
-def as_integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer; got {value!r}")
-    if abs(int(value)) > _MOST:
-        raise ValueError(f"{name} must not exceed 2**61; got {value}")
-    return int(value)
-
-
-def at_least(name: str, value: Any, least: int) -> None:
-    if as_integer(name, value) < least:
-        raise ValueError(f"{name} must be at least {least}; got {value}")
+from mpnn.graph.arguments import as_integer
 
 
 def integers(name: str, values: Iterable[int] | Tensor, expected: str = "a list of integers") -> tuple[int, ...]:

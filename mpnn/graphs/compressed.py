@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graphs.arguments import as_integer
+from mpnn.graph.arguments import as_integer
 from mpnn.kernels.sample_neighbors import sample_neighbors
 
 
@@ -101,7 +101,8 @@ class CompressedGraph:
 
 
 def compressed(graph: Graph) -> CompressedGraph:
-    """The edges of a graph in memory in compressed rows: 4 bytes an edge. Repeated edges are kept; attributes are not.
+    """The edges of a graph in memory in compressed rows: 4 bytes an edge, and 8 for `edge_ids` where edges have data of
+    their own. Repeated edges are kept; attributes are not.
 
     Raises:
         ValueError: there are 2^31 sources or more.
@@ -110,8 +111,13 @@ def compressed(graph: Graph) -> CompressedGraph:
         raise ValueError(f"sources are stored in 32 bits, so there must be fewer than 2^31; got {graph.num_src}")
     csr = graph.csr
     row, col = csr.row.cpu().numpy(), csr.col.cpu().numpy()
-    keys = np.sort(row << 32 | col)
-    return CompressedGraph(csr.ptr.cpu().numpy(), (keys & 0xFFFFFFFF).astype(np.int32), graph.num_src)
+    keys, edge_ids = row.astype(np.int64) << 32 | col, None
+    if graph.edge_attr is None and not graph.has_edge_types:
+        keys.sort()
+    else:
+        order = np.argsort(keys, kind="stable")
+        keys, edge_ids = keys[order], order if csr.edge_id is None else csr.edge_id.cpu().numpy()[order]
+    return CompressedGraph(csr.ptr.cpu().numpy(), (keys & 0xFFFFFFFF).astype(np.int32), graph.num_src, edge_ids)
 
 
 def check_nodes(nodes: NDArray[np.int64], num_nodes: int) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graphs.arguments import as_integer, at_least
+from mpnn.graph.arguments import as_integer, at_least
 
 _CHUNK = 1 << 24
 

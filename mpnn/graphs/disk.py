@@ -13,8 +13,6 @@ import json
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.files import atomic_folder
-from mpnn.graphs.arguments import at_least
+from mpnn.graph.arguments import at_least
 from mpnn.graphs.compressed import CompressedGraph
+from mpnn.tables import Columns, edge_chunks
 
 Ints = NDArray[np.int64]
 _FORMAT, _VERSION = "mpnn csr", 1
@@ -82,6 +81,7 @@ def write_csr(
     *,
     num_src: int | None = None,
     num_dst: int | None = None,
+    columns: Columns | None = None,
     edge_ids: bool = False,
     memory: int = 1 << 30,
 ) -> CompressedGraph:
@@ -93,19 +93,21 @@ def write_csr(
     Args:
         edges: a path, or integers [2, E], sources in row 0, or an iterable of chunks [2, n]. Paths are
 
-            - `.npy`: integers [2, E];
-            - `.parquet`: the first two columns, source and destination (needs pyarrow);
-            - anything else: text, one pair a line, separated by blanks, tabs or commas, with comments after `#`. A
-              first line of names is skipped.
+            - `.npy`: integers [2, E], or [E, 2] for E other than 2;
+            - `.parquet`: two columns, source and destination (needs pyarrow);
+            - anything else: text, one pair a line, separated by commas, semicolons, tabs or blanks, with comments after
+              `#`. The first line may be a header.
         num_nodes: the number of nodes, if sources and destinations are one set. Default: the largest index plus 1.
         num_src, num_dst: the sizes of two sets of nodes, instead of `num_nodes`.
+        columns: the columns of sources and destinations in a file, by name or by number from 0; needed if it has more
+            than two.
         edge_ids: also store the index of each edge in the input.
         memory: bytes that sorting may take.
 
     Raises:
         FileExistsError: the folder exists.
         IndexError: an edge refers to a node that does not exist. The message names the edge.
-        ValueError: the input has another form, or an index of 2^31 or more.
+        ValueError: the input has another form, or an index of 2^31 or more. The message names the line of a file.
     """
     if num_nodes is not None and (num_src is not None or num_dst is not None):
         raise ValueError("pass num_nodes for one set of nodes, or num_src and num_dst for two sets, not both")
@@ -116,7 +118,7 @@ def write_csr(
     with atomic_folder(folder) as temporary:
         if num_nodes is not None:
             num_src = num_dst = num_nodes
-        pieces, most = _sorted_pieces(temporary, chunks_of(edges, piece), num_src, num_dst, edge_ids)
+        pieces, most = _sorted_pieces(temporary, chunks_of(edges, piece, columns), num_src, num_dst, edge_ids)
         if num_src is None or num_dst is None:
             num_src = num_dst = max(most) + 1
         num_edges = sum(len(keys) for keys, _ in pieces)
@@ -140,12 +142,13 @@ def write_csr(
 # ------------------------------------------------------------------------------------------------ reading edges
 
 
-def chunks_of(edges: Any, size: int) -> Iterator[Ints]:
+def chunks_of(edges: Any, size: int, columns: Columns | None = None) -> Iterator[Ints]:
     """The edges in chunks of `size`, int64 [2, n], in their order; the last may be smaller. See `write_csr`."""
+    parts: Iterable[Any]
     if isinstance(edges, (str, os.PathLike)):
-        path = Path(edges)
-        read = {".npy": _npy, ".parquet": _parquet}.get(path.suffix, _text)
-        parts: Iterable[Any] = read(path, size)
+        parts = edge_chunks(Path(edges), size, columns)
+    elif columns is not None:
+        raise ValueError("columns= names columns of a file, and edges are no path")
     elif isinstance(edges, (Tensor, np.ndarray, list, tuple)):
         parts = [edges]
     elif isinstance(edges, Iterable):
@@ -181,44 +184,6 @@ def _steps(length: int, size: int, first: int) -> Iterator[slice]:
     while start < length:
         yield slice(start, stop)
         start, stop = stop, min(stop + size, length)
-
-
-def _npy(path: Path, size: int) -> Iterator[Any]:
-    yield np.load(path, mmap_mode="r")
-
-
-def _parquet(path: Path, size: int) -> Iterator[Any]:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise ImportError(f"reading {path.name} needs pyarrow: pip install 'mpnn[parquet]'") from None
-    file = parquet.ParquetFile(path)
-    names = file.schema_arrow.names[:2]
-    if len(names) < 2:
-        raise ValueError(f"{path} has {len(names)} columns; edges need two, source and destination")
-    for batch in file.iter_batches(min(size, 1 << 20), columns=names):
-        if any(column.null_count for column in batch.columns):
-            raise ValueError(f"{path} has empty cells in columns {names}; every edge needs a source and a destination")
-        yield np.stack([column.to_numpy() for column in batch.columns])
-
-
-def _text(path: Path, size: int) -> Iterator[Any]:
-    with path.open() as file:
-        done, separator = 0, None
-        while lines := list(islice(file, min(size, 1 << 20))):
-            rows = [row for row in (line.partition("#")[0].strip() for line in lines) if row]
-            if done == 0 and rows:
-                separator = "," if "," in rows[0] else None
-                with suppress(IndexError):
-                    if not rows[0].replace(",", " ").split()[0].lstrip("-").isdigit():
-                        rows = rows[1:]
-            try:
-                if rows:
-                    yield np.loadtxt(rows, np.int64, delimiter=separator, usecols=(0, 1), ndmin=2, comments=None).T
-            except ValueError as error:
-                place = f"{path}, lines {done + 1} to {done + len(lines)}"
-                raise ValueError(f"{place}: every line must hold a source and a destination: {error}") from None
-            done += len(lines)
 
 
 # ------------------------------------------------------------------------------------------------ external sort

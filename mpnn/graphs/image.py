@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mpnn.graph.arguments import as_integer, at_least
 from mpnn.graph.relations import GridOffset, Taps
 from mpnn.graph.runs import Ints
 from mpnn.graph.topology import Topology
-from mpnn.graphs.arguments import as_integer, at_least
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
 

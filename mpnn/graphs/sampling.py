@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.graph.arguments import as_integer, at_least
 from mpnn.graph.runs import Runs
-from mpnn.graphs.arguments import as_integer, at_least
 
 _MOST = 1 << 22  # maximum number of pairs drawn at once
 _NEARLY_FULL = 16  # expected draws per absent pair above which pairs are drawn from the complement

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from mpnn.graph.arguments import at_least
 from mpnn.graph.runs import Combs, Ints, Runs
 from mpnn.graph.strips import require_strips
 from mpnn.graph.topology import Topology
-from mpnn.graphs.arguments import at_least, distinct_indices, integers, num_rows
+from mpnn.graphs.arguments import distinct_indices, integers, num_rows
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mpnn.graph import capacity
+from mpnn.graph.arguments import at_least
 from mpnn.graph.runs import Ints
 from mpnn.graph.topology import Topology
 from mpnn.graphs import sequence
-from mpnn.graphs.arguments import at_least
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
 

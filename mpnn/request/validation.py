@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import is_dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -141,13 +140,6 @@ def fits(owner: str, name: str, x: Tensor, expected: Takes) -> None:
             f"{name} is {x.dtype} and the weights of {owner} are {dtype}; call .to({dtype}) on {name}, or "
             f".to({x.dtype}) on the layer"
         )
-
-
-def width(name: str, value: Any) -> None:
-    """Raises TypeError if `value` is not an integer."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        shown = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
-        raise TypeError(f"{name} must be an integer; got {shown}")
 
 
 def function(name: str, value: Any) -> None:

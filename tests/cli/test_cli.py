@@ -150,7 +150,10 @@ def test_graph_convert_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     assert "edge 0 (0 -> 7) has destination 7, but there are 5 destinations" in refusal(*where, "--n", "5")
     assert "--num-src needs --n" in refusal(*where, "--num-src", "5")
     edges.write_text("0,1\n1\n")
-    assert "every line must hold a source and a destination" in refusal(*where)
+    assert f"line 2 of {edges} has 1 columns, and the first row has 2" in refusal(*where)
+    edges.write_text(",src,dst\n0,5,7\n1,8,2\n")
+    assert "has 3 columns ('', 'src', 'dst')" in refusal(*where)
+    assert "got ('src', 'dest')" in refusal(*where, "--columns", "src,dest")
     assert [path.name for path in tmp_path.iterdir()] == ["edges.csv"]
 
 
@@ -462,11 +465,18 @@ def test_train_on_a_graph_of_one_s_own(tmp_path: Path) -> None:
         result = run("train", *files, *edges, *options)
         assert result.exit_code == 0, result.output
         assert "84" in result.output  # 27 links in both directions and 30 self-loops
+        written = json.loads((tmp_path / attention / "run.json").read_text())["options"]
+        assert (written["task"], written["attention"], written["dim"]) == ("edges", attention, None)
         measured = run("eval", tmp_path / attention).output
         assert json.loads((tmp_path / attention / "run.json").read_text())["result"] in measured
         assert "on 6 test nodes" in measured
     (tmp_path / "e.csv").write_text("0,1\n")
     assert "changed since its training: data was " in refusal("eval", tmp_path / "dot")
+    (tmp_path / "e.csv").write_text("id,src,dst\n7,0,1\n")
+    assert "has 3 columns ('id', 'src', 'dst')" in refusal("train", *files, *edges, "--out", tmp_path / "three")
+    named = ["--columns", "src,dst", "--steps", "1", "--out", tmp_path / "three"]
+    assert run("train", *files, *edges, *named).exit_code == 0
+    assert "on 6 test nodes" in run("eval", tmp_path / "three").output
     options = ["--attention", "none", "--aggregate", "max", "--graph", "knn(4)", "--steps", "2"]
     assert run("train", *files, *options, "--out", tmp_path / "max").exit_code == 0
 
@@ -544,7 +554,17 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
         (["train", "--device", "abacus"], "there is no device 'abacus' here"),
         (["train", "--seed", "9" * 30], "--seed must fit into 64 bits"),
         (["train", "--graph", ""], "--graph is empty"),
-        (["train", "--task", "digits", "--file", "my.txt"], "--task digits has its own data"),
+        (
+            ["train", "--task", "digits", "--file", "my.txt"],
+            "--file does not apply to --task digits, only to --task text",
+        ),
+        (["train", "--task", "cora", "--dim", "32"], "--dim does not apply to --task cora, only to --task text"),
+        (
+            ["train", "--features", "x.npy", "--labels", "y.csv", "--lr", "1"],
+            "--lr does not apply to a graph of your own",
+        ),
+        (["train", "--task", "text", "--edges", "e.csv"], "--edges does not apply to --task text, only to a graph of"),
+        (["train", "--file", "my.txt", "--data", "pydoc"], "--data names another; leave one of them out"),
         (["train", "--dim", str(10**15)], "this does not fit into memory"),
         (["train", "--attention", "degree"], "GPT has no attention 'degree'; it has dot, additive, linear"),
         (["train", "--task", "digits", "--attention", "linear"], "there is no attention 'linear' for nodes"),

@@ -1,6 +1,8 @@
 """`mpnn compare`: from graphs to a verdict, a page and a file of results."""
 
+import itertools
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from mpnn.cli.compare import expanded
 from mpnn.cli.search import UnusableGraph, best_numbers, bounds
 
 RUN = CliRunner()
+compare, loop = import_module("mpnn.cli.compare"), import_module("mpnn.train.loop")
 
 
 def test_ranges_stand_for_doubled_numbers() -> None:
@@ -25,9 +28,19 @@ def test_ranges_stand_for_doubled_numbers() -> None:
     assert expanded("causal;;causal; ") == ["causal"]
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by 0.5 s whenever it is read, so that times are counts of steps on every machine."""
+    seconds = itertools.count(0.0, 0.5)
+    for module in (loop, compare):
+        monkeypatch.setattr(module, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(compare, "estimates", lambda model, *inputs: (0.0, 0.0))
+
+
+@pytest.mark.usefixtures("clock")
 def test_a_comparison_of_nodes_ends_in_a_verdict_and_a_page(tmp_path: Path) -> None:
     command = ["compare", "--task", "digits", "--graphs", "knn(4); identity; no_graph(3)"]
-    done = RUN.invoke(app, [*command, "--budget", "4s", "--seeds", "2", "--out", str(tmp_path)])
+    done = RUN.invoke(app, [*command, "--budget", "60s", "--seeds", "2", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "no_graph(3) is left out" in done.output
     assert 'mpnn train --task digits --graph "knn(4)"' in done.output, "neighbors help"
@@ -43,11 +56,12 @@ def test_a_comparison_of_nodes_ends_in_a_verdict_and_a_page(tmp_path: Path) -> N
     assert "holds a comparison" in again.output
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_comparison_of_texts(tmp_path: Path) -> None:
     file = tmp_path / "own.txt"
     file.write_text("to be or not to be, that is the question. " * 60)
     sizes = ["--context", "16", "--dim", "8", "--heads", "1", "--layers", "1", "--batch", "4"]
-    out = ["--budget", "1s", "--seeds", "2", "--out", str(tmp_path / "out")]
+    out = ["--budget", "20s", "--seeds", "2", "--out", str(tmp_path / "out")]
     done = RUN.invoke(app, ["compare", "--file", str(file), *sizes, *out, "--graphs", "causal; window(2)"])
     assert done.exit_code == 0, done.output
     assert "window(2) is left out" in done.output, "a later character must not be seen"
@@ -96,6 +110,11 @@ def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:
         (["--graphs", " ; "], "there is no graph in --graphs"),
         (["--graphs", "causal & window(8..4)"], "8..4 is an empty range"),
         (["--graphs", "window(3)"], "no graph is left to compare"),
+        (["--task", "digits", "--dim", "32"], "--dim does not apply to --task digits"),
+        (["--hf", "no/model", "--seeds", "2"], "--seeds is for training, and --hf trains nothing; leave it out"),
+        (["--hf", "no/model", "--budget", "9s"], "--budget is for training"),
+        (["--hf", "no/model", "--task", "cora"], "--task does not apply to --hf"),
+        (["--hf", "no/model", "--layers", "3"], "--layers does not apply to --hf, only to --task text"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
@@ -124,12 +143,13 @@ def test_search_finds_the_number_of_the_least_error() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("clock")
 def test_a_search_ends_in_a_comparison(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     command = ["compare", "--task", "digits", "--graphs", "knn(2..8); identity", "--search", "2", "--seeds", "1"]
-    done = RUN.invoke(app, [*command, "--budget", "8s", "--out", str(tmp_path)])
+    done = RUN.invoke(app, [*command, "--budget", "80s", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    assert "knn(2..8): 2 trials of 1 s, best knn(" in done.output
+    assert "knn(2..8): 2 trials of 10 s, best knn(" in done.output
     graphs = {one["graph"] for one in json.loads((tmp_path / "compare.json").read_text())["graphs"]}
     assert len(graphs) == 2
     assert "identity" in graphs

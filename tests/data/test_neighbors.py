@@ -8,13 +8,18 @@ import torch
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
+from mpnn.attention import Additive, Degree, DotProduct, EdgeWeight, Typed
 from mpnn.data import neighbor_batches
 from mpnn.data.neighbors import in_advance
+from mpnn.graphs import Offset
+from mpnn.position import ALiBi
 from mpnn.update import Concat
 
 N = 60
 EDGES = torch.randint(N, (2, 400), generator=torch.Generator().manual_seed(0))
 GRAPH = graphs.from_edges(EDGES, N)
+WEIGHTED = graphs.from_edges(EDGES, N, edge_attr=torch.rand(400, dtype=torch.float64))
+TYPED = graphs.from_edges(EDGES, N, edge_type=torch.arange(400) % 3)
 X = torch.randn(N, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
@@ -85,6 +90,60 @@ def test_with_all_in_neighbors_gradients_are_those_of_the_whole_graph():
         F.mse_loss(sampled(batch.x, batch.graphs), target[batch.nodes], reduction="sum").backward()
     for a, b in zip(whole.parameters(), sampled.parameters(), strict=True):
         torch.testing.assert_close(b.grad, a.grad, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (EdgeWeight(), WEIGHTED),
+        lambda: (Typed(6, 6, 3), TYPED),
+        lambda: (Degree(6, 6), GRAPH),
+        lambda: (Degree(6, 6), WEIGHTED),
+        lambda: (
+            Additive(6, 6, edge_dim=2),
+            graphs.from_edges(EDGES, N, edge_attr=torch.rand(400, 2, dtype=torch.float64)),
+        ),
+        lambda: (DotProduct(6, 1, position=ALiBi(1)), GRAPH),
+        lambda: (Typed(6, 6, 3), graphs.window(3).with_relation(Offset(1)).bind(N)),
+    ],
+)
+def test_batches_carry_what_the_whole_graph_has(make):
+    """With all in-neighbors, a layer computes for each node what it computes over the whole graph."""
+    torch.manual_seed(0)
+    attention, graph = make()
+    layer = MessagePassing(None, "sum", None, attention).double()
+    whole = layer(X, graph)
+    for batch in neighbor_batches(graph, torch.arange(N), [-1], X, batch_size=7):
+        (block,) = batch.graphs
+        torch.testing.assert_close(layer(batch.x[: block.num_dst], block, source=batch.x), whole[batch.nodes])
+
+
+def test_sampled_edges_keep_their_attributes_and_types():
+    graph = graphs.from_edges(EDGES, N, edge_attr=torch.arange(400.0), edge_type=torch.arange(400) % 3)
+    for batch in neighbor_batches(graph, torch.arange(N), [3, 2], batch_size=16):
+        for block in batch.graphs:
+            edge = block.edge_attr.long()  # its number
+            assert torch.equal(batch.sources[block.edge_index], EDGES[:, edge])
+            assert torch.equal(block.edge_type, edge % 3)
+
+
+def test_degrees_are_those_of_the_whole_graph(tmp_path):
+    sums = torch.zeros(N, dtype=torch.float64).index_add(0, EDGES[1], WEIGHTED.edge_attr)
+    on_disk = graphs.write_csr(tmp_path / "csr", EDGES, N)
+    for graph, expected in ((GRAPH, GRAPH.degree()), (WEIGHTED, sums), (on_disk, GRAPH.degree())):
+        for batch in neighbor_batches(graph, torch.arange(N), [2, 2], batch_size=16):
+            for block in batch.to("cpu").graphs:
+                for degrees, count in zip(block.degrees, (block.num_dst, block.num_src), strict=True):
+                    torch.testing.assert_close(degrees, expected[batch.sources[:count]])
+
+
+def test_degrees_of_other_weights_are_refused():
+    (batch,) = neighbor_batches(GRAPH, torch.arange(N), [2], X, batch_size=N)
+    (block,) = batch.graphs
+    with pytest.raises(ValueError, match=r"pass edge_attr to graphs.from_edges before sampling"):
+        MessagePassing(None, "sum", None, Degree(6, 6)).double()(
+            batch.x[:N], block, source=batch.x, edge_attr=torch.ones(block.num_edges, dtype=torch.float64)
+        )
 
 
 def test_it_learns_what_neighbors_say():

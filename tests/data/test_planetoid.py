@@ -1,24 +1,25 @@
-"""Cora and what is kept like it: files read by hand-written opcodes, pickles that are never run, damage that is named.
+"""Cora and what is kept like it: pickles are unpickled by digest, and names that plain data do not need are refused.
 
 The pickles are Python 2's, written opcode by opcode: today's pickle module writes other names for the same things.
 """
 
 import os
 import pickle
+from hashlib import sha256
 
 import pytest
 import torch
-from planetoid_files import array, csr, name, neighbor_lists, program, sequence, text
+from planetoid_files import name, neighbor_lists, program, source
 from planetoid_files import small_planetoid as small_planetoid
 from real_data import real
 
-from mpnn.data.errors import DamagedFile, UnsafePickle
+from mpnn.data.errors import DamagedFile, DatasetNotFound
 from mpnn.data.pickles import load_plain
 from mpnn.data.planetoid import citeseer, cora, read_planetoid, row_normalize
 
 
 def test_planetoid_by_hand(small_planetoid):
-    data = read_planetoid(small_planetoid, "small")
+    data = read_planetoid(small_planetoid, source(small_planetoid))
     assert data.x.tolist() == [[1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [1, 1]]
     assert data.y.tolist() == [0, 1, 0, 1, 1, 0]
     # The link 0-1 stands twice in the file and 0-0 once.
@@ -34,7 +35,7 @@ def test_nodes_that_the_split_leaves_out_have_no_features_and_no_mask(small_plan
     lists = {0: [1], 1: [0], 2: [], 3: [], 4: [], 5: [], 6: [4]}
     (small_planetoid / "ind.small.graph").write_bytes(program(neighbor_lists(lists)))
     (small_planetoid / "ind.small.test.index").write_text("6\n4\n")
-    data = read_planetoid(small_planetoid, "small")
+    data = read_planetoid(small_planetoid, source(small_planetoid))
     assert data.x.tolist() == [[1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [0, 0], [1, 1]]
     assert data.y.tolist() == [0, 1, 0, 1, 1, 0, 0]
     assert data.test_mask.tolist() == [False] * 4 + [True, False, True]
@@ -51,11 +52,13 @@ class Spiteful:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_that_calls_a_function_is_refused_and_not_run(small_planetoid, protocol):
-    mark = small_planetoid / "was-here"
+    mark, known = small_planetoid / "was-here", source(small_planetoid)
     attack = pickle.dumps(Spiteful(os.system, f"echo > {mark}"), protocol=protocol)
     (small_planetoid / "ind.small.graph").write_bytes(attack)
-    with pytest.raises(UnsafePickle, match=rf"ind\.small\.graph: the pickle asks for {os.system.__module__}\.system"):
-        read_planetoid(small_planetoid, "small")
+    with pytest.raises(DamagedFile, match=r"ind\.small\.graph has the SHA-256 \w+, expected"):
+        read_planetoid(small_planetoid, known)
+    with pytest.raises(pickle.UnpicklingError, match=f"asks for {os.system.__module__}.system"):
+        read_planetoid(small_planetoid, source(small_planetoid))  # as if its digest were the known one
     assert not mark.exists()
     pickle.loads(attack)
     assert mark.exists()  # so the attack was a real one
@@ -74,57 +77,26 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(small_planetoid, 
     ],
 )
 def test_every_name_but_the_six_is_refused(tmp_path, module, attribute):
-    path = tmp_path / "file"
-    path.write_bytes(program(name(module, attribute)))
-    with pytest.raises(UnsafePickle, match=f"{module}.{attribute}"):
-        load_plain(path)
+    path, content = tmp_path / "file", program(name(module, attribute))
+    path.write_bytes(content)
+    with pytest.raises(pickle.UnpicklingError, match=f"{module}.{attribute}"):
+        load_plain(path, sha256(content).hexdigest())
 
 
-def test_an_array_of_objects_is_refused(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(program(name("numpy", "dtype") + sequence(b"t", text(b"O8")) + b"R"))
-    with pytest.raises(UnsafePickle, match="dtype 'O8'; only plain numbers"):
-        load_plain(path)
-
-
-def test_a_sparse_matrix_with_columns_out_of_range_is_damaged(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(program(csr([[0], [10**6]], 2)))
-    with pytest.raises(DamagedFile, match="truncated or not a Planetoid file"):
-        load_plain(path)
-
-
-@pytest.mark.parametrize("part", ["tx", "ally", "graph"])
-def test_a_truncated_pickle_is_named_wherever_it_ends(small_planetoid, part):
-    path = small_planetoid / f"ind.small.{part}"
+@pytest.mark.parametrize("part", ["allx", "y", "graph", "test.index"])
+def test_files_that_are_missing_or_changed_are_named(small_planetoid, part):
+    path, known = small_planetoid / f"ind.small.{part}", source(small_planetoid)
     whole = path.read_bytes()
-    for length in range(0, len(whole), 7):
-        path.write_bytes(whole[:length])
-        with pytest.raises(DamagedFile, match=rf"ind\.small\.{part} is truncated") as caught:
-            load_plain(path)
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("part", "content", "complaint"),
-    [
-        ("graph", program(neighbor_lists({i: [6] for i in range(6)})), "links 0 to 6, but the nodes are 0 to 5"),
-        ("graph", program(neighbor_lists({0: [1]})), "lists the neighbors of 1 nodes, expected 6"),
-        ("graph", program(array([[1]], "i4")), "does not hold a dictionary of neighbors"),
-        ("ally", program(array([[1, 1]] * 4, "i4")), "does not hold one label a row"),
-        ("tx", program(array([[1, 1]] * 2, "f4")), "does not hold a sparse matrix"),
-        ("tx", program(csr([[0]], 2)), "4 . 1 rows of features for 4 . 2 labels"),
-        ("test.index", b"4\n4\n", "does not list 2 different nodes from 4 on"),
-        ("test.index", b"3\n4\n", "does not list 2 different nodes from 4 on"),
-        ("test.index", b"4\n", "does not list 2 different nodes from 4 on"),
-        ("test.index", b"4\n900000000000\n", "lists the neighbors of 6 nodes, expected 900000000001"),
-        ("test.index", b"4\nfive\n", "not a list of node numbers"),
-    ],
-)
-def test_files_that_do_not_fit_are_named(small_planetoid, part, content, complaint):
-    (small_planetoid / f"ind.small.{part}").write_bytes(content)
-    with pytest.raises(DamagedFile, match=complaint):
-        read_planetoid(small_planetoid, "small")
+    for changed in (b"", whole[:-1], whole + b"\n", bytes([whole[0] ^ 1]) + whole[1:]):
+        path.write_bytes(changed)
+        with pytest.raises(DamagedFile, match=rf"ind\.small\.{part} has the SHA-256"):
+            read_planetoid(small_planetoid, known)
+    path.unlink()
+    with pytest.raises(DatasetNotFound, match=rf"there is no .*ind\.small\.{part}"):
+        read_planetoid(small_planetoid, known)
+    path.mkdir()
+    with pytest.raises(DamagedFile, match=rf"ind\.small\.{part} is not a file"):
+        read_planetoid(small_planetoid, known)
 
 
 def test_cora_is_the_cora_of_the_papers():

@@ -5,9 +5,12 @@ same things.
 """
 
 import struct
+from hashlib import sha256
 
 import numpy as np
 import pytest
+
+from mpnn.data import RemoteFile, Source
 
 
 def name(module, attribute):
@@ -76,3 +79,9 @@ def small_planetoid(tmp_path):
         (tmp_path / f"ind.small.{part}").write_bytes(program(body))
     (tmp_path / "ind.small.test.index").write_text("5\n4\n")
     return tmp_path
+
+
+def source(folder):
+    """A dataset `small` of the files in the folder, with the digests that they have now."""
+    files = (RemoteFile(path.name, sha256=sha256(path.read_bytes()).hexdigest()) for path in sorted(folder.iterdir()))
+    return Source("small", "small", tuple(files), "https://example.org", "write it", "MIT", "nobody")

@@ -47,6 +47,7 @@ class Outline:
         self.shift: int = original.memory if isinstance(original, Topology) else original.shift
         self.positions = None if isinstance(original, Topology) else original.positions
         self.edge_attr: Tensor | None = None if isinstance(original, Topology) else original.edge_attr
+        self.degrees = None if isinstance(original, Topology) else original.degrees
 
     node_positions, edge_positions = Graph.node_positions, Graph.edge_positions
     edge_type_rule: Relation | None = None  # looked up in the graph when sizes are known
@@ -114,7 +115,7 @@ class Built(Outline):
     def __init__(self, token: Tensor, num_dst: int, num_src: int, device: torch.device) -> None:
         self.token, self.num_dst, self.num_src, self.device = token, num_dst, num_src, device
         self.base, self.recipe, self.shift = (num_dst, num_src), (), 0
-        self.positions = self.edge_attr = None
+        self.positions = self.edge_attr = self.degrees = None
         self.original: Any = None
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from docs.simulate import Machine, Work, sage, simulate, transformer
 from mpnn import graphs
 from mpnn.distributed import partition
-from mpnn.distributed.simulate import Machine, Work, sage, simulate, transformer
 
 SLOW_LINK = Machine("by hand", flops=1e6, memory_rate=float("inf"), link_rate=1e3, memory=1e9)
 
