@@ -87,7 +87,13 @@ def compare(
         str, typer.Option(metavar="TIME", help="For all training steps: 90s, 10m or 1h. Validations come on top.")
     ] = "5m",
     seeds: Annotated[int, typer.Option(help="Number of seeds of weights and batches.", min=1)] = 3,
-    context: Annotated[int, typer.Option(help="Characters that the model reads at a time.")] = _DEFAULT.context,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Characters that the model reads at a time, {_DEFAULT.context} by default. With --hf, tokens: the "
+            "model's context by default, at most 2,048."
+        ),
+    ] = None,
     dim: Annotated[int, typer.Option(help="Width of the model.")] = _DEFAULT.dim,
     heads: Annotated[int, typer.Option(help="Attention heads; must divide --dim.")] = _DEFAULT.heads,
     layers: Annotated[int, typer.Option(help="Number of layers.")] = _DEFAULT.layers,
@@ -128,15 +134,15 @@ def compare(
     if hf is not None:
         if search:
             refuse("--search tries numbers by training, and --hf trains nothing; write the graphs in --graphs")
-        _compare_hf(hf, file, context, graphs)
+        _compare_hf(hf, file, context, graphs, out, force)
         return
+    context = _DEFAULT.context if context is None else context
     with exit_on_invalid_input():
         require_accelerate()
         if search:
             require_optuna()
         seconds = _seconds(budget)
-    if (out / RESULTS).exists() and not force:
-        refuse(f"{out} holds a comparison: name another folder with --out, or replace it with --force")
+    _refuse_to_replace(out, force)
     with folder(out):
         with exit_on_invalid_input():
             options = Options(
@@ -212,27 +218,34 @@ def _searched(contest: _Contest, expressions: Sequence[str], trials: int, second
     return list(dict.fromkeys(best.get(expression, expression) for expression in expressions))
 
 
-def _compare_hf(name: str, file: Path | None, context: int, graphs: str | None) -> None:
+def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str | None, out: Path, force: bool) -> None:
     from mpnn.cli import compare_hf
 
-    with exit_on_invalid_input():
-        default = f"causal; causal & window({max(context // 16, 1)}..{max(context // 4, 1)})"
-        expressions = expanded(default if graphs is None else graphs)
+    _refuse_to_replace(out, force)
+    with folder(out), exit_on_invalid_input():
         model, pieces = compare_hf.load(name, compare_hf.text_of(file), context)
-        console.print(f"{len(pieces)} pieces of {context} tokens", soft_wrap=True)
+        count, tokens = pieces.shape
+        what = f"{type(model).__name__} read {count} pieces of {tokens:,} tokens of {file or 'the manual of Python'}"
+        console.print(what, soft_wrap=True)
+        default = f"causal; causal & window({max(tokens // 16, 1)}..{max(tokens // 4, 1)})"
         readings = []
-        for reading in compare_hf.read(model, pieces, expressions):
+        for reading in compare_hf.read(model, pieces, expanded(default if graphs is None else graphs)):
             readings.append(reading)
             console.print(f"  {reading.graph}: perplexity {reading.perplexity:.4g}", soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
-    for heading in compare_hf.HEADINGS:
-        table.add_column(heading, justify="left" if heading == "graph" else "right")
-    for row in compare_hf.rows(readings):
-        table.add_row(*row)
-    console.print(table)
-    console.print(compare_hf.verdict(readings), soft_wrap=True)
-    best = min(readings, key=lambda one: one.perplexity).graph
-    console.print(f'mpnn.hf.use(model, "{best}")', soft_wrap=True)
+        table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
+        for heading in compare_hf.HEADINGS:
+            table.add_column(heading, justify="left" if heading == "graph" else "right")
+        for row in compare_hf.rows(readings):
+            table.add_row(*row)
+        console.print(table)
+        console.print(compare_hf.verdict(readings), soft_wrap=True)
+        compare_hf.write(out, name, what, readings)
+        console.print(f"the page: {out / PAGE}", soft_wrap=True)
+
+
+def _refuse_to_replace(out: Path, force: bool) -> None:
+    if (out / RESULTS).exists() and not force:
+        refuse(f"{out} holds a comparison: name another folder with --out, or replace it with --force")
 
 
 # ------------------------------------------------------------------------------------------------ candidates

@@ -49,17 +49,20 @@ _REFUSED = {
 }
 
 
-_RECORDER: ContextVar[Callable[[Graph, Tensor], None] | None] = ContextVar("recorder", default=None)
+Visit = Callable[[Graph, Tensor | None], None]
+
+_RECORDER: ContextVar[tuple[Visit, bool] | None] = ContextVar("recorder", default=None)
 
 
 @contextmanager
-def record(visit: Callable[[Graph, Tensor], None]) -> Iterator[None]:
+def record(visit: Callable[..., None], *, weights: bool = True) -> Iterator[None]:
     """Calls `visit(graph, weights)` for each attention layer that runs in the block, in the order in which they run.
 
-    `weights` are the attention weights of the edges of `graph`, [E, H] or [B, E, H]. Unlike `output_attentions`, this
-    materializes no N x N matrix and keeps nothing. Compiled models, and the families of `use.NATIVE`, are not recorded.
+    `weights` are the attention weights of the edges of `graph`, [E, H] or [B, E, H], or None with `weights=False`.
+    Unlike `output_attentions`, this materializes no N x N matrix and keeps nothing. Compiled models, and the families
+    of `use.NATIVE`, are not recorded.
     """
-    token = _RECORDER.set(visit)
+    token = _RECORDER.set((visit, weights))
     try:
         yield
     finally:
@@ -152,7 +155,8 @@ def _attend(
     if by_offset is not None:
         bias = by_offset.over(graph, is_flat, query) if bias is None else bias + by_offset.on_edges(graph, query)
     recorder = None if torch.compiler.is_compiling() else _RECORDER.get()
-    with_weights = bool(output_attentions) or recorder is not None
+    visit, records_weights = recorder or (None, False)
+    with_weights = bool(output_attentions) or records_weights
     result = ops.attend(
         graph,
         *features,
@@ -164,8 +168,8 @@ def _attend(
         return_weights=with_weights,
     )
     out, weights = result if with_weights else (result, None)
-    if recorder is not None and weights is not None:
-        recorder(graph, weights)
+    if visit is not None:
+        visit(graph, weights if records_weights else None)
         weights = weights if output_attentions else None
     if is_flat:
         out = out.unflatten(0, (batch, queries))

@@ -184,9 +184,14 @@ def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
         warnings.warn(said, stacklevel=3)
 
 
+def is_causal(model: PreTrainedModel) -> bool:
+    """Whether a model has attention layers over causal masks, as decoders have."""
+    return any(map(_is_causal, _layers(model)))
+
+
 def _is_causal(layer: Any) -> bool:
     """Whether a topology of this layer must have no edges from later tokens."""
-    return getattr(layer, "is_causal", getattr(layer, "is_decoder", False)) and must_be_causal(layer)
+    return bool(getattr(layer, "is_causal", getattr(layer, "is_decoder", False))) and must_be_causal(layer)
 
 
 def _try(topology: Topology, is_causal: bool) -> None:
