@@ -133,9 +133,10 @@ def compare(
         for name, value in (("search", search), ("budget", budget), ("seeds", seeds)):
             if value:
                 refuse(f"--{name} is for training, and --hf trains nothing; leave it out")
+        context = options.context  # None: that of the model
         with exit_on_invalid_input():
-            options = options.resolved(DEFAULTS, "hf")
-        _compare_hf(hf, options, graphs)
+            file = options.resolved(DEFAULTS, "hf").file
+        _compare_hf(hf, None if file is None else Path(file), context, graphs, out, force)
         return
     budget, seeds = budget or _BUDGET, seeds or _SEEDS
     with exit_on_invalid_input():
@@ -143,8 +144,7 @@ def compare(
         if search:
             require_optuna()
         seconds = _seconds(budget)
-    if (out / RESULTS).exists() and not force:
-        refuse(f"{out} holds a comparison: name another folder with --out, or replace it with --force")
+    _refuse_to_replace(out, force)
     with folder(out):
         with exit_on_invalid_input():
             options = options.resolved(DEFAULTS)
@@ -217,29 +217,34 @@ def _searched(contest: _Contest, expressions: Sequence[str], trials: int, second
     return list(dict.fromkeys(best.get(expression, expression) for expression in expressions))
 
 
-def _compare_hf(name: str, options: Options, graphs: str | None) -> None:
+def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str | None, out: Path, force: bool) -> None:
     from mpnn.cli import compare_hf
 
-    context, file = options.sizes().context, None if options.file is None else Path(options.file)
-
-    with exit_on_invalid_input():
-        default = f"causal; causal & window({max(context // 16, 1)}..{max(context // 4, 1)})"
-        expressions = expanded(default if graphs is None else graphs)
+    _refuse_to_replace(out, force)
+    with folder(out), exit_on_invalid_input():
         model, pieces = compare_hf.load(name, compare_hf.text_of(file), context)
-        console.print(f"{len(pieces)} pieces of {context} tokens", soft_wrap=True)
+        count, tokens = pieces.shape
+        what = f"{type(model).__name__} read {count} pieces of {tokens:,} tokens of {file or 'the manual of Python'}"
+        console.print(what, soft_wrap=True)
+        default = f"causal; causal & window({max(tokens // 16, 1)}..{max(tokens // 4, 1)})"
         readings = []
-        for reading in compare_hf.read(model, pieces, expressions):
+        for reading in compare_hf.read(model, pieces, expanded(default if graphs is None else graphs)):
             readings.append(reading)
             console.print(f"  {reading.graph}: perplexity {reading.perplexity:.4g}", soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
-    for heading in compare_hf.HEADINGS:
-        table.add_column(heading, justify="left" if heading == "graph" else "right")
-    for row in compare_hf.rows(readings):
-        table.add_row(*row)
-    console.print(table)
-    console.print(compare_hf.verdict(readings), soft_wrap=True)
-    best = min(readings, key=lambda one: one.perplexity).graph
-    console.print(f'mpnn.hf.use(model, "{best}")', soft_wrap=True)
+        table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
+        for heading in compare_hf.HEADINGS:
+            table.add_column(heading, justify="left" if heading == "graph" else "right")
+        for row in compare_hf.rows(readings):
+            table.add_row(*row)
+        console.print(table)
+        console.print(compare_hf.verdict(readings), soft_wrap=True)
+        compare_hf.write(out, name, what, readings)
+        console.print(f"the page: {out / PAGE}", soft_wrap=True)
+
+
+def _refuse_to_replace(out: Path, force: bool) -> None:
+    if (out / RESULTS).exists() and not force:
+        refuse(f"{out} holds a comparison: name another folder with --out, or replace it with --force")
 
 
 # ------------------------------------------------------------------------------------------------ candidates

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpnn.graphs import parse
+from mpnn.cli import page
+from mpnn.cli.measure import machine, versions
+from mpnn.files import write_atomically
+from mpnn.graph import Graph
+from mpnn.train.comparison import half_interval, paired_gaps
+
+OWN = "the model's own masks"
+HEADINGS = ("graph", "edges", "perplexity", "nats a token", "more than its own, 95%", "time of a piece")
 
 _PIECES = 16
+_MOST_TOKENS = 2048  # of a piece, unless --context says so
 _TOLERATED = 0.01  # of the loss: a graph so little worse than the best is as good
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reading:
     """How well a model predicts a text over a graph.
 
-    edges: of one layer over a whole piece. losses: nats per token of each piece. seconds: of a piece, the median.
+    edges: of one layer over a whole piece, the mean over layers. losses: nats per token of each piece. seconds: of a
+    piece, the median.
     """
 
     graph: str
@@ -36,12 +46,14 @@ class Reading:
         return math.exp(mean(self.losses))
 
 
-def load(name: str, text: str, context: int) -> tuple[Any, Tensor]:
-    """The model with its own attention in mpnn, and up to 16 pieces of the text [pieces, context], spread evenly.
+def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]:
+    """The model, which runs its own masks in mpnn, and up to 16 pieces of the text [pieces, context], spread evenly.
+
+    `context` is the model's if it is None, at most 2,048 tokens and at most the text.
 
     Raises:
         ImportError: if transformers is not installed.
-        ValueError, OSError: if there is no such model, or the text is too short for one piece.
+        ValueError, OSError: if there is no such model, it is no trained language model, or the text is too short.
     """
     try:
         import transformers
@@ -50,31 +62,48 @@ def load(name: str, text: str, context: int) -> tuple[Any, Tensor]:
     except ImportError:
         raise ImportError("--hf needs transformers, which is not installed; run: pip install transformers") from None
     tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    model = transformers.AutoModelForCausalLM.from_pretrained(name).eval()
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(name, output_loading_info=True)
+    model, loading = loaded
+    if missing := sorted(loading["missing_keys"]):
+        raise ValueError(
+            f"{name} has no trained weights of {type(model).__name__}: {len(missing)} were newly initialised, such as "
+            f"{missing[0]}, so its predictions say nothing; pass a language model"
+        )
+    if not mpnn.hf.is_causal(model):
+        raise ValueError(f"{type(model).__name__} of {name} is no decoder: it would read the tokens that it predicts")
     tokens = tokenizer(text, return_tensors="pt", verbose=False).input_ids[0]
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is None:
+        context = min(most or _MOST_TOKENS, _MOST_TOKENS, len(tokens))
     if most is not None and context > most:
         raise ValueError(f"{name} takes at most {most} tokens; got --context {context}")
-    if len(tokens) < context:
-        raise ValueError(f"the text has {len(tokens):,} tokens; --context {context} needs as many at least")
+    if len(tokens) < context or context < 2:
+        raise ValueError(f"the text has {len(tokens):,} tokens; --context {context} needs as many, and two at least")
     count = min(_PIECES, len(tokens) // context)
     starts = torch.linspace(0, len(tokens) - context, count).long()
     mpnn.hf.use(model)
-    return model, tokens[starts[:, None] + torch.arange(context)]
+    return model.eval(), tokens[starts[:, None] + torch.arange(context)]
 
 
 @torch.no_grad()
 def read(model: Any, pieces: Tensor, graphs: Sequence[str]) -> Iterator[Reading]:
-    """Reads all pieces over each graph.
+    """Reads all pieces over the model's own masks and over each graph; graphs with the same edges are one.
 
     Raises:
-        ValueError: if a graph does not fit the model.
+        ValueError: if a graph does not fit the model, before any piece is read.
     """
     import mpnn.hf
 
+    candidates = [_Candidate(OWN, None, _graphs(model, pieces[:1], None))]
     for expression in graphs:
-        topology = parse(expression)
-        handle = mpnn.hf.use(model, topology)
+        found = _graphs(model, pieces[:1], expression)
+        same = next((one for one in candidates if _are_equal(one.graphs, found)), None)
+        if same is None:
+            candidates.append(_Candidate(expression, expression, found))
+        else:
+            same.name += f" = {expression}"
+    for one in candidates:
+        handle = mpnn.hf.use(model, one.expression)
         try:
             model(pieces[:1])  # binds the graph
             losses, seconds = [], []
@@ -84,36 +113,88 @@ def read(model: Any, pieces: Tensor, graphs: Sequence[str]) -> Iterator[Reading]
                 seconds.append(perf_counter() - began)
         finally:
             handle.restore()
-        yield Reading(expression, topology.bind(pieces.shape[1]).num_edges, losses, sorted(seconds)[len(seconds) // 2])
+        edges = round(mean(graph.num_edges for graph in one.graphs))
+        yield Reading(one.name, edges, losses, sorted(seconds)[len(seconds) // 2])
 
 
-def verdict(readings: Sequence[Reading]) -> str:
-    """The cheapest graph among those that are as good as the best."""
-    best = min(readings, key=lambda one: mean(one.losses))
-    good = [one for one in readings if mean(one.losses) <= mean(best.losses) * (1 + _TOLERATED)]
-    cheap = min(good, key=lambda one: one.seconds)
-    said = f"{best.graph} predicts best: perplexity {best.perplexity:.4g}."
-    if cheap is not best:
-        gaps = [b - a for a, b in zip(best.losses, cheap.losses, strict=True)]
-        error = f" ± {stdev(gaps) / math.sqrt(len(gaps)):.2g}" if len(gaps) > 1 else ""
-        said += (
-            f" {cheap.graph} takes {cheap.seconds / best.seconds:.2f} of its time and loses {mean(gaps):.2g}{error} "
-            "nats per token."
-        )
-    return said
+@dataclass
+class _Candidate:
+    """The graph of each attention layer over a piece, and the topology that they are from, None for the model's own."""
+
+    name: str
+    expression: str | None
+    graphs: list[Graph]
 
 
-def rows(readings: Sequence[Reading]) -> list[tuple[str, ...]]:
-    """Cells: graph, edges, perplexity, nats per token with the standard error over pieces, time."""
-    found: list[tuple[str, ...]] = []
-    for one in readings:
-        error = f" ± {stdev(one.losses) / math.sqrt(len(one.losses)):.3f}" if len(one.losses) > 1 else ""
-        nats, time = f"{mean(one.losses):.3f}{error}", f"{one.seconds * 1e3:.0f} ms"
-        found.append((one.graph, f"{one.edges:,}", f"{one.perplexity:.2f}", nats, time))
+def _graphs(model: Any, piece: Tensor, expression: str | None) -> list[Graph]:
+    """The graph of each attention layer over one piece."""
+    import mpnn.hf
+
+    found: list[Graph] = []
+    handle = mpnn.hf.use(model, expression)
+    try:
+        with mpnn.hf.record(lambda graph, _: found.append(graph), weights=False):
+            model(piece)
+    finally:
+        handle.restore()
+    if not found:
+        raise ValueError(f"{type(model).__name__} has layers of its own, whose graphs cannot be recorded")
     return found
 
 
-HEADINGS = ("graph", "edges", "perplexity", "nats a token", "time of a piece")
+def _are_equal(some: Sequence[Graph], others: Sequence[Graph]) -> bool:
+    pairs = {(id(a), id(b)): (a, b) for a, b in zip(some, others, strict=True)}
+    return all(a.num_edges == b.num_edges and (a - b).num_edges == 0 for a, b in pairs.values())
+
+
+def verdict(readings: Sequence[Reading]) -> str:
+    """The best graph, and the cheapest among those that are as good, each against the model's own masks."""
+    own, best = readings[0], min(readings, key=lambda one: mean(one.losses))
+    good = [one for one in readings if mean(one.losses) <= mean(best.losses) * (1 + _TOLERATED)]
+    cheap = min(good, key=lambda one: one.seconds)
+    said = f"{best.graph} predicts best: perplexity {best.perplexity:.4g}."
+    for one in dict.fromkeys((best, cheap)):
+        if one is not own:
+            said += (
+                f" Against {own.graph}, {one.graph} takes {one.seconds / own.seconds:.2f} of the time and loses "
+                f"{_more(own, one)} nats per token (95%, the same {len(own.losses)} pieces)."
+            )
+    return said
+
+
+def _more(own: Reading, one: Reading) -> str:
+    """How many more nats per token than over the model's own masks, piece by piece, with a 95% interval."""
+    gaps = paired_gaps(own.losses, one.losses)
+    half = half_interval(gaps)
+    return f"{mean(gaps):.2g} ± {half:.2g}" if math.isfinite(half) else f"{mean(gaps):.2g} (one piece: no interval)"
+
+
+def rows(readings: Sequence[Reading]) -> list[tuple[str, ...]]:
+    """The cells under `HEADINGS`."""
+    return [
+        (
+            one.graph, f"{one.edges:,}", f"{one.perplexity:.2f}", f"{mean(one.losses):.3f}",
+            "" if one is readings[0] else _more(readings[0], one), f"{one.seconds * 1e3:.0f} ms",
+        )
+        for one in readings
+    ]  # fmt: skip
+
+
+def write(out: Path, name: str, what: str, readings: Sequence[Reading]) -> None:
+    """Writes compare.json and index.html into a folder."""
+    content = {
+        "model": name,
+        "read": what,
+        "verdict": verdict(readings),
+        "machine": machine(),
+        "versions": versions(),
+        "graphs": [{**asdict(one), "perplexity": one.perplexity} for one in readings],
+    }
+    write_atomically(out / "compare.json", lambda path: path.write_text(json.dumps(content, indent=1) + "\n"))
+    numbered = [(str(rank), *row) for rank, row in enumerate(rows(readings), 1)]
+    parts = [page.paragraph(verdict(readings)), page.table(("", *HEADINGS), numbered), page.paragraph(what)]
+    document = page.page(f"{name} over other graphs", parts, [("machine", machine()), ("versions", versions())])
+    write_atomically(out / "index.html", lambda path: path.write_text(document, encoding="utf-8"))
 
 
 def text_of(file: Path | None) -> str:

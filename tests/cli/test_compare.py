@@ -86,20 +86,50 @@ def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     file = tmp_path / "own.txt"
     file.write_text(text)
-    options = ["--hf", str(tmp_path / "model"), "--file", str(file), "--context", "32"]
-    done = RUN.invoke(app, ["compare", *options, "--graphs", "causal; causal & window(4)"])
+    options = ["--hf", str(tmp_path / "model"), "--file", str(file), "--out", str(tmp_path / "out")]
+    done = RUN.invoke(app, ["compare", *options, "--context", "32", "--graphs", "causal; causal & window(4)"])
     assert done.exit_code == 0, done.output
-    assert "16 pieces of 32 tokens" in done.output
+    assert f"LlamaForCausalLM read 16 pieces of 32 tokens of {file}" in done.output
     assert "predicts best" in done.output
+    assert "95%, the same 16 pieces" in done.output
+    written = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert [one["graph"] for one in written["graphs"]] == ["the model's own masks = causal", "causal & window(4)"]
+    assert "causal &amp; window(4)" in (tmp_path / "out" / "index.html").read_text()
+    again = RUN.invoke(app, ["compare", *options])
+    assert (again.exit_code, "replace it with --force" in again.output) == (2, True)
     loaded, pieces = compare_hf.load(str(tmp_path / "model"), text, 32)
-    full, near = compare_hf.read(loaded, pieces, ["causal", "causal & window(4)"])
+    full, near = compare_hf.read(loaded, pieces, ["causal", "causal & window(4)", "causal & window(4) & window(8)"])
     own = [model(piece[None], labels=piece[None]).loss.item() for piece in pieces]
     assert full.losses == pytest.approx(own, abs=1e-5)
     assert near.losses != pytest.approx(own, abs=1e-5)
     assert (full.edges, near.edges) == (528, 150)
-    too_long = RUN.invoke(app, ["compare", *options[:-1], "128"])
-    assert too_long.exit_code == 2
-    assert "takes at most 64 tokens" in " ".join(too_long.output.split())
+    assert compare_hf.load(str(tmp_path / "model"), text)[1].shape == (16, 64), "the model's context"
+    new = ["--force", "--context"]
+    assert "takes at most 64 tokens" in " ".join(RUN.invoke(app, ["compare", *options, *new, "128"]).output.split())
+    for graph in ("complete", "window(4)", "causal; window(4)"):
+        acausal = RUN.invoke(app, ["compare", *options, *new, "32", "--graphs", graph])
+        assert acausal.exit_code == 2
+        assert "must not attend to the tokens that it predicts" in " ".join(acausal.output.split())
+        assert "perplexity" not in acausal.output
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("GPT2Model", "has no trained weights of GPT2LMHeadModel: 1 were newly initialised, such as lm_head.weight"),
+        ("BertForMaskedLM", "BertLMHeadModel of .* is no decoder: it would read the tokens that it predicts"),
+    ],
+)
+def test_models_that_are_no_trained_decoders_are_refused(name: str, message: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    kind = getattr(transformers, name)
+    sizes = {"vocab_size": 9, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    kind(kind.config_class(**sizes, tie_word_embeddings=False)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        compare_hf.load(str(tmp_path), "a b a b")
 
 
 @pytest.mark.parametrize(

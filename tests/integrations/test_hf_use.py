@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
-from hf_families import DECODER, DECODERS, ENCODER, ENCODERS, IDS, LEFT, RIGHT, output, tiny
+from hf_families import DECODER, DECODERS, ENCODER, ENCODERS, IDS, LEFT, RIGHT, VISION, output, tiny
 from torch import Tensor
 
 import mpnn.hf
@@ -90,6 +92,9 @@ def test_doge_computes_with_its_mask_in_each_step(keep: int) -> None:
         masks.mask(1, 4, 4).masked_fill(None, 0.0)
     with pytest.raises(TypeError, match=r"torch\.add: this model computes with its mask"):
         torch.add(torch.ones(4, 4), masks.mask(1, 4, 4))
+    for compute in (lambda mask: 1.0 - mask, lambda mask: mask * 2, lambda mask: 0.0 + mask, lambda mask: ~mask):
+        with pytest.raises(TypeError, match="this model computes with its mask"):
+            compute(masks.mask(1, 4, 4))
 
 
 def test_a_cache_is_filled_in_parts() -> None:
@@ -461,9 +466,188 @@ def test_a_graph_that_the_cache_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="attends to tokens that this layer's sliding cache no longer has"):
         model.generate(IDS, max_new_tokens=4, do_sample=False, eos_token_id=None)
     model = tiny("llama")
-    mpnn.hf.use(model, "window(2)")
+    mpnn.hf.use(model, "window(2)", causal=False)
     with pytest.raises(ValueError, match="earlier tokens attend to later ones"):
         model.generate(IDS, max_new_tokens=4, do_sample=False, eos_token_id=None)
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "a_new_option"])
+def test_keywords_that_may_change_the_result_are_refused(name: str) -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model)
+    with pytest.raises(ValueError, match=rf"LlamaAttention .* \({name}=\), which mpnn does not support"):
+        model(IDS, **{name: torch.zeros(1)})
+    model(IDS, num_items_in_batch=torch.tensor(3), **{name: None})
+
+
+@pytest.mark.parametrize("index_topk", [4, 64])
+def test_sources_chosen_by_content_are_refused(index_topk: int) -> None:
+    config = hf.DeepseekV32Config(
+        **ENCODER, num_key_value_heads=4, moe_intermediate_size=24, n_routed_experts=4, num_experts_per_tok=2,
+        n_group=1, topk_group=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+        index_n_heads=2, index_head_dim=16, index_topk=index_topk,
+    )  # fmt: skip
+    model = mpnn.hf.use(hf.DeepseekV32ForCausalLM(config)).model
+    with pytest.raises(ValueError, match="chooses the sources of each token by content"):
+        model(IDS)
+
+
+@pytest.mark.parametrize("graph", ["causal() & (window(2) | random(3, seed=1))", "causal() & bigbird(4)"])
+def test_graphs_that_depend_on_the_length_are_refused(graph: str) -> None:
+    model = tiny("llama")
+    with pytest.raises(ValueError, match="has other edges for other lengths"):
+        mpnn.hf.use(model, graph)
+    model.set_attn_implementation("mpnn")
+    model.config.mpnn_graph = graph  # as in a checkpoint
+    with pytest.raises(ValueError, match="has other edges for other lengths"):
+        model(IDS)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize("graph", ["window(2)", "complete()", "prefix(3)"])
+def test_a_decoder_does_not_see_what_it_predicts(name: str, graph: str) -> None:
+    model, spec = tiny(name), graph if name != "t5" else {"decoder": graph}
+    for change in (mpnn.hf.use, mpnn.models.from_hf):
+        with pytest.raises(ValueError, match=r"must not attend to the tokens that it predicts.*causal=False"):
+            change(model, spec)
+    assert model.config._attn_implementation == "sdpa"
+    with torch.no_grad():
+        before = output(model)
+        mpnn.hf.use(model, spec, causal=False)
+        assert not torch.allclose(output(model), before, atol=1e-3)
+        for module in model.modules():
+            vars(getattr(module, "config", module)).pop("mpnn_causal", None)
+        with pytest.raises(ValueError, match="must not attend to the tokens that it predicts"):
+            output(model)
+
+
+def test_encoders_may_attend_to_later_tokens_and_openai_gpt_may_not() -> None:
+    mpnn.hf.use(tiny("bert"), "window(2)")
+    gpt = hf.OpenAIGPTLMHeadModel(hf.OpenAIGPTConfig(vocab_size=60, n_embd=32, n_layer=2, n_head=4))
+    with pytest.raises(ValueError, match="must not attend"):
+        mpnn.hf.use(gpt, "window(2)")
+
+
+def test_a_decoder_over_a_graph_of_one_size_is_checked_when_it_runs() -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model, "documents([8, 9])")
+    with pytest.raises(ValueError, match="must not attend"):
+        model(IDS)
+
+
+def test_a_mask_of_pairs_has_four_dimensions() -> None:
+    model = tiny("bert")
+    mpnn.hf.use(model)
+    pairs = torch.ones(2, 17, 17).tril()
+    with pytest.raises(ValueError, match=r"got \[2, 17, 17\]: for pairs, write attention_mask\[:, None\]"):
+        model(IDS, attention_mask=pairs)
+    model(IDS, attention_mask=pairs[:, None].bool())
+
+
+def test_threads_share_an_encoder_decoder_with_a_cross_topology() -> None:
+    model = tiny("bart")
+    mpnn.hf.use(model, {"cross": "window(4)"})
+    options: dict[str, Any] = {
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "eos_token_id": None,
+        "forced_eos_token_id": None,
+    }
+    starts = [IDS[:1, :length] for length in (1, 3, 5, 7)]
+
+    def scores(start: Tensor) -> Tensor:
+        found = model.generate(
+            IDS[:1], decoder_input_ids=start, return_dict_in_generate=True, output_scores=True, **options
+        )
+        return torch.stack(found.scores)
+
+    expected = [scores(start) for start in starts]
+    with ThreadPoolExecutor(4) as pool:
+        for alone, together in zip(expected * 4, pool.map(scores, starts * 4), strict=True):
+            assert together.equal(alone)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            lambda: hf.FNetModel(hf.FNetConfig(**{**ENCODER, "num_attention_heads": 4})),
+            "no attention layer of FNetModel",
+        ),
+        (
+            lambda: hf.MambaModel(hf.MambaConfig(vocab_size=60, hidden_size=32, num_hidden_layers=1)),
+            "no attention layer",
+        ),
+    ],
+    ids=["fnet", "mamba"],
+)
+def test_models_without_attention_layers_are_refused(model: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mpnn.hf.use(model(), "window(3)")
+
+
+def test_layers_that_read_the_graph_are_counted() -> None:
+    text, vision = {**ENCODER, "max_position_embeddings": 20}, {**VISION}
+    clip = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision))
+    with pytest.warns(UserWarning, match="2 of the 4 attention layers of CLIPModel read the graph"):
+        handle = mpnn.hf.use(clip, "causal() & window(3)")
+    assert repr(handle) == (
+        "Handle of CLIPModel: 2 x CLIPAttention over causal() & window(3); 2 x CLIPAttention over the model's own masks"
+    )
+    handle.restore()
+    assert repr(handle) == "Handle of CLIPModel: nothing is changed"
+    tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    sam = hf.SamModel(hf.SamConfig(vision_config=tower))
+    with pytest.raises(ValueError, match="0 of the 7 attention layers of SamModel read the graph; SamAttention cannot"):
+        mpnn.hf.use(sam, "window(3)")
+
+
+def test_another_attention_after_use_is_what_is_saved(tmp_path: Any) -> None:
+    model = tiny("llama")
+    handle = mpnn.hf.use(model, "causal() & window(3)")
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config._attn_implementation == "sdpa"
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
+    assert "set_attn_implementation" not in vars(handle.restore())
+
+
+@pytest.mark.slow
+def test_a_pickled_decoder_loads_in_another_process(tmp_path: Any) -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model, "causal() & window(3)")
+    torch.save((model, IDS, model(IDS).logits.detach()), tmp_path / "model.pt")
+    script = (
+        "import torch\n"
+        "model, ids, expected = torch.load('model.pt', weights_only=False)\n"
+        "torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_handles_of_nested_models(inner_first: bool) -> None:
+    model = tiny("llama")
+    with torch.no_grad():
+        own = model(IDS).logits
+        parts = [model.model, model] if inner_first else [model, model.model]
+        first = mpnn.hf.use(parts[0], "causal() & window(3)")
+        second = mpnn.hf.use(parts[1], "causal() & window(5)")
+        first.restore()  # undoes the second, too
+        assert model.config._attn_implementation == "sdpa"
+        second.restore()
+        assert model(IDS).logits.equal(own)
+    assert "mpnn_graph" not in model.config.to_dict()
+
+
+def test_shapes_on_the_meta_device() -> None:
+    model = tiny("llama")
+    mpnn.hf.use(model, "causal() & window(3)")
+    found = model.to("meta")(IDS.to("meta"), attention_mask=LEFT.to("meta"))
+    assert found.logits.shape == (2, 17, 60)
 
 
 def test_use_after_use_and_back() -> None:
@@ -588,54 +772,6 @@ def test_a_graph_of_an_encoder_decoder_says_for_which_attention() -> None:
     mpnn.hf.use(model, "documents([3, 4])")
     with pytest.raises(ValueError, match="the lengths of the documents add up to 7, but the graph has 17 nodes"):
         model(IDS)
-
-
-# ------------------------------------------------------------------------------------------------ masks
-
-KNOWN: dict[str, Any] = {
-    "causal": hf.masking_utils.causal_mask_function,
-    "bidirectional": hf.masking_utils.bidirectional_mask_function,
-    "window": hf.masking_utils.sliding_window_causal_mask_function(4),
-    "window both ways": hf.masking_utils.sliding_window_bidirectional_mask_function(3),
-    "chunks": hf.masking_utils.chunked_causal_mask_function(4, torch.tensor([0, 3])),
-    "prefix": hf.masking_utils.or_masks(
-        hf.masking_utils.causal_mask_function,
-        hf.masking_utils.blockwise_overlay(torch.tensor([[0] * 5 + [-1] * 7, [-1] * 2 + [3] * 4 + [-1] * 4 + [1] * 2])),
-    ),
-    "own function": lambda b, h, q, k: (q + k + b) % 3 != 0,
-    "own function, with others": hf.masking_utils.and_masks(
-        hf.masking_utils.causal_mask_function, lambda b, h, q, k: (q * k + b) % 3 != 0
-    ),
-}
-
-
-@pytest.mark.parametrize("sizes", [(12, 12, 0, 0), (3, 12, 9, 0), (1, 8, 11, 4), (4, 9, 7, 3)], ids=str)
-@pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize("padded", [False, True])
-def test_masks_are_those_of_transformers(name: str, sizes: tuple[int, ...], padded: bool) -> None:
-    padding = torch.ones(2, 12, dtype=torch.bool)
-    padding[1, :3] = not padded
-    arguments = dict(
-        zip(("batch_size", "q_length", "kv_length", "q_offset", "kv_offset"), (2, *sizes), strict=True),
-        mask_function=KNOWN[name], attention_mask=padding,
-    )  # fmt: skip
-    expected = hf.masking_utils.sdpa_mask(**arguments, allow_is_causal_skip=False)[:, 0]
-    graph, is_flat = masks.mask(**arguments).graph(None, 2, sizes[1], torch.device("cpu"))
-    found = graph.dense()
-    if is_flat:
-        found = found.view(2, sizes[0], 2, sizes[1])[[0, 1], :, [0, 1]]
-    assert found.expand(2, -1, -1).equal(expected)
-
-
-def test_known_masks_are_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    def evaluate(*_: Any, **__: Any) -> None:
-        raise AssertionError("evaluated")
-
-    monkeypatch.setattr(masks._Reader, "_evaluate", evaluate)
-    n = 100_000
-    for name in ("causal", "bidirectional", "window", "window both ways", "chunks"):
-        graph, _ = masks.mask(1, n, n, mask_function=KNOWN[name]).graph(None, 1, n, torch.device("cpu"))
-        assert len(graph.runs.start) == n
 
 
 def test_a_model_in_place_is_not_divided_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto as auto
 
 import mpnn.hf
 
-AGREES, DIFFERS, REFUSED, NO_MODEL = "agrees", "differs", "raises", "no tiny model"
+AGREES, DIFFERS, BLIND, REFUSED, NO_MODEL = "agrees", "differs", "notices no change", "raises", "no tiny model"
 
 _KINDS = {
     "text": (
@@ -45,6 +45,12 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
     **dict.fromkeys(("query_pre_attn_scalar",), 8),
+    # what chooses among 13 tokens
+    **dict.fromkeys(("index_topk", "index_topk_blocks", "index_block_size", "index_local_blocks"), 2),
+    **dict.fromkeys(("attention_chunk_size", "attention_window_size", "local_attention"), 6),
+    **dict.fromkeys(("attn_logit_softcapping", "attention_logit_cap"), 2.0),
+    "index_n_heads": 2, "index_head_dim": 16, "use_sliding_window": True, "max_window_layers": 1,
+    "global_attn_every_n_layers": 2,
     "vocab_size": 60, "image_size": 32, "patch_size": 8, "sliding_window": 6, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2, "decoder_start_token_id": 1, "attention_dropout": 0.0,
 }  # fmt: skip
@@ -63,7 +69,7 @@ _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names 
     "DeepseekV2Config": _EXPERTS,
     "Dots1Config": {**_EXPERTS, "n_shared_experts": 1},
     "Dots3NoteTextConfig": {
-        **_EXPERTS, "index_topk": 64, "index_head_dim": 16, "index_n_heads": 2, "shared_experts_intermediate_size": 24,
+        **_EXPERTS, "index_topk": 2, "index_head_dim": 16, "index_n_heads": 2, "shared_experts_intermediate_size": 24,
     },
     "Gemma3nTextConfig": {
         "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 60, "laurel_rank": 4,
@@ -82,6 +88,7 @@ _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names 
         "moe_topk": 2, "n_routed_experts": 4, "zero_expert_num": 1, "expert_ffn_hidden_size": 24, "ffn_hidden_size": 48,
         "head_dim": 8, "num_key_value_heads": 4,
     },
+    "MiniMaxM3VLTextConfig": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "NemotronConfig": {"num_key_value_heads": 2},
     "RecurrentGemmaConfig": {
         "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 6, "num_key_value_heads": 2,
@@ -93,6 +100,7 @@ _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names 
     "NeoMMEConfig": {
         "embedding_rank": 16, "head_dim": 16, "hidden_size": 64, "embedding_dim": 16,
     },
+    "SegformerConfig": {"sr_ratios": [1, 1, 1, 1]},
     "SwinConfig": {"patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
 }  # fmt: skip
 _IDS = torch.randint(3, 60, (2, 13), generator=torch.Generator().manual_seed(0))
@@ -121,7 +129,11 @@ def tiny(model: Any) -> Any:
     if count > 3e7:
         raise ValueError(f"{count:.0e} parameters: its sizes have other names")
     torch.manual_seed(0)
-    return model(_small(model.config_class)).eval()
+    made = model(_small(model.config_class)).eval()
+    for name, weight in made.named_parameters():  # attention then chooses, and biases, sinks and norms tell
+        if weight.is_floating_point():
+            torch.nn.init.normal_(weight, mean=float(weight.dim() == 1 and "norm" in name), std=0.3)
+    return made
 
 
 def _small(kind: Any) -> Any:
@@ -157,7 +169,8 @@ def output(kind: str, model: Any) -> Tensor:
 
 
 def answer(kind: str, made: Any) -> tuple[str, str]:
-    """AGREES, DIFFERS or REFUSED, and the largest difference or the sentence."""
+    """AGREES, DIFFERS, BLIND or REFUSED, and the largest difference or the sentence. BLIND: the output is the same if
+    the scale of all logits is doubled, so that agreement would say nothing about attention."""
     made.set_attn_implementation("eager")
     with torch.no_grad():
         expected = output(kind, made)
@@ -167,17 +180,25 @@ def answer(kind: str, made: Any) -> tuple[str, str]:
             layers.append(module)
             return mpnn.hf.attend(module, *args, **options)
 
+        def doubled(module: Any, query: Tensor, *args: Any, **options: Any) -> Any:
+            scale = options.pop("scaling", None) or query.shape[-1] ** -0.5
+            return mpnn.hf.attend(module, query, *args, scaling=2 * scale, **options)
+
         try:
             mpnn.hf.use(made)
             with mock.patch.dict(transformers.AttentionInterface._global_mapping, {"mpnn": counted}):
                 found = output(kind, made)
+            with mock.patch.dict(transformers.AttentionInterface._global_mapping, {"mpnn": doubled}):
+                mutated = output(kind, made)
         except Exception as error:
             return REFUSED, f"{type(error).__name__}: {str(error).splitlines()[0]}"
     if not layers:
         return REFUSED, "no attention layer of this model dispatches"
-    difference = float((found - expected).abs().max())
+    difference, change = (float((x - expected).abs().max()) for x in (found, mutated))
     # sums of float32 in another order, through two layers
-    return (AGREES if difference <= 1e-5 * max(1.0, float(expected.abs().max())) else DIFFERS), f"{difference:.1e}"
+    bar = 1e-5 * max(1.0, float(expected.abs().max()))
+    what = DIFFERS if not difference <= bar else AGREES if change > 10 * bar else BLIND
+    return what, f"{difference:.1e}, {change:.1e} with the scale doubled"
 
 
 def walk() -> Iterator[tuple[str, str, str, str]]:

@@ -17,13 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.configuration_utils import PretrainedConfig
-from transformers.utils import output_capturing
 
 from mpnn import graphs, ops
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf import masks, traced
+from mpnn.integrations.hf import compat, masks, traced
 from mpnn.integrations.hf.masks import Mask, Rule
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
 
@@ -31,9 +29,17 @@ NAME = "mpnn"
 
 ROLES = "encoder", "decoder", "cross"
 
-_FIRST_QUERY: dict[int, int] = {}
-"""By the identity of the configuration: the decoder's position of the first query in the latest call of its
-self-attention, which comes before the cross-attention of each layer. The mask of cross-attention does not say it."""
+_FIRST_QUERY: ContextVar[int] = ContextVar("first query", default=0)
+"""The decoder's position of the first query in the latest call of its self-attention in this thread, which comes before
+the cross-attention of each layer. The mask of cross-attention does not say it."""
+
+_HARMLESS = frozenset({
+    "cache_position", "cu_seq_lens_q", "deterministic", "logits_to_keep", "max_length_k", "max_length_q",
+    "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "seq_idx",
+    "sliding_window", "token_type_ids", "use_cache",
+})  # fmt: skip
+"""Keywords that reach attention layers and change nothing there: transformers' own eager attention does not read them,
+and what they say about sources is in the mask."""
 
 _REFUSED = {
     "indices": "chooses the sources of each token by content, in a kernel of its own",
@@ -43,17 +49,20 @@ _REFUSED = {
 }
 
 
-_RECORDER: ContextVar[Callable[[Graph, Tensor], None] | None] = ContextVar("recorder", default=None)
+Visit = Callable[[Graph, Tensor | None], None]
+
+_RECORDER: ContextVar[tuple[Visit, bool] | None] = ContextVar("recorder", default=None)
 
 
 @contextmanager
-def record(visit: Callable[[Graph, Tensor], None]) -> Iterator[None]:
+def record(visit: Callable[..., None], *, weights: bool = True) -> Iterator[None]:
     """Calls `visit(graph, weights)` for each attention layer that runs in the block, in the order in which they run.
 
-    `weights` are the attention weights of the edges of `graph`, [E, H] or [B, E, H]. Unlike `output_attentions`, this
-    materializes no N x N matrix and keeps nothing. Compiled models, and the families of `use.NATIVE`, are not recorded.
+    `weights` are the attention weights of the edges of `graph`, [E, H] or [B, E, H], or None with `weights=False`.
+    Unlike `output_attentions`, this materializes no N x N matrix and keeps nothing. Compiled models, and the families
+    of `use.NATIVE`, are not recorded.
     """
-    token = _RECORDER.set(visit)
+    token = _RECORDER.set((visit, weights))
     try:
         yield
     finally:
@@ -110,14 +119,17 @@ def _attend(
     output_attentions: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    for name, what in _REFUSED.items():
-        if others.get(name) is not None and not (name == "indices" and isinstance(mask, Tensor)):  # which has them
+    for name, option in others.items():
+        if option is not None and name not in _HARMLESS:
+            what = _REFUSED.get(name, "gives its attention an option that may change the result")
             raise ValueError(
                 f"{type(module).__name__} {what} ({name}=), which mpnn does not support; use "
                 "attn_implementation='eager'"
             )
-    if output_attentions is None and not torch.compiler.is_compiling():  # GPT-2 does not pass it on
-        output_attentions = "attentions" in (output_capturing._active_collector.get() or ())
+    if query.is_meta:
+        return value.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
+    if output_attentions is None and not torch.compiler.is_compiling():
+        output_attentions = compat.collects_attentions()
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
     by_offset, dense = None, None
@@ -129,7 +141,8 @@ def _attend(
     if cu_seq_lens_k is not None:
         mask = mask.within(cu_seq_lens_k)
     if torch.compiler.is_compiling():
-        graph, is_flat = traced.graph(mask, text_of(module), batch, keys, query.device)
+        topology = text_of(module), must_be_causal(module)
+        graph, is_flat = traced.graph(mask, topology, batch, keys, query.device)
     else:
         graph, is_flat = mask.graph(_rule_of(module, mask), batch, keys, query.device)
     features = [x.transpose(1, 2) for x in (query, key, value)]
@@ -142,7 +155,8 @@ def _attend(
     if by_offset is not None:
         bias = by_offset.over(graph, is_flat, query) if bias is None else bias + by_offset.on_edges(graph, query)
     recorder = None if torch.compiler.is_compiling() else _RECORDER.get()
-    with_weights = bool(output_attentions) or recorder is not None
+    visit, records_weights = recorder or (None, False)
+    with_weights = bool(output_attentions) or records_weights
     result = ops.attend(
         graph,
         *features,
@@ -154,8 +168,8 @@ def _attend(
         return_weights=with_weights,
     )
     out, weights = result if with_weights else (result, None)
-    if recorder is not None and weights is not None:
-        recorder(graph, weights)
+    if visit is not None:
+        visit(graph, weights if records_weights else None)
         weights = weights if output_attentions else None
     if is_flat:
         out = out.unflatten(0, (batch, queries))
@@ -228,17 +242,21 @@ def _rule_of(module: nn.Module, mask: Mask) -> Rule | None:
     """The rule that `config.mpnn_graph` gives an attention layer, or None for the model's own mask."""
     text = text_of(module)
     if _has_cross_topology(module):
-        config: Any = module.config
         if role_of(module) == "decoder":
-            _FIRST_QUERY[id(config)] = mask.sizes.first_query
+            _FIRST_QUERY.set(mask.sizes.first_query)
         elif role_of(module) == "cross" and text is not None:
-            return "cross", parse(text), _FIRST_QUERY.get(id(config), 0)
-    return None if text is None else ("topology", parse(text))
+            return "cross", parse(text), _FIRST_QUERY.get()
+    return None if text is None else ("topology", parse(text), must_be_causal(module))
+
+
+def must_be_causal(module: nn.Module) -> bool:
+    """Whether a topology may have no edges from later tokens where the model's own mask has none."""
+    return getattr(getattr(module, "config", None), "mpnn_causal", True) is not False
 
 
 def text_of(module: nn.Module) -> str | None:
     """The topology that `config.mpnn_graph` gives an attention layer, as text, or None for the model's own mask."""
-    config: PretrainedConfig | None = getattr(module, "config", None)
+    config: compat.PretrainedConfig | None = getattr(module, "config", None)
     spec = None if config is None else getattr(config, "mpnn_graph", None)
     if spec is None or isinstance(spec, str):
         return spec

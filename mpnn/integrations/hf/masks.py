@@ -14,32 +14,35 @@ Rules, where positions count from the start of a packed sequence:
     ("packed", bytes, rule)      the rule within each packed sequence (position_ids, int64, that restart)
     ("&", ...), ("|", ...)       of rules
     ("runs", ptr, start, stop)   evaluated
-    ("topology", topology)       a topology, over each sequence
-    ("cross", topology, first)   a topology from encoder to decoder, whose first query has the position `first`
+    ("topology", topology, causal)   a topology, over each sequence; causal: it must have no edges from later tokens
+    ("cross", topology, first)       a topology from encoder to decoder, whose first query has the position `first`
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import masking_utils
 
+from mpnn.decoding.generation import check_causal
 from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.runs import Runs
 from mpnn.graph.topology import Topology
+from mpnn.integrations.hf import compat
 
 Rule = tuple[Any, ...]
 Ints = NDArray[np.int64]
 
 _BLOCK = 1 << 22  # pairs that are evaluated at once
-_KNOWN = masking_utils.__name__
+_SAMPLED = 1 << 14  # tokens of a mask over which a function without tensors is tried: more than most windows
+_DRAWS = 4096  # tokens up to which a topology is compared with itself over twice as many
 _COMPUTES = (
     "this model computes with its mask, and with attn_implementation='mpnn' the mask is a graph, not a tensor; keep "
     "attn_implementation='sdpa' or 'eager' for it"
@@ -62,7 +65,7 @@ class Mask:
         self,
         batch: int,
         sizes: Sizes,
-        function: Callable[..., Any] | Rule = masking_utils.bidirectional_mask_function,
+        function: Callable[..., Any] | Rule = compat.bidirectional_mask_function,
         padding: Tensor | None = None,
         use_vmap: bool = False,
         device: torch.device | None = None,
@@ -99,6 +102,14 @@ class Mask:
         pairs.view(-1)[dst * self.sizes.keys + src % self.sizes.keys] = True
         return pairs
 
+    def __add__(self, other: Any) -> Any:
+        raise TypeError(_COMPUTES)
+
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __rand__ = __or__ = __ror__ = __add__
+
+    def __invert__(self) -> Any:
+        raise TypeError(_COMPUTES)
+
     def contiguous(self) -> Mask:
         return self
 
@@ -118,12 +129,10 @@ class Mask:
         if padding is not None:
             keys = slice(self.sizes.first_key, self.sizes.first_key + self.sizes.keys)
             padding = None if bool(padding[:, keys].all()) else padding.cpu()
-        reader = _Reader(self)
-        found = []
-        for b in range(self.batch):
-            rule = reader.read(self.function, b)
-            found.append(rule if padding is None else ("&", rule, ("sources", padding[b].numpy().tobytes())))
-        return found
+        rules = _read(self)
+        if padding is None:
+            return rules
+        return [("&", rule, ("sources", padding[b].numpy().tobytes())) for b, rule in enumerate(rules)]
 
     def graph(
         self, instead: Rule | None, batch: int, keys: int, device: torch.device, flat: bool = False
@@ -180,7 +189,7 @@ def _mask(
     kv_length: int,
     q_offset: Any,
     kv_offset: Any,
-    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    mask_function: Callable[..., Any] = compat.causal_mask_function,
     attention_mask: Tensor | Mask | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
@@ -191,16 +200,26 @@ def _mask(
     if isinstance(attention_mask, Mask):  # created before, by `generate`
         return attention_mask
     sizes = Sizes(int(q_length), int(kv_length), int(q_offset), int(kv_offset))
-    padding = masking_utils.prepare_padding_mask(attention_mask, sizes.keys, sizes.first_key)
-    padding = None if padding is None else padding.to(torch.bool)
+    padding = _padding(attention_mask, sizes)
     skips = allow_is_causal_skip or allow_is_bidirectional_skip or use_vmap or sizes.queries == 1
     if not skips and not _is_combined(mask_function):
-        dense = masking_utils.sdpa_mask(
+        dense = compat.sdpa_mask(
             batch_size, *sizes, mask_function, attention_mask, allow_is_causal_skip=False, device=device or "cpu"
         )
         assert dense is not None
         return dense
     return Mask(batch_size, sizes, mask_function, padding, use_vmap, device)
+
+
+def _padding(attention_mask: Tensor | None, sizes: Sizes) -> Tensor | None:
+    """The mask that a model is called with as bools [B, keys or more], False at padding."""
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask must be [B, keys], or [B, 1, queries, keys] for pairs; got {list(attention_mask.shape)}: "
+            "for pairs, write attention_mask[:, None].bool()"
+        )
+    padding = compat.prepare_padding_mask(attention_mask, sizes.keys, sizes.first_key)
+    return None if padding is None else padding.to(torch.bool)
 
 
 _uncompiled = torch.compiler.disable(_mask, reason="numbers decide this mask; pass an attention_mask if there is none")
@@ -212,11 +231,10 @@ def _traced(batch: int, *sizes: Any, **options: Any) -> Mask | Tensor:
     attention_mask = options.get("attention_mask")
     if isinstance(attention_mask, Mask):
         return attention_mask
-    rule = None if _has_tensors(**options) else static_rule(options["mask_function"])
+    rule = None if _has_tensors(**options) else _static_rule(options["mask_function"])
     if rule is not None:
         placed = Sizes(*sizes)
-        padding = masking_utils.prepare_padding_mask(attention_mask, placed.keys, placed.first_key)
-        return Mask(batch, placed, rule, None if padding is None else padding.to(torch.bool))
+        return Mask(batch, placed, rule, _padding(attention_mask, placed))
     if torch.compiler.is_exporting():
         raise ValueError(
             "torch.export cannot save a mask that numbers decide (position_ids, blocks of tokens, chunks); if the "
@@ -240,12 +258,18 @@ def _has_tensors(
 
 
 @torch.compiler.assume_constant_result
+def _static_rule(function: Callable[..., Any]) -> Rule | None:
+    """The rule of a mask function that contains no tensors, if the function agrees with it, or None."""
+    rule = static_rule(function)
+    return rule if rule is not None and _agrees(Mask(1, Sizes(_SAMPLED, _SAMPLED), function), [rule]) else None
+
+
 def static_rule(function: Callable[..., Any]) -> Rule | None:
     """The rule of a mask function that contains no tensors (causal, bidirectional, windows, their combinations), or
     None."""
-    if function is masking_utils.causal_mask_function:
+    if function is compat.causal_mask_function:
         return "band", None, 0
-    if function is masking_utils.bidirectional_mask_function:
+    if function is compat.bidirectional_mask_function:
         return "band", None, None
     maker, free = _maker(function), _closure(function)
     match maker:
@@ -277,6 +301,64 @@ def _is_combined(function: Any) -> bool:
 # ---------------------------------------------------------------------------------------------------- reading closures
 
 
+_AGREES: dict[str, bool] = {}
+"""Whether mask functions of a form compute what their names and closures say. Each form is tried once a process."""
+
+
+def _read(mask: Mask) -> list[Rule]:
+    """The rule of each entry of the batch: read in the closures if the function agrees, evaluated if not."""
+    reader = _Reader(mask)
+    rules = [reader.read(mask.function, b) for b in range(mask.batch)]
+    if isinstance(mask.function, tuple) or _agrees(mask, rules):
+        return rules
+    return reader.evaluate(mask.function)
+
+
+def _agrees(mask: Mask, rules: list[Rule]) -> bool:
+    """Whether the mask's function allows, in two rows drawn at random, what its rules allow."""
+    form, queries = _form(mask.function), mask.sizes.queries
+    if form in _AGREES or queries == 1:
+        return _AGREES.get(form, True)
+    runs = [runs_of(rule, mask.sizes) for rule in rules]
+    agree = True
+    for row in random.Random(form).sample(range(queries), min(queries, 2)):
+        allowed = _evaluated_rows(mask, mask.function, row, 1)
+        if type(allowed) is not Tensor:  # a program is traced, and tensors have no numbers
+            return True
+        agree &= all(_same(_runs(allowed[b, 0]), entry.take(np.array([row]))) for b, entry in enumerate(runs))
+    _AGREES[form] = agree
+    return agree
+
+
+def _form(function: Any) -> str:
+    """A mask function without its numbers: "and_masks.<locals>.and_mask(sliding_window_overlay...)"."""
+    free = _closure(function)
+    inner = [*free.get("mask_functions", ()), *filter(callable, [free.get("mask_function")])]
+    return f"{getattr(function, '__qualname__', '')}({', '.join(map(_form, inner))})"
+
+
+def _same(one: Runs, other: Runs) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("ptr", "start", "stop"))
+
+
+def _evaluated_rows(mask: Mask, function: Any, start: int, count: int) -> Tensor:
+    """What a mask function allows in rows of the mask, bool [B, 1, count, keys]."""
+    _, keys, first_query, first_key = mask.sizes
+    allowed = compat.sdpa_mask(
+        mask.batch,
+        count,
+        keys,
+        first_query + start,
+        first_key,
+        function,
+        allow_is_causal_skip=False,
+        use_vmap=mask.use_vmap,
+        device=mask.device or "cpu",
+    )
+    assert allowed is not None  # None would be a mask that transformers skips
+    return allowed.cpu()
+
+
 class _Reader:
     """Reads the mask functions of a mask. Unknown functions are evaluated once for the whole batch."""
 
@@ -304,35 +386,24 @@ class _Reader:
                 return "sequences", _bytes(free["packed_sequence_mask"][b])
             case "remap_positions_for_packed_sequence":
                 return "packed", _bytes(free["position_ids"][b]), self.read(free["mask_function"], b)
-        return self._evaluate(function)[b]
+        return self.evaluate(function)[b]
 
-    def _evaluate(self, function: Callable[..., Any]) -> list[Rule]:
+    def evaluate(self, function: Callable[..., Any]) -> list[Rule]:
         if function not in self.evaluated:
-            batch, (queries, keys, first_query, first_key) = self.mask.batch, self.mask.sizes
-            step = max(1, _BLOCK // max(keys * batch, 1))
+            batch, queries = self.mask.batch, self.mask.sizes.queries
+            step = max(1, _BLOCK // max(self.mask.sizes.keys * batch, 1))
             parts: list[list[Runs]] = [[] for _ in range(batch)]
             for start in range(0, queries, step):
-                allowed = masking_utils.sdpa_mask(
-                    batch,
-                    min(step, queries - start),
-                    keys,
-                    first_query + start,
-                    first_key,
-                    function,
-                    allow_is_causal_skip=False,
-                    use_vmap=self.mask.use_vmap,
-                    device=self.mask.device or "cpu",
-                )
-                assert allowed is not None  # None would be a mask that transformers skips
+                allowed = _evaluated_rows(self.mask, function, start, min(step, queries - start))
                 for b in range(batch):
-                    parts[b].append(_runs(allowed[b, 0].cpu()))
+                    parts[b].append(_runs(allowed[b, 0]))
             self.evaluated[function] = [_stored(_below(entry)) for entry in parts]
         return self.evaluated[function]
 
 
 def _maker(function: Any) -> str:
     """The function of transformers that made a mask function, or ""."""
-    return function.__qualname__.split(".")[0] if getattr(function, "__module__", "") == _KNOWN else ""
+    return function.__qualname__.split(".")[0] if getattr(function, "__module__", "") == compat.MASKS else ""
 
 
 def _closure(function: Any) -> dict[str, Any]:
@@ -383,13 +454,14 @@ def _evaluated(allowed: Tensor) -> Rule:
 
 
 def _replaced(rule: Rule, instead: Rule) -> Rule:
-    """The rule with another one instead of bands and chunks. Padding and packed sequences stay."""
+    """The rule with a topology instead of bands and chunks. Padding and packed sequences stay."""
+    if instead[0] == "topology":  # no edges from later tokens where the model's own mask has none
+        instead = (*instead[:2], instead[2] and _is_causal(rule))
     match rule:
         case ("band" | "chunks", *_):
             return instead
         case ("&", *parts):
-            replaced = tuple(_replaced(part, instead) for part in parts)
-            return ("&", *dict.fromkeys(replaced))  # the topology once
+            return ("&", *dict.fromkeys(_replaced(part, instead) for part in parts))  # the topology once
         case ("packed", positions, inner):
             return "packed", positions, _replaced(inner, instead)
         case ("sources", _):
@@ -398,6 +470,17 @@ def _replaced(rule: Rule, instead: Rule) -> Rule:
         "this model's mask has a part of its own (blocks of image tokens, a mask function or a 4-D mask that was "
         "passed), which a topology cannot replace; call mpnn.hf.use(model) without graph"
     )
+
+
+def _is_causal(rule: Rule) -> bool:
+    match rule:
+        case ("band", _, right):
+            return right == 0
+        case ("&", *parts):
+            return any(map(_is_causal, parts))
+        case ("packed", _, inner):
+            return _is_causal(inner)
+    return False
 
 
 def _within(rule: Rule, positions: Ints) -> Rule:
@@ -459,10 +542,10 @@ def _build(rule: Rule, sizes: Sizes, first: int) -> Runs:
         case ("runs", *arrays):
             ptr, start, stop = (np.frombuffer(x, np.int64) for x in arrays)
             return _crop(Runs(queries, _columns(stop, keys), ptr, start, stop), Sizes(queries, keys))
-        case ("topology", topology):
-            return _of_topology(topology, sizes, first)
+        case ("topology", topology, causal):
+            return _of_topology(topology, sizes, first, causal)
         case ("cross", topology, row):
-            selected = topology.bind(max(row + queries, keys - first)).runs.take(rows + row)
+            selected = bound(topology, max(row + queries, keys - first)).take(rows + row)
             return Runs.of(queries, keys, [(selected.row, selected.start + first, selected.stop + first)])
         case ("&", *parts):
             built = [_build(part, sizes, first) for part in parts]
@@ -511,11 +594,42 @@ def _packed(positions: Ints, inner: Rule, sizes: Sizes) -> Runs:
     return runs
 
 
-def _of_topology(topology: Topology, sizes: Sizes, first: int) -> Runs:
+def bound(topology: Topology, tokens: int, causal: bool = False) -> Runs:
+    """The runs of a topology over so many tokens.
+
+    Raises:
+        ValueError: if its edges depend on the number of tokens, or it has edges from later tokens and must not.
+    """
+    runs = topology.bind(tokens).runs
+    if not _is_stable(topology, min(1 << max(tokens - 1, 1).bit_length(), _DRAWS)):
+        raise ValueError(
+            f"{topology} has other edges for other lengths, so padding, prefixes and caches would change what a token "
+            "attends to; use a topology that does not depend on the length, as window, strided or longformer"
+        )
+    if causal:
+        try:
+            check_causal(topology, tokens)
+        except ValueError as error:
+            raise ValueError(f"{error}, or, if that is intended, mpnn.hf.use(model, graph, causal=False)") from None
+    return runs
+
+
+@lru_cache(maxsize=256)
+def _is_stable(topology: Topology, tokens: int) -> bool:
+    """Whether a topology over twice as many tokens has the same edges among the first ones."""
+    try:
+        short, long = topology.bind(tokens).runs, topology.bind(2 * tokens).runs
+    except ValueError:  # it takes one length only
+        return True
+    rows = long.take(np.arange(tokens))
+    return _same(short, Runs.of(tokens, tokens, [(rows.row, rows.start, rows.stop)]))
+
+
+def _of_topology(topology: Topology, sizes: Sizes, first: int, causal: bool) -> Runs:
     """The runs of a topology over the tokens from `first` on."""
     queries, keys, first_query, first_key = sizes
     stop = max(first_query + queries, first_key + keys)
-    runs = topology.bind(max(stop - first, 0)).runs
+    runs = bound(topology, max(stop - first, 0), causal)
     rows = np.arange(first_query - first, first_query - first + queries)
     if first_query > 0:
         _check_cached(topology, runs, rows, first_key - first)

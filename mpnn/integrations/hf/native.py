@@ -26,7 +26,8 @@ from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import chunks, from_blocks
-from mpnn.integrations.hf.interface import attend, parse, text_of
+from mpnn.integrations.hf import compat
+from mpnn.integrations.hf.interface import attend, must_be_causal, parse, text_of
 from mpnn.integrations.hf.masks import Mask, Sizes, from_dense
 from mpnn.models.text.reformer_graphs import drop_self_loops, select_edges
 
@@ -61,6 +62,8 @@ def _refuse_weights(layer: nn.Module, requested: Any) -> None:
 
 class GPTAttention(openai.Attention):
     """OpenAI GPT (Radford et al. 2018): causal."""
+
+    is_causal = True
 
     def _attn(
         self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any = None, output_attentions: bool = False
@@ -110,7 +113,7 @@ class XLNetAttention(xlnet.XLNetRelativeAttention):
             result = from_dense(allowed)
             if topology is not None:  # what masks forbid stays so; positions count from the first column
                 result.sizes = Sizes(queries, keys, keys - queries)
-                result.rules = [("&", ("topology", topology), rule) for rule in result.rules]
+                result.rules = [("&", ("topology", topology, False), rule) for rule in result.rules]
             return result
 
         query, key, value = (x.permute(1, 2, 0, 3) for x in (q_head + self.r_w_bias, k_head_h, v_head_h))
@@ -148,7 +151,7 @@ class LongformerAttention(longformer.LongformerSelfAttention):
         dropout = self.dropout if self.training else 0.0
 
         def near() -> Mask:
-            rule = ("band", radius, radius) if topology is None else ("topology", topology)
+            rule = ("band", radius, radius) if topology is None else ("topology", topology, False)
             mask = Mask(batch, Sizes(length, length))
             mask.rules = [
                 ("&", ("|", rule, ("sources", hub.numpy().tobytes())), ("sources", kept.numpy().tobytes()))
@@ -359,16 +362,15 @@ def _has_states(layer: Any, past: Any) -> bool:
 
 
 def _topology_graph(
-    layer: nn.Module, attention_mask: Tensor | None, batch: int, length: int, device: torch.device
+    layer: Any, attention_mask: Tensor | None, batch: int, length: int, device: torch.device
 ) -> Graph | None:
     """The graph of `config.mpnn_graph` over all sentences, one after the other; None without one."""
     topology = topology_of(layer)
     if topology is None:
         return None
     keep = None if attention_mask is None else attention_mask.bool()
-    return Mask(batch, Sizes(length, length), _COMPLETE, keep).graph(
-        ("topology", topology), batch, length, device, flat=True
-    )[0]
+    mask = Mask(batch, Sizes(length, length), _CAUSAL if layer.is_decoder else _COMPLETE, keep)
+    return mask.graph(("topology", topology, must_be_causal(layer)), batch, length, device, flat=True)[0]
 
 
 def _chunk_graph(layer: Any, order: Tensor, attention_mask: Tensor | None, length: int) -> Graph:
@@ -397,6 +399,13 @@ _OURS: dict[type, type] = {
     )
 }
 _THEIRS = {ours: original for original, ours in _OURS.items()}
+for _original in _OURS:
+    compat.check(_original, compat.METHODS.get(_original.__name__, ()))
+
+
+def is_ours(layer: nn.Module) -> bool:
+    """Whether this is an attention layer of ours."""
+    return type(layer) in _THEIRS and type(layer) is not BigBirdAttention  # which contains one
 
 
 def adapt(model: nn.Module, config: Any) -> None:

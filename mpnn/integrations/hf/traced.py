@@ -21,7 +21,9 @@ from mpnn.integrations.hf.masks import Mask, Sizes
 
 _MATERIALIZED = "position_bias", "cu_seq_lens_k", "output_attentions"
 
-torch.library.define("mpnn::mask_graph", "(Tensor? padding, SymInt[] sizes, str rule, str topology) -> Tensor")
+torch.library.define(
+    "mpnn::mask_graph", "(Tensor? padding, SymInt[] sizes, str rule, str topology, bool causal) -> Tensor"
+)
 
 
 def reason(mask: Any, options: dict[str, Any], is_cross: bool) -> str | None:
@@ -38,13 +40,15 @@ def reason(mask: Any, options: dict[str, Any], is_cross: bool) -> str | None:
     return None
 
 
-def graph(mask: Mask, topology: str | None, batch: int, keys: int, device: torch.device) -> tuple[Graph, bool]:
-    """As `Mask.graph`, for a mask whose function is a rule."""
+def graph(
+    mask: Mask, topology: tuple[str | None, bool], batch: int, keys: int, device: torch.device
+) -> tuple[Graph, bool]:
+    """As `Mask.graph`, for a mask whose function is a rule, and the text of a topology that replaces it."""
     from mpnn.engine.compile.outline import Built  # imports torch's compiler
 
     is_flat = mask.padding is not None
     sizes = [batch if is_flat else 1, *mask.sizes._replace(keys=keys)]
-    token = torch.ops.mpnn.mask_graph(mask.padding, sizes, repr(mask.function), topology or "")
+    token = torch.ops.mpnn.mask_graph(mask.padding, sizes, repr(mask.function), topology[0] or "", topology[1])
     count = batch if is_flat else 1
     return cast(Graph, Built(token, count * mask.sizes.queries, count * keys, device)), is_flat
 
@@ -55,10 +59,10 @@ class _Owner(np.ndarray):
     graph: Graph
 
 
-def _mask_graph(padding: Tensor | None, sizes: Sequence[int], rule: str, topology: str) -> Tensor:
+def _mask_graph(padding: Tensor | None, sizes: Sequence[int], rule: str, topology: str, causal: bool) -> Tensor:
     batch, *rest = sizes
     mask = Mask(batch, Sizes(*rest), literal_eval(rule), padding)
-    instead = ("topology", graphs.parse(topology)) if topology else None
+    instead = ("topology", graphs.parse(topology), causal) if topology else None
     built, _ = mask.graph(instead, batch, mask.sizes.keys, torch.device("cpu"), flat=padding is not None)
     owner = np.array(int(built.token)).view(_Owner)
     owner.graph = built
@@ -69,5 +73,5 @@ torch.library.impl("mpnn::mask_graph", "default", _mask_graph)
 
 
 @torch.library.register_fake("mpnn::mask_graph")
-def _fake(padding: Tensor | None, sizes: Sequence[int], rule: str, topology: str) -> Tensor:
+def _fake(padding: Tensor | None, sizes: Sequence[int], rule: str, topology: str, causal: bool) -> Tensor:
     return torch.empty((), dtype=torch.int64)

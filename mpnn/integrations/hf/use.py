@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.configuration_utils import PretrainedConfig
 
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf.interface import NAME, ROLES, parse, role_of
+from mpnn.integrations.hf import compat
+from mpnn.integrations.hf.compat import PretrainedConfig
+from mpnn.integrations.hf.interface import NAME, ROLES, must_be_causal, parse, role_of, text_of
+from mpnn.integrations.hf.masks import bound
 from mpnn.integrations.hf.offset_bias import by_offset
 from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
@@ -23,36 +27,46 @@ Graphs = str | Topology | Mapping[Any, str | Topology] | Callable[[int], str | T
 NATIVE = "longformer", "big_bird", "reformer", "xlnet", "openai-gpt"
 """Families whose attention does not dispatch; `native.py` has classes for their layers."""
 
-_CHANGED = "_attn_implementation_internal", "attn_implementation", "mpnn_graph"  # the last two are in config.json
+_RECORD = "attn_implementation", "mpnn_graph", "mpnn_causal"  # what config.json keeps
+_CHANGED = "_attn_implementation_internal", *_RECORD
+
+_TRIED = 512  # tokens over which a topology is tried at once; a run tries its own number
 
 
 class Handle:
-    """What `use` changed. `restore()` changes it back."""
+    """What `use` changed, which its `repr` lists. `restore()` changes it back."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._undo: list[Callable[[], None]] = []
-        self._next: Handle | None = None
-        latest = _LATEST.get(model, lambda: None)()
-        if latest is not None:
-            latest._next = self
-        _LATEST[model] = weakref.ref(self)
+        self._later: list[Handle] = []
+        for inner in _inner(model):
+            latest = _LATEST.get(inner, lambda: None)()
+            if latest is not None and self not in latest._later:
+                latest._later.append(self)
+            _LATEST[inner] = weakref.ref(self)
 
     def restore(self) -> nn.Module:
         """Gives the model back the attention, the mask and the forward pass that it had. Later calls of `use` on this
-        model are undone first."""
-        if self._next is not None:
-            self._next.restore()
+        model, on one inside it and on one around it are undone first."""
+        while self._later:
+            self._later.pop().restore()
         while self._undo:
             self._undo.pop()()
         return self.model
 
+    def __repr__(self) -> str:
+        layers = [layer for part in _models(self.model) for layer in _layers(part)] if self._undo else []
+        kinds = Counter((type(layer).__name__, text_of(layer) or "the model's own masks") for layer in layers)
+        lines = [f"{count} x {kind} over {text}" for (kind, text), count in kinds.items()]
+        return f"Handle of {type(self.model).__name__}: " + ("; ".join(lines) or "nothing is changed")
+
 
 _LATEST: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Handle]] = weakref.WeakKeyDictionary()
-"""The handle of the latest call of `use` on a model."""
+"""The handle of the latest call of `use` that changed a model of transformers."""
 
 
-def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = None) -> Handle:
+def use(model: nn.Module, graph: Graphs | None = None, *, causal: bool = True, unpad: bool | None = None) -> Handle:
     """Runs the attention layers of a transformers model by `mpnn.ops.attend`, in place.
 
     Args:
@@ -67,19 +81,27 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
             encoder-decoder: a dictionary with some of the keys "encoder", "decoder" and "cross"; the destinations of
             "cross" are the decoder's tokens, its sources the encoder's. Layers without an entry keep their mask.
             Positions count from the first token that is not padding, and from the start of each packed sequence.
+        causal: whether a decoder, whose own masks are causal, refuses a topology with edges from later tokens, over
+            which it would read the tokens that it predicts. False allows it on purpose. Encoders are not concerned.
         unpad: whether an encoder computes the tokens of a padded batch only, in all of its layers
             (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: where another module contains
             the model, as in sentence-transformers, which ignores those states.
 
     Returns:
-        A handle whose `restore()` undoes the change. The topologies are in `config.mpnn_graph` as text, which
-        `save_pretrained` saves. A saved model says `attn_implementation: mpnn` in its config.json, and loads only where
-        `mpnn.hf` was imported.
+        A handle, which lists the changed layers and whose `restore()` undoes the change. The topologies are in
+        `config.mpnn_graph` as text, which `save_pretrained` saves. A saved model says `attn_implementation: mpnn` in
+        its config.json, and loads only where `mpnn.hf` was imported. After `model.set_attn_implementation("sdpa")`,
+        the model has its own masks, and so has what it saves.
 
     Raises:
         TypeError: if `model` is no model of transformers, or the graph is of another type.
-        ValueError: if attention layers of the model do not dispatch; if the model has cross-attention and the graph
-            does not say for which attention; if a topology cannot be written as text; if padding cannot be removed.
+        ValueError: if attention layers of the model do not dispatch, or there are none; if no layer reads the graph; if
+            the model has cross-attention and the graph does not say for which attention; if a topology cannot be
+            written as text, depends on the length (`random`, `bigbird`), or has edges from later tokens in a decoder;
+            if padding cannot be removed.
+
+    Warns:
+        UserWarning: if only some layers read a graph that is given for all.
     """
     if not isinstance(model, nn.Module) or not (inner := _models(model)):
         given = f"the class {model.__name__}; pass a model" if isinstance(model, type) else type(model).__name__
@@ -91,11 +113,12 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
             handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
             handle._undo.append(_set_implementation(part))
             handle._undo += by_offset(part)
+            for config in configs:
+                config.__dict__.pop("mpnn_graph", None)
+                config.__dict__.pop("mpnn_causal", None)
             if graph is not None:
-                _set_graph(part, graph)
-            else:
-                for config in configs:
-                    config.__dict__.pop("mpnn_graph", None)
+                _set_graph(part, graph, causal)
+            _check_layers(part, graph)
             if unpad or (unpad is None and part is not model and is_encoder(part.base_model)):
                 handle._undo.append(remove_padding(part.base_model))
     except BaseException:
@@ -104,12 +127,14 @@ def use(model: nn.Module, graph: Graphs | None = None, *, unpad: bool | None = N
     return handle
 
 
-def from_hf(hf_model: PreTrainedModel, graph: Graphs | None = None, *, unpad: bool | None = None) -> Any:
+def from_hf(
+    hf_model: PreTrainedModel, graph: Graphs | None = None, *, causal: bool = True, unpad: bool | None = None
+) -> Any:
     """A copy of a transformers model whose attention layers run here: the same class, call, weights and outputs.
 
     Args:
         hf_model: the model, which stays as it is.
-        graph, unpad: as for `use`, which changes a model in place.
+        graph, causal, unpad: as for `use`, which changes a model in place.
 
     Raises:
         TypeError: if `hf_model` is no model of transformers.
@@ -119,7 +144,7 @@ def from_hf(hf_model: PreTrainedModel, graph: Graphs | None = None, *, unpad: bo
         raise TypeError(f"from_hf takes a model of transformers, such as BertModel; got {type(hf_model).__name__}")
     if meta := [name for name, weight in hf_model.named_parameters() if weight.is_meta]:
         raise ValueError(f"from_hf takes weights that are there; {meta[0]} is on the meta device. Load them before")
-    return use(copy.deepcopy(hf_model), graph, unpad=unpad).model
+    return use(copy.deepcopy(hf_model), graph, causal=causal, unpad=unpad).model
 
 
 def _models(module: nn.Module) -> list[PreTrainedModel]:
@@ -127,6 +152,54 @@ def _models(module: nn.Module) -> list[PreTrainedModel]:
     if isinstance(module, PreTrainedModel):
         return [module]
     return [model for child in module.children() for model in _models(child)]
+
+
+def _inner(module: nn.Module) -> list[PreTrainedModel]:
+    """All models of transformers in a module, itself included."""
+    return [inner for inner in module.modules() if isinstance(inner, PreTrainedModel)]
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The attention layers that this library runs."""
+    if model.config.model_type in NATIVE:
+        from mpnn.integrations.hf import native
+
+        return [module for module in model.modules() if native.is_ours(module)]
+    return [module for module in model.modules() if compat.dispatches(module)]
+
+
+def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
+    """Raises ValueError if no layer reads the graph, or a layer must not run over its own."""
+    layers, name = _layers(model), type(model).__name__
+    if not layers:
+        raise ValueError(f"no attention layer of {name} dispatches through transformers' AttentionInterface")
+    readers = [(layer, text) for layer in layers if (text := text_of(layer)) is not None]
+    for text, is_causal in {(text, _is_causal(layer)) for layer, text in readers}:
+        _try(parse(text), is_causal)
+    if isinstance(graph, (str, Topology)) and len(readers) < len(layers):
+        others = ", ".join(sorted({type(layer).__name__ for layer in layers if text_of(layer) is None}))
+        said = f"{len(readers)} of the {len(layers)} attention layers of {name} read the graph; {others} cannot"
+        if not readers:
+            raise ValueError(f"{said}. Call mpnn.hf.use on the part of the model whose tokens have this graph")
+        warnings.warn(said, stacklevel=3)
+
+
+def is_causal(model: PreTrainedModel) -> bool:
+    """Whether a model has attention layers over causal masks, as decoders have."""
+    return any(map(_is_causal, _layers(model)))
+
+
+def _is_causal(layer: Any) -> bool:
+    """Whether a topology of this layer must have no edges from later tokens."""
+    return bool(getattr(layer, "is_causal", getattr(layer, "is_decoder", False))) and must_be_causal(layer)
+
+
+def _try(topology: Topology, is_causal: bool) -> None:
+    try:
+        topology.bind(_TRIED)
+    except ValueError:  # it takes one length only, and is tried over the tokens that come
+        return
+    bound(topology, _TRIED, is_causal)
 
 
 def _attributes(config: PretrainedConfig) -> dict[str, Any]:
@@ -159,23 +232,44 @@ def _set_implementation(model: PreTrainedModel) -> Callable[[], None]:
         native.adapt(model, model.config)
         return partial(native.restore, model)
     model.set_attn_implementation(NAME)
-    stays = sorted(
-        {
-            type(module).__name__
-            for module in model.modules()
-            if isinstance(module, PreTrainedModel) and module.config._attn_implementation != NAME
-        }
-    )
+    stays = sorted({type(inner).__name__ for inner in _inner(model) if compat.implementation(inner.config) != NAME})
     if stays:
         raise ValueError(
             f"the attention of {', '.join(stays)} does not dispatch through transformers' AttentionInterface, so it "
             f"cannot be replaced; of such families mpnn has {', '.join(NATIVE)}"
         )
+    new = [inner for inner in _inner(model) if "set_attn_implementation" not in vars(inner)]
+    for inner in new:
+        inner.set_attn_implementation = _SetImplementation(inner)  # type: ignore[method-assign]
     model.config.attn_implementation = NAME  # which config.json keeps, unlike _attn_implementation
-    return lambda: None
+
+    def restore() -> None:
+        for inner in new:
+            del inner.set_attn_implementation
+
+    return restore
 
 
-def _set_graph(model: PreTrainedModel, graph: Graphs) -> None:
+class _SetImplementation:
+    """`set_attn_implementation` of a model, after which its configuration keeps no topology that no layer reads. It is
+    an object, not a closure: copies of the model change themselves, and a process that unpickles the model imports
+    this module, which registers the attention."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        model = self.model
+        type(model).set_attn_implementation(model, *args, **options)
+        for config in _configs(model):
+            if compat.implementation(config) != NAME:
+                for name in _RECORD:
+                    config.__dict__.pop(name, None)
+        if compat.implementation(model.config) == NAME:
+            model.config.attn_implementation = NAME
+
+
+def _set_graph(model: PreTrainedModel, graph: Graphs, causal: bool) -> None:
     config = model.config.get_text_config()
     spec = _text_by_role(graph, model) if config.is_encoder_decoder else _text(graph, config)
     if getattr(config, "add_cross_attention", False):
@@ -186,6 +280,8 @@ def _set_graph(model: PreTrainedModel, graph: Graphs) -> None:
     for part in _configs(model):
         if part is config or type(part) is type(config):
             part.mpnn_graph = spec
+            if not causal:
+                part.mpnn_causal = False
 
 
 def _text_by_role(graph: Graphs, model: PreTrainedModel) -> dict[str, str]:

@@ -1,0 +1,95 @@
+"""What this integration needs of transformers beyond its public interface, checked when it is imported."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import transformers
+from torch import nn
+
+TESTED = "5.23"
+
+_ADVICE = (
+    f"mpnn.hf was tested with transformers {TESTED}, and transformers {transformers.__version__} is installed, which "
+    f"lacks {{}}; run: pip install transformers=={TESTED}.*"
+)
+
+try:
+    from transformers.configuration_utils import PretrainedConfig
+    from transformers.masking_utils import (
+        bidirectional_mask_function,
+        causal_mask_function,
+        prepare_padding_mask,
+        sdpa_mask,
+    )
+    from transformers.utils.output_capturing import _active_collector
+except ImportError as error:
+    raise ImportError(_ADVICE.format(error)) from error
+
+MASKS = causal_mask_function.__module__
+"""The module whose mask functions are recognised by name."""
+
+METHODS = {
+    "Attention": ["_attn"],
+    "XLNetRelativeAttention": ["rel_attn_core", "rel_shift_bnij"],
+    "BigBirdAttention": ["set_attention_type"],
+    "BigBirdBlockSparseAttention": [
+        "_bigbird_block_rand_mask",
+        "_bigbird_block_rand_mask_with_head",
+        "_get_rand_attn_plan",
+    ],
+    "LSHSelfAttention": [
+        "_get_sorted_bucket_idx_and_undo_sorted_bucket_idx",
+        "_hash_vectors",
+        "_len_and_dim_norm",
+        "_set_num_buckets",
+    ],
+}
+"""By class: the methods of attention layers that `native` calls or overrides, and checks when it is imported."""
+
+_DISPATCHER = "ALL_ATTENTION_FUNCTIONS"
+
+
+def check(owner: Any, names: Iterable[str]) -> None:
+    """Raises ImportError if a class or module of transformers lacks one of the names."""
+    for name in names:
+        if not hasattr(owner, name):
+            raise ImportError(_ADVICE.format(f"{owner.__name__}.{name}"))
+
+
+check(PretrainedConfig, ["_attn_implementation", "get_text_config"])
+check(transformers.PreTrainedModel, ["set_attn_implementation"])
+check(transformers.modeling_utils, [_DISPATCHER])
+
+
+def implementation(config: PretrainedConfig) -> str | None:
+    """The name of the attention that the layers with this configuration run."""
+    return config._attn_implementation
+
+
+def dispatches(module: nn.Module) -> bool:
+    """Whether this is an attention layer that calls the function registered under that name."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and _DISPATCHER in code.co_names
+
+
+def collects_attentions() -> bool:
+    """Whether the model that runs was called with `output_attentions=True`, which GPT-2's layers are not told."""
+    return "attentions" in (_active_collector.get() or ())
+
+
+__all__ = [
+    "MASKS",
+    "METHODS",
+    "PretrainedConfig",
+    "bidirectional_mask_function",
+    "causal_mask_function",
+    "check",
+    "collects_attentions",
+    "dispatches",
+    "implementation",
+    "prepare_padding_mask",
+    "sdpa_mask",
+]
