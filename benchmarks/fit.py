@@ -39,13 +39,13 @@ from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.backends.tuned import Prices
 from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
-from mpnn.request.request import Request
+from mpnn.round import Round
 
 _FREEDOM = 4.0  # prices follow the times; those that few cases count stay near what they were
 _NEW = {True: 20_000.0, False: 0.1}  # nanoseconds, of operations once per call and of others
 
 
-def cases() -> Iterator[tuple[str, Request]]:
+def cases() -> Iterator[tuple[str, Round]]:
     """Requests that use every operation, also those that are rarely drawn at random. The same at each call."""
     torch.manual_seed(0)
     for n in (64, 256, 1024):
@@ -119,7 +119,7 @@ def measure(seconds: float, only: str = "") -> Iterator[tuple[str, Sample]]:
                 yield f"{name}, backward{' to biases' * biases}", sample(given, regret.times(given, seconds))
 
 
-def sample(request: Request, seconds: dict[str, float]) -> Sample:
+def sample(request: Round, seconds: dict[str, float]) -> Sample:
     return Sample({b.NAME: b.counts(request) for b in BACKENDS if b.NAME in seconds}, seconds)
 
 

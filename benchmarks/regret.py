@@ -23,7 +23,7 @@ from benchmarks.requests import KINDS, draw
 from mpnn.backends import BACKENDS
 from mpnn.backends.backend import Backend
 from mpnn.engine.plan import refusal as why_not
-from mpnn.request.request import Request
+from mpnn.round import Round
 
 DOUBTFUL = 1.1
 LIMIT = 1.3
@@ -59,7 +59,7 @@ def measure(seed: int, index: int, seconds: float) -> Times:
     return Times(seed, index, times(draw(seed, index).request, seconds))
 
 
-def times(request: Request, seconds: float) -> dict[str, float]:
+def times(request: Round, seconds: float) -> dict[str, float]:
     """The seconds that each backend takes for a request, after their results were compared."""
     able = candidates(request)
     check(request, able)
@@ -79,18 +79,18 @@ def regret(measured: Times) -> Regret:
     return Regret(drawn.kind, drawn.text, chosen, quickest, seconds[chosen] / seconds[quickest])
 
 
-def choice(request: Request, names: Iterable[str]) -> str:
+def choice(request: Round, names: Iterable[str]) -> str:
     """The backend of least estimated time among those named."""
     return min((b for b in BACKENDS if b.NAME in names), key=lambda b: b.estimate(request).seconds).NAME
 
 
-def candidates(request: Request) -> list[Backend]:
+def candidates(request: Round) -> list[Backend]:
     """All backends that support the request, but those estimated to be `_HOPELESS`."""
     estimates = {b.NAME: b.estimate(request).seconds for b in BACKENDS if why_not(b, request) is None}
     return [b for b in BACKENDS if estimates.get(b.NAME, float("inf")) < _HOPELESS * min(estimates.values())]
 
 
-def check(request: Request, backends: list[Backend]) -> None:
+def check(request: Round, backends: list[Backend]) -> None:
     """Raises AssertionError if results differ between the backends."""
     outs = [b.run(request)[0] for b in backends]
     close = torch.finfo(request.value.dtype).eps ** 0.5
@@ -98,7 +98,7 @@ def check(request: Request, backends: list[Backend]) -> None:
         torch.testing.assert_close(out, outs[0], rtol=close, atol=close)
 
 
-def work(request: Request, run: Callable[[Request], tuple[torch.Tensor, object]]) -> Callable[[], None]:
+def work(request: Round, run: Callable[[Round], tuple[torch.Tensor, object]]) -> Callable[[], None]:
     """One round: forward, and backward if gradients are needed."""
     leaves = [t for t in request.tensors if t.requires_grad]
     direction = torch.randn_like(run(request)[0])

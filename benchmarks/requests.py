@@ -13,33 +13,32 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mpnn import graphs
+from mpnn import graphs, rng
 from mpnn.aggregate import aggregator
+from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.request import rng
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
-from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 
-def dot(graph: Graph, batch: int = 1, heads: int = 4, width: int = 32, kv_heads: int | None = None) -> Request:
+def dot(graph: Graph, batch: int = 1, heads: int = 4, width: int = 32, kv_heads: int | None = None) -> Round:
     kv_heads = kv_heads or heads
     query = torch.randn(batch, graph.num_dst, heads, width)
     key, value = (torch.randn(batch, graph.num_src, kv_heads, width) for _ in range(2))
-    return Request(graph, value, Dot(query, key, width**-0.5))
+    return Round(graph, value, Dot(query, key, width**-0.5))
 
 
-def biased(given: Request) -> Request:
+def biased(given: Round) -> Round:
     return replace(given, bias=(BiasTable(torch.randn(65, given.heads), Offset(32)),))
 
 
-def per_edge(given: Request, *batch: int, heads: int | None = None) -> Request:
+def per_edge(given: Round, *batch: int, heads: int | None = None) -> Round:
     """With a number for each edge and head, shared by the batch or not."""
     return replace(given, bias=(torch.randn(*batch, given.graph.num_edges, heads or given.heads),))
 
 
-def by_class(given: Request) -> Request:
+def by_class(given: Round) -> Round:
     """With a number for each of five classes of pairs and each head, by a rule that is no offset."""
     return replace(given, bias=(BiasTable(torch.randn(5, given.heads), Classes(5)),))
 
@@ -54,52 +53,52 @@ class Classes(Relation):
         return (dst + src) % self.count
 
 
-def placed(given: Request) -> Request:
+def placed(given: Round) -> Round:
     """With a vector for each offset on keys, as Transformer-XL has them."""
     relation = Offset(given.graph.num_src - 1)
     vectors = EmbeddingTable(torch.randn(relation.count, given.heads, given.score.query.shape[-1]), relation)
     return replace(given, score=replace(given.score, edge_key=vectors))
 
 
-def softcapped(given: Request) -> Request:
+def softcapped(given: Round) -> Round:
     return replace(given, score=replace(given.score, softcap=20.0))
 
 
-def cast(given: Request, dtype: torch.dtype) -> Request:
+def cast(given: Round, dtype: torch.dtype) -> Round:
     score = given.score
     return replace(
         given, value=given.value.to(dtype), score=replace(score, query=score.query.to(dtype), key=score.key.to(dtype))
     )
 
 
-def dropped(given: Request) -> Request:
+def dropped(given: Round) -> Round:
     return replace(given, dropout=0.1, seed=rng.new_seed(torch.device("cpu")))
 
 
-def additive(graph: Graph, heads: int = 8, width: int = 8) -> Request:
+def additive(graph: Graph, heads: int = 8, width: int = 8) -> Round:
     score = AdditiveScore(torch.randn(graph.num_dst, heads), torch.randn(graph.num_src, heads), LeakyReLU())
-    return Request(graph, torch.randn(graph.num_src, heads, width), score)
+    return Round(graph, torch.randn(graph.num_src, heads, width), score)
 
 
-def additive_v2(graph: Graph, heads: int = 4, width: int = 16) -> Request:
+def additive_v2(graph: Graph, heads: int = 4, width: int = 16) -> Round:
     dst, src = (torch.randn(n, heads, width) for n in (graph.num_dst, graph.num_src))
-    return Request(graph, src, AdditiveV2Score(dst, src, torch.randn(heads, width), LeakyReLU()))
+    return Round(graph, src, AdditiveV2Score(dst, src, torch.randn(heads, width), LeakyReLU()))
 
 
-def aggregated(graph: Graph, reduce: str, width: int = 64) -> Request:
-    return Request(graph, torch.randn(graph.num_src, 1, width), normalize="none", reduce=aggregator(reduce))
+def aggregated(graph: Graph, reduce: str, width: int = 64) -> Round:
+    return Round(graph, torch.randn(graph.num_src, 1, width), normalize="none", reduce=aggregator(reduce))
 
 
-def weighed(given: Request) -> Request:
+def weighed(given: Round) -> Round:
     return replace(given, bias=(torch.randn(given.graph.num_edges, 1),))
 
 
-def alone(given: Request) -> Request:
+def alone(given: Round) -> Round:
     """With logits that are biases only."""
     return replace(given, score=None)
 
 
-def linear(given: Request) -> Request:
+def linear(given: Round) -> Round:
     return replace(given, normalize="none")
 
 
@@ -108,7 +107,7 @@ def scattered(nodes: int, degree: int) -> Graph:
     return graphs.from_edges(edges, nodes)
 
 
-def with_gradients(given: Request, biases: bool = False) -> Request:
+def with_gradients(given: Round, biases: bool = False) -> Round:
     """With gradients of the features, and of the biases where these are learned too."""
     leaves = {id(t): t.clone().requires_grad_() for t in given.tensors}
     score = given.score
@@ -139,7 +138,7 @@ class Drawn:
 
     kind: str
     text: str
-    request: Request
+    request: Round
 
 
 def draw(seed: int, index: int) -> Drawn:
@@ -240,7 +239,7 @@ KINDS: dict[str, Callable[[random.Random], Graph]] = {
 }
 
 
-def _work(random_: random.Random, graph: Graph) -> tuple[str, Request]:
+def _work(random_: random.Random, graph: Graph) -> tuple[str, Round]:
     """What is computed over a graph: dot products most often where edges form runs, any kind where they are a list."""
     what = random_.choice(("dot", "gat", "gatv2", "sum", "mean", "max") if graph.is_explicit else _ON_RUNS)
     if what in ("sum", "mean", "max"):
@@ -265,7 +264,7 @@ def _work(random_: random.Random, graph: Graph) -> tuple[str, Request]:
     return text, given
 
 
-_BIASED: dict[str, Callable[[Request], Request]] = {
+_BIASED: dict[str, Callable[[Round], Round]] = {
     "bias by class": by_class,
     "bias per edge": per_edge,
     "bias per edge for all heads": lambda given: per_edge(given, heads=1),

@@ -16,8 +16,8 @@ from benchmarks.sizes import Sizes
 from benchmarks.truth import Agreement
 from mpnn import MessagePassing, graphs, ops
 from mpnn.engine.plan import choose
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 KERNEL, KEPT = "its kernel alone", "the graph of an earlier call"
 
@@ -35,7 +35,7 @@ def _overhead(backend: str) -> Contest:
     """The call that a user makes, and what runs once it is checked and planned; the work is next to nothing."""
     graph, given = graphs.window(2).bind(16), features(16, 1, 8)
     query, key, value = given
-    request = Request(graph, value, Dot(query, key, 8**-0.5))
+    request = Round(graph, value, Dot(query, key, 8**-0.5))
     with torch.no_grad():
         kernel = choose(request, backend)
     bar = Bar("at most 100 us over its kernel", 1e-4, "over", FORWARD, KERNEL)

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from mpnn import Graph, graphs, ops
 from mpnn.engine.plan import plan
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 NAME = "sparse_or_dense"
 HEADS, WIDTH, BLOCK = 4, 32, 64
@@ -72,7 +72,7 @@ def race(kind: str, nodes: int, density: float, seconds: float) -> dict[str, Any
     torch.manual_seed(0)
     graph = KINDS[kind](nodes, density)
     query, key, value = (torch.randn(nodes, HEADS, WIDTH, requires_grad=True) for _ in range(3))
-    planned = plan(Request(graph, value, Dot(query, key, WIDTH**-0.5)))
+    planned = plan(Round(graph, value, Dot(query, key, WIDTH**-0.5)))
     least = planned.candidates[0].seconds
     names = [c.name for c in planned.candidates if c.name == "dense" or c.seconds < HOPELESS * least]
     direction = torch.randn(nodes, HEADS, WIDTH)

@@ -31,8 +31,8 @@ from mpnn.attention.spec import KeyValue
 from mpnn.data import multi30k
 from mpnn.graph import Graph
 from mpnn.models import Seq2Seq, Transformer, TransformerConfig
-from mpnn.request.request import Round
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 from mpnn.train.loop import Settings, fit, warm_cosine
 
 PAD, START, END = 0, 1, 2
@@ -72,7 +72,7 @@ class Luong(KeyValue):
         query = torch.zeros_like(query) if self.kind == "none" else query
         return query.unsqueeze(-2), src.unsqueeze(-2), src.unsqueeze(-2)
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         return Round(graph, value, Dot(query, key, 1.0))
 
 

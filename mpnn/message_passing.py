@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpnn import engine, html
+from mpnn import engine, html, validation
 from mpnn.aggregate import PNA, SUM, Aggregator, Index, Sum, aggregator
 from mpnn.attention import Attention
 from mpnn.decoding.cache import KVCache
@@ -18,8 +18,7 @@ from mpnn.dropout import drop_edges
 from mpnn.graph import Graph
 from mpnn.graph.sharding import LOCAL, Exchange, Layer, active
 from mpnn.graph.topology import Topology
-from mpnn.request import validation
-from mpnn.request.request import Round
+from mpnn.round import Round
 from mpnn.update import Update, as_update
 
 Source = Tensor | Callable[[Tensor], Tensor] | None
@@ -149,9 +148,9 @@ class MessagePassing(nn.Module):
         graph = self._graph_or_default(graph)
         try:
             if cache is not None:
-                rounds = (_check_cache(cache).round(self, graph, prepared, source, edge_attr),)
+                rounds = [_check_cache(cache).round(self, graph, prepared, source, edge_attr)]
             else:
-                rounds = self._attend(graph, prepared, src, edge_attr, return_weights)
+                rounds = list(self._attend(graph, prepared, src, edge_attr, return_weights))
         except RuntimeError:
             if self.attention is not None:
                 _check_widths(self.attention, prepared, src)
@@ -187,8 +186,9 @@ class MessagePassing(nn.Module):
             )
         if round.normalize != "softmax" or round.dropout or round.reduce is not SUM or round.return_weights:
             raise ValueError(
-                f"{_describe(attention)} set normalize, dropout, reduce or return_weights of its round, which the operator "
-                "sets: give the attention the attributes `normalize` and `dropout`, and the operator an aggregate"
+                f"{_describe(attention)} set normalize, dropout, reduce or return_weights of its round, which the "
+                "operator sets: give the attention the attributes `normalize` and `dropout`, and the operator its "
+                "aggregate"
             )
         round.normalize = "none" if attention is None else attention.normalize
         round.dropout = attention.dropout if attention is not None and attention.training else 0.0
@@ -205,8 +205,8 @@ class MessagePassing(nn.Module):
         return out if scale == 1 else scale * out, weights
 
     def _edge_scale(self, round: Round) -> float:
-        """The factor that keeps the expectation of a message while edges are dropped: 1 / (1 - p) for a sum whose weights
-        are not normalized, which grows with the number of edges."""
+        """The factor that keeps the expectation of a message while edges are dropped: 1 / (1 - p) for a sum whose
+        weights are not normalized, which grows with the number of edges."""
         balanced = round.weighted and round.normalize == "softmax"
         balanced = balanced or (self.attention is not None and self.attention.balanced)
         drops = self.training and self.edge_dropout and not balanced and type(self.aggregate) is Sum

@@ -9,15 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from mpnn import engine
+from mpnn import engine, validation
 from mpnn.aggregate import SUM, aggregator
+from mpnn.edge_tables import PerEdge
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.sharding import active
-from mpnn.request import validation
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot, check_scale
-from mpnn.request.tables import PerEdge
+from mpnn.round import Round
+from mpnn.scores import Dot, check_scale
 
 
 def attend(
@@ -74,7 +73,7 @@ def attend(
     if options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling():
         return _attend_plainly(graph, query, key, value, float(scale), backend)
     graph = _traced(graph, value)
-    request = Request(
+    round = Round(
         graph,
         value,
         Dot(query, key, float(scale), softcap=softcap),
@@ -86,7 +85,7 @@ def attend(
         return_lse=return_lse,
         sinks=sinks,
     )
-    out, more = engine.run(request, backend)
+    out, more = engine.run(round, backend)
     return (out, more) if return_weights or return_lse else out
 
 
@@ -158,8 +157,8 @@ def aggregate(
         if weight.shape not in ((graph.num_edges,), (graph.num_edges, 1)):
             raise ValueError(f"weight must have shape [{graph.num_edges}], one for each edge; got {list(weight.shape)}")
         bias = (weight.view(-1, 1),)
-    request = Request(graph, x.unsqueeze(-2), bias=bias, normalize="none", reduce=_aggregator(reduce))
-    return engine.run(request, backend)[0].squeeze(-2)
+    round = Round(graph, x.unsqueeze(-2), bias=bias, normalize="none", reduce=_aggregator(reduce))
+    return engine.run(round, backend)[0].squeeze(-2)
 
 
 def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float, backend: str) -> Tensor:
@@ -167,13 +166,13 @@ def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, sca
     directly if the plan for this form is that kernel alone: on a hundred nodes the steps between take as long as the
     kernel."""
 
-    def request() -> Request:
-        return Request(graph, value, Dot(query, key, scale))
+    def round() -> Round:
+        return Round(graph, value, Dot(query, key, scale))
 
     forms = [(x.shape, x.dtype, x.device, x.layout, x.requires_grad) for x in (query, key, value)]
-    choice = dispatch.cached_choice(graph, backend, ("attend", torch.is_grad_enabled(), *forms), request)
+    choice = dispatch.cached_choice(graph, backend, ("attend", torch.is_grad_enabled(), *forms), round)
     if choice.direct is None or torch.is_autocast_enabled(choice.device):
-        return dispatch.run_by(choice, request())[0]
+        return dispatch.run_by(choice, round())[0]
     return choice.direct(query, key, value, scale)
 
 

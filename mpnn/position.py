@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
 
 
 class Position(nn.Module):

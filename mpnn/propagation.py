@@ -11,7 +11,7 @@ from mpnn import engine
 from mpnn.engine import dispatch
 from mpnn.graph.sharding import LOCAL
 from mpnn.message_passing import MessagePassing
-from mpnn.request.request import Round
+from mpnn.round import Round
 
 
 class Propagation(MessagePassing):
@@ -19,8 +19,8 @@ class Propagation(MessagePassing):
 
         Z_0 = V,   Z_{k+1} = (1 - teleport) A Z_k + teleport V,   m = merge(Z_hops)
 
-    MAGNA (Wang et al. 2021, eq. 5 to 7) takes A from attention, APPNP (Gasteiger et al. 2019) from degrees. The graph has
-    one set of nodes.
+    MAGNA (Wang et al. 2021, eq. 5 to 7) takes A from attention, APPNP (Gasteiger et al. 2019) from degrees. The graph
+    has one set of nodes.
 
     Args:
         parts, options: those of `MessagePassing`.

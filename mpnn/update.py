@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import validation as check
 from mpnn.dropout import Dropout, DropPath
 from mpnn.graph.arguments import as_integer
-from mpnn.request import validation as check
 
 
 class Update(nn.Module):

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import validation
 from mpnn.attention.heads import check_integers, edges_by_head, join_heads
 from mpnn.attention.spec import Attention, KeyValue
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
-from mpnn.request import validation
-from mpnn.request.request import Round
-from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
+from mpnn.round import Round
+from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
 
 
 class Additive(Attention):
@@ -124,7 +124,7 @@ class AdditiveV2(KeyValue):
         query, key = self.to_query(dst), self.to_value(src).unflatten(-1, (self.heads, -1))
         return query.unflatten(-1, (self.heads, -1)), key, key if self.map_value else src.unsqueeze(-2)
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         edge = None if self.to_edge is None else edges_by_head(self.to_edge, edge_attr, self.heads)
         return Round(graph, value, AdditiveV2Score(query, key, self.vector, self.activation, edge))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpnn import validation
 from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import ANY, Attention
 from mpnn.graph import Graph
 from mpnn.graph.sharding import LOCAL
-from mpnn.request import validation
-from mpnn.request.request import Round
+from mpnn.round import Round
 
 
 class Degree(Attention):

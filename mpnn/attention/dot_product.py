@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from mpnn import validation
 from mpnn.attention.heads import check_integers, edges_by_head
 from mpnn.attention.spec import KeyValue
+from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.graph import Graph
 from mpnn.position import Position
-from mpnn.request import validation
-from mpnn.request.request import Round
-from mpnn.request.scores import Dot
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 
 class DotProduct(KeyValue):
@@ -92,7 +92,7 @@ class DotProduct(KeyValue):
             query, key = position.turn(query, key, graph)
         return query, key, value
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         edge_key: PerEdge | None = None if self.to_edge is None else edges_by_head(self.to_edge, edge_attr, self.heads)
         edge_value = edge_key
         bias: list[PerEdge] = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from mpnn import validation
 from mpnn.graph.arguments import as_integer
-from mpnn.request import validation
 
 
 def check_integers(**sizes: int | None) -> None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import validation
 from mpnn.attention.heads import check_integers
 from mpnn.attention.spec import KeyValue
 from mpnn.graph import Graph
 from mpnn.kernels import positive_features
-from mpnn.request import validation
-from mpnn.request.request import Round
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 
 class Kernel(KeyValue):
@@ -68,7 +68,7 @@ class Kernel(KeyValue):
         )
         return query, key, value
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
         # A factor per query cancels, and so does a factor shared by all keys of a head in a component. The factors
         # keep exponentials from overflowing, and the keys of one document from underflowing beside those of another.

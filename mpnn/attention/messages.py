@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from mpnn import validation
 from mpnn.attention.spec import ANY, Attention
 from mpnn.graph import Graph
 from mpnn.graphs.incidence import edges_into
-from mpnn.request import validation
-from mpnn.request.request import Round
+from mpnn.round import Round
 
 Message = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(features of the destinations [..., E, d], of the sources [..., E, d_src], edge_attr [E, ...]) -> [..., E, F], or
@@ -64,9 +64,9 @@ class EdgeWeight(Mapped):
         self.balanced = normalized
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        terms = super().forward(dst, src, graph)
+        round = super().forward(dst, src, graph)
         if edge_attr is None and not self.balanced:
-            return terms
+            return round
         weight = src.new_ones(graph.num_edges) if edge_attr is None else edge_attr
         if weight.shape not in ((graph.num_edges,), (graph.num_edges, 1)):
             raise ValueError(
@@ -74,7 +74,7 @@ class EdgeWeight(Mapped):
             )
         weight = weight.reshape(-1)
         weight = _normalize(weight, graph) if self.balanced else weight
-        return replace(terms, bias=(weight.to(src.dtype)[:, None],))
+        return replace(round, bias=(weight.to(src.dtype)[:, None],))
 
 
 def _normalize(weight: Tensor, graph: Graph) -> Tensor:

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mpnn import validation
 from mpnn.graph import Graph
-from mpnn.request import validation
-from mpnn.request.request import Round
+from mpnn.round import Round
 
 ANY: validation.Takes = (None, None)
 
@@ -21,7 +21,7 @@ ANY: validation.Takes = (None, None)
 class Attention(nn.Module, ABC):
     """An attention spec. `forward` returns the round and `merge` the message.
 
-    To add a spec, subclass this. Its score is one of `mpnn.request.scores` or a new one, see `scores.Score`. Logits
+    To add a spec, subclass this. Its score is one of `mpnn.scores` or a new one, see `scores.Score`. Logits
     that are already computed are passed as a bias, [..., E, H] in the caller's edge order.
 
     Attributes:
@@ -64,7 +64,7 @@ class KeyValue(Attention):
     nodes can be cached (`mpnn.decoding.cache`)."""
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        return self.terms(*self.project(dst, src, graph), graph, edge_attr)
+        return self.round(*self.project(dst, src, graph), graph, edge_attr)
 
     @abstractmethod
     def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,5 +72,5 @@ class KeyValue(Attention):
         depends on one node only, not on edges."""
 
     @abstractmethod
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         """The round for the queries, keys and values that `project` returned."""

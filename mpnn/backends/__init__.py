@@ -1,4 +1,4 @@
-"""The list of backends, which compute requests: the library's own and those that users register."""
+"""The list of backends, which compute rounds: the library's own and those that users register."""
 
 from typing import TypeVar
 

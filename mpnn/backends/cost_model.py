@@ -1,6 +1,6 @@
-"""The cost model: a backend's estimate of time and memory for a request.
+"""The cost model: a backend's estimate of time and memory for a round.
 
-A backend counts its operations (`counts(request)`: pairs, edges, numbers, calls). `costs.json` holds the measured
+A backend counts its operations (`counts(round)`: pairs, edges, numbers, calls). `costs.json` holds the measured
 nanoseconds of each operation on one processor core; `python -m benchmarks fit` measures them again. `mpnn tune` adjusts
 them to a user's machine.
 """
@@ -15,7 +15,7 @@ import torch
 
 from mpnn.backends import tuned
 from mpnn.backends.tuned import Prices
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.edge_tables import EmbeddingTable, PerEdge
 
 Counts = Mapping[str, float]
 _BACK = ", back"
@@ -64,8 +64,10 @@ def of_biases(biases: Iterable[PerEdge], over: str, entries: float) -> dict[str,
     and those that are looked up in tables."""
     operations = {"bias call": 1.0}
     for bias in biases:
-        is_table = isinstance(bias, EmbeddingTable)
-        numbers, what = bias.table if is_table else bias, f"looked up {over}" if is_table else f"laid out {over}"
+        if isinstance(bias, EmbeddingTable):
+            numbers, what = bias.table, f"looked up {over}"
+        else:
+            numbers, what = bias, f"laid out {over}"
         columns = numbers.shape[:-2].numel() * numbers.shape[-1]  # a head of one batch entry each
         operations[what] = operations.get(what, 0.0) + entries * columns
     return operations

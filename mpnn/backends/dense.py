@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn import rng
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
+from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import pair_tables, varlen
 from mpnn.kernels.once_differentiable import refuse_second_derivatives
-from mpnn.request import rng
-from mpnn.request.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 NAME = "dense"
 
@@ -41,7 +41,8 @@ _MOST_SCORES = 1 << 29  # of logits in memory, over all heads and batches; 2 GB 
 
 SERVES = (
     FLOATS | DEVICES | NORMALIZED | on_edges("bias") | by_rule("edge_key") | by_rule("edge_value")
-    | {"Dot", "sum", "softcap", "sinks", "dropout", "head_ids", "node_ids", "return_weights", "explicit graph", "gradient"}
+    | {"Dot", "sum", "softcap", "sinks", "dropout", "head_ids", "node_ids", "return_weights"}
+    | {"explicit graph", "gradient"}
 )  # fmt: skip
 _FOR_PAIRS = "edge_key and edge_value would be materialized for all pairs, unless they are tables by relation"
 REASONS = {"return_lse": "torch's kernels do not return lse"} | dict.fromkeys(
@@ -49,12 +50,12 @@ REASONS = {"return_lse": "torch's kernels do not return lse"} | dict.fromkeys(
 )
 
 
-def refusal(request: Request) -> str | None:
-    graph, score = request.graph, request.score
+def refusal(round: Round) -> str | None:
+    graph, score = round.graph, round.score
     assert isinstance(score, Dot)
     if score.edge_key is not None and score.softcap is not None:
         return "it does not support softcap with edge_key"
-    if _by_cliques(request):
+    if _by_cliques(round):
         pairs = graph.num_edges
     else:
         pairs = graph.num_dst * graph.num_src
@@ -62,51 +63,51 @@ def refusal(request: Request) -> str | None:
             return f"a mask of {graph.num_dst:,} x {graph.num_src:,} pairs is too large"
     if graph.is_explicit and graph.num_edges != graph.runs.num_edges:
         return "the graph has repeated edges, which a matrix of pairs cannot tell apart"
-    written = max(pairs, graph.num_dst * _classes(request)) * request.batch.numel() * request.heads
-    if (_is_materialized(request) or _is_biased(request)) and written > _MOST_SCORES:
+    written = max(pairs, graph.num_dst * _classes(round)) * round.batch.numel() * round.heads
+    if (_is_materialized(round) or _is_biased(round)) and written > _MOST_SCORES:
         return f"it would materialize {written:,} logits"
     return None
 
 
-def counts(request: Request) -> dict[str, float]:
+def counts(round: Round) -> dict[str, float]:
     """Pairs times heads, by operation, and the copies of nodes for cliques."""
-    graph, width = request.graph, request.value.shape[-1]
-    heads = request.batch.numel() * request.heads
-    by_cliques, written = _by_cliques(request), _has_logits_in_memory(request)
+    graph, width = round.graph, round.value.shape[-1]
+    heads = round.batch.numel() * round.heads
+    by_cliques, written = _by_cliques(round), _has_logits_in_memory(round)
     pairs = float(heads * (graph.num_edges if by_cliques else graph.num_dst * graph.num_src))
     shape, num_dst, num_src = _plain_shape(graph), graph.num_dst, graph.num_src
-    masked, biased = not by_cliques and shape is None, _is_biased(request)
-    operations = {"direct call" if direct(request) else "call": 1.0}
+    masked, biased = not by_cliques and shape is None, _is_biased(round)
+    operations = {"direct call" if direct(round) else "call": 1.0}
     if biased:
-        operations |= {"biased pair": pairs, **of_biases(request.bias, "pair", pairs / max(heads, 1))}
+        operations |= {"biased pair": pairs, **of_biases(round.bias, "pair", pairs / max(heads, 1))}
     if masked:
         operations |= {"mask call": 1.0, "masked pair": pairs}
     if written:
         operations |= {"written call": 1.0, "written pair": pairs, "written number": pairs * width}
-        if pairs * torch.finfo(request.accumulate_dtype).bits / 8 >= _FRESH:
+        if pairs * torch.finfo(round.accumulate_dtype).bits / 8 >= _FRESH:
             operations["fresh pair"] = pairs
-        if request.dropout:
+        if round.dropout:
             operations |= {"dropout call": 1.0, "dropped pair": pairs}
-        if isinstance(request.score, Dot) and request.score.softcap:
+        if isinstance(round.score, Dot) and round.score.softcap:
             operations["capped pair"] = pairs
     else:
-        narrow = request.value.dtype != request.accumulate_dtype and graph.device.type == "cpu"
-        kind = "double " if request.accumulate_dtype == torch.float64 else "narrow " * narrow
-        if not by_cliques and not request.bias and shape == "causal":
+        narrow = round.value.dtype != round.accumulate_dtype and graph.device.type == "cpu"
+        kind = "double " if round.accumulate_dtype == torch.float64 else "narrow " * narrow
+        if not by_cliques and not round.bias and shape == "causal":
             # blocks of sources on the diagonal are computed in full
             pairs *= 0.5 + min(0.5, 256 / max(num_src, 1))
         operations |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
         operations["block"] = float(heads * _blocks(graph))
         operations["node number"] = float(heads * (num_dst + num_src) * width)
-    if _vectors(request):
-        products = heads * num_dst * _classes(request) * width
+    if _vectors(round):
+        products = heads * num_dst * _classes(round) * width
         operations["written number"] = operations.get("written number", 0.0) + products
     if by_cliques:
         assert graph.clique_sizes is not None
         sizes, count = graph.clique_sizes
         operations |= {"size call": float(len(sizes)), "clique": float(heads * count.sum())}
         operations["clique number"] = float(graph.num_dst * heads * width)
-    return both_ways(operations, request.needs_grad)
+    return both_ways(operations, round.needs_grad)
 
 
 def _blocks(graph: Graph) -> int:
@@ -121,61 +122,61 @@ def _blocks(graph: Graph) -> int:
     return sum(count * of(size, size) for size, count in zip(*graph.clique_sizes, strict=True))
 
 
-def estimate(request: Request) -> Estimate:
-    graph, heads = request.graph, request.batch.numel() * request.heads
-    by_cliques, written = _by_cliques(request), _has_logits_in_memory(request)
+def estimate(round: Round) -> Estimate:
+    graph, heads = round.graph, round.batch.numel() * round.heads
+    by_cliques, written = _by_cliques(round), _has_logits_in_memory(round)
     pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
-    copies = (3 + 2 * bool(request.dropout) + 1.5 * request.needs_grad) * written + 1.7 * _is_biased(request)
-    gathered = graph.num_dst * heads * (4 * request.value.shape[-1] * by_cliques + _classes(request))
+    copies = (3 + 2 * bool(round.dropout) + 1.5 * round.needs_grad) * written + 1.7 * _is_biased(round)
+    gathered = graph.num_dst * heads * (4 * round.value.shape[-1] * by_cliques + _classes(round))
     masked = not by_cliques and _plain_shape(graph) is None
-    size = (pairs * heads * copies + gathered) * torch.finfo(request.accumulate_dtype).bits / 8 + 5 * pairs * masked
-    if request.value.device.type == "cuda":
-        return Estimate(_seconds_on_gpu(request, pairs * heads, size, written or masked), size)
-    return priced(NAME, counts(request), size)
+    size = (pairs * heads * copies + gathered) * torch.finfo(round.accumulate_dtype).bits / 8 + 5 * pairs * masked
+    if round.value.device.type == "cuda":
+        return Estimate(_seconds_on_gpu(round, pairs * heads, size, written or masked), size)
+    return priced(NAME, counts(round), size)
 
 
-def _seconds_on_gpu(request: Request, pairs: float, size: float, whole: bool) -> float:
+def _seconds_on_gpu(round: Round, pairs: float, size: float, whole: bool) -> float:
     """Two products per pair, and five more in the backward pass. `whole`: all pairs, even if the graph is causal."""
-    score, graph = request.score, request.graph
+    score, graph = round.score, round.graph
     assert isinstance(score, Dot)
-    passes = 3.5 if request.needs_grad else 1.0
-    if not whole and not _by_cliques(request) and not _is_complete(graph):
+    passes = 3.5 if round.needs_grad else 1.0
+    if not whole and not _by_cliques(round) and not _is_complete(graph):
         pairs *= 0.5
-    flops = 2 * pairs * (score.query.shape[-1] + request.value.shape[-1])
-    moved = 2 * size + sum(x.numel() for x in (score.query, score.key, request.value)) * request.value.element_size()
-    return on_gpu(passes * flops, passes * moved, request.value.dtype, passes * (8 if size else 1))
+    flops = 2 * pairs * (score.query.shape[-1] + round.value.shape[-1])
+    moved = 2 * size + sum(x.numel() for x in (score.query, score.key, round.value)) * round.value.element_size()
+    return on_gpu(passes * flops, passes * moved, round.value.dtype, passes * (8 if size else 1))
 
 
-def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    score, graph = request.score, request.graph
+def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    score, graph = round.score, round.graph
     assert isinstance(score, Dot)
-    features = score.query, score.key, request.value
-    if (kernel := direct(request)) is not None:
+    features = score.query, score.key, round.value
+    if (kernel := direct(round)) is not None:
         return kernel(*features, score.scale), None
-    if not _by_cliques(request):
+    if not _by_cliques(round):
         block = graph.cached("dense block", lambda: _whole(graph))
-        out, weights = _run_block(request, block, *(x.unsqueeze(-4) for x in features))
-        if request.return_weights and weights is not None:
+        out, weights = _run_block(round, block, *(x.unsqueeze(-4) for x in features))
+        if round.return_weights and weights is not None:
             src, dst = graph.ends
             return out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1)
         return out.squeeze(-4), None
     order, inverse = graph.cached("clique by clique", lambda: _order(graph))
     query, key, value = (x.index_select(-3, order) for x in features)
-    if _at_once(request):
+    if _at_once(round):
         sizes, largest = graph.cached("clique sizes", lambda: _sizes(graph))
         return varlen.attention(query, key, value, sizes, largest, score.scale).index_select(-3, inverse), None
     outs, first = [], 0
     for members in graph.cliques:
         parts = (x.narrow(-3, first, members.numel()).unflatten(-3, members.shape) for x in (query, key, value))
-        outs.append(_run_block(request, _Block(members, members), *parts)[0].flatten(-4, -3))
+        outs.append(_run_block(round, _Block(members, members), *parts)[0].flatten(-4, -3))
         first += members.numel()
     return torch.cat(outs, -3).index_select(-3, inverse), None
 
 
-def direct(request: Request) -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | None:
-    """A function of query, key, value and scale that runs all requests of this form, if torch's kernel suffices."""
-    shape = _plain_shape(request.graph)
-    if shape is None or _is_biased(request) or _is_materialized(request):
+def direct(round: Round) -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | None:
+    """A function of query, key, value and scale that runs all rounds of this form, if torch's kernel suffices."""
+    shape = _plain_shape(round.graph)
+    if shape is None or _is_biased(round) or _is_materialized(round):
         return None
     return _causal if shape == "causal" else _complete
 
@@ -198,13 +199,13 @@ def _order(graph: Graph) -> tuple[Tensor, Tensor]:
     return order, order.argsort()
 
 
-def _at_once(request: Request) -> bool:
+def _at_once(round: Round) -> bool:
     """Whether cliques of all sizes run in one kernel call."""
-    score = request.score
+    score = round.score
     assert isinstance(score, Dot)
-    plain = not _is_biased(request) and not _is_materialized(request)
-    same_heads = score.key.shape[-2] == request.value.shape[-2]
-    return plain and same_heads and len(request.graph.cliques) > 1 and varlen.runs_here(score.query, request.value)
+    plain = not _is_biased(round) and not _is_materialized(round)
+    same_heads = score.key.shape[-2] == round.value.shape[-2]
+    return plain and same_heads and len(round.graph.cliques) > 1 and varlen.runs_here(score.query, round.value)
 
 
 def _sizes(graph: Graph) -> tuple[Tensor, int]:
@@ -245,15 +246,15 @@ def _whole(graph: Graph) -> _Block:
     return _Block(dst, src, allowed, whole=True)
 
 
-def _run_block(request: Request, block: _Block, *features: Tensor) -> tuple[Tensor, Tensor | None]:
+def _run_block(round: Round, block: _Block, *features: Tensor) -> tuple[Tensor, Tensor | None]:
     """Maps queries, keys and values [..., C, S or T, H, D] to out [..., C, S, H, D] and, if they are materialized, the
     weights [..., C, H, S, T]."""
-    score = request.score
+    score = round.score
     assert isinstance(score, Dot)
     q, k, v = (x.transpose(-3, -2) for x in features)  # [..., C, H, S or T, D]
-    bias, weights = _bias(request, block, q), None
-    if _is_materialized(request):
-        out, weights = _materialized(request, block, q, k, v, bias)
+    bias, weights = _bias(round, block, q), None
+    if _is_materialized(round):
+        out, weights = _materialized(round, block, q, k, v, bias)
     else:
         out = _sdpa(q, k, v, score.scale, _mask(bias, block), block.causal and bias is None)
     if block.empty is not None:
@@ -280,40 +281,40 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, ca
 
 
 def _materialized(
-    request: Request, block: _Block, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
+    round: Round, block: _Block, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The same attention, with the logits in memory."""
-    score = request.score
+    score = round.score
     assert isinstance(score, Dot)
     k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    logits = score.scale * q.to(request.accumulate_dtype) @ k.to(request.accumulate_dtype).mT
+    logits = score.scale * q.to(round.accumulate_dtype) @ k.to(round.accumulate_dtype).mT
     logits = logits if score.softcap is None else score.softcap * (logits / score.softcap).tanh()
     logits = logits if bias is None else logits + bias
     allowed = block.pairs
-    if request.normalize == "softmax":
+    if round.normalize == "softmax":
         logits = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
-        if request.sinks is None:
-            weights = _softmax(logits, bool(request.bias))
+        if round.sinks is None:
+            weights = _softmax(logits, bool(round.bias))
         else:
-            sinks = request.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
+            sinks = round.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
             weights = _softmax(torch.cat([logits, sinks], -1), True)[..., :-1]
     else:
-        weights = logits.sigmoid() if request.normalize == "sigmoid" else logits
+        weights = logits.sigmoid() if round.normalize == "sigmoid" else logits
         weights = weights if allowed is None else weights.masked_fill(~allowed, 0.0)
     dropped = weights
-    if request.dropout:
-        assert request.seed is not None
-        streams = rng.streams(request.batch, q.shape[-3], q.device, request.head_ids)[..., None, :, None, None]
-        dst, src = rng.numbers(request.graph, block.dst, block.src)
-        keep = rng.keep(request.seed, streams, dst[:, None, :, None], src[:, None, None, :], request.dropout)
-        dropped = torch.where(keep, weights / (1 - request.dropout), torch.zeros_like(weights))
+    if round.dropout:
+        assert round.seed is not None
+        streams = rng.streams(round.batch, q.shape[-3], q.device, round.head_ids)[..., None, :, None, None]
+        dst, src = rng.numbers(round.graph, block.dst, block.src)
+        keep = rng.keep(round.seed, streams, dst[:, None, :, None], src[:, None, None, :], round.dropout)
+        dropped = torch.where(keep, weights / (1 - round.dropout), torch.zeros_like(weights))
     out = dropped @ v.to(dropped.dtype)
-    if request.edge_value is not None:
-        assert isinstance(request.edge_value, EmbeddingTable)
-        table, relation = request.edge_value.table, request.edge_value.relation
+    if round.edge_value is not None:
+        assert isinstance(round.edge_value, EmbeddingTable)
+        table, relation = round.edge_value.table, round.edge_value.relation
         assert relation is not None
-        sums = pair_tables.sum_by_type(dropped, _ids(relation, request.graph, block), relation.count)
-        out = out + pair_tables.weighted_sum_of_tables(sums, table.to(request.accumulate_dtype))
+        sums = pair_tables.sum_by_type(dropped, _ids(relation, round.graph, block), relation.count)
+        out = out + pair_tables.weighted_sum_of_tables(sums, table.to(round.accumulate_dtype))
     return out.to(v.dtype), weights.to(v.dtype)
 
 
@@ -325,26 +326,26 @@ def _softmax(logits: Tensor, may_be_empty: bool) -> Tensor:
     return logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
-def _bias(request: Request, block: _Block, q: Tensor) -> Tensor | None:
+def _bias(round: Round, block: _Block, q: Tensor) -> Tensor | None:
     """The sum of all biases of a block, [..., C, H, S, T], including the inner products with `edge_key`."""
-    score, parts, same_rule = request.score, [], []
+    score, parts, same_rule = round.score, [], []
     assert isinstance(score, Dot)
     vectors = score.edge_key
-    for bias in request.bias:
+    for bias in round.bias:
         if (
             isinstance(bias, EmbeddingTable)
             and isinstance(vectors, EmbeddingTable)
             and bias.relation == vectors.relation
         ):
-            same_rule.append(bias.table.to(request.accumulate_dtype))
+            same_rule.append(bias.table.to(round.accumulate_dtype))
         else:
-            parts.append(_pairs(bias, request, block))
+            parts.append(_pairs(bias, round, block))
     if isinstance(vectors, EmbeddingTable):
         numbers = sum(same_rule[1:], same_rule[0]) if same_rule else None
         products = pair_tables.products(
-            score.scale * q.to(request.accumulate_dtype), vectors.table.to(request.accumulate_dtype), numbers
+            score.scale * q.to(round.accumulate_dtype), vectors.table.to(round.accumulate_dtype), numbers
         )
-        parts.append(_select(products, vectors, request.graph, block))
+        parts.append(_select(products, vectors, round.graph, block))
     return sum(parts[1:], parts[0]) if parts else None
 
 
@@ -362,15 +363,15 @@ def _ids(relation: Relation, graph: Graph, block: _Block) -> Tensor:
     return relation.ids(block.dst[:, :, None] + graph.shift, block.src[:, None, :])
 
 
-def _pairs(bias: PerEdge, request: Request, block: _Block) -> Tensor:
-    graph = request.graph
+def _pairs(bias: PerEdge, round: Round, block: _Block) -> Tensor:
+    graph = round.graph
     if isinstance(bias, EmbeddingTable) and bias.relation is not None:
-        return _rows(bias, _ids(bias.relation, graph, block), request.accumulate_dtype).movedim(-1, -3)
+        return _rows(bias, _ids(bias.relation, graph, block), round.accumulate_dtype).movedim(-1, -3)
     csr = graph.csr
     if isinstance(bias, EmbeddingTable):
-        per_edge = _rows(bias, bias.ids(graph), request.accumulate_dtype)  # [E, H]
+        per_edge = _rows(bias, bias.ids(graph), round.accumulate_dtype)  # [E, H]
     else:
-        per_edge = csr.from_caller(bias.to(request.accumulate_dtype), -2)  # [..., E, H]
+        per_edge = csr.from_caller(bias.to(round.accumulate_dtype), -2)  # [..., E, H]
     pairs = per_edge.new_zeros(*per_edge.shape[:-2], per_edge.shape[-1], graph.num_dst * graph.num_src)
     pairs = pairs.index_copy(-1, csr.row * graph.num_src + csr.col, per_edge.mT)
     return pairs.unflatten(-1, (graph.num_dst, graph.num_src)).unsqueeze(-4)
@@ -415,53 +416,51 @@ def _is_complete(graph: Graph) -> bool:
     return graph.structure.is_complete if cliques is None else bool(cliques[1].sum() <= 1)
 
 
-def _by_cliques(request: Request) -> bool:
+def _by_cliques(round: Round) -> bool:
     """Whether to run clique by clique: there are several, and no data per edge or returned weights."""
-    graph = request.graph
-    if graph.clique_sizes is None or _is_complete(graph) or request.return_weights:
+    graph = round.graph
+    if graph.clique_sizes is None or _is_complete(graph) or round.return_weights:
         return False
-    return all(isinstance(b, EmbeddingTable) and b.relation is not None for b in request.bias)
+    return all(isinstance(b, EmbeddingTable) and b.relation is not None for b in round.bias)
 
 
-def _vectors(request: Request) -> list[PerEdge]:
+def _vectors(round: Round) -> list[PerEdge]:
     """`edge_key` and `edge_value`, if present."""
-    assert isinstance(request.score, Dot)
-    return [vectors for vectors in (request.score.edge_key, request.edge_value) if vectors is not None]
+    assert isinstance(round.score, Dot)
+    return [vectors for vectors in (round.score.edge_key, round.edge_value) if vectors is not None]
 
 
-def _classes(request: Request) -> int:
+def _classes(round: Round) -> int:
     """The total number of rows of `edge_key` and `edge_value`."""
-    return sum(len(vectors.table) for vectors in _vectors(request) if isinstance(vectors, EmbeddingTable))
+    return sum(len(vectors.table) for vectors in _vectors(round) if isinstance(vectors, EmbeddingTable))
 
 
 def _numbers(data: PerEdge) -> Tensor:
     return data.table if isinstance(data, EmbeddingTable) else data
 
 
-def _is_biased(request: Request) -> bool:
+def _is_biased(round: Round) -> bool:
     """Whether a bias is added to the logit of each pair."""
-    assert isinstance(request.score, Dot)
-    return bool(request.bias) or request.score.edge_key is not None
+    assert isinstance(round.score, Dot)
+    return bool(round.bias) or round.score.edge_key is not None
 
 
-def _has_logits_in_memory(request: Request) -> bool:
+def _has_logits_in_memory(round: Round) -> bool:
     """Whether the logits are materialized, here or by torch: its kernels do not differentiate biases."""
-    if _is_materialized(request) or not _is_biased(request) or not torch.is_grad_enabled():
-        return _is_materialized(request)
-    score = request.score
+    if _is_materialized(round) or not _is_biased(round) or not torch.is_grad_enabled():
+        return _is_materialized(round)
+    score = round.score
     assert isinstance(score, Dot)
-    learned = [_numbers(data) for data in (*request.bias, score.edge_key) if data is not None]
+    learned = [_numbers(data) for data in (*round.bias, score.edge_key) if data is not None]
     return any(x.requires_grad for x in learned) or (score.edge_key is not None and score.query.requires_grad)
 
 
-def _is_materialized(request: Request) -> bool:
-    score = request.score
+def _is_materialized(round: Round) -> bool:
+    score = round.score
     assert isinstance(score, Dot)
-    plain = request.normalize == "softmax" and score.softcap is None and request.sinks is None and not request.dropout
+    plain = round.normalize == "softmax" and score.softcap is None and round.sinks is None and not round.dropout
     # With 16-bit features torch's kernels accept a float32 bias on CPU only.
-    narrow_bias = (
-        _is_biased(request) and request.value.dtype != request.accumulate_dtype and request.value.device.type != "cpu"
-    )
+    narrow_bias = _is_biased(round) and round.value.dtype != round.accumulate_dtype and round.value.device.type != "cpu"
     # Without any pair, the result of torch's kernels is not connected to the bias in autograd.
-    bias_alone = _is_biased(request) and request.graph.num_dst * request.graph.num_src * request.batch.numel() == 0
-    return not plain or request.return_weights or request.edge_value is not None or narrow_bias or bias_alone
+    bias_alone = _is_biased(round) and round.graph.num_dst * round.graph.num_src * round.batch.numel() == 0
+    return not plain or round.return_weights or round.edge_value is not None or narrow_bias or bias_alone

@@ -1,6 +1,6 @@
 """The reference: materializes all edges in plain torch.
 
-It supports every request, works in float64, differentiates twice, and is slow. All other backends are tested against
+It supports every round, works in float64, differentiates twice, and is slow. All other backends are tested against
 it.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mpnn import rng
 from mpnn.aggregate import Index, Mean, Sum, segment_logsumexp, segment_softmax
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
+from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.graph.csr import CSR
-from mpnn.request import rng
-from mpnn.request.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot, Role, Score
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
+from mpnn.round import Round
+from mpnn.scores import Dot, Role, Score
 
 NAME = "edge_list"
 _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "mean"}
@@ -25,102 +25,102 @@ _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "mean"}
 SERVES = (
     FLOATS | DEVICES | NORMALIZED | AGGREGATES | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value")
     | {"no score", "Dot", "AdditiveScore", "AdditiveV2Score", "own score", "own activation", "edge per edge", "softcap",
-       "sinks", "dropout", "head_ids", "node_ids", "return_weights", "return_lse", "aggregate of parts", "own aggregate",
-       "explicit graph", "gradient"}
+       "sinks", "dropout", "head_ids", "node_ids", "return_weights", "return_lse", "aggregate of parts",
+       "own aggregate", "explicit graph", "gradient"}
 )  # fmt: skip
 
 
-def refusal(request: Request) -> str | None:
+def refusal(round: Round) -> str | None:
     return None
 
 
-def counts(request: Request) -> dict[str, float]:
+def counts(round: Round) -> dict[str, float]:
     """The number of edges, of their components, and of those of the results, by operation."""
-    edges = float(request.graph.num_edges * request.batch.numel() * request.heads)
-    numbers = edges * request.value.shape[-1]
-    family = _FAMILIES.get(type(request.reduce), "reduce")
-    if not request.weighted:
+    edges = float(round.graph.num_edges * round.batch.numel() * round.heads)
+    numbers = edges * round.value.shape[-1]
+    family = _FAMILIES.get(type(round.reduce), "reduce")
+    if not round.weighted:
         operations = {f"{family} call": 1.0, f"{family} edge": edges, f"{family} number": numbers}
     else:
-        kind = _kind(request)
+        kind = _kind(round)
         operations = {f"{kind} call": 1.0, "edge": edges, f"{kind} number": numbers}
-        if request.bias:
-            operations |= of_biases(request.bias, "edge", request.graph.num_edges)
-        if request.normalize == "softmax":
+        if round.bias:
+            operations |= of_biases(round.bias, "edge", round.graph.num_edges)
+        if round.normalize == "softmax":
             operations |= {"softmax call": 1.0, "softmax edge": edges}
-        if request.dropout:
+        if round.dropout:
             operations |= {"dropout call": 1.0, "dropped edge": edges}
-    rows = request.graph.num_dst * request.batch.numel() * request.heads
-    operations[f"{family} row number"] = float(rows * request.value.shape[-1])
-    if numbers * torch.finfo(request.accumulate_dtype).bits / 8 > 1 << 24:
+    rows = round.graph.num_dst * round.batch.numel() * round.heads
+    operations[f"{family} row number"] = float(rows * round.value.shape[-1])
+    if numbers * torch.finfo(round.accumulate_dtype).bits / 8 > 1 << 24:
         # Large tensors are allocated by the operating system in each call, at a cost per page.
-        operations["fresh number"] = numbers * torch.finfo(request.accumulate_dtype).bits / 32
-    return both_ways(operations, request.needs_grad)
+        operations["fresh number"] = numbers * torch.finfo(round.accumulate_dtype).bits / 32
+    return both_ways(operations, round.needs_grad)
 
 
-def _kind(request: Request) -> str:
+def _kind(round: Round) -> str:
     """How edges are weighted: by dot products, by another score per edge and number, or without looking at numbers."""
-    if request.score is None:
+    if round.score is None:
         return "weighted"
-    if isinstance(request.score, Dot):
+    if isinstance(round.score, Dot):
         return "dot"
-    return "activated" if any(role.vectors for role in request.score.roles.values()) else "additive"
+    return "activated" if any(role.vectors for role in round.score.roles.values()) else "additive"
 
 
-def estimate(request: Request) -> Estimate:
-    numbers = request.graph.num_edges * request.batch.numel() * request.heads * request.value.shape[-1]
-    tensors = (6 if request.needs_grad else 4) if request.weighted else 2
-    size = numbers * tensors * torch.finfo(request.accumulate_dtype).bits / 8
-    if request.value.device.type == "cuda":  # about ten operations, each of which reads and writes a tensor
-        passes = 3 if request.needs_grad else 1
-        return Estimate(on_gpu(0.0, 2 * passes * size, request.accumulate_dtype, 10.0 * passes), size)
-    return priced(NAME, counts(request), size)
+def estimate(round: Round) -> Estimate:
+    numbers = round.graph.num_edges * round.batch.numel() * round.heads * round.value.shape[-1]
+    tensors = (6 if round.needs_grad else 4) if round.weighted else 2
+    size = numbers * tensors * torch.finfo(round.accumulate_dtype).bits / 8
+    if round.value.device.type == "cuda":  # about ten operations, each of which reads and writes a tensor
+        passes = 3 if round.needs_grad else 1
+        return Estimate(on_gpu(0.0, 2 * passes * size, round.accumulate_dtype, 10.0 * passes), size)
+    return priced(NAME, counts(round), size)
 
 
-def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    csr = request.graph.csr
-    index = request.graph.cached("edge list index", lambda: Index.of(csr.row, csr.ptr))
-    messages = _repeat_heads(_nodes_first(request.value, request).index_select(0, csr.col), request)
-    if request.edge_value is not None:
-        messages = messages + _per_edge(request.edge_value, request, csr, trailing=2)
-    logits = _sum_of_logits(request, csr) if request.weighted else None
-    weights = None if logits is None else _weights(logits, request, index)
+def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    csr = round.graph.csr
+    index = round.graph.cached("edge list index", lambda: Index.of(csr.row, csr.ptr))
+    messages = _repeat_heads(_nodes_first(round.value, round).index_select(0, csr.col), round)
+    if round.edge_value is not None:
+        messages = messages + _per_edge(round.edge_value, round, csr, trailing=2)
+    logits = _sum_of_logits(round, csr) if round.weighted else None
+    weights = None if logits is None else _weights(logits, round, index)
     if weights is not None:
-        dropped = _dropout(weights, request, csr) if request.dropout else weights
+        dropped = _dropout(weights, round, csr) if round.dropout else weights
         messages = dropped[..., None] * messages
-    out = request.reduce.reduce(messages, index)
+    out = round.reduce.reduce(messages, index)
     if not isinstance(out, Tensor) or out.dim() != messages.dim() or out.shape[0] != index.num_dst:
         raise ValueError(
             f"the aggregator must reduce messages {list(messages.shape)} to one row for each of {index.num_dst} "
             f"destinations; it returned {list(out.shape) if isinstance(out, Tensor) else out!r}"
         )
-    out = _cast(out.movedim(0, -3) if request.batch else out, request.value.dtype)
-    if request.return_lse and logits is not None:
-        lse = segment_logsumexp(logits.expand(len(csr.col), *request.batch, request.heads), index)
+    out = _cast(out.movedim(0, -3) if round.batch else out, round.value.dtype)
+    if round.return_lse and logits is not None:
+        lse = segment_logsumexp(logits.expand(len(csr.col), *round.batch, round.heads), index)
         return out, lse.movedim(0, -2)
-    if not request.return_weights:
+    if not round.return_weights:
         return out, None
     weights = messages.new_ones(()) if weights is None else weights
-    weights = weights.expand(len(csr.col), *request.batch, request.heads)
-    return out, csr.to_caller(weights).movedim(0, -2).to(request.value.dtype)
+    weights = weights.expand(len(csr.col), *round.batch, round.heads)
+    return out, csr.to_caller(weights).movedim(0, -2).to(round.value.dtype)
 
 
-def _sum_of_logits(request: Request, csr: CSR) -> Tensor:
+def _sum_of_logits(round: Round, csr: CSR) -> Tensor:
     """The score with its biases, [E, ..., H] in CSR order."""
-    terms = [_per_edge(b, request, csr, trailing=1) for b in request.bias]
-    if request.score is not None:
-        terms.append(_logits(request.score, request, csr))
+    terms = [_per_edge(b, round, csr, trailing=1) for b in round.bias]
+    if round.score is not None:
+        terms.append(_logits(round.score, round, csr))
     return sum(terms[1:], terms[0])
 
 
-def _weights(logits: Tensor, request: Request, index: Index) -> Tensor:
+def _weights(logits: Tensor, round: Round, index: Index) -> Tensor:
     """Normalized weights, [E, ..., H] in CSR order."""
-    if request.sinks is not None:
-        logits = logits.expand(len(logits), *request.batch, request.heads)
-        return _softmax_with_sinks(logits, index, request.sinks)
-    if request.normalize == "softmax":
+    if round.sinks is not None:
+        logits = logits.expand(len(logits), *round.batch, round.heads)
+        return _softmax_with_sinks(logits, index, round.sinks)
+    if round.normalize == "softmax":
         return segment_softmax(logits, index)
-    return logits.sigmoid() if request.normalize == "sigmoid" else logits
+    return logits.sigmoid() if round.normalize == "sigmoid" else logits
 
 
 def _softmax_with_sinks(logits: Tensor, index: Index, sinks: Tensor) -> Tensor:
@@ -131,11 +131,11 @@ def _softmax_with_sinks(logits: Tensor, index: Index, sinks: Tensor) -> Tensor:
     return segment_softmax(torch.cat([logits, more]), with_sinks)[: len(logits)]
 
 
-def _logits(score: Score, request: Request, csr: CSR) -> Tensor:
+def _logits(score: Score, round: Round, csr: CSR) -> Tensor:
     """The score's logits, [E, ..., H] in CSR order."""
-    rows = {name: _rows(getattr(score, name), role, request, csr) for name, role in score.roles.items()}
+    rows = {name: _rows(getattr(score, name), role, round, csr) for name, role in score.roles.items()}
     logits = score.logits(**rows)
-    expected = (len(csr.col), *request.batch, request.heads)
+    expected = (len(csr.col), *round.batch, round.heads)
     if not isinstance(logits, Tensor) or logits.shape != expected:
         raise ValueError(
             f"{type(score).__name__}.logits must return one number for each edge and head, {list(expected)}; it "
@@ -144,42 +144,42 @@ def _logits(score: Score, request: Request, csr: CSR) -> Tensor:
     return logits
 
 
-def _rows(data: PerEdge | None, role: Role, request: Request, csr: CSR) -> Tensor | None:
+def _rows(data: PerEdge | None, role: Role, round: Round, csr: CSR) -> Tensor | None:
     """The row of each edge, [E, ..., H] or [E, ..., H, D] in CSR order."""
     if data is None or role.of == "edge":
-        return None if data is None else _per_edge(data, request, csr, role.trailing)
+        return None if data is None else _per_edge(data, round, csr, role.trailing)
     assert isinstance(data, Tensor)
     index = csr.row if role.of == "dst" else csr.col
-    rows = _nodes_first(data, request, role.trailing).index_select(0, index)
-    return _repeat_heads(rows, request) if role.grouped else rows
+    rows = _nodes_first(data, round, role.trailing).index_select(0, index)
+    return _repeat_heads(rows, round) if role.grouped else rows
 
 
-def _dropout(weights: Tensor, request: Request, csr: CSR) -> Tensor:
-    assert request.seed is not None
-    streams = rng.streams(request.batch, request.heads, weights.device, request.head_ids)
-    dst, src = (ids.view(-1, *[1] * streams.dim()) for ids in rng.numbers(request.graph, csr.row, csr.col))
-    keep = rng.keep(request.seed, streams, dst, src, request.dropout)
-    return torch.where(keep, weights / (1 - request.dropout), torch.zeros_like(weights))
+def _dropout(weights: Tensor, round: Round, csr: CSR) -> Tensor:
+    assert round.seed is not None
+    streams = rng.streams(round.batch, round.heads, weights.device, round.head_ids)
+    dst, src = (ids.view(-1, *[1] * streams.dim()) for ids in rng.numbers(round.graph, csr.row, csr.col))
+    keep = rng.keep(round.seed, streams, dst, src, round.dropout)
+    return torch.where(keep, weights / (1 - round.dropout), torch.zeros_like(weights))
 
 
-def _per_edge(data: PerEdge, request: Request, csr: CSR, trailing: int) -> Tensor:
+def _per_edge(data: PerEdge, round: Round, csr: CSR, trailing: int) -> Tensor:
     """[E, ..., H] or [E, ..., H, D] (`trailing` dimensions after the batch), in CSR order."""
     if isinstance(data, EmbeddingTable):
-        rows = data.table.to(request.accumulate_dtype).index_select(0, data.ids(request.graph))
+        rows = data.table.to(round.accumulate_dtype).index_select(0, data.ids(round.graph))
     else:
-        rows = csr.from_caller(_nodes_first(data, request, trailing))
-    missing = len(request.batch) - (rows.dim() - 1 - trailing)
+        rows = csr.from_caller(_nodes_first(data, round, trailing))
+    missing = len(round.batch) - (rows.dim() - 1 - trailing)
     return rows.view(rows.shape[0], *[1] * missing, *rows.shape[1:]) if missing else rows
 
 
-def _repeat_heads(rows: Tensor, request: Request) -> Tensor:
+def _repeat_heads(rows: Tensor, round: Round) -> Tensor:
     """Repeats each key/value head of rows [E, ..., H_kv, D] for the heads that share it."""
     heads = rows.shape[-2]
-    return rows if heads == 1 or heads == request.heads else rows.repeat_interleave(request.heads // heads, -2)
+    return rows if heads == 1 or heads == round.heads else rows.repeat_interleave(round.heads // heads, -2)
 
 
-def _nodes_first(x: Tensor, request: Request, trailing: int = 2) -> Tensor:
-    x = _cast(x, request.accumulate_dtype)
+def _nodes_first(x: Tensor, round: Round, trailing: int = 2) -> Tensor:
+    x = _cast(x, round.accumulate_dtype)
     return x if x.dim() == trailing + 1 else x.movedim(-1 - trailing, 0)
 
 

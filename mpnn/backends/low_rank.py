@@ -16,9 +16,9 @@ from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
 from mpnn.graph.strips import Strips
 from mpnn.kernels.linear_attention import ALL, LOGITS, PAST, Block, linear_attention
-from mpnn.request.needs import DEVICES, FLOATS
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
+from mpnn.needs import DEVICES, FLOATS
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 NAME = "low_rank"
 
@@ -36,45 +36,45 @@ REASONS = {
 }
 
 
-def refusal(request: Request) -> str | None:
-    if _blocks(request.graph) is None:
+def refusal(round: Round) -> str | None:
+    if _blocks(round.graph) is None:
         return "each row must have the same sources as the row before, or one more, as in complete() and causal()"
     return None
 
 
-def counts(request: Request) -> dict[str, float]:
+def counts(round: Round) -> dict[str, float]:
     """Products of the states and of the logits within chunks, components moved, and blocks."""
-    score, blocks = request.score, _blocks(request.graph)
+    score, blocks = round.score, _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
-    heads, deep, wide = request.batch.numel() * request.heads, score.query.shape[-1], request.value.shape[-1]
+    heads, deep, wide = round.batch.numel() * round.heads, score.query.shape[-1], round.value.shape[-1]
     nodes = sum(b.last - b.first + b.stop - b.start for b in blocks)
     logits = sum((b.last - b.first) * min(LOGITS, b.last - b.first) for b in blocks if b.extent != ALL)
-    kind = "double " if request.accumulate_dtype == torch.float64 else ""
+    kind = "double " if round.accumulate_dtype == torch.float64 else ""
     operations = {
         "call": 1.0,
         "block": float(heads * len(blocks)),
         f"{kind}product": float(heads * (nodes * deep * wide + logits * (deep + wide))),
         f"{kind}number": float(heads * nodes * (deep + wide)),
     }
-    return both_ways(operations, request.needs_grad)
+    return both_ways(operations, round.needs_grad)
 
 
-def estimate(request: Request) -> Estimate:
-    score, operations = request.score, counts(request)
+def estimate(round: Round) -> Estimate:
+    score, operations = round.score, counts(round)
     assert isinstance(score, Dot)
-    deep, wide, dtype = score.query.shape[-1], request.value.shape[-1], request.accumulate_dtype
-    size = request.batch.numel() * request.heads * dtype.itemsize * (deep * wide + 2 * LOGITS * (LOGITS + deep + wide))
-    if request.value.device.type == "cuda":
+    deep, wide, dtype = score.query.shape[-1], round.value.shape[-1], round.accumulate_dtype
+    size = round.batch.numel() * round.heads * dtype.itemsize * (deep * wide + 2 * LOGITS * (LOGITS + deep + wide))
+    if round.value.device.type == "cuda":
         flops = 2 * sum(n for what, n in operations.items() if "product" in what)
         moved = dtype.itemsize * sum(n for what, n in operations.items() if "number" in what)
-        launches = 6 * request.graph.num_dst / LOGITS  # of a step between chunks
+        launches = 6 * round.graph.num_dst / LOGITS  # of a step between chunks
         return Estimate(on_gpu(flops, moved, dtype, launches), size)
     return priced(NAME, operations, size)
 
 
-def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    score, value, blocks = request.score, request.value, _blocks(request.graph)
+def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    score, value, blocks = round.score, round.value, _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
     groups = lcm(score.key.shape[-2], value.shape[-2])
@@ -83,8 +83,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         # torch treats the tangents of an operator without a rule as zeros
         raise NotImplementedError('low_rank has no forward-mode derivatives; name backend="edge_list"')
     out = linear_attention(query, key, value, score.scale, [number for block in blocks for number in block])
-    shape = (*request.batch, request.graph.num_dst, request.heads, value.shape[-1])
-    return out.view(shape).to(request.value.dtype), None
+    shape = (*round.batch, round.graph.num_dst, round.heads, value.shape[-1])
+    return out.view(shape).to(round.value.dtype), None
 
 
 def _in_groups(x: Tensor, groups: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
-from mpnn.request.request import Request
+from mpnn.round import Round
 
 NAME = "scatter"
 
@@ -23,14 +23,14 @@ _COARSE = "it accumulates in the dtype of the features, which is too coarse with
 REASONS = dict.fromkeys(("float16", "bfloat16"), _COARSE)
 
 
-def refusal(request: Request) -> str | None:
+def refusal(round: Round) -> str | None:
     if not _installed():
         return "it needs torch-scatter and torch-sparse: pip install --no-build-isolation torch-scatter torch-sparse"
-    if len(request.bias) > 1 or any(b.dim() != 2 or b.shape[1] != 1 for b in request.bias if isinstance(b, Tensor)):
+    if len(round.bias) > 1 or any(b.dim() != 2 or b.shape[1] != 1 for b in round.bias if isinstance(b, Tensor)):
         return "it takes one weight per edge"
-    if request.graph.num_edges == 0:
+    if round.graph.num_edges == 0:
         return "its kernels do not support a graph without edges"
-    if type(request.reduce) in (Max, Min) and request.needs_grad:
+    if type(round.reduce) in (Max, Min) and round.needs_grad:
         return "its kernels give the whole gradient to one of several equal extremes, instead of sharing it"
     return None
 
@@ -40,24 +40,24 @@ def _installed() -> bool:
     return all(find_spec(name) is not None for name in ("torch_sparse", "torch_scatter"))
 
 
-def counts(request: Request) -> dict[str, float]:
-    numbers = request.graph.num_edges * request.batch.numel() * request.value.shape[-2:].numel()
-    return both_ways({"call": 1.0, "number": float(numbers)}, request.needs_grad)
+def counts(round: Round) -> dict[str, float]:
+    numbers = round.graph.num_edges * round.batch.numel() * round.value.shape[-2:].numel()
+    return both_ways({"call": 1.0, "number": float(numbers)}, round.needs_grad)
 
 
-def estimate(request: Request) -> Estimate:
-    if request.value.device.type == "cuda":
-        passes, edges = 2 if request.needs_grad else 1, request.graph.num_edges * request.batch.numel()
-        moved = edges * (request.value.shape[-2:].numel() * request.value.element_size() + 24)
-        return Estimate(on_gpu(0.0, passes * moved, request.accumulate_dtype, 2.0 * passes), 0.0)
-    return priced(NAME, counts(request), 0.0)
+def estimate(round: Round) -> Estimate:
+    if round.value.device.type == "cuda":
+        passes, edges = 2 if round.needs_grad else 1, round.graph.num_edges * round.batch.numel()
+        moved = edges * (round.value.shape[-2:].numel() * round.value.element_size() + 24)
+        return Estimate(on_gpu(0.0, passes * moved, round.accumulate_dtype, 2.0 * passes), 0.0)
+    return priced(NAME, counts(round), 0.0)
 
 
-def run(request: Request) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> tuple[Tensor, Tensor | None]:
     from torch_sparse import SparseTensor, matmul
 
-    graph, csr = request.graph, request.graph.csr
-    weights = [csr.from_caller(b[:, 0].to(request.accumulate_dtype)) for b in request.bias if isinstance(b, Tensor)]
+    graph, csr = round.graph, round.graph.csr
+    weights = [csr.from_caller(b[:, 0].to(round.accumulate_dtype)) for b in round.bias if isinstance(b, Tensor)]
     matrix = SparseTensor(
         rowptr=csr.ptr,
         col=csr.col,
@@ -65,6 +65,6 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         sparse_sizes=(graph.num_dst, graph.num_src),
         is_sorted=True,
     )
-    features = request.value.movedim(-3, 0)
-    out = matmul(matrix, features.flatten(1), reduce=_NAMES[type(request.reduce)])
+    features = round.value.movedim(-3, 0)
+    out = matmul(matrix, features.flatten(1), reduce=_NAMES[type(round.reduce)])
     return out.view(graph.num_dst, *features.shape[1:]).movedim(0, -3), None

@@ -18,8 +18,8 @@ from mpnn.cli.console import console
 from mpnn.data.locate import search_folders
 from mpnn.engine.plan import refusal as why_not
 from mpnn.kernels.cpu import library
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 # package: what it is for
 EXTRAS = {
@@ -84,9 +84,9 @@ def kernels() -> Iterator[tuple[str, str]]:
     x = torch.randn(40, 2, 8)
     graph = graphs.window(3).bind(40)
     expected = _attend(graph, x, "edge_list")
-    request = Request(graph, x, Dot(x, x, 1.0))
+    round = Round(graph, x, Dot(x, x, 1.0))
     for backend in registered():
-        if (reason := why_not(backend, request)) is not None:
+        if (reason := why_not(backend, round)) is not None:
             yield backend.NAME, f"not here: {reason}"
             continue
         pairs = zip(_attend(graph, x, backend.NAME), expected, strict=True)

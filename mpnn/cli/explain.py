@@ -15,8 +15,8 @@ import mpnn
 from mpnn.cli.console import exit_on_invalid_input, refuse
 from mpnn.cli.expressions import bind
 from mpnn.engine.plan import plan
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 
 class Dtype(str, Enum):
@@ -78,9 +78,9 @@ def explain(
             print("\n".join([str(found), *note.values()]))
 
 
-def _request(graph: mpnn.Graph, shape: tuple[int, ...], dtype: torch.dtype, device: str, grad: bool) -> Request:
+def _request(graph: mpnn.Graph, shape: tuple[int, ...], dtype: torch.dtype, device: str, grad: bool) -> Round:
     """A request whose features have no memory, so the device need not exist."""
     with FakeTensorMode():
         shape = shape if shape[0] > 1 else shape[1:]
         features = torch.empty(shape, dtype=dtype, device=device).requires_grad_(grad)
-    return Request(graph, features, Dot(features, features, shape[-1] ** -0.5))
+    return Round(graph, features, Dot(features, features, shape[-1] ** -0.5))

@@ -22,7 +22,7 @@ from mpnn.graph import Graph
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
-from mpnn.request.request import Round
+from mpnn.round import Round
 
 
 class KVCache:
@@ -117,7 +117,7 @@ class KVCache:
         entry.append(key, value, self.length if source is None else num_src)
         entry.seen = stop
         key, value = step.gather(entry.key), step.gather(entry.value)
-        return attention.terms(query, key, value, step.graph, step.graph.edge_attr)
+        return attention.round(query, key, value, step.graph, step.graph.edge_attr)
 
     def _step(self, graph: Graph, start: int, stop: int, num_src: int) -> _Step:
         """The rows of nodes `start` to `stop`, computed once for all layers with the same graph."""

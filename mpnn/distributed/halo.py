@@ -19,7 +19,7 @@ from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
 from mpnn.graph.sharding import Exchange
-from mpnn.request.request import Request
+from mpnn.round import Round
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +110,8 @@ class HaloExchange(Exchange):
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
-    ) -> tuple[Request, ...]:
-        rounds: tuple[Request, ...] = super().rounds(attention, dst, src, graph, edge_attr)
+    ) -> tuple[Round, ...]:
+        rounds: tuple[Round, ...] = super().rounds(attention, dst, src, graph, edge_attr)
         if attention.training and attention.dropout and rounds[0].graph.node_ids is None:
             raise ValueError(
                 "this attention computes over a graph of its own, whose weights the processes do not drop alike: set "
@@ -152,9 +152,9 @@ class OwnExchange(Exchange):
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
-    ) -> tuple[Request, ...]:
+    ) -> tuple[Round, ...]:
         assert isinstance(attention, KeyValue)
-        return (attention.terms(*attention.project(dst, src, self._own_nodes), graph, edge_attr),)
+        return (attention.round(*attention.project(dst, src, self._own_nodes), graph, edge_attr),)
 
 
 class _Fetch(torch.autograd.Function):

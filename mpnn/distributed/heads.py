@@ -24,7 +24,7 @@ from mpnn.distributed.halo import OwnExchange
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.sharding import Layer
-from mpnn.request.request import Request
+from mpnn.round import Round
 
 
 def refusal(layer: Layer, ranks: int) -> str | None:
@@ -80,12 +80,12 @@ class HeadsExchange(OwnExchange):
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
-    ) -> tuple[Request, ...]:
+    ) -> tuple[Round, ...]:
         return tuple(map(self._divided, super().rounds(attention, dst, src, graph, edge_attr)))
 
-    def _divided(self, request: Request) -> Request:
+    def _divided(self, round: Round) -> Round:
         """From all heads of the own nodes to the own heads of all nodes."""
-        heads = request.heads
+        heads = round.heads
         mine = share(heads, self.ranks, self.rank)
 
         def visit(x: Tensor, kind: pieces.Kind, trailing: int) -> Tensor:
@@ -94,9 +94,9 @@ class HeadsExchange(OwnExchange):
             # a single row of heads serves all of them
             return x.narrow(-trailing, mine.start, mine.stop - mine.start) if x.shape[-trailing] == heads else x
 
-        return replace(pieces.mapped(request, visit), head_ids=(mine.start, heads))
+        return replace(pieces.mapped(round, visit), head_ids=(mine.start, heads))
 
-    def run(self, rounds: tuple[Request, ...], run: Callable[[Request], Any]) -> tuple[Tensor, None]:
+    def run(self, rounds: tuple[Round, ...], run: Callable[[Round], Any]) -> tuple[Tensor, None]:
         return self._collect(run(rounds[0])[0]), None
 
     def _collect(self, out: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 from mpnn.aggregate import Sum
 from mpnn.attention.spec import KeyValue
 from mpnn.graph.sharding import Layer
-from mpnn.request.request import Request
-from mpnn.request.scores import Role
+from mpnn.round import Round
+from mpnn.scores import Role
 
 Kind = Literal["dst", "src", "edge", "table", "parameter"]
 """What the rows of a tensor stand for: nodes, edges, types of edges, or none of these."""
@@ -40,12 +40,12 @@ def refusal(layer: Layer) -> str | None:
     return "the weights of its pieces are not returned" if layer.return_weights else None
 
 
-def mapped(request: Request, visit: Visit) -> Request:
-    """The request with `visit` applied to each of its tensors, in a fixed order. Nodes are dimension -1 - trailing."""
+def mapped(round: Round, visit: Visit) -> Round:
+    """The round with `visit` applied to each of its tensors, in a fixed order. Nodes are dimension -1 - trailing."""
 
     def visited(x: Tensor, name: str, role: Role) -> Tensor:
         if role.of == "none" or (role.of == "parameter" and not x.dim()):
             return x
-        return visit(x, role.of, x.dim() if role.of == "parameter" else role.trailing)  # type: ignore[arg-type]
+        return visit(x, role.of, x.dim() if role.of == "parameter" else role.trailing)
 
-    return request.map(visited)
+    return round.map(visited)

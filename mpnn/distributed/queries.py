@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpnn import ops
+from mpnn import ops, rng
 from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
@@ -21,10 +21,9 @@ from mpnn.distributed.halo import HaloExchange, Part
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
 from mpnn.graph.sharding import Layer
-from mpnn.request import rng
-from mpnn.request.request import Request
+from mpnn.round import Round
 
-Run = Callable[[Request], tuple[Tensor, "Tensor | None"]]
+Run = Callable[[Round], tuple[Tensor, "Tensor | None"]]
 _THRESHOLDS = 8  # that `choose_hubs` tries
 
 
@@ -97,21 +96,21 @@ class QueriesExchange(HaloExchange):
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
-    ) -> tuple[Request, ...]:
+    ) -> tuple[Round, ...]:
         """The round of the own destinations but hubs, and that of all hubs over the process's own sources."""
         assert isinstance(attention, KeyValue)
         if edge_attr is not graph.edge_attr:
             raise ValueError('with transport="queries" edge_attr is the graph\'s: pass it to graphs.from_edges')
         query, key, value = attention.project(dst, self(src), graph)
-        terms = attention.terms(query, key, value, graph, edge_attr)
+        round = attention.round(query, key, value, graph, edge_attr)
         mine = query.index_select(-3, self._mine).movedim(-3, 0)
         arrived = self._travel(mine.repeat(self.ranks, *[1] * (mine.dim() - 1)), self._counts, self._own_counts)
         queries = arrived.index_select(0, self._ascending).movedim(0, -3)
         own_key, own_value = (x.index_select(-3, self.own) for x in (key, value))
-        hubs = attention.terms(queries, own_key, own_value, self._hubs, self._hubs.edge_attr)
-        return terms, replace(hubs, return_lse=True)
+        hubs = attention.round(queries, own_key, own_value, self._hubs, self._hubs.edge_attr)
+        return round, replace(hubs, return_lse=True)
 
-    def run(self, rounds: tuple[Request, ...], run: Run) -> tuple[Tensor, None]:
+    def run(self, rounds: tuple[Round, ...], run: Run) -> tuple[Tensor, None]:
         if rounds[0].dropout:  # one seed, so that hubs drop the same edges as in the whole graph
             seed = rng.new_seed(rounds[0].value.device)
             rounds = tuple(replace(round, seed=seed) for round in rounds)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mpnn import rng
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.halo import HaloExchange, OwnExchange, Part, rows_of
@@ -24,10 +25,9 @@ from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.sharding import Layer
 from mpnn.kernels.once_differentiable import once_differentiable
-from mpnn.request import rng
-from mpnn.request.request import Request
+from mpnn.round import Round
 
-Run = Callable[[Request], tuple[Tensor, "Tensor | None"]]
+Run = Callable[[Round], tuple[Tensor, "Tensor | None"]]
 
 
 def view_of(graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> Graph:
@@ -58,13 +58,13 @@ class StreamExchange(OwnExchange):
     def refusal(self, layer: Layer) -> str | None:
         return pieces.refusal(layer)
 
-    def run(self, rounds: tuple[Request, ...], run: Run) -> tuple[Tensor, None]:
-        request = rounds[0]
-        if request.dropout and request.seed is None:
-            request = replace(request, seed=rng.new_seed(request.value.device))  # one for all blocks
+    def run(self, rounds: tuple[Round, ...], run: Run) -> tuple[Tensor, None]:
+        round = rounds[0]
+        if round.dropout and round.seed is None:
+            round = replace(round, seed=rng.new_seed(round.value.device))  # one for all blocks
         tensors: list[Tensor] = []
-        pieces.mapped(request, lambda x, kind, trailing: tensors.append(x) or x)  # type: ignore[func-returns-value]
-        return _Stream.apply(self, request, run, *tensors), None
+        pieces.mapped(round, lambda x, kind, trailing: tensors.append(x) or x)  # type: ignore[func-returns-value]
+        return _Stream.apply(self, round, run, *tensors), None
 
     def owner(self, step: int) -> int:
         """The process whose block is used in a step, from this process's own on."""
@@ -94,9 +94,9 @@ class StreamExchange(OwnExchange):
         of_target = [len(rows) if rank == to else 0 for rank in range(self.ranks)]
         return all_to_all(rows.contiguous(), of_source, of_target, self.group)
 
-    def block(self, request: Request, step: int, features: list[Tensor]) -> Request:
-        """The request over the block of a step. `features`: its tensors, sources being those of the block."""
-        graph, sources = request.graph, self._sources[self.owner(step)]
+    def block(self, round: Round, step: int, features: list[Tensor]) -> Round:
+        """The round over the block of a step. `features`: its tensors, sources being those of the block."""
+        graph, sources = round.graph, self._sources[self.owner(step)]
         part = graph.cached(("sources of", self.owner(step)), lambda: _columns(graph, sources))
         following = iter(features)
 
@@ -107,7 +107,7 @@ class StreamExchange(OwnExchange):
             kept = graph.cached(("edges of", self.owner(step)), lambda: _edges(graph, sources))
             return x.index_select(-1 - trailing, kept)
 
-        return replace(pieces.mapped(request, visit), graph=part, return_lse=True)
+        return replace(pieces.mapped(round, visit), graph=part, return_lse=True)
 
 
 def _columns(graph: Graph, sources: Tensor) -> Graph:
@@ -125,25 +125,25 @@ def _edges(graph: Graph, sources: Tensor) -> Tensor:
 
 
 class _Stream(torch.autograd.Function):
-    """Inputs: the exchange, the request, what runs a request, and the tensors of the request in `mapped`'s order."""
+    """Inputs: the exchange, the round, what runs a round, and the tensors of the round in `mapped`'s order."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: StreamExchange, request: Request, run: Run, *tensors: Tensor) -> Tensor:
-        nodes = _dimensions(request)
+    def forward(ctx: Any, exchange: StreamExchange, round: Round, run: Run, *tensors: Tensor) -> Tensor:
+        nodes = _dimensions(round)
         out = lse = None
         for step in range(exchange.ranks):
             features = [
                 x if dim is None else exchange.fetch(x, step, dim) for x, dim in zip(tensors, nodes, strict=True)
             ]
-            part, more = run(exchange.block(request, step, features))
+            part, more = run(exchange.block(round, step, features))
             assert more is not None
-            part = part.to(request.accumulate_dtype)
+            part = part.to(round.accumulate_dtype)
             out, lse = (part, more) if out is None or lse is None else _merged(out, lse, part, more)
         assert out is not None
         assert lse is not None
-        ctx.exchange, ctx.request, ctx.run, ctx.nodes = exchange, request, run, nodes
+        ctx.exchange, ctx.round, ctx.run, ctx.nodes = exchange, round, run, nodes
         ctx.save_for_backward(out, lse, *tensors)
-        return out.to(request.value.dtype)
+        return out.to(round.value.dtype)
 
     @staticmethod
     @once_differentiable
@@ -158,7 +158,7 @@ class _Stream(torch.autograd.Function):
                 for x, dim, need in zip(tensors, ctx.nodes, needed, strict=True)
             ]
             with torch.enable_grad():
-                part, more = ctx.run(exchange.block(ctx.request, step, features))
+                part, more = ctx.run(exchange.block(ctx.round, step, features))
             share = torch.where(lse == -torch.inf, torch.zeros_like(lse), (more.detach() - lse).exp())
             d_part = share[..., None] * d_out
             d_more = (d_part * (part.detach().to(out.dtype) - out)).sum(-1)
@@ -183,8 +183,8 @@ def _merged(out: Tensor, lse: Tensor, part: Tensor, more: Tensor) -> tuple[Tenso
     return out * (lse - safe).exp()[..., None] + part * (more - safe).exp()[..., None], total
 
 
-def _dimensions(request: Request) -> list[int | None]:
-    """For each tensor of the request, the dimension along which sources stand, if it has one."""
+def _dimensions(round: Round) -> list[int | None]:
+    """For each tensor of the round, the dimension along which sources stand, if it has one."""
     found: list[int | None] = []
-    pieces.mapped(request, lambda x, kind, trailing: found.append(-1 - trailing if kind == "src" else None) or x)  # type: ignore[func-returns-value]
+    pieces.mapped(round, lambda x, kind, trailing: found.append(-1 - trailing if kind == "src" else None) or x)  # type: ignore[func-returns-value]
     return found

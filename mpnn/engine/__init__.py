@@ -11,13 +11,13 @@ from torch import Tensor
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.request.request import Request
+from mpnn.round import Round
 
 T = TypeVar("T")
 
 
-def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """Validates, plans and runs a request.
+def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Validates, plans and runs a round.
 
     The dtype of the features decides the arithmetic. Autocast, which acts on the linear maps around, ends here.
 
@@ -25,17 +25,17 @@ def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]
         backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
 
     Returns:
-        out [..., N_dst, H, D], and the weights [..., E, H] or the lse [..., N_dst, H] if the request returns them.
+        out [..., N_dst, H, D], and the weights [..., E, H] or the lse [..., N_dst, H] if the round returns them.
 
     Raises:
-        ValueError, TypeError: the parts of the request do not fit together, or no backend, or not the named one, serves
+        ValueError, TypeError: the parts of the round do not fit together, or no backend, or not the named one, serves
             all its needs.
     """
     if torch.compiler.is_compiling():
         from mpnn.engine.compile.operator import run as traced  # imports torch's compiler, which takes a second
 
-        return traced(request, backend)
-    return dispatch.run(request, backend)
+        return traced(round, backend)
+    return dispatch.run(round, backend)
 
 
 def outline(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:

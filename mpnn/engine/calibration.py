@@ -1,14 +1,14 @@
 """Prices from measured times: how `mpnn tune` and `python -m benchmarks fit` find what each operation costs.
 
-A backend's estimate is the sum of its counts times their prices p. Prices minimize, over requests q and backends b,
+A backend's estimate is the sum of its counts times their prices p. Prices minimize, over rounds q and backends b,
 
     sum_qb w_qb^2 (e_qb - c m_q)^2  +  sum_k (s_k / freedom)^2  +  sum_g (s_g / GROUP_FREEDOM)^2,
     log(p_k / start_k) = s_k + s_g,      e_qb = log(estimate_qb / time_qb)
 
 where g is one of two groups of operations of a backend, those once per call and all others: machines differ mostly by
-a factor for each group. m_q is the mean of e_qb over the backends of a request: plans compare backends, and a busy
-machine slows all backends of a request alike, so errors that they share weigh less, by c = `SHARED`. Backends that are
-much slower than the quickest weigh less too: w_qb is the least time of the request over the backend's, but at least
+a factor for each group. m_q is the mean of e_qb over the backends of a round: plans compare backends, and a busy
+machine slows all backends of a round alike, so errors that they share weigh less, by c = `SHARED`. Backends that are
+much slower than the quickest weigh less too: w_qb is the least time of the round over the backend's, but at least
 `LEAST`. A robust loss (soft L1) stands in place of the squares, so that single disturbed times matter little.
 """
 
@@ -29,7 +29,7 @@ _SMALLEST = 1e-4  # nanoseconds; a price changes by factors, so it cannot start 
 
 
 class Sample(NamedTuple):
-    """One request: the counts of each backend that ran it, and the seconds it took."""
+    """One round: the counts of each backend that ran it, and the seconds it took."""
 
     counts: dict[str, Counts]
     seconds: dict[str, float]
@@ -52,7 +52,7 @@ def fit(prices: Prices, samples: Sequence[Sample], freedom: float) -> Prices:
     total = np.bincount(owner, weight)
 
     def compared(x: np.ndarray) -> np.ndarray:
-        """Rows x without the part that all backends of a request share, weighted."""
+        """Rows x without the part that all backends of a round share, weighted."""
         mean = np.stack([np.bincount(owner, weight * column) / total for column in x.T], 1)
         return weight[:, None] * (x - SHARED * mean[owner])
 

@@ -1,6 +1,6 @@
-"""The plan: which backend runs a request, and the reasons against the others.
+"""The plan: which backend runs a round, and the reasons against the others.
 
-Each backend that supports the request estimates its cost, and the one with the lowest estimate runs. A backend chosen
+Each backend that supports the round estimates its cost, and the one with the lowest estimate runs. A backend chosen
 by name runs, or raises `Refused` with its reason; there is no silent fallback.
 """
 
@@ -13,23 +13,22 @@ from typing import Any
 
 from torch import Tensor
 
-from mpnn import html
+from mpnn import html, validation
 from mpnn.backends import Backend, edge_list, registered
-from mpnn.request import validation
-from mpnn.request.needs import missing
-from mpnn.request.request import Request
+from mpnn.needs import missing
+from mpnn.round import Round
 
 Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """A function of query, key, value and scale that returns out [..., N_dst, H, D]."""
 
 
 class Refused(ValueError):
-    """The backend chosen by name cannot run the request."""
+    """The backend chosen by name cannot run the round."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One backend: its estimate in seconds and bytes, or the reason why it does not support the request."""
+    """One backend: its estimate in seconds and bytes, or the reason why it does not support the round."""
 
     name: str
     seconds: float
@@ -70,74 +69,74 @@ class Plan:
         return f"Plan(backend={self.backend!r})"
 
 
-def choose(request: Request, backend: str = "auto") -> Backend:
-    """The backend that runs the request.
+def choose(round: Round, backend: str = "auto") -> Backend:
+    """The backend that runs the round.
 
     Raises:
         ValueError: if no backend has this name.
-        Refused: if the named backend does not support the request; the message states the reason.
+        Refused: if the named backend does not support the round; the message states the reason.
     """
     if backend == "auto":
-        able = [b for b in _serving(request) if b.refusal(request) is None]
+        able = [b for b in _serving(round) if b.refusal(round) is None]
         if not able:
-            raise Refused(f"no backend can run this: {refusal(edge_list, request)}")
-        return able[0] if len(able) == 1 else min(able, key=lambda b: b.estimate(request).seconds)
+            raise Refused(f"no backend can run this: {refusal(edge_list, round)}")
+        return able[0] if len(able) == 1 else min(able, key=lambda b: b.estimate(round).seconds)
     if not isinstance(backend, str):
         raise TypeError(f'backend must be "auto" or the name of one; got {backend!r}')
     named = {b.NAME: b for b in registered()}
     if backend not in named:
         raise ValueError(f"there is no backend {backend!r}; there are auto, {', '.join(named)}")
-    reason = refusal(named[backend], request)
+    reason = refusal(named[backend], round)
     if reason is not None:
         raise Refused(f"backend {backend!r} cannot run this: {reason}")
     return named[backend]
 
 
-def refusal(backend: Backend, request: Request) -> str | None:
-    """Why a backend cannot run a request: a need that it does not serve, or what it says of the shapes. None if it can."""
-    return missing(request, *_serves(backend, request)) or backend.refusal(request)
+def refusal(backend: Backend, round: Round) -> str | None:
+    """Why a backend cannot run a round: it does not serve a need, or refuses the shapes. None if it can run it."""
+    return missing(round, *_serves(backend, round)) or backend.refusal(round)
 
 
 _MAX_SERVING = 1 << 12
 _serving_by_form: dict[Hashable, tuple[Backend, ...]] = {}
 
 
-def _serving(request: Request) -> tuple[Backend, ...]:
-    """The backends that serve all needs of a request. Needs follow from its signature and two facts of the graph, so
+def _serving(round: Round) -> tuple[Backend, ...]:
+    """The backends that serve all needs of a round. Needs follow from its signature and two facts of the graph, so
     they are derived once, also for a layer whose graphs are made anew in each step."""
-    form = registered(), request.graph.is_explicit, request.graph.node_ids is None, request.signature
+    form = registered(), round.graph.is_explicit, round.graph.node_ids is None, round.signature
     serving = _serving_by_form.get(form)
     if serving is None:
         if len(_serving_by_form) >= _MAX_SERVING:
             _serving_by_form.clear()
-        needs = request.needs
-        serving = tuple(b for b in registered() if needs <= _serves(b, request)[0])
+        needs = round.needs
+        serving = tuple(b for b in registered() if needs <= _serves(b, round)[0])
         _serving_by_form[form] = serving
     return serving
 
 
-def _serves(backend: Backend, request: Request) -> tuple[frozenset[str], dict[str, str]]:
+def _serves(backend: Backend, round: Round) -> tuple[frozenset[str], dict[str, str]]:
     """The needs that a backend serves, and its own sentences about some that it does not."""
     if hasattr(backend, "serves"):
-        return backend.serves(request)
+        return backend.serves(round)
     return backend.SERVES, getattr(backend, "REASONS", {})
 
 
-def direct(chosen: Backend, request: Request) -> Direct | None:
-    """A kernel that computes all requests of this form by itself, if the chosen backend has one."""
-    return chosen.direct(request) if hasattr(chosen, "direct") else None
+def direct(chosen: Backend, round: Round) -> Direct | None:
+    """A kernel that computes all rounds of this form by itself, if the chosen backend has one."""
+    return chosen.direct(round) if hasattr(chosen, "direct") else None
 
 
-def plan(request: Request, backend: str = "auto") -> Plan:
+def plan(round: Round, backend: str = "auto") -> Plan:
     """The chosen backend, and the estimate or the reason of each candidate."""
-    request = request.lowered(backend).with_tables_per_edge()
+    round = round.lowered(backend).with_tables_per_edge()
     candidates = []
     for b in registered():
-        reason = refusal(b, request)
-        seconds, size = b.estimate(request) if reason is None else (float("inf"), float("inf"))
+        reason = refusal(b, round)
+        seconds, size = b.estimate(round) if reason is None else (float("inf"), float("inf"))
         candidates.append(Candidate(b.NAME, seconds, size, reason))
     candidates.sort(key=lambda c: c.seconds)
-    return Plan(choose(request, backend).NAME, tuple(candidates), _describe_graph(request), _describe_work(request))
+    return Plan(choose(round, backend).NAME, tuple(candidates), _describe_graph(round), _describe_work(round))
 
 
 def explain(op: Any, *features: Any, **call: Any) -> Plan:
@@ -145,16 +144,16 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
     each other backend its estimate or the reason why it cannot run.
 
     Args:
-        op: a `MessagePassing`, called as `explain(op, x, graph)`, or a `Request` without further arguments.
+        op: a `MessagePassing`, called as `explain(op, x, graph)`, or a `Round` without further arguments.
 
     Raises:
         TypeError: if `op` has another type, or the arguments do not match the signature of `op`.
     """
-    if isinstance(op, Request):
-        request = op
+    if isinstance(op, Round):
+        round = op
     elif not hasattr(op, "rounds"):
         raise TypeError(
-            f"op must be a MessagePassing or a Request; got {type(op).__name__}: write explain(op, x, graph), with one "
+            f"op must be a MessagePassing or a Round; got {type(op).__name__}: write explain(op, x, graph), with one "
             "layer of a model as op"
         )
     else:
@@ -162,15 +161,15 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
             signature(op.rounds).bind(*features, **call)
         except TypeError as error:
             raise TypeError(f"explain(op, x, graph, ...) takes what op(...) takes: {error}") from None
-        request = op.rounds(*features, **call)[0]
-    validation.request(request)
-    result = plan(request, getattr(op, "backend", "auto"))
+        round = op.rounds(*features, **call)[0]
+    validation.round(round)
+    result = plan(round, getattr(op, "backend", "auto"))
     print(result)
     return result
 
 
-def _describe_graph(request: Request) -> str:
-    graph = request.graph
+def _describe_graph(round: Round) -> str:
+    graph = round.graph
     dst, src = _count(graph.num_dst), _count(graph.num_src)
     share = graph.num_edges / max(graph.num_dst * graph.num_src, 1)
     size = f"{dst} nodes" if graph.num_dst == graph.num_src else f"{dst} x {src}"
@@ -184,17 +183,17 @@ def _describe_graph(request: Request) -> str:
     return f"{text}, {_count(graph.structure.num_runs)} runs"
 
 
-def _describe_work(request: Request) -> str:
-    value = request.value
+def _describe_work(round: Round) -> str:
+    value = round.value
     what = (
         "aggregation"
-        if request.score is None
-        else f"{getattr(request.score, 'label', type(request.score).__name__)} attention, {request.normalize}"
+        if round.score is None
+        else f"{getattr(round.score, 'label', type(round.score).__name__)} attention, {round.normalize}"
     )
-    batch = "" if not request.batch else f", batch {' x '.join(map(str, request.batch))}"
-    grad = "with gradients" if request.needs_grad else "without gradients"
+    batch = "" if not round.batch else f", batch {' x '.join(map(str, round.batch))}"
+    grad = "with gradients" if round.needs_grad else "without gradients"
     dtype = str(value.dtype).removeprefix("torch.")
-    return f"{what}, {request.heads} x {value.shape[-1]}{batch}, {dtype} on {value.device.type}, {grad}"
+    return f"{what}, {round.heads} x {value.shape[-1]}{batch}, {dtype} on {value.device.type}, {grad}"
 
 
 def _count(n: float) -> str:

@@ -1,6 +1,6 @@
-"""Prices for this machine: the shipped ones, adjusted to the times of some forty small requests.
+"""Prices for this machine: the shipped ones, adjusted to the times of some forty small rounds.
 
-The requests use the operations that decide most plans. Every backend runs them with its own kernels, in turns, so that
+The rounds use the operations that decide most plans. Every backend runs them with its own kernels, in turns, so that
 no assumption is made on how bandwidth, caches or vector instructions of the machine turn into time.
 """
 
@@ -23,8 +23,8 @@ from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 SECONDS = 1.0
 FREEDOM = 1.0
@@ -36,15 +36,15 @@ def tune(seconds: float | None = None) -> Prices:
     """Measures for about `seconds` (None: `SECONDS`), with the threads that torch uses, and returns their prices."""
     seconds = SECONDS if seconds is None else seconds
     threads, samples = torch.get_num_threads(), []
-    requests = list(probes())
-    for request, taken in zip(requests, _least(list(map(_works, requests)), seconds), strict=True):
+    rounds = list(probes())
+    for round, taken in zip(rounds, _least(list(map(_works, rounds)), seconds), strict=True):
         own: list[Any] = [b for b in BACKENDS if b.NAME in taken]
-        samples.append(Sample({b.NAME: cost_model.per_thread(b.counts(request), threads) for b in own}, taken))
+        samples.append(Sample({b.NAME: cost_model.per_thread(b.counts(round), threads) for b in own}, taken))
     return calibration.fit(tuned.shipped()["nanoseconds"], samples, FREEDOM)
 
 
-def probes() -> Iterator[Request]:
-    """Requests of a millisecond or less, without and with gradients."""
+def probes() -> Iterator[Round]:
+    """Rounds of a millisecond or less, without and with gradients."""
     generator = torch.Generator().manual_seed(0)
 
     def scattered(nodes: int, degree: int) -> Graph:
@@ -63,7 +63,7 @@ def probes() -> Iterator[Request]:
             yield _request(graph, Dot, 4, 16, grad)
             for reduce, width in ((Sum(), 16), (Sum(), 128), (Mean(), 32), (Max(), 32)):
                 value = torch.zeros(graph.num_src, 1, width).requires_grad_(grad)
-                yield Request(graph, value, normalize="none", reduce=reduce)
+                yield Round(graph, value, normalize="none", reduce=reduce)
         for graph in runs:
             for heads, width in ((4, 16), (2, 64)):
                 yield _request(graph, Dot, heads, width, grad)
@@ -72,7 +72,7 @@ def probes() -> Iterator[Request]:
             yield replace(_request(graph, Dot, 4, 16, grad), bias=(bias,))
 
 
-def _request(graph: Graph, score: type, heads: int, width: int, grad: bool) -> Request:
+def _request(graph: Graph, score: type, heads: int, width: int, grad: bool) -> Round:
     """Attention with features of ones."""
 
     def ones(nodes: int, *shape: int) -> Tensor:
@@ -80,34 +80,34 @@ def _request(graph: Graph, score: type, heads: int, width: int, grad: bool) -> R
 
     value = ones(graph.num_src, width)
     if score is Dot:
-        return Request(graph, value, Dot(ones(graph.num_dst, width), ones(graph.num_src, width), width**-0.5))
+        return Round(graph, value, Dot(ones(graph.num_dst, width), ones(graph.num_src, width), width**-0.5))
     if score is AdditiveScore:
-        return Request(graph, value, AdditiveScore(ones(graph.num_dst), ones(graph.num_src), LeakyReLU()))
+        return Round(graph, value, AdditiveScore(ones(graph.num_dst), ones(graph.num_src), LeakyReLU()))
     ends = ones(graph.num_dst, width), ones(graph.num_src, width)
-    return Request(graph, value, AdditiveV2Score(*ends, torch.ones(heads, width), LeakyReLU()))
+    return Round(graph, value, AdditiveV2Score(*ends, torch.ones(heads, width), LeakyReLU()))
 
 
-def _works(request: Request) -> dict[str, Callable[[], object]]:
-    """For each backend that may be the quickest: a function that runs the request, and its backward pass."""
-    leaves = [t for t in request.tensors if t.requires_grad]
+def _works(round: Round) -> dict[str, Callable[[], object]]:
+    """For each backend that may be the quickest: a function that runs the round, and its backward pass."""
+    leaves = [t for t in round.tensors if t.requires_grad]
 
-    def work(run: Callable[[Request], tuple[Tensor, object]]) -> Callable[[], object]:
+    def work(run: Callable[[Round], tuple[Tensor, object]]) -> Callable[[], object]:
         if not leaves:
-            return lambda: run(request)
-        ones = torch.ones_like(run(request)[0])
-        return lambda: torch.autograd.grad(run(request)[0], leaves, ones)
+            return lambda: run(round)
+        ones = torch.ones_like(run(round)[0])
+        return lambda: torch.autograd.grad(run(round)[0], leaves, ones)
 
-    expected = {b.NAME: b.estimate(request).seconds for b in BACKENDS if why_not(b, request) is None}
+    expected = {b.NAME: b.estimate(round).seconds for b in BACKENDS if why_not(b, round) is None}
     return {b.NAME: work(b.run) for b in BACKENDS if expected.get(b.NAME, inf) < _SLOW * min(expected.values())}
 
 
-def _least(requests: list[dict[str, Callable[[], object]]], seconds: float) -> list[dict[str, float]]:
-    """The least time of each function, all in turns: a busy moment disturbs one round of all, not all rounds of one."""
-    times = [dict.fromkeys(works, inf) for works in requests]
-    ends, rounds = time.perf_counter() + seconds, 0
-    while rounds < 2 or time.perf_counter() < ends:
-        rounds += 1
-        for works, taken in zip(requests, times, strict=True):
+def _least(every: list[dict[str, Callable[[], object]]], seconds: float) -> list[dict[str, float]]:
+    """The least time of each function, in turns: a busy moment disturbs one turn of all, not all turns of one."""
+    times = [dict.fromkeys(works, inf) for works in every]
+    ends, turns = time.perf_counter() + seconds, 0
+    while turns < 2 or time.perf_counter() < ends:
+        turns += 1
+        for works, taken in zip(every, times, strict=True):
             for name, work in works.items():
                 began = time.perf_counter()
                 work()

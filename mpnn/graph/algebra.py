@@ -86,8 +86,8 @@ def _refuse_loss(symbol: str, *graphs: Graph) -> None:
 
 
 def _common(symbol: str, one: Graph, other: Graph) -> dict[str, Any]:
-    """The relation of the result: that of the first operand that has one, since a rule gives any pair its type. Its shift
-    and positions: those that one operand has and the other has not, or both alike."""
+    """The relation of the result: that of the first operand that has one, since a rule gives any pair its type. Its
+    shift and positions: those that one operand has and the other has not, or both alike."""
     at = [graph.positions for graph in (one, other)]
     typed, ruled = any(g._edge_type is not None for g in (one, other)), any(g.relation for g in (one, other))
     alike = {

@@ -314,7 +314,8 @@ class Graph(Handled):
 
         Raises:
             ValueError: if edges would lose their data, if one operand has edge types as data and the other a
-                relation, if they differ in a shift or positions that both have, if they are on two devices, or if their sizes differ.
+                relation, if they differ in a shift or positions that both have, if they are on two devices, or if
+                their sizes differ.
         """
         return algebra.union(self, other) if isinstance(other, Graph) else NotImplemented
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn import validation
 from mpnn.graph import Graph
 from mpnn.graphs.explicit import from_edges
-from mpnn.request import validation
 
 
 def from_scipy(matrix: Any) -> Graph:

@@ -1,6 +1,6 @@
 """Allocation of results on CPU.
 
-Large tensors are allocated by numpy, which requests huge pages: 86 MB took 14 ms, and 59 ms with torch's allocator.
+Large tensors are allocated by numpy, which rounds huge pages: 86 MB took 14 ms, and 59 ms with torch's allocator.
 """
 
 from __future__ import annotations

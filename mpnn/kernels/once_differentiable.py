@@ -18,8 +18,8 @@ from torch import Tensor
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `backward(ctx, *gradients) -> tuple` of an autograd function. Its results raise RuntimeError if they are
-    differentiated by the incoming gradients or by a tensor that `ctx` saved. Batches of gradients raise at once, because
-    kernels read addresses."""
+    differentiated by the incoming gradients or by a tensor that `ctx` saved. Batches of gradients raise at once,
+    because kernels read addresses."""
 
     @wraps(backward)
     def once(ctx: Any, *gradients: Tensor | None) -> Any:

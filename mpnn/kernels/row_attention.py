@@ -1,6 +1,6 @@
 """Attention along the rows of a sparse graph as a differentiable function of tensors, on CPU.
 
-`attend` takes features of one dtype, padded to whole vectors. The backend converts a `mpnn.request.request.Request` to
+`attend` takes features of one dtype, padded to whole vectors. The backend converts a `mpnn.round.Round` to
 that form with torch operations. No E x D tensor is allocated, forward or backward, except gradients of E x D inputs.
 The formulas and the loops are in `mpnn/kernels/cpu/row_attention.cpp`.
 """

@@ -11,8 +11,8 @@ import torch
 from mpnn.engine.plan import Candidate, Plan, plan
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 _HEADS, _WIDTH = 8, 64
 _SIZES = tuple(1 << k for k in range(7, 18))
@@ -54,7 +54,7 @@ def _sizes(topology: Topology) -> list[dict[str, Any]]:
 def _plan(graph: Graph) -> Plan:
     """The plan, for features that are not allocated."""
     dst, src = (torch.zeros(()).expand(n, _HEADS, _WIDTH) for n in (graph.num_dst, graph.num_src))
-    return plan(Request(graph, src, Dot(dst, src, _WIDTH**-0.5)))
+    return plan(Round(graph, src, Dot(dst, src, _WIDTH**-0.5)))
 
 
 def _candidates(chosen: Plan) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import mpnn
 from mpnn import MessagePassing, backends, graphs, ops
 from mpnn.backends import BACKENDS, Backend, Estimate, register, registered
 from mpnn.engine.plan import Refused, choose, plan
-from mpnn.request.request import Request
+from mpnn.round import Round
 
 
 class Ones:
@@ -22,14 +22,14 @@ class Ones:
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds, self.calls = seconds, 0
 
-    def refusal(self, request: Request) -> str | None:
+    def refusal(self, request: Round) -> str | None:
         graph = request.graph
         return None if graph.num_edges == graph.num_dst * graph.num_src else "it only sums over complete graphs"
 
-    def estimate(self, request: Request) -> Estimate:
+    def estimate(self, request: Round) -> Estimate:
         return Estimate(self.seconds, 8.0)
 
-    def run(self, request: Request) -> tuple[Tensor, Tensor | None]:
+    def run(self, request: Round) -> tuple[Tensor, Tensor | None]:
         self.calls += 1
         return request.value.sum(-3, keepdim=True).expand(*request.batch, request.graph.num_dst, -1, -1), None
 
@@ -65,14 +65,14 @@ def test_explain_and_the_plan_list_it(capsys: pytest.CaptureFixture[str]) -> Non
     found = mpnn.explain(MessagePassing(graphs.complete(), "sum", None), torch.randn(5, 3))
     assert found.backend == "ones"
     assert "ones" in capsys.readouterr().out
-    refused = plan(Request(graphs.causal().bind(5), torch.randn(5, 1, 3), normalize="none"))
+    refused = plan(Round(graphs.causal().bind(5), torch.randn(5, 1, 3), normalize="none"))
     assert {c.name: c.reason for c in refused.candidates}["ones"] == "it only sums over complete graphs"
     assert refused.backend != "ones"
 
 
 def test_an_expensive_one_is_not_chosen_by_itself() -> None:
     register(Ones(seconds=float("inf")))
-    assert plan(Request(graphs.complete().bind(5), torch.randn(5, 1, 3), normalize="none")).backend != "ones"
+    assert plan(Round(graphs.complete().bind(5), torch.randn(5, 1, 3), normalize="none")).backend != "ones"
 
 
 def test_plans_made_before_are_made_anew() -> None:
@@ -97,10 +97,10 @@ class Plain(Ones):
     NAME = "plain"
     SERVES = frozenset({"cpu", "float32", "Dot", "softmax", "sum"})
 
-    def refusal(self, request: Request) -> str | None:
+    def refusal(self, request: Round) -> str | None:
         return None
 
-    def direct(self, request: Request) -> Any:
+    def direct(self, request: Round) -> Any:
         self.calls += 1
         return lambda query, key, value, scale: torch.zeros(request.graph.num_dst, *value.shape[1:])
 
@@ -125,7 +125,7 @@ def test_a_module_is_a_backend() -> None:
     from mpnn.backends import edge_list
 
     typed: Backend = edge_list  # checked by mypy
-    assert choose(Request(graphs.complete().bind(2), torch.ones(2, 1, 1), normalize="none"), "edge_list") is typed
+    assert choose(Round(graphs.complete().bind(2), torch.ones(2, 1, 1), normalize="none"), "edge_list") is typed
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from mpnn import engine, graphs, ops
 from mpnn.backends import BACKENDS, Backend, csr, dense, edge_list, scatter, tiles
+from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine import plan
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
-from mpnn.request.tables import BiasTable, EmbeddingTable
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 # Sums of at most 60 float64 terms of size about 10, twice over (softmax, then values): 60 * 10 * 2 * 1.1e-16 < 2e-13.
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -45,7 +45,7 @@ def with_marks(backend: Backend, *more: Any, name: str = "") -> Any:
     return pytest.param(backend, *more, marks=marks, id=f"{name}-{backend.NAME}" if name else backend.NAME)
 
 
-def both(graph: Graph, make: Callable[[Graph], Request], backend: Backend) -> tuple[list[Tensor], list[Tensor]]:
+def both(graph: Graph, make: Callable[[Graph], Round], backend: Backend) -> tuple[list[Tensor], list[Tensor]]:
     """Output, gradients and weights, from the backend and from the specification."""
     given = make(graph)
     leaves = [t for t in given.tensors if t.requires_grad]
@@ -207,8 +207,8 @@ def test_16_bit_features_are_summed_in_float32_at_degree_100_000(dtype: torch.dt
     graph = graphs.complete().bind(2, n)
     query, key = torch.randn(2, 1, 4).to(dtype), torch.randn(n, 1, 4).to(dtype)
     value = (1 + torch.rand(n, 1, 4)).to(dtype)
-    given = Request(graph, value, Dot(query, key, 0.5))
-    wide = Request(graph, value.double(), Dot(query.double(), key.double(), 0.5))
+    given = Round(graph, value, Dot(query, key, 0.5))
+    wide = Round(graph, value.double(), Dot(query.double(), key.double(), 0.5))
     out, exact = backend.run(given)[0], edge_list.run(wide)[0]
     assert out.dtype == dtype
     # Weights and output are each rounded once to 16 bits; n float32 additions of positive terms lose n units at most.
@@ -221,7 +221,7 @@ def test_large_biases_keep_their_precision_beside_16_bit_features(backend: Backe
     penalty = (torch.arange(-499, 500) + 4000) / 16  # 250 and more, where bfloat16 knows integers only
     features = torch.zeros(500, 1, 8, dtype=torch.bfloat16)
     value = torch.randn(500, 1, 8).bfloat16()
-    given = Request(graph, value, Dot(features[:1], features, 1.0), (BiasTable(-penalty[:, None], Offset(499)),))
+    given = Round(graph, value, Dot(features[:1], features, 1.0), (BiasTable(-penalty[:, None], Offset(499)),))
     exact = (torch.arange(500).double() / -16).softmax(0) @ value[:, 0].double()
     bound = 2.5 * 2**-8 * value.abs().max()  # weights and output are each rounded once
     assert ((backend.run(given)[0][0, 0].double() - exact).abs() <= bound).all()
@@ -283,7 +283,7 @@ def test_refusals_are_sentences_and_nothing_falls_back(backend: Backend) -> None
 
 def test_too_large_a_mask_is_refused() -> None:
     graph = graphs.window(1).bind(10_000)
-    given = Request(graph, torch.zeros(10_000, 1, 1), Dot(torch.zeros(10_000, 1, 1), torch.zeros(10_000, 1, 1), 1.0))
+    given = Round(graph, torch.zeros(10_000, 1, 1), Dot(torch.zeros(10_000, 1, 1), torch.zeros(10_000, 1, 1), 1.0))
     assert why_not(dense, given) == "a mask of 10,000 x 10,000 pairs is too large"
     assert "800,000,000 logits" in why_not(
         dense,

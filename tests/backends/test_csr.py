@@ -17,14 +17,14 @@ from mpnn import engine, graphs, ops
 from mpnn.aggregate import Max, Mean
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import edges as edge_orders
+from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine import plan
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import row_attention
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
-from mpnn.request.tables import BiasTable, EmbeddingTable
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 SEED = torch.tensor(2**60 + 7)
 # Sums of at most 60 float64 terms of size about 10, twice over (softmax, then values): 60 * 10 * 2 * 1.1e-16 < 2e-13.
@@ -44,26 +44,26 @@ def scattered(nodes: int = 9, edges: int = 40) -> Graph:
     return graphs.from_edges(torch.stack([src, dst]), nodes + 1, edge_type=torch.arange(edges) % 3)
 
 
-def dot(graph: Graph, batch: tuple[int, ...] = (), heads: int = 3, width: int = 5, shared: int = 3) -> Request:
+def dot(graph: Graph, batch: tuple[int, ...] = (), heads: int = 3, width: int = 5, shared: int = 3) -> Round:
     query, key = leaf(*batch, graph.num_dst, heads, width), leaf(*batch, graph.num_src, shared, width)
-    return Request(graph, leaf(*batch, graph.num_src, shared, width + 2), Dot(query, key, 0.6))
+    return Round(graph, leaf(*batch, graph.num_src, shared, width + 2), Dot(query, key, 0.6))
 
 
 def additive(
     graph: Graph, activation: Callable[[Tensor], Tensor], batch: tuple[int, ...] = (), heads: int = 3
-) -> Request:
+) -> Round:
     ends = [leaf(*batch, n, heads) for n in (graph.num_dst, graph.num_src)]
     edge = leaf(graph.num_edges, heads)
-    return Request(graph, leaf(*batch, graph.num_src, heads, 4), AdditiveScore(*ends, activation, edge))
+    return Round(graph, leaf(*batch, graph.num_src, heads, 4), AdditiveScore(*ends, activation, edge))
 
 
-def additive_v2(graph: Graph, activation: Callable[[Tensor], Tensor], edge_heads: int = 3) -> Request:
+def additive_v2(graph: Graph, activation: Callable[[Tensor], Tensor], edge_heads: int = 3) -> Round:
     ends = [leaf(n, 3, 5) for n in (graph.num_dst, graph.num_src)]
     edge = leaf(graph.num_edges, edge_heads, 5)
-    return Request(graph, leaf(graph.num_src, 3, 4), AdditiveV2Score(*ends, leaf(3, 5), activation, edge))
+    return Round(graph, leaf(graph.num_src, 3, 4), AdditiveV2Score(*ends, leaf(3, 5), activation, edge))
 
 
-REQUESTS: dict[str, Callable[[Graph], Request]] = {
+REQUESTS: dict[str, Callable[[Graph], Round]] = {
     "additive": lambda g: additive(g, LeakyReLU(0.3), (2,)),
     "additive, torch's leaky_relu": lambda g: additive(g, F.leaky_relu, heads=8),
     "additive, tanh": lambda g: replace(additive(g, torch.tanh), bias=(leaf(g.num_edges, 3), BiasTable(leaf(3, 1)))),
@@ -96,12 +96,12 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
 }
 
 
-def with_vectors(graph: Graph, edge_key: Tensor | EmbeddingTable, edge_value: Tensor | EmbeddingTable) -> Request:
+def with_vectors(graph: Graph, edge_key: Tensor | EmbeddingTable, edge_value: Tensor | EmbeddingTable) -> Round:
     given = dot(graph)
     return replace(given, score=replace(given.score, edge_key=edge_key), edge_value=edge_value)
 
 
-def check(given: Request, close: dict[str, float] = CLOSE, what: str = "") -> None:
+def check(given: Round, close: dict[str, float] = CLOSE, what: str = "") -> None:
     """Output and gradients are those of the specification."""
     assert why_not(csr, given) is None
     leaves = [t for t in given.tensors if t.requires_grad]
@@ -115,7 +115,7 @@ def check(given: Request, close: dict[str, float] = CLOSE, what: str = "") -> No
 
 
 @pytest.mark.parametrize("make", REQUESTS.values(), ids=REQUESTS)
-def test_agrees_with_the_specification(make: Callable[[Graph], Request]) -> None:
+def test_agrees_with_the_specification(make: Callable[[Graph], Round]) -> None:
     empty = graphs.from_edges(torch.zeros(2, 0, dtype=torch.int64), 3, edge_type=torch.zeros(0, dtype=torch.int64))
     for graph in (scattered(), empty):
         check(make(graph), what=str(graph))
@@ -276,7 +276,7 @@ def test_each_gradient_alone(name: str) -> None:
 @pytest.mark.usefixtures("several_parts")
 def test_biases_alone_are_scores() -> None:
     graph = hubs()
-    check(Request(graph, leaf(300, 3, 4), None, (leaf(graph.num_edges, 3),)), {"rtol": 5e-11, "atol": 5e-11})
+    check(Round(graph, leaf(300, 3, 4), None, (leaf(graph.num_edges, 3),)), {"rtol": 5e-11, "atol": 5e-11})
 
 
 # ---------------------------------------------------------------------------------------- memory
@@ -305,7 +305,7 @@ def test_nothing_of_edges_times_width_is_made(kind: str) -> None:
         "additive": AdditiveScore(leaf(nodes, heads), leaf(nodes, heads), LeakyReLU()),
         "additive v2": AdditiveV2Score(x, y, leaf(heads, width), LeakyReLU()),
     }[kind]
-    given = Request(graph, z, score)
+    given = Round(graph, z, score)
     csr.run(given)[0].sum().backward()  # what the graph keeps is made here
     with torch.profiler.profile(profile_memory=True) as profile:
         csr.run(given)[0].sum().backward()

@@ -13,11 +13,11 @@ from mpnn import graphs, ops
 from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, segment_sum
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import edges as edge_orders
+from mpnn.edge_tables import BiasTable
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.kernels import row_reduce
-from mpnn.request.request import Request
-from mpnn.request.tables import BiasTable
+from mpnn.round import Round
 
 AGGREGATORS = (Sum(), Mean(), Max(), Min(), Var(), Std(), PNA())
 # Sums of at most 500 float64 terms of size about 10, squared at most, and twice over: 500 * 100 * 2 * 1.1e-16 = 1e-11.
@@ -91,7 +91,7 @@ def weights(graph: Graph, heads: int, batch: tuple[int, ...] = ()) -> Tensor:
     return torch.randint(-2, 3, (*batch, graph.num_edges, heads)).double().requires_grad_()
 
 
-def check(request: Request) -> None:
+def check(request: Round) -> None:
     """The same results and gradients as the specification's."""
     assert why_not(csr, request) is None
     leaves = [t for t in request.tensors if t.requires_grad]
@@ -110,7 +110,7 @@ def test_agrees_with_the_specification(aggregator: Aggregator, graph: Callable[[
     bound = graph()
     for batch, heads, width in (((), 1, 1), ((2,), 1, 3), ((), 2, 5), ((2, 1), 3, 8)):
         value = values(*batch, bound.num_src, heads, width)
-        plain = Request(bound, value, normalize="none", reduce=aggregator)
+        plain = Round(bound, value, normalize="none", reduce=aggregator)
         check(plain)
         check(replace(plain, bias=(weights(bound, heads),)))
 
@@ -119,7 +119,7 @@ def test_agrees_with_the_specification(aggregator: Aggregator, graph: Callable[[
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 33, 64, 71, 130])
 def test_every_width(width: int, aggregator: Aggregator) -> None:
     graph = random_graph(20, 20, 150)
-    request = Request(graph, values(20, 1, width), normalize="none", reduce=aggregator)
+    request = Round(graph, values(20, 1, width), normalize="none", reduce=aggregator)
     check(request)
     check(replace(request, bias=(weights(graph, 1),)))
 
@@ -135,8 +135,8 @@ def test_every_form_of_weights(aggregator: Aggregator) -> None:
         (BiasTable(table, graph.relation),),
         (BiasTable(table, graph.relation), weights(graph, 1, (2,))),
     ):
-        check(Request(graph, values(2, 9, 3, 4), bias=given, normalize="none", reduce=aggregator))
-    shared = Request(graph, values(2, 9, 1, 4), bias=(weights(graph, 3),), normalize="none", reduce=aggregator)
+        check(Round(graph, values(2, 9, 3, 4), bias=given, normalize="none", reduce=aggregator))
+    shared = Round(graph, values(2, 9, 1, 4), bias=(weights(graph, 3),), normalize="none", reduce=aggregator)
     check(shared)
 
 
@@ -145,7 +145,7 @@ def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> Non
     graph = random_graph(40, 30, 60_000)
     value, weight = values(30, 1, 24), weights(graph, 1)
     assert row_reduce.num_parts(edge_orders.by_destination(graph), 24) > 4
-    request = Request(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
+    request = Round(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
     found = []
     for count in (1, 2):
         torch.set_num_threads(count)
@@ -176,7 +176,7 @@ class Largest:
 def test_fewer_edges_than_parts(aggregator: Aggregator, edges: int) -> None:
     graph = graphs.from_edges([list(range(edges)), [0] * edges], edges)
     width = 16 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread
-    request = Request(graph, -1 - torch.rand(edges, 1, width), normalize="none", reduce=aggregator)
+    request = Round(graph, -1 - torch.rand(edges, 1, width), normalize="none", reduce=aggregator)
     torch.testing.assert_close(csr.run(request)[0], edge_list.run(request)[0], rtol=1e-5, atol=1e-5)
     assert row_reduce.num_parts(edge_orders.by_destination(graph), width) == edges
 
@@ -188,7 +188,7 @@ def test_gradcheck(aggregator: Aggregator) -> None:
     weight = torch.rand(20, 2, dtype=torch.float64, requires_grad=True)
 
     def function(value: Tensor, weight: Tensor) -> Tensor:
-        return csr.run(Request(graph, value, bias=(weight,), normalize="none", reduce=aggregator))[0]
+        return csr.run(Round(graph, value, bias=(weight,), normalize="none", reduce=aggregator))[0]
 
     assert torch.autograd.gradcheck(function, (value, weight))
 
@@ -220,7 +220,7 @@ def test_bfloat16_and_its_gradients_are_rounded_once(reduce: Aggregator, weighte
         results = []
         for x, w, backend in ((narrow, weight, csr), (wide, exact_weight, edge_list)):
             bias = () if w is None else (w,)
-            out, _ = backend.run(Request(graph, x, bias=bias, normalize="none", reduce=reduce))
+            out, _ = backend.run(Round(graph, x, bias=bias, normalize="none", reduce=reduce))
             leaves = [x for x in (x, w) if x is not None]
             results.append([out, *torch.autograd.grad((out * direction.to(out.dtype)).sum(), leaves)])
         for ours, exact in zip(*results, strict=True):
@@ -256,9 +256,9 @@ def test_nothing_of_edges_times_width_is_allocated() -> None:
     graph = random_graph(200, 200, 100_000)
     value, weight = torch.randn(200, 1, 64, requires_grad=True), torch.rand(100_000, 1, requires_grad=True)
     for aggregator in AGGREGATORS:
-        request = Request(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
+        request = Round(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
 
-        def both(request: Request = request) -> None:
+        def both(request: Round = request) -> None:
             csr.run(request)[0].sum().backward()
 
         both()  # the graph's own tables, and the compiler
@@ -324,7 +324,7 @@ def test_a_combine_with_a_number_of_its_own() -> None:
             return LogSumExp().reduce(self.t * messages, index) / self.t
 
     for t in (0.5, 3.0):
-        check(Request(random_graph(9, 9, 50), values(9, 1, 5), normalize="none", reduce=Soft(t)))
+        check(Round(random_graph(9, 9, 50), values(9, 1, 5), normalize="none", reduce=Soft(t)))
 
 
 def test_a_composition_of_ones_own_is_run_by_its_parts() -> None:
@@ -336,7 +336,7 @@ def test_a_composition_of_ones_own_is_run_by_its_parts() -> None:
         def compose(self, found: list[Tensor], degree: Tensor) -> Tensor:
             return found[0] - found[1]
 
-    check(Request(random_graph(9, 9, 50), values(2, 9, 1, 5), normalize="none", reduce=Range()))
+    check(Round(random_graph(9, 9, 50), values(2, 9, 1, 5), normalize="none", reduce=Range()))
 
 
 def test_a_function_that_numba_cannot_compile_is_named() -> None:

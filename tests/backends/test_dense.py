@@ -5,13 +5,13 @@ import torch
 
 from mpnn import graphs
 from mpnn.backends import dense
+from mpnn.edge_tables import BiasTable
 from mpnn.engine import dispatch
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import Relation
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
-from mpnn.request.tables import BiasTable
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 
 class Parity(Relation):
@@ -36,7 +36,7 @@ def test_keys_and_values_may_be_shared_by_different_numbers_of_heads(topology, h
     graph, shapes = topology.bind(5), [(5, h, 4) for h in (6, *heads)]
     given = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     bias = (torch.randn(graph.num_edges, 6, dtype=torch.float64),) if biased else ()
-    request = Request(graph, given[2], Dot(given[0], given[1], 0.5), bias=bias)
+    request = Round(graph, given[2], Dot(given[0], given[1], 0.5), bias=bias)
     found, expected = (run(request, backend) for backend in ("dense", "edge_list"))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     for mine, theirs in zip(*(torch.autograd.grad(x.square().sum(), given) for x in (found, expected)), strict=True):
@@ -57,7 +57,7 @@ def gradient(graph, relation, dtype, backend):
     that every edge of a class adds to its gradient, all with one sign and a product that no type rounds."""
     nodes, table = torch.zeros(300, 1, 8, dtype=dtype), torch.zeros(2, 1, dtype=dtype, requires_grad=True)
     signs = (1 - 2 * (torch.arange(300) % 2)).to(dtype)[:, None, None].expand(300, 1, 8).contiguous()
-    request = Request(graph, signs, Dot(nodes, nodes, 1.0), bias=(BiasTable(table, relation),))
+    request = Round(graph, signs, Dot(nodes, nodes, 1.0), bias=(BiasTable(table, relation),))
     return torch.autograd.grad(run(request, backend), table, signs)[0]
 
 
@@ -88,7 +88,7 @@ def test_scales_that_turn_scores_round_hold_under_a_mask_too(scale):
     for topology in (graphs.causal(), graphs.window(1), graphs.documents([2, 3])):
         graph = topology.bind(5)
         query, key, value = (torch.randn(2, 5, 2, 4, dtype=torch.float64) for _ in range(3))
-        request = Request(graph, value, Dot(query, key, scale))
+        request = Round(graph, value, Dot(query, key, scale))
         assert why_not(dense, request) is None
         torch.testing.assert_close(run(request, "dense"), run(request, "edge_list"), rtol=1e-12, atol=1e-12)
 
@@ -98,7 +98,7 @@ def test_a_bias_gets_its_gradient_where_there_is_no_pair(batch, nodes, sources):
     graph = graphs.complete().bind(nodes, sources)
     bias = torch.zeros(graph.num_edges, 1, requires_grad=True)
     source = torch.ones(*batch, sources, 1, 2)
-    out = run(Request(graph, source, Dot(torch.ones(*batch, nodes, 1, 2), source, 1.0), (bias,)), "dense")
+    out = run(Round(graph, source, Dot(torch.ones(*batch, nodes, 1, 2), source, 1.0), (bias,)), "dense")
     out.sum().backward()
     assert bias.grad is not None
     assert not bias.grad.any()

@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import graphs
+from mpnn import graphs, rng
 from mpnn.aggregate import Max, Mean
 from mpnn.backends import edge_list
+from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
-from mpnn.request import rng
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
-from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
 
 HEADS, WIDTH, CLASSES = 4, 3, 5
 BATCHES = [(), (2,), (2, 3)]
@@ -51,8 +50,8 @@ GRAPHS = {
 # ---------------------------------------------------------------------------------------- the loops
 
 
-def by_hand(request: Request) -> tuple[Tensor, Tensor]:
-    """The formula at the head of `mpnn/request/request.py`, written out."""
+def by_hand(request: Round) -> tuple[Tensor, Tensor]:
+    """The formula at the head of `mpnn/round.py`, written out."""
     graph = request.graph
     dst = graph.edge_index[1].tolist()
     out = torch.zeros(*request.batch, graph.num_dst, request.heads, request.value.shape[-1], dtype=torch.float64)
@@ -69,7 +68,7 @@ def by_hand(request: Request) -> tuple[Tensor, Tensor]:
     return out, weights
 
 
-def score(request: Request, b: list[int], h: int, e: int) -> float:
+def score(request: Round, b: list[int], h: int, e: int) -> float:
     j, i = request.graph.edge_index[:, e].tolist()
     total = sum(float(on_edge(bias, request, b, e)[shared(h, bias)]) for bias in request.bias)
     match request.score:
@@ -91,7 +90,7 @@ def score(request: Request, b: list[int], h: int, e: int) -> float:
     return total if request.bias else 1.0
 
 
-def message(request: Request, b: list[int], h: int, e: int, weight: Tensor, stream: int) -> Tensor:
+def message(request: Round, b: list[int], h: int, e: int, weight: Tensor, stream: int) -> Tensor:
     j, i = request.graph.edge_index[:, e]
     value = request.value[(*b, j, h * request.value.shape[-2] // request.heads)]
     if request.edge_value is not None:
@@ -102,7 +101,7 @@ def message(request: Request, b: list[int], h: int, e: int, weight: Tensor, stre
     return weight * value
 
 
-def on_edge(data: PerEdge, request: Request, b: list[int], e: int) -> Tensor:
+def on_edge(data: PerEdge, request: Round, b: list[int], e: int) -> Tensor:
     """What a bias or an edge vector says of edge e: [H] or [H, D]."""
     graph = request.graph
     if isinstance(data, EmbeddingTable):
@@ -136,7 +135,7 @@ REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def check(request: Request) -> None:
+def check(request: Round) -> None:
     out, weights = edge_list.run(replace(request, return_weights=True))
     expected_out, expected_weights = by_hand(request)
     assert out.shape == expected_out.shape
@@ -177,14 +176,14 @@ SCORES: dict[str, Callable[..., Score]] = {"dot": dot, "additive": additive, "ad
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 def test_every_graph_and_batch(graph: Graph, batch: tuple[int, ...]) -> None:
-    check(Request(graph, value(graph, batch), dot(graph, batch)))
+    check(Round(graph, value(graph, batch), dot(graph, batch)))
 
 
 @pytest.mark.parametrize("normalize", NORMALIZED)
 @pytest.mark.parametrize("make", SCORES.values(), ids=SCORES)
 def test_every_score_under_every_normalizer(make: Callable[..., Score], normalize: str) -> None:
     graph = explicit()
-    check(Request(graph, value(graph, (2,)), make(graph, (2,)), normalize=normalize))
+    check(Round(graph, value(graph, (2,)), make(graph, (2,)), normalize=normalize))
 
 
 BIASES: dict[str, Callable[[Graph], tuple[PerEdge, ...]]] = {
@@ -203,23 +202,23 @@ BIASES: dict[str, Callable[[Graph], tuple[PerEdge, ...]]] = {
 @pytest.mark.parametrize("graph", [explicit(), graphs.memory(2).bind(3)], ids=["explicit", "memory"])
 def test_every_bias(graph: Graph, bias: Callable[[Graph], tuple[PerEdge, ...]], normalize: str, scored: bool) -> None:
     score = dot(graph, (2,)) if scored else None
-    check(Request(graph, value(graph, (2,)), score, bias(graph), normalize=normalize))
+    check(Round(graph, value(graph, (2,)), score, bias(graph), normalize=normalize))
 
 
 def test_bias_by_edge_type() -> None:
     graph = explicit()
-    check(Request(graph, value(graph), dot(graph, ()), (BiasTable(rand(CLASSES, HEADS)),)))
+    check(Round(graph, value(graph), dot(graph, ()), (BiasTable(rand(CLASSES, HEADS)),)))
 
 
 def test_bias_by_edge_type_of_a_relation() -> None:
     graph = graphs.causal().with_relation(Offset(1)).bind(4)
-    check(Request(graph, value(graph), dot(graph, ()), (BiasTable(rand(3, HEADS)),)))
+    check(Round(graph, value(graph), dot(graph, ()), (BiasTable(rand(3, HEADS)),)))
 
 
 def test_bias_with_a_table_but_no_classes_says_what_to_do() -> None:
     graph = graphs.causal().bind(4)
     with pytest.raises(ValueError, match=r"needs a graph with edge types.*edge_type"):
-        edge_list.run(Request(graph, value(graph), dot(graph, ()), (BiasTable(rand(3, HEADS)),)))
+        edge_list.run(Round(graph, value(graph), dot(graph, ()), (BiasTable(rand(3, HEADS)),)))
 
 
 @pytest.mark.parametrize("by", ["edge", "rule", "edge_type"])
@@ -232,35 +231,35 @@ def test_vectors_on_edges(where: str, by: str) -> None:
         "edge_type": EmbeddingTable(rand(CLASSES, HEADS, WIDTH)),
     }[by]
     score = dot(graph, (2,), edge_key=None if where == "value" else vectors)
-    check(Request(graph, value(graph, (2,)), score, edge_value=None if where == "key" else vectors))
+    check(Round(graph, value(graph, (2,)), score, edge_value=None if where == "key" else vectors))
 
 
 @pytest.mark.parametrize(("make", "shape"), [(additive, (9, HEADS)), (additive_v2, (9, HEADS, WIDTH))])
 def test_edge_features_in_additive_scores(make: Callable[..., Score], shape: tuple[int, ...]) -> None:
     graph = explicit()
-    check(Request(graph, value(graph, (2,)), make(graph, (2,), edge=rand(*shape))))
+    check(Round(graph, value(graph, (2,)), make(graph, (2,), edge=rand(*shape))))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_grouped_heads_share_keys_and_values(kv_heads: int) -> None:
     graph = explicit()
-    check(Request(graph, value(graph, (2,), kv_heads), dot(graph, (2,), kv_heads)))
+    check(Round(graph, value(graph, (2,), kv_heads), dot(graph, (2,), kv_heads)))
 
 
 def test_softcap() -> None:
     graph = explicit()
-    check(Request(graph, value(graph), dot(graph, (), softcap=0.5)))
+    check(Round(graph, value(graph), dot(graph, (), softcap=0.5)))
 
 
 def test_without_score_every_weight_is_one() -> None:
     graph = explicit()
-    check(Request(graph, value(graph, (2,)), normalize="none"))
+    check(Round(graph, value(graph, (2,)), normalize="none"))
 
 
 @pytest.mark.parametrize("reduce", [Mean(), Max()], ids=["mean", "max"])
 def test_weighted_messages_are_reduced(reduce: Mean | Max) -> None:
     graph = explicit()
-    check(Request(graph, value(graph, (2,)), dot(graph, (2,)), reduce=reduce))
+    check(Round(graph, value(graph, (2,)), dot(graph, (2,)), reduce=reduce))
 
 
 @pytest.mark.parametrize("scored", [True, False], ids=["scored", "bias alone"])
@@ -270,7 +269,7 @@ def test_dropout_follows_the_hash(batch: tuple[int, ...], scored: bool) -> None:
     score = dot(graph, batch) if scored else None
     bias = () if scored else (rand(graph.num_edges, 1),)
     seed = torch.tensor(2**61 + 12345)
-    check(Request(graph, value(graph, batch), score, bias, dropout=0.4, seed=seed))
+    check(Round(graph, value(graph, batch), score, bias, dropout=0.4, seed=seed))
 
 
 def test_a_row_whose_biases_are_all_minus_infinity_weighs_nothing() -> None:
@@ -278,7 +277,7 @@ def test_a_row_whose_biases_are_all_minus_infinity_weighs_nothing() -> None:
     bias = torch.zeros(9, HEADS, dtype=torch.float64)
     bias[3:6] = -torch.inf
     query = rand(3, HEADS, WIDTH).requires_grad_()
-    out, _ = edge_list.run(Request(graph, value(graph), Dot(query, rand(3, HEADS, WIDTH), 1.0), (bias,)))
+    out, _ = edge_list.run(Round(graph, value(graph), Dot(query, rand(3, HEADS, WIDTH), 1.0), (bias,)))
     assert out[1].eq(0).all()
     (grad,) = torch.autograd.grad(out.sum(), query)
     assert grad[1].eq(0).all()

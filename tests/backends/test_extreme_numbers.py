@@ -13,8 +13,8 @@ from mpnn import Graph, MessagePassing, Topology, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.backends import csr, dense, edge_list, low_rank, tiles
 from mpnn.engine.plan import refusal as why_not
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 HUGE = 1e38  # the largest float32 is 3.4e38
 
@@ -29,7 +29,7 @@ def test_scores_to_1e38(backend: ModuleType, topology: Topology) -> None:
     signs = torch.randint(0, 2, (40, 2, 1)) * 2 - 1.0
     query, key, value = 1e19 * torch.ones(40, 2, 1), 1e19 * signs, torch.randn(40, 2, 8)
     leaves = [x.requires_grad_() for x in (query, key, value)]
-    request = Request(graph, value, Dot(query, key, 1.0))
+    request = Round(graph, value, Dot(query, key, 1.0))
     assert why_not(backend, request) is None
     out, _ = backend.run(request)
     # A score is 1e38 or -1e38. The largest share the weight alike, and the others get none.
@@ -48,8 +48,8 @@ def test_additive_scores_and_biases_to_1e38(backend: ModuleType) -> None:
     value, size = torch.randn(20, 2, 8), torch.linspace(-HUGE, HUGE, 20)[:, None].expand(20, 2)
     bias = torch.linspace(HUGE, -HUGE, 100)[:, None]
     for score, more in ((AdditiveScore(size, size, LeakyReLU()), ()), (None, (bias,))):
-        request = Request(graph, value, score, more)
-        exact = Request(
+        request = Round(graph, value, score, more)
+        exact = Round(
             graph,
             value.double(),
             None if score is None else AdditiveScore(size.double(), size.double(), LeakyReLU()),
@@ -62,36 +62,34 @@ def test_additive_scores_and_biases_to_1e38(backend: ModuleType) -> None:
 # ------------------------------------------------------------------------------------------------ NaN and infinities
 
 
-def _dot(graph: Graph, normalize: str) -> Callable[[Tensor], Request]:
+def _dot(graph: Graph, normalize: str) -> Callable[[Tensor], Round]:
     query, key = (torch.rand(n, 2, 8) for n in (graph.num_dst, graph.num_src))
-    return lambda x: Request(graph, x, Dot(query, key, 0.3), normalize=normalize)
+    return lambda x: Round(graph, x, Dot(query, key, 0.3), normalize=normalize)
 
 
-def _additive(graph: Graph) -> Callable[[Tensor], Request]:
+def _additive(graph: Graph) -> Callable[[Tensor], Round]:
     dst, src = torch.randn(graph.num_dst, 2), torch.randn(graph.num_src, 2)
-    return lambda x: Request(graph, x, AdditiveScore(dst, src, LeakyReLU()))
+    return lambda x: Round(graph, x, AdditiveScore(dst, src, LeakyReLU()))
 
 
-def _additive_v2(graph: Graph) -> Callable[[Tensor], Request]:
+def _additive_v2(graph: Graph) -> Callable[[Tensor], Round]:
     dst, src, vector = torch.randn(graph.num_dst, 2, 8), torch.randn(graph.num_src, 2, 8), torch.randn(2, 8)
-    return lambda x: Request(graph, x, AdditiveV2Score(dst, src, vector, torch.tanh))
+    return lambda x: Round(graph, x, AdditiveV2Score(dst, src, vector, torch.tanh))
 
 
-def _weighted(graph: Graph) -> Callable[[Tensor], Request]:
-    return lambda x: Request(graph, x, bias=(torch.ones(graph.num_edges, 1),), normalize="none")
+def _weighted(graph: Graph) -> Callable[[Tensor], Round]:
+    return lambda x: Round(graph, x, bias=(torch.ones(graph.num_edges, 1),), normalize="none")
 
 
 # by their names in docs/backends.md
-REQUESTS: dict[str, Callable[[Graph], Callable[[Tensor], Request]]] = {
+REQUESTS: dict[str, Callable[[Graph], Callable[[Tensor], Round]]] = {
     "dot product": lambda g: _dot(g, "softmax"),
     "sigmoid": lambda g: _dot(g, "sigmoid"),
     "unnormalized": lambda g: _dot(g, "none"),
     "additive (GAT)": _additive,
     "additive v2 (GATv2)": _additive_v2,
-    "aggregation: sum": lambda g: lambda x: Request(g, x, normalize="none"),
-    "weighted aggregation: sum": lambda g: (
-        lambda x: Request(g, x, bias=(torch.ones(g.num_edges, 1),), normalize="none")
-    ),
+    "aggregation: sum": lambda g: lambda x: Round(g, x, normalize="none"),
+    "weighted aggregation: sum": lambda g: lambda x: Round(g, x, bias=(torch.ones(g.num_edges, 1),), normalize="none"),
 }
 
 
@@ -121,7 +119,7 @@ def test_gradients_of_what_is_not_finite_go_along_edges_alone(backend: ModuleTyp
     query, key, value = (torch.rand(100, 2, 8) for _ in range(3))
     value[50] = torch.nan
     leaves = [x.requires_grad_() for x in (query, key, value)]
-    out, _ = backend.run(Request(graph, value, Dot(query, key, 0.3)))
+    out, _ = backend.run(Round(graph, value, Dot(query, key, 0.3)))
     d_query, d_key, _ = torch.autograd.grad(out.sum(), leaves)
     reached = graph.dense()[:, 50]
     assert d_query[~reached].isfinite().all()
@@ -151,7 +149,7 @@ DEGREE = 1_000_000
 def test_attention_over_a_million_sources(backend: ModuleType) -> None:
     graph = graphs.complete().bind(1, DEGREE)
     query, key, value = torch.randn(1, 1, 2), torch.randn(DEGREE, 1, 2), 1 + torch.rand(DEGREE, 1, 1)
-    out, _ = backend.run(Request(graph, value, Dot(query, key, 0.5)))
+    out, _ = backend.run(Round(graph, value, Dot(query, key, 0.5)))
     weights = (0.5 * key.double() @ query[0, 0].double()).softmax(0)
     exact = (weights * value[..., 0].double()).sum()
     # At most a million roundings of 2^-24 in a row, which go either way: a random walk of 1,000 units, for the sum of
@@ -202,7 +200,7 @@ def test_plans_count_more_than_2_to_the_31_edges(capsys: pytest.CaptureFixture[s
 def test_running_sums_over_more_than_2_to_the_31_edges() -> None:
     n = 100_000
     query, value = torch.ones(n, 1, 1, dtype=torch.float64), torch.ones(n, 1, 1, dtype=torch.float64)
-    request = Request(graphs.causal().bind(n), value, Dot(query, query, 1.0), normalize="none")
+    request = Round(graphs.causal().bind(n), value, Dot(query, query, 1.0), normalize="none")
     assert why_not(low_rank, request) is None
     out, _ = low_rank.run(request)
     assert torch.equal(out[:, 0, 0], torch.arange(1, n + 1, dtype=torch.float64))

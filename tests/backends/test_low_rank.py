@@ -16,8 +16,8 @@ from mpnn.backends import edge_list, low_rank
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.kernels.linear_attention import ALL, PAST, Block, linear_attention
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 PACKED = graphs.documents([100, 130, 1, 70])
 GRAPHS: dict[str, Graph] = {
@@ -43,14 +43,14 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64).to(dtype).requires_grad_()
 
 
-def request(graph: Graph, batch: tuple[int, ...] = (), heads: tuple[int, int, int] = (4, 4, 4)) -> Request:
+def request(graph: Graph, batch: tuple[int, ...] = (), heads: tuple[int, int, int] = (4, 4, 4)) -> Round:
     """Queries, keys and values with so many heads each."""
     query = leaf(*batch, graph.num_dst, heads[0], 5)
     key, value = leaf(*batch, graph.num_src, heads[1], 5), leaf(*batch, graph.num_src, heads[2], 7)
-    return Request(graph, value, Dot(query, key, 0.3), normalize="none")
+    return Round(graph, value, Dot(query, key, 0.3), normalize="none")
 
 
-def run(backend: object, given: Request) -> list[Tensor]:
+def run(backend: object, given: Round) -> list[Tensor]:
     """The output, and the gradients of queries, keys and values."""
     out, _ = backend.run(given)
     direction = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
@@ -71,7 +71,7 @@ def test_is_the_specification(name: str, heads: tuple[int, int, int]) -> None:
 def test_sixteen_bits_are_added_up_in_float32(dtype: torch.dtype) -> None:
     graph = graphs.causal().bind(1000)
     query, key, value = (leaf(1000, 2, 8, dtype=dtype) for _ in range(3))
-    given = Request(graph, value, Dot(query, key, 0.1), normalize="none")
+    given = Round(graph, value, Dot(query, key, 0.1), normalize="none")
     query, key, value = (t.detach().double().requires_grad_() for t in (query, key, value))
     exact = run(edge_list, replace(given, value=value, score=Dot(query, key, 0.1)))
     for found, expected in zip(run(low_rank, given), exact, strict=True):

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from mpnn import MessagePassing, engine, graphs, ops
 from mpnn.attention import Attention
 from mpnn.backends import BACKENDS
+from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine.plan import Refused
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
-from mpnn.request.request import Request
-from mpnn.request.scores import PARAMETER, AdditiveScore, Dot, LeakyReLU, lowered
-from mpnn.request.tables import BiasTable, EmbeddingTable
+from mpnn.round import Round
+from mpnn.scores import PARAMETER, AdditiveScore, Dot, LeakyReLU, lowered
 
 N, HEADS, WIDTH = 12, 2, 8
 GRAPH = graphs.window(3).bind(N)
@@ -25,13 +25,13 @@ EVERY = [b.NAME for b in BACKENDS]
 
 
 @dataclass(eq=False)
-class Later(Request):
+class Later(Round):
     """A request of a version to come, with a plain field and a tensor."""
 
     twist: float = 0.0
     tilt: Tensor | None = None
 
-    roles: ClassVar = {**Request.roles, "tilt": PARAMETER}
+    roles: ClassVar = {**Round.roles, "tilt": PARAMETER}
 
 
 NEW: list[dict[str, Any]] = [{"twist": 0.5}, {"tilt": torch.ones(HEADS)}]
@@ -55,7 +55,7 @@ def test_a_new_field_is_refused_by_every_backend(new: dict[str, Any], backend: s
 
 @pytest.mark.parametrize("new", NEW, ids=str)
 def test_a_choice_that_was_cached_without_it_is_not_taken(new: dict[str, Any]) -> None:
-    plain, _ = engine.run(Request(GRAPH, V, Dot(Q, K, 0.5)))
+    plain, _ = engine.run(Round(GRAPH, V, Dot(Q, K, 0.5)))
     assert engine.run(later())[0].equal(plain), "at its default the field changes nothing"
     with pytest.raises(Refused, match="no backend can run this: it does not support t"):
         engine.run(later(**new))
@@ -82,7 +82,7 @@ def test_a_compiled_program_refuses_it(new: dict[str, Any]) -> None:
 
 def test_a_tensor_without_a_role_is_an_error_of_the_class() -> None:
     @dataclass(eq=False)
-    class Careless(Request):
+    class Careless(Round):
         tilt: Tensor | None = None
 
     with pytest.raises(TypeError, match=r"tilt of a round has no role in Round\.roles"):
@@ -90,11 +90,11 @@ def test_a_tensor_without_a_role_is_an_error_of_the_class() -> None:
 
 
 def test_every_tensor_of_a_round_has_a_role_and_map_visits_it() -> None:
-    tensors = {f.name for f in fields(Request) if "Tensor" in str(f.type) or "PerEdge" in str(f.type)}
-    assert tensors == set(Request.roles)
+    tensors = {f.name for f in fields(Round) if "Tensor" in str(f.type) or "PerEdge" in str(f.type)}
+    assert tensors == set(Round.roles)
     edges = torch.randn(GRAPH.num_edges, HEADS)
     seen: list[str] = []
-    full = Request(
+    full = Round(
         GRAPH, V, Dot(Q, K, 1.0), (edges, BiasTable(torch.ones(3, 1), Offset(1))), edges[..., None],
         seed=torch.tensor(1), sinks=torch.ones(HEADS),
     )  # fmt: skip
@@ -135,11 +135,11 @@ class Twice(BiasTable):
 
 TABLE, VECTORS = torch.randn(5, HEADS), torch.randn(5, HEADS, WIDTH)
 SUBCLASSES = {
-    "score": Request(GRAPH, V, Cosine(Q, K, 1.0)),
-    "activation": Request(GRAPH, V, AdditiveScore(Q[..., 0], K[..., 0], Sine(0.2))),
-    "rule of a bias": Request(GRAPH, V, Dot(Q, K, 1.0), bias=(BiasTable(TABLE, Odd(2)),)),
-    "rule of keys": Request(GRAPH, V, Dot(Q, K, 1.0, EmbeddingTable(VECTORS, Odd(2)))),
-    "rule of values": Request(GRAPH, V, Dot(Q, K, 1.0), edge_value=EmbeddingTable(VECTORS, Odd(2))),
+    "score": Round(GRAPH, V, Cosine(Q, K, 1.0)),
+    "activation": Round(GRAPH, V, AdditiveScore(Q[..., 0], K[..., 0], Sine(0.2))),
+    "rule of a bias": Round(GRAPH, V, Dot(Q, K, 1.0), bias=(BiasTable(TABLE, Odd(2)),)),
+    "rule of keys": Round(GRAPH, V, Dot(Q, K, 1.0, EmbeddingTable(VECTORS, Odd(2)))),
+    "rule of values": Round(GRAPH, V, Dot(Q, K, 1.0), edge_value=EmbeddingTable(VECTORS, Odd(2))),
 }
 
 
@@ -156,7 +156,7 @@ def test_a_subclass_gives_its_own_numbers_or_is_refused(name: str, backend: str)
 
 def test_a_subclass_of_a_table_is_refused_everywhere() -> None:
     with pytest.raises(Refused, match="it does not support bias of type Twice"):
-        engine.run(Request(GRAPH, V, Dot(Q, K, 1.0), bias=(Twice(TABLE, Offset(1)),)))
+        engine.run(Round(GRAPH, V, Dot(Q, K, 1.0), bias=(Twice(TABLE, Offset(1)),)))
 
 
 # ---------------------------------------------------------------------------------------- lowering
@@ -185,7 +185,7 @@ Tempered.roles = {name: Dot.roles[name] for name in ("query", "key")}
 @pytest.mark.parametrize("backend", ["dense", "tiles", "csr", "auto"])
 def test_a_score_that_lowers_runs_on_every_backend_of_what_it_lowers_to(backend: str) -> None:
     learned = torch.tensor([0.3, 1.7], requires_grad=True)
-    asked = Request(GRAPH, V, Tempered(Q, K, learned))
+    asked = Round(GRAPH, V, Tempered(Q, K, learned))
     out, reference = engine.run(asked, backend)[0], engine.run(asked, "edge_list")[0]
     torch.testing.assert_close(out, reference)
     ours, theirs = (torch.autograd.grad(x.square().sum(), learned)[0] for x in (out, reference))
@@ -207,8 +207,8 @@ def test_lower_returns_a_built_in_score() -> None:
 @pytest.mark.parametrize("option", [{"normalize": "sigmoid"}, {"dropout": 0.5}, {"return_weights": True}], ids=str)
 def test_an_attention_does_not_set_what_the_operator_sets(option: dict[str, Any]) -> None:
     class Hasty(Attention):
-        def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Request:
-            return replace(Request(graph, src.unsqueeze(-2)), **option)
+        def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+            return replace(Round(graph, src.unsqueeze(-2)), **option)
 
     with pytest.raises(ValueError, match="Hasty set normalize, dropout, reduce or return_weights of its round"):
         MessagePassing(graphs.window(2), "sum", None, Hasty())(torch.randn(5, 4))

@@ -13,11 +13,11 @@ import mpnn
 from mpnn import MessagePassing, engine, graphs
 from mpnn.attention import DotProduct
 from mpnn.backends import BACKENDS
+from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph.relations import Offset
-from mpnn.request.request import Request, Round
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
 
 N, HEADS, WIDTH = 9, 4, 6
 SEED = torch.tensor(11)
@@ -46,7 +46,7 @@ class DistanceAttention(DotProduct):
         super().__init__(dim, heads, **options)
         self.slope = nn.Parameter(torch.zeros(heads))
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Any, edge_attr: Tensor | None = None) -> Round:
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Any, edge_attr: Tensor | None = None) -> Round:
         return Round(graph, value, Distance(query, key, self.slope))
 
 
@@ -54,10 +54,10 @@ def features(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def request(**fields: Any) -> Request:
+def request(**fields: Any) -> Round:
     graph = graphs.window(2).bind(N)
     score = Distance(features(2, N, HEADS, WIDTH), features(2, N, HEADS // 2, WIDTH), features(HEADS))
-    return Request(graph, features(2, N, HEADS, WIDTH), score, **fields)
+    return Round(graph, features(2, N, HEADS, WIDTH), score, **fields)
 
 
 def dense_logits(score: Distance) -> Tensor:
@@ -67,7 +67,7 @@ def dense_logits(score: Distance) -> Tensor:
     return -F.softplus(score.slope)[:, None, None] * torch.cdist(query, key).square()
 
 
-def dense(request: Request) -> Tensor:
+def dense(request: Round) -> Tensor:
     """Softmax attention over all pairs."""
     weight = dense_logits(request.score).masked_fill(~request.graph.dense(), -torch.inf).softmax(-1)
     return (weight @ request.value.movedim(-2, -3)).movedim(-3, -2)
@@ -121,8 +121,8 @@ def test_positions_of_a_cut_graph() -> None:
     part = whole.subgraph(mask)
     cut = replace(score, query=score.query[some], key=score.key[some])
     bias = (torch.where(mask[whole.edge_index[0]], 0.0, -torch.inf)[:, None].double(),)
-    expected = engine.run(Request(whole, value, score, bias))[0][some]
-    torch.testing.assert_close(engine.run(Request(part, value[some], cut))[0], expected)
+    expected = engine.run(Round(whole, value, score, bias))[0][some]
+    torch.testing.assert_close(engine.run(Round(part, value[some], cut))[0], expected)
 
 
 def test_only_edge_list_runs_it_and_the_plan_says_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ class Cosine:
 
 def test_a_fused_form_runs_in_csr() -> None:
     graph = graphs.window(2).bind(N)
-    example = Request(graph, features(N, HEADS, WIDTH), Cosine(features(N, HEADS, WIDTH), features(N, HEADS, WIDTH)))
+    example = Round(graph, features(N, HEADS, WIDTH), Cosine(features(N, HEADS, WIDTH), features(N, HEADS, WIDTH)))
     (ours, _), (reference, _) = engine.run(example, "csr"), engine.run(example, "edge_list")
     torch.testing.assert_close(ours, reference)
     gradients = (torch.autograd.grad(y.square().sum(), example.tensors) for y in (ours, reference))
@@ -208,7 +208,7 @@ def test_fields_with_a_role_are_the_arguments_of_the_reference(name: str) -> Non
     score = BUILT_IN[name]
     assert set(score.roles) <= set(vars(score))
     (by_kernel, _), (by_reference, _) = (
-        engine.run(Request(graphs.window(2).bind(N), Q, score), backend) for backend in ("csr", "edge_list")
+        engine.run(Round(graphs.window(2).bind(N), Q, score), backend) for backend in ("csr", "edge_list")
     )
     torch.testing.assert_close(by_kernel, by_reference)
 
@@ -244,7 +244,7 @@ class NotADataclass:
 @pytest.mark.parametrize("backend", ["auto", "edge_list"])
 def test_mistakes(score: Any, sentence: str, backend: str) -> None:
     with pytest.raises((ValueError, TypeError, RuntimeError), match=re.escape(sentence)):
-        engine.run(Request(graphs.window(2).bind(N), Q, score), backend)
+        engine.run(Round(graphs.window(2).bind(N), Q, score), backend)
 
 
 def test_every_backend_refuses_a_score_without_a_fused_form() -> None:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from mpnn import graphs, ops
+from mpnn.edge_tables import BiasTable
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.position import T5
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
-from mpnn.request.tables import BiasTable
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 BIASED = ["edge_list", "tiles"]
 
@@ -28,14 +28,14 @@ class Parity(Relation):
         return (dst + src) % 2
 
 
-def request(graph: Graph, dtype: torch.dtype, *tables: BiasTable) -> Request:
+def request(graph: Graph, dtype: torch.dtype, *tables: BiasTable) -> Round:
     """Scores of zero, so that all weights of a row are alike before biases."""
     nodes = torch.zeros(graph.num_src, 1, 8, dtype=dtype)
     value = torch.randn(graph.num_src, 1, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
-    return Request(graph, value, Dot(nodes, nodes, 1.0), bias=tables)
+    return Round(graph, value, Dot(nodes, nodes, 1.0), bias=tables)
 
 
-def gradients(given: Request, backend: str) -> list[Tensor]:
+def gradients(given: Round, backend: str) -> list[Tensor]:
     out, _ = dispatch.run(given, backend)
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out.dtype)
     return list(torch.autograd.grad(out, [b.table for b in given.bias], cotangent))
@@ -69,7 +69,7 @@ def test_a_bucket_of_t5_in_16_bits_gets_the_sum_of_all_offsets_in_it() -> None:
 def softmax(graph: Graph) -> Callable[[], Tensor]:
     bias = torch.zeros(3, 8, requires_grad=True)
     value = torch.randn(graph.num_src, 8, 4, generator=torch.Generator().manual_seed(1))
-    given = Request(graph, value, bias=(BiasTable(bias, Offset(1)),))
+    given = Round(graph, value, bias=(BiasTable(bias, Offset(1)),))
     return lambda: torch.autograd.grad(dispatch.run(given, "edge_list")[0].square().sum(), bias)[0]
 
 

@@ -28,21 +28,20 @@ from on_triton import (  # noqa: F401 - fixtures
 )
 from torch import Tensor
 
-from mpnn import graphs
+from mpnn import graphs, rng
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import cuda_attention, cuda_reduce, on_device
+from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph import Graph
 from mpnn.kernels.cuda.schedule import Sorted
-from mpnn.request import rng
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot, LeakyReLU
-from mpnn.request.tables import BiasTable, EmbeddingTable
+from mpnn.round import Round
+from mpnn.scores import Dot, LeakyReLU
 
 pytestmark = MARKS
 
 
 @pytest.mark.parametrize("make", REQUESTS.values(), ids=REQUESTS)
-def test_agrees_with_the_specification(make: Callable[[Graph], Request]) -> None:
+def test_agrees_with_the_specification(make: Callable[[Graph], Round]) -> None:
     for graph in (scattered(), without_edges()):
         check(make(graph), what=str(graph))
 
@@ -76,7 +75,7 @@ def test_nothing_at_all_is_fine() -> None:
 def test_features_may_be_parts_of_one_tensor() -> None:
     graph, fused = scattered(), leaf(2, 10, 3, 2, 4)
     query, key, value = fused.unbind(-3)
-    given = Request(graph, value, Dot(query, key, 0.5))
+    given = Round(graph, value, Dot(query, key, 0.5))
     found = [torch.autograd.grad(b.run(given)[0].sin().sum(), fused)[0] for b in (cuda_attention, edge_list)]
     torch.testing.assert_close(*found, **CLOSE)
     turned = dot(graph)
@@ -103,7 +102,7 @@ def test_dropout_falls_where_the_specification_says_and_where_it_falls_on_a_cpu(
     graph = scattered()
     value = torch.eye(10, dtype=torch.float64, device=DEVICE)[:, None]  # so that the result is the weights
     ones = torch.ones(graph.num_edges, 2, dtype=torch.float64, device=DEVICE)
-    given = Request(graph, value, bias=(ones,), normalize="none", dropout=0.5, seed=SEED)
+    given = Round(graph, value, bias=(ones,), normalize="none", dropout=0.5, seed=SEED)
     out = cuda_attention.run(given)[0]
     i, h, j = torch.meshgrid(*(torch.arange(n, device=DEVICE) for n in (10, 2, 10)), indexing="ij")
     kept = rng.keep(SEED, h, i, j, 0.5)
@@ -191,7 +190,7 @@ def test_nan_reaches_who_hears_it_and_nobody_else() -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("make", [REQUESTS["grouped heads, batch, dropout"], REQUESTS["additive v2"]])
-def test_every_run_gives_the_same_bits(make: Callable[[Graph], Request]) -> None:
+def test_every_run_gives_the_same_bits(make: Callable[[Graph], Round]) -> None:
     given = make(hubs())
     leaves = [t for t in given.tensors if t.requires_grad]
 
@@ -258,10 +257,10 @@ def test_places_beyond_two_to_the_31_are_reached() -> None:
     value = memory.as_strided((3, 1, 4), (apart, 4, 1))
     value.copy_(torch.arange(12).view(3, 1, 4))
     graph = graphs.from_edges(torch.tensor([[2, 1, 0], [0, 0, 2]], device=DEVICE), 3)
-    given = Request(graph, value.requires_grad_(), Dot(value, value, 0.01))
+    given = Round(graph, value.requires_grad_(), Dot(value, value, 0.01))
     out = cuda_attention.run(given)[0]
     near = value.detach().contiguous()
-    assert out.equal(cuda_attention.run(Request(graph, near, Dot(near, near, 0.01)))[0])
+    assert out.equal(cuda_attention.run(Round(graph, near, Dot(near, near, 0.01)))[0])
     assert out[2].tolist() == [[0.0, 1.0, 2.0, 3.0]]
-    summed = cuda_reduce.run(Request(graph, value.detach(), normalize="none"))[0]
+    summed = cuda_reduce.run(Round(graph, value.detach(), normalize="none"))[0]
     assert summed[0].tolist() == [[12.0, 14.0, 16.0, 18.0]]

@@ -22,8 +22,8 @@ from mpnn.backends.csr import cuda_attention
 from mpnn.engine.plan import plan
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, Dot, LeakyReLU
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, Dot, LeakyReLU
 
 pytestmark = MARKS
 
@@ -40,7 +40,7 @@ def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
         assert sentence in why_not(cuda_attention, request)
 
 
-def on_cuda(graph: Graph, kind: str) -> Request:
+def on_cuda(graph: Graph, kind: str) -> Round:
     """A request with features that are nowhere, but claim to be on a GPU."""
     with FakeTensorMode():
         query, key, value, dst, src = (
@@ -51,9 +51,9 @@ def on_cuda(graph: Graph, kind: str) -> Request:
             )
         )  # fmt: skip
     if kind == "aggregation":
-        return Request(graph, value, normalize="none")
+        return Round(graph, value, normalize="none")
     score = Dot(query, key, 0.1) if kind == "dot" else AdditiveScore(dst, src, LeakyReLU())
-    return Request(graph, value, score)
+    return Round(graph, value, score)
 
 
 def citations() -> Graph:
@@ -119,7 +119,7 @@ given.leaf, given.halves = (
 )
 attending = given.REQUESTS["everything"](given.hubs())
 from mpnn.aggregate import Max
-plain = given.Request(
+plain = given.Round(
     attending.graph, given.halves(9, 2, 8), bias=(given.halves(100, 2),), normalize="none", reduce=Max()
 )
 for request in (attending, plain):

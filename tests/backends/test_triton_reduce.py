@@ -22,8 +22,8 @@ from mpnn import graphs
 from mpnn.aggregate import PNA, Aggregator, Max, Mean, Min, Std, Sum, Var
 from mpnn.backends import edge_list
 from mpnn.backends.csr import cuda_reduce
-from mpnn.request.request import Request
-from mpnn.request.tables import BiasTable
+from mpnn.edge_tables import BiasTable
+from mpnn.round import Round
 
 pytestmark = MARKS
 
@@ -39,7 +39,7 @@ def test_aggregation_agrees_with_the_specification(aggregator: Aggregator) -> No
         (without_edges(), (), 2, 1),
         (graphs.window(1).bind(5).to(DEVICE), (), 1, 1),
     ):
-        plain = Request(graph, halves(*batch, graph.num_src, heads, width), normalize="none", reduce=aggregator)
+        plain = Round(graph, halves(*batch, graph.num_src, heads, width), normalize="none", reduce=aggregator)
         check(plain, close, str(graph))
         weight = torch.randint(-2, 3, (*batch, graph.num_edges, heads)).to(DEVICE).double().requires_grad_()
         check(replace(plain, bias=(weight,)), close, f"{graph}, weighted")
@@ -50,7 +50,7 @@ def test_aggregation_agrees_with_the_specification(aggregator: Aggregator) -> No
 def test_aggregation_divides_hubs(aggregator: Aggregator) -> None:
     graph = hubs()
     for width in (1, 40):
-        plain = Request(graph, halves(9, 1, width), normalize="none", reduce=aggregator)
+        plain = Round(graph, halves(9, 1, width), normalize="none", reduce=aggregator)
         check(plain, {"rtol": 1e-10, "atol": 1e-10})
     weight = torch.randint(-2, 3, (graph.num_edges, 1)).to(DEVICE).double().requires_grad_()
     check(replace(plain, bias=(weight, BiasTable(leaf(2, 1)))), {"rtol": 1e-9, "atol": 1e-9})
@@ -58,7 +58,7 @@ def test_aggregation_divides_hubs(aggregator: Aggregator) -> None:
 
 def test_one_weight_for_all_heads_and_one_head_for_all_weights() -> None:
     graph = scattered()
-    plain = Request(graph, halves(2, 10, 3, 4), bias=(halves(graph.num_edges, 1),), normalize="none")
+    plain = Round(graph, halves(2, 10, 3, 4), bias=(halves(graph.num_edges, 1),), normalize="none")
     check(plain)
     check(replace(plain, value=halves(2, 10, 1, 4), bias=(halves(graph.num_edges, 3),), reduce=Max()))
 
@@ -69,7 +69,7 @@ def test_extremes_hand_on_nan() -> None:
     with torch.no_grad():
         value[0] = torch.nan
     for aggregator in (Max(), Min(), Sum()):
-        request = Request(graph, value, normalize="none", reduce=aggregator)
+        request = Round(graph, value, normalize="none", reduce=aggregator)
         out, _ = cuda_reduce.run(request)
         assert out[1].isnan().all()
         assert out[[0, 2, 3]].isfinite().all()
@@ -82,8 +82,8 @@ def test_extremes_hand_on_nan() -> None:
 def test_narrow_sums_are_rounded_once() -> None:
     graph = hubs()
     value = torch.randn(9, 1, 8, device=DEVICE).bfloat16()
-    out = cuda_reduce.run(Request(graph, value, normalize="none"))[0]
-    expected = edge_list.run(Request(graph, value.double(), normalize="none"))[0]
+    out = cuda_reduce.run(Round(graph, value, normalize="none"))[0]
+    expected = edge_list.run(Round(graph, value.double(), normalize="none"))[0]
     # 60 terms of up to 4 in float32, and one rounding
     assert out.dtype == torch.bfloat16
     assert ((out.double() - expected).abs() <= rounding(out.dtype) * expected.abs() + 60 * 240 * 2**-24).all()

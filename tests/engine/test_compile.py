@@ -192,7 +192,7 @@ class ByDistance(Attention):
         self.rate = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Any:
-        from mpnn.request.request import Round
+        from mpnn.round import Round
 
         j, i = graph.edge_index
         return Round(graph, src.unsqueeze(-2), bias=(-self.rate * (i - j).abs()[:, None].to(src.dtype),))

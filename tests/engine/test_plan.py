@@ -10,13 +10,13 @@ from mpnn.backends import BACKENDS, csr
 from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph.topology import Topology
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 
-def request(topology: Topology, n: int, heads: int = 4, width: int = 32, grad: bool = False) -> Request:
+def request(topology: Topology, n: int, heads: int = 4, width: int = 32, grad: bool = False) -> Round:
     query, key, value = (torch.zeros(n, heads, width, requires_grad=grad) for _ in range(3))
-    return Request(topology.bind(n), value, Dot(query, key, 1.0))
+    return Round(topology.bind(n), value, Dot(query, key, 1.0))
 
 
 def test_explain_prints_the_plan_and_returns_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_sources_without_edges_cost_nothing_forward() -> None:
     )
     key = torch.empty(50_000, 1, 128)
     with torch.no_grad():
-        assert choose(Request(graph, key, Dot(key[:1000], key, 1.0), return_weights=True)) is csr
+        assert choose(Round(graph, key, Dot(key[:1000], key, 1.0), return_weights=True)) is csr
 
 
 def test_a_mask_too_large_is_refused() -> None:
@@ -137,7 +137,7 @@ def test_torch_keeps_logits_for_the_gradient_of_a_bias(nodes: int) -> None:
 
     def planned(learned: bool) -> tuple[Plan, Candidate]:
         bias = torch.empty(nodes**2, 4, requires_grad=learned)
-        found = plan(Request(graphs.complete().bind(nodes), value, Dot(query, key, 1.0), bias=(bias,)))
+        found = plan(Round(graphs.complete().bind(nodes), value, Dot(query, key, 1.0), bias=(bias,)))
         return found, next(c for c in found.candidates if c.name == "dense")
 
     (chosen, learned), (_, fixed) = planned(True), planned(False)

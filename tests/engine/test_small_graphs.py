@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mpnn import graphs, ops
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
-from mpnn.request.tables import BiasTable
+from mpnn.edge_tables import BiasTable
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 EDGES = torch.tensor([[0, 1, 2, 2, 0], [1, 1, 0, 1, 3]])
 
@@ -29,7 +29,7 @@ def test_features_that_need_gradients_are_planned_for_apart() -> None:
     def signature(*learned: torch.Tensor, table: torch.Tensor) -> object:
         for x in (query, key, value):
             x.requires_grad_(any(x is one for one in learned))
-        return Request(graph, value, Dot(query, key, 1.0), bias=(BiasTable(table),)).signature
+        return Round(graph, value, Dot(query, key, 1.0), bias=(BiasTable(table),)).signature
 
     plain, learned = torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)
     without = signature(table=plain)

@@ -39,7 +39,7 @@ def another_machine(seed: int) -> Prices:
     }
 
 
-def seconds(request: requests.Request, prices: Prices) -> dict[str, float]:
+def seconds(request: requests.Round, prices: Prices) -> dict[str, float]:
     return {
         b.NAME: 1e-9 * sum(prices[b.NAME][kind] * n for kind, n in b.counts(request).items())
         for b in BACKENDS

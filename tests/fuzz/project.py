@@ -12,14 +12,14 @@ from torch import Tensor
 from mpnn import graphs, ops
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS
+from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine import dispatch
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import GridOffset, Offset, Relation
 from mpnn.graph.topology import Topology
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
-from mpnn.request.tables import BiasTable, EmbeddingTable
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _changed(graph: Graph, name: str, *arguments: Any) -> Graph:
     raise ValueError(f"no change {name!r}")
 
 
-def request_of(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> Request:
+def request_of(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> Round:
     """The request of a case over its graph."""
     score = case["score"]
 
@@ -115,7 +115,7 @@ def request_of(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) ->
             asked = AdditiveScore(leaves["dst"], leaves["src"], activation, edge)
         else:
             asked = AdditiveV2Score(leaves["dst"], leaves["src"], leaves["vector"], activation, edge)
-    return Request(
+    return Round(
         graph,
         leaves["value"],
         asked,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mpnn import graphs, ops
+from mpnn.edge_tables import BiasTable
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Table, as_relation
-from mpnn.request.tables import BiasTable
 
 
 def classes(relation: Relation, num_dst: int, num_src: int) -> Tensor:

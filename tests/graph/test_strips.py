@@ -17,8 +17,8 @@ from mpnn.engine.plan import plan
 from mpnn.graph.blocks import BlockMask, count_blocks
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 HUNDRED_MILLION = 10**8
 
@@ -181,9 +181,9 @@ def at_most(seconds: float, megabytes: float) -> Iterator[None]:
     assert took < seconds, f"{took:.1f} s"
 
 
-def attention(graph: Graph) -> Request:
+def attention(graph: Graph) -> Round:
     features = torch.zeros(()).expand(graph.num_dst, 8, 64).requires_grad_()
-    return Request(graph, features, Dot(features, features, 0.125))
+    return Round(graph, features, Dot(features, features, 0.125))
 
 
 AT_ANY_SIZE: list[Callable[[], Topology]] = [

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import Graph, graphs
+from mpnn import Graph, graphs, rng
 from mpnn.backends.tiles.cpu import _layout
 from mpnn.graph.topology import Topology
 from mpnn.kernels.tile_attention import ROWS, Dropout, TileAttention
-from mpnn.request import rng
 
 OPTIONS = ["plain", "softcap", "table", "bias", "shared bias", "dropout", "all"]
 

@@ -10,12 +10,12 @@ import torch
 from mpnn import graphs
 from mpnn.backends import edge_list
 from mpnn.backends.tiles import bias, cuda
+from mpnn.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.kernels import flex, varlen
-from mpnn.request.needs import missing
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
-from mpnn.request.tables import BiasTable
+from mpnn.needs import missing
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 # Unfused on purpose: compiled, it takes half a minute.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
@@ -38,7 +38,7 @@ def asked(graph, width=8, heads=2, key_heads=2, batch=(), **options):
         return torch.randn(*batch, nodes, h, width, dtype=torch.float64)
 
     score = Dot(features(graph.num_dst, heads), features(graph.num_src, key_heads), 0.3)
-    return Request(graph, features(graph.num_src, key_heads), score, **options)
+    return Round(graph, features(graph.num_src, key_heads), score, **options)
 
 
 def unfused(request):

@@ -13,7 +13,7 @@ from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, 
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
-from mpnn.request.request import Round
+from mpnn.round import Round
 
 DIM, HEADS, HEAD = 8, 2, 4
 N = 7

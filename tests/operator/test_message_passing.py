@@ -15,7 +15,7 @@ from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, 
 from mpnn.graph import Graph
 from mpnn.position import EdgeBias, Table
 from mpnn.propagation import Propagation
-from mpnn.request.request import Round
+from mpnn.round import Round
 from mpnn.update import GRU, MLP, Activate, Add, Concat, FeedForward, PreNorm
 
 N = 12

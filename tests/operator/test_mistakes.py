@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import mpnn
 from mpnn import MessagePassing, attention, engine, graphs, models, ops, position, update
 from mpnn.backends import BACKENDS
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveV2Score, Dot, LeakyReLU
+from mpnn.round import Round
+from mpnn.scores import AdditiveV2Score, Dot, LeakyReLU
 
 RULE = graphs.window(1)
 GRAPH = RULE.bind(5)
@@ -195,8 +195,8 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: mpnn.explain(OPERATOR),
         "explain.* takes what op.* takes: missing",
     ),
-    "explain, swapped": (lambda: mpnn.explain(X, OPERATOR), "op must be a MessagePassing or a Request; got Tensor"),
-    "explain, a graph": (lambda: mpnn.explain(GRAPH, X), "op must be a MessagePassing or a Request; got Graph"),
+    "explain, swapped": (lambda: mpnn.explain(X, OPERATOR), "op must be a MessagePassing or a Round; got Tensor"),
+    "explain, a graph": (lambda: mpnn.explain(GRAPH, X), "op must be a MessagePassing or a Round; got Graph"),
     "explain, a model": (
         lambda: mpnn.explain(models.GCN(4, 3), X, GRAPH),
         "op must be .*; got GCN.* one layer",
@@ -327,12 +327,12 @@ def test_views_with_the_negative_bit_are_numbers_like_others(backend: str) -> No
     bias, weight = torch.rand(GRAPH.num_edges, 2), torch.rand(GRAPH.num_edges)
     score, v2 = Dot(Q, Q, 0.5), AdditiveV2Score(Q, Q, torch.rand(2, 4), LeakyReLU())
     requests = [
-        Request(GRAPH, Q, score),
-        Request(GRAPH, Q, score, (bias,)),
-        Request(GRAPH, Q, score, edge_value=torch.rand(GRAPH.num_edges, 2, 4)),
-        Request(GRAPH, Q, v2),
-        Request(GRAPH, Q, bias=(weight[:, None],), normalize="none"),
-        Request(GRAPH, Q, reduce=mpnn.aggregate.Max()),
+        Round(GRAPH, Q, score),
+        Round(GRAPH, Q, score, (bias,)),
+        Round(GRAPH, Q, score, edge_value=torch.rand(GRAPH.num_edges, 2, 4)),
+        Round(GRAPH, Q, v2),
+        Round(GRAPH, Q, bias=(weight[:, None],), normalize="none"),
+        Round(GRAPH, Q, reduce=mpnn.aggregate.Max()),
     ]
     ran = 0
     for request in requests:
@@ -351,14 +351,14 @@ def test_views_with_the_negative_bit_are_numbers_like_others(backend: str) -> No
     assert ran or backend in ("scatter", "low_rank")
 
 
-def _with(request: Request, change: Callable[[Tensor], Tensor], value: Tensor) -> Request:
+def _with(request: Round, change: Callable[[Tensor], Tensor], value: Tensor) -> Round:
     """The request with every tensor changed."""
     score = copy.copy(request.score)
     for name, x in vars(score).items() if score is not None else ():
         if isinstance(x, Tensor):
             setattr(score, name, change(x))
     edge_value = None if request.edge_value is None else change(request.edge_value)
-    return Request(
+    return Round(
         request.graph,
         value,
         score,

@@ -27,12 +27,12 @@ from mpnn import graphs
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS, Backend, scatter
 from mpnn.backends.csr import on_device
+from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.engine import dispatch, plan
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.request.request import Request
-from mpnn.request.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
-from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
+from mpnn.round import Round
+from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
 
 PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
 HEADS, WIDTH = 4, 3
@@ -96,11 +96,11 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64).to(dtype).requires_grad_()
 
 
-def request(graph: Graph, batch: tuple[int, ...] = (), key_heads: int = HEADS, value_heads: int = HEADS) -> Request:
+def request(graph: Graph, batch: tuple[int, ...] = (), key_heads: int = HEADS, value_heads: int = HEADS) -> Round:
     """Dot-product attention with a softmax."""
     query = leaf(*batch, graph.num_dst, HEADS, WIDTH)
     key = leaf(*batch, graph.num_src, key_heads, WIDTH)
-    return Request(graph, leaf(*batch, graph.num_src, value_heads, WIDTH + 2), Dot(query, key, 0.7))
+    return Round(graph, leaf(*batch, graph.num_src, value_heads, WIDTH + 2), Dot(query, key, 0.7))
 
 
 def table(graph: Graph, heads: int = HEADS) -> BiasTable:
@@ -113,28 +113,28 @@ def vectors(relation: Relation, heads: int, width: int) -> EmbeddingTable:
     return EmbeddingTable(leaf(relation.count, heads, width), relation)
 
 
-def with_edge_key(plain: Request, edge_key: PerEdge) -> Request:
+def with_edge_key(plain: Round, edge_key: PerEdge) -> Round:
     return replace(plain, score=replace(plain.score, edge_key=edge_key))
 
 
-def on_keys(plain: Request, relation: Relation, heads: int = HEADS) -> Request:
+def on_keys(plain: Round, relation: Relation, heads: int = HEADS) -> Round:
     """The request with vectors by edge type on the keys (Shaw, Transformer-XL)."""
     return with_edge_key(plain, vectors(relation, heads, WIDTH))
 
 
-def on_both(plain: Request, relation: Relation, heads: int = HEADS) -> Request:
+def on_both(plain: Round, relation: Relation, heads: int = HEADS) -> Round:
     """The request with vectors by edge type on keys and values."""
     return replace(on_keys(plain, relation, heads), edge_value=vectors(relation, heads, WIDTH + 2))
 
 
-def with_biases(plain: Request) -> Request:
+def with_biases(plain: Round) -> Round:
     """The request with biases by the same edge types as `edge_key`, and others."""
     rule = plain.score.edge_key.relation
     tables = BiasTable(leaf(rule.count, HEADS), rule), BiasTable(leaf(rule.count, 1), rule)
     return replace(plain, bias=(*tables, table(plain.graph)))
 
 
-def with_spare_rows(plain: Request) -> Request:
+def with_spare_rows(plain: Round) -> Round:
     """The request with tables of different lengths, each with more rows than its rule has edge types."""
     rule = Offset(1)
     tables = [BiasTable(leaf(rule.count + spare, HEADS), rule) for spare in (4, 1)]
@@ -145,12 +145,12 @@ def with_spare_rows(plain: Request) -> Request:
 LEAKY = LeakyReLU()
 
 
-def additive(graph: Graph, activation: Activation = LEAKY, edge: bool = False) -> Request:
+def additive(graph: Graph, activation: Activation = LEAKY, edge: bool = False) -> Round:
     score = AdditiveScore(leaf(graph.num_dst, HEADS), leaf(graph.num_src, HEADS), activation)
     return replace(request(graph), score=replace(score, edge=leaf(graph.num_edges, HEADS)) if edge else score)
 
 
-def additive_v2(graph: Graph, activation: Activation = LEAKY, edge: bool = False) -> Request:
+def additive_v2(graph: Graph, activation: Activation = LEAKY, edge: bool = False) -> Round:
     dst, src = (leaf(n, HEADS, WIDTH) for n in (graph.num_dst, graph.num_src))
     added = leaf(graph.num_edges, HEADS, WIDTH) if edge else None
     return replace(request(graph), score=AdditiveV2Score(dst, src, leaf(HEADS, WIDTH), activation, added))
@@ -179,20 +179,20 @@ class Product(Distance):
         return Dot(self.query, self.key, 1.0)
 
 
-def own_score(graph: Graph, score: type[Distance]) -> Request:
+def own_score(graph: Graph, score: type[Distance]) -> Round:
     plain = request(graph)
     return replace(plain, score=score(plain.score.query, plain.score.key))
 
 
-def aggregation(graph: Graph, reduce: str = "sum", weighted: bool = False) -> Request:
+def aggregation(graph: Graph, reduce: str = "sum", weighted: bool = False) -> Round:
     """Aggregation of features [2, N_src, 1, F] as by `ops.aggregate`."""
     bias = (leaf(graph.num_edges, 1),) if weighted else ()
     how = SUM if reduce == "sum" else aggregator(reduce)
-    return Request(graph, leaf(2, graph.num_src, 1, WIDTH), bias=bias, normalize="none", reduce=how)
+    return Round(graph, leaf(2, graph.num_src, 1, WIDTH), bias=bias, normalize="none", reduce=how)
 
 
 DROPOUT: dict[str, Any] = {"dropout": 0.4, "seed": SEED}
-REQUESTS: dict[str, Callable[[Graph], Request]] = {
+REQUESTS: dict[str, Callable[[Graph], Round]] = {
     "dot product": request,
     "batched": lambda g: request(g, (2,)),
     "batched twice": lambda g: request(g, (2, 1)),
@@ -261,7 +261,7 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def converted(asked: Request, convert: Callable[[Tensor], Tensor]) -> Request:
+def converted(asked: Round, convert: Callable[[Tensor], Tensor]) -> Round:
     """The request with each of its tensors converted."""
 
     def one(x: Any) -> Any:
@@ -290,7 +290,7 @@ def all_installed() -> Iterator[None]:
         yield
 
 
-def refusal(backend: Backend, asked: Request, dtype: torch.dtype = torch.float32, device: str = "cpu") -> str | None:
+def refusal(backend: Backend, asked: Round, dtype: torch.dtype = torch.float32, device: str = "cpu") -> str | None:
     """Why the backend refuses the request on this device, which need not exist, or None."""
 
     def claim(x: Tensor) -> Tensor:
@@ -303,7 +303,7 @@ def refusal(backend: Backend, asked: Request, dtype: torch.dtype = torch.float32
         return plan.refusal(backend, converted(asked, claim).lowered(backend.NAME))
 
 
-def simple(backend: Backend, device: str = "cpu") -> Callable[[Graph], Request]:
+def simple(backend: Backend, device: str = "cpu") -> Callable[[Graph], Round]:
     """A request that the backend supports over a causal graph."""
     makers = (REQUESTS[name] for name in SIMPLE)
     return next(make for make in makers if refusal(backend, make(GRAPHS["causal"]), device=device) is None)
@@ -399,7 +399,7 @@ def supported(backend: Backend, *rows: str) -> bool:
     return all(_answers()[row, backend.NAME] for row in rows)
 
 
-def run(backend: Backend, asked: Request) -> tuple[Tensor, Tensor | None]:
+def run(backend: Backend, asked: Round) -> tuple[Tensor, Tensor | None]:
     """Runs a request that the backend must support."""
     asked = asked.lowered(backend.NAME)
     reason = plan.refusal(backend, asked)

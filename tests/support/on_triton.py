@@ -16,12 +16,12 @@ from mpnn import graphs
 from mpnn.aggregate import Mean
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import cuda_attention, cuda_reduce
+from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
-from mpnn.request.tables import BiasTable, EmbeddingTable
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MARKS = [
@@ -85,28 +85,28 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpnn.kernels.cuda.schedule._PIECE", 20)
 
 
-def dot(graph: Graph, batch: tuple[int, ...] = (), heads: int = 3, width: int = 5, shared: int = 3) -> Request:
+def dot(graph: Graph, batch: tuple[int, ...] = (), heads: int = 3, width: int = 5, shared: int = 3) -> Round:
     query, key = leaf(*batch, graph.num_dst, heads, width), leaf(*batch, graph.num_src, shared, width)
-    return Request(graph, leaf(*batch, graph.num_src, shared, width + 2), Dot(query, key, 0.6))
+    return Round(graph, leaf(*batch, graph.num_src, shared, width + 2), Dot(query, key, 0.6))
 
 
-def additive(graph: Graph, activation: Callable[[Tensor], Tensor], batch: tuple[int, ...] = ()) -> Request:
+def additive(graph: Graph, activation: Callable[[Tensor], Tensor], batch: tuple[int, ...] = ()) -> Round:
     ends = [leaf(*batch, n, 3) for n in (graph.num_dst, graph.num_src)]
-    return Request(graph, leaf(*batch, graph.num_src, 3, 4), AdditiveScore(*ends, activation, leaf(graph.num_edges, 3)))
+    return Round(graph, leaf(*batch, graph.num_src, 3, 4), AdditiveScore(*ends, activation, leaf(graph.num_edges, 3)))
 
 
-def additive_v2(graph: Graph, activation: Callable[[Tensor], Tensor], edge_heads: int = 3) -> Request:
+def additive_v2(graph: Graph, activation: Callable[[Tensor], Tensor], edge_heads: int = 3) -> Round:
     ends = [leaf(n, 3, 5) for n in (graph.num_dst, graph.num_src)]
     edge = leaf(graph.num_edges, edge_heads, 5)
-    return Request(graph, leaf(graph.num_src, 3, 4), AdditiveV2Score(*ends, leaf(3, 5), activation, edge))
+    return Round(graph, leaf(graph.num_src, 3, 4), AdditiveV2Score(*ends, leaf(3, 5), activation, edge))
 
 
-def with_vectors(graph: Graph, edge_key: Tensor | EmbeddingTable, edge_value: Tensor | EmbeddingTable) -> Request:
+def with_vectors(graph: Graph, edge_key: Tensor | EmbeddingTable, edge_value: Tensor | EmbeddingTable) -> Round:
     given = dot(graph, (2,))
     return replace(given, score=replace(given.score, edge_key=edge_key), edge_value=edge_value)
 
 
-REQUESTS: dict[str, Callable[[Graph], Request]] = {
+REQUESTS: dict[str, Callable[[Graph], Round]] = {
     "dot": dot,
     "grouped heads, batch, dropout": lambda g: replace(dot(g, (2, 1), heads=4, shared=2), dropout=0.5, seed=SEED),
     "one key for all heads": lambda g: dot(g, heads=5, shared=1),
@@ -139,7 +139,7 @@ REQUESTS: dict[str, Callable[[Graph], Request]] = {
 }
 
 
-def check(given: Request, close: dict[str, float] = CLOSE, what: str = "") -> None:
+def check(given: Round, close: dict[str, float] = CLOSE, what: str = "") -> None:
     """Output and gradients are those of the specification."""
     kernels = cuda_reduce if csr.reduce.is_plain(given) else cuda_attention
     assert why_not(kernels, given) is None

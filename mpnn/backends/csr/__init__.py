@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpnn.backends.cost_model import Estimate
 from mpnn.backends.csr import attention, cuda_attention, cuda_reduce, reduce
-from mpnn.request.request import Request
+from mpnn.round import Round
 
 NAME = "csr"
 SERVES = reduce.SERVES | attention.SERVES | {"cuda"}  # on some device and in one of its halves; `serves` is exact
@@ -20,31 +20,31 @@ _HALVES: dict[str, tuple[ModuleType, ModuleType]] = {
 }
 
 
-def serves(request: Request) -> tuple[frozenset[str], dict[str, str]]:
-    if request.value.device.type not in _HALVES:
+def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
+    if round.value.device.type not in _HALVES:
         return frozenset(), {}
-    half = _half(request)
+    half = _half(round)
     return half.SERVES, getattr(half, "REASONS", {})
 
 
-def refusal(request: Request) -> str | None:
-    reason: str | None = _half(request).refusal(request)
+def refusal(round: Round) -> str | None:
+    reason: str | None = _half(round).refusal(round)
     return reason
 
 
-def counts(request: Request) -> dict[str, float]:
-    operations: dict[str, float] = _half(request).counts(request)
+def counts(round: Round) -> dict[str, float]:
+    operations: dict[str, float] = _half(round).counts(round)
     return operations
 
 
-def estimate(request: Request) -> Estimate:
-    return _half(request).estimate(request)
+def estimate(round: Round) -> Estimate:
+    return _half(round).estimate(round)
 
 
-def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    return _half(request).run(request)
+def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    return _half(round).run(round)
 
 
-def _half(request: Request) -> ModuleType:
-    plain, attend = _HALVES["cpu" if request.value.is_cpu else "cuda"]
-    return plain if reduce.is_plain(request) else attend
+def _half(round: Round) -> ModuleType:
+    plain, attend = _HALVES["cpu" if round.value.is_cpu else "cuda"]
+    return plain if reduce.is_plain(round) else attend

@@ -1,4 +1,4 @@
-"""Attention along the rows of any graph on CPU: converts a request for `mpnn.kernels.row_attention`. The scores it
+"""Attention along the rows of any graph on CPU: converts a round for `mpnn.kernels.row_attention`. The scores it
 supports are supported on GPUs too (`mpnn.backends.csr.cuda_attention`).
 
 Torch operations pad widths to whole vectors and cast 16-bit features to float32, so autograd differentiates both.
@@ -16,15 +16,15 @@ from torch.nn import functional as F
 from mpnn.aggregate import Mean
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.csr import edges
+from mpnn.edge_tables import EmbeddingTable, PerEdge, per_edge
 from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_attention import LANES, Spec, Tensors
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.sinks import share_of_edges
-from mpnn.request.needs import FLOATS, NORMALIZED, on_edges
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
-from mpnn.request.tables import EmbeddingTable, PerEdge, per_edge
+from mpnn.needs import FLOATS, NORMALIZED, on_edges
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 
 _BEYOND_CACHE = 1 << 24  # bytes of features
 KINDS: dict[type, int] = {type(None): CONSTANT, Dot: DOT, AdditiveScore: ADDITIVE, AdditiveV2Score: ACTIVATED}
@@ -38,13 +38,13 @@ SERVES = (
 )  # fmt: skip
 
 
-def refusal(request: Request) -> str | None:
-    score, value = request.score, request.value
+def refusal(round: Round) -> str | None:
+    score, value = round.score, round.value
     if (why := library.why_missing()) is not None:
         return why
-    if request.heads == 0:
+    if round.heads == 0:
         return "there is no head to compute"
-    vectors = [("edge_value", request.edge_value, value.shape[-1])]
+    vectors = [("edge_value", round.edge_value, value.shape[-1])]
     if isinstance(score, Dot):
         vectors.append(("edge_key", score.edge_key, score.query.shape[-1]))
     elif isinstance(score, AdditiveV2Score):
@@ -53,53 +53,58 @@ def refusal(request: Request) -> str | None:
         numbers = None if data is None else _numbers(data)
         if numbers is not None and numbers.shape[-1] != width:
             return f"{name} is {numbers.shape[-1]} wide, and the features it is added to are {width} wide"
-    if max(request.graph.num_dst, request.graph.num_src) >= 2**31:
+    if max(round.graph.num_dst, round.graph.num_src) >= 2**31:
         return "it numbers nodes with 32 bits"
     return None
 
 
-def counts(request: Request) -> dict[str, float]:
+def counts(round: Round) -> dict[str, float]:
     """Edges, edges times heads, and the components that each edge gathers from its two ends."""
-    graph, batch, kind = request.graph, request.batch.numel(), _COSTS[KINDS[type(request.score)]]
-    width = request.heads * request.value.shape[-1]
+    graph, batch, kind = round.graph, round.batch.numel(), _COSTS[KINDS[type(round.score)]]
+    width = round.heads * round.value.shape[-1]
     edges = float(graph.num_edges * batch)
     gathered = edges * width * (2 if kind in ("dot", "activated") else 1)
     # features that exceed the cache are read from memory for each edge
-    far = max(graph.num_dst, graph.num_src) * width * (torch.finfo(request.accumulate_dtype).bits // 8) > _BEYOND_CACHE
-    operations = {f"{kind} call": 1.0, "scored edge": edges, f"{kind} head": edges * request.heads}
+    far = max(graph.num_dst, graph.num_src) * width * (torch.finfo(round.accumulate_dtype).bits // 8) > _BEYOND_CACHE
+    operations = {f"{kind} call": 1.0, "scored edge": edges, f"{kind} head": edges * round.heads}
     operations |= {
         "far gathered number" if far else "gathered number": gathered,
         "attending number": float(graph.num_dst * batch * width),
     }
     if kind == "activated":
         operations["activated number"] = edges * width
-    if request.bias:
-        operations |= of_biases(request.bias, "edge", graph.num_edges)
-    added = (request.edge_value, request.score.edge_key if isinstance(request.score, Dot) else None)
+    if round.bias:
+        operations |= of_biases(round.bias, "edge", graph.num_edges)
+    added = (round.edge_value, round.score.edge_key if isinstance(round.score, Dot) else None)
     if vectors := sum(vector is not None for vector in added):
         operations["vector number"] = edges * width * vectors
-    if request.dropout:
-        operations["dropped head"] = edges * request.heads
-    operations = both_ways(operations, request.needs_grad)
-    if request.needs_grad:  # the forward pass reads those sources that have edges; the backward pass writes all
+    if round.dropout:
+        operations["dropped head"] = edges * round.heads
+    operations = both_ways(operations, round.needs_grad)
+    if round.needs_grad:  # the forward pass reads those sources that have edges; the backward pass writes all
         operations["attending number, back"] = float(max(graph.num_dst, graph.num_src) * batch * width)
     return operations
 
 
-def estimate(request: Request) -> Estimate:
-    size = request.graph.num_edges * request.batch.numel() * request.heads * 2 * request.needs_grad
-    return priced("csr", counts(request), size * torch.finfo(request.accumulate_dtype).bits / 8)
+def estimate(round: Round) -> Estimate:
+    size = round.graph.num_edges * round.batch.numel() * round.heads * 2 * round.needs_grad
+    return priced("csr", counts(round), size * torch.finfo(round.accumulate_dtype).bits / 8)
 
 
-def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    graph, dtype = request.graph, request.accumulate_dtype
-    tables = [b for b in request.bias if isinstance(b, EmbeddingTable)]  # the kernel looks up one of them
+def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    graph, dtype = round.graph, round.accumulate_dtype
+    tables = [b for b in round.bias if isinstance(b, EmbeddingTable)]  # the kernel looks up one of them
     table = tables[0] if tables else None
-    bias = request.edge_bias(b for b in request.bias if b is not table)
-    query = key = vector = edge_key = edge_term = None
+    bias = round.edge_bias(b for b in round.bias if b is not table)
+    query: Any = None
+    key: Any = None
+    vector: Any = None
+    edge_key: Any = None
+    edge_term: Any = None
     scale, softcap = 1.0, 0.0
     slope: Any = 1.0
-    match request.score:
+    score: Any = round.score
+    match score:
         case Dot(query, key, scale, edge_key, cap):
             query, key, softcap = _pad(query, dtype), _pad(key, dtype), cap or 0.0
         case AdditiveScore(query, key, activation, edge):
@@ -108,45 +113,45 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         case AdditiveV2Score(query, key, vector, activation, edge):
             query, key, vector, slope = *(_pad(x, dtype) for x in (query, key, vector)), slope_of(activation)
             edge_key = None if edge is None else per_edge(edge, graph, dtype)
-        case None if request.weighted:
+        case None if round.weighted:
             scale = 0.0  # the logits are the biases
     tanh = slope == "tanh"
     on_edges: dict[str, PerEdge | None] = {
-        "edge_key": edge_key, "edge_value": request.edge_value, "edge_term": edge_term, "bias": bias, "table": table
+        "edge_key": edge_key, "edge_value": round.edge_value, "edge_term": edge_term, "bias": bias, "table": table
     }  # fmt: skip
     spec = Spec(
         edges.by_destination(graph),
         partial(edges.by_source_with_slots, graph),
         {name: edges.edge_types(graph, x) for name, x in on_edges.items() if isinstance(x, EmbeddingTable)},
-        request.heads,
-        KINDS[type(request.score)],
-        NORMALIZERS[request.normalize if request.weighted else "none"],
+        round.heads,
+        KINDS[type(round.score)],
+        NORMALIZERS[round.normalize if round.weighted else "none"],
         scale,
         softcap,
         1.0 if tanh else slope,
         tanh,
-        request.dropout_keys(),
-        request.dropout,
+        round.dropout_keys(),
+        round.dropout,
         graph.node_ids,
-        request.return_weights,
-        request.return_lse or request.sinks is not None,
+        round.return_weights,
+        round.return_lse or round.sinks is not None,
     )
     numbers = {name: None if x is None else _numbers(x).to(dtype) for name, x in on_edges.items()}
-    out, weights, lse = row_attention.attend(spec, Tensors(_pad(request.value, dtype), query, key, vector, **numbers))
-    if request.sinks is not None:
-        share = share_of_edges(lse, request.sinks)
+    out, weights, lse = row_attention.attend(spec, Tensors(_pad(round.value, dtype), query, key, vector, **numbers))
+    if round.sinks is not None:
+        share = share_of_edges(lse, round.sinks)
         out = out * share[..., None]
-        if request.return_weights:
+        if round.return_weights:
             weights = weights * share.index_select(-2, graph.ends[1])
-    width = request.value.shape[-1]
+    width = round.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
-    if type(request.reduce) is Mean:
+    if type(round.reduce) is Mean:
         inverse = ("csr inverse degree", dtype)
         out = out * graph.cached(inverse, lambda: (1 / edges.by_destination(graph).degree.to(dtype))[..., None])
-    out = out.to(request.value.dtype)
-    if request.return_lse:
+    out = out.to(round.value.dtype)
+    if round.return_lse:
         return out, lse.masked_fill(lse == torch.inf, -torch.inf)
-    return out, weights.to(request.value.dtype) if request.return_weights else None
+    return out, weights.to(round.value.dtype) if round.return_weights else None
 
 
 def _numbers(data: PerEdge) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mpnn.edge_tables import EmbeddingTable
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR, inverse
 from mpnn.kernels.row_attention import EdgeTypes
 from mpnn.kernels.rows import Rows
-from mpnn.request.tables import EmbeddingTable
 
 
 def by_destination(graph: Graph) -> Rows:

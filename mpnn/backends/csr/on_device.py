@@ -8,24 +8,24 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR, sorted_by
 from mpnn.kernels.cuda.schedule import Sorted
 from mpnn.kernels.cuda.shapes import WIDEST
-from mpnn.request.request import Request
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.round import Round
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _OLDEST = 3, 7  # Triton version; older ones do not accept tuples that hold None
 
 
-def unavailable(request: Request) -> str | None:
-    """The reason why no GPU kernel supports the request, or None."""
+def unavailable(round: Round) -> str | None:
+    """The reason why no GPU kernel supports the round, or None."""
     if (why := _unusable()) is not None:
         return why
-    if request.value.dtype not in _TYPES:
-        return f"it has no kernels for {request.value.dtype}"
-    width = max((x.shape[-1] for x in request.tensors if x.dim()), default=0)
+    if round.value.dtype not in _TYPES:
+        return f"it has no kernels for {round.value.dtype}"
+    width = max((x.shape[-1] for x in round.tensors if x.dim()), default=0)
     return f"on CUDA its features are at most {WIDEST:,} wide, and these are {width:,} wide" if width > WIDEST else None
 
 
@@ -53,28 +53,28 @@ def _sorted(edges: CSR, num_cols: int) -> Sorted:
     return Sorted(edges.ptr, edges.col, edges.edge_id, num_cols)
 
 
-def per_edge(x: Tensor, heads: int, request: Request, trailing: int = 1) -> Tensor:
+def per_edge(x: Tensor, heads: int, round: Round, trailing: int = 1) -> Tensor:
     """[B, E, H] (or, with 2 trailing dimensions, [B, E, H, D]) of x, broadcast over the batch and heads. A view
     if possible."""
     shape = (*x.shape[-1 - trailing : -trailing], heads, *x.shape[x.dim() - trailing + 1 :])
     if x.dim() == trailing + 1:
-        return x.expand(request.batch.numel(), *shape)
-    return x.expand(*request.batch, *shape).reshape(request.batch.numel(), *shape)
+        return x.expand(round.batch.numel(), *shape)
+    return x.expand(*round.batch, *shape).reshape(round.batch.numel(), *shape)
 
 
-def biases(request: Request) -> Tensor | None:
+def biases(round: Round) -> Tensor | None:
     """The sum of all biases in the caller's edge order."""
-    parts = [numbers(b, request) for b in request.bias]
+    parts = [numbers(b, round) for b in round.bias]
     return sum(parts[1:], parts[0]) if parts else None
 
 
-def numbers(data: PerEdge, request: Request) -> Tensor:
+def numbers(data: PerEdge, round: Round) -> Tensor:
     """The numbers of each edge, [..., E, H] in the caller's order. Tables are expanded."""
     if isinstance(data, Tensor):
-        return data.to(request.accumulate_dtype)
+        return data.to(round.accumulate_dtype)
     from mpnn.kernels.cuda.row_reduce import Gather
 
-    graph, table = request.graph, data.table.to(request.accumulate_dtype)
+    graph, table = round.graph, data.table.to(round.accumulate_dtype)
     out: Tensor = Gather.apply(table, ids(data, graph), by_type(data, graph))
     return out
 

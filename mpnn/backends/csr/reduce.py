@@ -1,4 +1,4 @@
-"""Plain aggregation along the rows of any graph on CPU: converts a request for `mpnn.kernels.row_reduce`.
+"""Plain aggregation along the rows of any graph on CPU: converts a round for `mpnn.kernels.row_reduce`.
 `mpnn.backends.csr.cuda_reduce` does the same for GPUs.
 
 An aggregator runs as one kernel if its type is in KINDS or if it has a `combine`. A composed aggregator runs its
@@ -21,18 +21,18 @@ from mpnn.graph import Graph
 from mpnn.kernels import combine
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_reduce import Associative, RowReduce
-from mpnn.request.needs import AGGREGATES, FLOATS, on_edges
-from mpnn.request.request import Request
+from mpnn.needs import AGGREGATES, FLOATS, on_edges
+from mpnn.round import Round
 
 _BEYOND_CACHE = 40e6  # bytes of features beyond which almost all reads miss the cache
 KINDS: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}
 _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "sum", Max: "extreme", Min: "extreme", Var: "variance"}
 
 
-def is_plain(request: Request) -> bool:
+def is_plain(round: Round) -> bool:
     """Whether this aggregates without attention: no score, normalizer, dropout, edge_value or returned weights."""
-    unscored = request.score is None and request.normalize == "none" and request.edge_value is None
-    return unscored and not request.dropout and not request.return_weights
+    unscored = round.score is None and round.normalize == "none" and round.edge_value is None
+    return unscored and not round.dropout and not round.return_weights
 
 
 SERVES = FLOATS | AGGREGATES | on_edges("bias") | {
@@ -40,13 +40,13 @@ SERVES = FLOATS | AGGREGATES | on_edges("bias") | {
 }  # fmt: skip
 
 
-def refusal(request: Request) -> str | None:
+def refusal(round: Round) -> str | None:
     if (why := library.why_missing()) is not None:
         return why
-    if max(request.graph.num_dst, request.graph.num_src) >= 2**31:
+    if max(round.graph.num_dst, round.graph.num_src) >= 2**31:
         return "it numbers nodes with 32 bits"
     # `needs_grad` takes as long as all other checks, and decides for a user's own aggregators only
-    return None if type(request.reduce) in KINDS else _why_not(request.reduce, request.needs_grad)
+    return None if type(round.reduce) in KINDS else _why_not(round.reduce, round.needs_grad)
 
 
 def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
@@ -72,12 +72,12 @@ def is_composed(aggregator: Any) -> bool:
     return isinstance(aggregator, Composed) and type(aggregator).reduce is Composed.reduce
 
 
-def counts(request: Request) -> dict[str, float]:
+def counts(round: Round) -> dict[str, float]:
     """Edges, their components, and the components of nodes, for each aggregator that runs."""
-    graph, batch, leaves = request.graph, request.batch.numel(), leaves_of(request.reduce)
-    width = request.heads * request.value.shape[-1]
+    graph, batch, leaves = round.graph, round.batch.numel(), leaves_of(round.reduce)
+    width = round.heads * round.value.shape[-1]
     edges, numbers = float(graph.num_edges * batch), float(graph.num_edges * batch * width)
-    beyond = min(1.0, graph.num_src * width * (torch.finfo(request.accumulate_dtype).bits // 8) / _BEYOND_CACHE)
+    beyond = min(1.0, graph.num_src * width * (torch.finfo(round.accumulate_dtype).bits // 8) / _BEYOND_CACHE)
     operations = {"reduced edge": edges * len(leaves)}
     operations["node number"] = float((graph.num_dst + graph.num_src) * batch * width * len(leaves))
     operations["far number"] = numbers * beyond * len(leaves)
@@ -85,16 +85,16 @@ def counts(request: Request) -> dict[str, float]:
         family = _FAMILIES.get(type(leaf), "own")
         for kind, count in ((f"{family} call", 1.0), (f"{family} number", numbers)):
             operations[kind] = operations.get(kind, 0.0) + count
-    if request.bias:
+    if round.bias:
         operations |= {"weights call": 1.0, "weighed edge": edges * len(leaves)}
     own = any(type(leaf) not in KINDS for leaf in leaves)
-    return {**both_ways(operations, request.needs_grad), **({"compilation call": 1.0} if own else {})}
+    return {**both_ways(operations, round.needs_grad), **({"compilation call": 1.0} if own else {})}
 
 
-def estimate(request: Request) -> Estimate:
-    width = request.heads * request.value.shape[-1] * (torch.finfo(request.accumulate_dtype).bits // 8)
-    saved = request.graph.num_dst * request.batch.numel() * width * (2.0 if request.needs_grad else 0.0)
-    return priced("csr", counts(request), saved)
+def estimate(round: Round) -> Estimate:
+    width = round.heads * round.value.shape[-1] * (torch.finfo(round.accumulate_dtype).bits // 8)
+    saved = round.graph.num_dst * round.batch.numel() * width * (2.0 if round.needs_grad else 0.0)
+    return priced("csr", counts(round), saved)
 
 
 def leaves_of(aggregator: Any) -> list[Any]:
@@ -104,15 +104,15 @@ def leaves_of(aggregator: Any) -> list[Any]:
     return [leaf for part in aggregator.parts for leaf in leaves_of(part)]
 
 
-def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    weight, value = _weight(request), request.value
+def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    weight, value = _weight(round), round.value
     # kernels read bfloat16 as it is, and round once
-    if value.dtype != torch.bfloat16 or type(request.reduce) not in KINDS:
-        value = value.to(request.accumulate_dtype)
+    if value.dtype != torch.bfloat16 or type(round.reduce) not in KINDS:
+        value = value.to(round.accumulate_dtype)
     if weight is not None and weight.shape[-1] > 1 and value.shape[-2] < weight.shape[-1]:
         value = value.repeat_interleave(weight.shape[-1] // value.shape[-2], -2)
-    out = reduce_parts(request.reduce, request.graph, lambda part: _fold(part, value, weight, request))
-    return out.to(request.value.dtype), None
+    out = reduce_parts(round.reduce, round.graph, lambda part: _fold(part, value, weight, round))
+    return out.to(round.value.dtype), None
 
 
 def reduce_parts(aggregator: Any, graph: Graph, fold: Callable[[Any], Tensor]) -> Tensor:
@@ -124,22 +124,22 @@ def reduce_parts(aggregator: Any, graph: Graph, fold: Callable[[Any], Tensor]) -
     return out
 
 
-def _fold(aggregator: Any, value: Tensor, weight: Tensor | None, request: Request) -> Tensor:
-    graph = request.graph
+def _fold(aggregator: Any, value: Tensor, weight: Tensor | None, round: Round) -> Tensor:
+    graph = round.graph
     kind: Any = KINDS.get(type(aggregator))
     if kind is None:
         kind = Associative(aggregator.combine, float(aggregator.identity), getattr(aggregator, "gradient", None))
     rows = edges.in_order(graph, transposed=False)
-    columns = edges.in_order(graph, transposed=True) if request.needs_grad else None
-    flat = value.reshape(request.batch.numel(), graph.num_src, value.shape[-2:].numel())
+    columns = edges.in_order(graph, transposed=True) if round.needs_grad else None
+    flat = value.reshape(round.batch.numel(), graph.num_src, value.shape[-2:].numel())
     out = RowReduce.apply(flat.contiguous(), weight, rows, columns, kind)
-    return out.view(*request.batch, graph.num_dst, *value.shape[-2:])
+    return out.view(*round.batch, graph.num_dst, *value.shape[-2:])
 
 
-def _weight(request: Request) -> Tensor | None:
+def _weight(round: Round) -> Tensor | None:
     """The sum of all biases, [B or 1, E, H or 1] in the caller's order; None without biases."""
-    total = request.edge_bias(request.bias)
+    total = round.edge_bias(round.bias)
     if total is None:
         return None
-    batch = request.batch if total.dim() > 2 else torch.Size(())
+    batch = round.batch if total.dim() > 2 else torch.Size(())
     return total.expand(*batch, *total.shape[-2:]).reshape(batch.numel(), *total.shape[-2:]).contiguous()

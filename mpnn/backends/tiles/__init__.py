@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpnn.backends.cost_model import Counts, Estimate
 from mpnn.backends.tiles import cpu, cuda
-from mpnn.request.request import Request
+from mpnn.round import Round
 
 NAME = "tiles"
 
@@ -24,22 +24,22 @@ SERVES = cpu.SERVES | cuda.SERVES  # on some device; `serves` is exact
 _BY_DEVICE: dict[str, ModuleType] = {"cpu": cpu, "cuda": cuda}
 
 
-def serves(request: Request) -> tuple[frozenset[str], dict[str, str]]:
-    half = _BY_DEVICE.get(request.value.device.type)
+def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
+    half = _BY_DEVICE.get(round.value.device.type)
     return (half.SERVES, half.REASONS) if half else (frozenset(), {})
 
 
-def refusal(request: Request) -> str | None:
-    return _BY_DEVICE[request.value.device.type].refusal(request)
+def refusal(round: Round) -> str | None:
+    return _BY_DEVICE[round.value.device.type].refusal(round)
 
 
-def counts(request: Request) -> Counts:
-    return _BY_DEVICE[request.value.device.type].counts(request)
+def counts(round: Round) -> Counts:
+    return _BY_DEVICE[round.value.device.type].counts(round)
 
 
-def estimate(request: Request) -> Estimate:
-    return _BY_DEVICE[request.value.device.type].estimate(request)
+def estimate(round: Round) -> Estimate:
+    return _BY_DEVICE[round.value.device.type].estimate(round)
 
 
-def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    return (cpu if request.value.is_cpu else cuda).run(request)
+def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    return (cpu if round.value.is_cpu else cuda).run(round)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.graph.relations import Offset
-from mpnn.request.request import Request
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.round import Round
 
 
 def by_offset(bias: PerEdge) -> bool:
@@ -15,18 +15,18 @@ def by_offset(bias: PerEdge) -> bool:
     return isinstance(bias, EmbeddingTable) and type(bias.relation) is Offset
 
 
-def table(request: Request, room: int = 0) -> Tensor | None:
+def table(round: Round, room: int = 0) -> Tensor | None:
     """The sum of all biases by offset, [H, offsets + room]: the bias of i - j is at index i - j + num_src - 1. None if
     there are no such biases."""
-    graph, biases = request.graph, [b for b in request.bias if by_offset(b)]
+    graph, biases = round.graph, [b for b in round.bias if by_offset(b)]
     if not biases:
         return None
     offsets = graph.num_dst + graph.num_src - 1 + room
     i = torch.arange(offsets, device=graph.device) - (graph.num_src - 1) + graph.shift
     zero = torch.zeros((), dtype=torch.int64, device=graph.device)
     parts = [
-        b.table.to(request.accumulate_dtype).index_select(0, b.relation.ids(i, zero))
+        b.table.to(round.accumulate_dtype).index_select(0, b.relation.ids(i, zero))
         for b in biases
         if isinstance(b, EmbeddingTable) and b.relation
     ]
-    return sum(parts[1:], parts[0]).expand(-1, request.heads).T.contiguous()
+    return sum(parts[1:], parts[0]).expand(-1, round.heads).T.contiguous()

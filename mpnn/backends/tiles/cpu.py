@@ -12,15 +12,15 @@ from torch.nn import functional as F
 
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.tiles.bias import by_offset, table
+from mpnn.edge_tables import PerEdge
 from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask, count_blocks
 from mpnn.kernels.cpu import library
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
-from mpnn.request.needs import FLOATS, on_edges
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
-from mpnn.request.tables import PerEdge
+from mpnn.needs import FLOATS, on_edges
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 SERVES = FLOATS | on_edges("bias") | {
     "cpu", "Dot", "softmax", "softcap", "sum", "sinks", "dropout", "head_ids", "node_ids", "return_lse", "gradient"
@@ -33,66 +33,66 @@ REASONS = {
 }
 
 
-def refusal(request: Request) -> str | None:
+def refusal(round: Round) -> str | None:
     if (reason := library.why_missing()) is not None:
         return reason
-    if request.graph.has_scattered_cliques:
+    if round.graph.has_scattered_cliques:
         return "the nodes of its cliques are not contiguous; cliques run faster as a batch"
     return None
 
 
-def counts(request: Request) -> dict[str, float]:
+def counts(round: Round) -> dict[str, float]:
     """Pairs in tiles times heads, products on them, tiles, and components of nodes that are copied."""
-    graph, score = request.graph, request.score
+    graph, score = round.graph, round.score
     assert isinstance(score, Dot)
-    (tiles, area), batch = _tile_counts(graph), request.batch.numel()
-    heads, widths = batch * request.heads, score.query.shape[-1] + request.value.shape[-1]
+    (tiles, area), batch = _tile_counts(graph), round.batch.numel()
+    heads, widths = batch * round.heads, score.query.shape[-1] + round.value.shape[-1]
     pairs = float(area * heads)
-    kind = "double " * (request.accumulate_dtype == torch.float64)
-    nodes = graph.num_src * request.value.shape[-2] + graph.num_dst * request.heads
+    kind = "double " * (round.accumulate_dtype == torch.float64)
+    nodes = graph.num_src * round.value.shape[-2] + graph.num_dst * round.heads
     operations = {"call": 1.0, f"{kind}pair": pairs, f"{kind}product": pairs * widths}
     operations |= {"tile": float(tiles * heads), "node number": float(batch * nodes * widths)}
     operations["row of tiles"] = float(-(-graph.num_dst // ROWS) * heads)
-    if request.dropout:
+    if round.dropout:
         operations["dropped pair"] = pairs
-    if per_edge := [b for b in request.bias if not by_offset(b)]:
+    if per_edge := [b for b in round.bias if not by_offset(b)]:
         operations |= {"biased edge": float(graph.num_edges * heads), **of_biases(per_edge, "edge", graph.num_edges)}
-    return both_ways(operations, request.needs_grad)
+    return both_ways(operations, round.needs_grad)
 
 
-def estimate(request: Request) -> Estimate:
-    graph, score = request.graph, request.score
+def estimate(round: Round) -> Estimate:
+    graph, score = round.graph, round.score
     assert isinstance(score, Dot)
-    widths, size = score.query.shape[-1] + request.value.shape[-1], torch.finfo(request.accumulate_dtype).bits // 8
-    one_head = (2 * graph.num_dst if request.needs_grad else graph.num_src) * widths * size
-    biases = 0 if all(map(by_offset, request.bias)) else graph.num_edges * request.heads * size
-    return priced("tiles", counts(request), torch.get_num_threads() * min(one_head, MOST_KEPT) + biases)
+    widths, size = score.query.shape[-1] + round.value.shape[-1], torch.finfo(round.accumulate_dtype).bits // 8
+    one_head = (2 * graph.num_dst if round.needs_grad else graph.num_src) * widths * size
+    biases = 0 if all(map(by_offset, round.bias)) else graph.num_edges * round.heads * size
+    return priced("tiles", counts(round), torch.get_num_threads() * min(one_head, MOST_KEPT) + biases)
 
 
-def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    graph, score, value = request.graph, request.score, request.value
+def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    graph, score, value = round.graph, round.score, round.value
     assert isinstance(score, Dot)
     query, key, padded = map(_pad, (score.query, score.key, value))
     if key.shape[2] != padded.shape[2]:
-        key, padded = (x.repeat_interleave(request.heads // x.shape[2], 2) for x in (key, padded))
+        key, padded = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, padded))
     out, lse = TileAttention.apply(
         query,
         key,
         padded,
-        table(request, ROWS),
-        _per_edge([b for b in request.bias if not by_offset(b)], request),
+        table(round, ROWS),
+        _per_edge([b for b in round.bias if not by_offset(b)], round),
         score.scale,
         score.softcap,
-        _dropout(request),
+        _dropout(round),
         graph.cached("tiles: layout", lambda: _layout(graph)),
     )
-    if request.sinks is not None:
-        out = out * share_of_edges(lse.mT, request.sinks)[..., None]
+    if round.sinks is not None:
+        out = out * share_of_edges(lse.mT, round.sinks)[..., None]
     out = out[..., : value.shape[-1]].to(value.dtype)
-    out = out.view(*request.batch, *out.shape[1:])
-    if not request.return_lse:
+    out = out.view(*round.batch, *out.shape[1:])
+    if not round.return_lse:
         return out, None
-    return out, lse.masked_fill(lse == torch.inf, -torch.inf).mT.view(*request.batch, graph.num_dst, request.heads)
+    return out, lse.masked_fill(lse == torch.inf, -torch.inf).mT.view(*round.batch, graph.num_dst, round.heads)
 
 
 def _tile_counts(graph: Graph) -> tuple[int, int]:
@@ -122,16 +122,16 @@ def _pad(x: Tensor) -> Tensor:
     return F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
 
 
-def _per_edge(biases: list[PerEdge], request: Request) -> Tensor | None:
+def _per_edge(biases: list[PerEdge], round: Round) -> Tensor | None:
     """The sum of all biases per edge, [B or 1, H, E]."""
-    total = request.edge_bias(biases)
+    total = round.edge_bias(biases)
     if total is None:
         return None
-    batch = request.batch if total.dim() > 2 else torch.Size(())
-    total = total.expand(*batch, request.graph.num_edges, request.heads)
+    batch = round.batch if total.dim() > 2 else torch.Size(())
+    total = total.expand(*batch, round.graph.num_edges, round.heads)
     return total.reshape(batch.numel(), *total.shape[-2:]).transpose(1, 2).contiguous()
 
 
-def _dropout(request: Request) -> Dropout | None:
-    keys = request.dropout_keys()
-    return None if keys is None else Dropout(keys, request.dropout, request.graph.node_ids)
+def _dropout(round: Round) -> Dropout | None:
+    keys = round.dropout_keys()
+    return None if keys is None else Dropout(keys, round.dropout, round.graph.node_ids)

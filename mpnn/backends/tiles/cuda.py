@@ -17,9 +17,9 @@ from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask, count_blocks
 from mpnn.graph.runs import Runs
 from mpnn.kernels import flex
-from mpnn.request.needs import on_edges
-from mpnn.request.request import Request
-from mpnn.request.scores import Dot
+from mpnn.needs import on_edges
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 _LEAST_WIDTH = 16  # of a head, the least operand of a tensor core
 
@@ -34,41 +34,41 @@ REASONS = cpu.REASONS | {
 }
 
 
-def refusal(request: Request) -> str | None:
-    if not request.graph.num_edges:
+def refusal(round: Round) -> str | None:
+    if not round.graph.num_edges:
         return "the graph has no edges"
-    if (most := request.graph.structure.most_runs) > flex.MOST_RUNS:
+    if (most := round.graph.structure.most_runs) > flex.MOST_RUNS:
         return f"some row has {most} runs, and on CUDA it compares at most {flex.MOST_RUNS}"
     return None
 
 
-def counts(request: Request) -> Counts:
+def counts(round: Round) -> Counts:
     """Pairs in tiles times heads, and products on them."""
-    score = request.score
+    score = round.score
     assert isinstance(score, Dot)
-    graph = request.graph
+    graph = round.graph
     _, area = graph.cached("flex counts", lambda: count_blocks(graph.structure, flex.SIDE, flex.SIDE))
-    pairs = float(area * request.batch.numel() * request.heads)
-    return {"pair": pairs, "product": pairs * (score.query.shape[-1] + request.value.shape[-1])}
+    pairs = float(area * round.batch.numel() * round.heads)
+    return {"pair": pairs, "product": pairs * (score.query.shape[-1] + round.value.shape[-1])}
 
 
-def estimate(request: Request) -> Estimate:
-    products = counts(request)["product"]
-    numbers = sum(x.numel() for x in request.tensors) + request.batch.numel() * request.graph.num_dst * request.heads
-    passes = 3.5 if request.needs_grad else 1.0  # the backward pass takes five products where the forward takes two
-    size = numbers * request.value.element_size()
-    return Estimate(on_gpu(2 * products * passes, 2 * size * passes, request.value.dtype, 2 * passes), float(size))
+def estimate(round: Round) -> Estimate:
+    products = counts(round)["product"]
+    numbers = sum(x.numel() for x in round.tensors) + round.batch.numel() * round.graph.num_dst * round.heads
+    passes = 3.5 if round.needs_grad else 1.0  # the backward pass takes five products where the forward takes two
+    size = numbers * round.value.element_size()
+    return Estimate(on_gpu(2 * products * passes, 2 * size * passes, round.value.dtype, 2 * passes), float(size))
 
 
-def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    graph, score = request.graph, request.score
+def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    graph, score = round.graph, round.score
     assert isinstance(score, Dot)
-    query, key, value = (_pad(x) for x in (score.query, score.key, request.value))
+    query, key, value = (_pad(x) for x in (score.query, score.key, round.value))
     if key.shape[2] != value.shape[2]:
-        key, value = (x.repeat_interleave(request.heads // x.shape[2], 2) for x in (key, value))
+        key, value = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, value))
     mask = graph.cached("flex blocks", lambda: blocks(graph))
-    out = flex.attention(query, key, value, table(request), score.softcap, score.scale, mask)
-    return out[..., : request.value.shape[-1]].view(*request.batch, *out.shape[1:-1], -1), None
+    out = flex.attention(query, key, value, table(round), score.softcap, score.scale, mask)
+    return out[..., : round.value.shape[-1]].view(*round.batch, *out.shape[1:-1], -1), None
 
 
 def blocks(graph: Graph) -> Any:

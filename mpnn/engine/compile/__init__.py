@@ -1,7 +1,7 @@
 """The operator in programs that torch traces (`torch.compile`, `torch.export`). One custom operator represents a whole
-request, for all backends.
+round, for all backends.
 
-While a program is traced, sizes may be symbols, so graphs cannot be bound and requests cannot be planned. A request is
+While a program is traced, sizes may be symbols, so graphs cannot be bound and rounds cannot be planned. A round is
 therefore flattened to its tensors, its sizes and a string that describes the rest (`form`). When the program runs, the
 operator `torch.ops.mpnn.run` unflattens it with real sizes, binds the graph and plans (`operator`). Eager calls do not
 use this package.

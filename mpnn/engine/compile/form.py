@@ -1,4 +1,4 @@
-"""Requests as arguments of an operator: tensors, sizes, numbers, and a string that describes the rest.
+"""Rounds as arguments of an operator: tensors, sizes, numbers, and a string that describes the rest.
 
 The string refers by name to objects that text cannot describe, such as a user's aggregator. The object is looked up
 when the program runs. Parameters of such modules are among the tensors, so that they get gradients.
@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggregator
+from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.engine import dispatch
 from mpnn.engine.compile.graph_tensor import ADVICE, graph_to_tensor
 from mpnn.engine.compile.names import describe, restore
 from mpnn.engine.compile.outline import Built, Outline, constant
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
-from mpnn.request.tables import BiasTable, EmbeddingTable, PerEdge
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
 
 
 class Call(NamedTuple):
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A request without its numbers and sizes.
+    """A round without its numbers and sizes.
 
     `derived`: the function that derives the graph from the operator's graph, and its arguments. `slots` describe the
     tensors: `name`, `name@relation` for a table, `=role.name` for a module's parameter. `numbers` and `objects` are the
@@ -71,18 +71,18 @@ class Form(NamedTuple):
 # ---------------------------------------------------------------------------------------------------- while tracing
 
 
-def flatten(request: Request, backend: str) -> Call:
-    """Flattens a request to a call. Sizes may be symbols."""
-    if type(request) is not Request:
+def flatten(round: Round, backend: str) -> Call:
+    """Flattens a round to a call. Sizes may be symbols."""
+    if type(round) is not Round:
         raise TypeError(
-            f"torch.compile traces a Round, and not its subclass {type(request).__name__}; leave it uncompiled"
+            f"torch.compile traces a Round, and not its subclass {type(round).__name__}; leave it uncompiled"
         )
-    graph, score, parts = cast(Outline, request.graph), request.score, _Parts()
+    graph, score, parts = cast(Outline, round.graph), round.score, _Parts()
     options: list[tuple[str, Any]] = []
-    for name in _fields(type(request)):
-        data = getattr(request, name)
+    for name in _fields(type(round)):
+        data = getattr(round, name)
         if isinstance(data, (Tensor, EmbeddingTable)):
-            parts.add(name, data, request.roles[name].of == "edge")
+            parts.add(name, data, round.roles[name].of == "edge")
         elif name == "bias":
             for bias in data:
                 parts.add(name, bias, True)
@@ -90,9 +90,9 @@ def flatten(request: Request, backend: str) -> Call:
             options.append((name, data))
     if score is not None:
         parts.add_score(score)
-    reduce, reduced = parts.named("reduce", request.reduce), None
+    reduce, reduced = parts.named("reduce", round.reduce), None
     if reduce not in _PLAIN:
-        reduced = _reduced(reduce, operator.index(request.heads), operator.index(request.value.shape[-1]))
+        reduced = _reduced(reduce, operator.index(round.heads), operator.index(round.value.shape[-1]))
     if torch.compiler.is_exporting() and not isinstance(graph, Built):
         token, recipe = graph_to_tensor(graph), ()
     else:
@@ -108,13 +108,13 @@ def flatten(request: Request, backend: str) -> Call:
         reduce,
         reduced,
     )
-    num_edges = graph.num_edges if request.return_weights or parts.per_edge else 0
+    num_edges = graph.num_edges if round.return_weights or parts.per_edge else 0
     return Call(
         token,
         [graph.num_dst, graph.num_src, num_edges, *graph.base, *parts.clips],
         parts.tensors,
         _to_text(*form),
-        [request.dropout, *parts.numbers.values()],
+        [round.dropout, *parts.numbers.values()],
         [torch.is_grad_enabled() and t.requires_grad for t in parts.tensors],
     )
 
@@ -123,7 +123,7 @@ _APART = ("graph", "score", "bias", "reduce", "dropout")
 
 
 class _Parts:
-    """The tensors of a request, their slots, the clips of relations, and the numbers and objects of the score."""
+    """The tensors of a round, their slots, the clips of relations, and the numbers and objects of the score."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -225,7 +225,7 @@ def _name_of(value: Any) -> str:
 
 
 def names_objects(call: Call) -> bool:
-    """Whether the request runs code that is not the library's."""
+    """Whether the round runs code that is not the library's."""
     form = read(call.form)
     return form.reduce not in _PLAIN or bool(form.objects) or bool(form.score and form.score not in _SCORES)
 
@@ -261,13 +261,13 @@ def read(form: str) -> Form:
 
 
 def derived_graph(call: Call, graph: Graph) -> Graph:
-    """The graph of a request, derived from the operator's graph."""
+    """The graph of a round, derived from the operator's graph."""
     build, *arguments = read(call.form).derived or ("",)
     return graph.derive(_object(build), *arguments, num_dst=call.sizes[0]) if build else graph
 
 
-def unflatten(call: Call, graph: Graph) -> Request:
-    """Unflattens a call to a request over `graph`."""
+def unflatten(call: Call, graph: Graph) -> Round:
+    """Unflattens a call to a round over `graph`."""
     form, clips = read(call.form), iter(call.sizes[5:])
     parts: dict[str, Any] = {}
     bias: list[PerEdge] = []
@@ -282,7 +282,7 @@ def unflatten(call: Call, graph: Graph) -> Request:
     tensors = {name: x for name, x in parts.items() if name[0] != "=" and not name.startswith("score_")}
     score, reduce = _score(form, parts, call.numbers[1:]), aggregator(_object(form.reduce))
     apart: dict[str, Any] = {"score": score, "bias": tuple(bias), "dropout": call.numbers[0], "reduce": reduce}
-    return Request(graph, **tensors, **dict(form.options), **apart)
+    return Round(graph, **tensors, **dict(form.options), **apart)
 
 
 def _relation(name: str, clips: Iterator[int]) -> Relation | None:
@@ -305,24 +305,24 @@ def _score(form: Form, parts: dict[str, Any], numbers: Sequence[float]) -> Score
 
 
 def result(call: Call, graph: Graph) -> list[Tensor]:
-    """Out, and the weights if the request returns them. Modules run with the call's tensors as parameters."""
-    form, request = read(call.form), unflatten(call, graph)
+    """Out, and the weights if the round returns them. Modules run with the call's tensors as parameters."""
+    form, round = read(call.form), unflatten(call, graph)
     own = {slot[1:]: tensor for slot, tensor in zip(form.slots, call.tensors, strict=True) if slot[0] == "="}
 
     def run() -> tuple[Tensor, Tensor | None]:
-        return dispatch.run(request, form.backend)
+        return dispatch.run(round, form.backend)
 
-    results = torch.func.functional_call(_Modules(request), own, (run,)) if own else run()
+    results = torch.func.functional_call(_Modules(round), own, (run,)) if own else run()
     return [x for x in results if x is not None]
 
 
 class _Modules(nn.Module):
-    """The modules of a request by role. `forward` calls a function."""
+    """The modules of a round by role. `forward` calls a function."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, round: Round) -> None:
         super().__init__()
-        parts = {} if request.score is None else vars(request.score)
-        for role, module in {"reduce": request.reduce, **{"score_" + name: x for name, x in parts.items()}}.items():
+        parts = {} if round.score is None else vars(round.score)
+        for role, module in {"reduce": round.reduce, **{"score_" + name: x for name, x in parts.items()}}.items():
             if isinstance(module, nn.Module):
                 self.add_module(role, module)
 

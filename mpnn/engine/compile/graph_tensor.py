@@ -107,7 +107,7 @@ def _derive(graph: Graph, build: Callable[..., Graph] | None = None, *arguments:
 
 
 def _arrays(graph: Graph) -> dict[str, Any]:
-    """All arrays of a graph that a request may depend on, except edge attributes, which are tensors of the program."""
+    """All arrays of a graph that a round may depend on, except edge attributes, which are tensors of the program."""
     arrays: dict[str, Any] = {"size": np.array([graph.num_dst, graph.num_src, graph.shift])}
     if graph.is_explicit:
         arrays["edges"] = graph.edge_index

@@ -18,20 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn import validation
 from mpnn.engine import dispatch
 from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects, read, result, unflatten
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.outline import bound
 from mpnn.graph import Graph
 from mpnn.graph.sharding import LOCAL
-from mpnn.request import validation
-from mpnn.request.request import Request
+from mpnn.round import Round
 
 
-def run(request: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """As `mpnn.engine.dispatch.run`, recorded in the traced program."""
-    out, weights, _ = torch.ops.mpnn.run(*flatten(dispatch.normalize(request, backend), backend))
-    return out, weights if request.return_weights or request.return_lse else None
+    out, weights, _ = torch.ops.mpnn.run(*flatten(dispatch.normalize(round, backend), backend))
+    return out, weights if round.return_weights or round.return_lse else None
 
 
 # ---------------------------------------------------------------------------------------------------- forward
@@ -53,12 +53,12 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = Call(*arguments)
     form, value = read(call.form), call.tensors[0]
-    request = unflatten(call, cast(Graph, _Sizes(call.sizes, value.device)))
-    validation.request(request)
-    heads, width = form.reduced or (request.heads, value.shape[-1])
-    out = value.new_empty(*request.batch, call.sizes[0], heads, width)
-    rows = call.sizes[0] if request.return_lse else call.sizes[2]
-    weights_shape = (*request.batch, rows, request.heads) if request.return_weights or request.return_lse else (0,)
+    round = unflatten(call, cast(Graph, _Sizes(call.sizes, value.device)))
+    validation.round(round)
+    heads, width = form.reduced or (round.heads, value.shape[-1])
+    out = value.new_empty(*round.batch, call.sizes[0], heads, width)
+    rows = call.sizes[0] if round.return_lse else call.sizes[2]
+    weights_shape = (*round.batch, rows, round.heads) if round.return_weights or round.return_lse else (0,)
     return out, value.new_empty(weights_shape), torch.empty((), dtype=torch.int64)
 
 

@@ -35,7 +35,7 @@ class Outline:
     """The properties of a graph that are known while a program is traced: its sizes, which may be symbols, and its
     number.
 
-    It replaces a `Graph` in specs and requests. Edges of explicit graphs are available. Reading the edges of a
+    It replaces a `Graph` in specs and rounds. Edges of explicit graphs are available. Reading the edges of a
     structured graph specializes the program to its sizes.
     """
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
-from mpnn.request.tables import BiasTable
 
 _FAMILIES = "t5", "mt5"  # which pass the bias on without computing with it
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn import engine
+from mpnn import engine, validation
 from mpnn.graph import Graph
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
-from mpnn.request import validation
 
 TWO_SETS = (
     *("GATConv", "GATv2Conv", "GINConv", "GINEConv", "GraphConv"),

@@ -32,8 +32,8 @@ from mpnn.aggregate import Aggregator, Composed, Var, aggregator
 from mpnn.graph import Graph
 from mpnn.graphs import edges_into
 from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_supported, values_of
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
 
 METHODS = ("propagate", "message", "aggregate", "message_and_aggregate", "update", "edge_update", "edge_updater")
 HOOKS = [
@@ -129,7 +129,7 @@ class Replacement:
         conv: Any = self
         reduce = (_reducers(conv.aggr_module) or ["sum"])[0]
         dropout = float(conv.dropout) if conv.training else 0.0
-        request = Request(graph, value, score, edge_value=edge_value, dropout=dropout, reduce=aggregator(reduce))
+        request = Round(graph, value, score, edge_value=edge_value, dropout=dropout, reduce=aggregator(reduce))
         out = engine.run(request, self.mpnn_backend)[0]
         return out.flatten(1) if conv.concat else out.mean(1)
 

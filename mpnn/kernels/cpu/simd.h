@@ -186,7 +186,7 @@ template <class T> INLINE T exp1(T x) { return exp<T, 1>(splat<T, 1>(x))[0]; }
 // The largest, where NaN is passed over.
 template <class V> INLINE V larger(V x, V best) { return x > best ? x : best; }
 
-// Dropout. `mpnn/request/rng.py` is the specification: element (row, column) of a stream is kept if
+// Dropout. `mpnn/rng.py` is the specification: element (row, column) of a stream is kept if
 // mix(mix(key ^ row) ^ column) >> 8 reaches the threshold p * 2^24.
 template <class U> INLINE U mix(U x) {
   x = (x ^ (x >> 16)) * 0x7FEB352Du;

@@ -1,4 +1,4 @@
-"""Dropout's hash on tiles of edges; `mpnn.request.rng` is the specification."""
+"""Dropout's hash on tiles of edges; `mpnn.rng` is the specification."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def mix(x):
-    """`mpnn.request.rng.mix` on uint32, whose shifts move zeros in."""
+    """`mpnn.rng.mix` on uint32, whose shifts move zeros in."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import ops
+from mpnn import ops, validation
 from mpnn.graph import Graph
 from mpnn.message_passing import MessagePassing
 from mpnn.models.graph.graph_network import ConcatMLP, GraphNetworkLayer
 from mpnn.models.saving import Model
-from mpnn.request import validation
 from mpnn.update import MLP
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings, graphs, ops
+from mpnn import encodings, graphs, ops, validation
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
@@ -16,7 +16,6 @@ from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
-from mpnn.request import validation
 from mpnn.update import MLP, Add, PostNorm
 
 COMPLETE = graphs.complete()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings
+from mpnn import encodings, validation
 from mpnn.attention import Degree, DotProduct
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
@@ -17,7 +17,6 @@ from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.positions import sinusoid
 from mpnn.models.saving import Model
-from mpnn.request import validation
 from mpnn.update import FeedForward, PostNorm
 
 COMPLETE = complete()

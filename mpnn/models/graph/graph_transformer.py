@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpnn import validation
 from mpnn.attention import DotProduct
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
@@ -12,9 +13,8 @@ from mpnn.graphs import edges_into
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
-from mpnn.request import validation
-from mpnn.request.request import Round
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 from mpnn.update import Update
 
 
@@ -134,7 +134,7 @@ class EdgeScaled(HeadsOf):
 
     depends_on = "row"  # keys are those of edges
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         if self.to_edge is None or edge_attr is None:
             raise ValueError("EdgeScaled needs edge_dim, and edge_attr from the call or the graph")
         key, value = (x.index_select(-3, graph.ends[0]) for x in (key, value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpnn import validation
 from mpnn.attention import Attention
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
@@ -12,9 +13,8 @@ from mpnn.graph.topology import Topology
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.propagation import Propagation
-from mpnn.request import validation
-from mpnn.request.request import Round
-from mpnn.request.scores import AdditiveScore, LeakyReLU
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, LeakyReLU
 from mpnn.update import FeedForward, PreNorm
 
 

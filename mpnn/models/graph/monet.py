@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import validation
 from mpnn.attention import Gaussian
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph, sharding
 from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
-from mpnn.request import validation
 from mpnn.update import Activate
 
 

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import aggregate, ops
+from mpnn import aggregate, ops, validation
 from mpnn.attention import EdgeMessage
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
-from mpnn.request import validation
 from mpnn.update import Update
 
 

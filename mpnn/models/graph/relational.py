@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import validation
 from mpnn.attention import Attention
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
 from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
-from mpnn.request import validation
-from mpnn.request.request import Round
+from mpnn.round import Round
 from mpnn.update import Activate
 
 COMPLETE = complete()

@@ -25,8 +25,8 @@ from mpnn.message_passing import MessagePassing
 from mpnn.models.graph.tsp_weights import state_from_published
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
-from mpnn.request.request import Round
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 from mpnn.update import FeedForward, PostNorm
 
 LATER = ~causal() | identity()

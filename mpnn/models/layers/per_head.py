@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from mpnn.attention import DotProduct
 from mpnn.graph import Graph
-from mpnn.request.request import Round
-from mpnn.request.scores import Dot
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 
 class PerHead(DotProduct):
@@ -23,9 +23,9 @@ class PerHead(DotProduct):
 
     depends_on = "row"  # heads become nodes
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        terms = super().terms(query, key, value, graph, edge_attr)
-        return heads_to_nodes(terms, graph, self.heads) if graph.has_edge_types else terms
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        round = super().round(query, key, value, graph, edge_attr)
+        return heads_to_nodes(round, graph, self.heads) if graph.has_edge_types else round
 
     def merge(self, out: Tensor) -> Tensor:
         return super().merge(nodes_to_heads(out, self.heads))
@@ -54,16 +54,16 @@ class SharedKey(PerHead):
         return self.to_query(x).unflatten(-1, (self.heads, -1))
 
 
-def heads_to_nodes(terms: Round, graph: Graph, heads: int) -> Round:
-    """Returns the terms with heads as nodes: query, key and value [..., N, H, D] become [..., H * N, 1, D]."""
-    score = terms.score
-    if type(score) is not Dot or score.edge_key is not None or terms.bias or terms.edge_value is not None:
+def heads_to_nodes(round: Round, graph: Graph, heads: int) -> Round:
+    """Returns the round with heads as nodes: query, key and value [..., N, H, D] become [..., H * N, 1, D]."""
+    score = round.score
+    if type(score) is not Dot or score.edge_key is not None or round.bias or round.edge_value is not None:
         raise ValueError("per-head graphs need plain dot-product attention, without positions, edge features or biases")
-    if {x.shape[-2] for x in (score.query, score.key, terms.value)} != {heads}:
+    if {x.shape[-2] for x in (score.query, score.key, round.value)} != {heads}:
         raise ValueError(f"per-head graphs need as many key and value heads as query heads; expected {heads} of each")
     score = replace(score, query=_as_nodes(score.query), key=_as_nodes(score.key))
     head_graph = graph.derive(_graph_of_heads, heads, num_dst=graph.num_dst * heads, num_src=graph.num_src * heads)
-    return replace(terms, graph=head_graph, value=_as_nodes(terms.value), score=score)
+    return replace(round, graph=head_graph, value=_as_nodes(round.value), score=score)
 
 
 def nodes_to_heads(out: Tensor, heads: int) -> Tensor:

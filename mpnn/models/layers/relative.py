@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
+from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.models.layers.positions import sinusoid
-from mpnn.request.request import Round
-from mpnn.request.scores import Dot
-from mpnn.request.tables import BiasTable, EmbeddingTable
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,17 +86,17 @@ class RelativeDotProduct(DotProduct):
         self.by_segment = nn.Parameter(torch.zeros(heads, self.head_dim)) if segments else None
         self.segment = nn.Parameter(torch.randn(2, heads, self.head_dim) * 0.02) if segments else None
 
-    def terms(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        terms = super().terms(query, key, value, graph, edge_attr)
-        assert isinstance(terms.score, Dot)
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        round = super().round(query, key, value, graph, edge_attr)
+        assert isinstance(round.score, Dot)
         relation = graph.relation if isinstance(graph.relation, PositionOffset) else Offset(_max_offset(graph))
         vectors, biases = self._offset_tables(relation.clip)
         if isinstance(relation, PositionOffset) and relation.has_segments:
             vectors, biases = self._with_segments(vectors, biases)
-        query = terms.score.query + self.by_content.to(terms.score.query.dtype)  # autocast does not cast parameters
-        score = replace(terms.score, query=query, edge_key=EmbeddingTable(vectors, relation))
-        bias = BiasTable(terms.score.scale * biases, relation)
-        return replace(terms, score=score, bias=(*terms.bias, bias))
+        query = round.score.query + self.by_content.to(round.score.query.dtype)  # autocast does not cast parameters
+        score = replace(round.score, query=query, edge_key=EmbeddingTable(vectors, relation))
+        bias = BiasTable(round.score.scale * biases, relation)
+        return replace(round, score=score, bias=(*round.bias, bias))
 
     def _offset_tables(self, clip: int) -> tuple[Tensor, Tensor]:
         """Returns r [2 clip + 1, H, D] and <v - u, r> [2 clip + 1, H] for offsets j - i from -clip to clip."""

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from mpnn import validation
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
-from mpnn.request import validation
 
 
 class Stack(Model):

@@ -55,7 +55,7 @@ def numbers(graph: Graph, dst: Tensor, src: Tensor) -> tuple[Tensor, Tensor]:
 def streams(
     batch: torch.Size, heads: int, device: torch.device | str = "cpu", head_ids: tuple[int, int] | None = None
 ) -> Tensor:
-    """The number of each (batch, head) pair, int64 [*batch, heads]. `head_ids`: see `Request`."""
+    """The number of each (batch, head) pair, int64 [*batch, heads]. `head_ids`: see `Round`."""
     first, count = (0, heads) if head_ids is None else head_ids
     numbers = torch.arange(batch.numel(), device=device)[:, None] * count + torch.arange(heads, device=device) + first
     return numbers.view(*batch, heads)

@@ -63,7 +63,7 @@ class EmbeddingTable:
 
 @dataclass(frozen=True, eq=False)
 class BiasTable(EmbeddingTable):
-    """Numbers looked up by edge type, [edge types, H] or [edge types, 1]: one of a request's biases, as in T5's or
+    """Numbers looked up by edge type, [edge types, H] or [edge types, 1]: one of a round's biases, as in T5's or
     Swin's relative position bias. Backends treat it as an `EmbeddingTable` without the last dimension."""
 
 

@@ -1,6 +1,6 @@
 """Scores: how the logit of an edge follows from the features of its two ends and of the edge itself.
 
-A score is declared once, here or in a file of its own. The request derives its heads and tensors from the declaration,
+A score is declared once, here or in a file of its own. The round derives its heads and tensors from the declaration,
 validation its shapes, `edge_list` its reference, compiled programs its arguments, and the row kernels of `csr` the form
 that they compute. Scores are never modified. They are not frozen dataclasses, because a frozen one takes longer to
 create than a sum over a molecule takes to run.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.request.tables import PerEdge
+from mpnn.edge_tables import PerEdge
 
 
 class Role(NamedTuple):
@@ -198,7 +198,7 @@ def check_softcap(softcap: Any) -> None:
     and finite."""
     if softcap is None:
         return
-    _check_number("softcap", softcap, "write a score with {}, as in mpnn.request.scores")
+    _check_number("softcap", softcap, "write a score with {}, as in mpnn.scores")
     if not 0 < softcap < math.inf:
         raise ValueError(f"softcap must be a positive finite number, or None; got {softcap!r}")
 

@@ -6,8 +6,8 @@ With sinks s [H], the softmax is `w_ij = exp(l_ij) / (exp(s) + sum_j exp(l_ij))`
 source with the logit s and the value 0 (gpt-oss; Xiao et al. 2023, arXiv:2309.17453).
 
 Attentions build rounds and backends run them; neither imports the other. Only the operator that asked for a round
-modifies it, before anything else has it. It is not a frozen dataclass, because a frozen one takes longer to create than a
-sum over a molecule takes to run.
+modifies it, before anything else has it. It is not a frozen dataclass, because a frozen one takes longer to create
+than a sum over a molecule takes to run.
 
 Code that visits rounds reads the class: a field that holds tensors has a role in `Round.roles`, and each field that
 differs from its default is a need (`mpnn.needs`) that a backend must serve. So a field added here is refused by every
@@ -26,12 +26,12 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from mpnn import rng
 from mpnn.aggregate import SUM, Aggregator
+from mpnn.edge_tables import EmbeddingTable, PerEdge, per_edge
 from mpnn.graph import Graph
-from mpnn.request import rng
-from mpnn.request.needs import needs_of
-from mpnn.request.scores import PARAMETER, Role, Score, lowered
-from mpnn.request.tables import EmbeddingTable, PerEdge, per_edge
+from mpnn.needs import needs_of
+from mpnn.scores import PARAMETER, Role, Score, lowered
 
 Visit = Callable[[Tensor, str, Role], Tensor]
 NORMALIZERS = ("softmax", "sigmoid", "none")
@@ -80,7 +80,7 @@ class Round:
     }
 
     def __post_init__(self) -> None:
-        if self.reduce is None:
+        if cast(Any, self.reduce) is None:
             self.reduce = SUM
         if type(self.bias) is not tuple:
             raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
@@ -155,7 +155,7 @@ class Round:
         return self if score is self.score else replace(self, score=score)
 
     def with_tables_per_edge(self) -> Round:
-        """The request with tables by relation looked up for each edge if the graph has explicit positions, because
+        """The round with tables by relation looked up for each edge if the graph has explicit positions, because
         kernels compute edge types from node numbers. `dispatch.normalize` calls this."""
         if self.graph.positions is None:
             return self
@@ -208,7 +208,7 @@ def _numbers(data: PerEdge) -> Tensor:
 
 
 @cache
-def _readers(kind: type[Round]) -> tuple[attrgetter[Any], attrgetter[Any]]:
+def _readers(kind: Any) -> tuple[attrgetter[Any], attrgetter[Any]]:
     """What reads the fields that hold tensors, and all others that hold plain values."""
     rest = {"graph", "score", "dropout", "reduce", *kind.roles}
     return attrgetter(*kind.roles), attrgetter(*(f.name for f in fields(kind) if f.name not in rest))
@@ -249,4 +249,4 @@ def _aggregator_form(x: object) -> Hashable:
     return type(x), declared, tuple(map(_aggregator_form, getattr(x, "parts", ())))
 
 
-Request = Round  # for this experiment
+Round = Round  # for this experiment

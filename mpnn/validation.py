@@ -1,4 +1,4 @@
-"""Validation: checks the parts of a request and names the wrong one before anything runs."""
+"""Validation: checks the parts of a round and names the wrong one before anything runs."""
 
 from __future__ import annotations
 
@@ -10,79 +10,79 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.aggregate import Sum
+from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.request.request import NORMALIZERS, Request
-from mpnn.request.scores import Role
-from mpnn.request.tables import EmbeddingTable, PerEdge
+from mpnn.round import NORMALIZERS, Round
+from mpnn.scores import Role
 
 
-def request(request: Request) -> None:
-    """Validates a request.
+def round(round: Round) -> None:
+    """Validates a round.
 
     Raises:
-        ValueError, TypeError: if parts of the request do not fit together; the message names the part.
+        ValueError, TypeError: if parts of the round do not fit together; the message names the part.
     """
-    if request.normalize not in NORMALIZERS:
-        raise ValueError(f"there is no normalizer {request.normalize!r}; there are {', '.join(NORMALIZERS)}")
-    rate("dropout", request.dropout)
-    if request.score is not None:
-        score(request.score)
-    for name, data, _ in _on_edges(request):
+    if round.normalize not in NORMALIZERS:
+        raise ValueError(f"there is no normalizer {round.normalize!r}; there are {', '.join(NORMALIZERS)}")
+    rate("dropout", round.dropout)
+    if round.score is not None:
+        score(round.score)
+    for name, data, _ in _on_edges(round):
         tensor(name, data.table if isinstance(data, EmbeddingTable) else data)
-    device(request.graph, request.value)
-    for name, x, role, trailing in _on_nodes(request):
-        features(name, x, role, trailing, request.graph)
-        if x.device != request.value.device:
-            raise ValueError(f"{name} is on {x.device} and value on {request.value.device}; move one")
-        if x.shape[: -1 - trailing] != request.batch:
+    device(round.graph, round.value)
+    for name, x, role, trailing in _on_nodes(round):
+        features(name, x, role, trailing, round.graph)
+        if x.device != round.value.device:
+            raise ValueError(f"{name} is on {x.device} and value on {round.value.device}; move one")
+        if x.shape[: -1 - trailing] != round.batch:
             raise ValueError(
                 f"{name} and value must have the same batch dimensions before the nodes; "
-                f"got {list(x.shape)} and {list(request.value.shape)}"
+                f"got {list(x.shape)} and {list(round.value.shape)}"
             )
-    for name, heads, grouped in _heads(request):
-        if grouped and heads != 1 and (heads == 0 or request.heads % heads):
+    for name, heads, grouped in _heads(round):
+        if grouped and heads != 1 and (heads == 0 or round.heads % heads):
             raise ValueError(
-                f"{request.heads} heads cannot share {heads} heads of {name}: {heads} does not divide {request.heads}"
+                f"{round.heads} heads cannot share {heads} heads of {name}: {heads} does not divide {round.heads}"
             )
-        if not grouped and heads != request.heads:
-            raise ValueError(f"{name} has {heads} heads, and the score has {request.heads}")
-    if request.score is not None and hasattr(request.score, "validate"):
-        request.score.validate(request.value)
-    for name, data, trailing in _on_edges(request):
-        _per_edge(name, data, trailing, request)
-    if request.sinks is not None:
-        sinks(request.sinks, request)
-    if request.return_lse:
-        lse(request)
+        if not grouped and heads != round.heads:
+            raise ValueError(f"{name} has {heads} heads, and the score has {round.heads}")
+    if round.score is not None and hasattr(round.score, "validate"):
+        round.score.validate(round.value)
+    for name, data, trailing in _on_edges(round):
+        _per_edge(name, data, trailing, round)
+    if round.sinks is not None:
+        sinks(round.sinks, round)
+    if round.return_lse:
+        lse(round)
 
 
-def lse(request: Request) -> None:
-    """Raises ValueError unless the request has logits, of a softmax, and returns nothing else with them."""
-    if request.normalize != "softmax" or not request.weighted or type(request.reduce) is not Sum:
+def lse(round: Round) -> None:
+    """Raises ValueError unless the round has logits, of a softmax, and returns nothing else with them."""
+    if round.normalize != "softmax" or not round.weighted or type(round.reduce) is not Sum:
         raise ValueError("return_lse needs a sum weighted by a softmax, whose logits it adds up")
-    if request.return_weights or request.sinks is not None:
-        other = "return_weights" if request.return_weights else "sinks"
+    if round.return_weights or round.sinks is not None:
+        other = "return_weights" if round.return_weights else "sinks"
         raise ValueError(f"return_lse cannot be combined with {other}")
 
 
-def sinks(sinks: Any, request: Request) -> None:
-    """Raises ValueError or TypeError unless these are sinks of the request's softmax: a number for each head."""
+def sinks(sinks: Any, round: Round) -> None:
+    """Raises ValueError or TypeError unless these are sinks of the round's softmax: a number for each head."""
     tensor("sinks", sinks)
     floating("sinks", sinks)
-    if request.normalize != "softmax" or not request.weighted:
+    if round.normalize != "softmax" or not round.weighted:
         raise ValueError("sinks are logits of a softmax; call with normalize='softmax', or without sinks")
-    if sinks.shape != (request.heads,):
-        raise ValueError(f"sinks must have shape [{request.heads}], a logit for each head; got {list(sinks.shape)}")
-    if sinks.device != request.value.device:
-        raise ValueError(f"sinks is on {sinks.device} and value on {request.value.device}; move one")
+    if sinks.shape != (round.heads,):
+        raise ValueError(f"sinks must have shape [{round.heads}], a logit for each head; got {list(sinks.shape)}")
+    if sinks.device != round.value.device:
+        raise ValueError(f"sinks is on {sinks.device} and value on {round.value.device}; move one")
 
 
 def types(over: Any, query: Any, key: Any, value: Any) -> None:
     """Raises TypeError unless these are a graph and three tensors. Tests all at once, as it runs in every call."""
-    if isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor) and isinstance(over, Graph):
-        if not (query.is_nested or key.is_nested or value.is_nested):
-            return
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
+    if tensors and isinstance(over, Graph) and not (query.is_nested or key.is_nested or value.is_nested):
+        return
     graph(over)
     for name, x in (("query", query), ("key", key), ("value", value)):
         tensor(name, x)
@@ -201,61 +201,59 @@ def score(score: Any) -> None:
     """Raises TypeError if this is no score."""
     if not is_dataclass(score) or not hasattr(score, "roles") or not hasattr(score, "logits"):
         raise TypeError(
-            f"score must be a dataclass with `roles` and `logits`, as mpnn.request.scores.Dot; got "
+            f"score must be a dataclass with `roles` and `logits`, as mpnn.scores.Dot; got "
             f"{type(score).__name__}: pass logits that are already computed as a bias for each edge"
         )
 
 
-def _on_nodes(request: Request) -> list[tuple[str, Tensor, str, int]]:
+def _on_nodes(round: Round) -> list[tuple[str, Tensor, str, int]]:
     """The tensors of nodes: name, tensor, "sources" or "destinations", number of dimensions after the nodes."""
-    tensors = [("value", request.value, "sources", 2)]
-    for name, role in _roles(request):
+    tensors = [("value", round.value, "sources", 2)]
+    for name, role in _roles(round):
         if role.of != "edge":
             nodes = "destinations" if role.of == "dst" else "sources"
-            tensors.append((name, getattr(request.score, name), nodes, role.trailing))
+            tensors.append((name, getattr(round.score, name), nodes, role.trailing))
     return tensors
 
 
-def _on_edges(request: Request) -> list[tuple[str, PerEdge, int]]:
+def _on_edges(round: Round) -> list[tuple[str, PerEdge, int]]:
     """The data of edges: name, data, number of dimensions after the edges."""
-    parts: list[tuple[str, PerEdge | None, int]] = [("bias", bias, 1) for bias in request.bias]
-    parts.append(("edge_value", request.edge_value, 2))
-    parts += [
-        (name, getattr(request.score, name), role.trailing) for name, role in _roles(request) if role.of == "edge"
-    ]
+    parts: list[tuple[str, PerEdge | None, int]] = [("bias", bias, 1) for bias in round.bias]
+    parts.append(("edge_value", round.edge_value, 2))
+    parts += [(name, getattr(round.score, name), role.trailing) for name, role in _roles(round) if role.of == "edge"]
     return [(name, data, trailing) for name, data, trailing in parts if data is not None]
 
 
-def _heads(request: Request) -> list[tuple[str, int, bool]]:
+def _heads(round: Round) -> list[tuple[str, int, bool]]:
     """The tensors of nodes: name, number of heads, and whether several heads may share one of them."""
-    nodes = [(name, role) for name, role in _roles(request) if role.of != "edge"]
-    heads = [(name, getattr(request.score, name).shape[-role.trailing], role.grouped) for name, role in nodes]
-    return [("value", request.value.shape[-2], True), *heads]
+    nodes = [(name, role) for name, role in _roles(round) if role.of != "edge"]
+    heads = [(name, getattr(round.score, name).shape[-role.trailing], role.grouped) for name, role in nodes]
+    return [("value", round.value.shape[-2], True), *heads]
 
 
-def _roles(request: Request) -> Iterable[tuple[str, Role]]:
-    return () if request.score is None else request.score.roles.items()
+def _roles(round: Round) -> Iterable[tuple[str, Role]]:
+    return () if round.score is None else round.score.roles.items()
 
 
-def _per_edge(name: str, data: PerEdge, trailing: int, request: Request) -> None:
+def _per_edge(name: str, data: PerEdge, trailing: int, round: Round) -> None:
     numbers = data.table if isinstance(data, EmbeddingTable) else data
     mask = name == "bias" and numbers.dtype == torch.bool
     advice = "a bias is added to logits; to mask, choose the graph, or use -inf"
-    floating(name, numbers, f": {advice if mask else f'call .to({request.value.dtype})'}")
-    rows = _num_edge_types(data, request.graph) if isinstance(data, EmbeddingTable) else request.graph.num_edges
-    if numbers.device != request.value.device:
-        raise ValueError(f"{name} is on {numbers.device} and value on {request.value.device}; move one")
-    batch = () if isinstance(data, EmbeddingTable) else tuple(request.batch)
+    floating(name, numbers, f": {advice if mask else f'call .to({round.value.dtype})'}")
+    rows = _num_edge_types(data, round.graph) if isinstance(data, EmbeddingTable) else round.graph.num_edges
+    if numbers.device != round.value.device:
+        raise ValueError(f"{name} is on {numbers.device} and value on {round.value.device}; move one")
+    batch = () if isinstance(data, EmbeddingTable) else tuple(round.batch)
     leading = tuple(numbers.shape[: -1 - trailing])
     fits = (
         numbers.dim() > trailing
         and (numbers.shape[-1 - trailing] == rows or (isinstance(data, EmbeddingTable) and len(numbers) > rows))
-        and numbers.shape[-trailing] in (1, request.heads)
+        and numbers.shape[-trailing] in (1, round.heads)
         and len(leading) <= len(batch)
         and all(m in (1, n) for m, n in zip(reversed(leading), reversed(batch), strict=False))
     )
     if not fits:
-        shape = f"[{rows}, {request.heads}{', D' if trailing == 2 else ''}]"
+        shape = f"[{rows}, {round.heads}{', D' if trailing == 2 else ''}]"
         what = "edge type" if isinstance(data, EmbeddingTable) else "edge"
         hint = f": for one head, {name}[:, None]" if numbers.dim() == trailing == 1 else ""
         raise ValueError(f"{name} must have shape {shape}, one row for each {what}; got {list(numbers.shape)}{hint}")

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from mpnn import MessagePassing, engine, graphs, ops, position
 from mpnn.attention import Additive, AdditiveV2, Attention, DotProduct, Typed
+from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
-from mpnn.request.request import Request, Round
-from mpnn.request.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
-from mpnn.request.tables import BiasTable
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 from mpnn.update import Add, Concat, PostNorm, PreNorm, Update
 
 GRAPH = graphs.from_edges(torch.tensor([[0, 1, 2, 4], [1, 0, 0, 2]]), num_dst=3, num_src=5)
@@ -187,30 +187,30 @@ def test_a_table_of_too_few_classes_for_the_edges() -> None:
 )
 def test_scores(score: Dot | AdditiveScore | AdditiveV2Score, sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        engine.run(Request(GRAPH, V, score))
+        engine.run(Round(GRAPH, V, score))
 
 
 def test_a_scale_that_an_attention_of_ones_own_learns() -> None:
     with pytest.raises(TypeError, match="multiply a learned one into the query"):
-        engine.run(Request(GRAPH, V, Dot(Q, K, torch.nn.Parameter(torch.ones(())))))  # type: ignore[arg-type]
+        engine.run(Round(GRAPH, V, Dot(Q, K, torch.nn.Parameter(torch.ones(())))))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("softcap", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_soft_cap_that_caps_nothing(softcap: float) -> None:
-    engine.run(Request(GRAPH, V, Dot(Q, K, 1.0, softcap=2.0)))
+    engine.run(Round(GRAPH, V, Dot(Q, K, 1.0, softcap=2.0)))
     with pytest.raises(ValueError, match="softcap must be a positive finite number, or None; got"):
-        engine.run(Request(GRAPH, V, Dot(Q, K, 1.0, softcap=softcap)))
+        engine.run(Round(GRAPH, V, Dot(Q, K, 1.0, softcap=softcap)))
 
 
 def test_a_scale_is_checked_though_another_was_planned_for() -> None:
-    engine.run(Request(GRAPH, V, Dot(Q, K, -1.0)))
+    engine.run(Round(GRAPH, V, Dot(Q, K, -1.0)))
     with pytest.raises(ValueError, match="scale must be a finite number; got nan"):
-        engine.run(Request(GRAPH, V, Dot(Q, K, float("nan"))))
+        engine.run(Round(GRAPH, V, Dot(Q, K, float("nan"))))
 
 
 def test_edge_values() -> None:
     with pytest.raises(ValueError, match=re.escape("edge_value must have shape [4, 4, D]")):
-        engine.run(Request(GRAPH, V, Dot(Q, K, 1.0), edge_value=torch.zeros(5, 4, 6)))
+        engine.run(Round(GRAPH, V, Dot(Q, K, 1.0), edge_value=torch.zeros(5, 4, 6)))
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ class Own(Attention):
         (
             lambda src, graph: Round(graph, src.unsqueeze(-2), src @ src.mT),
             TypeError,
-            "score must be a dataclass with `roles` and `logits`, as mpnn.request.scores.Dot; got Tensor: pass logits",
+            "score must be a dataclass with `roles` and `logits`, as mpnn.scores.Dot; got Tensor: pass logits",
         ),
     ],
 )

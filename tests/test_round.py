@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import graphs, ops
+from mpnn.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
-from mpnn.request.request import Request
-from mpnn.request.scores import AdditiveScore, Dot, LeakyReLU
-from mpnn.request.tables import BiasTable
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, Dot, LeakyReLU
 
 
 def features() -> list[Tensor]:
@@ -21,7 +21,7 @@ def features() -> list[Tensor]:
 def test_scales_are_planned_for_alike() -> None:
     graph = graphs.complete().bind(4)
     query, key, value = features()
-    first, second = (Request(graph, value, Dot(query, key, scale, softcap=scale)) for scale in (0.1, 0.2))
+    first, second = (Round(graph, value, Dot(query, key, scale, softcap=scale)) for scale in (0.1, 0.2))
     assert first.signature == second.signature
 
 
@@ -37,7 +37,7 @@ def test_activations_that_are_made_anew_for_each_call_are_planned_for_alike(acti
     graph = graphs.complete().bind(4)
     query, key, value = features()
     made = activation(), activation()  # both alive, so that they are not one
-    first, second = (Request(graph, value, AdditiveScore(query[..., 0], key[..., 0], by)) for by in made)
+    first, second = (Round(graph, value, AdditiveScore(query[..., 0], key[..., 0], by)) for by in made)
     assert first.signature == second.signature
 
 
@@ -45,7 +45,7 @@ def test_activations_of_fused_kernels_are_recognized() -> None:
     graph = graphs.complete().bind(4)
     query, key, value = features()
     known = torch.tanh, F.tanh, F.leaky_relu, LeakyReLU(), torch.relu, lambda x: x
-    forms = [Request(graph, value, AdditiveScore(query[..., 0], key[..., 0], by)).signature for by in known]
+    forms = [Round(graph, value, AdditiveScore(query[..., 0], key[..., 0], by)).signature for by in known]
     assert len(set(forms)) == len(known)
 
 

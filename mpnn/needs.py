@@ -1,7 +1,8 @@
 """The needs of a round: the features that a backend must serve to run it.
 
-A backend states the needs that it serves; the engine refuses all others with the sentences below. Each field of a round,
-or of its score, that differs from its default is a need of that name, unless `FINER` or `FINER_SCORE` states finer ones.
+A backend states the needs that it serves; the engine refuses all others with the sentences below. Each field of a
+round, or of its score, that differs from its default is a need of that name, unless `FINER` or `FINER_SCORE` states
+finer ones.
 So a field that nobody has heard of is refused by every backend. Types count exactly: a subclass is "own score",
 "own aggregate" or "by own rule", because its methods may compute something else.
 """
@@ -16,9 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from mpnn.aggregate import Composed, Max, Mean, Min, Sum, Var
+from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset
-from mpnn.request.scores import BUILT_IN, slope_of
-from mpnn.request.tables import BiasTable, EmbeddingTable
+from mpnn.scores import BUILT_IN, slope_of
 
 _AGGREGATES: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}
 AGGREGATES = frozenset(_AGGREGATES.values())
@@ -51,8 +52,8 @@ SENTENCES = {
     "sigmoid": "it does not normalize by sigmoid",
     "unnormalized": "it does not support scores that are not normalized",
     "softcap": "it does not support softcap",
-    **{f"{name}{how}": f"it does not support {name}{how}"
-       for name in ("bias", "edge_key", "edge_value") for how in (" per edge", " by edge_type", " by Offset", " by own rule")},
+    **{need: f"it does not support {need}"
+       for name in ("bias", "edge_key", "edge_value") for need in sorted(on_edges(name))},
     "edge per edge": "it does not support edge terms",
     "dropout": "it does not drop single weights",
     "head_ids": "its dropout hashes the numbers of heads in the part, not in the whole round",
@@ -72,7 +73,7 @@ are reported."""
 
 
 def missing(round: Any, serves: frozenset[str], reasons: dict[str, str]) -> str | None:
-    """The sentence for the first need of a round that is not served, or None. `reasons`: the backend's own sentences."""
+    """The sentence for the first need of a round that is not served, or None. `reasons`: the backend's own."""
     lacking = needs_of(round) - serves
     if not lacking:
         return None
@@ -101,7 +102,7 @@ def _of_fields(owner: Any, finer: dict[str, Callable[[Any, Any], Iterable[str]]]
 
 
 @cache
-def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.default) for field in fields(kind))
 
 
