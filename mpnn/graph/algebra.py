@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mpnn.graph.derive import edge_data, selected, structured
+from mpnn.graph.relations import Relation
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 
@@ -86,18 +87,20 @@ def _refuse_loss(symbol: str, *graphs: Graph) -> None:
 
 def _common(symbol: str, one: Graph, other: Graph) -> dict[str, Any]:
     """The relation, shift and positions of the result: what one operand has and the other has not, or both alike."""
-    pair = (one, other)
-    kinds = [graph.relation if graph._edge_type is None else "data" for graph in pair]
-    at = [graph.positions for graph in pair]
+    at = one.positions, other.positions
     alike = {
-        "relation": symbol == "-" or None in kinds or kinds[0] == kinds[1],
         "shift": 0 in (one.shift, other.shift) or one.shift == other.shift,
         "positions": at[0] is None or at[1] is None or all(map(torch.equal, at[0], at[1])),
     }
     for name, agrees in alike.items():
         if not agrees:
-            raise ValueError(
-                f"the operands of `{symbol}` differ in their {name}: {one} and {other}; set one for both, with "
-                "with_relation or with_positions"
-            )
-    return {name: getattr(one, name) or getattr(other, name) for name in alike}
+            raise ValueError(f"the operands of `{symbol}` differ in their {name}: {one} and {other}; use one for both")
+    return {"relation": _relation(symbol, one, other), **{x: getattr(one, x) or getattr(other, x) for x in alike}}
+
+
+def _relation(symbol: str, one: Graph, other: Graph) -> Relation | None:
+    """None for two rules that differ: then whoever needs types asks for them, instead of getting those of one rule."""
+    if symbol == "-" or one._edge_type is not None:
+        return one.relation
+    rules = [rule for rule in (one.relation, other.relation) if rule is not None]
+    return rules[0] if rules and rules[0] == rules[-1] else None
