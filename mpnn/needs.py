@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -93,7 +93,7 @@ def needs_of(round: Any) -> frozenset[str]:
 
 
 def _of_fields(owner: Any, finer: dict[str, Callable[[Any, Any], Iterable[str]]]) -> Iterable[str]:
-    for name, default in _defaults(type(owner)):
+    for name, default in _defaults(cast(Any, type(owner))):
         value = getattr(owner, name)
         if name in finer:
             yield from finer[name](owner, value)

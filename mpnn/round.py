@@ -138,7 +138,7 @@ class Round:
     def signature(self) -> tuple[Hashable, ...]:
         """All that validation and plans depend on besides the graph: the form of every field. It holds no numbers and
         no object of the caller's, because the graph caches it."""
-        numbers, plain = _readers(type(self))
+        numbers, plain = _readers(cast(Any, type(self)))
         score, dropout = self.score, self.dropout
         return (
             *[x if x is None else _form(x) for x in numbers(self)],

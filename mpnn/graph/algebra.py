@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mpnn.graph.derive import edge_data, selected, structured
+from mpnn.graph.relations import Relation
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 
@@ -25,11 +26,10 @@ def union(one: Graph, other: Graph) -> Graph:
 
 def intersection(one: Graph, other: Graph) -> Graph:
     """`one & other`, see `Graph`."""
-    common = _common("&", one, other)
     if _has_data(other) or (other.is_explicit and not one.is_explicit):
         one, other = other, one
     _refuse_loss("&", other)
-    runs = _merged(one, other, operator.and_)
+    runs, common = _merged(one, other, operator.and_), _common("&", one, other)
     if one.is_explicit:
         return _edges_in(one, runs, common)
     labels = None
@@ -86,19 +86,21 @@ def _refuse_loss(symbol: str, *graphs: Graph) -> None:
 
 
 def _common(symbol: str, one: Graph, other: Graph) -> dict[str, Any]:
-    """The relation of the result: that of the first operand that has one, since a rule gives any pair its type. Its
-    shift and positions: those that one operand has and the other has not, or both alike."""
-    at = [graph.positions for graph in (one, other)]
-    typed, ruled = any(g._edge_type is not None for g in (one, other)), any(g.relation for g in (one, other))
+    """The relation, shift and positions of the result: what one operand has and the other has not, or both alike."""
+    at = one.positions, other.positions
     alike = {
-        "relation": symbol == "-" or not (typed and ruled),
         "shift": 0 in (one.shift, other.shift) or one.shift == other.shift,
         "positions": at[0] is None or at[1] is None or all(map(torch.equal, at[0], at[1])),
     }
     for name, agrees in alike.items():
         if not agrees:
-            raise ValueError(
-                f"the operands of `{symbol}` differ in their {name}: {one} and {other}; set one for both, with "
-                "with_positions"
-            )
-    return {name: getattr(one, name) or getattr(other, name) for name in alike}
+            raise ValueError(f"the operands of `{symbol}` differ in their {name}: {one} and {other}; use one for both")
+    return {"relation": _relation(symbol, one, other), **{x: getattr(one, x) or getattr(other, x) for x in alike}}
+
+
+def _relation(symbol: str, one: Graph, other: Graph) -> Relation | None:
+    """None for two rules that differ: then whoever needs types asks for them, instead of getting those of one rule."""
+    if symbol == "-" or one._edge_type is not None:
+        return one.relation
+    rules = [rule for rule in (one.relation, other.relation) if rule is not None]
+    return rules[0] if rules and rules[0] == rules[-1] else None

@@ -309,13 +309,12 @@ class Graph(Handled):
 
         One rule holds for `|`, `&` and `-`: an edge of the result has all that it has in the operands, or they are
         refused. Only explicit edges have data, so one operand of `&` may have them, and both of `-`, whose edges are
-        those of the left one. The result's relation is that of the first
-        operand that has one; its shift and positions are those that one operand has.
+        those of the left one. A relation, a shift or positions that one operand has are those of the result. Of two
+        relations that differ it has none: `with_relation` sets one for all edges.
 
         Raises:
-            ValueError: if edges would lose their data, if one operand has edge types as data and the other a
-                relation, if they differ in a shift or positions that both have, if they are on two devices, or if
-                their sizes differ.
+            ValueError: if edges would lose their data, if the operands differ in a shift or positions that both have,
+                if they are on two devices, or if their sizes differ.
         """
         return algebra.union(self, other) if isinstance(other, Graph) else NotImplemented
 

@@ -96,7 +96,7 @@ def _score(round: Round) -> tuple[dict[str, Any], dict[str, Any]]:
         case AdditiveScore(query, key, activation, edge):
             query, key, slope = query[..., None], key[..., None], slope_of(activation)
             options = {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
-        case AdditiveV2Score(query, key, vector, activation, edge):
+        case AdditiveV2Score(query, key, vector, activation, edge):  # type: ignore[misc]
             slope = slope_of(activation)
             options = {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
         case _:
