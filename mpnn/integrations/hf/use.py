@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import compat
+from mpnn.integrations.hf.builders import bound
+from mpnn.integrations.hf.closures import parse
 from mpnn.integrations.hf.compat import PretrainedConfig
-from mpnn.integrations.hf.interface import NAME, ROLES, must_be_causal, parse, role_of, text_of
-from mpnn.integrations.hf.masks import bound
+from mpnn.integrations.hf.interface import NAME, ROLES, must_be_causal, role_of, text_of
 from mpnn.integrations.hf.offset_bias import by_offset
 from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
