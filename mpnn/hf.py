@@ -9,6 +9,6 @@ handle.restore()
 
 from mpnn.integrations.hf.interface import attend, record
 from mpnn.integrations.hf.masks import Mask
-from mpnn.integrations.hf.use import Handle, use
+from mpnn.integrations.hf.use import Handle, is_causal, use
 
-__all__ = ["Handle", "Mask", "attend", "record", "use"]
+__all__ = ["Handle", "Mask", "attend", "is_causal", "record", "use"]

@@ -59,7 +59,6 @@ def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]
         import transformers
 
         import mpnn.hf
-        from mpnn.integrations.hf.use import is_causal
     except ImportError:
         raise ImportError("--hf needs transformers, which is not installed; run: pip install transformers") from None
     tokenizer = transformers.AutoTokenizer.from_pretrained(name)
@@ -70,7 +69,7 @@ def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]
             f"{name} has no trained weights of {type(model).__name__}: {len(missing)} were newly initialised, such as "
             f"{missing[0]}, so its predictions say nothing; pass a language model"
         )
-    if not is_causal(model):
+    if not mpnn.hf.is_causal(model):
         raise ValueError(f"{type(model).__name__} of {name} is no decoder: it would read the tokens that it predicts")
     tokens = tokenizer(text, return_tensors="pt", verbose=False).input_ids[0]
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
