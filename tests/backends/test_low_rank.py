@@ -150,7 +150,8 @@ def test_compiles_whole() -> None:
 
 
 MEASURE = """
-import json, resource, sys, time, torch
+import json, resource, sys, torch
+from torch.utils.flop_counter import FlopCounterMode
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Kernel
 torch.set_num_threads(1)
@@ -161,18 +162,19 @@ found = []
 for n in (16384, 65536):
     x = torch.randn(n, 64, requires_grad=True)
     op.graph.bind(n).runs.degree()
-    before, began = peak(), time.process_time()
-    op(x).sum().backward()
-    found.append((n, time.process_time() - began, peak() - before))
+    before, counter = peak(), FlopCounterMode(display=False)
+    with counter:
+        op(x).sum().backward()
+    found.append((n, counter.get_total_flops(), peak() - before))
 print(json.dumps(found))
 """
 
 
 @pytest.mark.slow
-def test_causal_kernel_attention_over_65536_nodes_takes_linear_time_and_room() -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=300)
+def test_causal_kernel_attention_over_65536_nodes_takes_linear_work_and_room() -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (few, short, _), (many, long, room) = json.loads(done.stdout)
-    assert long < 2 * (many / few) * short  # quadratic would be 16 times; room for caches that are left behind
+    (few, less, _), (many, more, room) = json.loads(done.stdout)
+    assert 0 < more <= many / few * less
     # Queries, keys, values, features, their gradients and copies: some twenty numbers per node and feature.
     assert room < 30 * many * 64 * 4
