@@ -42,12 +42,6 @@ COMMANDS = [
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.fixture(autouse=True)
-def wide_and_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines are not wrapped where a test looks for a sentence."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-
 def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 

@@ -43,9 +43,8 @@ VERSES = "so much depends upon a red wheel barrow\n" * 30
 
 
 @pytest.fixture(autouse=True)
-def wide_and_coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sentences are not wrapped, and pictures quickly drawn."""
-    monkeypatch.setenv("COLUMNS", "200")
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are quickly drawn."""
     monkeypatch.setattr(pictures, "_DPI", 30)
 
 
