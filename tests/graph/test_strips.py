@@ -228,7 +228,7 @@ def test_strips_with_too_many_runs_are_refused_before_any_work(topology: Topolog
 def test_rows_that_do_not_fit_are_refused_before_any_work() -> None:
     order = torch.randperm(100_000, generator=torch.Generator().manual_seed(0))
     halves = Topology.cliques(lambda n: np.arange(n) % 2)  # every second node: a run for each edge
-    with at_most(calls=500_000, megabytes=200):
+    with at_most(calls=1_000_000, megabytes=200):
         for build in (
             lambda: graphs.random(200_000)._graph(10**6, 10**6),
             lambda: graphs.permutation(order)._graph(100_000, 100_000),
