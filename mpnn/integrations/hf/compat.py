@@ -80,5 +80,5 @@ def dispatches(module: nn.Module) -> bool:
 
 
 def collects_attentions() -> bool:
-    """Whether the model that runs was called with `output_attentions=True`, which GPT-2's layers are not told."""
+    """Whether the model that runs was called with `output_attentions=True`, which GPT-2 does not pass to its layers."""
     return "attentions" in (_active_collector.get() or ())
