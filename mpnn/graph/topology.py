@@ -12,6 +12,7 @@ import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
@@ -24,6 +25,7 @@ from mpnn.graph.algebra import refuse_truth
 from mpnn.graph.arguments import not_negative
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.handles import Handled
+from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import Relation, as_relation
 from mpnn.graph.runs import Combs, Ints, Runs, check_line, distinct, require_room
 from mpnn.graph.strips import Strips, require_strips
@@ -121,9 +123,8 @@ class Topology(Handled, ABC):
         return _bind(self, int(num_dst), int(num_src))
 
     def _repr_html_(self) -> str:
-        from mpnn import html
-
-        return html.of_topology(self)
+        text: str = FUNCTIONS["html"](self)
+        return text
 
     depth = 0
     """The nesting depth of an expression."""
@@ -178,13 +179,10 @@ class Topology(Handled, ABC):
 
         Otherwise the pickle refers to the rule by its import path.
         """
-        from mpnn.graphs.parse import parse
-
-        try:
-            if parse(repr(self)) == self:
+        parse = FUNCTIONS.get("parse")
+        with suppress(ValueError):
+            if parse is not None and parse(repr(self)) == self:
                 return parse, (repr(self),)
-        except ValueError:
-            pass
         return super().__reduce_ex__(protocol)
 
     if not TYPE_CHECKING:  # type checkers would accept any attribute name

@@ -26,10 +26,10 @@ from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import chunks, from_blocks
+from mpnn.graphs.content import drop_self_loops, select_edges
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.interface import attend, must_be_causal, parse, text_of
 from mpnn.integrations.hf.masks import Mask, Sizes, from_dense
-from mpnn.models.text.reformer_graphs import drop_self_loops, select_edges
 
 _CAUSAL, _COMPLETE = ("band", None, 0), ("band", None, None)
 _MASKS = WeakTensorKeyDictionary()
