@@ -74,6 +74,10 @@ if TYPE_CHECKING or not _is_command():  # `mpnn --help` does not wait for torch
     FUNCTIONS.update(html=_html, plot=_plot)
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = globals()[name] = getattr(import_module(f"mpnn.{_HOMES[name]}"), name)
