@@ -395,28 +395,20 @@ class GraphData(Handled):
             raise ValueError(f"{what} needs as many sources as destinations; got {self.num_dst} x {self.num_src}")
 
     def _copy(self: G, convert: Callable[[Tensor], Tensor] = lambda x: x, device: torch.device | None = None) -> G:
-        data: Any = {name: None if old is None else convert(old) for name, old in self.edge_data.items()}
-        graph = type(self)(
-            self.num_dst,
-            self.num_src,
-            runs=self._given_runs,
-            labels=self._labels,
-            edges=None if self._edges is None else convert(self._edges),
-            **data,
-            name=self.name,
-            relation=self.relation,
-            shift=self.shift,
-            device=device or self.device,
-        )
-        if "runs" in self.__dict__:
-            graph.__dict__["runs"] = self.runs
-        graph.positions = self.positions and (convert(self.positions[0]), convert(self.positions[1]))
-        graph.degrees = self.degrees and (convert(self.degrees[0]), convert(self.degrees[1]))
-        graph.order = self.order
-        if self.exchange is not LOCAL:
-            graph.exchange = self.exchange
-        graph.node_ids = self.node_ids and (convert(self.node_ids[0]), convert(self.node_ids[1]))
+        sizes, device = (self.num_dst, self.num_src), device or self.device
+        graph = type(self)(*sizes, runs=self._given_runs, labels=self._labels, name=self.name, device=device)
+        graph.relation, graph.shift, graph.order = self.relation, self.shift, self.order
+        for name in ("_edges", "edge_attr", "_edge_type", "positions", "degrees", "node_ids"):
+            setattr(graph, name, _converted(getattr(self, name), convert))
+        graph.__dict__.update({name: vars(self)[name] for name in ("runs", "exchange") if name in vars(self)})
         return graph
+
+
+def _converted(x: Any, convert: Callable[[Tensor], Tensor]) -> Any:
+    """A tensor, a pair of tensors or None, converted."""
+    if isinstance(x, tuple):
+        return tuple(map(convert, x))
+    return None if x is None else convert(x)
 
 
 def _copy_of(edges: Tensor) -> Tensor:

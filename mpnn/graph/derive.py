@@ -15,22 +15,20 @@ from mpnn.graph.strips import Strips
 
 def structured(graph: G, runs: Runs | Strips, **changes: Any) -> G:
     """A graph with these strips or rows of runs. `changes` override arguments of `Graph`."""
-    arguments = {"num_dst": runs.num_dst, "num_src": runs.num_src, "runs": runs, **_inherited(graph)}
-    return type(graph)(**{**arguments, **changes})
+    sizes = {"num_dst": runs.num_dst, "num_src": runs.num_src}
+    return type(graph)(**{**_inherited(graph), **sizes, "runs": runs, **changes})
 
 
 def selected(graph: G, which: Tensor, **changes: Any) -> G:
     """A graph with the edges `which` and their data; `which` indexes `edge_index`, int64 or bool."""
     data = {name: None if old is None else old[which] for name, old in graph.edge_data.items()}
-    sizes = {"num_dst": graph.num_dst, "num_src": graph.num_src}
     edges = {} if "edges" in changes else {"edges": graph.stored_edges[:, which]}
-    return _explicit(graph, **{**sizes, **edges, **data, **_inherited(graph), **changes})
+    return _explicit(graph, **{**edges, **data, **changes})
 
 
 def renumbered(graph: G, edges: Tensor, **changes: Any) -> G:
     """A graph with the same edge data and renumbered edges, int32 or int64 [2, E]."""
-    arguments = {"num_dst": graph.num_dst, "num_src": graph.num_src, **graph.edge_data, **_inherited(graph)}
-    return _explicit(graph, **{**arguments, "edges": edges, **changes})
+    return _explicit(graph, **{**graph.edge_data, "edges": edges, **changes})
 
 
 def extended(graph: G, new_edges: Tensor, **new_data: Any) -> G:
@@ -44,14 +42,14 @@ def extended(graph: G, new_edges: Tensor, **new_data: Any) -> G:
             "graphs.from_edges"
         )
     data: Any = {name: None if old is None else torch.cat([old, new_data[name]]) for name, old in old_data.items()}
-    edges = torch.cat([graph.stored_edges, new_edges], 1)
-    sizes = {"num_dst": graph.num_dst, "num_src": graph.num_src}
-    return _explicit(graph, **sizes, edges=edges, **data, **_inherited(graph))
+    return _explicit(graph, edges=torch.cat([graph.stored_edges, new_edges], 1), **data)
 
 
-def _explicit(graph: G, *, edges: Tensor, num_dst: int, num_src: int, **arguments: Any) -> G:
-    return type(graph)(num_dst, num_src, edges=narrow(edges, num_dst, num_src), **arguments)
+def _explicit(graph: G, **changes: Any) -> G:
+    arguments = {**_inherited(graph), **changes}
+    edges = narrow(arguments.pop("edges"), arguments["num_dst"], arguments["num_src"])
+    return type(graph)(**arguments, edges=edges)
 
 
 def _inherited(graph: GraphData) -> dict[str, Any]:
-    return {name: getattr(graph, name) for name in ("relation", "shift", "positions", "device")}
+    return {name: getattr(graph, name) for name in ("num_dst", "num_src", "relation", "shift", "positions", "device")}

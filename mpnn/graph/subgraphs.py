@@ -105,7 +105,8 @@ class Subgraphs(GraphData):
         dst, src = self.node_positions()
         positions = dst[keep], src[keep]
         if not self.is_explicit:
-            return structured(self, self.runs.subgraph(keep.cpu().numpy()), shift=0, positions=positions)
+            nodes = keep.nonzero().squeeze(1).cpu().numpy()
+            return structured(self, self.runs.take(nodes).columns(nodes), shift=0, positions=positions)
         which = keep[self.stored_edges].all(0).nonzero().squeeze(1)
         edges = (keep.cumsum(0) - 1)[self.stored_edges[:, which]]
         num_nodes = int(keep.sum())

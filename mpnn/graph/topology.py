@@ -30,7 +30,8 @@ from mpnn.graph.relations import Relation, as_relation
 from mpnn.graph.runs import Combs, Ints, Runs, check_line, distinct, require_room
 from mpnn.graph.strips import Strips, require_strips
 
-RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]] | Runs | Combs]
+Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
+RunsRule = Callable[..., Pairs | Runs | Combs]
 Breaks = Callable[..., ArrayLike]
 LabelRule = Callable[..., NDArray[np.int64]]
 
@@ -302,7 +303,7 @@ class _Rule(Topology):
         row = np.arange(len(i))
         return Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._checked(pairs)))
 
-    def _checked(self, pairs: Any) -> Iterable[tuple[ArrayLike, ArrayLike]]:
+    def _checked(self, pairs: Any) -> Pairs:
         """Yields the pairs that the rule returned and checks that they are pairs of integers."""
         if not isinstance(pairs, Iterable):
             raise TypeError(f"the rule of {self} must return a list of pairs [(start, stop), ...]; got {pairs!r}")

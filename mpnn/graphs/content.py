@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer, at_least
+from mpnn.graph.derive import selected
 
 _CHUNK = 1 << 24
 
@@ -155,7 +156,7 @@ def drop_self_loops(graph: Graph) -> Graph:
     """Removes the self-loops of each edge type, then adds one to each node without in-neighbors of this type (Reformer,
     section 2, "Causal masking for shared-QK": the type is the head)."""
     src, dst = graph.edge_index
-    others = select_edges(graph, src != dst)
+    others = selected(graph, src != dst)
     head = torch.zeros_like(dst) if graph.edge_type is None else graph.edge_type
     reached = torch.zeros(int(head.max()) + 1 if len(head) else 1, graph.num_dst, dtype=torch.bool, device=dst.device)
     reached[head[src != dst], others.edge_index[1]] = True
@@ -163,9 +164,3 @@ def drop_self_loops(graph: Graph) -> Graph:
     edges = torch.cat([others.edge_index, isolated.expand(2, -1)], 1)
     edge_type = None if others.edge_type is None else torch.cat([others.edge_type, isolated_head])
     return Graph.from_edges(edges, graph.num_dst, graph.num_src, edge_type=edge_type)
-
-
-def select_edges(graph: Graph, mask: Tensor) -> Graph:
-    """The edges where `mask`, bool [E], is True, and their types."""
-    edge_type = None if graph.edge_type is None else graph.edge_type[mask]
-    return Graph.from_edges(graph.edge_index[:, mask], graph.num_dst, graph.num_src, edge_type=edge_type)

@@ -24,9 +24,10 @@ from transformers.models.xlnet import modeling_xlnet as xlnet
 from mpnn import ops
 from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.derive import selected
 from mpnn.graph.topology import Topology
 from mpnn.graphs import chunks, from_blocks
-from mpnn.graphs.content import drop_self_loops, select_edges
+from mpnn.graphs.content import drop_self_loops
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.interface import attend, must_be_causal, parse, text_of
 from mpnn.integrations.hf.masks import Mask, Sizes, from_dense
@@ -382,7 +383,7 @@ def _chunk_graph(layer: Any, order: Tensor, attention_mask: Tensor | None, lengt
     else:
         before, after = layer.num_chunks_before, layer.num_chunks_after
         graph = chunks(order, layer.chunk_length, count, before=before, after=after)
-    return select_edges(graph, graph.edge_index[0] <= graph.edge_index[1]) if layer.is_decoder else graph
+    return selected(graph, graph.edge_index[0] <= graph.edge_index[1]) if layer.is_decoder else graph
 
 
 _OURS: dict[type, type] = {

@@ -20,9 +20,10 @@ from mpnn.attention import DotProduct
 from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
+from mpnn.graph.derive import selected
 from mpnn.graph.topology import Topology
 from mpnn.graphs import chunks
-from mpnn.graphs.content import drop_self_loops, select_edges
+from mpnn.graphs.content import drop_self_loops
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import AxialPositions, embed, lookup, transformer_update
 from mpnn.models.layers.losses import token_loss
@@ -226,7 +227,7 @@ class ReformerGraphs:
             graph = chunks(order, layout.size, len(x), before=layout.before, after=layout.after, edge_type=head)
         if self.config.causal:
             src, dst = graph.edge_index
-            graph = select_edges(graph, src <= dst)
+            graph = selected(graph, src <= dst)
         return graph if shared is None else drop_self_loops(graph)
 
     def of_topology(self, topology: Topology, layer: MessagePassing) -> Graph:
