@@ -3,10 +3,13 @@
 A network layer is one round of message passing over a graph, and the choice of graph is the choice of model:
 
     MessagePassing(graph, aggregate, update, attention)
+
+Every name is imported when it is first used: `mpnn.ops` is the module `mpnn/ops.py`.
 """
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from os.path import basename, splitext
 from typing import TYPE_CHECKING, Any
 
@@ -45,22 +48,40 @@ def _is_command() -> bool:
     return splitext(basename(program))[0] == "mpnn" or (program == "-m" and "mpnn" in sys.orig_argv)
 
 
+def _html(*arguments: Any) -> str:
+    from mpnn import html
+
+    return html.of_graph(*arguments)
+
+
+def _plot(*arguments: Any, **options: Any) -> Any:
+    from mpnn import plot
+
+    return plot.adjacency(*arguments, **options)
+
+
 if TYPE_CHECKING:
-    from mpnn import models
-if TYPE_CHECKING or not _is_command():  # `mpnn --help` does not wait for torch
-    from mpnn import aggregate, attention, backends, encodings, graphs, ops, position, update
-    from mpnn.engine import compile as compile  # registers torch.ops.mpnn, which saved programs call
+    from mpnn import aggregate, attention, backends, encodings, models, ops, position, update
     from mpnn.engine.plan import Plan, explain
-    from mpnn.graph import Graph
     from mpnn.graph.topology import Topology
     from mpnn.message_passing import MessagePassing
+if TYPE_CHECKING or not _is_command():  # `mpnn --help` does not wait for torch
+    from mpnn import graphs  # says which classes torch.load may read
+    from mpnn.engine import compile as compile  # registers torch.ops.mpnn, which saved programs call
+    from mpnn.graph import Graph
+    from mpnn.graph.registry import FUNCTIONS
+
+    FUNCTIONS.update(html=_html, plot=_plot)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
 
 
 def __getattr__(name: str) -> Any:
-    """Names imported when they are first used: `models`, whose hundred files take as long as everything else here, and
-    all names in the process of the command."""
     if name in _HOMES:
-        return getattr(import_module(f"mpnn.{_HOMES[name]}"), name)
-    if name in __all__:
-        return import_module(f"mpnn.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"mpnn.{_HOMES[name]}"), name)
+        return value
+    if name.startswith("_") or find_spec(f"mpnn.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"mpnn.{name}")

@@ -29,24 +29,21 @@ _DIAMETER = 2048  # nodes up to which the diameter is computed
 _SECONDS = 0.2  # after which it is left out: a path of 1,024 nodes takes as many hops
 
 
-def of_topology(topology: Topology) -> str:
-    """The expression, and its graph over 24 nodes if it can be bound to them."""
+def of_graph(graph: Topology | Graph) -> str:
+    """The matrix of a graph, and its numbers; of a topology over 24 nodes, if it can be bound to them."""
+    if isinstance(graph, Graph):
+        return _box(graph.name or "Graph", _picture(graph), _facts(graph))
     try:
-        graph = topology.bind(_EXAMPLE)
+        bound = graph.bind(_EXAMPLE)
     except ValueError as problem:
-        return _box(topology, "", [f"not a graph of {_EXAMPLE} nodes: {problem}"])
-    return _box(topology, _picture(graph), [f"a topology, here over {_EXAMPLE} nodes", *_facts(graph)])
-
-
-def of_graph(graph: Graph) -> str:
-    """The matrix, and its numbers."""
-    return _box(graph.name or "Graph", _picture(graph), _facts(graph))
+        return _box(graph, "", [f"not a graph of {_EXAMPLE} nodes: {problem}"])
+    return _box(graph, _picture(bound), [f"a topology, here over {_EXAMPLE} nodes", *_facts(bound)])
 
 
 def of_operator(name: str, parts: Iterable[tuple[str, object]], graph: Topology | Graph | None) -> str:
     """The parts of an operator, and its graph."""
     rows = "".join(f"<tr><th style='text-align:left'>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in parts)
-    picture = "" if graph is None else of_topology(graph) if isinstance(graph, Topology) else of_graph(graph)
+    picture = "" if graph is None else of_graph(graph)
     return f"<div><b>{escape(name)}</b><table>{rows}</table>{picture}</div>"
 
 

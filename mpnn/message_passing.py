@@ -16,7 +16,8 @@ from mpnn.attention import Attention
 from mpnn.decoding.cache import KVCache
 from mpnn.dropout import drop_edges
 from mpnn.graph import Graph
-from mpnn.graph.sharding import LOCAL, Exchange, Layer, active
+from mpnn.graph.exchange import LOCAL, Exchange, Layer
+from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
 from mpnn.round import Round
 from mpnn.update import Update, as_update

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpnn import engine
 from mpnn.engine import dispatch
-from mpnn.graph.sharding import LOCAL
+from mpnn.graph.exchange import LOCAL
 from mpnn.message_passing import MessagePassing
 from mpnn.round import Round
 

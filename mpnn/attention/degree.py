@@ -9,7 +9,7 @@ from mpnn import validation
 from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import ANY, Attention
 from mpnn.graph import Graph
-from mpnn.graph.sharding import LOCAL
+from mpnn.graph.exchange import LOCAL
 from mpnn.round import Round
 
 

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.derive import edge_data
+from mpnn.graph.exchange import Layer
 from mpnn.graph.runs import Runs
-from mpnn.graph.sharding import Layer
 from mpnn.graph.strips import Strips
 
 
@@ -46,7 +45,7 @@ def features(layer: Layer | None) -> str:
 def of_graph(graph: Graph) -> str:
     """A digest of the edges in their order, and of the attributes, types and positions stored with them."""
     edges = graph.ends if graph.is_explicit else graph.structure
-    data = edges, *edge_data(graph).values(), graph.positions
+    data = edges, *graph.edge_data.values(), graph.positions
     return graph.cached("digest", lambda: digest((torch.tensor([graph.num_dst, graph.num_src]), *data)))
 
 

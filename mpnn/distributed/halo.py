@@ -18,7 +18,7 @@ from mpnn.attention.spec import KeyValue
 from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
-from mpnn.graph.sharding import Exchange
+from mpnn.graph.exchange import Exchange
 from mpnn.round import Round
 
 
@@ -45,7 +45,7 @@ class Part:
         """The part of `rank`, whose destinations and sources have these owners."""
         rows, nodes = rows_of(graph, rank, dst), dst.nodes(rank).to(graph.device)
         mine = src.nodes(rank).to(graph.device)
-        sources, part = subgraphs.compact(rows, keep=mine)
+        sources, part = rows.compact(mine)
         owner = src.of(sources.cpu())
         fetched = torch.bincount(owner, minlength=src.ranks)
         fetched[rank] = 0
@@ -77,7 +77,7 @@ def own_nodes(graph: Graph, rank: int, dst: Owners, src: Owners) -> Graph:
 class HaloExchange(Exchange):
     """`exchange(x)` maps features of a process's own nodes to those of all sources of its part: x [..., own, d] ->
     [..., sources, d], or another `dim`. All processes of the group must call it together. See
-    `mpnn.graph.sharding.Exchange`.
+    `mpnn.graph.exchange.Exchange`.
 
     Attributes:
         leaving: which of the own rows travel to each rank, int64. arriving: the numbers of rows from each rank.

@@ -23,7 +23,7 @@ from mpnn.distributed.groups import exchanged
 from mpnn.distributed.halo import OwnExchange
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
-from mpnn.graph.sharding import Layer
+from mpnn.graph.exchange import Layer
 from mpnn.round import Round
 
 
@@ -66,7 +66,7 @@ def view_of(graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) ->
 
 
 class HeadsExchange(OwnExchange):
-    """Divides the heads of a round over the processes of a group. See `mpnn.graph.sharding.Exchange`."""
+    """Divides the heads of a round over the processes of a group. See `mpnn.graph.exchange.Exchange`."""
 
     transport = "heads"
 

@@ -16,7 +16,7 @@ from mpnn.distributed.groups import Mesh, group_of
 from mpnn.distributed.halo import HaloExchange, Part
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
-from mpnn.graph.sharding import Layer
+from mpnn.graph.exchange import Layer
 from mpnn.graph.topology import Topology
 
 _NODE_COST = 16.0  # edges that cost as much as a node's own maps, for layers of some 64 features

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpnn.aggregate import Sum
 from mpnn.attention.spec import KeyValue
-from mpnn.graph.sharding import Layer
+from mpnn.graph.exchange import Layer
 from mpnn.round import Round
 from mpnn.scores import Role
 

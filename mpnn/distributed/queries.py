@@ -20,7 +20,7 @@ from mpnn.distributed.groups import exchanged
 from mpnn.distributed.halo import HaloExchange, Part
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
-from mpnn.graph.sharding import Layer
+from mpnn.graph.exchange import Layer
 from mpnn.round import Round
 
 Run = Callable[[Round], tuple[Tensor, "Tensor | None"]]
@@ -72,7 +72,7 @@ def view_of(graph: Graph, hubs: Tensor, dst: Owners, src: Owners, group: dist.Pr
 
 
 class QueriesExchange(HaloExchange):
-    """Fetches sources, and sends the queries of hubs. See `mpnn.graph.sharding.Exchange`."""
+    """Fetches sources, and sends the queries of hubs. See `mpnn.graph.exchange.Exchange`."""
 
     transport = "queries"
 

@@ -14,6 +14,7 @@ from mpnn.distributed.groups import Mesh, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.distributed.partition import Partition, check_transport
 from mpnn.graph import Graph, sharding
+from mpnn.graph.exchange import Layer
 from mpnn.graph.topology import Topology
 
 _MOST_PARTS = 64
@@ -89,7 +90,7 @@ class _Sharding:
         # Parts by graph and division. Processes bind the same graphs in the same order, so all build a part, or none.
         self._parts: OrderedDict[tuple[object, ...], Partition] = OrderedDict()
 
-    def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: sharding.Layer | None = None) -> Graph:
+    def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: Layer | None = None) -> Graph:
         dst, src = self._owners(num_dst, num_src, layer)
         whole = dst.num_nodes, src.num_nodes
         if not isinstance(graph, Topology) and (graph.num_dst, graph.num_src) != whole:
@@ -118,7 +119,7 @@ class _Sharding:
         same = not graph.is_explicit and agreement.of_graph(graph) == agreement.of_graph(given.graph)
         return given if same else None
 
-    def _owners(self, num_dst: int, num_src: int, layer: sharding.Layer | None = None) -> tuple[Owners, Owners]:
+    def _owners(self, num_dst: int, num_src: int, layer: Layer | None = None) -> tuple[Owners, Owners]:
         """The owners of destinations and of sources, of which this process has so many."""
         if self._given_owners is None:
             every = agreement.gather(agreement.features(layer), self._group, (num_dst, num_src))

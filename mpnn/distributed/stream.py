@@ -23,7 +23,7 @@ from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.halo import HaloExchange, OwnExchange, Part, rows_of
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
-from mpnn.graph.sharding import Layer
+from mpnn.graph.exchange import Layer
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.round import Round
 
@@ -41,7 +41,7 @@ def view_of(graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) ->
 
 
 class StreamExchange(OwnExchange):
-    """Brings the sources of one process after the other. See `mpnn.graph.sharding.Exchange`."""
+    """Brings the sources of one process after the other. See `mpnn.graph.exchange.Exchange`."""
 
     transport = "stream"
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.round import Round
@@ -35,6 +34,8 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
         from mpnn.engine.compile.operator import run as traced  # imports torch's compiler, which takes a second
 
         return traced(round, backend)
+    from mpnn.engine import dispatch  # imports all backends, a third of this library
+
     return dispatch.run(round, backend)
 
 

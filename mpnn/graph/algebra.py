@@ -4,44 +4,69 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from mpnn.graph.derive import edge_data, selected, structured
+from mpnn.graph.data import G, GraphData
+from mpnn.graph.derive import selected, structured
 from mpnn.graph.relations import Relation
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 
-if TYPE_CHECKING:
-    from mpnn.graph.graph import Graph
 
+class Algebra(GraphData):
+    """The operators `|`, `&`, `-` and `~` of a graph."""
 
-def union(one: Graph, other: Graph) -> Graph:
-    """`one | other`, see `Graph`."""
-    _refuse_loss("|", one, other)
-    return structured(one, _merged(one, other, operator.or_), **_common("|", one, other))
+    def __or__(self: G, other: G) -> G:
+        """The union of both edge sets, as rows of runs. Neither graph may have edge attributes or types as data.
 
+        One rule holds for `|`, `&` and `-`: an edge of the result has all that it has in the operands, or they are
+        refused. Only explicit edges have data, so one operand of `&` may have them, and both of `-`, whose edges are
+        those of the left one. A relation, a shift or positions that one operand has are those of the result. Of two
+        relations that differ it has none: `with_relation` sets one for all edges.
 
-def intersection(one: Graph, other: Graph) -> Graph:
-    """`one & other`, see `Graph`."""
-    if _has_data(other) or (other.is_explicit and not one.is_explicit):
-        one, other = other, one
-    _refuse_loss("&", other)
-    runs, common = _merged(one, other, operator.and_), _common("&", one, other)
-    if one.is_explicit:
-        return _edges_in(one, runs, common)
-    labels = None
-    if isinstance(runs, Runs) and one.labels is not None and other.labels is not None:
-        labels = np.unique(np.stack([one.labels, other.labels]), axis=1, return_inverse=True)[1].reshape(-1)
-    return structured(one, runs, labels=labels, **common)
+        Raises:
+            ValueError: if edges would lose their data, if the operands differ in a shift or positions that both have,
+                if they are on two devices, or if their sizes differ.
+        """
+        if not isinstance(other, GraphData):
+            return NotImplemented
+        _refuse_loss("|", self, other)
+        return structured(self, _merged(self, other, operator.or_), **_common("|", self, other))
 
+    def __and__(self: G, other: G) -> G:
+        """The edges in both graphs. Keeps order, repeated edges and data of the graph with edge data, or of the
+        explicit one, or of this one. Raises as `|`."""
+        if not isinstance(other, GraphData):
+            return NotImplemented
+        one, two = self, other
+        if _has_data(two) or (two.is_explicit and not one.is_explicit):
+            one, two = two, one
+        _refuse_loss("&", two)
+        runs, common = _merged(one, two, operator.and_), _common("&", one, two)
+        if one.is_explicit:
+            return _edges_in(one, runs, common)
+        labels = None
+        if isinstance(runs, Runs) and one.labels is not None and two.labels is not None:
+            labels = np.unique(np.stack([one.labels, two.labels]), axis=1, return_inverse=True)[1].reshape(-1)
+        return structured(one, runs, labels=labels, **common)
 
-def difference(one: Graph, other: Graph) -> Graph:
-    """`one - other`, see `Graph`."""
-    runs, common = _merged(one, other, operator.sub), _common("-", one, other) | {"relation": one.relation}
-    return _edges_in(one, runs, common) if one.is_explicit else structured(one, runs, **common)
+    def __sub__(self: G, other: G) -> G:
+        """The edges in this graph only. An explicit graph keeps its order, repeated edges and data. Raises as `|`."""
+        if not isinstance(other, GraphData):
+            return NotImplemented
+        runs = _merged(self, other, operator.sub)
+        common = _common("-", self, other) | {"relation": self.relation}
+        return _edges_in(self, runs, common) if self.is_explicit else structured(self, runs, **common)
+
+    def __invert__(self: G) -> G:
+        """The complement: all pairs that are not edges."""
+        return structured(self, self.structure.complement())
+
+    def __bool__(self) -> NoReturn:
+        refuse_truth(self)
 
 
 def refuse_truth(edges: object) -> NoReturn:
@@ -52,7 +77,7 @@ def refuse_truth(edges: object) -> NoReturn:
     )
 
 
-def _merged(one: Graph, other: Graph, merge: Callable[[Any, Any], Any]) -> Strips | Runs:
+def _merged(one: GraphData, other: GraphData, merge: Callable[[Any, Any], Any]) -> Strips | Runs:
     """Strips if both graphs have them, otherwise runs."""
     if one.device != other.device:
         raise ValueError(f"the graphs are on {one.device} and {other.device}; move one with .to(device)")
@@ -64,18 +89,18 @@ def _merged(one: Graph, other: Graph, merge: Callable[[Any, Any], Any]) -> Strip
     return runs
 
 
-def _edges_in(graph: Graph, runs: Strips | Runs, common: dict[str, Any]) -> Graph:
+def _edges_in(graph: G, runs: Strips | Runs, common: dict[str, Any]) -> G:
     """The explicit edges that are also in `runs`, with their data."""
     assert isinstance(runs, Runs)  # an explicit graph has no strips
     src, dst = graph.stored_edges.cpu().long().numpy()
     return selected(graph, torch.from_numpy(runs.contains(dst, src)).to(graph.device), **common)
 
 
-def _has_data(graph: Graph) -> bool:
-    return any(data is not None for data in edge_data(graph).values())
+def _has_data(graph: GraphData) -> bool:
+    return any(data is not None for data in graph.edge_data.values())
 
 
-def _refuse_loss(symbol: str, *graphs: Graph) -> None:
+def _refuse_loss(symbol: str, *graphs: GraphData) -> None:
     """Raises ValueError if one of these operands has edge data: the result keeps its edges, but not their data."""
     for graph in filter(_has_data, graphs):
         raise ValueError(
@@ -85,7 +110,7 @@ def _refuse_loss(symbol: str, *graphs: Graph) -> None:
         )
 
 
-def _common(symbol: str, one: Graph, other: Graph) -> dict[str, Any]:
+def _common(symbol: str, one: GraphData, other: GraphData) -> dict[str, Any]:
     """The relation, shift and positions of the result: what one operand has and the other has not, or both alike."""
     at = one.positions, other.positions
     alike = {
@@ -98,7 +123,7 @@ def _common(symbol: str, one: Graph, other: Graph) -> dict[str, Any]:
     return {"relation": _relation(symbol, one, other), **{x: getattr(one, x) or getattr(other, x) for x in alike}}
 
 
-def _relation(symbol: str, one: Graph, other: Graph) -> Relation | None:
+def _relation(symbol: str, one: GraphData, other: GraphData) -> Relation | None:
     """None for two rules that differ: then whoever needs types asks for them, instead of getting those of one rule."""
     if symbol == "-" or one._edge_type is not None:
         return one.relation

@@ -28,6 +28,7 @@ def not_negative(name: str, value: Any) -> None:
         raise ValueError(f"{name} must not be negative; got {value}")
 
 
-def at_least(name: str, value: Any, least: int) -> None:
+def at_least(name: str, value: Any, least: int) -> int:
     if as_integer(name, value) < least:
         raise ValueError(f"{name} must be at least {least}; got {value}")
+    return int(value)

@@ -2,63 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpnn.graph.csr import narrow
+from mpnn.graph.data import G, GraphData
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 
-if TYPE_CHECKING:
-    from mpnn.graph.graph import Graph
 
-
-def structured(graph: Graph, runs: Runs | Strips, **changes: Any) -> Graph:
+def structured(graph: G, runs: Runs | Strips, **changes: Any) -> G:
     """A graph with these strips or rows of runs. `changes` override arguments of `Graph`."""
-    arguments = {"num_dst": runs.num_dst, "num_src": runs.num_src, "runs": runs, **_inherited(graph)}
-    return type(graph)(**{**arguments, **changes})
+    sizes = {"num_dst": runs.num_dst, "num_src": runs.num_src}
+    return type(graph)(**{**_inherited(graph), **sizes, "runs": runs, **changes})
 
 
-def selected(graph: Graph, which: Tensor, **changes: Any) -> Graph:
+def selected(graph: G, which: Tensor, **changes: Any) -> G:
     """A graph with the edges `which` and their data; `which` indexes `edge_index`, int64 or bool."""
-    data = {name: None if old is None else old[which] for name, old in edge_data(graph).items()}
-    sizes = {"num_dst": graph.num_dst, "num_src": graph.num_src}
+    data = {name: None if old is None else old[which] for name, old in graph.edge_data.items()}
     edges = {} if "edges" in changes else {"edges": graph.stored_edges[:, which]}
-    return _explicit(graph, **{**sizes, **edges, **data, **_inherited(graph), **changes})
+    return _explicit(graph, **{**edges, **data, **changes})
 
 
-def renumbered(graph: Graph, edges: Tensor, **changes: Any) -> Graph:
+def renumbered(graph: G, edges: Tensor, **changes: Any) -> G:
     """A graph with the same edge data and renumbered edges, int32 or int64 [2, E]."""
-    arguments = {"num_dst": graph.num_dst, "num_src": graph.num_src, **edge_data(graph), **_inherited(graph)}
-    return _explicit(graph, **{**arguments, "edges": edges, **changes})
+    return _explicit(graph, **{**graph.edge_data, "edges": edges, **changes})
 
 
-def extended(graph: Graph, new_edges: Tensor, **new_data: Any) -> Graph:
+def extended(graph: G, new_edges: Tensor, **new_data: Any) -> G:
     """A graph with new edges, int64 [2, E'], and their data appended to its edges."""
     if new_edges.shape[1] == 0:
         return graph
-    old_data = edge_data(graph)
+    old_data = graph.edge_data
     if old_data["edge_type"] is not None and new_data.get("edge_type") is None:
         raise ValueError(
             f"the {new_edges.shape[1]} new edges would have no edge_type; add them with their edge types through "
             "graphs.from_edges"
         )
     data: Any = {name: None if old is None else torch.cat([old, new_data[name]]) for name, old in old_data.items()}
-    edges = torch.cat([graph.stored_edges, new_edges], 1)
-    sizes = {"num_dst": graph.num_dst, "num_src": graph.num_src}
-    return _explicit(graph, **sizes, edges=edges, **data, **_inherited(graph))
+    return _explicit(graph, edges=torch.cat([graph.stored_edges, new_edges], 1), **data)
 
 
-def _explicit(graph: Graph, *, edges: Tensor, num_dst: int, num_src: int, **arguments: Any) -> Graph:
-    return type(graph)(num_dst, num_src, edges=narrow(edges, num_dst, num_src), **arguments)
+def _explicit(graph: G, **changes: Any) -> G:
+    arguments = {**_inherited(graph), **changes}
+    edges = narrow(arguments.pop("edges"), arguments["num_dst"], arguments["num_src"])
+    return type(graph)(**arguments, edges=edges)
 
 
-def edge_data(graph: Graph) -> dict[str, Tensor | None]:
-    """The data stored per edge, by argument name of `Graph`. Edge types computed by a rule are not included."""
-    return {"edge_attr": graph.edge_attr, "edge_type": graph._edge_type}
-
-
-def _inherited(graph: Graph) -> dict[str, Any]:
-    return {name: getattr(graph, name) for name in ("relation", "shift", "positions", "device")}
+def _inherited(graph: GraphData) -> dict[str, Any]:
+    return {name: getattr(graph, name) for name in ("num_dst", "num_src", "relation", "shift", "positions", "device")}

@@ -1,42 +1,23 @@
-"""Graph: the edges between a fixed number of sources and destinations.
-
-Messages flow along an edge from `src` to `dst`; `edge_index[0]` is src and `edge_index[1]` is dst. A graph stores one
-of four forms and computes the others on first use: strips of rows or rows of runs (from a topology), labels (disjoint
-cliques), or explicit edges in the caller's order, with repeated edges and edge attributes: in 32 bits if they are
-many. Strips take memory by the
-shape of the graph and not by its nodes, so code that reads `structure` instead of `runs` takes graphs of any size.
-"""
+"""Graph: the edges between a fixed number of sources and destinations, and the graphs that follow from it."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import algebra, capacity, ordering, state, subgraphs, transforms
-from mpnn.graph import csr as edge_lists
-from mpnn.graph import reachability as reach
-from mpnn.graph.csr import CSR, built, graph_property, sorted_by
-from mpnn.graph.derive import edge_data, structured
-from mpnn.graph.handles import Handled
-from mpnn.graph.modes import outside_modes
-from mpnn.graph.relations import Relation, Table, as_relation
-from mpnn.graph.runs import Ints, Runs, cliques_of
-from mpnn.graph.sharding import LOCAL, Exchange
-from mpnn.graph.strips import Strips
+from mpnn.graph import reachability
+from mpnn.graph.algebra import Algebra
+from mpnn.graph.registry import FUNCTIONS
+from mpnn.graph.subgraphs import Subgraphs
+from mpnn.graph.transforms import Transforms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-T = TypeVar("T")
-_ABSENT: Any = object()
 
-
-class Graph(Handled):
+class Graph(Algebra, Subgraphs, Transforms):
     """Destinations, sources and the edges between them.
 
     Created by `Topology.bind` and the builders in `mpnn.graphs`.
@@ -52,429 +33,6 @@ class Graph(Handled):
     numbers of the nodes in the larger graph: dropout hashes them, so that all parts drop the edges that the whole does.
     """
 
-    exchange: Exchange = LOCAL  # of the class, so that whole graphs neither store nor pickle it
-
-    def __init__(
-        self,
-        num_dst: int,
-        num_src: int,
-        *,
-        runs: Runs | Strips | None = None,
-        labels: Ints | None = None,
-        edges: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-        edge_type: Tensor | None = None,
-        relation: Relation | None = None,
-        shift: int = 0,
-        positions: tuple[Tensor, Tensor] | None = None,
-        name: str = "",
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.num_dst, self.num_src = num_dst, num_src
-        self.edge_attr = edge_attr
-        self.relation, self.shift, self.positions, self.name = relation, shift, positions, name
-        self.device = torch.device(device)
-        self._given_runs, self._labels, self._edges, self._edge_type = runs, labels, edges, edge_type
-        self._moved: dict[torch.device, Graph] = {}
-        self._moved_from: weakref.ref[Graph] | None = None  # weak, so that a copy does not keep the original alive
-        self._memo: dict[Hashable, Any] = {}
-        self.edge_ids: Tensor | None = None
-        self.degrees: tuple[Tensor, Tensor] | None = None
-        self.order: Tensor | None = None
-        self.node_ids: tuple[Tensor, Tensor] | None = None
-
-    # ------------------------------------------------------------------------------------------------ constructors
-
-    @staticmethod
-    def from_runs(runs: Runs | Strips, *, relation: Relation | None = None, shift: int = 0, name: str = "") -> Graph:
-        return Graph(runs.num_dst, runs.num_src, runs=runs, relation=relation, shift=shift, name=name)
-
-    @staticmethod
-    def from_labels(labels: Ints, *, relation: Relation | None = None, name: str = "") -> Graph:
-        """Disjoint cliques: i receives from j if `labels[i] == labels[j]`; labels are int64 [num_nodes]."""
-        return Graph(len(labels), len(labels), labels=labels, relation=relation, name=name)
-
-    @staticmethod
-    def from_edges(
-        edge_index: Tensor,
-        num_dst: int,
-        num_src: int,
-        *,
-        edge_attr: Tensor | None = None,
-        edge_type: Tensor | None = None,
-        name: str = "",
-    ) -> Graph:
-        """Explicit edges, int64 [2, E], validated. Order and repeated edges are preserved."""
-        graph = Graph(
-            num_dst,
-            num_src,
-            edges=edge_index,
-            edge_attr=edge_attr,
-            edge_type=edge_type,
-            name=name,
-            device=edge_index.device,
-        )
-        return graph._accept()
-
-    # ------------------------------------------------------------------------------------------------ physical forms
-
-    @property
-    def is_explicit(self) -> bool:
-        """Whether the graph is a list of edges in the caller's order, as opposed to a structured graph."""
-        return self._edges is not None
-
-    @property
-    def structure(self) -> Strips | Runs:
-        """The edges as a set, repeated edges counting once: as strips if the graph is stored so, otherwise as runs."""
-        return self._given_runs if isinstance(self._given_runs, Strips) else self.runs
-
-    @graph_property
-    def runs(self) -> Runs:
-        """The edges as a set, in rows of runs; repeated edges count once."""
-        if isinstance(self._given_runs, Strips):
-            return self._given_runs.runs()
-        if self._given_runs is not None:
-            return self._given_runs
-        if self._labels is not None:
-            return Runs.from_labels(self._labels)
-        src, dst = self.stored_edges.cpu().long().numpy()
-        return Runs.from_edges(self.num_dst, self.num_src, dst, src)
-
-    @property
-    def edge_index(self) -> Tensor:
-        """int64 [2, E]: row 0 holds the sources, row 1 the destinations.
-
-        Explicit graphs keep the caller's order. Structured graphs are sorted by destination, then source. Each read
-        returns a new tensor, which the caller may write to.
-        """
-        return _copy_of(self.ends)
-
-    @graph_property
-    def ends(self) -> Tensor:
-        """`edge_index` without the copy, for the library's own code: kernels read this memory without checking it."""
-        if self._edges is not None:
-            return self._edges.long()
-        capacity.require(
-            self.num_edges * 32,  # the result, and as much again while it is written
-            f"the edges of {self} do not fit into memory: int64 [2, E]",
-            "runs, degrees, set algebra and structured kernels work without them",
-        )
-        dst, src = self.runs.edges()
-        return torch.from_numpy(np.stack([src, dst])).to(self.device)
-
-    @property
-    def stored_edges(self) -> Tensor:
-        """`ends`, int32 or int64 as an explicit graph stores it. Reading it makes nothing larger."""
-        return self.ends if self._edges is None else self._edges
-
-    @graph_property
-    def csr(self) -> CSR:
-        """Edges by destination."""
-        if self._edges is None:
-            ptr = torch.from_numpy(np.append(0, np.cumsum(self.runs.degree())))
-            return CSR(ptr.to(self.device), self.ends[0], None)
-        src, dst = self._edges
-        return sorted_by(dst, src, self.num_dst, self.num_src)
-
-    @graph_property
-    def csc(self) -> CSR:
-        """Edges by source: the transposed graph. Its rows are sources and its columns are destinations."""
-        src, dst = self.stored_edges
-        return sorted_by(src, dst, self.num_src, self.num_dst)
-
-    @graph_property
-    def labels(self) -> Ints | None:
-        """The clique of each node, [N], if the graph consists of disjoint cliques; otherwise None."""
-        if self._labels is None and self._edges is None and (cliques := self.structure.cliques) is not None:
-            size, count = cliques
-            return np.repeat(np.arange(count.sum()), np.repeat(size, count))
-        return self._labels
-
-    @graph_property
-    def clique_sizes(self) -> tuple[Ints, Ints] | None:
-        """The sizes of the disjoint cliques, ascending and distinct, and the number of cliques of each size; None if
-        the graph does not consist of disjoint cliques."""
-        if self._edges is not None:
-            return None
-        if self._labels is not None:
-            return np.unique(np.unique(self._labels, return_counts=True)[1], return_counts=True)
-        if (cliques := self.structure.cliques) is None:
-            return None
-        sizes, which = np.unique(cliques[0], return_inverse=True)
-        counts = np.zeros(len(sizes), np.int64)
-        np.add.at(counts, which, cliques[1])
-        return sizes, counts
-
-    @graph_property
-    def has_scattered_cliques(self) -> bool:
-        """Whether the graph consists of disjoint cliques whose nodes are not consecutive."""
-        return self._labels is not None and bool((np.diff(self._labels) < 0).any())
-
-    @graph_property
-    def cliques(self) -> list[Tensor]:
-        """The members of the disjoint cliques: one int64 tensor [number of cliques, size] per clique size."""
-        if self.labels is None:
-            raise ValueError(f"{self} is not a graph of disjoint cliques")
-        return [torch.from_numpy(members).to(self.device) for members in cliques_of(self.labels)]
-
-    # ------------------------------------------------------------------------------------------------ properties
-
-    @graph_property
-    def num_edges(self) -> int:
-        if self._edges is not None:
-            return self._edges.shape[1]
-        if self._labels is not None:
-            return int((np.unique(self._labels, return_counts=True)[1] ** 2).sum())
-        return self.structure.num_edges
-
-    @property
-    def edge_type(self) -> Tensor | None:
-        """The type of each edge, int64 [E] in the order of `edge_index`; None if edges have no types.
-
-        Each read returns a new tensor, which the caller may write to.
-        """
-        return None if self.types is None else _copy_of(self.types)
-
-    @graph_property
-    def types(self) -> Tensor | None:
-        """`edge_type` without the copy, for the library's own code."""
-        if self._edge_type is None and self.relation is not None:
-            return self.relation.ids(*self.edge_positions())
-        return self._edge_type
-
-    def node_positions(self) -> tuple[Tensor, Tensor]:
-        """The positions of destinations and sources, int64 [num_dst] and [num_src]."""
-        if self.positions is not None:
-            return self.positions
-        dst, src = (torch.arange(n, device=self.device) for n in (self.num_dst, self.num_src))
-        return dst + self.shift, src
-
-    def edge_positions(self) -> tuple[Tensor, Tensor]:
-        """The positions of the destination and the source of each edge, int64 [E] each, in `edge_index` order."""
-        src, dst = self.ends
-        return (dst + self.shift, src) if self.positions is None else (self.positions[0][dst], self.positions[1][src])
-
-    @property
-    def edge_type_rule(self) -> Relation | None:
-        """The rule that gives edges their types; None if the types are data or edges have no types."""
-        return self.relation if self._edge_type is None else None
-
-    @property
-    def has_edge_types(self) -> bool:
-        return self._edge_type is not None or self.relation is not None
-
-    @property
-    def num_edge_types(self) -> int:
-        """The number of edge types; 0 if edges have no types."""
-        if self._edge_type is not None:
-            return int(self._edge_type.max()) + 1 if self.num_edges else 0
-        return 0 if self.relation is None else self.relation.count
-
-    def dense(self) -> Tensor:
-        """The adjacency as a bool matrix [num_dst, num_src] on the graph's device: O(N^2), for inspection and tests."""
-        capacity.require(3 * self.num_dst * self.num_src, f"the matrix of {self}", "use a smaller graph")
-        if self._edges is None:
-            return torch.from_numpy(self.runs.dense()).to(self.device)
-        matrix = torch.zeros(self.num_dst, self.num_src, dtype=torch.bool, device=self.device)
-        matrix[self._edges[1], self._edges[0]] = True
-        return matrix
-
-    def degree(self) -> Tensor:
-        """The in-degree of each destination, int64 [num_dst]. Repeated edges count each time."""
-        if self._edges is not None:
-            return torch.bincount(self._edges[1], minlength=self.num_dst)
-        return torch.from_numpy(self.runs.degree()).to(self.device)
-
-    def cached(self, key: Hashable, build: Callable[[], T]) -> T:
-        """Returns `build()`, computed once per graph and key. Layers cache what they derive from the graph here."""
-        value = self._memo.get(key, _ABSENT)
-        if value is _ABSENT:
-            value = self._memo[key] = built(build)
-        return value
-
-    def derive(
-        self, build: Callable[..., Graph], *arguments: Hashable, num_dst: int, num_src: int | None = None
-    ) -> Graph:
-        """Returns `build(graph, *arguments)`, computed once: a graph of `num_dst` destinations and `num_src` sources.
-
-        `num_src` defaults to this graph's. A program traced by `torch.compile` does not build the graph while tracing,
-        but when it runs.
-        """
-        return self.cached((build, arguments), lambda: build(self, *arguments))
-
-    # ------------------------------------------------------------------------------------------------ new graphs
-
-    def __or__(self, other: Graph) -> Graph:
-        """The union of both edge sets, as rows of runs. Neither graph may have edge attributes or types as data.
-
-        One rule holds for `|`, `&` and `-`: an edge of the result has all that it has in the operands, or they are
-        refused. Only explicit edges have data, so one operand of `&` may have them, and both of `-`, whose edges are
-        those of the left one. A relation, a shift or positions that one operand has are those of the result. Of two
-        relations that differ it has none: `with_relation` sets one for all edges.
-
-        Raises:
-            ValueError: if edges would lose their data, if the operands differ in a shift or positions that both have,
-                if they are on two devices, or if their sizes differ.
-        """
-        return algebra.union(self, other) if isinstance(other, Graph) else NotImplemented
-
-    def __and__(self, other: Graph) -> Graph:
-        """The edges in both graphs. Keeps order, repeated edges and data of the graph with edge data, or of the
-        explicit one, or of this one. Raises as `|`."""
-        return algebra.intersection(self, other) if isinstance(other, Graph) else NotImplemented
-
-    def __sub__(self, other: Graph) -> Graph:
-        """The edges in this graph only. An explicit graph keeps its order, repeated edges and data. Raises as `|`."""
-        return algebra.difference(self, other) if isinstance(other, Graph) else NotImplemented
-
-    def __invert__(self) -> Graph:
-        """The complement: all pairs that are not edges."""
-        return structured(self, self.structure.complement())
-
-    def __bool__(self) -> NoReturn:
-        algebra.refuse_truth(self)
-
-    def with_relation(self, relation: Relation | Tensor) -> Graph:
-        """The same edges with edge types from a relation or an integer matrix [num_dst, num_src]."""
-        relation = as_relation(relation)
-        if isinstance(relation, Table):
-            relation.check_fits(self.num_dst, self.num_src, self.shift)
-        graph = self._copy()
-        graph.relation, graph._edge_type = relation, None
-        return graph
-
-    def with_positions(self, dst: Tensor, src: Tensor) -> Graph:
-        """The same edges with these positions of destinations and sources, int64 [num_dst] and [num_src].
-
-        Relative positions and edge type rules are computed from them.
-        """
-        dst, src = (torch.as_tensor(position, device=self.device) for position in (dst, src))
-        for name, position, n in (("dst", dst, self.num_dst), ("src", src, self.num_src)):
-            not_integers = position.is_floating_point() or position.is_complex() or position.dtype == torch.bool
-            if position.shape != (n,) or not_integers:
-                raise ValueError(f"{name} must hold {n} integers; got {position.dtype} of shape {list(position.shape)}")
-        graph = self._copy()
-        graph.positions = (dst.long(), src.long())
-        return graph
-
-    def rows(self, start: int, stop: int) -> Graph:
-        """The graph of destinations `start` to `stop` over the same sources. Positions are preserved.
-
-        The cost depends on these rows, not on the size of the graph.
-        """
-        return subgraphs.rows(self, start, stop)
-
-    def columns(self, sources: Tensor) -> Graph:
-        """The graph over the sources `sources` only, int64 [n], ascending and distinct, and all destinations.
-
-        Positions are preserved. Attention over several sets of sources is merged by `mpnn.ops.merge`.
-
-        Raises:
-            ValueError: if the sources are not ascending, or not among those of the graph.
-        """
-        return subgraphs.columns(self, sources)
-
-    def compact(self) -> tuple[Tensor, Graph]:
-        """The sources that have at least one edge, int64 ascending, and the graph over only these sources.
-
-        Positions are preserved.
-        """
-        return subgraphs.compact(self)
-
-    def subgraph(self, keep: Tensor) -> Graph:
-        """The nodes that are True in `keep`, bool [num_nodes], renumbered, and the edges between them.
-
-        Positions are preserved.
-        """
-        self._need_square("a part of the nodes")
-        return subgraphs.subgraph(self, keep)
-
-    def reverse(self) -> Graph:
-        """Reverses every edge. Edges keep their attributes and types."""
-        return transforms.reverse(self)
-
-    def power(self, k: int) -> Graph:
-        """i receives from j if a walk of exactly `k` edges leads from j to i (with self-loops: at most k)."""
-        self._need_square("power")
-        return transforms.power(self, k)
-
-    def with_self_loops(self, fill: float = 0.0) -> Graph:
-        """Adds the missing self-loops. New loops come last, with edge attributes of `fill`."""
-        self._need_square("self-loops")
-        return transforms.with_self_loops(self, fill)
-
-    def undirected(self) -> Graph:
-        """Adds the missing reverse edges. They come last and copy the attributes of the original edge."""
-        self._need_square("undirected")
-        return transforms.undirected(self)
-
-    def drop_edges(self, p: float, generator: torch.Generator | None = None) -> Graph:
-        """Drops each edge with probability p (DropEdge, Rong et al. 2020). The other edges keep order and attributes.
-
-        `edge_ids` of the result, int64, holds their indices in this graph. Samples are drawn on the CPU from
-        `generator`, or from torch's default generator.
-        """
-        return transforms.drop_edges(self, p, generator)
-
-    def reordered(self, method: str = "rcm") -> Graph:
-        """The same graph with an order in which kernels process its rows: rows with common sources become adjacent.
-
-        Nodes, edges and results keep the caller's order. This speeds up CPU aggregation on large meshes and road maps
-        with randomly numbered nodes. The order is computed once, here, and stored in `order`, int64 [N].
-
-        Args:
-            method: "rcm" (reverse Cuthill-McKee: neighbors close together) or "degree" (highest in-degree first).
-        """
-        self._need_square("reordered")
-        src, dst = self.stored_edges.cpu().long().numpy()
-        graph = self._copy()
-        graph.order = torch.from_numpy(ordering.order(src, dst, self.num_dst, method))
-        return graph
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
-        """The graph on a device. The copy is cached. `non_blocking`: copy asynchronously from pinned memory."""
-        device = _resolved(device)
-        origin = None if self._moved_from is None else self._moved_from()
-        first = self if origin is None else origin
-        for graph in (self, first):
-            if graph.device == device:
-                return graph
-        if device not in first._moved:
-            graph = outside_modes(lambda: self._copy(lambda x: x.to(device, non_blocking=non_blocking), device))
-            graph._moved_from = weakref.ref(first)
-            first._moved[device] = graph
-        return first._moved[device]
-
-    def alias(self) -> Graph:
-        """A graph of the same edges and data, which can have its own `exchange` and `node_ids`."""
-        return self._copy(lambda x: x)
-
-    def pin_memory(self) -> Graph:
-        """The same graph with its edges and their data in pinned memory; `DataLoader(pin_memory=True)` calls this."""
-        return self._copy(Tensor.pin_memory)
-
-    # ------------------------------------------------------------------------------------------------ inspection
-
-    def validate(self) -> Graph:
-        """Validates explicit edges and returns the graph. Errors name the offending edge.
-
-        Raises:
-            TypeError: if edges are not integers.
-            ValueError: if a shape is wrong, or attributes do not match the edges.
-            IndexError: if an edge refers to a node that does not exist.
-        """
-        edge_lists.check(self._edges, self.num_dst, self.num_src, edge_data(self))
-        return self
-
-    def _accept(self) -> Graph:
-        """Validates edges that somebody passed, and stores them."""
-        self.validate()
-        if self._edges is not None:
-            edge_lists.check_dtype(self._edges)
-            edges = self._edges
-            self._edges = outside_modes(lambda: edge_lists.narrow(edges, self.num_dst, self.num_src))
-        return self
-
     def reach(self, layers: int) -> float:
         """The fraction of (destination, source) pairs that `layers` rounds of message passing connect.
 
@@ -483,7 +41,7 @@ class Graph(Handled):
         evenly spaced sources.
         """
         self._need_square("reach")
-        return reach.fraction(self.runs, layers)
+        return reachability.fraction(self.runs, layers)
 
     def diameter(self) -> int | None:
         """The number of layers after which every node has received from every other; None if this never happens.
@@ -491,7 +49,7 @@ class Graph(Handled):
         Above 1,024 nodes, estimated from a sample of sources, like `reach`.
         """
         self._need_square("diameter")
-        return reach.diameter(self.runs)
+        return reachability.diameter(self.runs)
 
     def components(self) -> Tensor:
         """The component of each source, int64 [num_src], numbered from 0.
@@ -499,98 +57,13 @@ class Graph(Handled):
         Two sources are in the same component if a destination receives from both, or if a chain of such pairs connects
         them.
         """
-        return torch.from_numpy(reach.components(self.runs)).to(self.device)
+        return torch.from_numpy(reachability.components(self.runs)).to(self.device)
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Plots the adjacency matrix, destinations as rows and sources as columns; see `mpnn.plot.adjacency`."""
-        from mpnn import plot
-
-        return plot.adjacency(self, ax=ax, **options)
+        axes: Axes = FUNCTIONS["plot"](self, ax=ax, **options)
+        return axes
 
     def _repr_html_(self) -> str:
-        from mpnn import html
-
-        return html.of_graph(self)
-
-    def __repr__(self) -> str:
-        size = f"{self.num_dst:,} nodes" if self.num_dst == self.num_src else f"{self.num_dst:,} x {self.num_src:,}"
-        named = f"{self.name}: " if self.name else ""
-        return f"Graph({named}{size}, {self.num_edges:,} edges)"
-
-    # ------------------------------------------------------------------------------------------------ private
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state that defines the graph. Copies and unpickled graphs recompute cached values on their own device."""
-        derived = self._edges is not None or self._labels is not None
-        part = {} if self.exchange is LOCAL else {"exchange": self.exchange}
-        fields = {
-            **part,
-            **{name: _compact(vars(self)[name]) for name in state.FIELDS},
-            "num_dst": int(self.num_dst),
-            "num_src": int(self.num_src),
-            "_given_runs": None if derived else self.runs,
-            "_labels": None if self._labels is None else torch.tensor(self._labels),
-            "_edges": None if self._edges is None else self._edges.long(),
-            "device": torch.empty(0, device=self.device),  # a tensor, which `torch.load(map_location=)` moves
-        }
-        state.check(fields, f"{self} cannot be copied or pickled")
-        return fields
-
-    def __setstate__(self, fields: dict[str, Any]) -> None:
-        """Validates the graph: kernels do not check indices, and the pickle may be untrusted.
-
-        Raises:
-            ValueError, TypeError, IndexError: as in `validate`, or if a field is missing, unknown or does not fit.
-        """
-        state.check(fields, "a pickle holds a damaged graph; save the graph again")
-        self.__dict__.update(fields, _memo={}, _moved={}, _moved_from=None, device=fields["device"].device)
-        self._labels = None if self._labels is None else fields["_labels"].cpu().numpy()
-        self.order = None if self.order is None else self.order.cpu()
-        self._accept()
-
-    def _need_square(self, what: str) -> None:
-        if self.num_dst != self.num_src:
-            raise ValueError(f"{what} needs as many sources as destinations; got {self.num_dst} x {self.num_src}")
-
-    def _copy(self, convert: Callable[[Tensor], Tensor] = lambda x: x, device: torch.device | None = None) -> Graph:
-        data: Any = {name: None if old is None else convert(old) for name, old in edge_data(self).items()}
-        graph = Graph(
-            self.num_dst,
-            self.num_src,
-            runs=self._given_runs,
-            labels=self._labels,
-            edges=None if self._edges is None else convert(self._edges),
-            **data,
-            name=self.name,
-            relation=self.relation,
-            shift=self.shift,
-            device=device or self.device,
-        )
-        if "runs" in self.__dict__:
-            graph.__dict__["runs"] = self.runs
-        graph.positions = self.positions and (convert(self.positions[0]), convert(self.positions[1]))
-        graph.degrees = self.degrees and (convert(self.degrees[0]), convert(self.degrees[1]))
-        graph.order = self.order
-        if self.exchange is not LOCAL:
-            graph.exchange = self.exchange
-        graph.node_ids = self.node_ids and (convert(self.node_ids[0]), convert(self.node_ids[1]))
-        return graph
-
-
-def _copy_of(edges: Tensor) -> Tensor:
-    return edges.clone() if torch.compiler.is_compiling() else outside_modes(edges.clone)
-
-
-def _compact(value: Any) -> Any:
-    """Copies tensors that are views of a larger storage or expanded: a pickle holds the storage as it is."""
-    if isinstance(value, Tensor) and value.layout == torch.strided:
-        value = value.contiguous()
-        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-    return tuple(map(_compact, value)) if isinstance(value, tuple) else value
-
-
-def _resolved(device: torch.device | str) -> torch.device:
-    device = torch.device(device)
-    if device == torch.device("cuda"):
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+        text: str = FUNCTIONS["html"](self)
+        return text

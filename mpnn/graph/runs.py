@@ -235,12 +235,6 @@ class Runs:
         base = self.row * (sources.num_edges + 1) + offset
         return _union(self.num_dst, sources.num_edges, base + self.start, base + self.stop)
 
-    def subgraph(self, keep: NDArray[np.bool_]) -> Runs:
-        """The rows and columns where `keep` is True, renumbered."""
-        before = np.append(0, np.cumsum(keep))
-        rows = self.take(np.flatnonzero(keep))
-        return Runs.of(int(before[-1]), int(before[-1]), [(rows.row, before[rows.start], before[rows.stop])])
-
     def columns(self, sources: NDArray[np.int64]) -> Runs:
         """The columns `sources`, ascending and distinct, renumbered. Sources that are kept side by side stay so."""
         kept = np.zeros(self.num_src + 1, np.int64)

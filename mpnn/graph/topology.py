@@ -12,6 +12,7 @@ import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
@@ -25,11 +26,13 @@ from mpnn.graph.algebra import refuse_truth
 from mpnn.graph.arguments import not_negative
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.handles import Handled
+from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import Relation, as_relation
 from mpnn.graph.runs import Combs, Ints, Runs, check_line, distinct, require_room
 from mpnn.graph.strips import Strips, require_strips
 
-RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]] | Runs | Combs]
+Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
+RunsRule = Callable[..., Pairs | Runs | Combs]
 Breaks = Callable[..., ArrayLike]
 LabelRule = Callable[..., NDArray[np.int64]]
 
@@ -126,9 +129,8 @@ class Topology(Handled, ABC):
         return self.bind(num_nodes).runs.take(rows)
 
     def _repr_html_(self) -> str:
-        from mpnn import html
-
-        return html.of_topology(self)
+        text: str = FUNCTIONS["html"](self)
+        return text
 
     depth = 0
     """The nesting depth of an expression."""
@@ -183,13 +185,10 @@ class Topology(Handled, ABC):
 
         Otherwise the pickle refers to the rule by its import path.
         """
-        from mpnn.graphs.parse import parse
-
-        try:
-            if parse(repr(self)) == self:
+        parse = FUNCTIONS.get("parse")
+        with suppress(ValueError):
+            if parse is not None and parse(repr(self)) == self:
                 return parse, (repr(self),)
-        except ValueError:
-            pass
         return super().__reduce_ex__(protocol)
 
     if not TYPE_CHECKING:  # type checkers would accept any attribute name
@@ -313,7 +312,7 @@ class _Rule(Topology):
         row = np.arange(len(i))
         return Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._checked(pairs)))
 
-    def _checked(self, pairs: Any) -> Iterable[tuple[ArrayLike, ArrayLike]]:
+    def _checked(self, pairs: Any) -> Pairs:
         """Yields the pairs that the rule returned and checks that they are pairs of integers."""
         if not isinstance(pairs, Iterable):
             raise TypeError(f"the rule of {self} must return a list of pairs [(start, stop), ...]; got {pairs!r}")

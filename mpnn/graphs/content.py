@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer, at_least
+from mpnn.graph.derive import selected
 
 _CHUNK = 1 << 24
 
@@ -149,3 +150,17 @@ def _check_features(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} needs a tensor of features [N, d]; got {type(x).__name__}")
     if x.dim() != 2 or not x.is_floating_point():
         raise ValueError(f"{name} needs floating-point features [N, d]; got {x.dtype} of shape {list(x.shape)}")
+
+
+def drop_self_loops(graph: Graph) -> Graph:
+    """Removes the self-loops of each edge type, then adds one to each node without in-neighbors of this type (Reformer,
+    section 2, "Causal masking for shared-QK": the type is the head)."""
+    src, dst = graph.edge_index
+    others = selected(graph, src != dst)
+    head = torch.zeros_like(dst) if graph.edge_type is None else graph.edge_type
+    reached = torch.zeros(int(head.max()) + 1 if len(head) else 1, graph.num_dst, dtype=torch.bool, device=dst.device)
+    reached[head[src != dst], others.edge_index[1]] = True
+    isolated_head, isolated = (~reached).nonzero().T
+    edges = torch.cat([others.edge_index, isolated.expand(2, -1)], 1)
+    edge_type = None if others.edge_type is None else torch.cat([others.edge_type, isolated_head])
+    return Graph.from_edges(edges, graph.num_dst, graph.num_src, edge_type=edge_type)

@@ -5,18 +5,15 @@ Topologies from an image to a smaller one (`convolution` with a stride, `pooling
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from mpnn.graph.arguments import as_integer, at_least
 from mpnn.graph.relations import GridOffset, Taps
 from mpnn.graph.runs import Ints
-from mpnn.graph.topology import Topology
-
-Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
+from mpnn.graph.topology import Pairs, Topology
 
 
 def grid(height: int, width: int, connectivity: int = 4) -> Topology:
@@ -31,10 +28,10 @@ def grid(height: int, width: int, connectivity: int = 4) -> Topology:
                      .#.#.#
                      ..#.#.
     """
-    _check_size(height, width)
+    height, width = _size(height, width)
     if as_integer("connectivity", connectivity) not in (4, 8):
         raise ValueError(f"connectivity must be 4 (sides) or 8 (sides and corners); got {connectivity}")
-    return Topology.of(_grid, int(height), int(width), int(connectivity), relation=GridOffset(int(width), 1, 1))
+    return Topology.of(_grid, height, width, int(connectivity), relation=GridOffset(width, 1, 1))
 
 
 def _grid(i: Ints, num_src: int, height: int, width: int, connectivity: int = 4) -> Pairs:
@@ -62,10 +59,8 @@ def neighborhood(height: int, width: int, radius: int) -> Topology:
                                 ######
                                 .##.##
     """
-    _check_size(height, width)
-    at_least("radius", radius, 0)
-    relation = GridOffset(int(width), int(radius), int(radius))
-    return Topology.of(_neighborhood, int(height), int(width), int(radius), relation=relation)
+    (height, width), radius = _size(height, width), at_least("radius", radius, 0)
+    return Topology.of(_neighborhood, height, width, radius, relation=GridOffset(width, radius, radius))
 
 
 def _neighborhood(i: Ints, num_src: int, height: int, width: int, radius: int) -> Pairs:
@@ -103,12 +98,10 @@ def convolution(
                                                                 ..##..
                                                                 ....##
     """
-    _check_size(height, width)
-    size, (down, across) = (int(height), int(width)), _pair("kernel", kernel, 1)
+    size, taps = _size(height, width), _pair("kernel", kernel, 1)
     step, pad, apart = _pair("stride", stride, 1), _pair("padding", padding, 0), _pair("dilation", dilation, 1)
-    result = convolved(*size, (down, across), step, pad, apart)
-    relation = Taps(int(width), result[1], (down, across), step, pad, apart)
-    return Topology.of(_convolution, *size, (down, across), step, pad, apart, relation=relation)
+    relation = Taps(size[1], convolved(*size, taps, step, pad, apart)[1], taps, step, pad, apart)
+    return Topology.of(_convolution, *size, taps, step, pad, apart, relation=relation)
 
 
 def _convolution(
@@ -179,10 +172,8 @@ def pooling(height: int, width: int, size: int | Sequence[int]) -> Topology:
                                            ......##.
                                            ........#
     """
-    _check_size(height, width)
-    cell = _pair("size", size, 1)
-    relation = Taps(int(width), -(-int(width) // cell[1]), cell, cell)
-    return Topology.of(_pooling, int(height), int(width), cell, relation=relation)
+    (height, width), cell = _size(height, width), _pair("size", size, 1)
+    return Topology.of(_pooling, height, width, cell, relation=Taps(width, -(-width // cell[1]), cell, cell))
 
 
 def _pooling(i: Ints, num_src: int, height: int, width: int, size: tuple[int, int]) -> Pairs:
@@ -215,11 +206,8 @@ def windows(height: int, width: int, size: int, shift: int = 0) -> Topology:
                                          .##.
                                          ...#
     """
-    _check_size(height, width)
-    at_least("size", size, 1)
-    at_least("shift", shift, 0)
-    relation = GridOffset(int(width), int(size) - 1, int(size) - 1)
-    return Topology.cliques(_windows, int(height), int(width), int(size), int(shift), relation=relation)
+    (height, width), size, shift = _size(height, width), at_least("size", size, 1), at_least("shift", shift, 0)
+    return Topology.cliques(_windows, height, width, size, shift, relation=GridOffset(width, size - 1, size - 1))
 
 
 def _windows(n: int, height: int, width: int, size: int, shift: int = 0) -> Ints:
@@ -264,11 +252,8 @@ def _pair(name: str, size: int | Sequence[int], least: int) -> tuple[int, int]:
     both: list[Any] = list(size) if isinstance(size, (list, tuple)) else [size, size]
     if len(both) != 2:
         raise ValueError(f"{name} must be one integer or two, vertical and horizontal; got {size!r}")
-    for one in both:
-        at_least(name, one, least)
-    return int(both[0]), int(both[1])
+    return at_least(name, both[0], least), at_least(name, both[1], least)
 
 
-def _check_size(height: int, width: int) -> None:
-    at_least("height", height, 0)
-    at_least("width", width, 1)
+def _size(height: int, width: int) -> tuple[int, int]:
+    return at_least("height", height, 0), at_least("width", width, 1)

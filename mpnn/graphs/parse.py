@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, TypeVar
 
+from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Taps
 from mpnn.graph.topology import Topology
 from mpnn.graphs import image, sequence, sparse
@@ -106,6 +107,9 @@ def parse(text: str) -> Topology:
         raise ValueError(f"cannot read {_cut(text)} at column {error.offset or len(text) + 1}: {error.msg}") from None
     except (RecursionError, MemoryError):
         raise ValueError(f"cannot read an expression this long or nested this deeply: {_cut(text)}") from None
+
+
+FUNCTIONS["parse"] = parse  # topologies are pickled as texts
 
 
 def _topology(node: ast.expr, text: str) -> Topology:

@@ -5,19 +5,16 @@ Drawings show destinations as rows and sources as columns; `#` is an edge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mpnn.graph.arguments import at_least
 from mpnn.graph.runs import Combs, Ints, Runs
 from mpnn.graph.strips import require_strips
-from mpnn.graph.topology import Topology
+from mpnn.graph.topology import Pairs, Topology
 from mpnn.graphs.arguments import distinct_indices, integers, num_rows
-
-Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
 
 _LEAST_STRIP = 16  # rows of a strip below which strips of many runs take as much memory as the runs
 
@@ -96,9 +93,8 @@ def window(radius: int, dilation: int = 1) -> Topology:
                                 .#.#.
                                 ..#.#
     """
-    at_least("radius", radius, 0)
-    at_least("dilation", dilation, 1)
-    return Topology.of(_window, int(radius), int(dilation), breaks=_window_breaks, positional=True)
+    sizes = at_least("radius", radius, 0), at_least("dilation", dilation, 1)
+    return Topology.of(_window, *sizes, breaks=_window_breaks, positional=True)
 
 
 def _window_breaks(num_dst: int, num_src: int, radius: int, dilation: int = 1) -> Ints:
@@ -130,9 +126,9 @@ def strided(stride: int) -> Topology:
                      #.###.
                      .#.###
     """
-    at_least("stride", stride, 1)
+    stride = at_least("stride", stride, 1)
     by_strips = stride >= _LEAST_STRIP  # each strip has as many rows
-    return Topology.of(_strided, int(stride), breaks=_strided_breaks if by_strips else None, positional=True)
+    return Topology.of(_strided, stride, breaks=_strided_breaks if by_strips else None, positional=True)
 
 
 def _strided_breaks(num_dst: int, num_src: int, stride: int) -> Ints:
@@ -165,11 +161,10 @@ def fixed(block: int, summary: int = 1) -> Topology:
                    ..#..##.
                    ..#..###
     """
-    at_least("block", block, 1)
-    at_least("summary", summary, 0)
+    sizes = at_least("block", block, 1), at_least("summary", summary, 0)
     if summary > block:
         raise ValueError(f"summary must be at most the block size {block}; got {summary}")
-    return Topology.of(_fixed, int(block), int(summary), breaks=_fixed_breaks, positional=True)
+    return Topology.of(_fixed, *sizes, breaks=_fixed_breaks, positional=True)
 
 
 def _fixed_breaks(num_dst: int, num_src: int, block: int, summary: int = 1) -> Ints:
@@ -201,10 +196,11 @@ def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
                                ####
                                #.#.
     """
+    nodes: int | tuple[int, ...]
     if isinstance(count_or_indices, (int, np.integer)):
-        at_least("count", count_or_indices, 0)
-        return Topology.of(_global_nodes, int(count_or_indices), breaks=_global_breaks, positional=True)
-    nodes = distinct_indices("indices", count_or_indices)
+        nodes = at_least("count", count_or_indices, 0)
+    else:
+        nodes = distinct_indices("indices", count_or_indices)
     return Topology.of(_global_nodes, nodes, breaks=_global_breaks, positional=True)
 
 
@@ -236,8 +232,7 @@ def prefix(k: int) -> Topology:
                     ####.
                     #####
     """
-    at_least("k", k, 0)
-    return Topology.of(_prefix, int(k), breaks=_prefix_breaks, positional=True)
+    return Topology.of(_prefix, at_least("k", k, 0), breaks=_prefix_breaks, positional=True)
 
 
 def _prefix_breaks(num_dst: int, num_src: int, k: int) -> tuple[int, ...]:
@@ -322,8 +317,8 @@ def memory(length: int) -> Topology:
                             ####.
                             #####
     """
-    at_least("length", length, 0)
-    return Topology.of(_memory, int(length), breaks=_no_breaks, memory=int(length), positional=True)
+    length = at_least("length", length, 0)
+    return Topology.of(_memory, length, breaks=_no_breaks, memory=length, positional=True)
 
 
 def _memory(i: Ints, num_src: int, length: int) -> Pairs:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
-from numpy.typing import ArrayLike
 
 from mpnn.graph import capacity
 from mpnn.graph.arguments import at_least
 from mpnn.graph.runs import Ints
-from mpnn.graph.topology import Topology
+from mpnn.graph.topology import Pairs, Topology
 from mpnn.graphs import sequence
-
-Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
 
 
 def random(degree: int, block: int = 1, seed: int = 0) -> Topology:
@@ -39,12 +34,10 @@ def random(degree: int, block: int = 1, seed: int = 0) -> Topology:
                              ##....
                              ##....
     """
-    at_least("degree", degree, 0)
-    at_least("block", block, 1)
-    at_least("seed", seed, 0)
+    sizes = at_least("degree", degree, 0), at_least("block", block, 1), at_least("seed", seed, 0)
     if degree % block:
         raise ValueError(f"degree must be a multiple of block; got degree {degree} and block {block}")
-    return Topology.of(_random, int(degree), int(block), int(seed), alike=int(block))
+    return Topology.of(_random, *sizes, alike=int(block))
 
 
 def _random(i: Ints, num_src: int, degree: int, block: int = 1, seed: int = 0) -> Pairs:
@@ -87,14 +80,10 @@ def bigbird(block: int = 64, window: int = 3, random: int = 3, globals: int = 2,
                                                           ##..###
                                                           #.#..##
     """
-    at_least("block", block, 1)
-    at_least("window", window, 1)
-    at_least("random", random, 0)
-    at_least("globals", globals, 0)
-    at_least("seed", seed, 0)
+    blocks = at_least("block", block, 1), at_least("window", window, 1), at_least("random", random, 0)
+    sizes = *blocks, at_least("globals", globals, 0), at_least("seed", seed, 0)
     if window % 2 == 0:
         raise ValueError(f"window must be an odd number of blocks, so that it is symmetric; got {window}")
-    sizes = (int(block), int(window), int(random), int(globals), int(seed))
     return Topology.of(_bigbird, *sizes, alike=int(block), positional=True)
 
 

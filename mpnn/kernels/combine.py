@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +20,20 @@ from torch import Tensor
 from mpnn.kernels.cpu import threads
 from mpnn.kernels.rows import Rows
 
-if TYPE_CHECKING:
-    from mpnn.kernels.row_reduce import Associative
+Scalar = Callable[[float, float], float]
 
 _MATH = {"contract", "reassoc", "nsz", "arcp", "afn"}  # fast, but NaN and infinities pass through
 _NO_EDGES = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Associative:
+    """`combine(a, b)` of two numbers, associative and commutative; `combine(identity, m)` is m. `gradient(m, out)` is
+    the derivative of a row's result `out` by one of its messages m, or None if there is no backward pass."""
+
+    combine: Scalar
+    identity: float
+    gradient: Scalar | None
 
 
 def why_missing() -> str | None:

@@ -3,35 +3,23 @@ loops are in `mpnn/kernels/cpu/row_reduce.cpp`, those with a user's own `combine
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from ctypes import Structure, c_double, c_int64, c_void_p
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpnn.kernels import combine
+from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
 from mpnn.kernels.memory import empty
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.rows import Rows, RowsStruct
 
-Scalar = Callable[[float, float], float]
-
 KINDS = ("sum", "mean", "max", "min", "var")
 _SUM, _SQUARES, _EXTREME, _COUNTED = 0, 1, 2, 3  # what the kernels fold
 _FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES}
 _MOST_PARTS, _LEAST = 16, 1 << 18  # components of a part's edges
-
-
-@dataclass(frozen=True)
-class Associative:
-    """`combine(a, b)` of two numbers, associative and commutative; `combine(identity, m)` is m. `gradient(m, out)` is
-    the derivative of a row's result `out` by one of its messages m, or None if there is no backward pass."""
-
-    combine: Scalar
-    identity: float
-    gradient: Scalar | None
 
 
 class RowReduceStruct(Structure):
@@ -122,8 +110,6 @@ def _fold(
         return out, count
     parts = num_parts(rows, value.shape[2])
     if isinstance(kind, Associative):
-        from mpnn.kernels import combine
-
         combine.forward(kind, value, weight, rows, parts, out)
         return out, None
     p = _parameters(value, weight, rows, parts, own, out)
@@ -149,8 +135,6 @@ def _fold_backward(
     if d_value.numel():
         parts = num_parts(columns, value.shape[2])
         if isinstance(kind, Associative):
-            from mpnn.kernels import combine
-
             combine.backward(kind, d_out, compared, value, weight, columns, parts, d_value, d_weight)
         else:
             p = _parameters(d_out, weight, columns, parts, value, d_value)

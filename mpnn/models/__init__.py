@@ -136,7 +136,7 @@ _INTEGRATIONS = {"from_hf": "hf", "from_pyg": "pyg"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports conversions on first use, because the integrations import the models."""
+    """Imports conversions on first use, because they need transformers or PyTorch Geometric."""
     if name in _INTEGRATIONS:
         return getattr(import_module(f"mpnn.integrations.{_INTEGRATIONS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,7 +37,7 @@ from mpnn.attention import (
 from mpnn.distributed import Owners, node_mean, partition, sharded, sum_gradients
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph, sharding
-from mpnn.graph.sharding import Layer
+from mpnn.graph.exchange import Layer
 from mpnn.models import GAT, GCN, GPT, MAGNA, Bert, BertConfig, GraphSAGE, MoNet, Transformer, TransformerConfig
 from mpnn.models.graph.graph_transformer import EdgeScaled, HeadsOf
 from mpnn.models.graph.rgcn import BasisTyped, BlockTyped

@@ -19,8 +19,9 @@ from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.csr import edges
 from mpnn.graph import Graph
 from mpnn.kernels import combine
+from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
-from mpnn.kernels.row_reduce import Associative, RowReduce
+from mpnn.kernels.row_reduce import RowReduce
 from mpnn.needs import AGGREGATES, FLOATS, on_edges
 from mpnn.round import Round
 

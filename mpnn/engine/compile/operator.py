@@ -24,7 +24,7 @@ from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.outline import bound
 from mpnn.graph import Graph
-from mpnn.graph.sharding import LOCAL
+from mpnn.graph.exchange import LOCAL
 from mpnn.round import Round
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpnn.graph import Graph
+from mpnn.graph.exchange import LOCAL
 from mpnn.graph.relations import Relation
-from mpnn.graph.sharding import LOCAL
 from mpnn.graph.topology import Topology
 
 F = TypeVar("F", bound=Callable[..., Any])

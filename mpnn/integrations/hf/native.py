@@ -24,14 +24,15 @@ from transformers.models.xlnet import modeling_xlnet as xlnet
 from mpnn import ops
 from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.derive import selected
 from mpnn.graph.topology import Topology
 from mpnn.graphs import chunks, from_blocks, window
+from mpnn.graphs.content import drop_self_loops
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.builders import placed, sources
 from mpnn.integrations.hf.closures import Rule, Sizes, parse
 from mpnn.integrations.hf.interface import attend, must_be_causal, text_of
 from mpnn.integrations.hf.masks import Instead, Mask, from_dense
-from mpnn.models.text.reformer_graphs import drop_self_loops, select_edges
 
 _CAUSAL, _COMPLETE = (None, 0), (None, None)
 _MASKS = WeakTensorKeyDictionary()
@@ -383,7 +384,7 @@ def _chunk_graph(layer: Any, order: Tensor, attention_mask: Tensor | None, lengt
     else:
         before, after = layer.num_chunks_before, layer.num_chunks_after
         graph = chunks(order, layer.chunk_length, count, before=before, after=after)
-    return select_edges(graph, graph.edge_index[0] <= graph.edge_index[1]) if layer.is_decoder else graph
+    return selected(graph, graph.edge_index[0] <= graph.edge_index[1]) if layer.is_decoder else graph
 
 
 _OURS: dict[type, type] = {

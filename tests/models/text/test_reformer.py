@@ -9,8 +9,7 @@ from error_bound import error_bound
 from mpnn import graphs
 from mpnn.models import Reformer, ReformerConfig, ReformerLM, from_hf
 from mpnn.models.layers.packing import Packing
-from mpnn.models.text.reformer import Chunks
-from mpnn.models.text.reformer_graphs import ReformerGraphs, hash_buckets
+from mpnn.models.text.reformer import Chunks, ReformerGraphs, hash_buckets
 
 transformers = pytest.importorskip("transformers")
 

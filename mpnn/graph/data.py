@@ -1,0 +1,430 @@
+"""GraphData: the edges between a fixed number of sources and destinations, as they are stored.
+
+Messages flow along an edge from `src` to `dst`; `edge_index[0]` is src and `edge_index[1]` is dst. A graph stores one
+of four forms and computes the others on first use: strips of rows or rows of runs (from a topology), labels (disjoint
+cliques), or explicit edges in the caller's order, with repeated edges and edge attributes: in 32 bits if they are
+many. Strips take memory by the shape of the graph and not by its nodes, so code that reads `structure` instead of
+`runs` takes graphs of any size.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.graph import capacity, state
+from mpnn.graph import csr as edge_lists
+from mpnn.graph.csr import CSR, built, graph_property, sorted_by
+from mpnn.graph.exchange import LOCAL, Exchange
+from mpnn.graph.handles import Handled
+from mpnn.graph.modes import outside_modes
+from mpnn.graph.relations import Relation, Table, as_relation
+from mpnn.graph.runs import Ints, Runs, cliques_of
+from mpnn.graph.strips import Strips
+
+G = TypeVar("G", bound="GraphData")
+T = TypeVar("T")
+_ABSENT: Any = object()
+
+
+class GraphData(Handled):
+    """The data of a `Graph`, and what follows from them alone. `Graph` adds the methods that make other graphs."""
+
+    exchange: Exchange = LOCAL  # of the class, so that whole graphs neither store nor pickle it
+
+    def __init__(
+        self,
+        num_dst: int,
+        num_src: int,
+        *,
+        runs: Runs | Strips | None = None,
+        labels: Ints | None = None,
+        edges: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        edge_type: Tensor | None = None,
+        relation: Relation | None = None,
+        shift: int = 0,
+        positions: tuple[Tensor, Tensor] | None = None,
+        name: str = "",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.num_dst, self.num_src = num_dst, num_src
+        self.edge_attr = edge_attr
+        self.relation, self.shift, self.positions, self.name = relation, shift, positions, name
+        self.device = torch.device(device)
+        self._given_runs, self._labels, self._edges, self._edge_type = runs, labels, edges, edge_type
+        self._moved: dict[torch.device, Any] = {}
+        self._moved_from: weakref.ref[Any] | None = None  # weak, so that a copy does not keep the original alive
+        self._memo: dict[Hashable, Any] = {}
+        self.edge_ids: Tensor | None = None
+        self.degrees: tuple[Tensor, Tensor] | None = None
+        self.order: Tensor | None = None
+        self.node_ids: tuple[Tensor, Tensor] | None = None
+
+    # ------------------------------------------------------------------------------------------------ constructors
+
+    @classmethod
+    def from_runs(
+        cls: type[G], runs: Runs | Strips, *, relation: Relation | None = None, shift: int = 0, name: str = ""
+    ) -> G:
+        return cls(runs.num_dst, runs.num_src, runs=runs, relation=relation, shift=shift, name=name)
+
+    @classmethod
+    def from_labels(cls: type[G], labels: Ints, *, relation: Relation | None = None, name: str = "") -> G:
+        """Disjoint cliques: i receives from j if `labels[i] == labels[j]`; labels are int64 [num_nodes]."""
+        return cls(len(labels), len(labels), labels=labels, relation=relation, name=name)
+
+    @classmethod
+    def from_edges(
+        cls: type[G],
+        edge_index: Tensor,
+        num_dst: int,
+        num_src: int,
+        *,
+        edge_attr: Tensor | None = None,
+        edge_type: Tensor | None = None,
+        name: str = "",
+    ) -> G:
+        """Explicit edges, int64 [2, E], validated. Order and repeated edges are preserved."""
+        graph = cls(
+            num_dst,
+            num_src,
+            edges=edge_index,
+            edge_attr=edge_attr,
+            edge_type=edge_type,
+            name=name,
+            device=edge_index.device,
+        )
+        return graph._accept()
+
+    # ------------------------------------------------------------------------------------------------ physical forms
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether the graph is a list of edges in the caller's order, as opposed to a structured graph."""
+        return self._edges is not None
+
+    @property
+    def structure(self) -> Strips | Runs:
+        """The edges as a set, repeated edges counting once: as strips if the graph is stored so, otherwise as runs."""
+        return self._given_runs if isinstance(self._given_runs, Strips) else self.runs
+
+    @graph_property
+    def runs(self) -> Runs:
+        """The edges as a set, in rows of runs; repeated edges count once."""
+        if isinstance(self._given_runs, Strips):
+            return self._given_runs.runs()
+        if self._given_runs is not None:
+            return self._given_runs
+        if self._labels is not None:
+            return Runs.from_labels(self._labels)
+        src, dst = self.stored_edges.cpu().long().numpy()
+        return Runs.from_edges(self.num_dst, self.num_src, dst, src)
+
+    @property
+    def edge_index(self) -> Tensor:
+        """int64 [2, E]: row 0 holds the sources, row 1 the destinations.
+
+        Explicit graphs keep the caller's order. Structured graphs are sorted by destination, then source. Each read
+        returns a new tensor, which the caller may write to.
+        """
+        return _copy_of(self.ends)
+
+    @graph_property
+    def ends(self) -> Tensor:
+        """`edge_index` without the copy, for the library's own code: kernels read this memory without checking it."""
+        if self._edges is not None:
+            return self._edges.long()
+        capacity.require(
+            self.num_edges * 32,  # the result, and as much again while it is written
+            f"the edges of {self} do not fit into memory: int64 [2, E]",
+            "runs, degrees, set algebra and structured kernels work without them",
+        )
+        dst, src = self.runs.edges()
+        return torch.from_numpy(np.stack([src, dst])).to(self.device)
+
+    @property
+    def stored_edges(self) -> Tensor:
+        """`ends`, int32 or int64 as an explicit graph stores it. Reading it makes nothing larger."""
+        return self.ends if self._edges is None else self._edges
+
+    @graph_property
+    def csr(self) -> CSR:
+        """Edges by destination."""
+        if self._edges is None:
+            ptr = torch.from_numpy(np.append(0, np.cumsum(self.runs.degree())))
+            return CSR(ptr.to(self.device), self.ends[0], None)
+        src, dst = self._edges
+        return sorted_by(dst, src, self.num_dst, self.num_src)
+
+    @graph_property
+    def csc(self) -> CSR:
+        """Edges by source: the transposed graph. Its rows are sources and its columns are destinations."""
+        src, dst = self.stored_edges
+        return sorted_by(src, dst, self.num_src, self.num_dst)
+
+    @graph_property
+    def labels(self) -> Ints | None:
+        """The clique of each node, [N], if the graph consists of disjoint cliques; otherwise None."""
+        if self._labels is None and self._edges is None and (cliques := self.structure.cliques) is not None:
+            size, count = cliques
+            return np.repeat(np.arange(count.sum()), np.repeat(size, count))
+        return self._labels
+
+    @graph_property
+    def clique_sizes(self) -> tuple[Ints, Ints] | None:
+        """The sizes of the disjoint cliques, ascending and distinct, and the number of cliques of each size; None if
+        the graph does not consist of disjoint cliques."""
+        if self._edges is not None:
+            return None
+        if self._labels is not None:
+            return np.unique(np.unique(self._labels, return_counts=True)[1], return_counts=True)
+        if (cliques := self.structure.cliques) is None:
+            return None
+        sizes, which = np.unique(cliques[0], return_inverse=True)
+        counts = np.zeros(len(sizes), np.int64)
+        np.add.at(counts, which, cliques[1])
+        return sizes, counts
+
+    @graph_property
+    def has_scattered_cliques(self) -> bool:
+        """Whether the graph consists of disjoint cliques whose nodes are not consecutive."""
+        return self._labels is not None and bool((np.diff(self._labels) < 0).any())
+
+    @graph_property
+    def cliques(self) -> list[Tensor]:
+        """The members of the disjoint cliques: one int64 tensor [number of cliques, size] per clique size."""
+        if self.labels is None:
+            raise ValueError(f"{self} is not a graph of disjoint cliques")
+        return [torch.from_numpy(members).to(self.device) for members in cliques_of(self.labels)]
+
+    # ------------------------------------------------------------------------------------------------ properties
+
+    @graph_property
+    def num_edges(self) -> int:
+        if self._edges is not None:
+            return self._edges.shape[1]
+        if self._labels is not None:
+            return int((np.unique(self._labels, return_counts=True)[1] ** 2).sum())
+        return self.structure.num_edges
+
+    @property
+    def edge_type(self) -> Tensor | None:
+        """The type of each edge, int64 [E] in the order of `edge_index`; None if edges have no types.
+
+        Each read returns a new tensor, which the caller may write to.
+        """
+        return None if self.types is None else _copy_of(self.types)
+
+    @graph_property
+    def types(self) -> Tensor | None:
+        """`edge_type` without the copy, for the library's own code."""
+        if self._edge_type is None and self.relation is not None:
+            return self.relation.ids(*self.edge_positions())
+        return self._edge_type
+
+    def node_positions(self) -> tuple[Tensor, Tensor]:
+        """The positions of destinations and sources, int64 [num_dst] and [num_src]."""
+        if self.positions is not None:
+            return self.positions
+        dst, src = (torch.arange(n, device=self.device) for n in (self.num_dst, self.num_src))
+        return dst + self.shift, src
+
+    def edge_positions(self) -> tuple[Tensor, Tensor]:
+        """The positions of the destination and the source of each edge, int64 [E] each, in `edge_index` order."""
+        src, dst = self.ends
+        return (dst + self.shift, src) if self.positions is None else (self.positions[0][dst], self.positions[1][src])
+
+    @property
+    def edge_data(self) -> dict[str, Tensor | None]:
+        """The data stored per edge, by argument name of `Graph`. Edge types computed by a rule are not included."""
+        return {"edge_attr": self.edge_attr, "edge_type": self._edge_type}
+
+    @property
+    def edge_type_rule(self) -> Relation | None:
+        """The rule that gives edges their types; None if the types are data or edges have no types."""
+        return self.relation if self._edge_type is None else None
+
+    @property
+    def has_edge_types(self) -> bool:
+        return self._edge_type is not None or self.relation is not None
+
+    @property
+    def num_edge_types(self) -> int:
+        """The number of edge types; 0 if edges have no types."""
+        if self._edge_type is not None:
+            return int(self._edge_type.max()) + 1 if self.num_edges else 0
+        return 0 if self.relation is None else self.relation.count
+
+    def dense(self) -> Tensor:
+        """The adjacency as a bool matrix [num_dst, num_src] on the graph's device: O(N^2), for inspection and tests."""
+        capacity.require(3 * self.num_dst * self.num_src, f"the matrix of {self}", "use a smaller graph")
+        if self._edges is None:
+            return torch.from_numpy(self.runs.dense()).to(self.device)
+        matrix = torch.zeros(self.num_dst, self.num_src, dtype=torch.bool, device=self.device)
+        matrix[self._edges[1], self._edges[0]] = True
+        return matrix
+
+    def degree(self) -> Tensor:
+        """The in-degree of each destination, int64 [num_dst]. Repeated edges count each time."""
+        if self._edges is not None:
+            return torch.bincount(self._edges[1], minlength=self.num_dst)
+        return torch.from_numpy(self.runs.degree()).to(self.device)
+
+    def cached(self, key: Hashable, build: Callable[[], T]) -> T:
+        """Returns `build()`, computed once per graph and key. Layers cache what they derive from the graph here."""
+        value = self._memo.get(key, _ABSENT)
+        if value is _ABSENT:
+            value = self._memo[key] = built(build)
+        return value
+
+    def derive(self: G, build: Callable[..., G], *arguments: Hashable, num_dst: int, num_src: int | None = None) -> G:
+        """Returns `build(graph, *arguments)`, computed once: a graph of `num_dst` destinations and `num_src` sources.
+
+        `num_src` defaults to this graph's. A program traced by `torch.compile` does not build the graph while tracing,
+        but when it runs.
+        """
+        return self.cached((build, arguments), lambda: build(self, *arguments))
+
+    def with_relation(self: G, relation: Relation | Tensor) -> G:
+        """The same edges with edge types from a relation or an integer matrix [num_dst, num_src]."""
+        relation = as_relation(relation)
+        if isinstance(relation, Table):
+            relation.check_fits(self.num_dst, self.num_src, self.shift)
+        graph = self._copy()
+        graph.relation, graph._edge_type = relation, None
+        return graph
+
+    def with_positions(self: G, dst: Tensor, src: Tensor) -> G:
+        """The same edges with these positions of destinations and sources, int64 [num_dst] and [num_src].
+
+        Relative positions and edge type rules are computed from them.
+        """
+        dst, src = (torch.as_tensor(position, device=self.device) for position in (dst, src))
+        for name, position, n in (("dst", dst, self.num_dst), ("src", src, self.num_src)):
+            not_integers = position.is_floating_point() or position.is_complex() or position.dtype == torch.bool
+            if position.shape != (n,) or not_integers:
+                raise ValueError(f"{name} must hold {n} integers; got {position.dtype} of shape {list(position.shape)}")
+        graph = self._copy()
+        graph.positions = (dst.long(), src.long())
+        return graph
+
+    def to(self: G, device: torch.device | str, non_blocking: bool = False) -> G:
+        """The graph on a device. The copy is cached. `non_blocking`: copy asynchronously from pinned memory."""
+        device = _resolved(device)
+        origin = None if self._moved_from is None else self._moved_from()
+        first: G = self if origin is None else origin
+        for graph in (self, first):
+            if graph.device == device:
+                return graph
+        if device not in first._moved:
+            graph = outside_modes(lambda: self._copy(lambda x: x.to(device, non_blocking=non_blocking), device))
+            graph._moved_from = weakref.ref(first)
+            first._moved[device] = graph
+        return first._moved[device]
+
+    def alias(self: G) -> G:
+        """A graph of the same edges and data, which can have its own `exchange` and `node_ids`."""
+        return self._copy(lambda x: x)
+
+    def pin_memory(self: G) -> G:
+        """The same graph with its edges and their data in pinned memory; `DataLoader(pin_memory=True)` calls this."""
+        return self._copy(Tensor.pin_memory)
+
+    def validate(self: G) -> G:
+        """Validates explicit edges and returns the graph. Errors name the offending edge.
+
+        Raises:
+            TypeError: if edges are not integers.
+            ValueError: if a shape is wrong, or attributes do not match the edges.
+            IndexError: if an edge refers to a node that does not exist.
+        """
+        edge_lists.check(self._edges, self.num_dst, self.num_src, self.edge_data)
+        return self
+
+    def _accept(self: G) -> G:
+        """Validates edges that somebody passed, and stores them."""
+        self.validate()
+        if self._edges is not None:
+            edge_lists.check_dtype(self._edges)
+            edges = self._edges
+            self._edges = outside_modes(lambda: edge_lists.narrow(edges, self.num_dst, self.num_src))
+        return self
+
+    def __repr__(self) -> str:
+        size = f"{self.num_dst:,} nodes" if self.num_dst == self.num_src else f"{self.num_dst:,} x {self.num_src:,}"
+        named = f"{self.name}: " if self.name else ""
+        return f"Graph({named}{size}, {self.num_edges:,} edges)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state that defines the graph. Copies and unpickled graphs recompute cached values on their own device."""
+        derived = self._edges is not None or self._labels is not None
+        part = {} if self.exchange is LOCAL else {"exchange": self.exchange}
+        fields = {
+            **part,
+            **{name: _compact(vars(self)[name]) for name in state.FIELDS},
+            "num_dst": int(self.num_dst),
+            "num_src": int(self.num_src),
+            "_given_runs": None if derived else self.runs,
+            "_labels": None if self._labels is None else torch.tensor(self._labels),
+            "_edges": None if self._edges is None else self._edges.long(),
+            "device": torch.empty(0, device=self.device),  # a tensor, which `torch.load(map_location=)` moves
+        }
+        state.check(fields, f"{self} cannot be copied or pickled")
+        return fields
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        """Validates the graph: kernels do not check indices, and the pickle may be untrusted.
+
+        Raises:
+            ValueError, TypeError, IndexError: as in `validate`, or if a field is missing, unknown or does not fit.
+        """
+        state.check(fields, "a pickle holds a damaged graph; save the graph again")
+        self.__dict__.update(fields, _memo={}, _moved={}, _moved_from=None, device=fields["device"].device)
+        self._labels = None if self._labels is None else fields["_labels"].cpu().numpy()
+        self.order = None if self.order is None else self.order.cpu()
+        self._accept()
+
+    def _need_square(self, what: str) -> None:
+        if self.num_dst != self.num_src:
+            raise ValueError(f"{what} needs as many sources as destinations; got {self.num_dst} x {self.num_src}")
+
+    def _copy(self: G, convert: Callable[[Tensor], Tensor] = lambda x: x, device: torch.device | None = None) -> G:
+        sizes, device = (self.num_dst, self.num_src), device or self.device
+        graph = type(self)(*sizes, runs=self._given_runs, labels=self._labels, name=self.name, device=device)
+        graph.relation, graph.shift, graph.order = self.relation, self.shift, self.order
+        for name in ("_edges", "edge_attr", "_edge_type", "positions", "degrees", "node_ids"):
+            setattr(graph, name, _converted(getattr(self, name), convert))
+        graph.__dict__.update({name: vars(self)[name] for name in ("runs", "exchange") if name in vars(self)})
+        return graph
+
+
+def _converted(x: Any, convert: Callable[[Tensor], Tensor]) -> Any:
+    """A tensor, a pair of tensors or None, converted."""
+    if isinstance(x, tuple):
+        return tuple(map(convert, x))
+    return None if x is None else convert(x)
+
+
+def _copy_of(edges: Tensor) -> Tensor:
+    return edges.clone() if torch.compiler.is_compiling() else outside_modes(edges.clone)
+
+
+def _compact(value: Any) -> Any:
+    """Copies tensors that are views of a larger storage or expanded: a pickle holds the storage as it is."""
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        value = value.contiguous()
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+    return tuple(map(_compact, value)) if isinstance(value, tuple) else value
+
+
+def _resolved(device: torch.device | str) -> torch.device:
+    device = torch.device(device)
+    if device == torch.device("cuda"):
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
