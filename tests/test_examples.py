@@ -165,7 +165,6 @@ def run_example(file, arguments, tmp_path):
         env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 

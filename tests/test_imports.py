@@ -191,23 +191,21 @@ EXTRAS = (
 def fresh(script: str) -> dict[str, object]:
     """What the script prints as JSON, in a process that has imported nothing."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, cwd=ROOT.parent, timeout=120
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, cwd=ROOT.parent
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_importing_takes_little_beyond_torch_and_pulls_no_extra() -> None:
+def test_importing_adds_few_modules_to_those_of_torch_and_no_extra() -> None:
     script = (
-        "import json, sys, time; began = time.process_time(); import torch, numpy, scipy\n"
-        "torch_took, had = time.process_time() - began, set(sys.modules); import mpnn\n"
-        "took = time.process_time() - began - torch_took\n"
-        "print(json.dumps({'torch': torch_took, 'mpnn': took, 'new': sorted(set(sys.modules) - had)}))"
+        "import json, sys; import torch, numpy, scipy; had = set(sys.modules); import mpnn\n"
+        "print(json.dumps(sorted(set(sys.modules) - had)))"
     )
-    found = min((fresh(script) for _ in range(3)), key=lambda run: run["mpnn"])  # other programs share the caches
-    new = {name.split(".")[0] for name in found["new"]}
-    assert not new & {*EXTRAS, "numba", "llvmlite"}
-    assert found["mpnn"] <= 0.3, found  # seconds of processor time
+    new = fresh(script)
+    assert not {name.split(".")[0] for name in new} & {*EXTRAS, "numba", "llvmlite"}
+    others = [name for name in new if name.split(".")[0] != "mpnn"]
+    assert len(others) < 20, others  # 6: numbers of modules do not differ from machine to machine, as seconds do
 
 
 def test_the_package_says_that_it_is_typed() -> None:

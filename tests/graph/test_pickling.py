@@ -106,7 +106,7 @@ def test_runs_that_kernels_could_not_trust_are_refused(change: dict[str, Any]) -
     [
         ({"_edges": torch.tensor([[0, 9], [1, 0]])}, IndexError),
         ({"_edges": torch.tensor([[0, 1], [1, 5]])}, IndexError),
-        ({"_edges": torch.rand(2, 2)}, TypeError),
+        ({"_edges": torch.full((2, 2), 0.5)}, TypeError),
         ({"_edges": torch.tensor([[0, 1], [1, 0]], dtype=torch.int32)}, TypeError),
         ({"num_src": 1}, IndexError),
         ({"num_dst": -1}, ValueError),
