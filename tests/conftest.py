@@ -32,6 +32,9 @@ hypothesis.settings.load_profile("repeatable")
 # Tensors here are small: a second thread brings nothing, and on a busy machine each operation waits for it.
 torch.set_num_threads(1)
 
+# Parameters that are drawn while tests are collected are the same in every process: their ids must be.
+torch.manual_seed(0)
+
 
 CHECKS = pytest.StashKey[dict[str, dict[str, float]]]()
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import on_triton
 import pytest
+import row_cases
 import torch
-from on_triton import INTERPRETED, MARKS, additive, dot, leaf, scattered
+from row_cases import INTERPRETED, MARKS, additive, dot, leaf, scattered
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
@@ -110,7 +110,7 @@ def compile_only(self, *args, grid, warmup, **options):
 
 JITFunction.run = compile_only
 sys.path.insert(0, sys.argv[2])
-import on_triton as given
+import row_cases as given
 from mpnn.kernels.cuda import schedule
 schedule._PIECE = 20
 in_double = given.leaf, given.halves  # which takes long to compile
@@ -135,7 +135,7 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """What the interpreter takes, the compiler might not: here it compiles what calls would launch, for an H100."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILING, "90", str(Path(on_triton.__file__).parent)],
+        [sys.executable, "-c", COMPILING, "90", str(Path(row_cases.__file__).parent)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],

@@ -80,19 +80,18 @@ def test_without_a_library_other_backends_serve_every_request() -> None:
         ops.aggregate(g, torch.randn(9, 3), backend="csr")
 
 
-def test_torchs_variable_chooses_the_kind_of_processor() -> None:
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        ("default", "None its kernels need AVX2 or arm64"),
+        pytest.param("avx2", "x86_64_v3 None", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.skipif(library.processor() == "arm64", reason="arm64 has one kind")
+def test_torchs_variable_chooses_the_kind_of_processor(capability: str, expected: str) -> None:
     """ATEN_CPU_CAPABILITY=default stands for a processor without AVX2."""
     script = "from mpnn.kernels.cpu import library; print(library.processor(), library.why_missing())"
-    kinds = {"default": "None its kernels need AVX2 or arm64", "avx2": "x86_64_v3 None"}
-    if library.processor() == "arm64":
-        pytest.skip("arm64 has one kind")
-    for capability, expected in kinds.items():
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env={"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(ROOT)},
-            check=True,
-        )
-        assert done.stdout.startswith(expected)
+    environment = {"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
+    assert done.stdout.startswith(expected)

@@ -1,0 +1,400 @@
+"""Attention by the fused rows of `csr`, by C++ on CPU and by Triton on GPU, against the specification `edge_list`.
+
+What goes beyond what all backends share: other scores, vectors on edges, hubs, memory.
+"""
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from row_cases import (  # noqa: F401 - fixtures
+    BOTH,
+    CLOSE,
+    CPU,
+    REQUESTS,
+    SEED,
+    TRITON,
+    Kernels,
+    additive,
+    additive_v2,
+    check,
+    dot,
+    hubs,
+    leaf,
+    moved,
+    poisoned,
+    rounding,
+    run,
+    scattered,
+    small_pieces,
+    with_vectors,
+    without_edges,
+)
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn import engine, graphs, ops, rng
+from mpnn.aggregate import Max
+from mpnn.backends import csr, edge_list
+from mpnn.backends.csr import cuda_attention, cuda_reduce, on_device
+from mpnn.backends.csr import edges as edge_orders
+from mpnn.edge_tables import BiasTable, EmbeddingTable
+from mpnn.engine import plan
+from mpnn.engine.plan import refusal as why_not
+from mpnn.graph import Graph
+from mpnn.graph.relations import Relation
+from mpnn.kernels import row_attention
+from mpnn.kernels.cuda.schedule import Sorted
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+
+# Rows of 3,000 terms instead of 60: 50 times what CLOSE allows.
+CLOSE_IN_HUBS = {"rtol": 5e-11, "atol": 5e-11}
+
+
+@pytest.fixture(params=BOTH)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return request.param
+
+
+def hubs_for(kernels: Kernels) -> Graph:
+    """With rows of 3,000 edges; of 40 for Triton, whose interpreter is slow."""
+    return hubs() if kernels is TRITON else hubs(3000)
+
+
+@pytest.mark.parametrize("make", REQUESTS.values(), ids=REQUESTS)
+def test_agrees_with_the_specification(make: Callable[[Graph], Round], kernels: Kernels) -> None:
+    for graph in (scattered(), without_edges()):
+        check(kernels, make(graph), what=str(graph))
+
+
+@pytest.mark.parametrize(("heads", "width"), [(1, 1), (2, 3), (3, 8), (4, 40), (5, 1), (1, 300)])
+def test_every_width_and_number_of_heads(heads: int, width: int, kernels: Kernels) -> None:
+    check(kernels, dot(scattered(5, 20), heads=heads, width=width, shared=heads))
+
+
+def test_structured_and_rectangular_graphs(kernels: Kernels) -> None:
+    for graph in (graphs.longformer(4, globals=1).bind(13), graphs.complete().bind(4, 11), graphs.causal().bind(1)):
+        check(kernels, dot(graph), what=str(graph))
+
+
+def test_nothing_at_all_is_fine(kernels: Kernels) -> None:
+    graph = scattered()
+    for given in (
+        dot(graph, (0,)),
+        dot(graph, (2, 0)),
+        replace(dot(graph), score=Dot(leaf(10, 3, 0), leaf(10, 3, 0), 1.0)),
+        replace(dot(graph), value=leaf(10, 3, 0)),
+        dot(graphs.complete().bind(0)),
+    ):
+        check(kernels, given)
+    wide = moved(replace(dot(graph), value=leaf(10, 3, 0), return_weights=True), kernels.device)
+    found = [weights for _, weights in (run(kernels, wide), edge_list.run(wide))]
+    torch.testing.assert_close(*found, **CLOSE)
+    torch.testing.assert_close(*(torch.autograd.grad(w.square().sum(), wide.score.query)[0] for w in found), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["additive, tanh", "additive v2", "vectors on edges", "softcap, biases and tables"])
+def test_gradients_are_those_of_finite_differences(kind: str) -> None:
+    given = REQUESTS[kind](scattered(4, 9))
+    leaves = [t for t in given.tensors if t.requires_grad]
+    assert torch.autograd.gradcheck(lambda *_: csr.run(given)[0], leaves)
+
+
+def test_features_may_be_parts_of_one_tensor(kernels: Kernels) -> None:
+    graph, fused = scattered().to(kernels.device), leaf(2, 10, 3, 2, 4).detach().to(kernels.device).requires_grad_()
+    query, key, value = fused.unbind(-3)
+    given = Round(graph, value, Dot(query, key, 0.5))
+    found = [torch.autograd.grad(out.sin().sum(), fused)[0] for out, _ in (run(kernels, given), edge_list.run(given))]
+    torch.testing.assert_close(*found, **CLOSE)
+    turned = moved(dot(scattered()), kernels.device)
+    turned = replace(turned, value=turned.value.detach().mT.contiguous().mT)
+    torch.testing.assert_close(run(kernels, turned)[0], edge_list.run(turned)[0], **CLOSE)
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "sigmoid", "none"])
+def test_weights_come_back_in_the_callers_order_and_differentiate(normalize: str, kernels: Kernels) -> None:
+    graph = scattered()
+    given = replace(dot(graph, (2,)), normalize=normalize, dropout=0.5, seed=SEED, return_weights=True)
+    given = moved(given, kernels.device)
+    leaves, found = [t for t in given.tensors if t.requires_grad], []
+    for out, weights in (run(kernels, given), edge_list.run(given)):
+        alone = torch.autograd.grad(weights.square().sum(), leaves[1:], retain_graph=True)
+        both = torch.autograd.grad(out.square().sum() + weights.sin().sum(), leaves)
+        found.append([out, weights, *alone, *both])
+    assert found[0][1].shape == (2, graph.num_edges, 3)
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("kernels", BOTH[1:], indirect=True)
+def test_dropout_falls_where_the_specification_says_and_where_it_falls_on_a_cpu(kernels: Kernels) -> None:
+    graph = scattered()
+    value = torch.eye(10, dtype=torch.float64)[:, None]  # so that the result is the weights
+    ones = torch.ones(graph.num_edges, 2, dtype=torch.float64)
+    given = Round(graph, value, bias=(ones,), normalize="none", dropout=0.5, seed=SEED)
+    out = run(kernels, moved(given, kernels.device))[0].cpu()
+    i, h, j = torch.meshgrid(*(torch.arange(n) for n in (10, 2, 10)), indexing="ij")
+    kept = rng.keep(SEED, h, i, j, 0.5)
+    count = torch.zeros(10, 10, dtype=torch.float64)
+    count.index_put_((graph.edge_index[1], graph.edge_index[0]), ones[:, 0], accumulate=True)
+    assert out.equal(2.0 * kept * count[:, None])
+    assert csr.run(given)[0].equal(out)
+
+
+# ---------------------------------------------------------------------------------------- rows
+
+
+IN_HUBS: dict[str, Callable[[Graph], Round]] = {
+    "dot": lambda g: replace(
+        dot(g, heads=2, shared=1), bias=(BiasTable(leaf(2, 2)),), dropout=0.5, seed=SEED, return_weights=True
+    ),
+    "additive": lambda g: additive(g, LeakyReLU()),
+    "additive v2": lambda g: additive_v2(g, LeakyReLU()),
+    "sigmoid": lambda g: replace(dot(g), normalize="sigmoid"),
+    "by class": lambda g: with_vectors(g, EmbeddingTable(leaf(2, 3, 5)), EmbeddingTable(leaf(2, 3, 7))),
+    "biases alone": lambda g: replace(dot(g), score=None, bias=(leaf(g.num_edges, 3),)),
+}
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("make", IN_HUBS.values(), ids=IN_HUBS)
+def test_hubs_are_divided_and_put_together_again(make: Callable[[Graph], Round], kernels: Kernels) -> None:
+    graph = hubs_for(kernels)
+    if kernels is CPU:
+        parts = row_attention.num_parts(edge_orders.by_destination(graph), 1)
+        assert parts == 32
+        assert int(graph.degree()[0]) > 10 * graph.num_edges / parts  # a hub lies in more than ten of them
+    else:
+        for edges in (on_device.rows(graph), on_device.columns(graph)()):
+            assert edges.divided.slots >= 2
+            assert {b.long for b in edges.bins} == {True, False}
+    check(kernels, make(graph), CLOSE_IN_HUBS)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("make", IN_HUBS.values(), ids=IN_HUBS)
+def test_every_run_gives_the_same_bits_on_any_number_of_threads(
+    make: Callable[[Graph], Round], kernels: Kernels
+) -> None:
+    given = moved(make(hubs_for(kernels)), kernels.device)
+    leaves, found = [t for t in given.tensors if t.requires_grad], []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            out, _ = run(kernels, given)
+            found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        finally:
+            torch.set_num_threads(1)
+    assert all(one.equal(two) for one, two in zip(*found, strict=True))
+
+
+def test_every_edge_of_every_row_is_shared_out_once() -> None:
+    degree = torch.tensor([0, 1, 8, 9, 25, 0, 3, 100, 21, 20])
+    ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    edges = Sorted(ptr, torch.zeros(int(ptr[-1]), dtype=torch.int64), None, 1, piece=20)
+    pieces = [
+        (row, first, last, slot, b.long)
+        for b in edges.bins
+        for row, first, last, slot in zip(*(x.tolist() for x in b.units[:4]), strict=True)
+    ]
+    for row in range(len(degree)):
+        own = sorted(p for p in pieces if p[0] == row)
+        assert own[0][1] == ptr[row]
+        assert own[-1][2] == ptr[row + 1]
+        assert all(one[2] == two[1] for one, two in itertools.pairwise(own))
+        assert all(last - first <= 20 and long == (last - first > 8) for _, first, last, _, long in own)
+        assert [p[3] for p in own] == ([-1] if len(own) == 1 else list(range(own[0][3], own[0][3] + len(own))))
+    assert edges.divided.row.tolist() == [4, 7, 8]
+    assert edges.divided.ptr.tolist() == [0, 2, 7, 9]
+    lengths = [last - first for _, first, last, _, _ in pieces]
+    assert all(after <= 2 * max(before, 1) for before, after in itertools.pairwise(lengths))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_divided_row_of_which_a_part_weighs_nothing(kernels: Kernels) -> None:
+    graph = hubs_for(kernels)
+    bias = torch.zeros(graph.num_edges, 1, dtype=torch.float64)
+    in_edges = (graph.edge_index[1] == 0).nonzero().squeeze(1)
+    half = len(in_edges) // 2
+    bias[in_edges[:half]] = -torch.inf
+    bias[in_edges[half:]] = -1000.0
+    bias[graph.edge_index[1] == 2] = -torch.inf
+    given = replace(dot(graph), bias=(bias,))
+    check(kernels, given, CLOSE_IN_HUBS)
+    bias[in_edges] = -torch.inf
+    check(kernels, given, CLOSE_IN_HUBS)
+    assert run(kernels, moved(given, kernels.device))[0][[0, 2]].eq(0).all()
+
+
+def test_large_scores_do_not_overflow(kernels: Kernels) -> None:
+    given = dot(scattered())
+    check(kernels, replace(given, score=replace(given.score, scale=1e4)), {"rtol": 1e-9, "atol": 1e-9})
+
+
+@pytest.mark.parametrize("which", ["value", "key"])
+def test_nan_reaches_who_hears_it_and_nobody_else(which: str, kernels: Kernels) -> None:
+    given = dot(graphs.from_edges(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 3]]), 4))
+    with torch.no_grad():
+        (given.value if which == "value" else given.score.key)[1] = torch.nan
+    out, _ = run(kernels, moved(given, kernels.device))
+    assert out[2].isnan().all()
+    assert out[[0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("name", ["dst", "src", "vector", "edge", "value"])
+def test_each_gradient_alone(name: str, kernels: Kernels) -> None:
+    given = additive_v2(hubs_for(kernels), LeakyReLU())
+    numbers = {"value": given.value, **vars(given.score)}
+    alone = {k: v.detach().requires_grad_(k == name) for k, v in numbers.items() if isinstance(v, Tensor)}
+    value = alone.pop("value")
+    check(kernels, replace(given, value=value, score=replace(given.score, **alone)), CLOSE_IN_HUBS)
+
+
+@pytest.mark.skipif(TRITON.device == "cpu", reason="there is no device to wait for")
+@pytest.mark.parametrize("kernels", BOTH[1:], indirect=True)
+def test_nothing_waits_for_the_device(kernels: Kernels) -> None:
+    given = moved(REQUESTS["grouped heads, batch, dropout"](hubs()), kernels.device)
+    leaves = [t for t in given.tensors if t.requires_grad]
+
+    def once() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(run(kernels, given)[0].square().sum(), leaves)
+
+    expected = once()  # which also makes what the graph keeps
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = once()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
+
+
+# ---------------------------------------------------------------------------------------- types
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_narrow_types_are_computed_in_float32(dtype: torch.dtype, kernels: Kernels) -> None:
+    unit, graph = rounding(kernels, dtype), scattered() if kernels is TRITON else hubs(3000)
+    longest = int(torch.cat([graph.degree(), graph.reverse().degree()]).max())
+    for make in (dot, lambda g: additive(g, LeakyReLU()), lambda g: additive_v2(g, torch.tanh)):
+        exact = moved(make(graph), kernels.device)
+        names = {"value": exact.value, **vars(exact.score)}
+        given = {k: v.detach().to(dtype).requires_grad_() for k, v in names.items() if isinstance(v, Tensor)}
+        wide = {k: v.detach().double().requires_grad_() for k, v in given.items()}
+        narrow, double = (
+            replace(exact, value=x["value"], score=replace(exact.score, **{k: v for k, v in x.items() if k != "value"}))
+            for x in (given, wide)
+        )
+        out, expected = run(kernels, narrow)[0], edge_list.run(double)[0]
+        assert out.dtype == dtype
+        # The result is rounded once. Before, float32: scores up to 30 are right to 30 * 15 * 2^-24, weights to as much
+        # relatively, and positive sums of the weights of a row lose its length * 2^-24.
+        largest = float(wide["value"].detach().abs().max())
+        bound = unit * expected.abs() + (450 + longest) * 2**-24 * largest
+        assert ((out.double() - expected).abs() <= bound).all()
+        # Gradients see results rounded to the type once more (in `<out, d_out>`), times keys of size about 3.
+        ours, theirs = (torch.autograd.grad(o.sum(), list(x.values())) for o, x in ((out, given), (expected, wide)))
+        for name, one, other in zip(given, ours, theirs, strict=True):
+            assert one.dtype == dtype, name
+            terms = graph.num_edges if name == "vector" else longest
+            bound = unit * other.abs() + terms * (unit + 500 * 2**-24) * 5 * largest * 3
+            assert ((one.double() - other).abs() <= bound).all(), name
+
+
+@pytest.mark.parametrize("kernels", BOTH[1:], indirect=True)
+def test_places_beyond_two_to_the_31_are_reached(kernels: Kernels) -> None:
+    """Nodes so far apart that 32-bit offsets would overflow; the memory between them is never touched."""
+    torch.use_deterministic_algorithms(False)  # which would fill it
+    apart = 2**30 + 8
+    memory = torch.empty(2 * apart + 4, dtype=torch.float16, device=kernels.device)
+    value = memory.as_strided((3, 1, 4), (apart, 4, 1))
+    value.copy_(torch.arange(12).view(3, 1, 4))
+    graph = graphs.from_edges(torch.tensor([[2, 1, 0], [0, 0, 2]], device=kernels.device), 3)
+    given = Round(graph, value.requires_grad_(), Dot(value, value, 0.01))
+    out = cuda_attention.run(given)[0]
+    near = value.detach().contiguous()
+    assert out.equal(cuda_attention.run(Round(graph, near, Dot(near, near, 0.01)))[0])
+    assert out[2].tolist() == [[0.0, 1.0, 2.0, 3.0]]
+    summed = cuda_reduce.run(Round(graph, value.detach(), normalize="none"))[0]
+    assert summed[0].tolist() == [[12.0, 14.0, 16.0, 18.0]]
+
+
+# ---------------------------------------------------------------------------------------- memory
+
+
+def test_a_graph_without_references_is_freed_at_once() -> None:
+    gc.disable()
+    try:
+        graph = hubs(3000)
+        given = with_vectors(graph, EmbeddingTable(leaf(2, 3, 5)), EmbeddingTable(leaf(2, 3, 7)))
+        csr.run(given)[0].sum().backward()
+        gone = weakref.ref(graph)
+        del graph, given
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", ["dot", "additive", "additive v2"])
+def test_nothing_of_edges_times_width_is_made(kind: str) -> None:
+    nodes, edges, heads, width = 40, 4000, 2, 32
+    graph = graphs.from_edges(torch.randint(0, nodes, (2, edges)), nodes)
+    x, y, z = (leaf(nodes, heads, width) for _ in range(3))
+    score = {
+        "dot": Dot(x, y, 0.3),
+        "additive": AdditiveScore(leaf(nodes, heads), leaf(nodes, heads), LeakyReLU()),
+        "additive v2": AdditiveV2Score(x, y, leaf(heads, width), LeakyReLU()),
+    }[kind]
+    given = Round(graph, z, score)
+    csr.run(given)[0].sum().backward()  # what the graph keeps is made here
+    with torch.profiler.profile(profile_memory=True) as profile:
+        csr.run(given)[0].sum().backward()
+    taken = [e.self_cpu_memory_usage for e in profile.events()]
+    assert max(taken) < 8 * edges * heads * width / 2
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
+    graph = scattered()
+    given = dot(graph)
+    refused = {
+        "LeakyReLU and tanh, and not elu": replace(given, score=replace(additive(graph, F.elu).score)),
+        "it cannot aggregate messages by max": replace(given, reduce=Max()),
+        "edge_value is 1 wide, and the features": replace(given, edge_value=leaf(graph.num_edges, 3, 1)),
+    }
+    for sentence, request in refused.items():
+        assert sentence in why_not(csr, request)
+        with pytest.raises(plan.Refused, match=sentence):
+            engine.run(request, "csr")
+
+
+@pytest.mark.parametrize(
+    "edge_type", [torch.tensor([3]).expand(4), torch.tensor([[0, 9], [1, 9], [2, 9], [3, 9]])[:, 0]]
+)
+def test_edge_types_may_have_any_strides(edge_type: Tensor) -> None:
+    graph = Graph.from_edges(torch.tensor([[0, 1, 2, 2], [0, 0, 1, 2]]), 3, 3, edge_type=edge_type)
+    x, table = leaf(3, 1, 8), leaf(4, 1)
+    ours, exact = (ops.attend(graph, x, x, x, bias=BiasTable(table), backend=name) for name in ("csr", "edge_list"))
+    torch.testing.assert_close(ours, exact, **CLOSE)
+    gradients = (torch.autograd.grad(out.sin().sum(), (x, table)) for out in (ours, exact))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_a_rule_that_gives_types_beyond_its_count_is_refused() -> None:
+    class Distance(Relation):
+        count = 3
+
+        def ids(self, dst: Tensor, src: Tensor) -> Tensor:
+            return (dst - src).abs()
+
+    x = leaf(5, 1, 8)
+    with pytest.raises(IndexError, match=r"edge types from 0 to 4, and its count is 3: its ids must lie in \[0, 3\)"):
+        ops.attend(graphs.causal().bind(5), x, x, x, bias=BiasTable(leaf(3, 1), Distance()), backend="csr")
