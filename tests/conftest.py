@@ -10,6 +10,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("KMP_WARNINGS", "0")  # OpenMP writes about forks and deprecations past Python's filters
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a test that fails at random
+os.environ.pop("COLUMNS", None)  # consoles that are made while it is set keep it: see `wide`
 os.environ["MPNN_CACHE"] = os.path.join(os.path.dirname(__file__), "no such folder")  # prices as shipped
 
 import json
@@ -42,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Makes `MPNN_DATA` absolute, as tests change folders; a wrong one must not pass for a machine without data."""
     config.stash[CHECKS] = {}
+    if config.getoption("--checks") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--checks collects the errors of one process; leave out -n")
     if not (given := os.environ.get("MPNN_DATA")):
         return
     folder = Path(given).expanduser().resolve()
@@ -66,6 +69,12 @@ def seed() -> None:
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test downloads a dataset; one that is about downloads puts an opener of its own in this one's place."""
     monkeypatch.setattr(locate_module, "_open", no_network)
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences are not wrapped, whatever the terminal."""
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture

@@ -179,27 +179,21 @@ EXTRAS = (
 def fresh(script: str) -> Any:
     """What the script prints as JSON, in a process that has imported nothing."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, cwd=ROOT.parent, timeout=120
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, cwd=ROOT.parent
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_importing_takes_little_beyond_torch_and_pulls_no_extra() -> None:
+def test_importing_adds_few_modules_to_those_of_torch_and_no_extra() -> None:
     script = (
-        "import gc, json, sys, time; began = time.process_time(); import torch, numpy, scipy\n"
-        "torch_took, had = time.process_time() - began, set(sys.modules)\n"
-        "gc.disable()  # torch's objects take longer to collect than mpnn to import\n"
-        "import mpnn\n"
-        "took = time.process_time() - began - torch_took\n"
-        "print(json.dumps({'torch': torch_took, 'mpnn': took, 'new': sorted(set(sys.modules) - had)}))"
+        "import json, sys; import torch, numpy, scipy; had = set(sys.modules); import mpnn\n"
+        "print(json.dumps(sorted(set(sys.modules) - had)))"
     )
-    found = min((fresh(script) for _ in range(3)), key=lambda run: run["mpnn"])  # other programs share the caches
-    new = {name.split(".")[0] for name in found["new"]}
-    assert not new & {*EXTRAS, "numba", "llvmlite"}
-    assert not {name for name in found["new"] if name.startswith(("mpnn.backends", "mpnn.attention", "mpnn.models"))}
-    assert len(found["new"]) <= 70  # 59
-    assert found["mpnn"] <= found["torch"] / 6, found  # a twelfth without cached bytecode
+    new = fresh(script)
+    assert not {name.split(".")[0] for name in new} & {*EXTRAS, "numba", "llvmlite"}
+    assert not [name for name in new if name.startswith(("mpnn.attention", "mpnn.backends", "mpnn.models"))]
+    assert len(new) <= 70, new  # 59: numbers of modules do not differ from machine to machine, as seconds do
 
 
 def test_every_name_is_imported_when_it_is_first_used() -> None:

@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     folder = tmp_path_factory.mktemp("site").resolve()
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "docs", str(folder)]
     environment = os.environ | {"MPNN_SITE_NOTEBOOKS": "off"}  # tests/test_notebooks.py runs them
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-3000:]
     return {page: page.read_text("utf-8") for page in folder.rglob("*.html") if "_static" not in page.parts}
 

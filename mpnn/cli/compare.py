@@ -271,9 +271,7 @@ def _separated(graphs: str) -> list[str]:
 
 
 def _doubled(piece: str) -> list[str]:
-    low, high = map(int, piece.split(".."))
-    if not 0 < low <= high:
-        raise ValueError(f"{piece} is an empty range; write the smaller number first, from 1 on")
+    ((low, high),) = bounds(piece)
     return [str(low << k) for k in range((high // low).bit_length())]
 
 

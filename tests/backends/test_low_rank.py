@@ -120,7 +120,7 @@ def test_blocks_of_a_graph() -> None:
         ({"graph": graphs.longformer(8, globals=1).bind(37)}, "each row must have the same sources as the row before"),
         ({"graph": graphs.from_edges(torch.zeros(2, 1, dtype=torch.int64), 37)}, "the graph is a list of edges"),
     ],
-    ids=str,
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
 def test_refuses_with_a_sentence(change: dict[str, object], reason: str) -> None:
     assert reason in why_not(low_rank, replace(request(GRAPHS["complete"]), **change))
@@ -151,7 +151,8 @@ def test_compiles_whole() -> None:
 
 
 MEASURE = """
-import json, resource, sys, time, torch
+import json, resource, sys, torch
+from torch.utils.flop_counter import FlopCounterMode
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Kernel
 torch.set_num_threads(1)
@@ -162,18 +163,19 @@ found = []
 for n in (16384, 65536):
     x = torch.randn(n, 64, requires_grad=True)
     op.graph.bind(n).runs.degree()
-    before, began = peak(), time.process_time()
-    op(x).sum().backward()
-    found.append((n, time.process_time() - began, peak() - before))
+    before, counter = peak(), FlopCounterMode(display=False)
+    with counter:
+        op(x).sum().backward()
+    found.append((n, counter.get_total_flops(), peak() - before))
 print(json.dumps(found))
 """
 
 
 @pytest.mark.slow
-def test_causal_kernel_attention_over_65536_nodes_takes_linear_time_and_room() -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=300)
+def test_causal_kernel_attention_over_65536_nodes_takes_linear_work_and_room() -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (few, short, _), (many, long, room) = json.loads(done.stdout)
-    assert long < 2 * (many / few) * short  # quadratic would be 16 times; room for caches that are left behind
+    (few, less, _), (many, more, room) = json.loads(done.stdout)
+    assert 0 < more <= many / few * less
     # Queries, keys, values, features, their gradients and copies: some twenty numbers per node and feature.
     assert room < 30 * many * 64 * 4

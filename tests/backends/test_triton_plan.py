@@ -140,7 +140,6 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
         text=True,
         cwd=Path(__file__).parents[2],
         env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = dict(json.loads(done.stdout))

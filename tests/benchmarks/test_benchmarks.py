@@ -29,7 +29,6 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
     )
 
 

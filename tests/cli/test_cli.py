@@ -42,12 +42,6 @@ COMMANDS = [
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.fixture(autouse=True)
-def wide_and_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines are not wrapped where a test looks for a sentence."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-
 def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
@@ -81,7 +75,7 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
         "try: runpy.run_module('mpnn', run_name='__main__')\n"
         "finally: print({'torch', 'numpy', 'matplotlib', 'sklearn'} & set(sys.modules), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "set()\n"
     assert "demo" in done.stdout
@@ -89,7 +83,7 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
 
 def test_every_public_name_is_there_in_the_process_of_the_command() -> None:
     script = "import sys; sys.argv = ['mpnn']; import mpnn; print(all(getattr(mpnn, n) for n in mpnn.__all__))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
 
 
@@ -629,7 +623,7 @@ def test_missing_data_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     hide = "import sys; sys.modules['typer'] = None; import mpnn.cli; mpnn.cli.main()"
-    done = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "the mpnn command needs typer; run: pip install typer\n"
 
@@ -638,9 +632,7 @@ def test_without_the_extra_one_sentence_says_what_to_install() -> None:
 def test_a_terminal_without_block_characters_gets_ascii(encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C", "PYTHONUTF8": "0"}
     for arguments in (["graph", "causal", "--n", "8"], ["explain", "causal", "--n", "64"], ["-h"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "mpnn", *arguments], capture_output=True, env=environment, timeout=60
-        )
+        done = subprocess.run([sys.executable, "-m", "mpnn", *arguments], capture_output=True, env=environment)
         assert done.returncode == 0, done.stderr.decode(encoding)
         text = done.stdout.decode(encoding)
         assert "?" not in text.replace("?name", ""), text
@@ -649,7 +641,7 @@ def test_a_terminal_without_block_characters_gets_ascii(encoding: str) -> None:
 
 
 def test_runs_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "mpnn", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "mpnn", "--version"], capture_output=True, text=True)
     assert done.stdout.startswith("mpnn ")
 
 
@@ -696,5 +688,5 @@ def test_shells_complete_the_commands() -> None:
     command = Path(sys.executable).with_name("mpnn")
     if not command.exists():
         pytest.skip("the package is not installed here")
-    done = subprocess.run([command], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([command], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["explain"]

@@ -32,6 +32,7 @@ def test_idx_by_hand(tmp_path):
         (gzip.compress(b"\0\0\x0d" + CONTENT[3:]), "does not hold bytes of shape"),
         (gzip.compress(b""), "does not hold bytes of shape"),
     ],
+    ids=["no gzip", "cut", "too few", "too many", "other shape", "empty"],
 )
 def test_damaged_files_are_named(tmp_path, content, complaint):
     path = tmp_path / "images.gz"

@@ -38,7 +38,10 @@ def torchrun(processes, script, *arguments, restarts=0):
 
 
 def output_of(process):
-    out, err = process.communicate(timeout=240)
+    try:
+        out, err = process.communicate()
+    finally:
+        process.kill()
     assert process.returncode == 0, err[-3000:]
     return out
 
@@ -105,9 +108,7 @@ def children(pid):
 
 
 def wait_for(ready):
-    end = time.monotonic() + 120
     while not ready():
-        assert time.monotonic() < end
         time.sleep(0.02)
 
 
@@ -127,7 +128,7 @@ def test_ray_starts_the_processes(tmp_path):
             2,
         ]
         environment = os.environ | {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         losses_of.append(float(done.stdout.rsplit(": ", 1)[1].split()[0]))
     assert losses_of[0] == pytest.approx(losses_of[1], abs=5e-6)

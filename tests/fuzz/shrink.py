@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,18 +25,17 @@ def failure_of(case: Case) -> Failure | None:
     return None
 
 
-def shrink(failure: Failure, seconds: float = 60.0, fails: Callable[[Case], Failure | None] = failure_of) -> Failure:
-    """The simplest failure of the same backend found in that time."""
-    end = time.monotonic() + seconds
+def shrink(failure: Failure, tries: int = 3000, fails: Callable[[Case], Failure | None] = failure_of) -> Failure:
+    """The simplest failure of the same backend found in so many tries."""
     progress = True
-    while progress and time.monotonic() < end:
+    while progress and tries > 0:
         progress = False
         for simpler in _simpler(failure.case):
-            if time.monotonic() > end:
-                break
+            tries -= 1
             found = fails(simpler)
             if found is not None and found.backend == failure.backend:
                 failure, progress = found, True
+            if progress or tries <= 0:
                 break
     return failure
 

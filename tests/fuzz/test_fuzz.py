@@ -123,7 +123,7 @@ def test_a_planted_error_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch
             found = failure
             break
     assert found is not None
-    small = shrink(found, seconds=20.0)
+    small = shrink(found)
     assert small.backend in ("csr", "auto", "public")
     assert len(edges_of(small.case["graph"]).dst) <= 12
     assert small.case["heads"] > 1

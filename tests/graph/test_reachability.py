@@ -1,6 +1,6 @@
 """How far messages travel, against powers of boolean matrices."""
 
-from time import perf_counter
+import math
 
 import numpy as np
 import pytest
@@ -117,10 +117,10 @@ def test_sources_in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reach_stops_at_its_deadline() -> None:
     runs = graphs.causal().bind(50).runs
-    assert reachability.fraction(runs, 2, perf_counter() + 60) == reachability.fraction(runs, 2)
+    assert reachability.fraction(runs, 2, math.inf) == reachability.fraction(runs, 2)
     for compute in (lambda at: reachability.fraction(runs, 2, at), lambda at: reachability.diameter(runs, at)):
         with pytest.raises(TimeoutError):
-            compute(perf_counter() - 1)
+            compute(-math.inf)
 
 
 def test_explicit_graphs_reach_too() -> None:

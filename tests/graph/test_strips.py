@@ -1,9 +1,6 @@
 """Strips of rows: equal to the rows of runs that they stand for, at a cost that does not grow with the rows."""
 
-import time
-import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steps import at_most
 
 from mpnn import Graph, Topology, graphs
 from mpnn.engine.plan import plan
@@ -168,19 +166,6 @@ def test_a_rule_whose_ends_jump_between_its_breaks_is_refused() -> None:
         Topology.of(twice, breaks=never).bind(8)
 
 
-@contextmanager
-def at_most(seconds: float, megabytes: float) -> Iterator[None]:
-    tracemalloc.start()
-    began = time.process_time()
-    try:
-        yield
-        took, peak = time.process_time() - began, tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < megabytes * 1e6, f"{peak / 1e6:.0f} MB"
-    assert took < seconds, f"{took:.1f} s"
-
-
 def attention(graph: Graph) -> Round:
     features = torch.zeros(()).expand(graph.num_dst, 8, 64).requires_grad_()
     return Round(graph, features, Dot(features, features, 0.125))
@@ -196,7 +181,7 @@ AT_ANY_SIZE: list[Callable[[], Topology]] = [
 
 @pytest.mark.parametrize("topology", AT_ANY_SIZE, ids=lambda build: str(build())[:40])
 def test_a_plan_for_a_hundred_million_nodes_takes_no_memory_by_node(topology: Callable[[], Topology]) -> None:
-    with at_most(seconds=5, megabytes=100):  # some milliseconds, and a byte per node would be 100 MB
+    with at_most(calls=100_000, megabytes=100):  # a byte per node would be 100 MB
         graph = topology()._graph(HUNDRED_MILLION, HUNDRED_MILLION)
         assert plan(attention(graph)).candidates[0].seconds > 0
         assert plan(replace(attention(graph), normalize="none")).candidates[0].seconds > 0
@@ -221,7 +206,7 @@ def test_counts_are_exact_at_any_size() -> None:
     "topology", [graphs.fixed(1000), graphs.strided(1000), graphs.window(1000, 3)], ids=lambda t: str(t)
 )
 def test_combs_over_a_million_nodes_take_memory_by_their_strips(topology: Topology) -> None:
-    with at_most(seconds=30, megabytes=500):
+    with at_most(calls=500_000, megabytes=500):
         assert topology._graph(10**6, 10**6).num_edges > 10**6
 
 
@@ -236,14 +221,14 @@ def test_combs_over_a_million_nodes_take_memory_by_their_strips(topology: Topolo
 )
 def test_strips_with_too_many_runs_are_refused_before_any_work(topology: Topology) -> None:
     message = r"[\d,]+ strips of rows with [\d,]+ or more runs of sources would need about .* 2\.0 GiB are allowed; use"
-    with at_most(seconds=30, megabytes=400), pytest.raises(MemoryError, match=message):
+    with at_most(calls=1_000_000, megabytes=400), pytest.raises(MemoryError, match=message):
         topology._graph(10**6, 10**6)
 
 
 def test_rows_that_do_not_fit_are_refused_before_any_work() -> None:
     order = torch.randperm(100_000, generator=torch.Generator().manual_seed(0))
     halves = Topology.cliques(lambda n: np.arange(n) % 2)  # every second node: a run for each edge
-    with at_most(seconds=30, megabytes=200):
+    with at_most(calls=1_000_000, megabytes=200):
         for build in (
             lambda: graphs.random(200_000)._graph(10**6, 10**6),
             lambda: graphs.permutation(order)._graph(100_000, 100_000),
@@ -256,8 +241,8 @@ def test_rows_that_do_not_fit_are_refused_before_any_work() -> None:
 
 def test_blocks_of_random_rows_take_memory_by_run() -> None:
     graph = graphs.bigbird()._graph(10**6, 10**6)  # a strip for each block of 64 rows
-    with at_most(seconds=10, megabytes=60):
+    with at_most(calls=500_000, megabytes=60):
         plan(attention(graph))
     rows = graphs.random(4)._graph(10**6, 10**6)  # runs: four per row
-    with at_most(seconds=20, megabytes=200):
+    with at_most(calls=500_000, megabytes=200):
         plan(attention(rows))

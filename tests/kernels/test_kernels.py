@@ -35,7 +35,6 @@ def test_the_first_calls_compile_nothing_and_need_no_numba() -> None:
         capture_output=True,
         text=True,
         env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])},
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -93,9 +92,7 @@ print(units(4096, 8, 64), units(32768, 1, 64), units(8192, 8, 64, dropout=0.1))
 def test_tiles_need_memory_for_nodes_and_not_for_edges() -> None:
     """Peak beyond inputs, forward and backward, in units of N x H x D floats; the graph has 129 edges a node, which
     would be 129 units if vectors were made for them, and 2 for one number an edge and head."""
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     assert all(float(x) <= 10 for x in done.stdout.split()), done.stdout
 

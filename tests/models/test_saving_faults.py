@@ -63,16 +63,13 @@ def wrong_values(config: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
                 yield field, wrong
 
 
-def refuses(kind: type[Model], folder: Path, wrong: Any, seconds: float = 5) -> str | None:
+def refuses(kind: type[Model], folder: Path, wrong: Any) -> str | None:
     """What the ValueError says; None where the model loads. Anything else that is raised fails the test."""
     (folder / CONFIG).write_text(json.dumps(wrong))
-    start = time.process_time()
     try:
         kind.from_pretrained(folder)
     except ValueError as error:
         return str(error)
-    finally:
-        assert time.process_time() - start < seconds  # an attack takes minutes, and a shared processor more
     return None
 
 
@@ -121,7 +118,7 @@ def sweep_without_configuration(name: str, folder: Path, most: int) -> None:
     before = peak()
     wrongs = list(wrong_values(config))
     for _, wrong in random.Random(0).sample(wrongs, min(most, len(wrongs))):
-        refuses(kind, folder, wrong, 120)
+        refuses(kind, folder, wrong)
     assert peak() - before < 2**28
 
 
