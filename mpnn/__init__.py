@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from os.path import basename, splitext
 from typing import TYPE_CHECKING, Any
 
+from mpnn.registry import FUNCTIONS
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -69,9 +71,8 @@ if TYPE_CHECKING or not _is_command():  # `mpnn --help` does not wait for torch
     from mpnn import graphs  # says which classes torch.load may read
     from mpnn.engine import compile as compile  # registers torch.ops.mpnn, which saved programs call
     from mpnn.graph import Graph
-    from mpnn.graph.registry import FUNCTIONS
 
-    FUNCTIONS.update(html=_html, plot=_plot)
+FUNCTIONS.update(html=_html, plot=_plot)
 
 
 def __dir__() -> list[str]:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mpnn.graph import reachability
 from mpnn.graph.algebra import Algebra
-from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.subgraphs import Subgraphs
 from mpnn.graph.transforms import Transforms
+from mpnn.registry import FUNCTIONS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -136,8 +136,8 @@ def batch(graphs: Sequence[Graph]) -> Graph:
     num_dst, num_src = sum(g.num_dst for g in graphs), sum(g.num_src for g in graphs)
     device = graphs[0].device
     if any(g.is_explicit for g in graphs) or not _share_a_rule(graphs):
-        attr = None if graphs[0].edge_attr is None else _join_attributes([_not_none(g.edge_attr) for g in graphs])
-        kind = torch.cat([_not_none(g.edge_type) for g in graphs]) if graphs[0].has_edge_types else None
+        attr = _join("edge_attr", [g.edge_attr for g in graphs if g.edge_attr is not None])
+        kind = _join("edge_type", [g.types for g in graphs if g.types is not None])
         joined = Graph(num_dst, num_src, edges=_join_edges(graphs), edge_attr=attr, edge_type=kind, device=device)
     else:
         runs, labels = Runs.stack([g.runs for g in graphs]), _join_labels(graphs)
@@ -165,19 +165,14 @@ def _share_a_rule(graphs: Sequence[Graph]) -> bool:
     return relation is None or (square and type(relation) is Offset)
 
 
-def _join_attributes(attributes: Sequence[Tensor]) -> Tensor:
-    for k, attr in enumerate(attributes):
-        if attr.shape[1:] != attributes[0].shape[1:]:
+def _join(name: str, data: Sequence[Tensor]) -> Tensor | None:
+    for k, one in enumerate(data):
+        if one.shape[1:] != data[0].shape[1:]:
             raise ValueError(
-                f"edge_attr of graph {k} is {list(attr.shape)} and that of graph 0 {list(attributes[0].shape)}; "
+                f"{name} of graph {k} is {list(one.shape)} and that of graph 0 {list(data[0].shape)}; "
                 "all dimensions but the first must be equal"
             )
-    return torch.cat(list(attributes))
-
-
-def _not_none(data: Tensor | None) -> Tensor:
-    assert data is not None
-    return data
+    return torch.cat(list(data)) if data else None
 
 
 def _tensor(name: str, data: Tensor | Any) -> Tensor:

@@ -14,10 +14,10 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, TypeVar
 
-from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Taps
 from mpnn.graph.topology import Topology
 from mpnn.graphs import image, sequence, sparse
+from mpnn.registry import FUNCTIONS
 
 B = TypeVar("B", bound=Callable[..., Topology])
 
