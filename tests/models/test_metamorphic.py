@@ -13,6 +13,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -25,6 +26,19 @@ from mpnn import models
 
 SEED = int(os.environ.get("MPNN_FUZZ_SEED") or date.today().strftime("%Y%m%d"))
 CASES = [0, *(pytest.param(case, marks=pytest.mark.slow) for case in range(1, 12))]
+
+OF_NODES_ONLY = {
+    "ArrivalTimes",
+    "GPS",
+    "GraphBert",
+    "Graphormer",
+    "PinSage",
+    "Inner",
+    "LinkPredictor",
+    "DistMult",
+    "PairMLP",
+}
+"""Models whose features are [N, in_dim], without a batch."""
 
 Run = Callable[[nn.Module], Outputs]
 """A model with its inputs."""
@@ -184,6 +198,17 @@ def test_a_graph_of_a_batch_is_as_it_is_alone(name: str, number: int) -> None:
     together, bound = on(entry, world)(case.model), roundings(case.model, on(entry, world), case.dtype)
     for k in range(len(world.sizes)):
         assert_near(on(entry, world.alone(k))(case.model), part(together, world, k), bound)
+
+
+@of_each({name: entry for name, entry in GRAPHS.items() if name not in OF_NODES_ONLY})
+def test_one_graph_serves_a_batch_of_features(name: str, number: int) -> None:
+    case, entry = Case(name, GRAPHS[name].make, number), GRAPHS[name]
+    world = case.world()
+    alone = [replace(world, x=x) for x in (world.x, world.x.flip(0), 2 * world.x)]
+    together = on(entry, replace(world, x=torch.stack([w.x for w in alone])))(case.model)
+    bound = roundings(case.model, on(entry, alone[2]), case.dtype)
+    for k, one in enumerate(alone):
+        assert_near({name: x[k] for name, x in together.items()}, on(entry, one)(case.model), bound)
 
 
 @of_each(GRAPHS)

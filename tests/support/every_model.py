@@ -99,7 +99,7 @@ class World:
         )
 
     def graph(self, **data: Any) -> Graph:
-        return graphs.from_edges(self.edges, len(self.x), **data)
+        return graphs.from_edges(self.edges, sum(self.sizes), **data)
 
     def plain(self) -> Graph:
         return self.graph()
@@ -115,8 +115,8 @@ class World:
 
     def pool(self) -> Graph:
         """Each graph attends to its nodes."""
-        pairs = torch.stack([torch.arange(len(self.x)), self.of_node])
-        return graphs.from_edges(pairs, num_src=len(self.x), num_dst=len(self.sizes))
+        pairs = torch.stack([torch.arange(sum(self.sizes)), self.of_node])
+        return graphs.from_edges(pairs, num_src=sum(self.sizes), num_dst=len(self.sizes))
 
     def molecules(self) -> list[Graph]:
         parts = [self.alone(k) for k in range(len(self.sizes))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -47,18 +46,6 @@ def test_messages_are_those_of_pyg(graph: Graph, dtype: torch.dtype, measured: C
             strict=True,
         ):
             torch.testing.assert_close(a, b)
-
-
-def test_one_graph_serves_a_batch_of_features(graph: Graph) -> None:
-    model, x = MPNN(IN, EDGE, CLASSES, DIM), torch.randn(3, N, IN)
-    torch.testing.assert_close(model(x, graph), torch.stack([model(one, graph) for one in x]))
-
-
-def test_it_is_saved_and_loaded(tmp_path: Path, graph: Graph) -> None:
-    model = MPNN(IN, EDGE, CLASSES, DIM)
-    model.save_pretrained(tmp_path)
-    x = torch.randn(N, IN)
-    assert torch.equal(MPNN.from_pretrained(tmp_path)(x, graph), model(x, graph))
 
 
 def test_features_of_edges_are_asked_for() -> None:

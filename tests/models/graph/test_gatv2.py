@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -52,10 +51,3 @@ def test_the_highest_weighted_source_depends_on_the_destination() -> None:
     """In GAT all destinations rank sources alike (Brody et al. 2022, theorem 1)."""
     assert highest_weighted_sources(GAT(IN, CLASSES, graph=graphs.complete())) == 1
     assert highest_weighted_sources(GATv2(IN, CLASSES, graph=graphs.complete())) > 1
-
-
-def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
-    model = GATv2(IN, CLASSES, graph=graphs.window(2)).eval()
-    model.save_pretrained(tmp_path)
-    x = torch.randn(N, IN)
-    assert torch.equal(GATv2.from_pretrained(tmp_path)(x), model(x))

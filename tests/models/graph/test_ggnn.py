@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -85,21 +84,6 @@ def test_whole_graphs_are_sums_over_their_nodes() -> None:
     pool = graphs.from_edges(torch.stack([torch.arange(N), (torch.arange(N) > 3).long()]), num_src=N, num_dst=2)
     nodes = model(x, graph)
     torch.testing.assert_close(model(x, graph, pool), torch.stack([nodes[:4].sum(0), nodes[4:].sum(0)]))
-
-
-def test_one_graph_serves_a_batch_of_features() -> None:
-    model, graph = GGNN(IN, CLASSES, DIM).double(), graphs.from_edges(edges(), N)
-    x = torch.randn(2, 3, N, IN, dtype=torch.float64)
-    alone = torch.stack([model(one, graph) for one in x.flatten(0, 1)])
-    torch.testing.assert_close(model(x, graph).flatten(0, 1), alone)
-
-
-def test_it_is_saved_and_takes_another_graph(tmp_path: Path) -> None:
-    model = GGNN(IN, CLASSES, DIM, graph=graphs.window(1))
-    model.save_pretrained(tmp_path)
-    x = torch.randn(N, IN)
-    assert torch.equal(GGNN.from_pretrained(tmp_path)(x), model(x))
-    torch.testing.assert_close(GGNN.from_pretrained(tmp_path, graph=graphs.causal())(x), model(x, graphs.causal()))
 
 
 def test_what_does_not_fit_is_refused() -> None:

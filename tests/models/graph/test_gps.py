@@ -133,18 +133,6 @@ def test_attention_is_complete_within_a_graph_and_absent_across_graphs(edge_inde
     assert reached.tolist() == [True] * 7 + [False] * 6
 
 
-def test_a_batch_is_each_graph_by_itself(edge_index: Tensor) -> None:
-    net = scrambled(GPS(4, 2, DIM, HEADS, layers=2, walk=3)).eval()
-    x = torch.randn(N, 4)
-    whole = net(x, graphs.from_edges(edge_index, N), SIZES)
-    first = 0
-    for k, size in enumerate(SIZES):
-        inside = edge_index[:, (edge_index[1] >= first) & (edge_index[1] < first + size)] - first
-        alone = net(x[first : first + size], graphs.from_edges(inside, size), [size])
-        torch.testing.assert_close(whole[k : k + 1], alone)
-        first += size
-
-
 def ring(n: int) -> Graph:
     return graphs.from_edges(torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])).undirected()
 

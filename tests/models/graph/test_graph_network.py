@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -72,21 +71,6 @@ def test_layers_are_those_of_pyg(graph: Graph, dtype: torch.dtype, measured: Cal
             strict=True,
         ):
             torch.testing.assert_close(a, b)
-
-
-def test_one_graph_serves_a_batch_of_features(graph: Graph) -> None:
-    model, x = GraphNetwork(IN, EDGE, CLASSES, EDGE_CLASSES, DIM), torch.randn(3, N, IN)
-    nodes, edges = model(x, graph)
-    alone = [model(one, graph) for one in x]
-    torch.testing.assert_close(nodes, torch.stack([y[0] for y in alone]))
-    torch.testing.assert_close(edges, torch.stack([y[1] for y in alone]))
-
-
-def test_it_is_saved_and_loaded(tmp_path: Path, graph: Graph) -> None:
-    model = GraphNetwork(IN, EDGE, CLASSES)
-    model.save_pretrained(tmp_path)
-    x = torch.randn(N, IN)
-    assert torch.equal(GraphNetwork.from_pretrained(tmp_path)(x, graph)[1], model(x, graph)[1])
 
 
 def test_features_of_edges_are_asked_for() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -107,13 +106,6 @@ def test_edges_that_weigh_scores_follow_the_formula(
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("edges", ["add", "weigh"])
-def test_one_graph_serves_a_batch_of_features(graph: Graph, edges: str) -> None:
-    model = drawn(GraphTransformer(IN, CLASSES, HIDDEN, HEADS, edge_dim=EDGE, edges=edges)).double()
-    x, attr = torch.randn(3, N, IN, dtype=torch.float64), graph.edge_attr.double()
-    torch.testing.assert_close(model(x, graph, attr), torch.stack([model(one, graph, attr) for one in x]))
-
-
 def test_any_topology_will_do_where_edges_bring_nothing() -> None:
     model = drawn(GraphTransformer(IN, CLASSES, graph=graphs.window(2)))
     x = torch.randn(N, IN)
@@ -125,13 +117,6 @@ def test_loss_is_cross_entropy_of_the_chosen_nodes(graph: Graph) -> None:
     x, target, mask = torch.randn(N, IN), torch.randint(0, CLASSES, (N,)), torch.arange(N) < 4
     torch.testing.assert_close(model.loss(x, target, mask, graph), F.cross_entropy(model(x, graph)[:4], target[:4]))
     torch.testing.assert_close(model.loss(x, target, graph=graph), F.cross_entropy(model(x, graph), target))
-
-
-def test_it_is_saved_and_loaded(tmp_path: Path, graph: Graph) -> None:
-    model = drawn(GraphTransformer(IN, CLASSES, edge_dim=EDGE, edges="weigh"))
-    model.save_pretrained(tmp_path)
-    x = torch.randn(N, IN)
-    assert torch.equal(GraphTransformer.from_pretrained(tmp_path)(x, graph), model(x, graph))
 
 
 def test_what_does_not_fit_is_refused(graph: Graph) -> None:

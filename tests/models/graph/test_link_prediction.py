@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from error_bound import error_bound
-from torch import Tensor
 
 from mpnn import Graph, graphs
-from mpnn.models import GCN, RGCN, DistMult, Inner, LinkPredictor, Model, PairMLP
+from mpnn.models import GCN, RGCN, DistMult, Inner, LinkPredictor, PairMLP
 from mpnn.models.graph.link_prediction import hits_at
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -107,14 +105,6 @@ def test_hits_count_what_stands_above_the_kth_best_negative() -> None:
     assert hits_at(4, good, bad) == 1.0
     with pytest.raises(ValueError, match="k must be at least 1"):
         hits_at(0, good, bad)
-
-
-@pytest.mark.parametrize("decoder", [Inner(), PairMLP(DIM, 8)])
-def test_it_is_saved_and_loaded(tmp_path: Path, graph: Graph, decoder: Model) -> None:
-    model, x = LinkPredictor(gcn(), decoder), torch.randn(N, IN)
-    model.save_pretrained(tmp_path)
-    pairs: Tensor = torch.randint(0, N, (2, 9))
-    assert torch.equal(LinkPredictor.from_pretrained(tmp_path)(x, pairs, graph), model(x, pairs, graph))
 
 
 def test_what_does_not_fit_is_refused(graph: Graph) -> None:

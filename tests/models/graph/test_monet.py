@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -73,20 +72,6 @@ def test_without_coordinates_edges_lie_where_the_degrees_of_their_ends_say() -> 
     x = torch.randn(4, IN)
     u = torch.tensor([[2.0, 1], [2, 1], [1, 2], [1, 1]]).rsqrt()  # degrees: 2 of node 2, 1 of the others
     torch.testing.assert_close(model(x, graph), placed(x, graph, u))
-
-
-def test_one_graph_serves_a_batch_of_features() -> None:
-    model, graph = MoNet(IN, CLASSES).double().eval(), graphs.from_edges(edges(), N)
-    x = torch.randn(3, N, IN, dtype=torch.float64)
-    torch.testing.assert_close(model(x, graph), torch.stack([model(one, graph) for one in x]))
-
-
-def test_it_is_saved_and_takes_another_graph(tmp_path: Path) -> None:
-    model = MoNet(IN, CLASSES, graph=graphs.window(1)).eval()
-    model.save_pretrained(tmp_path)
-    x = torch.randn(N, IN)
-    assert torch.equal(MoNet.from_pretrained(tmp_path)(x), model(x))
-    torch.testing.assert_close(MoNet.from_pretrained(tmp_path, graph=graphs.causal())(x), model(x, graphs.causal()))
 
 
 def test_what_is_missing_is_asked_for() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -100,12 +99,6 @@ def test_it_learns_which_items_go_together() -> None:
     best = model.recommend(model(x, graph).detach(), torch.arange(ITEMS), 3)
     assert (best != torch.arange(ITEMS)[:, None]).all()
     assert (kind[best] == kind[:, None]).float().mean() > 0.9
-
-
-def test_it_is_saved_and_loaded(tmp_path: Path, graph: Graph) -> None:
-    model, x = PinSage(IN, OUT, HIDDEN), torch.randn(ITEMS, IN)
-    model.save_pretrained(tmp_path)
-    assert torch.equal(PinSage.from_pretrained(tmp_path)(x, graph), model(x, graph))
 
 
 def test_an_item_without_in_neighbors_has_an_embedding_of_its_own(graph: Graph) -> None:

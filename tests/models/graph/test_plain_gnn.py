@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,11 +34,3 @@ def test_layers_are_those_of_pyg(aggregate: str, measured: Callable[..., None]) 
         h = h.relu() if k < 2 else h
     error = (model(x, graphs.from_edges(edge_index, N)) - h).abs().max().item()
     measured(SYSTEM, "PyTorch Geometric GraphConv", error, BOUND)
-
-
-def test_it_is_saved_and_takes_another_graph(tmp_path: Path) -> None:
-    model = GNN(IN, CLASSES, aggregate="max", graph=graphs.window(1))
-    model.save_pretrained(tmp_path)
-    x = torch.randn(N, IN)
-    assert torch.equal(GNN.from_pretrained(tmp_path)(x), model(x))
-    torch.testing.assert_close(GNN.from_pretrained(tmp_path, graph=graphs.causal())(x), model(x, graphs.causal()))

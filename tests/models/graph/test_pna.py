@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -60,15 +59,6 @@ def test_it_predicts_for_whole_graphs(graph: Graph) -> None:
     pool = graphs.from_edges(torch.stack([torch.arange(N), (torch.arange(N) > 3).long()]), num_src=N, num_dst=2)
     nodes = model(x, graph)
     torch.testing.assert_close(model(x, graph, pool=pool), torch.stack([nodes[:4].mean(0), nodes[4:].mean(0)]))
-
-
-def test_it_is_saved_and_takes_another_graph(tmp_path: Path) -> None:
-    model = PNA(IN, CLASSES, DIM, 1, graph=graphs.window(1), average_log_degree=1.2)
-    model.save_pretrained(tmp_path)
-    x = torch.randn(N, IN)
-    assert torch.equal(PNA.from_pretrained(tmp_path)(x), model(x))
-    wider = PNA.from_pretrained(tmp_path, graph=graphs.window(2))(x)
-    torch.testing.assert_close(wider, model(x, graphs.window(2)))
 
 
 def test_features_of_edges_are_asked_for(graph: Graph) -> None:

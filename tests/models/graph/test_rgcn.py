@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -53,14 +52,6 @@ def test_maps_of_blocks_are_zero_beside_them() -> None:
     assert (maps[:, inside] != 0).all()
     with pytest.raises(ValueError, match="4 blocks do not divide widths of 6 and 8"):
         BlockTyped(IN, HIDDEN, RELATIONS, blocks=4)
-
-
-def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
-    graph = graphs.from_edges(torch.randint(0, N, (2, 40)), N, edge_type=torch.arange(40) % RELATIONS)
-    model = RGCN(IN, CLASSES, RELATIONS, bases=2)
-    model.save_pretrained(tmp_path)
-    x = torch.randn(N, IN)
-    assert torch.equal(RGCN.from_pretrained(tmp_path)(x, graph), model(x, graph))
 
 
 def test_a_graph_of_more_classes_is_refused() -> None:

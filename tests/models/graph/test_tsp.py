@@ -175,13 +175,6 @@ def test_instances_are_the_first_of_the_published_ones():
 # ------------------------------------------------------------------------------------------------ the model itself
 
 
-def test_is_saved_and_loaded(tmp_path):
-    pytest.importorskip("safetensors")
-    model, cities = small(torch.float32), torch.rand(2, 5, 2)
-    model.save_pretrained(tmp_path)
-    assert torch.equal(TSP.from_pretrained(tmp_path).solve(cities), model.solve(cities))
-
-
 def test_bad_input_gets_a_sentence():
     with pytest.raises(ValueError, match=r"cities must be points \[B, N, 2\] with B and N at least 1; got \[5, 2\]"):
         TSP(dim=8, heads=2, layers=1).solve(torch.rand(5, 2))

@@ -61,17 +61,6 @@ def test_it_follows_the_formula(normalized: bool, agents: int, measured: Callabl
     torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), exact)[0] for y in (again, expected)))
 
 
-@pytest.mark.parametrize("normalized", [True, False])
-def test_a_batch_is_a_row_of_crowds(normalized: bool) -> None:
-    model, x = drawn(normalized).double(), torch.randn(3, 5, IN, dtype=torch.float64)
-    torch.testing.assert_close(model(x), torch.stack([model(one) for one in x]))
-
-
-def test_the_order_of_the_agents_means_nothing() -> None:
-    model, x, order = drawn(True).double(), torch.randn(9, IN, dtype=torch.float64), torch.randperm(9)
-    torch.testing.assert_close(model(x[order]), model(x)[order])
-
-
 def test_the_graph_can_be_replaced(tmp_path: Path) -> None:
     """Two teams, side by side, are two crowds by themselves."""
     model = drawn(True)

@@ -94,14 +94,6 @@ def test_loss_is_the_cross_entropy_of_what_has_a_target():
     assert torch.allclose(model.loss(TOKENS, targets, padding_mask=PADDING), expected)
 
 
-def test_is_saved_with_its_encoder(tmp_path):
-    model = SentenceClassifier(Bert(SIZES, graphs.window(1)), 3).eval()
-    model.save_pretrained(tmp_path)
-    found = SentenceClassifier.from_pretrained(tmp_path)
-    assert found.encoder.layers[0].graph == graphs.window(1)
-    assert torch.equal(found(TOKENS, padding_mask=PADDING), model(TOKENS, padding_mask=PADDING))
-
-
 def test_sentences_are_classified_by_a_pooler():
     with pytest.raises(ValueError, match="pooler=True"):
         SentenceClassifier(Bert(SIZES, pooler=False), 3)

@@ -82,19 +82,6 @@ def test_llama3_keeps_what_turns_often_and_stretches_what_hardly_turns():
             assert before / 8 < after < before
 
 
-def test_losses_and_gradients_are_finite_and_every_weight_takes_part():
-    model, x = small(), tokens()
-    model.loss(x[:, :-1], x[:, 1:]).backward()
-    assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
-
-
-def test_a_saved_model_is_loaded(tmp_path):
-    model, x = small(causal() & window(3), trained_context=8, factor=4.0).float(), tokens()
-    model.save_pretrained(tmp_path)
-    assert torch.equal(Llama.from_pretrained(tmp_path)(x), model(x))
-    assert Llama.from_pretrained(tmp_path, graph=causal()).layers[0].graph == causal()
-
-
 def test_what_does_not_fit_gets_a_sentence():
     with pytest.raises(ValueError, match="node 0 attends to node 23; use causal"):
         small(complete())

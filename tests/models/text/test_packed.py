@@ -29,6 +29,7 @@ from mpnn.models import (
     Transformer,
     TransformerConfig,
 )
+from mpnn.models.layers.packing import Packing
 
 WORDS, CONTEXT = 23, 8
 LENGTHS = [5, 1, 7]  # longer than the context together
@@ -154,6 +155,21 @@ def test_lengths_need_a_topology_for_each_document() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- encoders
+
+
+def test_packing_numbers_tokens_row_by_row() -> None:
+    packing = Packing.of(torch.tensor([[True, False, True], [False, True, False]]))
+    x = torch.arange(6.0).view(2, 3, 1)
+    assert packing.pack(x).flatten().tolist() == [0, 2, 4]
+    assert packing.unpack(packing.pack(x)).squeeze(-1).tolist() == [[0, 0, 2], [0, 4, 0]]
+    assert packing.first(x).flatten().tolist() == [0, 4]
+    assert packing.bind(graphs.causal()).dense().int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+
+
+def test_sentences_of_one_length_share_one_graph() -> None:
+    packing = Packing.of(torch.ones(5, 17, dtype=torch.bool))
+    assert packing.bind(graphs.window(2)) is graphs.window(2).bind(17)
+    assert packing.pack(torch.zeros(5, 17, 8)).shape == (5, 17, 8)
 
 
 @pytest.mark.parametrize("after_pad", [False, True], ids=["BERT", "RoBERTa"])

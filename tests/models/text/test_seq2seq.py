@@ -148,13 +148,6 @@ def test_learns_what_to_attend_to():
     assert model.training  # as it was
 
 
-def test_is_saved_and_loaded(tmp_path):
-    pytest.importorskip("safetensors")
-    model, (source, target) = small(torch.float32), sentences()
-    model.save_pretrained(tmp_path)
-    assert torch.equal(Seq2Seq.from_pretrained(tmp_path)(source, target), model(source, target))
-
-
 def test_bad_input_gets_a_sentence():
     model, (source, target) = small(), sentences()
     for keep in (KEEP.flip(1), torch.zeros_like(KEEP)):

@@ -126,15 +126,6 @@ def test_gradients_equal_torch():
         assert largest(a.grad - b) < EXACT * (1 + a.grad.abs().max()), name
 
 
-def test_a_batch_of_sentences_is_each_sentence_by_itself():
-    ours, (source, target) = small(), sentences()
-    together = ours(source, target, **MASKS)
-    for b in range(3):
-        n, m = int(SOURCE[b].sum()), int(TARGET[b].sum())
-        alone = ours(source[b : b + 1, :n], target[b : b + 1, :m])
-        assert largest(alone - together[b : b + 1, :m]) < EXACT
-
-
 def test_weights_of_each_round_are_matrices_whose_rows_add_up_to_one():
     ours, (source, target) = small(), sentences()
     memory = ours.encode(source, padding_mask=~SOURCE, return_states=True, return_weights=True)
@@ -289,14 +280,6 @@ def test_two_languages_may_have_two_tables():
     ours, (source, target) = small(target_vocabulary=60, learned_positions=True, embedding_norm=True), sentences()
     assert ours(source, target).shape == (3, 8, 60)
     assert ours.source.token is not ours.target.token
-
-
-@pytest.mark.parametrize("changes", [{}, {"target_vocabulary": 60, "learned_positions": True}], ids=str)
-def test_is_saved_and_loaded(changes, tmp_path):
-    pytest.importorskip("safetensors")
-    ours, (source, target) = small(torch.float32, graphs.window(2), **changes), sentences()
-    ours.save_pretrained(tmp_path)
-    assert torch.equal(Transformer.from_pretrained(tmp_path)(source, target), ours(source, target))
 
 
 def test_bad_input_gets_a_sentence():

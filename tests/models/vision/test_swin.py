@@ -96,24 +96,6 @@ def test_images_of_other_sizes():
     assert largest(theirs(x, **options).last_hidden_state - from_hf(theirs)(x, **options).last_hidden_state) < EXACT
 
 
-def test_classification(measured):
-    theirs, labels = hugging_face("SwinForImageClassification", dtype=torch.float32), torch.tensor([4, 2])
-    x = images(dtype=torch.float32)
-    expected, found = theirs(x, labels=labels), from_hf(theirs)(x, labels=labels)
-    assert type(expected) is type(found)
-    measured("Swin", "Hugging Face SwinForImageClassification", largest(expected.logits - found.logits), BOUND)
-    assert largest(expected.loss - found.loss) < 1e-5
-
-
-def test_masked_image_modeling(measured):
-    theirs, hidden = hugging_face("SwinForMaskedImageModeling", dtype=torch.float32), torch.rand(2, 16) < 0.5
-    x = images(dtype=torch.float32)
-    expected, found = theirs(x, bool_masked_pos=hidden), from_hf(theirs)(x, bool_masked_pos=hidden)
-    error = largest(expected.reconstruction - found.reconstruction)
-    measured("Swin", "Hugging Face SwinForMaskedImageModeling", error, BOUND)
-    assert largest(expected.loss - found.loss) < 1e-5
-
-
 # ------------------------------------------------------------------------------------------------ its parts
 
 

@@ -81,25 +81,6 @@ def test_positions_stretched_to_other_images(height, width):
     assert largest(theirs(x, interpolate_pos_encoding=True).last_hidden_state - found.last_hidden_state) < EXACT
 
 
-def test_classification(measured):
-    theirs, labels = hugging_face("ViTForImageClassification", dtype=torch.float32), torch.tensor([0, 4, 2])
-    x = images(dtype=torch.float32)
-    expected, found = theirs(x, labels=labels), from_hf(theirs)(x, labels=labels)
-    assert type(expected) is type(found)
-    measured("ViT", "Hugging Face ViTForImageClassification", largest(expected.logits - found.logits), BOUND)
-    assert largest(expected.loss - found.loss) < 1e-5
-
-
-def test_masked_image_modeling(measured):
-    theirs, hidden = hugging_face("ViTForMaskedImageModeling", dtype=torch.float32), torch.rand(3, 25) < 0.5
-    theirs.vit.embeddings.mask_token.data.normal_()
-    x = images(dtype=torch.float32)
-    expected, found = theirs(x, bool_masked_pos=hidden), from_hf(theirs)(x, bool_masked_pos=hidden)
-    error = largest(expected.reconstruction - found.reconstruction)
-    measured("ViT", "Hugging Face ViTForMaskedImageModeling", error, BOUND)
-    assert largest(expected.loss - found.loss) < 1e-5
-
-
 # ------------------------------------------------------------------------------------------------ by itself
 
 
