@@ -67,6 +67,10 @@ class BiasTable(EmbeddingTable):
     Swin's relative position bias. Backends treat it as an `EmbeddingTable` without the last dimension."""
 
 
+TABLES: tuple[type, ...] = (EmbeddingTable, BiasTable)
+"""The tables that kernels look up. Types count exactly: a subclass may override `ids`."""
+
+
 def per_edge(data: PerEdge, graph: Graph, dtype: torch.dtype) -> Tensor:
     """The numbers or vectors of each edge in the caller's order. Tables are cast first, because the gradients of a row
     are summed in the dtype of the table."""

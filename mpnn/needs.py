@@ -17,7 +17,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from mpnn.aggregate import Composed, Max, Mean, Min, Sum, Var
-from mpnn.edge_tables import BiasTable, EmbeddingTable
+from mpnn.edge_tables import TABLES
 from mpnn.graph.relations import Offset
 from mpnn.scores import BUILT_IN, slope_of
 
@@ -26,6 +26,8 @@ AGGREGATES = frozenset(_AGGREGATES.values())
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 DEVICES = frozenset({"cpu", "cuda", "another device"})
 NORMALIZED = frozenset({"softmax", "sigmoid", "unnormalized"})
+_RESERVED = AGGREGATES | FLOATS | DEVICES | NORMALIZED | {"gradient", *(kind.__name__ for kind in BUILT_IN)}
+"""Needs that are not named after a field: a field of such a name is the need "field ..."."""
 
 
 def by_rule(name: str) -> frozenset[str]:
@@ -53,11 +55,10 @@ SENTENCES = {
     "unnormalized": "it does not support scores that are not normalized",
     "softcap": "it does not support softcap",
     **{need: f"it does not support {need}"
-       for name in ("bias", "edge_key", "edge_value") for need in sorted(on_edges(name))},
-    "edge per edge": "it does not support edge terms",
+       for name in ("bias", "edge_key", "edge_value", "edge") for need in sorted(on_edges(name))},
     "dropout": "it does not drop single weights",
-    "head_ids": "its dropout hashes the numbers of heads in the part, not in the whole round",
-    "node_ids": "its dropout hashes the numbers of nodes in the part, not in the whole graph",
+    "head_ids": "its dropout numbers the heads of this process, not of the whole round",
+    "node_ids": "its dropout numbers the nodes of this process, not of the whole graph",
     "return_weights": "it does not return weights",
     "return_lse": "it does not return lse",
     "sinks": "it does not support sinks",
@@ -68,8 +69,8 @@ SENTENCES = {
     "gradient": "it has no backward pass",
     **{name: f"it has no kernels for torch.{name}" for name in sorted(FLOATS)},
 }  # fmt: skip
-"""Every need that this library knows, with the sentence of a backend that does not serve it, in the order in which they
-are reported."""
+"""The needs of this library, with the sentence of a backend that does not serve one, in the order in which they are
+reported."""
 
 
 def missing(round: Any, serves: frozenset[str], reasons: dict[str, str]) -> str | None:
@@ -79,12 +80,20 @@ def missing(round: Any, serves: frozenset[str], reasons: dict[str, str]) -> str 
         return None
     sentences = SENTENCES | reasons
     need = next((need for need in sentences if need in lacking), min(lacking))
-    activation = getattr(round.score, "activation", None)
-    return sentences.get(need, f"it does not support {need}").format(
-        score=type(round.score).__name__,
-        aggregate=type(round.reduce).__name__,
-        activation=getattr(activation, "__name__", type(activation).__name__),
-    )
+    sentence, activation = sentences.get(need, f"it does not support {need}"), getattr(round.score, "activation", None)
+    names = {
+        "{score}": type(round.score).__name__,
+        "{aggregate}": type(round.reduce).__name__,
+        "{activation}": getattr(activation, "__name__", type(activation).__name__),
+    }
+    for name, value in names.items():
+        sentence = sentence.replace(name, value)
+    return sentence
+
+
+def has_own(x: Any, method: str) -> bool:
+    """Whether an object has a method of its own, beside that of its class."""
+    return method in getattr(x, "__dict__", ())
 
 
 def needs_of(round: Any) -> frozenset[str]:
@@ -98,7 +107,7 @@ def _of_fields(owner: Any, finer: dict[str, Callable[[Any, Any], Iterable[str]]]
         if name in finer:
             yield from finer[name](owner, value)
         elif value is not default and (isinstance(value, Tensor) or value != default):
-            yield name
+            yield name if name not in _RESERVED else f"field {name}"
 
 
 @cache
@@ -121,7 +130,7 @@ def _value(round: Any, value: Tensor) -> Iterable[str]:
 def _score(round: Any, score: Any) -> Iterable[str]:
     if score is None:
         yield "no score"
-    elif type(score) in BUILT_IN:
+    elif type(score) in BUILT_IN and not has_own(score, "logits"):
         yield type(score).__name__
         yield from _of_fields(score, FINER_SCORE)
     else:
@@ -139,13 +148,13 @@ def _aggregate(round: Any, aggregator: Any) -> Iterable[str]:
         for part in aggregator.parts:
             yield from _aggregate(round, part)
     else:
-        yield _AGGREGATES.get(type(aggregator), "own aggregate")
+        yield "own aggregate" if has_own(aggregator, "reduce") else _AGGREGATES.get(type(aggregator), "own aggregate")
 
 
 def _edges(name: str, data: Any) -> Iterable[str]:
     if isinstance(data, Tensor):
         yield f"{name} per edge"
-    elif type(data) in (EmbeddingTable, BiasTable):
+    elif type(data) in TABLES:
         rule = data.relation
         how = "edge_type" if rule is None else "Offset" if type(rule) is Offset else "own rule"
         yield f"{name} by {how}"

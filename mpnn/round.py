@@ -5,8 +5,8 @@
 With sinks s [H], the softmax is `w_ij = exp(l_ij) / (exp(s) + sum_j exp(l_ij))` for logits l: each row has one more
 source with the logit s and the value 0 (gpt-oss; Xiao et al. 2023, arXiv:2309.17453).
 
-Attentions build rounds and backends run them; neither imports the other. Only the operator that asked for a round
-modifies it, before anything else has it. It is not a frozen dataclass, because a frozen one takes longer to create
+Attentions build rounds and backends run them; neither imports the other. Only the operator that builds a round
+modifies it, before it is passed on. It is not a frozen dataclass, because a frozen one takes longer to create
 than a sum over a molecule takes to run.
 
 Code that visits rounds reads the class: a field that holds tensors has a role in `Round.roles`, and each field that
@@ -17,7 +17,7 @@ backend until one says that it serves it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from math import isfinite
 from operator import attrgetter
@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from mpnn import rng
-from mpnn.aggregate import SUM, Aggregator
-from mpnn.edge_tables import EmbeddingTable, PerEdge, per_edge
+from mpnn.aggregate import SUM, Aggregator, Composed
+from mpnn.edge_tables import TABLES, EmbeddingTable, PerEdge, per_edge
 from mpnn.graph import Graph
-from mpnn.needs import needs_of
-from mpnn.scores import PARAMETER, Role, Score, lowered
+from mpnn.needs import has_own, needs_of
+from mpnn.scores import PARAMETER, Role, Score, lowered, slope_of
 
 Visit = Callable[[Tensor, str, Role], Tensor]
 NORMALIZERS = ("softmax", "sigmoid", "none")
@@ -114,12 +114,12 @@ class Round:
 
     def map(self, visit: Visit) -> Round:
         """The round with `visit(x, name, role)` applied to each of its tensors, and to the table of each of its tables,
-        in a fixed order. A tensor without a role in `roles` is an error: what visits rounds would not know it."""
+        in a fixed order. Raises TypeError for a tensor without a role, because visitors could not slice it."""
         changes = {name: _mapped(visit, name, x, self.roles.get(name)) for name, x in vars(self).items() if _holds(x)}
         if (score := self.score) is not None:
             on_score = {
                 name: _mapped(visit, name, x, score.roles.get(name, PARAMETER))
-                for name, x in vars(score).items()
+                for name, x in _fields(score).items()
                 if isinstance(x, (Tensor, EmbeddingTable))
             }
             changes["score"] = replace(cast(Any, score), **on_score)
@@ -132,7 +132,7 @@ class Round:
         held = [x for x in numbers(self) if x is not None and x is not self.seed and x is not self.bias]
         held += self.bias
         if self.score is not None:
-            held += [x for x in vars(self.score).values() if isinstance(x, (Tensor, EmbeddingTable))]
+            held += [x for x in _fields(self.score).values() if isinstance(x, (Tensor, EmbeddingTable))]
         return [_numbers(x) for x in held]
 
     @property
@@ -142,12 +142,13 @@ class Round:
         numbers, plain = _readers(cast(Any, type(self)))
         score, dropout = self.score, self.dropout
         return (
+            type(self),
             *[x if x is None else _form(x) for x in numbers(self)],
-            *plain(self),
+            *map(_form, plain(self)),
             "some" if 0.0 < dropout < 1.0 else dropout,  # an invalid rate gets its own signature
             torch.is_grad_enabled(),
             "sum" if self.reduce is SUM else _aggregator_form(self.reduce),
-            None if score is None else (type(score), *[x if x is None else _form(x) for x in vars(score).values()]),
+            None if score is None else (type(score), has_own(score, "logits"), *map(_form, _fields(score).values())),
         )
 
     def lowered(self, backend: str = "auto") -> Round:
@@ -173,9 +174,11 @@ class Round:
 
     def _per_edge(self, data: PerEdge) -> PerEdge:
         # a table with too few rows is left for validation to name
-        if isinstance(data, EmbeddingTable) and data.relation is not None and len(data.table) >= data.relation.count:
-            return data.table.to(self.accumulate_dtype).index_select(0, data.relation.ids(*self.graph.edge_positions()))
-        return data
+        if isinstance(data, Tensor) or type(data) not in TABLES or data.relation is None:
+            return data
+        if len(data.table) < data.relation.count:
+            return data
+        return data.table.to(self.accumulate_dtype).index_select(0, data.relation.ids(*self.graph.edge_positions()))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -215,6 +218,9 @@ def _readers(kind: Any) -> tuple[attrgetter[Any], attrgetter[Any]]:
     return attrgetter(*kind.roles), attrgetter(*(f.name for f in fields(kind) if f.name not in rest))
 
 
+_ATOMS = frozenset({int, bool, str, type(None), torch.dtype})
+
+
 def _holds(x: object) -> bool:
     return isinstance(x, (Tensor, EmbeddingTable)) or (type(x) is tuple and any(map(_holds, x)))
 
@@ -229,7 +235,19 @@ def _mapped(visit: Visit, name: str, x: Any, role: Role | None) -> Any:
     return visit(x, name, role)
 
 
+def _fields(score: Any) -> dict[str, Any]:
+    """The fields of a score by name; scores may have slots."""
+    return {name: getattr(score, name) for name in _field_names(cast(Any, type(score)))}
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
 def _form(x: Any) -> Hashable:
+    if type(x) in _ATOMS:
+        return cast(Hashable, x)
     if isinstance(x, Tensor):
         return x.shape, x.dtype, x.device, x.requires_grad
     if isinstance(x, float):
@@ -238,16 +256,14 @@ def _form(x: Any) -> Hashable:
         return tuple(map(_form, x)) if x else ()
     if isinstance(x, EmbeddingTable):
         rule = x.relation
-        return _form(x.table), rule if rule is None or rule.is_value else (type(rule), rule.count)
+        return type(x), _form(x.table), rule if rule is None or rule.is_value else (type(rule), rule.count)
     if callable(x):  # an activation, which may be a new object at each call
-        return type(x), getattr(x, "__module__", None), getattr(x, "__qualname__", None)
-    return cast(Hashable, x)
+        return type(x), getattr(x, "__module__", None), getattr(x, "__qualname__", None), slope_of(x)
+    return cast(Hashable, type(x))
 
 
 def _aggregator_form(x: object) -> Hashable:
     """What decides which backends support an aggregator: its type, its declared attributes, and its parts."""
     declared = tuple(getattr(x, name, None) is not None for name in ("combine", "identity", "gradient"))
-    return type(x), declared, tuple(map(_aggregator_form, getattr(x, "parts", ())))
-
-
-Round = Round  # for this experiment
+    parts = x.parts if isinstance(x, Composed) else ()
+    return type(x), declared, has_own(x, "reduce"), tuple(map(_aggregator_form, parts))

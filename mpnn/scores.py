@@ -24,8 +24,8 @@ from mpnn.edge_tables import PerEdge
 class Role(NamedTuple):
     """What a field of a score holds: the features of one end of each edge, or of the edge itself.
 
-    of: "dst" for [..., N_dst, H, D], "src" for [..., N_src, H, D]; "edge" for [..., E, H, D] in the caller's edge
-        order or a table [edge types, H, D], or None.
+    of: in a score "dst" for [..., N_dst, H, D], "src" for [..., N_src, H, D], or "edge" for [..., E, H, D] in the
+        caller's edge order or a table [edge types, H, D], or None.
     vectors: False for numbers, which have no last dimension D.
     grouped: heads may share a vector: [..., H_kv, D], with H a multiple of H_kv.
     """
@@ -117,7 +117,7 @@ class AdditiveScore:
     dst: Tensor
     src: Tensor
     activation: Activation
-    edge: Tensor | None = None
+    edge: PerEdge | None = None
 
     label: ClassVar = "additive"
     roles: ClassVar = {"dst": Role("dst", False), "src": Role("src", False), "edge": Role("edge", False)}
@@ -137,7 +137,7 @@ class AdditiveV2Score:
     src: Tensor
     vector: Tensor
     activation: Activation
-    edge: Tensor | None = None
+    edge: PerEdge | None = None
 
     label: ClassVar = "additive (v2)"
     roles: ClassVar = {"dst": Role("dst"), "src": Role("src"), "edge": Role("edge")}
@@ -176,9 +176,7 @@ def lowered(score: Any) -> Any:
 
 
 def slope_of(activation: Activation | None) -> float | str | None:
-    """The slope of a LeakyReLU (1.0 without activation), "tanh", or None for any other activation."""
-    if activation is None:
-        return 1.0
+    """The slope of a LeakyReLU, "tanh", or None for any other activation."""
     if type(activation) is LeakyReLU:
         return activation.slope
     if activation is F.leaky_relu:

@@ -26,6 +26,16 @@ def round(round: Round) -> None:
     if round.normalize not in NORMALIZERS:
         raise ValueError(f"there is no normalizer {round.normalize!r}; there are {', '.join(NORMALIZERS)}")
     rate("dropout", round.dropout)
+    tensor("value", round.value)
+    if not hasattr(round.reduce, "reduce"):
+        raise TypeError(f"reduce must be an Aggregator, as mpnn.aggregate.aggregator makes one; got {round.reduce!r}")
+    if any(bias is None for bias in round.bias):
+        raise TypeError("bias is a tuple of tensors and tables; got None in it")
+    seed, ids = round.seed, round.head_ids
+    if seed is not None and not (isinstance(seed, Tensor) and seed.dtype == torch.int64 and not seed.dim()):
+        raise TypeError(f"seed must be an int64 scalar tensor, or None; got {seed!r}")
+    if ids is not None and not 0 <= ids[0] <= ids[0] + round.heads <= ids[1]:
+        raise ValueError(f"head_ids must be the first of {round.heads} heads and the number of all; got {ids}")
     if round.score is not None:
         score(round.score)
     for name, data, _ in _on_edges(round):
@@ -199,11 +209,23 @@ def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> No
 
 def score(score: Any) -> None:
     """Raises TypeError if this is no score."""
-    if not is_dataclass(score) or not hasattr(score, "roles") or not hasattr(score, "logits"):
+    if (
+        isinstance(score, type)
+        or not is_dataclass(score)
+        or not hasattr(score, "roles")
+        or not hasattr(score, "logits")
+    ):
         raise TypeError(
             f"score must be a dataclass with `roles` and `logits`, as mpnn.scores.Dot; got "
             f"{type(score).__name__}: pass logits that are already computed as a bias for each edge"
         )
+    for name, role in score.roles.items():
+        if role.of not in ("dst", "src", "edge"):
+            raise TypeError(
+                f'the role of {name} in {type(score).__name__} must be "dst", "src" or "edge"; got {role.of!r}'
+            )
+        if not hasattr(score, name):
+            raise TypeError(f"{type(score).__name__} has a role for {name!r}, and no field of this name")
 
 
 def _on_nodes(round: Round) -> list[tuple[str, Tensor, str, int]]:

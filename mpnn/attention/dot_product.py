@@ -111,7 +111,7 @@ class DotProduct(KeyValue):
 
 
 def _at_most_one(what: str, a: PerEdge | None, b: EmbeddingTable | None) -> PerEdge | None:
-    """The one that is not None. Raises ValueError if both are given: a request has one tensor for each."""
+    """The one that is not None. Raises ValueError if both are given: a round has one tensor for each."""
     if a is not None and b is not None:
         raise ValueError(f"only one source of vectors can be added to each edge's {what}; two were given")
     return b if a is None else a

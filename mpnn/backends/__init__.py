@@ -35,6 +35,10 @@ def register(backend: B) -> B:
         raise TypeError(
             f"a backend has NAME, SERVES, refusal, estimate and run; {backend!r} lacks {', '.join(missing)}"
         )
+    if not isinstance(backend.SERVES, (set, frozenset)):
+        raise TypeError(f"SERVES of a backend must be a set of needs; got {type(backend.SERVES).__name__}")
+    if type(backend).__hash__ is None:
+        raise TypeError(f"a backend must be hashable, as @dataclass(eq=False) is; got {type(backend).__name__}")
     name = backend.NAME
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"NAME of a backend must be an identifier, such as 'my_kernels'; got {name!r}")

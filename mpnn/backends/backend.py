@@ -19,10 +19,11 @@ class Backend(Protocol):
     it.
 
     For each new combination of a graph and a round's shapes, dtypes and options, `refusal` and `estimate` are called
-    once; `run` is called each time. They are asked only if all needs are served. None of them modifies the round.
+    once, and only if all needs are served; `run` is called each time. None of them modifies the round.
 
     Optional members:
-        serves(round): returns (SERVES, REASONS), for a backend that serves other needs on other devices.
+        serves(round): returns (SERVES, REASONS), for a backend that serves other needs on other devices. It depends on
+            the round's signature only; conditions on graphs belong in `refusal`.
         direct(round): returns a function of (query, key, value, scale) that computes all rounds of this form, or
             None. `ops.attend` then calls that function without building a round.
     """

@@ -283,7 +283,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, ca
 def _materialized(
     round: Round, block: _Block, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same attention, with the logits in memory."""
+    """Attention that materializes the logits."""
     score = round.score
     assert isinstance(score, Dot)
     k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))

@@ -23,8 +23,9 @@ _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "mean"}
 
 
 SERVES = (
-    FLOATS | DEVICES | NORMALIZED | AGGREGATES | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value")
-    | {"no score", "Dot", "AdditiveScore", "AdditiveV2Score", "own score", "own activation", "edge per edge", "softcap",
+    FLOATS | DEVICES | NORMALIZED | AGGREGATES
+    | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value") | on_edges("edge")
+    | {"no score", "Dot", "AdditiveScore", "AdditiveV2Score", "own score", "own activation", "softcap",
        "sinks", "dropout", "head_ids", "node_ids", "return_weights", "return_lse", "aggregate of parts",
        "own aggregate", "explicit graph", "gradient"}
 )  # fmt: skip

@@ -70,7 +70,7 @@ def explain(
             refuse(f"--{name} must be at least 1 and less than 2**31; got {value}")
     with exit_on_invalid_input():
         graph = bind(expression, n)
-        found = plan(_request(graph, (batch, n, heads, dim), getattr(torch, dtype.value), device.value, grad))
+        found = plan(_round(graph, (batch, n, heads, dim), getattr(torch, dtype.value), device.value, grad))
         note = {} if device is Device.cpu else {"note": ABOUT_CUDA}
         if as_json:
             print(json.dumps(asdict(found) | note, indent=1).replace("Infinity", "null"))
@@ -78,8 +78,8 @@ def explain(
             print("\n".join([str(found), *note.values()]))
 
 
-def _request(graph: mpnn.Graph, shape: tuple[int, ...], dtype: torch.dtype, device: str, grad: bool) -> Round:
-    """A request whose features have no memory, so the device need not exist."""
+def _round(graph: mpnn.Graph, shape: tuple[int, ...], dtype: torch.dtype, device: str, grad: bool) -> Round:
+    """A round whose features have no memory, so the device need not exist."""
     with FakeTensorMode():
         shape = shape if shape[0] > 1 else shape[1:]
         features = torch.empty(shape, dtype=dtype, device=device).requires_grad_(grad)

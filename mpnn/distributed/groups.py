@@ -42,7 +42,7 @@ def group_of(mesh: Mesh) -> dist.ProcessGroup:
 def all_to_all(x: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
     """One `all_to_all_single` along dimension 0. 16-bit numbers travel as bytes, which every transport takes."""
     plain, narrow = x.reshape(len(x), math.prod(x.shape[1:])), x.element_size() == 2
-    plain = plain.view(torch.uint8) if narrow else plain
+    plain = plain.contiguous().view(torch.uint8) if narrow else plain.contiguous()
     out = plain.new_empty(sum(arriving), plain.shape[1])
     dist.all_to_all_single(out, plain, arriving, leaving, group=group)
     return (out.view(x.dtype) if narrow else out).view(sum(arriving), *x.shape[1:])

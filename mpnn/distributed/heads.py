@@ -25,6 +25,7 @@ from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.exchange import Layer
 from mpnn.round import Round
+from mpnn.scores import BUILT_IN
 
 
 def refusal(layer: Layer, ranks: int) -> str | None:
@@ -85,6 +86,12 @@ class HeadsExchange(OwnExchange):
 
     def _divided(self, round: Round) -> Round:
         """From all heads of the own nodes to the own heads of all nodes."""
+        round = round.lowered()
+        if type(round.score) not in BUILT_IN:
+            raise ValueError(
+                f'transport="heads" cannot run this layer: {type(round.score).__name__} does not lower to a built-in '
+                'score, so its parameters cannot be divided by heads; take transport="halo"'
+            )
         heads = round.heads
         mine = share(heads, self.ranks, self.rank)
 

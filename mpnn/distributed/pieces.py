@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpnn.aggregate import Sum
 from mpnn.attention.spec import KeyValue
@@ -38,6 +38,17 @@ def refusal(layer: Layer) -> str | None:
     if layer.mixes_values:
         return "it needs a layer of one hop without teleport"
     return "the weights of its pieces are not returned" if layer.return_weights else None
+
+
+def check(round: Round, transport: str) -> None:
+    """Raises ValueError if a round cannot be computed in pieces."""
+    reason = None
+    if round.sinks is not None:
+        reason = "it does not support sinks"
+    elif any(isinstance(x, nn.Module) and any(True for _ in x.parameters()) for x in vars(round.score).values()):
+        reason = f"{type(round.score).__name__} holds a module, whose weights would get no gradient"
+    if reason is not None:
+        raise ValueError(f'transport="{transport}" cannot run this layer: {reason}; take transport="halo"')
 
 
 def mapped(round: Round, visit: Visit) -> Round:

@@ -111,6 +111,7 @@ class QueriesExchange(HaloExchange):
         return round, replace(hubs, return_lse=True)
 
     def run(self, rounds: tuple[Round, ...], run: Run) -> tuple[Tensor, None]:
+        pieces.check(rounds[0], self.transport)
         if rounds[0].dropout:  # one seed, so that hubs drop the same edges as in the whole graph
             seed = rng.new_seed(rounds[0].value.device)
             rounds = tuple(replace(round, seed=seed) for round in rounds)

@@ -60,6 +60,7 @@ class StreamExchange(OwnExchange):
 
     def run(self, rounds: tuple[Round, ...], run: Run) -> tuple[Tensor, None]:
         round = rounds[0]
+        pieces.check(round, self.transport)
         if round.dropout and round.seed is None:
             round = replace(round, seed=rng.new_seed(round.value.device))  # one for all blocks
         tensors: list[Tensor] = []

@@ -18,6 +18,7 @@ from mpnn.backends import Backend, registered
 from mpnn.engine.plan import Direct, choose, direct
 from mpnn.graph import Graph
 from mpnn.round import Round
+from mpnn.scores import BUILT_IN
 
 
 class Choice(NamedTuple):
@@ -34,6 +35,7 @@ class Choice(NamedTuple):
 
 def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """`mpnn.engine.run` outside of traced programs."""
+    validation.graph(round.graph)
     round = normalize(round, backend)
     try:
         chosen = cached_choice(round.graph, backend, round.signature, lambda: round)
@@ -71,7 +73,10 @@ def run_by(choice: Choice, round: Round) -> tuple[Tensor, Tensor | None]:
 def normalize(round: Round, backend: str = "auto") -> Round:
     """The round as backends expect it: with a dropout seed, drawn from torch's default generator unless it has one,
     and with tables looked up per edge where edge types do not follow from node numbers."""
-    round = round.lowered(backend).with_tables_per_edge()
+    if type(round.score) not in BUILT_IN and round.score is not None:
+        with torch.autocast(round.value.device.type, enabled=False):  # `lower` computes in the dtype of the features
+            round = round.lowered(backend)
+    round = round.with_tables_per_edge()
     if round.dropout and round.seed is None:
         return replace(round, seed=rng.new_seed(round.value.device))
     return round

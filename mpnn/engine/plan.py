@@ -7,6 +7,7 @@ by name runs, or raises `Refused` with its reason; there is no silent fallback.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -158,6 +159,8 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
         TypeError: if `op` has another type, or the arguments do not match the signature of `op`.
     """
     if isinstance(op, Round):
+        if features or call:
+            raise TypeError("explain(round) takes no further arguments")
         round = op
     elif not hasattr(op, "rounds"):
         raise TypeError(
@@ -166,12 +169,15 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
         )
     else:
         try:
-            signature(op.rounds).bind(*features, **call)
+            arguments = signature(op.rounds).bind(*features, **call).arguments
         except TypeError as error:
             raise TypeError(f"explain(op, x, graph, ...) takes what op(...) takes: {error}") from None
-        round = op.rounds(*features, **call)[0]
-    validation.round(round)
-    result = plan(round, getattr(op, "backend", "auto"))
+        if "cache" in arguments:  # a call appends to it
+            arguments["cache"] = deepcopy(arguments["cache"])
+        round = op.rounds(**arguments)[0]
+    backend = getattr(op, "backend", "auto")
+    validation.round(round.lowered(backend))
+    result = plan(round, backend)
     print(result)
     return result
 

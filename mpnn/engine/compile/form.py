@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggregator
-from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
+from mpnn.edge_tables import TABLES, BiasTable, EmbeddingTable, PerEdge
 from mpnn.engine import dispatch
 from mpnn.engine.compile.graph_tensor import ADVICE, graph_to_tensor
 from mpnn.engine.compile.names import describe, restore
@@ -134,6 +134,8 @@ class _Parts:
         self.per_edge = False
 
     def add(self, name: str, data: PerEdge | None, per_edge: bool = False) -> None:
+        if isinstance(data, EmbeddingTable) and type(data) not in TABLES:
+            raise TypeError(f"torch.compile traces tables of this library, and not {type(data).__name__}")
         if isinstance(data, EmbeddingTable):
             self.tensors.append(data.table)
             self.slots.append(name + "@" + self._relation(data.relation))

@@ -129,8 +129,8 @@ class Replacement:
         conv: Any = self
         reduce = (_reducers(conv.aggr_module) or ["sum"])[0]
         dropout = float(conv.dropout) if conv.training else 0.0
-        request = Round(graph, value, score, edge_value=edge_value, dropout=dropout, reduce=aggregator(reduce))
-        out = engine.run(request, self.mpnn_backend)[0]
+        round = Round(graph, value, score, edge_value=edge_value, dropout=dropout, reduce=aggregator(reduce))
+        out = engine.run(round, self.mpnn_backend)[0]
         return out.flatten(1) if conv.concat else out.mean(1)
 
 
