@@ -145,25 +145,34 @@ class MessagePassing(nn.Module):
         if source is not None:
             _check_features("source", source)
         src = prepared if source is None else source
-        graph = self._graph_or_default(graph)
+        graph, attention = self._graph_or_default(graph), self.attention
+        rounds: tuple[Round, ...]
         try:
             if cache is not None:
-                rounds = [_check_cache(cache).round(self, graph, prepared, source, edge_attr)]
+                rounds = (_check_cache(cache).round(self, graph, prepared, source, edge_attr),)
             else:
-                rounds = list(self._attend(graph, prepared, src, edge_attr, return_weights))
+                rounds = self._attend(attention, graph, prepared, src, edge_attr, return_weights)
         except RuntimeError:
-            if self.attention is not None:
-                _check_widths(self.attention, prepared, src)
+            if attention is not None:
+                _check_widths(attention, prepared, src)
             raise
-        return tuple(self._completed(round, return_weights) for round in rounds)
+        for round in rounds:
+            self._complete(round, attention, return_weights)
+        return rounds
 
     def _attend(
-        self, graph: Topology | Graph, dst: Tensor, src: Tensor, edge_attr: Tensor | None, return_weights: bool
+        self,
+        attention: Attention | None,
+        graph: Topology | Graph,
+        dst: Tensor,
+        src: Tensor,
+        edge_attr: Tensor | None,
+        return_weights: bool,
     ) -> tuple[Round, ...]:
-        """The rounds of the attention over the bound graph."""
+        """The rounds of an attention over the bound graph."""
         drops_edges = self.training and self.edge_dropout > 0
         options = return_weights, self.mixes_values, drops_edges
-        layer = Layer(self.attention, self.aggregate, *options, dst.dtype, dst.shape[:-2])
+        layer = Layer(attention, self.aggregate, *options, dst.dtype, dst.shape[:-2])
         bound = self._bound(graph, dst, src, layer)
         exchange = LOCAL if torch.compiler.is_compiling() else bound.exchange
         if exchange is not LOCAL:
@@ -173,13 +182,12 @@ class MessagePassing(nn.Module):
             if return_weights:
                 raise ValueError("edges dropped by edge_dropout have no weights to return; call eval() first")
             bound, edge_attr = drop_edges(bound, edge_attr, self.edge_dropout)
-        if self.attention is None:
+        if attention is None:
             return (Round(bound, exchange(src).unsqueeze(-2)),)
-        return exchange.rounds(self.attention, dst, src, bound, edge_attr)
+        return exchange.rounds(attention, dst, src, bound, edge_attr)
 
-    def _completed(self, round: Round, return_weights: bool) -> Round:
-        """The round with what the operator decides. In place: nothing else has it yet."""
-        attention = self.attention
+    def _complete(self, round: Round, attention: Attention | None, return_weights: bool) -> None:
+        """Sets what the operator decides, in place: nothing else has the round yet."""
         if not isinstance(round, Round):
             raise TypeError(
                 f"forward of an attention must return a Round; {_describe(attention)} returned {_describe(round)}"
@@ -193,7 +201,6 @@ class MessagePassing(nn.Module):
         round.normalize = "none" if attention is None else attention.normalize
         round.dropout = attention.dropout if attention is not None and attention.training else 0.0
         round.reduce, round.return_weights = self.aggregate, return_weights
-        return round
 
     mixes_values = False
     """Whether the result also depends on the values of the destinations themselves; see `mpnn.propagation`."""
@@ -201,8 +208,9 @@ class MessagePassing(nn.Module):
     def _run(self, round: Round) -> tuple[Tensor, Tensor | None]:
         """Runs one round."""
         out, weights = engine.run(round, self.backend)
-        scale = self._edge_scale(round)
-        return out if scale == 1 else scale * out, weights
+        if self.training and self.edge_dropout and (scale := self._edge_scale(round)) != 1:
+            out = scale * out
+        return out, weights
 
     def _edge_scale(self, round: Round) -> float:
         """The factor that keeps the expectation of a message while edges are dropped: 1 / (1 - p) for a sum whose

@@ -3,7 +3,7 @@
 A backend states the needs that it serves; the engine refuses all others with the sentences below. Each field of a
 round, or of its score, that differs from its default is a need of that name, unless `FINER` or `FINER_SCORE` states
 finer ones.
-So a field that nobody has heard of is refused by every backend. Types count exactly: a subclass is "own score",
+So every backend refuses a field that it does not know. Types count exactly: a subclass is "own score",
 "own aggregate" or "by own rule", because its methods may compute something else.
 """
 

@@ -128,11 +128,12 @@ class Round:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the round, for checks of device and gradient."""
-        found = []
-        for x in (*vars(self).values(), *self.bias, *(() if self.score is None else vars(self.score).values())):
-            if isinstance(x, (Tensor, EmbeddingTable)) and x is not self.seed:
-                found.append(_numbers(x))
-        return found
+        numbers, _ = _readers(cast(Any, type(self)))
+        held = [x for x in numbers(self) if x is not None and x is not self.seed and x is not self.bias]
+        held += self.bias
+        if self.score is not None:
+            held += [x for x in vars(self.score).values() if isinstance(x, (Tensor, EmbeddingTable))]
+        return [_numbers(x) for x in held]
 
     @property
     def signature(self) -> tuple[Hashable, ...]:

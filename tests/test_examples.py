@@ -135,7 +135,7 @@ RUNS = [
         [
             "bigbird(), 1,024 nodes",
             "chosen",
-            "backend 'dense' cannot run this: it computes attention by a score, and there is none",
+            "backend 'dense' cannot run this: it does not compute additive scores",
         ],
         [],
     ),

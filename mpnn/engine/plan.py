@@ -22,6 +22,9 @@ Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """A function of query, key, value and scale that returns out [..., N_dst, H, D]."""
 
 
+_OF_FEW_ROUNDS = ("low_rank", "scatter")
+
+
 class Refused(ValueError):
     """The backend chosen by name cannot run the round."""
 
@@ -45,10 +48,15 @@ class Plan:
     graph: str
     work: str
 
+    @property
+    def _shown(self) -> list[Candidate]:
+        """The candidates, without refusals of backends that serve few rounds."""
+        return [c for c in self.candidates if c.reason is None or c.name not in _OF_FEW_ROUNDS]
+
     def __str__(self) -> str:
         lines = [f"graph   {self.graph}", f"work    {self.work}", f"plan    {self.backend}"]
-        width = max(10, *(len(c.name) for c in self.candidates))
-        for c in self.candidates:
+        width = max(10, *(len(c.name) for c in self._shown))
+        for c in self._shown:
             if c.reason is None:
                 note = "chosen" if c.name == self.backend else "would run, but is estimated slower"
                 lines.append(f"  {c.name:<{width}} {_seconds(c.seconds):>8}  {_bytes(c.bytes):>8}  {note}")
@@ -61,7 +69,7 @@ class Plan:
             (c.name, _seconds(c.seconds), _bytes(c.bytes), "chosen" if c.name == self.backend else "")
             if c.reason is None
             else (c.name, "", "", f"no: {c.reason}")
-            for c in self.candidates
+            for c in self._shown
         ]
         return html.table(f"plan: {self.backend}", (self.graph, self.work), ("backend", "time", "memory", ""), rows)
 

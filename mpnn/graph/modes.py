@@ -16,6 +16,9 @@ T = TypeVar("T")
 
 def outside_modes(build: Callable[[], T]) -> T:
     """Returns `build()`, run outside `torch.inference_mode` and the transforms of `torch.func`."""
+    transforms = torch._C._are_functorch_transforms_active()
+    if not transforms and not torch.is_inference_mode_enabled():
+        return build()  # on a molecule, to leave modes that are not there takes as long as to sort its edges
     with torch._C._DisableFuncTorch():
         if not torch.is_inference_mode_enabled():
             return build()

@@ -13,6 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import numpy as np
@@ -32,7 +33,7 @@ RunsRule = Callable[..., Iterable[tuple[ArrayLike, ArrayLike]] | Runs | Combs]
 Breaks = Callable[..., ArrayLike]
 LabelRule = Callable[..., NDArray[np.int64]]
 
-_ALGEBRA: dict[str, Callable[[Graph, Graph], Graph]] = {
+_ALGEBRA: dict[str, Callable[[Any, Any], Any]] = {
     "|": operator.or_,
     "&": operator.and_,
     "-": operator.sub,
@@ -119,6 +120,10 @@ class Topology(Handled, ABC):
                 f".bind({num_src}).rows(0, {num_dst})"
             )
         return _bind(self, int(num_dst), int(num_src))
+
+    def take(self, rows: Ints, num_nodes: int) -> Runs:
+        """The runs of these ascending rows of `bind(num_nodes)`; a rule that compares positions computes no others."""
+        return self.bind(num_nodes).runs.take(rows)
 
     def _repr_html_(self) -> str:
         from mpnn import html
@@ -269,6 +274,10 @@ class _Rule(Topology):
         edges = self._runs(np.arange(num_dst), num_src) if by_row else self._strips(num_dst, num_src)
         return Graph.from_runs(edges, relation=self.relation, shift=self.num_memory)
 
+    def take(self, rows: Ints, num_nodes: int) -> Runs:
+        by_row = self.is_positional and self.alike == 1 and not self.num_memory
+        return self._runs(rows, num_nodes) if by_row else super().take(rows, num_nodes)
+
     def _strips(self, num_dst: int, num_src: int) -> Strips:
         """Asks the rule for the first row of each strip, and for the last if ends may move within it."""
         if self.breaks is None:
@@ -374,6 +383,11 @@ class _Algebra(_Expression):
             first, *rest = self.operands
             return self._part(first, num_dst, num_src) - self._merged("|", rest, num_dst, num_src)
         return self._merged(self.symbol, self.operands, num_dst, num_src)
+
+    def take(self, rows: Ints, num_nodes: int) -> Runs:
+        if self.memory:
+            return super().take(rows, num_nodes)
+        return reduce(_ALGEBRA[self.symbol], (operand.take(rows, num_nodes) for operand in self.operands))
 
     def _merged(self, symbol: str, parts: Sequence[Topology], num_dst: int, num_src: int) -> Graph:
         """Merges recursively by halves, so that the cost for thousands of operands is near linear in their runs."""

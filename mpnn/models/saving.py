@@ -330,7 +330,7 @@ _LAYERS = (
             "models",
             "position",
             "propagation",
-            "request",
+            "scores",
             "update",
         )
     ),

@@ -1,4 +1,4 @@
-"""A feature that nobody has heard of is refused: a field added to a round, a subclass of a score, a rule or a table."""
+"""What a backend does not know is refused: a field added to a round, a subclass of a score, a rule or a table."""
 
 from dataclasses import dataclass, fields, replace
 from inspect import signature
@@ -185,11 +185,11 @@ Tempered.roles = {name: Dot.roles[name] for name in ("query", "key")}
 @pytest.mark.parametrize("backend", ["dense", "tiles", "csr", "auto"])
 def test_a_score_that_lowers_runs_on_every_backend_of_what_it_lowers_to(backend: str) -> None:
     learned = torch.tensor([0.3, 1.7], requires_grad=True)
-    asked = Round(GRAPH, V, Tempered(Q, K, learned))
+    asked = Round(GRAPH, V.double(), Tempered(Q.double(), K.double(), learned.double()))
     out, reference = engine.run(asked, backend)[0], engine.run(asked, "edge_list")[0]
     torch.testing.assert_close(out, reference)
-    ours, theirs = (torch.autograd.grad(x.square().sum(), learned)[0] for x in (out, reference))
-    torch.testing.assert_close(ours, theirs)
+    gradient, expected = (torch.autograd.grad(x.square().sum(), learned)[0] for x in (out, reference))
+    torch.testing.assert_close(gradient, expected)
 
 
 def test_lower_returns_a_built_in_score() -> None:

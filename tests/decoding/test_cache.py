@@ -244,8 +244,8 @@ def test_a_step_gathers_only_its_in_neighbors():
     """strided(32): 32 near nodes and every 32nd before, 63 of 1024."""
     asked = []
     one = layer(strided(32), ALiBi(HEADS))
-    merge = one.attention.terms
-    one.attention.terms = lambda query, key, value, *rest: asked.append(len(key[0])) or merge(query, key, value, *rest)
+    merge = one.attention.round
+    one.attention.round = lambda query, key, value, *rest: asked.append(len(key[0])) or merge(query, key, value, *rest)
     cache = KVCache(1024)
     with torch.no_grad():
         one(torch.randn(1, 1023, DIM, dtype=torch.float64), cache=cache)

@@ -1,4 +1,4 @@
-"""The CPU kernels neither touch memory that is not theirs nor do what C++ leaves undefined."""
+"""The CPU kernels stay within their memory and have no undefined behavior."""
 
 from pathlib import Path
 

@@ -133,7 +133,7 @@ def test_runs_that_kernels_could_not_trust_are_refused(change: dict[str, Any]) -
         ({"_edges": None, "_labels": None}, ValueError),
         ({"_edges": None, "_given_runs": graphs.causal().bind(4).runs}, ValueError),
         ({"positions": (torch.arange(2), torch.arange(3))}, ValueError),
-        ({"positions": (torch.rand(3), torch.rand(3))}, ValueError),
+        ({"positions": (torch.full((3,), 0.5), torch.full((3,), 0.5))}, ValueError),
         ({"positions": (torch.arange(3), torch.full((3,), 2**62))}, ValueError),
         ({"csr": "a cached value"}, ValueError),
     ],

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 
-from mpnn.integrations.hf import masks
+from mpnn.integrations.hf import closures, masks
 
 KNOWN: dict[str, Any] = {
     "causal": hf.masking_utils.causal_mask_function,
@@ -50,7 +50,7 @@ def test_known_masks_are_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate(*_: Any, **__: Any) -> None:
         raise AssertionError("evaluated")
 
-    monkeypatch.setattr(masks._Reader, "evaluate", evaluate)
+    monkeypatch.setattr(closures.Described, "_evaluated", evaluate)
     n = 100_000
     for name in ("causal", "bidirectional", "window", "window both ways", "chunks"):
         graph, _ = masks.mask(1, n, n, mask_function=KNOWN[name]).graph(None, 1, n, torch.device("cpu"))
@@ -69,10 +69,10 @@ def wider_than_its_name(sliding_window: int) -> Callable[..., Any]:
 
 
 def test_a_function_that_does_not_do_what_its_name_says_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks, "_AGREES", {})
+    monkeypatch.setattr(closures, "_AGREES", {})
     changed = hf.masking_utils.and_masks(wider_than_its_name(4), hf.masking_utils.causal_mask_function)
     arguments: dict[str, Any] = {"batch_size": 1, "q_length": 12, "kv_length": 12, "mask_function": changed}
     expected = hf.masking_utils.sdpa_mask(**arguments, allow_is_causal_skip=False)
     graph, _ = masks.mask(**arguments).graph(None, 1, 12, torch.device("cpu"))
     assert graph.dense().equal(expected[0, 0])
-    assert {masks._form(changed): False} == masks._AGREES
+    assert {closures._form(changed): False} == closures._AGREES

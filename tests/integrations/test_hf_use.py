@@ -600,6 +600,10 @@ def test_layers_that_read_the_graph_are_counted() -> None:
     sam = hf.SamModel(hf.SamConfig(vision_config=tower))
     with pytest.raises(ValueError, match="0 of the 7 attention layers of SamModel read the graph; SamAttention cannot"):
         mpnn.hf.use(sam, "window(3)")
+    gemma = tiny("gemma3")
+    gemma.config.layer_types = ["full_attention", "full_attention", "sliding_attention"]  # of which there is none
+    with pytest.raises(ValueError, match="0 of the 2 attention layers of Gemma3ForCausalLM read the graph"):
+        mpnn.hf.use(gemma, {"sliding_attention": "causal() & window(3)"})
 
 
 def test_another_attention_after_use_is_what_is_saved(tmp_path: Any) -> None:

@@ -25,12 +25,13 @@ from torch.nn import functional as F
 
 from mpnn import graphs
 from mpnn.aggregate import SUM, aggregator
-from mpnn.backends import BACKENDS, Backend, scatter
+from mpnn.backends import BACKENDS, Backend, csr, scatter, tiles
 from mpnn.backends.csr import on_device
 from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.engine import dispatch, plan
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
+from mpnn.needs import SENTENCES
 from mpnn.round import Round
 from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
 
@@ -349,6 +350,14 @@ def differentiates(backend: Backend, how: str) -> bool:
 
 # ---------------------------------------------------------------------------------------- the page
 
+_TRIED = """
+## Rounds, graphs and dtypes, tried
+
+Rounds and dtypes are tried over a causal graph, and rounds and graphs in float32. Graphs and dtypes are tried with
+the first of dot-product attention, unnormalized dot products and plain sums that the backend serves. The columns of
+`scatter` and of CUDA assume that the extra packages are installed. No GPU is needed: needs are those of shapes and
+dtypes.
+"""
 _TABLES = re.compile(r"(?<=<!-- tables -->\n).*?(?=<!-- end -->)", re.S)
 
 
@@ -367,8 +376,18 @@ def updated(text: str) -> str:
             yield f"| {name} | {' | '.join(cell(ask(name, b, device)) for b, device in COLUMNS)} |"
         yield "\n" + "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
 
+    def serves(backend: Backend, device: str) -> frozenset[str]:
+        if backend is csr:
+            halves = (csr.reduce, csr.attention) if device == "cpu" else (csr.cuda_reduce, csr.cuda_attention)
+            return halves[0].SERVES | halves[1].SERVES
+        return {"cpu": tiles.cpu, "cuda": tiles.cuda}[device].SERVES if backend is tiles else backend.SERVES
+
     causal = GRAPHS["causal"]
+    heads = [b.NAME if device == "cpu" else f"{b.NAME}, CUDA" for b, device in COLUMNS]
     lines = [
+        f"| need | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}",
+        *(f"| {need} | {' | '.join('yes' if need in serves(*c) else '' for c in COLUMNS)} |" for need in SENTENCES),
+        _TRIED,
         *rows("request", REQUESTS, lambda name, b, device: refusal(b, REQUESTS[name](causal), device=device)),
         *rows("graph", GRAPHS, lambda name, b, device: refusal(b, simple(b, device)(GRAPHS[name]), device=device)),
         *rows("dtype", DTYPES, lambda name, b, device: refusal(b, simple(b, device)(causal), DTYPES[name], device)),

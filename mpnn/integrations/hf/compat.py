@@ -17,12 +17,18 @@ _ADVICE = (
 )
 
 try:
-    from transformers.configuration_utils import PretrainedConfig
+    from transformers.configuration_utils import PretrainedConfig as PretrainedConfig
     from transformers.masking_utils import (
-        bidirectional_mask_function,
-        causal_mask_function,
-        prepare_padding_mask,
-        sdpa_mask,
+        bidirectional_mask_function as bidirectional_mask_function,
+    )
+    from transformers.masking_utils import (
+        causal_mask_function as causal_mask_function,
+    )
+    from transformers.masking_utils import (
+        prepare_padding_mask as prepare_padding_mask,
+    )
+    from transformers.masking_utils import (
+        sdpa_mask as sdpa_mask,
     )
     from transformers.utils.output_capturing import _active_collector
 except ImportError as error:
@@ -36,18 +42,16 @@ METHODS = {
     "XLNetRelativeAttention": ["rel_attn_core", "rel_shift_bnij"],
     "BigBirdAttention": ["set_attention_type"],
     "BigBirdBlockSparseAttention": [
-        "_bigbird_block_rand_mask",
-        "_bigbird_block_rand_mask_with_head",
-        "_get_rand_attn_plan",
+        "_bigbird_block_rand_mask", "_bigbird_block_rand_mask_with_head", "_get_rand_attn_plan",
     ],
     "LSHSelfAttention": [
-        "_get_sorted_bucket_idx_and_undo_sorted_bucket_idx",
-        "_hash_vectors",
-        "_len_and_dim_norm",
-        "_set_num_buckets",
+        "_get_sorted_bucket_idx_and_undo_sorted_bucket_idx", "_hash_vectors", "_len_and_dim_norm", "_set_num_buckets",
     ],
-}
+}  # fmt: skip
 """By class: the methods of attention layers that `native` calls or overrides, and checks when it is imported."""
+
+INTERNAL = "_attn_implementation_internal"
+"""The attribute of a configuration that holds the name of its attention."""
 
 _DISPATCHER = "ALL_ATTENTION_FUNCTIONS"
 
@@ -76,20 +80,5 @@ def dispatches(module: nn.Module) -> bool:
 
 
 def collects_attentions() -> bool:
-    """Whether the model that runs was called with `output_attentions=True`, which GPT-2's layers are not told."""
+    """Whether the model that runs was called with `output_attentions=True`, which GPT-2 does not pass to its layers."""
     return "attentions" in (_active_collector.get() or ())
-
-
-__all__ = [
-    "MASKS",
-    "METHODS",
-    "PretrainedConfig",
-    "bidirectional_mask_function",
-    "causal_mask_function",
-    "check",
-    "collects_attentions",
-    "dispatches",
-    "implementation",
-    "prepare_padding_mask",
-    "sdpa_mask",
-]

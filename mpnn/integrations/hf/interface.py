@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from mpnn import graphs, ops
+from mpnn import ops
 from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import compat, masks, traced
-from mpnn.integrations.hf.masks import Mask, Rule
+from mpnn.integrations.hf.closures import Sizes, parse
+from mpnn.integrations.hf.masks import Instead, Mask
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
 
 NAME = "mpnn"
@@ -144,7 +144,7 @@ def _attend(
         topology = text_of(module), must_be_causal(module)
         graph, is_flat = traced.graph(mask, topology, batch, keys, query.device)
     else:
-        graph, is_flat = mask.graph(_rule_of(module, mask), batch, keys, query.device)
+        graph, is_flat = mask.graph(_instead(module, mask), batch, keys, query.device)
     features = [x.transpose(1, 2) for x in (query, key, value)]
     if torch.is_autocast_enabled(query.device.type):  # as torch does for its own attention
         dtype = torch.get_autocast_dtype(query.device.type)
@@ -208,7 +208,7 @@ def _mask_and_bias(
 
 def _whole(queries: int, keys: int, is_causal: bool = False) -> Mask:
     """The mask of a layer that gets none."""
-    return Mask(1, masks.Sizes(queries, keys, keys - queries), ("band", None, 0 if is_causal else None))
+    return Mask(1, Sizes(queries, keys, keys - queries), (None, 0 if is_causal else None))
 
 
 _cached_whole = lru_cache(maxsize=64)(_whole)
@@ -238,15 +238,15 @@ def _dense(weights: Tensor, graph: Graph, is_flat: bool, sizes: tuple[int, int, 
     return pairs.view(batch, queries, keys, heads).movedim(-1, 1)
 
 
-def _rule_of(module: nn.Module, mask: Mask) -> Rule | None:
-    """The rule that `config.mpnn_graph` gives an attention layer, or None for the model's own mask."""
+def _instead(module: nn.Module, mask: Mask) -> Instead | None:
+    """The topology that `config.mpnn_graph` gives an attention layer, or None for the model's own mask."""
     text = text_of(module)
     if _has_cross_topology(module):
         if role_of(module) == "decoder":
             _FIRST_QUERY.set(mask.sizes.first_query)
         elif role_of(module) == "cross" and text is not None:
-            return "cross", parse(text), _FIRST_QUERY.get()
-    return None if text is None else ("topology", parse(text), must_be_causal(module))
+            return Instead(parse(text), row=_FIRST_QUERY.get())
+    return None if text is None else Instead(parse(text), must_be_causal(module))
 
 
 def must_be_causal(module: nn.Module) -> bool:
@@ -286,11 +286,6 @@ def role_of(module: nn.Module) -> str:
 def _has_cross_topology(module: nn.Module) -> bool:
     spec = getattr(getattr(module, "config", None), "mpnn_graph", None)
     return isinstance(spec, dict) and "cross" in spec
-
-
-@lru_cache(maxsize=256)
-def parse(text: str) -> Topology:
-    return graphs.parse(text)
 
 
 AttentionInterface.register(NAME, attend)

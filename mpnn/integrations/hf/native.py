@@ -25,13 +25,15 @@ from mpnn import ops
 from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.topology import Topology
-from mpnn.graphs import chunks, from_blocks
+from mpnn.graphs import chunks, from_blocks, window
 from mpnn.integrations.hf import compat
-from mpnn.integrations.hf.interface import attend, must_be_causal, parse, text_of
-from mpnn.integrations.hf.masks import Mask, Sizes, from_dense
+from mpnn.integrations.hf.builders import placed, sources
+from mpnn.integrations.hf.closures import Rule, Sizes, parse
+from mpnn.integrations.hf.interface import attend, must_be_causal, text_of
+from mpnn.integrations.hf.masks import Instead, Mask, from_dense
 from mpnn.models.text.reformer_graphs import drop_self_loops, select_edges
 
-_CAUSAL, _COMPLETE = ("band", None, 0), ("band", None, None)
+_CAUSAL, _COMPLETE = (None, 0), (None, None)
 _MASKS = WeakTensorKeyDictionary()
 _PLAIN = nn.Module()  # a layer without a topology of its own, for masks that already contain it
 
@@ -110,10 +112,9 @@ class XLNetAttention(xlnet.XLNetRelativeAttention):
 
         def build() -> Mask:
             allowed = torch.ones(1, 1, queries, keys) if attn_mask is None else attn_mask.permute(2, 3, 0, 1) <= 0
-            result = from_dense(allowed)
+            result = from_dense(allowed, keys - queries)
             if topology is not None:  # what masks forbid stays so; positions count from the first column
-                result.sizes = Sizes(queries, keys, keys - queries)
-                result.rules = [("&", ("topology", topology, False), rule) for rule in result.rules]
+                result.rules = [Rule(placed(topology) & rule.topology) for rule in result.rules]
             return result
 
         query, key, value = (x.permute(1, 2, 0, 3) for x in (q_head + self.r_w_bias, k_head_h, v_head_h))
@@ -150,17 +151,17 @@ class LongformerAttention(longformer.LongformerSelfAttention):
         topology, radius = topology_of(self), self.one_sided_attn_window_size
         dropout = self.dropout if self.training else 0.0
 
-        def near() -> Mask:
-            rule = ("band", radius, radius) if topology is None else ("topology", topology, False)
+        def build() -> Mask:
+            near = window(radius) if topology is None else placed(topology)
             mask = Mask(batch, Sizes(length, length))
             mask.rules = [
-                ("&", ("|", rule, ("sources", hub.numpy().tobytes())), ("sources", kept.numpy().tobytes()))
+                Rule((near | sources(hub.numpy().tobytes())) & sources(kept.numpy().tobytes()))
                 for hub, kept in zip(hubs.cpu(), keep.cpu(), strict=True)
             ]
             return mask
 
         query, key, value = (_heads(to(hidden_states), self.num_heads) for to in (self.query, self.key, self.value))
-        mask = _cached(attention_mask, near, (topology, radius))
+        mask = _cached(attention_mask, build, (topology, radius))
         out, _ = attend(_PLAIN, query, key, value, mask, dropout=dropout)
         out = out.flatten(2).masked_fill(is_index_masked[..., None], 0)
         if not is_global_attn:
@@ -370,7 +371,7 @@ def _topology_graph(
         return None
     keep = None if attention_mask is None else attention_mask.bool()
     mask = Mask(batch, Sizes(length, length), _CAUSAL if layer.is_decoder else _COMPLETE, keep)
-    return mask.graph(("topology", topology, must_be_causal(layer)), batch, length, device, flat=True)[0]
+    return mask.graph(Instead(topology, must_be_causal(layer)), batch, length, device, flat=True)[0]
 
 
 def _chunk_graph(layer: Any, order: Tensor, attention_mask: Tensor | None, length: int) -> Graph:

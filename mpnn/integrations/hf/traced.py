@@ -7,7 +7,6 @@ While a program is traced, the numbers in a padding mask are unknown, so there i
 
 from __future__ import annotations
 
-from ast import literal_eval
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -15,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn import graphs
 from mpnn.graph import Graph
-from mpnn.integrations.hf.masks import Mask, Sizes
+from mpnn.integrations.hf.closures import Band, Sizes, parse
+from mpnn.integrations.hf.masks import Instead, Mask
 
 _MATERIALIZED = "position_bias", "cu_seq_lens_k", "output_attentions"
 
 torch.library.define(
-    "mpnn::mask_graph", "(Tensor? padding, SymInt[] sizes, str rule, str topology, bool causal) -> Tensor"
+    "mpnn::mask_graph",
+    "(Tensor? padding, SymInt[] sizes, int? left, int? right, str topology, bool causal) -> Tensor",
 )
 
 
@@ -43,12 +43,13 @@ def reason(mask: Any, options: dict[str, Any], is_cross: bool) -> str | None:
 def graph(
     mask: Mask, topology: tuple[str | None, bool], batch: int, keys: int, device: torch.device
 ) -> tuple[Graph, bool]:
-    """As `Mask.graph`, for a mask whose function is a rule, and the text of a topology that replaces it."""
+    """As `Mask.graph`, for a mask that is a band, and the text of a topology that replaces it."""
     from mpnn.engine.compile.outline import Built  # imports torch's compiler
 
     is_flat = mask.padding is not None
     sizes = [batch if is_flat else 1, *mask.sizes._replace(keys=keys)]
-    token = torch.ops.mpnn.mask_graph(mask.padding, sizes, repr(mask.function), topology[0] or "", topology[1])
+    left, right = cast(Band, mask.function)
+    token = torch.ops.mpnn.mask_graph(mask.padding, sizes, left, right, topology[0] or "", topology[1])
     count = batch if is_flat else 1
     return cast(Graph, Built(token, count * mask.sizes.queries, count * keys, device)), is_flat
 
@@ -59,10 +60,12 @@ class _Owner(np.ndarray):
     graph: Graph
 
 
-def _mask_graph(padding: Tensor | None, sizes: Sequence[int], rule: str, topology: str, causal: bool) -> Tensor:
+def _mask_graph(
+    padding: Tensor | None, sizes: Sequence[int], left: int | None, right: int | None, topology: str, causal: bool
+) -> Tensor:
     batch, *rest = sizes
-    mask = Mask(batch, Sizes(*rest), literal_eval(rule), padding)
-    instead = ("topology", graphs.parse(topology), causal) if topology else None
+    mask = Mask(batch, Sizes(*rest), (left, right), padding)
+    instead = Instead(parse(topology), causal) if topology else None
     built, _ = mask.graph(instead, batch, mask.sizes.keys, torch.device("cpu"), flat=padding is not None)
     owner = np.array(int(built.token)).view(_Owner)
     owner.graph = built
@@ -73,5 +76,7 @@ torch.library.impl("mpnn::mask_graph", "default", _mask_graph)
 
 
 @torch.library.register_fake("mpnn::mask_graph")
-def _fake(padding: Tensor | None, sizes: Sequence[int], rule: str, topology: str, causal: bool) -> Tensor:
+def _fake(
+    padding: Tensor | None, sizes: Sequence[int], left: int | None, right: int | None, topology: str, causal: bool
+) -> Tensor:
     return torch.empty((), dtype=torch.int64)

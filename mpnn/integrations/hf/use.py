@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import compat
+from mpnn.integrations.hf.builders import bound
+from mpnn.integrations.hf.closures import parse
 from mpnn.integrations.hf.compat import PretrainedConfig
-from mpnn.integrations.hf.interface import NAME, ROLES, must_be_causal, parse, role_of, text_of
-from mpnn.integrations.hf.masks import bound
+from mpnn.integrations.hf.interface import NAME, ROLES, must_be_causal, role_of, text_of
 from mpnn.integrations.hf.offset_bias import by_offset
 from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
@@ -28,7 +29,7 @@ NATIVE = "longformer", "big_bird", "reformer", "xlnet", "openai-gpt"
 """Families whose attention does not dispatch; `native.py` has classes for their layers."""
 
 _RECORD = "attn_implementation", "mpnn_graph", "mpnn_causal"  # what config.json keeps
-_CHANGED = "_attn_implementation_internal", *_RECORD
+_CHANGED = compat.INTERNAL, *_RECORD
 
 _TRIED = 512  # tokens over which a topology is tried at once; a run tries its own number
 
@@ -176,11 +177,11 @@ def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
     readers = [(layer, text) for layer in layers if (text := text_of(layer)) is not None]
     for text, is_causal in {(text, _is_causal(layer)) for layer, text in readers}:
         _try(parse(text), is_causal)
-    if isinstance(graph, (str, Topology)) and len(readers) < len(layers):
-        others = ", ".join(sorted({type(layer).__name__ for layer in layers if text_of(layer) is None}))
-        said = f"{len(readers)} of the {len(layers)} attention layers of {name} read the graph; {others} cannot"
-        if not readers:
-            raise ValueError(f"{said}. Call mpnn.hf.use on the part of the model whose tokens have this graph")
+    others = ", ".join(sorted({type(layer).__name__ for layer in layers if text_of(layer) is None}))
+    said = f"{len(readers)} of the {len(layers)} attention layers of {name} read the graph; {others} cannot"
+    if not readers and any(getattr(config, "mpnn_graph", None) for config in _configs(model)):
+        raise ValueError(f"{said}. Call mpnn.hf.use on the part of the model whose tokens have this graph")
+    if others and isinstance(graph, (str, Topology)):
         warnings.warn(said, stacklevel=3)
 
 

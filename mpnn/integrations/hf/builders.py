@@ -1,0 +1,184 @@
+"""Topologies that the masks of transformers consist of, beside those of `mpnn.graphs`, and a user's topology over the
+tokens of such a mask. Positions are those of the padded sequence. Arrays are arguments as bytes, which are hashable."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mpnn.decoding.generation import check_causal
+from mpnn.graph.runs import Runs
+from mpnn.graph.topology import Topology
+
+Ints = NDArray[np.int64]
+
+_LONGEST = 4096  # tokens up to which a topology is compared with itself over twice as many
+
+_of = partial(Topology.of, positional=True)
+
+
+def band(left: int | None, right: int | None) -> Topology:
+    """j - i is in [-left, right]; None is no limit."""
+    return _of(_band, left, right)
+
+
+def _band(i: Ints, num_src: int, left: int | None, right: int | None) -> Any:
+    return [(0 if left is None else i - left, num_src if right is None else i + right + 1)]
+
+
+def chunked(size: int, first: int) -> Topology:
+    """i and j are in one chunk; the first chunk begins at `first`."""
+    return _of(_chunked, size, first)
+
+
+def _chunked(i: Ints, num_src: int, size: int, first: int) -> Any:
+    start = (i - first) // size * size + first
+    return [(start, start + size)]
+
+
+def labels(labels: Tensor) -> Topology:
+    """i and j have one label, int64 [N], and it is not negative."""
+    return _of(_labels, labels.cpu().to(torch.int64).numpy().tobytes())
+
+
+def _labels(i: Ints, num_src: int, data: bytes) -> Runs:
+    label = np.frombuffer(data, np.int64)[:num_src]
+    label = np.append(label, np.full(num_src - len(label), -1))
+    runs = Runs.from_labels(label).take(i)
+    kept = label[i][runs.row] >= 0
+    return Runs.of(len(i), num_src, [(runs.row[kept], runs.start[kept], runs.stop[kept])])
+
+
+def sources(allowed: bytes) -> Topology:
+    """j is one of these, bool [N]: not padding."""
+    return _of(_sources, allowed)
+
+
+def _sources(i: Ints, num_src: int, allowed: bytes) -> Any:
+    runs = runs_of_bools(torch.from_numpy(np.frombuffer(allowed, np.bool_)[None].copy()))
+    return list(zip(runs.start.tolist(), runs.stop.tolist(), strict=True))
+
+
+def evaluated(runs: Runs, first_query: int, first_key: int) -> Topology:
+    """These runs, from the first query and the first key on."""
+    arrays = (x.astype(np.int64).tobytes() for x in (runs.ptr, runs.start, runs.stop))
+    return _of(_evaluated, first_query, first_key, *arrays)
+
+
+def _evaluated(i: Ints, num_src: int, first_query: int, first_key: int, *arrays: bytes) -> Runs:
+    ptr, start, stop = (np.frombuffer(x, np.int64) for x in arrays)
+    runs = Runs(len(ptr) - 1, int(stop.max(initial=0)), ptr, start, stop).take(i - first_query)
+    return Runs.of(len(i), num_src, [(runs.row, runs.start + first_key, runs.stop + first_key)])
+
+
+def packed(positions: bytes, inner: Topology, from_start: bool = False) -> Topology:
+    """A topology within each packed sequence. Sequences begin where positions, int64 [N], do not go up by one. The
+    topology counts from 0 in each, or as the positions do."""
+    return _of(_packed, positions, inner, from_start)
+
+
+def _packed(i: Ints, num_src: int, positions: bytes, inner: Topology, from_start: bool = False) -> Runs:
+    place = np.frombuffer(positions, np.int64)
+    begins = np.append(0, np.flatnonzero(np.diff(place) != 1) + 1)
+    parts = []
+    for begin, length in zip(begins.tolist(), np.diff(np.append(begins, len(place))).tolist(), strict=True):
+        first = 0 if from_start else int(place[begin])
+        parts.append(window_of(inner, length, length, first, first))
+    return Runs.stack(parts).take(i)
+
+
+def placed(topology: Topology, first: int = 0, first_key: int = 0, causal: bool = False) -> Topology:
+    """A user's topology over the tokens from `first` on, behind the padding; keys before `first_key` are not cached.
+    Binding it raises ValueError as `bound` does, and where a cache does not hold what it attends to."""
+    return _of(_placed, topology, first, first_key, causal)
+
+
+def _placed(
+    i: Ints, num_src: int, topology: Topology, first: int = 0, first_key: int = 0, causal: bool = False
+) -> Runs:
+    runs, rows = bound(topology, max(num_src - first, 0), causal), i - first
+    if len(i) and i[0] > 0:
+        _check_cached(topology, runs, max(int(rows[0]), 0), first_key - first)
+    valid = np.flatnonzero(rows >= 0)
+    selected = runs.take(rows[valid])
+    return Runs.of(len(i), num_src, [(valid[selected.row], selected.start + first, selected.stop + first)])
+
+
+def crossed(topology: Topology, first: int, keys: int, row: int) -> Topology:
+    """A user's topology from encoder to decoder: keys from `first` on, and queries from `row` on."""
+    return _of(_crossed, topology, first, keys, row)
+
+
+def _crossed(i: Ints, num_src: int, topology: Topology, first: int, keys: int, row: int) -> Runs:
+    runs = bound(topology, max(row + len(i), keys - first)).take(row + np.arange(len(i)))
+    return Runs.of(len(i), num_src, [(runs.row, runs.start + first, runs.stop + first)])
+
+
+def bound(topology: Topology, tokens: int, causal: bool = False) -> Runs:
+    """The runs of a user's topology over so many tokens.
+
+    Raises:
+        ValueError: if its edges depend on the number of tokens, or it has edges from later tokens and must not.
+    """
+    runs = topology.bind(tokens).runs
+    if not _is_stable(topology, min(1 << max(tokens - 1, 1).bit_length(), _LONGEST)):
+        raise ValueError(
+            f"{topology} has other edges for other lengths, so padding, prefixes and caches would change what a token "
+            "attends to; use a topology that does not depend on the length, as window, strided or longformer"
+        )
+    if causal:
+        try:
+            check_causal(topology, tokens)
+        except ValueError as error:
+            raise ValueError(f"{error}, or, if that is intended, mpnn.hf.use(model, graph, causal=False)") from None
+    return runs
+
+
+@lru_cache(maxsize=256)
+def _is_stable(topology: Topology, tokens: int) -> bool:
+    """Whether a topology over twice as many tokens has the same edges among the first ones."""
+    try:
+        short, long = topology.bind(tokens), topology.bind(2 * tokens)
+    except ValueError:  # it takes one length only
+        return True
+    runs = long.runs.take(np.arange(tokens))
+    return are_same(short.runs, Runs.of(tokens, tokens, [(runs.row, runs.start, runs.stop)]))
+
+
+def _check_cached(topology: Topology, runs: Runs, begin: int, first_key: int) -> None:
+    """Raises ValueError if tokens in a cache would attend to new ones, or new ones to tokens no longer in the cache."""
+    earlier, now = slice(0, runs.ptr[begin]), slice(runs.ptr[begin], None)
+    if (runs.stop[earlier] > begin).any():
+        raise ValueError(
+            f"in {topology}, earlier tokens attend to later ones, so their keys and values in the cache are not those "
+            "of the longer text; use a causal topology, such as causal() & ..., or call with use_cache=False"
+        )
+    if first_key > 0 and (runs.start[now] < first_key).any():
+        raise ValueError(
+            f"{topology} attends to tokens that this layer's sliding cache no longer has; use a topology within the "
+            "layer's window, or config.layer_types without sliding layers"
+        )
+
+
+def window_of(topology: Topology, queries: int, keys: int, first_query: int, first_key: int) -> Runs:
+    """The runs of a topology over a whole sequence, for these queries and keys of it."""
+    rows = np.arange(first_query, first_query + queries)
+    runs = topology.take(rows, max(first_query + queries, first_key + keys))
+    return Runs.of(queries, keys, [(runs.row, runs.start - first_key, runs.stop - first_key)])
+
+
+def runs_of_bools(allowed: Tensor) -> Runs:
+    """The runs of bools [rows, keys]."""
+    edge = torch.nn.functional.pad(allowed.to(torch.int8), (1, 1)).diff()
+    row, start = (edge == 1).nonzero(as_tuple=True)
+    stop = (edge == -1).nonzero(as_tuple=True)[1]
+    return Runs.of(len(allowed), allowed.shape[1], [(row.numpy(), start.numpy(), stop.numpy())])
+
+
+def are_same(one: Runs, other: Runs) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("ptr", "start", "stop"))
