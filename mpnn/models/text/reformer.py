@@ -137,8 +137,6 @@ class Reformer(Model):
         positions: Tensor | None = None,
         *,
         padding_mask: Tensor | None = None,
-        rounds: int | None = None,
-        return_states: bool = False,
     ) -> EncoderOutput:
         """Encodes a batch of sentences.
 
@@ -147,8 +145,6 @@ class Reformer(Model):
             positions: int64 [B, N]; default: 0 to N - 1.
             padding_mask: bool [B, N], True at padding; default: no padding. Padding is not computed and not attended
                 to.
-            rounds: number of hashing rounds; default: `config.rounds`.
-            return_states: also return the second stream before each layer and after the last, [B, N, dim] each.
 
         Returns:
             `last` has shape [B, N, 2 * dim]. `pooled` and `weights` are None.
@@ -160,14 +156,11 @@ class Reformer(Model):
         vectors = embed(self.token, tokens)
         x = self.dropout(packing.pack(vectors)) + self.dropout(self._position(packing.pack(positions)))
         x = torch.cat([x, x], -1)
-        graphs, states = ReformerGraphs(self.config, packing, rounds), [x]
+        graphs = ReformerGraphs(self.config, packing)
         for layer in self.layers:
             assert isinstance(layer, MessagePassing)
             x = layer(x, graphs.of(layer, x) if self.graph is None else graphs.of_topology(self.graph, layer))
-            states.append(x)
-        last = packing.unpack(self.dropout(self.norm(x)))
-        outputs = tuple(packing.unpack(x.chunk(2, -1)[1]) for x in states) if return_states else None
-        return EncoderOutput(last, None, outputs, None)
+        return EncoderOutput(packing.unpack(self.dropout(self.norm(x))), None, None)
 
     def _position(self, positions: Tensor) -> Tensor:
         if isinstance(self.position, AxialPositions):

@@ -28,9 +28,8 @@ class ReformerGraphs:
     `config.length_multiple`.
     """
 
-    def __init__(self, config: ReformerConfig, packing: Packing, rounds: int | None = None) -> None:
+    def __init__(self, config: ReformerConfig, packing: Packing) -> None:
         self.config, self.packing = config, packing
-        self.rounds = config.rounds if rounds is None else rounds
         mask = packing.token_mask
         index = torch.where(mask, mask.flatten().cumsum(0).view_as(mask) - 1, -1)
         self.index = F.pad(index, (0, -mask.shape[1] % config.length_multiple), value=-1)
@@ -67,7 +66,7 @@ class ReformerGraphs:
         """
         batch, length = self.index.shape
         has_token = self.index >= 0
-        bucket = hash_buckets(queries, self.config.bucket_factors(length), self.rounds, self.config.seed)
+        bucket = hash_buckets(queries, self.config.bucket_factors(length), self.config.rounds, self.config.seed)
         key = bucket.new_full((batch, length, *bucket.shape[1:]), torch.iinfo(torch.int64).max)
         key[has_token] = bucket * length + has_token.nonzero()[:, 1].view(-1, 1, 1)
         rank = key.movedim(1, -1).argsort(dim=-1, stable=True)  # [B, H, rounds, P]
