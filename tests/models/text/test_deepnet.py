@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,10 +19,6 @@ from mpnn.update import DeepNorm, FeedForward
 DIM, HEADS, VOCABULARY = 16, 2, 11
 EXACT = error_bound(1, 32, torch.float64)
 BOUND = error_bound(1, 32)
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 def sizes(layers):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,10 +33,6 @@ def small(dtype=torch.float64, graph=None, target_graph=None, **changes):
 
 def sentences():
     return torch.randint(3, 50, SOURCE.shape), torch.randint(3, 50, TARGET.shape)
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 def theirs(ours):

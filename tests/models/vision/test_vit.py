@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 
 from mpnn import graphs
 from mpnn.models import ImageClassifier, ViT, ViTConfig, from_hf
@@ -40,10 +40,6 @@ def hugging_face(kind="ViTModel", attention="sdpa", dtype=torch.float64, **chang
 
 def images(height=20, width=20, dtype=torch.float64):
     return torch.randn(3, 3, height, width, dtype=dtype)
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 # ------------------------------------------------------------------------------------------------ the same numbers
