@@ -142,7 +142,7 @@ class Round:
         numbers, plain = _readers(cast(Any, type(self)))
         score, dropout = self.score, self.dropout
         return (
-            type(self),
+            cast(Any, type(self)),
             *[x if x is None else _form(x) for x in numbers(self)],
             *map(_form, plain(self)),
             "some" if 0.0 < dropout < 1.0 else dropout,  # an invalid rate gets its own signature

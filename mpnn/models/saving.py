@@ -35,14 +35,6 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _CONFIG_KEY = "config"  # key in the metadata of the weights, whose value is the content of config.json
 _DIGEST_KEY = "sha256"  # the same, of the digest of the file
 
-_RENAMED = {
-    ("MAEConfig", "left_out"): "mask_ratio",
-    ("Swin", "hides"): "mask_token",
-    ("VAIN", "places"): "vector_dim",
-    ("ViT", "hides"): "mask_token",
-}
-"""Arguments of models and configurations by the names that they have in older files."""
-
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -107,7 +99,7 @@ class Model(nn.Module):
             raise FileNotFoundError(f"there is no {weights}; save_pretrained writes it beside {CONFIG}")
         if unknown := _unknown(cls, changes):
             raise TypeError(f"{cls.__name__} has no argument {', '.join(unknown)}")
-        _refuse_unknown(cls, _renamed(cls, config["arguments"]), path, "arguments")
+        _refuse_unknown(cls, config["arguments"], path, "arguments")
         try:
             header = _Header.read(weights)
             _refuse_other_save(config, header)
@@ -383,7 +375,6 @@ def _arguments_from_json(
         raise _InvalidConfig(
             f"{path} does not describe a {cls.__name__}: {field} must be an object; got {reprlib.repr(saved)}"
         )
-    saved = _renamed(cls, saved)
     _refuse_unknown(cls, saved, path, field)
     hints = get_type_hints(cls.__init__)
     arguments = {}
@@ -397,11 +388,6 @@ def _arguments_from_json(
         else:
             arguments[name] = _from_json(value, hints.get(name), path, f"{field}.{name}")
     return arguments
-
-
-def _renamed(kind: type, saved: dict[str, Any]) -> dict[str, Any]:
-    """Returns saved arguments by their present names."""
-    return {_RENAMED.get((kind.__name__, name), name): value for name, value in saved.items()}
 
 
 def _refuse_unknown(cls: type[Model], saved: dict[str, Any], path: Path, field: str) -> None:
@@ -434,7 +420,6 @@ def _from_json(value: Any, hint: Any, path: Path, field: str) -> Any:
     hint = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)), None)
     if isinstance(value, dict) and hint is not None:
         hints = get_type_hints(hint)
-        value = _renamed(hint, value)
         parts = {name: _from_json(part, hints.get(name), path, f"{field}.{name}") for name, part in value.items()}
         return _call(hint, parts, path, field)
     return value

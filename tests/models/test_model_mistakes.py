@@ -48,6 +48,21 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "there is no activation 'gleu'; there are gelu, gelu_new, gelu_pytorch_tanh, relu, silu, tanh",
     ),
+    "an edge network without features of edges": (
+        lambda: models.MPNN(4, 3, 2)(torch.randn(9, 4), WINDOW),
+        ValueError,
+        "an edge network needs edge features",
+    ),
+    "a graph network without features of edges": (
+        lambda: models.GraphNetwork(4, 3, 2)(torch.randn(9, 4), WINDOW),
+        ValueError,
+        "a graph network needs edge features",
+    ),
+    "towers without features of edges": (
+        lambda: PNA(4, 3, 8, edge_dim=3)(torch.randn(9, 4), WINDOW),
+        ValueError,
+        "created with edge_dim: pass edge_attr, or a graph that has edge_attr",
+    ),
     "towers": (lambda: PNA(6, 3, 16, towers=3), ValueError, "3 towers cannot share a width of 16 evenly"),
     "three sizes": (
         lambda: Convolution(3, 4, (1, 2, 3)),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mpnn import graphs
-from mpnn.models import GAT, GPT, Bert, BertConfig, Model, ViT, ViTConfig
+from mpnn.models import GAT, GPT, Bert, BertConfig, Model
 from mpnn.models.saving import CONFIG, WEIGHTS
 
 TOKENS = torch.arange(10)[None]
@@ -32,16 +32,6 @@ def test_arguments_may_be_dataclasses_and_defaults(tmp_path):
     model = Bert(BertConfig(vocabulary=20, dim=8, layers=1, heads=2, hidden=16, context=12), pooler=False).eval()
     model.save_pretrained(tmp_path)
     assert torch.equal(Bert.from_pretrained(tmp_path)(TOKENS).last, model(TOKENS).last)
-
-
-def test_arguments_of_older_files_have_former_names(tmp_path):
-    model = ViT(ViTConfig(image=8, patch=4, dim=8, layers=1, heads=2, hidden=8), mask_token=True).eval()
-    model.save_pretrained(tmp_path)
-    older = (tmp_path / CONFIG).read_text().replace("mask_token", "hides")
-    (tmp_path / CONFIG).write_text(older)
-    safetensors.torch.save_file(model.state_dict(), tmp_path / WEIGHTS, {"format": "pt", "config": older})
-    images, masked = torch.rand(2, 3, 8, 8), torch.eye(4, dtype=torch.bool)[:2]
-    assert torch.equal(ViT.from_pretrained(tmp_path)(images, masked).last, model(images, masked).last)
 
 
 def test_the_graph_can_be_another_one(tmp_path):

@@ -19,3 +19,8 @@ def error_bound(depth: int, width: int, dtype: torch.dtype = torch.float32, scal
     part in a thousand exceeds it.
     """
     return 2 * 5 * math.sqrt(8 * depth * width) * torch.finfo(dtype).eps / 2 * scale
+
+
+def largest(difference: torch.Tensor) -> float:
+    """The largest absolute difference."""
+    return difference.abs().max().item()

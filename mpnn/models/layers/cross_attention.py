@@ -30,15 +30,13 @@ COMPLETE = complete()
 class StackOutput:
     """Output of the encoder or of the decoder for a batch of sentences.
 
-    packed: output of the last layer, in the layout of `packing`. states: embeddings and the output of each layer,
-    [B, N, dim] each. weights, cross_weights: self-attention and cross-attention weights of each layer, [B, H, N, N]
-    each. These are zero at padding, and empty unless requested. cache: keys and values of this output for cached
-    decoding.
+    packed: output of the last layer, in the layout of `packing`. weights, cross_weights: self-attention and
+    cross-attention weights of each layer, [B, H, N, N] each. These are zero at padding, and empty unless requested.
+    cache: keys and values of this output for cached decoding.
     """
 
     packed: Tensor
     packing: Packing
-    states: tuple[Tensor, ...] = ()
     weights: tuple[Tensor, ...] = ()
     cross_weights: tuple[Tensor, ...] = ()
     cache: KVCache = field(default_factory=lambda: KVCache(sys.maxsize))

@@ -32,12 +32,11 @@ Bind = Callable[[Topology], Topology | Graph]
 class DecoderOutput:
     """Output of a decoder for tokens [..., N].
 
-    last: output of the last layer after the final norm, [..., N, dim]. states: embeddings and the output of each layer,
-    [..., N, dim] each; the last one is `last`. weights: attention weights of each layer, [..., E, H].
+    last: output of the last layer after the final norm, [..., N, dim]. weights: attention weights of each layer,
+    [..., E, H].
     """
 
     last: Tensor
-    states: tuple[Tensor, ...] | None
     weights: tuple[Tensor, ...] | None
 
 
@@ -102,7 +101,6 @@ class Decoder(Model):
         *,
         bind: Bind | None = None,
         cache: KVCache | None = None,
-        return_states: bool = False,
         return_weights: bool = False,
     ) -> DecoderOutput:
         """Runs the model without the head.
@@ -112,18 +110,13 @@ class Decoder(Model):
             positions: integers [..., N] or [N], for learned positions; default: 0 to N - 1, after those in the cache.
             bind: maps the topology of each layer to a graph.
             cache: keys and values of the preceding nodes.
-            return_states, return_weights: also return the output of every layer and its attention weights.
+            return_weights: also return the attention weights of every layer.
         """
         x = self._embed(tokens, positions, 0 if cache is None else cache.count)
         topologies: list[Any] = [layer.graph for layer in self.layers]
         graphs = topologies if bind is None else [bind(topology) for topology in topologies]
-        x, states, weights = run_layers(
-            self.layers, graphs, x, return_states=return_states, return_weights=return_weights, cache=cache
-        )
-        last = self.norm(x)
-        return DecoderOutput(
-            last, (*states[:-1], last) if return_states else None, tuple(weights) if return_weights else None
-        )
+        x, weights = run_layers(self.layers, graphs, x, return_weights=return_weights, cache=cache)
+        return DecoderOutput(self.norm(x), tuple(weights) if return_weights else None)
 
     def loss(
         self,

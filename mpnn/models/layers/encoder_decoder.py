@@ -100,7 +100,6 @@ class EncoderDecoder(Model):
         *,
         padding_mask: Tensor | None = None,
         lengths: Sequence[int] | None = None,
-        return_states: bool = False,
         return_weights: bool = False,
     ) -> StackOutput:
         """Runs the encoder.
@@ -109,19 +108,12 @@ class EncoderDecoder(Model):
             source: int64 [B, N], or vectors [B, N, dim] that replace the token embeddings.
             padding_mask: bool [B, N], True at padding; default: no padding.
             lengths: lengths of the sentences packed in every row.
-            return_states, return_weights: also return the output of every layer and its attention weights.
+            return_weights: also return the attention weights of every layer.
         """
         packing = Packing.of_tokens(source, padding_mask, lengths)
         graphs = [packing.bind(layer.graph) for layer in self.encoder if isinstance(layer, MessagePassing)]
-        x, states, weights = run_layers(
-            self.encoder,
-            graphs,
-            self.source(source, packing),
-            return_states=return_states,
-            return_weights=return_weights,
-        )
-        matrices = map(packing.unpack_weights, weights, graphs)
-        return StackOutput(self.encoder_norm(x), packing, tuple(map(packing.unpack, states)), tuple(matrices))
+        x, weights = run_layers(self.encoder, graphs, self.source(source, packing), return_weights=return_weights)
+        return StackOutput(self.encoder_norm(x), packing, tuple(map(packing.unpack_weights, weights, graphs)))
 
     def decode(
         self,
@@ -131,7 +123,6 @@ class EncoderDecoder(Model):
         padding_mask: Tensor | None = None,
         lengths: Sequence[int] | None = None,
         cache: KVCache | None = None,
-        return_states: bool = False,
         return_weights: bool = False,
     ) -> StackOutput:
         """Runs the decoder.
@@ -142,7 +133,7 @@ class EncoderDecoder(Model):
             padding_mask: bool [B, M], True at padding; default: no padding.
             lengths: lengths of the sentences packed in every row.
             cache: keys and values of the preceding target words. `target` then holds the words that follow them.
-            return_states, return_weights: also return the output of every layer and its attention weights.
+            return_weights: also return the attention weights of every layer.
 
         Raises:
             ValueError: if `cache` is combined with padding, `lengths` or `return_weights`.
@@ -154,7 +145,7 @@ class EncoderDecoder(Model):
             )
         across = CrossAttention(packing, memory.packing)
         x = self.target(target, packing, 0 if cache is None else cache.count)
-        states, self_weights, cross_weights = [x], [], []
+        self_weights, cross_weights = [], []
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
             graph = packing.bind(layer.within.graph) if cache is None else None
@@ -166,9 +157,7 @@ class EncoderDecoder(Model):
             if return_weights:
                 x, weights = x
                 cross_weights.append(weights)
-            states.append(x)
-        outputs = tuple(packing.unpack(x) for x in states) if return_states else ()
-        return StackOutput(self.decoder_norm(x), packing, outputs, tuple(self_weights), tuple(cross_weights))
+        return StackOutput(self.decoder_norm(x), packing, tuple(self_weights), tuple(cross_weights))
 
     def loss(
         self,

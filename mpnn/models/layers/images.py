@@ -29,13 +29,12 @@ Size = tuple[int, int]
 class ImageOutput:
     """Output of an encoder for a batch of images.
 
-    last: output of the last layer, [B, nodes, dim]. pooled: one vector per image, [B, width]. states, weights: outputs
-    and attention weights of each layer or stage, as documented by the encoder.
+    last: output of the last layer, [B, nodes, dim]. pooled: one vector per image, [B, width]. weights: attention
+    weights of each layer or stage, as documented by the encoder.
     """
 
     last: Tensor
     pooled: Tensor
-    states: tuple[Tensor, ...] | None = None
     weights: tuple[Tensor, ...] | None = None
 
 

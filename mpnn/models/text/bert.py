@@ -65,13 +65,12 @@ class EncoderOutput:
     """Output of an encoder for a batch of sentences; zeros at padding.
 
     last: output of the last layer, [B, N, dim]. pooled: output of the pooler, [B, dim]; None without a pooler, and in
-    `mpnn.distributed.sharded` on processes that do not have the first token. states: embeddings and the output of each
-    layer, [B, N, dim] each. weights: attention weights of each layer, [B, H, N, N].
+    `mpnn.distributed.sharded` on processes that do not have the first token. weights: attention weights of each layer,
+    [B, H, N, N].
     """
 
     last: Tensor
     pooled: Tensor | None
-    states: tuple[Tensor, ...] | None
     weights: tuple[Tensor, ...] | None
 
 
@@ -130,7 +129,6 @@ class Bert(Model):
         padding_mask: Tensor | None = None,
         graph: Topology | None = None,
         lengths: Sequence[int] | None = None,
-        return_states: bool = False,
         return_weights: bool = False,
     ) -> EncoderOutput:
         """Encodes a batch of sentences.
@@ -145,7 +143,7 @@ class Bert(Model):
             lengths: lengths of the documents packed in every row; they sum to N. Positions restart in each document,
                 and no token attends to another document. `pooled` then has one vector per document,
                 [B, documents, dim]. Cannot be combined with `padding_mask`.
-            return_states, return_weights: also return the output of every layer and its attention weights.
+            return_weights: also return the attention weights of every layer.
 
         Raises:
             ValueError: if both `padding_mask` and `lengths` are given, or if nodes are divided over processes
@@ -158,7 +156,7 @@ class Bert(Model):
         if positions is None and packing.documents is not None:
             positions = torch.cat([self.positions(part) for part in tokens.split(packing.documents, 1)], 1)
         graphs = self.graphs(packing) if graph is None else [packing.bind(graph)] * len(self.layers)
-        return self.encode(packing, graphs, tokens, types, positions, return_states, return_weights)
+        return self.encode(packing, graphs, tokens, types, positions, return_weights)
 
     def encode(
         self,
@@ -167,22 +165,18 @@ class Bert(Model):
         tokens: Tensor,
         types: Tensor | None = None,
         positions: Tensor | None = None,
-        return_states: bool = False,
         return_weights: bool = False,
     ) -> EncoderOutput:
         """Runs `forward` with one graph per layer over the packed tokens."""
         types = torch.zeros_like(packing.token_mask, dtype=torch.int64) if types is None else types
         positions = self.positions(tokens) if positions is None else positions
         x = self.embeddings(packing.pack(tokens), packing.pack(positions), packing.pack(types))
-        x, states, weights = run_layers(
-            self.layers, graphs, x, return_states=return_states, return_weights=return_weights
-        )
+        x, weights = run_layers(self.layers, graphs, x, return_weights=return_weights)
         last = packing.unpack(x)
         has_first = active() is None or 0 in node_numbers(last.shape[1])
         return EncoderOutput(
             last,
             self.pooler(packing.first(last)) if self.pooler is not None and has_first else None,
-            tuple(map(packing.unpack, states)) if return_states else None,
             tuple(map(packing.unpack_weights, weights, graphs)) if return_weights else None,
         )
 

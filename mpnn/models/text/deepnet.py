@@ -34,17 +34,6 @@ def scales(layers: int) -> Scales:
     return Scales((2 * layers) ** 0.25, (8 * layers) ** -0.25)
 
 
-def scales_of_both(encoder: int, decoder: int) -> tuple[Scales, Scales]:
-    """Returns the scales of the encoder and of the decoder of an encoder-decoder model (figure 2).
-
-    Encoder of N layers: alpha = 0.81 (N^4 M)^(1/16), beta = 0.87 (N^4 M)^(-1/16). Decoder of M layers:
-    alpha = (3 M)^(1/4), beta = (12 M)^(-1/4).
-    """
-    product = encoder**4 * decoder
-    encoder_scales = Scales(0.81 * product ** (1 / 16), 0.87 * product ** (-1 / 16))
-    return encoder_scales, Scales((3 * decoder) ** 0.25, (12 * decoder) ** -0.25)
-
-
 def initialize(layer: MessagePassing, beta: float) -> None:
     """Initializes a layer with Xavier-normal weights and zero biases (figure 2 of the paper).
 

@@ -35,8 +35,7 @@ class GPTConfig:
     vocabulary: number of tokens. dim: width of the model. hidden: width of the feed-forward network; None: 4 * dim.
     context: number of learned positions, which is the maximum sequence length. activation: a name in
     `blocks.ACTIVATIONS`. norm_first: True for pre-norm layers and a final LayerNorm (GPT-2), False for post-norm layers
-    (GPT). eps: added to variances by LayerNorm. scaled: divide scores by sqrt(D). scaled_by_depth: also divide them by
-    the number of the layer, counted from 1. dropout: of the outputs of attention and feed-forward network.
+    (GPT). eps: added to variances by LayerNorm. dropout: of the outputs of attention and feed-forward network.
     embedding_dropout, attention_dropout: of embeddings and of attention weights.
     """
 
@@ -48,8 +47,6 @@ class GPTConfig:
     context: int = 1024
     activation: str = "gelu_new"
     norm_first: bool = True
-    scaled: bool = True
-    scaled_by_depth: bool = False
     eps: float = 1e-5
     dropout: float = 0.1
     embedding_dropout: float = 0.1
@@ -79,9 +76,6 @@ class CausalTransformer(Decoder):
         self.position = nn.Embedding(config.context, dim)
         self.dropout = Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(self.layer(config, topology) for topology in graphs)
-        for depth, layer in enumerate(self.layers, 1):
-            if config.scaled_by_depth and isinstance(layer.attention, DotProduct):
-                layer.attention.scale /= depth
         self.norm = norm(dim) if config.norm_first else nn.Identity()
         self.head = None
         self._initialize()
@@ -89,8 +83,7 @@ class CausalTransformer(Decoder):
     @staticmethod
     def layer(config: GPTConfig, graph: Topology) -> MessagePassing:
         """Returns one layer. Subclasses with a different attention override this."""
-        scale = None if config.scaled else 1.0
-        attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout, scale=scale)
+        attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(graph, "sum", update(config), attention)
 
     def _initialize(self) -> None:

@@ -37,8 +37,8 @@ class LlamaConfig:
     key and value heads; None: `heads`. head_dim: None: dim / heads. context: maximum sequence length. base: base of the
     rotary frequencies. factor: positions are divided by it; with `trained_context`, only those of low frequencies, as
     in Llama 3.1 (see `Llama3Rotary`). trained_context, slow, fast: arguments of `Llama3Rotary`. activation: a name in
-    `blocks.ACTIVATIONS`. eps: added to mean squares by RMSNorm. bias, ffn_bias: whether attention and feed-forward
-    network have biases. tied: whether the output layer shares its weight with the token embedding.
+    `blocks.ACTIVATIONS`. eps: added to mean squares by RMSNorm. bias: whether attention has biases. tied: whether the
+    output layer shares its weight with the token embedding.
     """
 
     vocabulary: int = 32000
@@ -57,7 +57,6 @@ class LlamaConfig:
     activation: str = "silu"
     eps: float = 1e-5
     bias: bool = False
-    ffn_bias: bool = False
     attention_dropout: float = 0.0
     tied: bool = False
 
@@ -94,7 +93,7 @@ class Llama(Decoder):
         self.dropout = Dropout(0.0)
 
         def layer(topology: Topology) -> MessagePassing:
-            ffn = GatedFeedForward(dim, config.hidden, ACTIVATIONS[config.activation], bias=config.ffn_bias)
+            ffn = GatedFeedForward(dim, config.hidden, ACTIVATIONS[config.activation])
             attention = DotProduct(
                 dim,
                 config.heads,

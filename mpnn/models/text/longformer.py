@@ -92,14 +92,13 @@ class Longformer(Bert):
         *,
         padding_mask: Tensor | None = None,
         hubs: Tensor | None = None,
-        return_states: bool = False,
     ) -> EncoderOutput:
         """Encodes a batch of sentences.
 
         Args:
             hubs: bool [B, N], True at hubs; default: the first token of each sentence.
-            tokens, types, positions, padding_mask, return_states: as for `Bert.forward`. Windows are
-                measured in positions of the padded row, so padding inside a sentence counts towards the distance.
+            tokens, types, positions, padding_mask: as for `Bert.forward`. Windows are measured in positions of the
+                padded row, so padding inside a sentence counts towards the distance.
 
         Raises:
             ValueError: if `hubs` is not bool [B, N], or if the call is traced.
@@ -111,7 +110,7 @@ class Longformer(Bert):
             hubs = mask & (mask.cumsum(1) == 1)
         if hubs.shape != mask.shape or hubs.dtype != torch.bool:
             raise ValueError(f"hubs must be bool {list(mask.shape)}; got {hubs.dtype} of shape {list(hubs.shape)}")
-        return self.encode(packing, self.hub_graphs(packing, hubs & mask), tokens, types, positions, return_states)
+        return self.encode(packing, self.hub_graphs(packing, hubs & mask), tokens, types, positions)
 
     def hub_graphs(self, packing: Packing, hubs: Tensor) -> list[Hubs]:
         """Returns the graphs of each layer for hubs bool [B, N]."""

@@ -141,8 +141,6 @@ class Reformer(Model):
         positions: Tensor | None = None,
         *,
         padding_mask: Tensor | None = None,
-        rounds: int | None = None,
-        return_states: bool = False,
     ) -> EncoderOutput:
         """Encodes a batch of sentences.
 
@@ -151,8 +149,6 @@ class Reformer(Model):
             positions: int64 [B, N]; default: 0 to N - 1.
             padding_mask: bool [B, N], True at padding; default: no padding. Padding is not computed and not attended
                 to.
-            rounds: number of hashing rounds; default: `config.rounds`.
-            return_states: also return the second stream before each layer and after the last, [B, N, dim] each.
 
         Returns:
             `last` has shape [B, N, 2 * dim]. `pooled` and `weights` are None.
@@ -164,14 +160,11 @@ class Reformer(Model):
         vectors = embed(self.token, tokens)
         x = self.dropout(packing.pack(vectors)) + self.dropout(self._position(packing.pack(positions)))
         x = torch.cat([x, x], -1)
-        graphs, states = ReformerGraphs(self.config, packing, rounds), [x]
+        graphs = ReformerGraphs(self.config, packing)
         for layer in self.layers:
             assert isinstance(layer, MessagePassing)
             x = layer(x, graphs.of(layer, x) if self.graph is None else graphs.of_topology(self.graph, layer))
-            states.append(x)
-        last = packing.unpack(self.dropout(self.norm(x)))
-        outputs = tuple(packing.unpack(x.chunk(2, -1)[1]) for x in states) if return_states else None
-        return EncoderOutput(last, None, outputs, None)
+        return EncoderOutput(packing.unpack(self.dropout(self.norm(x))), None, None)
 
     def _position(self, positions: Tensor) -> Tensor:
         if isinstance(self.position, AxialPositions):
@@ -204,9 +197,8 @@ class ReformerGraphs:
     `config.length_multiple`.
     """
 
-    def __init__(self, config: ReformerConfig, packing: Packing, rounds: int | None = None) -> None:
+    def __init__(self, config: ReformerConfig, packing: Packing) -> None:
         self.config, self.packing = config, packing
-        self.rounds = config.rounds if rounds is None else rounds
         mask = packing.token_mask
         index = torch.where(mask, mask.flatten().cumsum(0).view_as(mask) - 1, -1)
         self.index = F.pad(index, (0, -mask.shape[1] % config.length_multiple), value=-1)
@@ -243,7 +235,7 @@ class ReformerGraphs:
         """
         batch, length = self.index.shape
         has_token = self.index >= 0
-        bucket = hash_buckets(queries, self.config.bucket_factors(length), self.rounds, self.config.seed)
+        bucket = hash_buckets(queries, self.config.bucket_factors(length), self.config.rounds, self.config.seed)
         key = bucket.new_full((batch, length, *bucket.shape[1:]), torch.iinfo(torch.int64).max)
         key[has_token] = bucket * length + has_token.nonzero()[:, 1].view(-1, 1, 1)
         rank = key.movedim(1, -1).argsort(dim=-1, stable=True)  # [B, H, rounds, P]

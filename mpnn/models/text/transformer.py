@@ -60,7 +60,6 @@ class TransformerConfig:
     eps: float = 1e-5
     dropout: float = 0.1
     attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
     smoothing: float = 0.1
 
 
@@ -89,7 +88,7 @@ class Transformer(EncoderDecoder):
             network = None
             if ffn:
                 activation = ACTIVATIONS[config.activation]
-                network = FeedForward(config.dim, config.hidden, activation, config.activation_dropout)
+                network = FeedForward(config.dim, config.hidden, activation)
             layer = PreNorm if config.pre_norm else PostNorm
             update = layer(config.dim, network, dropout=config.dropout, norm=norm)
             attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)

@@ -50,25 +50,6 @@ class XLNetConfig:
     furthest: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Streams:
-    """Outputs of both streams of an XLNet for a batch of sentences.
-
-    content: embeddings and the output of each layer, [B, N, dim] each. query: the same for the query stream,
-    [B, P, dim] each; empty without a query stream. weights: attention weights of each layer, [B, H, N, S] of the
-    content stream over S sources, and [B, H, P, S] of the query stream if there is one; empty unless requested.
-    """
-
-    content: tuple[Tensor, ...]
-    query: tuple[Tensor, ...]
-    weights: tuple[tuple[Tensor, ...], ...]
-
-    @property
-    def last(self) -> Tensor:
-        """The last output of the query stream, or of the content stream without a query stream."""
-        return (self.query or self.content)[-1]
-
-
 class XLNet(Model):
     """XLNet (Yang et al. 2019, sections 2.2 to 2.5). Both streams run through the same layers:
 
@@ -116,7 +97,7 @@ class XLNet(Model):
             float [B, N, dim].
         """
         content = self._bind(complete() if graph is None else graph, tokens, types)
-        return self.streams(self.embed(tokens), content).last
+        return self.streams(self.embed(tokens), content)
 
     def predict(self, tokens: Tensor, order: Sequence[int] | Tensor, types: Tensor | None = None) -> Tensor:
         """Returns logits [B, N, vocabulary] of each token, given the tokens before it in the order.
@@ -134,8 +115,9 @@ class XLNet(Model):
             raise ValueError("predict needs the bias of the head; create the model with head=True")
         in_order = permutation(order)
         content, query = (self._bind(graph, tokens, types) for graph in (in_order, in_order - identity()))
-        streams = self.streams(self.embed(tokens), content, self.queries(*tokens.shape), query)
-        return F.linear(self.dropout(streams.last), self.token.weight, self.bias)
+        queries = self.dropout(self.unknown.expand(*tokens.shape, -1))
+        predicted = self.streams(self.embed(tokens), content, queries, query)
+        return F.linear(self.dropout(predicted), self.token.weight, self.bias)
 
     def loss(
         self,
@@ -161,45 +143,23 @@ class XLNet(Model):
         """Returns the initial content stream [B, N, dim] of tokens int64 [B, N], or of vectors [B, N, dim]."""
         return self.dropout(embed(self.token, tokens))
 
-    def queries(self, sentences: int, each: int) -> Tensor:
-        """Returns the initial query stream, [sentences, each, dim]."""
-        return self.dropout(self.unknown.expand(sentences, each, -1))
-
-    def streams(
-        self,
-        h: Tensor,
-        content: Graph,
-        g: Tensor | None = None,
-        query: Graph | None = None,
-        memory: Sequence[Tensor] | None = None,
-        *,
-        return_weights: bool = False,
-    ) -> Streams:
-        """Runs both streams through all layers.
+    def streams(self, h: Tensor, content: Graph, g: Tensor | None = None, query: Graph | None = None) -> Tensor:
+        """Runs both streams through all layers and returns the last output of the query stream, [B, P, dim], or of the
+        content stream, [B, N, dim], without a query stream.
 
         Each graph is over one sentence and shared by the batch, or over the concatenated nodes of all sentences.
 
         Args:
             h: initial content stream, [B, N, dim].
-            content: graph of the content stream, N destinations and S sources.
+            content: graph of the content stream.
             g: initial query stream, [B, P, dim], or None.
-            query: graph of the query stream, P destinations and S sources.
-            memory: for each layer, cached states [B, S - N, dim] that precede h among the sources.
-            return_weights: also return attention weights.
+            query: graph of the query stream, P destinations and N sources; needed with g.
         """
-        contents, queries, weights = [h], [] if g is None else [g], []
-        for k, layer in enumerate(self.layers):
-            assert isinstance(layer, MessagePassing)
-            source = h if memory is None else torch.cat([memory[k], h], 1)
-            query_weights = []
-            if g is not None:
-                g, matrix = _round(layer, g, source, query, return_weights)
-                queries.append(g)
-                query_weights.append(matrix)
-            h, matrix = _round(layer, h, source, content, return_weights)
-            contents.append(h)
-            weights.append((matrix, *query_weights))
-        return Streams(tuple(contents), tuple(queries), tuple(weights) if return_weights else ())
+        for layer in self.layers:
+            if g is not None and query is not None:
+                g = _round(layer, g, h, query)
+            h = _round(layer, h, h, content)
+        return h if g is None else g
 
     def _bind(self, graph: Topology, tokens: Tensor, types: Tensor | None) -> Graph:
         """Returns the graph of one sentence. With `types`, returns that of all sentences, with relations by segment."""
@@ -212,18 +172,8 @@ class XLNet(Model):
         return batch([bound] * len(tokens)).with_relation(PositionOffset(tokens.shape[1] - 1, nodes, nodes))
 
 
-def _round(
-    layer: MessagePassing, x: Tensor, source: Tensor, graph: Graph | None, return_weights: bool
-) -> tuple[Tensor, Tensor]:
-    """Returns the output of a layer for x [B, P, dim] and sources [B, S, dim], and its attention weights [B, H, P, S].
-    Without `return_weights`, these are an empty tensor."""
-    assert graph is not None
-    concatenated = graph.num_dst == x.shape[0] * x.shape[1]
-    nodes, sources = (x.flatten(0, 1), source.flatten(0, 1)) if concatenated else (x, source)
-    if not return_weights:
-        return layer(nodes, graph, sources).view_as(x), x.new_empty(0)
-    y, weights = layer(nodes, graph, sources, return_weights=True)
-    src, dst = graph.edge_index
-    matrix = weights.new_zeros(*nodes.shape[:-1], source.shape[1], weights.shape[-1])
-    matrix[..., dst, src % source.shape[1], :] = weights
-    return y.view_as(x), matrix.view(*x.shape[:2], *matrix.shape[-2:]).movedim(-1, 1)
+def _round(layer: nn.Module, x: Tensor, source: Tensor, graph: Graph) -> Tensor:
+    """Returns the output of a layer for x [B, P, dim] and sources [B, N, dim]."""
+    if graph.num_dst == x.shape[0] * x.shape[1]:
+        return layer(x.flatten(0, 1), graph, source.flatten(0, 1)).view_as(x)
+    return layer(x, graph, source)

@@ -131,7 +131,7 @@ class PixelDecoder(nn.Module):
             stretch: whether positions are interpolated to images of another size.
         """
         x = torch.where(with_class(seen)[..., None], self.to_dim(latent), self.mask_token)
-        x, _, _ = self.layers(x + self.positions(size, stretch=stretch))
+        x, _ = self.layers(x + self.positions(size, stretch=stretch))
         return self.to_pixels(self.norm(x))[:, 1:]
 
 

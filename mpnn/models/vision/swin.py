@@ -104,7 +104,6 @@ class Swin(Model):
         masked: Tensor | None = None,
         *,
         stretch: bool = False,
-        return_states: bool = False,
         return_weights: bool = False,
     ) -> ImageOutput:
         """One pass over images.
@@ -113,28 +112,23 @@ class Swin(Model):
             images: [B, channels, H, W], padded with zeros to whole patches.
             masked: bool [B, N], True at patches to replace by the mask token.
             stretch: whether position embeddings are interpolated to images of another size.
-            return_states: whether to return the states.
             return_weights: whether to return the attention weights.
 
         Returns:
-            last [B, patches of the last stage, width]; pooled [B, width], its mean; states: the input of each stage and
-            the output of the last; weights: those of the last layer of each stage, [B, windows, heads, S, S] over the S
-            positions of each window. Rows of padding are zeros.
+            last [B, patches of the last stage, width]; pooled [B, width], its mean; weights: those of the last layer
+            of each stage, [B, windows, heads, S, S] over the S positions of each window. Rows of padding are zeros.
         """
         images, size = self.pad_images(images)
         x = self.patch_norm(self.patches(images))
         x = x if masked is None else mask_patches(x, masked, self.mask_token)
         x = x if self.positions is None else x + self.positions(size, stretch=stretch)
         x = self.dropout(x)
-        states, weights = [x], []
+        weights = []
         for stage in self.stages:
             x, size, stage_weights = stage(x, size, return_weights)
-            states.append(x)
             weights.append(stage_weights)
         last = self.norm(x)
-        return ImageOutput(
-            last, last.mean(1), tuple(states) if return_states else None, tuple(weights) if return_weights else None
-        )
+        return ImageOutput(last, last.mean(1), tuple(weights) if return_weights else None)
 
     def pad_images(self, images: Tensor) -> tuple[Tensor, Size]:
         """Pads images with zeros to whole patches. Returns the images and their grid of patches."""

@@ -122,7 +122,6 @@ class ViT(Model):
         node_mask: Tensor | None = None,
         *,
         stretch: bool = False,
-        return_states: bool = False,
         return_weights: bool = False,
     ) -> ImageOutput:
         """One pass over images.
@@ -133,22 +132,21 @@ class ViT(Model):
             node_mask: bool [B, 1 + N], True at nodes to compute; default: all. Other nodes are removed from the graph,
                 and their outputs are zeros.
             stretch: whether positions are interpolated to images of another size.
-            return_states: whether to return the states.
             return_weights: whether to return the attention weights.
 
         Returns:
-            last and states [B, 1 + N, dim], pooled [B, width], weights [B, heads, 1 + N, 1 + N].
+            last [B, 1 + N, dim], pooled [B, width], weights [B, heads, 1 + N, 1 + N].
         """
         x = self.patches(images)
         x = x if masked is None else mask_patches(x, masked, self.mask_token)
         x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
         x = self.dropout(x + self.positions(self.patches.grid(images), stretch=stretch))
-        x, states, weights = self.layers(x, node_mask, return_states=return_states, return_weights=return_weights)
+        x, weights = self.layers(x, node_mask, return_weights=return_weights)
         last = self.norm(x)
         if node_mask is not None:
             last = last * node_mask[..., None]
         pooled = last[:, 0] if self.pooler is None else self.pooler(last[:, 0])
-        return ImageOutput(last, pooled, states, weights)
+        return ImageOutput(last, pooled, weights)
 
 
 class PatchLayers(nn.ModuleList):
@@ -160,20 +158,19 @@ class PatchLayers(nn.ModuleList):
         self.extend(self._layer(config) for _ in range(config.layers))
 
     def forward(
-        self, x: Tensor, node_mask: Tensor | None = None, *, return_states: bool = False, return_weights: bool = False
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-        """x [B, 1 + N, dim] -> the same shape, the states before and after each layer, and the weights of each layer
-        [B, H, 1 + N, 1 + N]. Outputs are zeros where `node_mask` (bool [B, 1 + N], default: all) is False."""
-        options = {"return_states": return_states, "return_weights": return_weights}
+        self, x: Tensor, node_mask: Tensor | None = None, *, return_weights: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """x [B, 1 + N, dim] -> the same shape, and the weights of each layer [B, H, 1 + N, 1 + N]. Outputs are zeros
+        where `node_mask` (bool [B, 1 + N], default: all) is False."""
         if node_mask is None:
-            x, states, edge_weights = run_layers(self, [self.graph] * len(self), x, **options)
+            x, edge_weights = run_layers(self, [self.graph] * len(self), x, return_weights=return_weights)
             weights = [as_matrix(w, self.graph.bind(x.shape[1]).to(x.device)) for w in edge_weights]
         else:
             packing, graph = self._packed(node_mask)
-            x, states, edge_weights = run_layers(self, [graph] * len(self), packing.pack(x), **options)
-            x, states = packing.unpack(x), [packing.unpack(y) for y in states]
+            x, edge_weights = run_layers(self, [graph] * len(self), packing.pack(x), return_weights=return_weights)
+            x = packing.unpack(x)
             weights = [packing.unpack_weights(w, graph) for w in edge_weights]
-        return x, tuple(states) if return_states else None, tuple(weights) if return_weights else None
+        return x, tuple(weights) if return_weights else None
 
     def _layer(self, config: ViTConfig) -> MessagePassing:
         update = transformer_update(PreNorm, config)

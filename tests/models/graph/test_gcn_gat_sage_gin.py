@@ -1,4 +1,4 @@
-"""Graph networks: on the same weights each says what PyTorch Geometric's layers say, and they learn Cora."""
+"""Graph networks of one kind of layer: whole graphs, graphs given once for all, sparse features, and Cora."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from statistics import mean
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn import Graph, data, graphs
 from mpnn.models import GAT, GCN, GIN, GraphSAGE
 from mpnn.train.node_classifier import fit_node_classifier
-
-pyg = pytest.importorskip("torch_geometric.nn")
 
 NODES, WIDTH, CLASSES = 30, 10, 4
 
@@ -39,64 +36,6 @@ def scrambled(model: nn.Module) -> nn.Module:
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
     return model
-
-
-def copy(into: Tensor, values: Tensor) -> None:
-    with torch.no_grad():
-        into.copy_(values.reshape(into.shape))
-
-
-def test_gcn_equals_pyg(x: Tensor, edge_index: Tensor) -> None:
-    ours = scrambled(GCN(WIDTH, CLASSES))
-    theirs = [pyg.GCNConv(WIDTH, 16, bias=False).double(), pyg.GCNConv(16, CLASSES, bias=False).double()]
-    for layer, conv in zip(ours.layers, theirs, strict=True):
-        copy(conv.lin.weight, layer.attention.to_value.weight)
-    expected = theirs[1](theirs[0](x, edge_index).relu(), edge_index)
-    graph = graphs.from_edges(edge_index, NODES).with_self_loops()
-    torch.testing.assert_close(ours(x, graph), expected)
-    torch.testing.assert_close(ours(x.to_sparse(), graph), expected)
-
-
-@pytest.mark.parametrize("out_heads", [1, 3])
-def test_gat_equals_pyg(x: Tensor, edge_index: Tensor, out_heads: int) -> None:
-    ours = scrambled(GAT(WIDTH, CLASSES, out_heads=out_heads))
-    theirs = [
-        pyg.GATConv(WIDTH, 8, 8).double(),
-        pyg.GATConv(64, CLASSES, out_heads, concat=False).double(),
-    ]
-    for layer, conv in zip(ours.layers, theirs, strict=True):
-        copy(conv.lin.weight, layer.attention.to_value.weight)
-        copy(conv.att_src, layer.attention.by_src)
-        copy(conv.att_dst, layer.attention.by_dst)
-        copy(conv.bias, layer.attention.bias)
-    expected = theirs[1](F.elu(theirs[0](x, edge_index)), edge_index)
-    graph = graphs.from_edges(edge_index, NODES).with_self_loops()
-    torch.testing.assert_close(ours(x, graph), expected)
-    torch.testing.assert_close(ours(x.to_sparse(), graph), expected)
-
-
-@pytest.mark.parametrize("aggregate", ["mean", "max"])
-def test_graphsage_equals_pyg(x: Tensor, edge_index: Tensor, aggregate: str) -> None:
-    ours = scrambled(GraphSAGE(WIDTH, CLASSES, hidden=6, aggregate=aggregate))
-    expected = x
-    for layer, width in zip(ours.layers, (WIDTH, 6), strict=True):
-        conv = pyg.SAGEConv(width, 6, aggr=aggregate).double()
-        own, neighbors = layer.update.linear.weight.split(width, 1)
-        copy(conv.lin_r.weight, own)
-        copy(conv.lin_l.weight, neighbors)
-        copy(conv.lin_l.bias, layer.update.linear.bias)
-        expected = F.normalize(conv(expected, edge_index).relu(), dim=-1)
-    torch.testing.assert_close(ours(x, graphs.from_edges(edge_index, NODES)), ours.head(expected))
-
-
-@pytest.mark.parametrize("learn_eps", [False, True])
-def test_gin_equals_pyg(x: Tensor, edge_index: Tensor, learn_eps: bool) -> None:
-    ours = scrambled(GIN(WIDTH, CLASSES, hidden=6, layers=3, learn_eps=learn_eps))
-    h, expected = x, ours.heads[0](x)
-    for layer, head in zip(ours.layers, ours.heads[1:], strict=True):
-        h = pyg.GINConv(layer.update.f, eps=layer.update.eps.item()).double()(h, edge_index)
-        expected = expected + head(h)
-    torch.testing.assert_close(ours(x, graphs.from_edges(edge_index, NODES)), expected)
 
 
 def test_gin_classifies_whole_graphs_of_a_batch(x: Tensor, edge_index: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Graph Transformer: its layers are those of PyTorch Geometric, and edges that weigh scores follow the formula."""
+"""Graph Transformer: edges that weigh scores follow the formula."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, graphs
 from mpnn.models.graph.graph_transformer import EdgeScaled, GraphTransformer
-
-pyg = pytest.importorskip("torch_geometric.nn")
 
 SYSTEM = "Graph Transformer (1 hop, edge features)"
 N, IN, EDGE, HIDDEN, HEADS, CLASSES = 11, 5, 3, 4, 2, 3
@@ -33,40 +31,6 @@ def drawn(module: nn.Module) -> nn.Module:
         for parameter in module.parameters():
             parameter.normal_(std=0.5)
     return module.eval()
-
-
-def theirs(model: GraphTransformer) -> list[nn.Module]:
-    """The layers of PyTorch Geometric with the weights of ours."""
-    convs = []
-    for k, layer in enumerate(model.layers):
-        last, ours = k == len(model.layers) - 1, layer.attention
-        conv = pyg.TransformerConv(
-            ours.to_query.in_features,
-            CLASSES if last else HIDDEN,
-            HEADS,
-            concat=not last,
-            beta=True,
-            edge_dim=EDGE,
-        ).to(ours.to_query.weight.dtype)
-        for name, linear in (
-            *(("query", ours.to_query), ("key", ours.to_key), ("value", ours.to_value), ("edge", ours.to_edge)),
-            *(("skip", layer.update.own), ("beta", layer.update.gate)),
-        ):
-            getattr(conv, f"lin_{name}").load_state_dict(linear.state_dict())
-        convs.append(conv)
-    return convs
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_layers_are_those_of_pyg(graph: Graph, measured: Callable[..., None], dtype: torch.dtype) -> None:
-    model = drawn(GraphTransformer(IN, CLASSES, HIDDEN, HEADS, edge_dim=EDGE)).to(dtype)
-    x, attr = torch.randn(N, IN, dtype=dtype), graph.edge_attr.to(dtype)
-    h = x
-    for layer, conv in zip(model.layers, theirs(model), strict=True):
-        h = conv(h, graph.edge_index, attr)
-        h = h if layer.update.f is None else layer.update.f(h)
-    error = (model(x, graph, attr) - h).abs().max().item()
-    measured(SYSTEM, "PyTorch Geometric TransformerConv", error, error_bound(2, HIDDEN * HEADS, dtype))
 
 
 def formula(op: MessagePassing, x: Tensor, graph: Graph, attr: Tensor) -> Tensor:

@@ -1,21 +1,15 @@
-"""MoNet: its layers are PyTorch Geometric's GMMConv, over degrees or over coordinates that edges bring."""
+"""MoNet: its weights are Gaussians of coordinates, of degrees or of what edges bring."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from error_bound import error_bound
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Gaussian
 from mpnn.models import MoNet
 
-pyg = pytest.importorskip("torch_geometric.nn")
-
-SYSTEM = "GAT, GATv2, MoNet, VAIN"
 N, IN, HIDDEN, CLASSES, KERNELS = 13, 5, 6, 3, 4
 
 
@@ -24,34 +18,6 @@ def edges() -> Tensor:
     found = torch.randint(0, N, (2, 40))
     found[1] = found[1].clamp(min=2)
     return found
-
-
-def theirs(spec: Gaussian, in_dim: int, out_dim: int, dim: int) -> nn.Module:
-    conv = pyg.GMMConv(in_dim, out_dim, dim, KERNELS).to(spec.mu.dtype)
-    weights = {"g": spec.to_value.weight.T, "mu": spec.mu, "sigma": spec.sigma, "bias": spec.bias}
-    conv.load_state_dict({**weights, "root.weight": torch.zeros(out_dim, in_dim)})
-    return conv
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_layers_are_those_of_pyg(dtype: torch.dtype, measured: Callable[..., None]) -> None:
-    model = MoNet(IN, CLASSES, HIDDEN, KERNELS, coordinates=3).to(dtype).eval()
-    edge_index, place = edges(), torch.randn(40, 3, dtype=dtype, requires_grad=True)
-    for layer in model.layers:
-        nn.init.normal_(layer.attention.bias)
-    x = torch.randn(N, IN, dtype=dtype, requires_grad=True)
-    first = theirs(model.layers[0].attention, IN, HIDDEN, 3)(x, edge_index, model.places[0](place)).relu()
-    expected = theirs(model.layers[1].attention, HIDDEN, CLASSES, 3)(first, edge_index, model.places[1](place))
-    found = model(x, graphs.from_edges(edge_index, N), place)
-    error = (found - expected).abs().max().item()
-    measured(SYSTEM, "PyTorch Geometric GMMConv", error, error_bound(2, HIDDEN * KERNELS, dtype))
-    if dtype == torch.float64:
-        for a, b in zip(
-            torch.autograd.grad(found.square().sum(), [x, place]),
-            torch.autograd.grad(expected.square().sum(), [x, place]),
-            strict=True,
-        ):
-            torch.testing.assert_close(a, b)
 
 
 def test_weights_are_gaussians_of_the_coordinates() -> None:

@@ -13,7 +13,7 @@ def test_without_a_pooler_it_answers_with_the_last_states_alone():
     tokens, keep = torch.randint(50, (2, 10)), torch.tensor([[True] * 10, [True] * 4 + [False] * 6])
     found = Bert(BertConfig(**SIZES), graphs.window(2), pooler=False)(tokens, padding_mask=~keep)
     assert found.last.shape == (2, 10, 16)
-    assert found.pooled is found.states is found.weights is None
+    assert found.pooled is found.weights is None
 
 
 def test_positions_that_begin_after_the_pad_count_tokens():

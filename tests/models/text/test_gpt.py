@@ -131,8 +131,3 @@ def test_the_first_gpt_norms_what_its_layers_add() -> None:
     last = model.decode(tokens()).last
     torch.testing.assert_close(last.mean(-1), torch.zeros(2, 24), atol=1e-6, rtol=0)
     torch.testing.assert_close(last.var(-1, correction=0), torch.ones(2, 24), atol=1e-3, rtol=0)
-
-
-def test_scores_may_shrink_with_depth() -> None:
-    model = GPT2(GPTConfig(11, 16, 3, 4, scaled_by_depth=True))
-    assert [layer.attention.scale for layer in model.layers] == [0.5, 0.5 / 2, 0.5 / 3]

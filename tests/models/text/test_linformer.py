@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
@@ -15,10 +15,6 @@ DIM, HEADS, VOCABULARY, CONTEXT, LANDMARKS = 16, 2, 11, 12, 5
 EXACT = error_bound(2, 32, torch.float64)
 BOUND = error_bound(2, 32)
 CONFIG = LinformerConfig(VOCABULARY, DIM, 2, HEADS, 32, CONTEXT, landmarks=LANDMARKS)
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 def rough(dtype=torch.float32):

@@ -177,11 +177,10 @@ def test_sentences_of_one_length_share_one_graph() -> None:
 def test_an_encoder_computes_each_document_alone(graph: Any, after_pad: bool) -> None:
     config = BertConfig(WORDS, 16, 2, 4, 24, CONTEXT, pad=1, after_pad=after_pad)
     model = Bert(config, graph).eval()
-    tokens, rows = words(), {"return_states": True, "return_weights": True}
+    tokens, rows = words(), {"return_weights": True}
     packed, alone = model(tokens, lengths=LENGTHS, **rows), [model(x, **rows) for x in tokens.split(LENGTHS, 1)]
     torch.testing.assert_close(packed.last, torch.cat([x.last for x in alone], 1), rtol=0, atol=1e-5)
     torch.testing.assert_close(packed.pooled, torch.stack([x.pooled for x in alone], 1), rtol=0, atol=1e-5)
-    torch.testing.assert_close(packed.states[1], torch.cat([x.states[1] for x in alone], 1), rtol=0, atol=1e-5)
     blocks = torch.zeros_like(packed.weights[0])
     for document, (start, stop) in zip(alone, [(0, 5), (5, 6), (6, 13)], strict=True):
         blocks[..., start:stop, start:stop] = document.weights[0]

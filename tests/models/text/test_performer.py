@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 from torch.nn import functional as F
 
 from mpnn import graphs
@@ -17,10 +17,6 @@ DIM, HEADS, VOCABULARY, CONTEXT, FEATURES = 16, 2, 11, 12, 9
 EXACT = error_bound(2, 32, torch.float64)
 BOUND = error_bound(2, 32)
 SIZES = {"vocabulary": VOCABULARY, "dim": DIM, "layers": 2, "heads": HEADS, "hidden": 32, "context": CONTEXT}
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 def rough(model, dtype):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 from torch.nn import functional as F
 
 from mpnn import graphs
@@ -22,10 +22,6 @@ CONFIG = GPTConfig(VOCABULARY, DIM, LAYERS, HEADS, context=CONTEXT)
 STRIDED = (lambda i, j: i - j < 4, lambda i, j: (i - j) % 4 == 0)
 FIXED = (lambda i, j: i // 4 == j // 4, lambda i, j: i == j or (i // 4 > j // 4 and j % 4 >= 2))
 KINDS = {"strided": (strided_patterns(4), STRIDED), "fixed": (fixed_patterns(4, 2), FIXED)}
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 def model_of(patterns, by, dtype=torch.float64):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,10 +33,6 @@ def small(dtype=torch.float64, graph=None, target_graph=None, **changes):
 
 def sentences():
     return torch.randint(3, 50, SOURCE.shape), torch.randint(3, 50, TARGET.shape)
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 def theirs(ours):
@@ -128,10 +124,9 @@ def test_gradients_equal_torch():
 
 def test_weights_of_each_round_are_matrices_whose_rows_add_up_to_one():
     ours, (source, target) = small(), sentences()
-    memory = ours.encode(source, padding_mask=~SOURCE, return_states=True, return_weights=True)
+    memory = ours.encode(source, padding_mask=~SOURCE, return_weights=True)
     found = ours.decode(target, memory, padding_mask=~TARGET, return_weights=True)
     assert [w.shape for w in memory.weights] == [(3, 4, 11, 11)] * 2
-    assert [s.shape for s in memory.states] == [(3, 11, 32)] * 3
     assert [w.shape for w in found.cross_weights] == [(3, 4, 8, 11)] * 3
     for weights, keep in [(memory.weights[0], SOURCE), (found.weights[0], TARGET), (found.cross_weights[0], TARGET)]:
         torch.testing.assert_close(weights.sum(-1), keep[:, None, :].expand(-1, 4, -1).double())

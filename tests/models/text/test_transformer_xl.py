@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
@@ -31,10 +31,6 @@ def small(dtype=torch.float32, **options):
 
 def tokens(length, batch=2):
     return torch.randint(VOCABULARY, (batch, length))
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 # ------------------------------------------------------------------------------------------------ the formula

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 from torch import nn
 
 from mpnn import MessagePassing, graphs
@@ -25,10 +25,6 @@ SHAPES = {
     "same": (nn.Conv2d(3, 5, (3, 5), padding="same", dilation=(2, 1)), (6, 7)),
     "a sequence": (nn.Conv1d(3, 5, 4, stride=2, padding=3, dilation=2), (11,)),
 }
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 def both(conv, images):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 
 from mpnn.models import MAE, MAEConfig, from_hf
 from mpnn.models.layers.images import patchify
@@ -48,10 +48,6 @@ def hugging_face(kind="ViTMAEForPreTraining", attention="sdpa", dtype=torch.floa
         model.decoder.mask_token.data.normal_()
         model.decoder.decoder_pos_embed.data.normal_()
     return model
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 # ------------------------------------------------------------------------------------------------ the same numbers

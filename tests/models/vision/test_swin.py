@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 from torch import nn
 
 from mpnn import MessagePassing, graphs
@@ -53,10 +53,6 @@ def hugging_face(kind="SwinModel", attention="sdpa", dtype=torch.float64, **chan
 
 def images(size=16, dtype=torch.float64):
     return torch.randn(2, 3, *([size, size] if isinstance(size, int) else size), dtype=dtype)
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 # ------------------------------------------------------------------------------------------------ the same numbers

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from error_bound import error_bound
+from error_bound import error_bound, largest
 
 from mpnn import graphs
 from mpnn.models import ImageClassifier, ViT, ViTConfig, from_hf
@@ -40,10 +40,6 @@ def hugging_face(kind="ViTModel", attention="sdpa", dtype=torch.float64, **chang
 
 def images(height=20, width=20, dtype=torch.float64):
     return torch.randn(3, 3, height, width, dtype=dtype)
-
-
-def largest(difference):
-    return difference.abs().max().item()
 
 
 # ------------------------------------------------------------------------------------------------ the same numbers
@@ -103,5 +99,4 @@ def test_the_answer_of_a_vit_by_itself():
     seen = ViT(TINY, mask_token=True)(torch.randn(2, 3, 12, 12), torch.rand(2, 9) < 0.5, return_weights=True)
     assert seen.last.shape == (2, 10, 16)
     assert seen.pooled.shape == (2, 16)
-    assert seen.states is None
     assert seen.weights[0].shape == (2, 2, 10, 10)
