@@ -16,7 +16,7 @@ from mpnn.engine.plan import Refused
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.round import Round
-from mpnn.scores import PARAMETER, AdditiveScore, Dot, LeakyReLU, lowered
+from mpnn.scores import PARAMETER, AdditiveScore, Dot, LeakyReLU, Role, lowered
 
 N, HEADS, WIDTH = 12, 2, 8
 GRAPH = graphs.window(3).bind(N)
@@ -219,3 +219,77 @@ def test_the_short_way_of_attend_compares_every_keyword() -> None:
     assert len(ops._NO_OPTIONS) == len(keywords - {"scale", "backend"})
     for name in keywords - {"scale", "backend", "bias", "sinks", "softcap", "normalize", "dropout"}:
         assert isinstance(ops.attend(GRAPH, Q, K, V, **{name: True}), tuple)
+
+
+# ---------------------------------------------------------------------------------------- cached choices
+
+
+@pytest.mark.parametrize("subclass_first", [False, True])
+def test_a_table_and_its_subclass_do_not_share_a_choice(subclass_first: bool) -> None:
+    graph = graphs.window(3).bind(N + 1 + subclass_first)  # sizes that no other test has cached
+    query, key, value = torch.randn(3, graph.num_dst, HEADS, WIDTH)
+    plain, own = (
+        Round(graph, value, Dot(query, key, 1.0), bias=(kind(TABLE, Offset(1)),)) for kind in (BiasTable, Twice)
+    )
+
+    def refused() -> None:
+        with pytest.raises(Refused, match="bias of type Twice"):
+            engine.run(own)
+
+    if subclass_first:
+        refused()
+    assert engine.run(plain)[0].shape == value.shape
+    refused()
+
+
+def test_a_field_of_the_name_of_another_need_is_not_served() -> None:
+    @dataclass(eq=False)
+    class Mean(Round):
+        mean: bool = False
+
+    with pytest.raises(Refused, match="it does not support field mean"):
+        engine.run(Mean(GRAPH, V, Dot(Q, K, 0.5), mean=True))
+
+
+def test_a_method_set_on_an_instance_is_not_overlooked() -> None:
+    score = Dot(Q, K, 1.0)
+    score.logits = lambda query, key, edge_key: (query - key).sum(-1)  # type: ignore[method-assign]
+    asked = Round(GRAPH, V, score)
+    torch.testing.assert_close(engine.run(asked)[0], engine.run(asked, "edge_list")[0])
+    with pytest.raises(Refused, match="no kernel for Dot"):
+        engine.run(asked, "csr")
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ({"key": Role("scr")}, 'the role of key in Bent must be "dst", "src" or "edge"; got'),  # type: ignore[arg-type]
+        ({"keys": Role("src")}, "Bent has a role for 'keys', and no field of this name"),
+    ],
+)
+def test_roles_of_a_score_are_checked(key: dict[str, Role], message: str) -> None:
+    class Bent(Tempered): ...
+
+    Bent.roles = {"query": Role("dst"), **key}
+    with pytest.raises(TypeError, match=message):
+        engine.run(Round(GRAPH, V, Bent(Q, K, torch.ones(HEADS))), "edge_list")
+
+
+def test_lower_runs_outside_of_autocast() -> None:
+    @dataclass(eq=False)
+    class Bilinear:
+        query: Tensor
+        key: Tensor
+        weight: Tensor
+        roles: ClassVar = {name: Dot.roles[name] for name in ("query", "key")}
+
+        def logits(self, query: Tensor, key: Tensor) -> Tensor:
+            return ((query @ self.weight) * key).sum(-1)
+
+        def lower(self) -> Dot:
+            return Dot(self.query @ self.weight, self.key, 1.0)
+
+    asked = Round(GRAPH, V, Bilinear(Q, K, torch.randn(WIDTH, WIDTH)))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = engine.run(asked)[0]
+    torch.testing.assert_close(found, engine.run(asked)[0])
