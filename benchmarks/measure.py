@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.contest import BOTH, STEP, Entry
 
-LEAST_ROUNDS, MOST_ROUNDS = 3, 200
+MIN_ROUNDS, MAX_ROUNDS = 3, 200
 SLOW = 3.0  # seconds; what takes longer is timed once
 
 
@@ -46,7 +46,7 @@ def interleaved(works: Sequence[Callable[[], object]], seconds: float) -> list[l
     All must have run before. The first round only says how long each takes, except for what is slow: that is enough.
     """
     trial = [timed(once) for once in works]
-    rounds = [0 if t > SLOW else min(max(int(seconds / t), LEAST_ROUNDS), MOST_ROUNDS) for t in trial]
+    rounds = [0 if t > SLOW else min(max(int(seconds / t), MIN_ROUNDS), MAX_ROUNDS) for t in trial]
     times = [[t] if r == 0 else [] for t, r in zip(trial, rounds, strict=True)]
     for turn in range(max(rounds, default=0)):
         for k, once in enumerate(works):

@@ -16,8 +16,8 @@ from torch import Tensor
 from benchmarks.contest import BOTH, Entry
 from mpnn import Graph, MessagePassing, graphs
 
-MOST_ROWS = 48
-MOST_NUMBERS = 2e7  # of the drawn rows' edges times features, in float64: 160 MB a tensor
+MAX_ROWS = 48
+MAX_NUMBERS = 2e7  # of the drawn rows' edges times features, in float64: 160 MB a tensor
 # Of the largest number: some hundred times what float32 sums of thousands of terms lose, and far below one wrong edge.
 TOLERANCE = 2e-4
 NARROW = 3e-2  # bfloat16 keeps 8 bits of a number: results and gradients that were rounded several times on the way
@@ -120,10 +120,10 @@ def error(who: str, what: str, found: Tensor, expected: Tensor, least: float = 1
 def drawn(graph: Graph, width: int, seed: int) -> Tensor:
     """Rows to check, sorted: the first, the last and others at random, as long as their edges are not too many."""
     candidates = np.random.default_rng(seed).permutation(graph.num_dst)
-    degree, left = graph.degree().cpu().numpy(), MOST_NUMBERS
+    degree, left = graph.degree().cpu().numpy(), MAX_NUMBERS
     rows: list[int] = []
     for row in dict.fromkeys([0, graph.num_dst - 1, *candidates.tolist()]):
-        if degree[row] * width <= left and len(rows) < MOST_ROWS:
+        if degree[row] * width <= left and len(rows) < MAX_ROWS:
             rows.append(row)
             left -= degree[row] * width
     return torch.tensor(sorted(rows), device=graph.device)

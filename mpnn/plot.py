@@ -36,7 +36,7 @@ SEQUENTIAL = ("#d3e4f3", "#84b9dc", "#3487c0", "#12588f", "#062a52")
 
 _TILES = 256
 _SEPARATE_CELLS = 32
-_MOST_ARROWS = 400
+_MAX_ARROWS = 400
 _LONGEST_SHAPE = 8
 _LONGEST_NAME = 26
 _TITLE, _NAME = 11, 9  # sizes in points
@@ -397,7 +397,7 @@ def _links(ax: Axes, graph: Graph, at: NDArray[np.float64], size: float) -> None
 
     dst, src = graph.runs.edges()
     dst, src = dst[dst != src], src[dst != src]
-    if len(dst) <= _MOST_ARROWS and not graph.runs.same_as(graph.runs.transpose()):
+    if len(dst) <= _MAX_ARROWS and not graph.runs.same_as(graph.runs.transpose()):
         _arrows(ax, at[src], at[dst], size)
     else:
         width = float(np.clip(300 / max(len(dst), 1), 0.25, 1.2))

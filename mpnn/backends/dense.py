@@ -34,9 +34,9 @@ from mpnn.scores import Dot
 
 NAME = "dense"
 
-_MOST_PAIRS = 1 << 26  # of a mask; 64 MB
+_MAX_PAIRS = 1 << 26  # of a mask; 64 MB
 _FRESH = 1 << 25  # bytes of logits from which on the system allocates them in each call, at a cost for each page
-_MOST_SCORES = 1 << 29  # of logits in memory, over all heads and batches; 2 GB in float32
+_MAX_SCORES = 1 << 29  # of logits in memory, over all heads and batches; 2 GB in float32
 
 
 SERVES = (
@@ -59,12 +59,12 @@ def refusal(round: Round) -> str | None:
         pairs = graph.num_edges
     else:
         pairs = graph.num_dst * graph.num_src
-        if pairs > _MOST_PAIRS and _plain_shape(graph) is None:
+        if pairs > _MAX_PAIRS and _plain_shape(graph) is None:
             return f"a mask of {graph.num_dst:,} x {graph.num_src:,} pairs is too large"
     if graph.is_explicit and graph.num_edges != graph.runs.num_edges:
         return "the graph has repeated edges, which a matrix of pairs cannot tell apart"
     written = max(pairs, graph.num_dst * _classes(round)) * round.batch.numel() * round.heads
-    if (_is_materialized(round) or _is_biased(round)) and written > _MOST_SCORES:
+    if (_is_materialized(round) or _is_biased(round)) and written > _MAX_SCORES:
         return f"it would materialize {written:,} logits"
     return None
 

@@ -22,8 +22,8 @@ from mpnn.scores import Dot
 
 NAME = "low_rank"
 
-_LEAST_ROWS = 16  # with the same first source, on average; below this the backend is not worthwhile
-_MOST_STRIPS = 3  # of rows with the same first source, on average: the last source stays, then moves, then stays
+_MIN_ROWS = 16  # with the same first source, on average; below this the backend is not worthwhile
+_MAX_STRIPS = 3  # of rows with the same first source, on average: the last source stays, then moves, then stays
 
 
 SERVES = FLOATS | DEVICES | {"Dot", "unnormalized", "sum", "gradient"}
@@ -115,7 +115,7 @@ def _find_blocks(graph: Graph) -> list[Block] | None:
     top, height, moves = strips.rows[:-1][nonempty], strips.height[nonempty], last.start > first.start
     count = np.where(moves, height, 1)
     starts = count.sum() - np.count_nonzero(first.start[1:] == last.start[:-1])
-    if (starts - 1) * _LEAST_ROWS > graph.num_dst or count.sum() > _MOST_STRIPS * starts:
+    if (starts - 1) * _MIN_ROWS > graph.num_dst or count.sum() > _MAX_STRIPS * starts:
         return None
     which = np.repeat(np.arange(len(count)), count)
     below = np.arange(len(which)) - (np.cumsum(count) - count)[which]  # 0 unless the strip is taken row by row

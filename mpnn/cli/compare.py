@@ -54,7 +54,7 @@ _RATES = (0.5, 1.0, 2.0)  # times the learning rate
 _VALIDATIONS = 5  # in the first round
 _CROPS = 64  # of the validation text: some four steps of training
 _WARM_STEPS = 20
-_LEAST_STEPS = 20
+_MIN_STEPS = 20
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 RESULTS, PAGE, CURVES, COSTS = "compare.json", "index.html", "curves.png", "costs.png"
 HEADINGS = ("", "graph", "edges", "reach", "backend", "estimated", "a step", "rate", "equal time", "equal steps", "end")
@@ -347,9 +347,9 @@ def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> 
         except (ValueError, MemoryError) as error:
             warn(f"{expression} is left out: {error}")
             continue
-        if one.seconds * _LEAST_STEPS > share:
+        if one.seconds * _MIN_STEPS > share:
             warn(
-                f"{expression} is left out: {_LEAST_STEPS} steps would take about {one.seconds * _LEAST_STEPS:.2g} s, "
+                f"{expression} is left out: {_MIN_STEPS} steps would take about {one.seconds * _MIN_STEPS:.2g} s, "
                 f"and --budget leaves {share:.2g} s for each learning rate"
             )
             continue

@@ -24,7 +24,7 @@ OWN = "the model's own masks"
 HEADINGS = ("graph", "edges", "perplexity", "nats a token", "more than its own, 95%", "time of a piece")
 
 _PIECES = 16
-_MOST_TOKENS = 2048  # of a piece, unless --context says so
+_MAX_TOKENS = 2048  # of a piece, unless --context says so
 _TOLERATED = 0.01  # of the loss: a graph so little worse than the best is as good
 
 
@@ -74,7 +74,7 @@ def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]
     tokens = tokenizer(text, return_tensors="pt", verbose=False).input_ids[0]
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is None:
-        context = min(most or _MOST_TOKENS, _MOST_TOKENS, len(tokens))
+        context = min(most or _MAX_TOKENS, _MAX_TOKENS, len(tokens))
     if most is not None and context > most:
         raise ValueError(f"{name} takes at most {most} tokens; got --context {context}")
     if len(tokens) < context or context < 2:

@@ -11,7 +11,7 @@ from rich.text import Text
 from mpnn.graph.runs import Runs
 from mpnn.plot import EMPTY, SEQUENTIAL, density
 
-_MOST_CELLS = 64
+_MAX_CELLS = 64
 _SMALL = 32
 
 # Bayer matrix for ordered dithering: without colors, a density becomes a share of filled cells.
@@ -21,11 +21,11 @@ _BLOCKS = str.maketrans("▀▄█─│┌┐└┘", "'.#-|++++")
 """What stands for the block characters where the encoding of the terminal has none."""
 
 
-def matrix(runs: Runs, plain: bool, width: int = _MOST_CELLS + 2, ascii_only: bool = False) -> Text:
+def matrix(runs: Runs, plain: bool, width: int = _MAX_CELLS + 2, ascii_only: bool = False) -> Text:
     """Draws destinations as rows and sources as columns, at most `width` characters wide. Darker cells contain more
     edges. `plain`: without colors, in a frame. `ascii_only`: plain, and without block characters."""
     plain = plain or ascii_only
-    cells = _cells(runs, max(1, min(_MOST_CELLS, width - 2 * plain)))
+    cells = _cells(runs, max(1, min(_MAX_CELLS, width - 2 * plain)))
     if len(cells) % 2:
         cells = np.vstack([cells, np.full_like(cells[:1], np.nan)])
     if ascii_only:

@@ -18,7 +18,7 @@ from mpnn.graph import Graph, reachability
 _SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".webp")
 _LAYERS = (1, 2, 4, 8, 16, 32)
 _TIME_LIMIT = 20.0  # seconds for the reach
-_MOST_RUNS = 1 << 25  # of a graph that is drawn and whose reach is computed; 800 MB
+_MAX_RUNS = 1 << 25  # of a graph that is drawn and whose reach is computed; 800 MB
 
 
 def graph(
@@ -70,8 +70,8 @@ def graph(
         facts = _facts(expression, bound)
     console.print(facts)
     console.print()
-    if bound.structure.num_runs > _MOST_RUNS:
-        console.print(f"not drawn: more than {_MOST_RUNS:,} runs", style="dim")
+    if bound.structure.num_runs > _MAX_RUNS:
+        console.print(f"not drawn: more than {_MAX_RUNS:,} runs", style="dim")
     elif bound.num_dst and bound.num_src:
         plain = console.no_color or console.color_system is None
         console.print(drawing.matrix(bound.runs, plain, console.width, ascii_only=console.options.ascii_only))
@@ -110,7 +110,7 @@ def _facts(expression: str, graph: Graph) -> Table:
     if graph.num_dst:
         (least, most), mean = graph.structure.degree_range(), graph.num_edges / graph.num_dst
         table.add_row("degree", f"{least:,} least, {mean:,.1f} mean, {most:,} most")
-    if graph.num_dst == graph.num_src > 0 and runs <= _MOST_RUNS:
+    if graph.num_dst == graph.num_src > 0 and runs <= _MAX_RUNS:
         deadline = perf_counter() + _TIME_LIMIT
         reached = reach_by_layer(graph, deadline)
         for layers, fraction in reached:

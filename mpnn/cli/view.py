@@ -146,7 +146,7 @@ def _is_model(what: str) -> bool:
 def _page_of_model(what: str, reads: Reads, graphs: list[str] | None) -> Page:
     from mpnn.cli import view_images, view_models, view_nodes, view_text
 
-    if graphs and len(graphs) > view_models.MOST_GRAPHS:
+    if graphs and len(graphs) > view_models.MAX_GRAPHS:
         raise ValueError(f"the page shows up to two graphs side by side; got {len(graphs)}")
     with console.status("reading attention weights"):
         folder = Path(what)

@@ -24,7 +24,7 @@ from mpnn.view.attention import Recording, attention
 from mpnn.view.subject import Patches
 
 _BUDGET = 8 << 20  # bytes of the weights over one graph
-_MOST_EXTRA = 16  # class and register tokens; more nodes than that are no grid of patches
+_MAX_EXTRA = 16  # class and register tokens; more nodes than that are no grid of patches
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def of_transformers(name: str, model: Any, file: Path, graphs: Sequence[str] | N
 
     own = record("")
     extra = own.size - rows * columns
-    if not 0 <= extra <= _MOST_EXTRA:
+    if not 0 <= extra <= _MAX_EXTRA:
         raise ValueError(
             f"{name} has layers over {own.size} nodes for {rows} x {columns} patches; the page shows models over one "
             "grid of patches, such as ViT, DeiT and DINOv2"

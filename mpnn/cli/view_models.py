@@ -11,7 +11,7 @@ import torch
 from mpnn.view.attention import Recording
 
 OWN = "its own graph"
-MOST_GRAPHS = 2
+MAX_GRAPHS = 2
 
 
 def record_each(

@@ -21,7 +21,7 @@ from mpnn.view import Page
 from mpnn.view import subject as subjects
 from mpnn.view.attention import Recording, attention
 
-_MOST_NODES = 5_000  # on the page: those nearest to the chosen one
+_MAX_NODES = 5_000  # on the page: those nearest to the chosen one
 _BUDGET = 4 << 20  # bytes of the weights over one graph
 _TYPICAL = 8  # in-neighbors of the node that is chosen without --node
 _SIDE = 8  # pixels of a digit
@@ -53,7 +53,7 @@ def of_run(folder: str, node: int | None, graphs: Sequence[str] | None) -> Page:
         node = int((own.degree() - _TYPICAL).abs().argmin())
     elif not 0 <= node < size:
         raise ValueError(f"--node {node}: {folder} has nodes 0 to {size - 1}")
-    order = _order(_nearest(own, node, _MOST_NODES), _classes(nodes))
+    order = _order(_nearest(own, node, _MAX_NODES), _classes(nodes))
     recorded, _ = record_each(
         lambda graph: record(model, nodes, bind(graph), graph or run.expression, order), graphs, lambda _: None
     )

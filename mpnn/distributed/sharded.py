@@ -17,7 +17,7 @@ from mpnn.graph import Graph, sharding
 from mpnn.graph.exchange import Layer
 from mpnn.graph.topology import Topology
 
-_MOST_PARTS = 64
+_MAX_PARTS = 64
 
 
 @contextmanager
@@ -103,7 +103,7 @@ class _Sharding:
             bound = graph.bind(*whole) if isinstance(graph, Topology) else graph
             # A partition holds its graph, so that an id stays its own.
             self._parts[key] = self._given_of(bound) or Partition(bound, dst, src, self._group, self._transport)
-            while len(self._parts) > _MOST_PARTS:
+            while len(self._parts) > _MAX_PARTS:
                 self._parts.popitem(last=False)
         self._parts.move_to_end(key)
         return self._parts[key].shard(layer=layer)

@@ -9,7 +9,7 @@ where g is one of two groups of operations of a backend, those once per call and
 a factor for each group. m_q is the mean of e_qb over the backends of a round: plans compare backends, and a busy
 machine slows all backends of a round alike, so errors that they share weigh less, by c = `SHARED`. Backends that are
 much slower than the quickest weigh less too: w_qb is the least time of the round over the backend's, but at least
-`LEAST`. A robust loss (soft L1) stands in place of the squares, so that single disturbed times matter little.
+`MIN_WEIGHT`. A robust loss (soft L1) stands in place of the squares, so that single disturbed times matter little.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 from mpnn.backends.cost_model import Counts, is_once
 from mpnn.backends.tuned import Prices
 
-SHARED, LEAST = 0.9, 0.1
+SHARED, MIN_WEIGHT = 0.9, 0.1
 GROUP_FREEDOM = 4.0
 _SMALLEST = 1e-4  # nanoseconds; a price changes by factors, so it cannot start at 0
 
@@ -48,7 +48,7 @@ def fit(prices: Prices, samples: Sequence[Sample], freedom: float) -> Prices:
     start = np.array([max(prices[b][kind], _SMALLEST) for b, kind in columns])
     shares *= start
     owner = np.array([q for q, _ in rows])
-    weight = np.array([max(min(samples[q].seconds.values()) / samples[q].seconds[b], LEAST) for q, b in rows])
+    weight = np.array([max(min(samples[q].seconds.values()) / samples[q].seconds[b], MIN_WEIGHT) for q, b in rows])
     total = np.bincount(owner, weight)
 
     def compared(x: np.ndarray) -> np.ndarray:

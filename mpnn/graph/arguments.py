@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-_MOST = 2**61  # node indices are int64, and rules add these values to them
+_MAX_VALUE = 2**61  # node indices are int64, and rules add these values to them
 
 
 def integer(name: str, value: Any) -> int:
@@ -18,7 +18,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def as_integer(name: str, value: Any) -> int:
-    if abs(integer(name, value)) > _MOST:
+    if abs(integer(name, value)) > _MAX_VALUE:
         raise ValueError(f"{name} must not exceed 2**61; got {value}")
     return int(value)
 

@@ -26,7 +26,7 @@ from mpnn.graph.modes import outside_modes
 
 P = ParamSpec("P")
 
-_MOST = 256  # graphs
+_MAX_GRAPHS = 256  # graphs
 _OBJECT = 4096  # bytes of a graph without any array, roughly
 _ATOMS = (str, bytes, int, float, type(None), type, torch.dtype, torch.device, ModuleType, nn.Module)
 
@@ -137,7 +137,7 @@ class BindCache:
                 entry.stamp, entry.nbytes = stamp, _OBJECT + bytes_of(entry.graph)
 
     def _evict(self) -> None:
-        while len(self._entries) > 1 and (len(self._entries) > _MOST or self._total() > self._limit):
+        while len(self._entries) > 1 and (len(self._entries) > _MAX_GRAPHS or self._total() > self._limit):
             self._entries.popitem(last=False)
 
     def _total(self) -> int:

@@ -40,7 +40,7 @@ class _Checked(Relation):
     when it is made: while `torch.compile` traces, they are symbols."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, least in _LEAST.items():
+        for name, least in _MIN_VALUES.items():
             numbers = state.get(name, least)
             for x in numbers if type(numbers) is tuple else (numbers,):
                 if not isinstance(x, (int, np.integer)) or x < least:
@@ -48,8 +48,8 @@ class _Checked(Relation):
         self.__dict__.update(state)
 
 
-_LEAST = {"clip": 0, "rows": 0, "columns": 0, "padding": 0}
-_LEAST |= {"width": 1, "dst_width": 1, "kernel": 1, "stride": 1, "dilation": 1}
+_MIN_VALUES = {"clip": 0, "rows": 0, "columns": 0, "padding": 0}
+_MIN_VALUES |= {"width": 1, "dst_width": 1, "kernel": 1, "stride": 1, "dilation": 1}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ _ALGEBRA: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 _LONG_LIST = re.compile(r"\[([^][,]*,){6,}[^][,]*\]")  # lists of more than six values
-_MOST_NESTED = 100
+_MAX_NESTED = 100
 _FEW_ROWS = 4096  # below this, rows of runs take no longer to build and to merge than strips
 
 _OF_GRAPHS = {name for name in dir(Graph) if not name.startswith("_")} | {"num_dst", "num_src", "edge_attr", "device"}
@@ -240,8 +240,8 @@ def _joins(topology: Topology, symbol: str) -> TypeGuard[_Algebra]:
 def _check_depth(*operands: Topology) -> int:
     """Returns the nesting depth of an expression over these operands."""
     depth = 1 + max(operand.depth for operand in operands)
-    if depth > _MOST_NESTED:
-        raise ValueError(f"a topology can be nested {_MOST_NESTED} deep; a | b | c and a & b & c count as one level")
+    if depth > _MAX_NESTED:
+        raise ValueError(f"a topology can be nested {_MAX_NESTED} deep; a | b | c and a & b & c count as one level")
     return depth
 
 

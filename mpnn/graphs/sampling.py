@@ -13,7 +13,7 @@ from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer, at_least
 from mpnn.graph.runs import Runs
 
-_MOST = 1 << 22  # maximum number of pairs drawn at once
+_MAX_DRAWS = 1 << 22  # maximum number of pairs drawn at once
 _NEARLY_FULL = 16  # expected draws per absent pair above which pairs are drawn from the complement
 
 
@@ -119,7 +119,7 @@ def absent_edges(graph: Graph, count: int, generator: torch.Generator | None = N
     samples: list[Tensor] = []
     missing = count
     while missing:
-        draws = min(missing * pairs // num_absent + 16, _MOST)
+        draws = min(missing * pairs // num_absent + 16, _MAX_DRAWS)
         pair = torch.randint(pairs, (draws,), generator=generator)
         src, dst = pair % graph.num_src, pair // graph.num_src
         absent = ~torch.from_numpy(graph.runs.contains(dst.numpy(), src.numpy()))

@@ -16,7 +16,7 @@ from mpnn.graph.strips import require_strips
 from mpnn.graph.topology import Pairs, Topology
 from mpnn.graphs.arguments import distinct_indices, integers, num_rows
 
-_LEAST_STRIP = 16  # rows of a strip below which strips of many runs take as much memory as the runs
+_MIN_STRIP = 16  # rows of a strip below which strips of many runs take as much memory as the runs
 
 
 def complete() -> Topology:
@@ -127,7 +127,7 @@ def strided(stride: int) -> Topology:
                      .#.###
     """
     stride = at_least("stride", stride, 1)
-    by_strips = stride >= _LEAST_STRIP  # each strip has as many rows
+    by_strips = stride >= _MIN_STRIP  # each strip has as many rows
     return Topology.of(_strided, stride, breaks=_strided_breaks if by_strips else None, positional=True)
 
 

@@ -15,7 +15,7 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.memory import empty
 
-_LEAST = 1 << 17  # components per part: about 50 us
+_MIN_COMPONENTS = 1 << 17  # components per part: about 50 us
 
 
 class _Parameters(Structure):
@@ -45,6 +45,6 @@ def _drop(x: Tensor, key: int, p: float) -> Tensor:
     out, rows, width = empty(x, *x.shape), x.shape[:-1].numel(), x.shape[-1]
     x = x.resolve_neg().contiguous()
     parameters = _Parameters(x.data_ptr(), out.data_ptr(), rows, width, key & 0xFFFFFFFF, threshold(p), 1 / (1 - p))
-    parts = max(1, min(rows, x.numel() // _LEAST, 4 * torch.get_num_threads()))
+    parts = max(1, min(rows, x.numel() // _MIN_COMPONENTS, 4 * torch.get_num_threads()))
     library.run("feature_dropout", x.dtype, parameters, parts=parts)
     return out

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 SIDE = 128  # of a tile
-MOST_RUNS = 16  # per row; the predicate compares them one by one
+MAX_RUNS = 16  # per row; the predicate compares them one by one
 
 Listed = tuple[Tensor, Tensor]
 """Selected tiles per row of tiles: their number, int32 [1, 1, rows], and columns, int32 [1, 1, rows, columns]."""

@@ -25,7 +25,7 @@ from mpnn.kernels.memory import empty
 ALL, PAST, FUTURE = range(3)
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of linear_attention.cpp
 LOGITS = 36  # per row of a running sum: the average within its chunk
-_LEAST_COLUMNS = 32  # of an item, if one per state is too few for the threads
+_MIN_COLUMNS = 32  # of an item, if one per state is too few for the threads
 
 
 class Block(NamedTuple):
@@ -124,7 +124,7 @@ def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, bloc
         return out.zero_()
     query, key, value = (x.resolve_neg() if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     columns = value.shape[-1]
-    parts = min(-(-torch.get_num_threads() // (batch * groups)), -(-columns // _LEAST_COLUMNS))
+    parts = min(-(-torch.get_num_threads() // (batch * groups)), -(-columns // _MIN_COLUMNS))
     p = _Parameters(
         *(groups, heads, key.shape[3], nodes, width, columns, scale),
         *(_Features(x.data_ptr(), _TYPES.index(x.dtype), *x.stride()[:4]) for x in (query, key, value)),

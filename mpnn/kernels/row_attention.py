@@ -25,7 +25,7 @@ from mpnn.kernels.rows import EdgeTensor, NodeTensor, Rows, RowsStruct, edge_ten
 LANES = 8  # features are padded to a multiple of this
 _SOFTMAX = NORMALIZERS["softmax"]
 _WEIGHTED, _NUMBERS, _ACTIVATIONS = 0, 1, 2  # kinds of RowSums
-_MOST_PARTS, _LEAST = 32, 1 << 17  # components of a part's edges
+_MAX_PARTS, _MIN_COMPONENTS = 32, 1 << 17  # components of a part's edges
 
 
 class EdgeTypes(NamedTuple):
@@ -126,7 +126,7 @@ class RowSums(Structure):
 
 def num_parts(rows: Rows, width: int) -> int:
     """The number of parts that are run side by side, where an edge has `width` components."""
-    return rows.parts(width, _MOST_PARTS, _LEAST)
+    return rows.parts(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
 def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,7 +19,7 @@ from mpnn.kernels.rows import Rows, RowsStruct
 KINDS = ("sum", "mean", "max", "min", "var")
 _SUM, _SQUARES, _EXTREME, _COUNTED = 0, 1, 2, 3  # what the kernels fold
 _FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES}
-_MOST_PARTS, _LEAST = 16, 1 << 18  # components of a part's edges
+_MAX_PARTS, _MIN_COMPONENTS = 16, 1 << 18  # components of a part's edges
 
 
 class RowReduceStruct(Structure):
@@ -38,7 +38,7 @@ class RowReduceStruct(Structure):
 
 def num_parts(rows: Rows, width: int) -> int:
     """The number of parts that are run side by side, where an edge has `width` components."""
-    return rows.parts(width, _MOST_PARTS, _LEAST)
+    return rows.parts(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
 class RowReduce(torch.autograd.Function):

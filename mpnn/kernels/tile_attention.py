@@ -24,8 +24,8 @@ from mpnn.kernels.once_differentiable import once_differentiable
 Arrays = tuple[NDArray[Any], ...]
 
 ROWS, COLUMNS = 32, 96  # queries and keys of a tile; those of tile_attention.cpp
-_LEAST = 1 << 20  # products per part: about 25 us
-MOST_KEPT = 1 << 25  # bytes of cached tiles per part
+_MIN_PRODUCTS = 1 << 20  # products per part: about 25 us
+MAX_KEPT = 1 << 25  # bytes of cached tiles per part
 _SEGMENTS = 6  # least number of work items of a backward pass, for any number of threads
 
 
@@ -234,8 +234,8 @@ def _address(x: Tensor | None) -> int | None:
 
 
 def _slots(reach: int, size: int) -> int:
-    """The number of tiles of the other side to keep, of `size` bytes each: the range of one tile, within MOST_KEPT."""
-    return min(reach, max(MOST_KEPT // size, 1))
+    """The number of tiles of the other side to keep, of `size` bytes each: the range of one tile, within MAX_KEPT."""
+    return min(reach, max(MAX_KEPT // size, 1))
 
 
 def _run(name: str, dtype: torch.dtype, p: _Parameters, items: int, layout: Layout) -> None:
@@ -246,4 +246,4 @@ def _run(name: str, dtype: torch.dtype, p: _Parameters, items: int, layout: Layo
 def _parts(items: int, work: int) -> int:
     """The number of ranges to split the items into: several per thread, each large enough for a thread."""
     threads = torch.get_num_threads()
-    return max(1, min(items, work // _LEAST, 8 * threads if threads > 1 else 1))
+    return max(1, min(items, work // _MIN_PRODUCTS, 8 * threads if threads > 1 else 1))

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-WIDEST = 256  # of a head, in the flash kernel
+MAX_WIDTH = 256  # of a head, in the flash kernel
 
 
 def runs_here(query: Tensor, value: Tensor) -> bool:
     """Whether the kernel supports these features."""
     narrow = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
-    fits = query.shape[-1] == value.shape[-1] <= WIDEST and query.shape[-1] % 8 == 0
+    fits = query.shape[-1] == value.shape[-1] <= MAX_WIDTH and query.shape[-1] % 8 == 0
     return narrow and fits and find_spec("torch.nn.attention.varlen") is not None
 
 

@@ -7,7 +7,7 @@ from mpnn.graphs import parse
 from mpnn.view import plans
 from mpnn.view.page import Page
 
-_MOST_NODES, _MOST_RUNS = 1_000_000, 1 << 23
+_MAX_NODES, _MAX_RUNS = 1_000_000, 1 << 23
 _SAID = "What a node attends to, and what it learns from, over this graph."
 
 
@@ -25,9 +25,9 @@ def of_topology(topology: Topology | str, n: int = 64, num_src: int | None = Non
         raise ValueError("the page shows edges, which .with_relation does not change; leave it out")
     topology = parse(expression)
     graph = topology.bind(n, num_src)
-    if max(graph.num_dst, graph.num_src) > _MOST_NODES or graph.structure.num_runs > _MOST_RUNS:
+    if max(graph.num_dst, graph.num_src) > _MAX_NODES or graph.structure.num_runs > _MAX_RUNS:
         raise ValueError(
-            f"the page draws at most {_MOST_NODES:,} nodes and {_MOST_RUNS:,} runs; this graph has "
+            f"the page draws at most {_MAX_NODES:,} nodes and {_MAX_RUNS:,} runs; this graph has "
             f"{graph.num_dst:,} nodes and {graph.structure.num_runs:,} runs. Use fewer nodes"
         )
     data = {"expression": expression, "n": n, "num_src": num_src}

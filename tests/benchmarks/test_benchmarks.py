@@ -208,7 +208,7 @@ def test_a_peer_that_disagrees_fails_or_is_missing_is_left_out_with_a_sentence()
         assert row["entries"]["off"]["note"].startswith("left out: Wrong: off: its output is off by")
         assert row["entries"]["broken"] == {"note": "failed: RuntimeError: no kernel"}
         assert row["entries"]["absent"] == {"note": "absent is not installed"}
-        assert row["entries"][OURS]["rounds"] >= measure.LEAST_ROUNDS
+        assert row["entries"][OURS]["rounds"] >= measure.MIN_ROUNDS
 
 
 @pytest.mark.parametrize("graph", [graphs.window(3).bind(50), graphs.longformer(4, 2).bind(50)], ids=str)
@@ -271,8 +271,8 @@ def test_time_against_length_must_be_linear(longest: float, status: str) -> None
 def test_times_are_taken_in_turns() -> None:
     calls: list[str] = []
     times = measure.interleaved([lambda: calls.append("a"), lambda: calls.append("b")], seconds=0.0)
-    assert [len(t) for t in times] == [measure.LEAST_ROUNDS] * 2
-    assert "".join(calls) == "ab" * (measure.LEAST_ROUNDS + 1)
+    assert [len(t) for t in times] == [measure.MIN_ROUNDS] * 2
+    assert "".join(calls) == "ab" * (measure.MIN_ROUNDS + 1)
 
 
 @pytest.mark.parametrize("direction", [FORWARD, BOTH, STEP])

@@ -22,7 +22,7 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.files import FOLDER, digest, file_name
 
 ROOT = Path(__file__).parents[2]
-LEAST = 22  # older ones lack vector conversions that the kernels use
+MIN_CLANG = 22  # older ones lack vector conversions that the kernels use
 RUNTIME = "libclang_rt.asan-x86_64.so"
 FLAGS = (
     *("-std=c++17", "-O1", "-g", "-shared", "-fPIC", "-fno-omit-frame-pointer", "-fno-exceptions", "-fno-rtti"),
@@ -37,13 +37,13 @@ PROCESSORS = {
 
 @cache
 def compiler() -> tuple[str, str] | None:
-    """A clang of at least `LEAST` and the path of its runtime for AddressSanitizer, or None."""
-    for name in ("clang++", *(f"clang++-{version}" for version in range(LEAST, LEAST + 10))):
+    """A clang of at least `MIN_CLANG` and the path of its runtime for AddressSanitizer, or None."""
+    for name in ("clang++", *(f"clang++-{version}" for version in range(MIN_CLANG, MIN_CLANG + 10))):
         if shutil.which(name) is None:
             continue
         version = re.search(r"version (\d+)", _output(name, "--version"))
         runtime = _output(name, f"-print-file-name={RUNTIME}").strip()
-        if version and int(version[1]) >= LEAST and Path(runtime).is_file():
+        if version and int(version[1]) >= MIN_CLANG and Path(runtime).is_file():
             return name, runtime
     return None
 
@@ -53,7 +53,7 @@ def why_missing() -> str | None:
     if library.processor() not in PROCESSORS or sys.platform != "linux":
         return "the sanitized kernels are for x86-64 and Linux"
     if compiler() is None:
-        return f"there is no clang++ of at least {LEAST} with {RUNTIME}: apt install clang-22 libclang-rt-22-dev"
+        return f"there is no clang++ of at least {MIN_CLANG} with {RUNTIME}: apt install clang-22 libclang-rt-22-dev"
     return None
 
 

@@ -64,8 +64,8 @@ def test_tiles_give_the_same_bits_on_any_number_of_threads(topology: Topology, h
 @pytest.mark.parametrize("topology", [graphs.causal(), graphs.longformer(40, globals=3)], ids=str)
 def test_tiles_that_find_no_room_are_read_again(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     features, found = [torch.randn(2, 500, 4, 24, requires_grad=True) for _ in range(3)], []
-    for room in (tile_attention.MOST_KEPT, 1 << 15, 1):
-        monkeypatch.setattr(tile_attention, "MOST_KEPT", room)
+    for room in (tile_attention.MAX_KEPT, 1 << 15, 1):
+        monkeypatch.setattr(tile_attention, "MAX_KEPT", room)
         out = ops.attend(topology.bind(500), *features, backend="tiles")
         found.append([out, *torch.autograd.grad(out.square().sum(), features)])
     for other in found[1:]:

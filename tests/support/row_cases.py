@@ -74,7 +74,7 @@ def poisoned(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are divided as if the graph were large: into 32 parts on CPU, after 20 edges (and not 256) on GPU."""
-    monkeypatch.setattr(row_attention, "_LEAST", 1)
+    monkeypatch.setattr(row_attention, "_MIN_COMPONENTS", 1)
     monkeypatch.setattr("mpnn.kernels.cuda.schedule._PIECE", 20)
 
 

@@ -70,7 +70,7 @@ def test_the_page_has_the_weights_of_the_model(folder: Path, tmp_path: Path) -> 
 def test_two_graphs_and_the_nearest_nodes_of_a_large_one(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_nodes, "_MOST_NODES", 5)
+    monkeypatch.setattr(view_nodes, "_MAX_NODES", 5)
     data = page_of(folder, tmp_path, "--node", "0", "--graph", "", "--graph", "identity")
     assert sorted(data["attention"]["subject"]["numbers"]) == [0, 1, 2, 28, 29]
     assert "The page has the 5 of 30 nodes that are nearest to it." in data["subtitle"]

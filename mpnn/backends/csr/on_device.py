@@ -12,11 +12,11 @@ from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR, sorted_by
 from mpnn.kernels.cuda.schedule import Sorted
-from mpnn.kernels.cuda.shapes import WIDEST
+from mpnn.kernels.cuda.shapes import MAX_WIDTH
 from mpnn.round import Round
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_OLDEST = 3, 7  # Triton version; older ones do not accept tuples that hold None
+_MIN_TRITON = 3, 7  # Triton version; older ones do not accept tuples that hold None
 
 
 def unavailable(round: Round) -> str | None:
@@ -26,7 +26,11 @@ def unavailable(round: Round) -> str | None:
     if round.value.dtype not in _TYPES:
         return f"it has no kernels for {round.value.dtype}"
     width = max((x.shape[-1] for x in round.tensors if x.dim()), default=0)
-    return f"on CUDA its features are at most {WIDEST:,} wide, and these are {width:,} wide" if width > WIDEST else None
+    return (
+        f"on CUDA its features are at most {MAX_WIDTH:,} wide, and these are {width:,} wide"
+        if width > MAX_WIDTH
+        else None
+    )
 
 
 def _unusable() -> str | None:
@@ -34,7 +38,7 @@ def _unusable() -> str | None:
         version: str = import_module("triton").__version__
     except ImportError:
         return "triton is not installed: pip install triton"
-    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+    if tuple(map(int, version.split(".")[:2])) < _MIN_TRITON:
         return f"its kernels need triton 3.7, which PyTorch 2.12 and newer install, and triton {version} is installed"
     return None
 

@@ -17,7 +17,7 @@ from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask, count_blocks
 from mpnn.kernels.cpu import library
 from mpnn.kernels.sinks import share_of_edges
-from mpnn.kernels.tile_attention import COLUMNS, MOST_KEPT, ROWS, Dropout, Layout, TileAttention
+from mpnn.kernels.tile_attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, TileAttention
 from mpnn.needs import FLOATS, on_edges
 from mpnn.round import Round
 from mpnn.scores import Dot
@@ -66,7 +66,7 @@ def estimate(round: Round) -> Estimate:
     widths, size = score.query.shape[-1] + round.value.shape[-1], torch.finfo(round.accumulate_dtype).bits // 8
     one_head = (2 * graph.num_dst if round.needs_grad else graph.num_src) * widths * size
     biases = 0 if all(map(by_offset, round.bias)) else graph.num_edges * round.heads * size
-    return priced("tiles", counts(round), torch.get_num_threads() * min(one_head, MOST_KEPT) + biases)
+    return priced("tiles", counts(round), torch.get_num_threads() * min(one_head, MAX_KEPT) + biases)
 
 
 def run(round: Round) -> tuple[Tensor, Tensor | None]:

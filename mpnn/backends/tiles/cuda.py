@@ -21,7 +21,7 @@ from mpnn.needs import on_edges
 from mpnn.round import Round
 from mpnn.scores import Dot
 
-_LEAST_WIDTH = 16  # of a head, the least operand of a tensor core
+_MIN_WIDTH = 16  # of a head, the least operand of a tensor core
 
 
 SERVES = (cpu.SERVES | {"cuda"}) - on_edges("bias") - {
@@ -37,8 +37,8 @@ REASONS = cpu.REASONS | {
 def refusal(round: Round) -> str | None:
     if not round.graph.num_edges:
         return "the graph has no edges"
-    if (most := round.graph.structure.most_runs) > flex.MOST_RUNS:
-        return f"some row has {most} runs, and on CUDA it compares at most {flex.MOST_RUNS}"
+    if (most := round.graph.structure.most_runs) > flex.MAX_RUNS:
+        return f"some row has {most} runs, and on CUDA it compares at most {flex.MAX_RUNS}"
     return None
 
 
@@ -107,5 +107,5 @@ def _tiles(graph: Graph) -> BlockMask:
 def _pad(x: Tensor) -> Tensor:
     """x [..., N, H, D] as [B, N, H, D], with D padded to a power of two."""
     x = x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)
-    width = max(_LEAST_WIDTH, 1 << (x.shape[-1] - 1).bit_length())
+    width = max(_MIN_WIDTH, 1 << (x.shape[-1] - 1).bit_length())
     return F.pad(x, (0, width - x.shape[-1])) if width != x.shape[-1] else x

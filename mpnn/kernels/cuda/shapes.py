@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SHORT = 8  # a row with at most so many edges shares a program with other rows
-WIDEST = 4096  # the widest head
+MAX_WIDTH = 4096  # the widest head
 _EDGES = {True: 16, False: 4}  # edges of a row in a tile, of long rows and of short ones
 _NUMBERS = 4096  # of a tile, over the four warps of a program: 32 registers a thread
 _PAIRS = 256  # the most rows times edges of a tile, so that narrow features leave enough programs
