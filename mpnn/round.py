@@ -45,7 +45,7 @@ class Round:
         value: [..., N_src, H_kv, D]; the result is [..., N_dst, H, D].
         score: gives the logit of each edge, see `mpnn.scores`. Without score and bias every weight is 1; without score
             and with `normalize="none"` the weights are the sum of the biases.
-        bias: tensors [..., E, H] or [..., E, 1] in the caller's edge order, or `BiasTable`s [edge types, H].
+        bias: tensors [..., E, H] or [..., E, 1] in the caller's edge order, or tables, `BiasTable` [edge types, H].
         edge_value: vectors added to the values of an edge, [..., E, H, D] or a table.
         normalize: "softmax", "sigmoid" or "none".
         dropout: the probability that a weight is dropped. seed: int64 scalar; drawn when the round runs, unless set.

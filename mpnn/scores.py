@@ -24,10 +24,11 @@ from mpnn.edge_tables import PerEdge
 class Role(NamedTuple):
     """What a field of a score holds: the features of one end of each edge, or of the edge itself.
 
-    of: in a score "dst" for [..., N_dst, H, D], "src" for [..., N_src, H, D], or "edge" for [..., E, H, D] in the
-        caller's edge order or a table [edge types, H, D], or None.
-    vectors: False for numbers, which have no last dimension D.
-    grouped: heads may share a vector: [..., H_kv, D], with H a multiple of H_kv.
+    Attributes:
+        of: in a score "dst" for [..., N_dst, H, D], "src" for [..., N_src, H, D], or "edge" for [..., E, H, D] in the
+            caller's edge order or a table [edge types, H, D], or None.
+        vectors: False for numbers, which have no last dimension D.
+        grouped: heads may share a vector: [..., H_kv, D], with H a multiple of H_kv.
     """
 
     of: Literal["dst", "src", "edge", "table", "parameter", "none"]
@@ -50,12 +51,10 @@ class Score(Protocol):
     [H, D], numbers, functions. `logits` gets each field in `roles` by name, with one row for each edge, [E, ..., H, D]
     or [E, ..., H], or None if the field is None. It returns the logits [E, ..., H].
 
-    Optional methods:
-        validate(value): raises ValueError or TypeError if the fields do not fit together, or to the values.
-        lower(): an equal `Dot`, `AdditiveScore` or `AdditiveV2Score` over features that it computes, or None. Every
-            backend that runs that one then runs this score; `backend="edge_list"` still runs `logits`.
-
-    Without `lower`, only `edge_list` runs the score. A subclass of a built-in score is another score, too.
+    Two methods are optional. `validate(value)` raises ValueError or TypeError if the fields do not fit together, or to
+    the values. `lower()` returns an equal `Dot`, `AdditiveScore` or `AdditiveV2Score` over features that it computes, or
+    None. Every backend that runs that one then runs this score; `backend="edge_list"` still runs `logits`. Without
+    `lower`, only `edge_list` runs the score. A subclass of a built-in score is another score, too.
     """
 
     @property
