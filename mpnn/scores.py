@@ -52,8 +52,8 @@ class Score(Protocol):
     or [E, ..., H], or None if the field is None. It returns the logits [E, ..., H].
 
     Two methods are optional. `validate(value)` raises ValueError or TypeError if the fields do not fit together, or to
-    the values. `lower()` returns an equal `Dot`, `AdditiveScore` or `AdditiveV2Score` over features that it computes, or
-    None. Every backend that runs that one then runs this score; `backend="edge_list"` still runs `logits`. Without
+    the values. `lower()` returns an equal `Dot`, `AdditiveScore` or `AdditiveV2Score` over features that it computes,
+    or None. Every backend that runs that one then runs this score; `backend="edge_list"` still runs `logits`. Without
     `lower`, only `edge_list` runs the score. A subclass of a built-in score is another score, too.
     """
 
