@@ -144,11 +144,11 @@ class Round:
         return (
             cast(Any, type(self)),
             *[x if x is None else _form(x) for x in numbers(self)],
-            *map(_form, plain(self)),
+            *map(_plain_form, plain(self), _plain_defaults(cast(Any, type(self)))),
             "some" if 0.0 < dropout < 1.0 else dropout,  # an invalid rate gets its own signature
             torch.is_grad_enabled(),
             "sum" if self.reduce is SUM else _aggregator_form(self.reduce),
-            None if score is None else (type(score), has_own(score, "logits"), *map(_form, _fields(score).values())),
+            None if score is None else (type(score), has_own(score, "logits"), *_score_form(score)),
         )
 
     def lowered(self, backend: str = "auto") -> Round:
@@ -214,8 +214,12 @@ def _numbers(data: PerEdge) -> Tensor:
 @cache
 def _readers(kind: Any) -> tuple[attrgetter[Any], attrgetter[Any]]:
     """What reads the fields that hold tensors, and all others that hold plain values."""
+    return attrgetter(*kind.roles), attrgetter(*(field.name for field in _plain_fields(kind)))
+
+
+def _plain_fields(kind: Any) -> list[Any]:
     rest = {"graph", "score", "dropout", "reduce", *kind.roles}
-    return attrgetter(*kind.roles), attrgetter(*(f.name for f in fields(kind) if f.name not in rest))
+    return [field for field in fields(kind) if field.name not in rest]
 
 
 _ATOMS = frozenset({int, bool, str, type(None), torch.dtype})
@@ -243,6 +247,25 @@ def _fields(score: Any) -> dict[str, Any]:
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
+@cache
+def _plain_defaults(kind: Any) -> tuple[Any, ...]:
+    return tuple(field.default for field in _plain_fields(kind))
+
+
+@cache
+def _score_defaults(kind: Any) -> tuple[Any, ...]:
+    return tuple(field.default for field in fields(kind)) if is_dataclass(kind) else ()
+
+
+def _score_form(score: Any) -> list[Hashable]:
+    return list(map(_plain_form, _fields(score).values(), _score_defaults(cast(Any, type(score)))))
+
+
+def _plain_form(x: Any, default: Any) -> Hashable:
+    """The form of a field. Needs depend on whether a number is the field's default, which need not be 0."""
+    return (_form(x), x == default) if type(x) is float else _form(x)
 
 
 def _form(x: Any) -> Hashable:

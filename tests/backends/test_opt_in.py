@@ -242,6 +242,16 @@ def test_a_table_and_its_subclass_do_not_share_a_choice(subclass_first: bool) ->
     refused()
 
 
+def test_a_number_that_differs_from_its_default_is_not_taken_for_it() -> None:
+    @dataclass(eq=False)
+    class Heated(Round):
+        temperature: float = 1.0
+
+    engine.run(Heated(GRAPH, V, Dot(Q, K, 0.5)))
+    with pytest.raises(Refused, match="it does not support temperature"):
+        engine.run(Heated(GRAPH, V, Dot(Q, K, 0.5), temperature=2.0))
+
+
 def test_a_field_of_the_name_of_another_need_is_not_served() -> None:
     @dataclass(eq=False)
     class Mean(Round):
