@@ -79,5 +79,15 @@ def per_edge(data: PerEdge, graph: Graph, dtype: torch.dtype) -> Tensor:
     return graph.csr.to_caller(data.table.to(dtype).index_select(0, data.ids(graph)))
 
 
+def numbers(data: PerEdge) -> Tensor:
+    """The tensor of learned numbers: the rows of a table, or the tensor itself."""
+    return data.table if isinstance(data, EmbeddingTable) else data
+
+
+def total(terms: list[Tensor]) -> Tensor | None:
+    """The sum of tensors that broadcast with one another; None if there are none."""
+    return sum(terms[1:], terms[0]) if terms else None
+
+
 PerEdge = Tensor | EmbeddingTable
 """Numbers or vectors for each edge: a tensor in the caller's edge order, or a table by edge type."""

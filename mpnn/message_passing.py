@@ -365,9 +365,9 @@ def _check_cache(cache: Any) -> KVCache:
 
 
 def _check_features(name: str, x: Any) -> None:
-    if isinstance(x, Tensor) and x.is_nested:
-        validation.tensor(name, x)
-    if not isinstance(x, Tensor) or x.dim() < 2:
+    if not isinstance(x, Tensor) or x.is_nested or x.dim() < 2:
+        if isinstance(x, Tensor):
+            validation.tensor(name, x)
         shown = list(x.shape) if isinstance(x, Tensor) else None if x is None else _describe(x)
         order = "; the order is op(x, graph)" if isinstance(x, (Graph, Topology)) else ""
         raise ValueError(f"{name} must be a tensor [..., N, d]; got {shown}{order}")

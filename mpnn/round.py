@@ -28,7 +28,7 @@ from torch import Tensor
 
 from mpnn import rng
 from mpnn.aggregate import SUM, Aggregator, Composed
-from mpnn.edge_tables import TABLES, EmbeddingTable, PerEdge, per_edge
+from mpnn.edge_tables import TABLES, EmbeddingTable, PerEdge, numbers, per_edge, total
 from mpnn.graph import Graph
 from mpnn.needs import has_own, needs_of
 from mpnn.scores import PARAMETER, Role, Score, lowered, slope_of
@@ -99,8 +99,8 @@ class Round:
             if role.of == "dst":
                 return int(getattr(score, name).shape[-role.trailing])
             if (data := getattr(score, name)) is not None:
-                heads.append(_numbers(data).shape[-role.trailing])
-        return max([*heads, *(_numbers(b).shape[-1] for b in self.bias)])
+                heads.append(numbers(data).shape[-role.trailing])
+        return max([*heads, *(numbers(b).shape[-1] for b in self.bias)])
 
     @property
     def batch(self) -> torch.Size:
@@ -128,22 +128,22 @@ class Round:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the round, for checks of device and gradient."""
-        numbers, _ = _readers(cast(Any, type(self)))
-        held = [x for x in numbers(self) if x is not None and x is not self.seed and x is not self.bias]
+        operands, _ = _readers(cast(Any, type(self)))
+        held = [x for x in operands(self) if x is not None and x is not self.seed and x is not self.bias]
         held += self.bias
         if self.score is not None:
             held += [x for x in _fields(self.score).values() if isinstance(x, (Tensor, EmbeddingTable))]
-        return [_numbers(x) for x in held]
+        return [numbers(x) for x in held]
 
     @property
     def signature(self) -> tuple[Hashable, ...]:
         """All that validation and plans depend on besides the graph: the form of every field. It holds no numbers and
         no object of the caller's, because the graph caches it."""
-        numbers, plain = _readers(cast(Any, type(self)))
+        operands, plain = _readers(cast(Any, type(self)))
         score, dropout = self.score, self.dropout
         return (
             cast(Any, type(self)),
-            *[x if x is None else _form(x) for x in numbers(self)],
+            *[x if x is None else _form(x) for x in operands(self)],
             *map(_plain_form, plain(self), _plain_defaults(cast(Any, type(self)))),
             "some" if 0.0 < dropout < 1.0 else dropout,  # an invalid rate gets its own signature
             torch.is_grad_enabled(),
@@ -187,8 +187,7 @@ class Round:
 
     def edge_bias(self, biases: Iterable[PerEdge]) -> Tensor | None:
         """The sum of these biases, [..., E, H or 1] in the caller's edge order, in the dtype of the arithmetic."""
-        terms = [per_edge(bias, self.graph, self.accumulate_dtype) for bias in biases]
-        return sum(terms[1:], terms[0]) if terms else None
+        return total([per_edge(bias, self.graph, self.accumulate_dtype) for bias in biases])
 
     def dropout_keys(self) -> Tensor | None:
         """What dropout hashes with the ends of edges, for each batch entry and head, int32 [B * H]; see `mpnn.rng`.
@@ -205,10 +204,6 @@ class Round:
         if not torch.is_grad_enabled():
             return False
         return self.value.requires_grad or any(x.requires_grad for x in self.tensors)
-
-
-def _numbers(data: PerEdge) -> Tensor:
-    return data.table if isinstance(data, EmbeddingTable) else data
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.aggregate import Sum
-from mpnn.edge_tables import EmbeddingTable, PerEdge
+from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.round import NORMALIZERS, Round
@@ -39,7 +39,7 @@ def round(round: Round) -> None:
     if round.score is not None:
         score(round.score)
     for name, data, _ in _on_edges(round):
-        tensor(name, data.table if isinstance(data, EmbeddingTable) else data)
+        tensor(name, numbers(data))
     device(round.graph, round.value)
     for name, x, role, trailing in _on_nodes(round):
         features(name, x, role, trailing, round.graph)
@@ -258,27 +258,27 @@ def _roles(round: Round) -> Iterable[tuple[str, Role]]:
 
 
 def _per_edge(name: str, data: PerEdge, trailing: int, round: Round) -> None:
-    numbers = data.table if isinstance(data, EmbeddingTable) else data
-    mask = name == "bias" and numbers.dtype == torch.bool
+    x = numbers(data)
+    mask = name == "bias" and x.dtype == torch.bool
     advice = "a bias is added to logits; to mask, choose the graph, or use -inf"
-    floating(name, numbers, f": {advice if mask else f'call .to({round.value.dtype})'}")
+    floating(name, x, f": {advice if mask else f'call .to({round.value.dtype})'}")
     rows = _num_edge_types(data, round.graph) if isinstance(data, EmbeddingTable) else round.graph.num_edges
-    if numbers.device != round.value.device:
-        raise ValueError(f"{name} is on {numbers.device} and value on {round.value.device}; move one")
+    if x.device != round.value.device:
+        raise ValueError(f"{name} is on {x.device} and value on {round.value.device}; move one")
     batch = () if isinstance(data, EmbeddingTable) else tuple(round.batch)
-    leading = tuple(numbers.shape[: -1 - trailing])
+    leading = tuple(x.shape[: -1 - trailing])
     fits = (
-        numbers.dim() > trailing
-        and (numbers.shape[-1 - trailing] == rows or (isinstance(data, EmbeddingTable) and len(numbers) > rows))
-        and numbers.shape[-trailing] in (1, round.heads)
+        x.dim() > trailing
+        and (x.shape[-1 - trailing] == rows or (isinstance(data, EmbeddingTable) and len(x) > rows))
+        and x.shape[-trailing] in (1, round.heads)
         and len(leading) <= len(batch)
         and all(m in (1, n) for m, n in zip(reversed(leading), reversed(batch), strict=False))
     )
     if not fits:
         shape = f"[{rows}, {round.heads}{', D' if trailing == 2 else ''}]"
         what = "edge type" if isinstance(data, EmbeddingTable) else "edge"
-        hint = f": for one head, {name}[:, None]" if numbers.dim() == trailing == 1 else ""
-        raise ValueError(f"{name} must have shape {shape}, one row for each {what}; got {list(numbers.shape)}{hint}")
+        hint = f": for one head, {name}[:, None]" if x.dim() == trailing == 1 else ""
+        raise ValueError(f"{name} must have shape {shape}, one row for each {what}; got {list(x.shape)}{hint}")
 
 
 def _num_edge_types(table: EmbeddingTable, graph: Graph) -> int:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from mpnn import rng
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
-from mpnn.edge_tables import EmbeddingTable, PerEdge
+from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, total
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import pair_tables, varlen
@@ -341,12 +341,10 @@ def _bias(round: Round, block: _Block, q: Tensor) -> Tensor | None:
         else:
             parts.append(_pairs(bias, round, block))
     if isinstance(vectors, EmbeddingTable):
-        numbers = sum(same_rule[1:], same_rule[0]) if same_rule else None
-        products = pair_tables.products(
-            score.scale * q.to(round.accumulate_dtype), vectors.table.to(round.accumulate_dtype), numbers
-        )
+        scaled, keys = score.scale * q.to(round.accumulate_dtype), vectors.table.to(round.accumulate_dtype)
+        products = pair_tables.products(scaled, keys, total(same_rule))
         parts.append(_select(products, vectors, round.graph, block))
-    return sum(parts[1:], parts[0]) if parts else None
+    return total(parts)
 
 
 def _select(products: Tensor, vectors: EmbeddingTable, graph: Graph, block: _Block) -> Tensor:
@@ -435,10 +433,6 @@ def _classes(round: Round) -> int:
     return sum(len(vectors.table) for vectors in _vectors(round) if isinstance(vectors, EmbeddingTable))
 
 
-def _numbers(data: PerEdge) -> Tensor:
-    return data.table if isinstance(data, EmbeddingTable) else data
-
-
 def _is_biased(round: Round) -> bool:
     """Whether a bias is added to the logit of each pair."""
     assert isinstance(round.score, Dot)
@@ -451,7 +445,7 @@ def _has_logits_in_memory(round: Round) -> bool:
         return _is_materialized(round)
     score = round.score
     assert isinstance(score, Dot)
-    learned = [_numbers(data) for data in (*round.bias, score.edge_key) if data is not None]
+    learned = [numbers(data) for data in (*round.bias, score.edge_key) if data is not None]
     return any(x.requires_grad for x in learned) or (score.edge_key is not None and score.query.requires_grad)
 
 

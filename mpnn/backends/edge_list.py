@@ -12,7 +12,7 @@ from torch import Tensor
 from mpnn import rng
 from mpnn.aggregate import Index, Mean, Sum, segment_logsumexp, segment_softmax
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
-from mpnn.edge_tables import EmbeddingTable, PerEdge
+from mpnn.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph.csr import CSR
 from mpnn.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
 from mpnn.round import Round
@@ -84,7 +84,7 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
     messages = _repeat_heads(_nodes_first(round.value, round).index_select(0, csr.col), round)
     if round.edge_value is not None:
         messages = messages + _per_edge(round.edge_value, round, csr, trailing=2)
-    logits = _sum_of_logits(round, csr) if round.weighted else None
+    logits = _sum_of_logits(round, csr)
     weights = None if logits is None else _weights(logits, round, index)
     if weights is not None:
         dropped = _dropout(weights, round, csr) if round.dropout else weights
@@ -106,12 +106,12 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
     return out, csr.to_caller(weights).movedim(0, -2).to(round.value.dtype)
 
 
-def _sum_of_logits(round: Round, csr: CSR) -> Tensor:
-    """The score with its biases, [E, ..., H] in CSR order."""
+def _sum_of_logits(round: Round, csr: CSR) -> Tensor | None:
+    """The score with its biases, [E, ..., H] in CSR order; None if edges have no weights."""
     terms = [_per_edge(b, round, csr, trailing=1) for b in round.bias]
     if round.score is not None:
         terms.append(_logits(round.score, round, csr))
-    return sum(terms[1:], terms[0])
+    return total(terms)
 
 
 def _weights(logits: Tensor, round: Round, index: Index) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from mpnn import html, validation
-from mpnn.backends import Backend, edge_list, registered
+from mpnn.backends import Backend, registered
 from mpnn.needs import missing
 from mpnn.round import Round
 
@@ -85,14 +85,14 @@ def choose(round: Round, backend: str = "auto") -> Backend:
         ValueError: if no backend has this name.
         Refused: if the named backend does not support the round; the message states the reason.
     """
+    named = {b.NAME: b for b in registered()}
     if backend == "auto":
         able = [b for b in _serving(round) if b.refusal(round) is None]
         if not able:
-            raise Refused(f"no backend can run this: {refusal(edge_list, round)}")
+            raise Refused(f"no backend can run this: {refusal(named['edge_list'], round)}")
         return able[0] if len(able) == 1 else min(able, key=lambda b: b.estimate(round).seconds)
     if not isinstance(backend, str):
         raise TypeError(f'backend must be "auto" or the name of one; got {backend!r}')
-    named = {b.NAME: b for b in registered()}
     if backend not in named:
         raise ValueError(f"there is no backend {backend!r}; there are auto, {', '.join(named)}")
     reason = refusal(named[backend], round)

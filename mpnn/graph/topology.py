@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.algebra import refuse_truth
-from mpnn.graph.arguments import not_negative
+from mpnn.graph.arguments import integer, not_negative
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.handles import Handled
 from mpnn.graph.relations import Relation, as_relation
@@ -111,18 +111,10 @@ class Topology(Handled, ABC):
             ValueError: if a size is negative, too large or not supported by the topology, or if the topology compares
                 positions and there are fewer destinations than sources.
         """
-        not_negative("num_dst", num_dst)
-        num_src = num_dst + self.memory if num_src is None else num_src
-        not_negative("num_src", num_src)
-        check_line(int(num_dst), int(num_src))
-        if self.positional and not self.memory and 0 < num_dst < num_src:
-            raise ValueError(
-                f"{self} compares positions, and the positions of {num_dst} destinations among {num_src} sources are "
-                f"ambiguous: for the last {num_dst} of {num_src} nodes, as in decoding with cached keys, write "
-                f".bind({num_src}).rows({num_src - num_dst}, {num_src}); for the first {num_dst}, "
-                f".bind({num_src}).rows(0, {num_dst})"
-            )
-        return _bind(self, int(num_dst), int(num_src))
+        if type(num_dst) is not int or type(num_src) is not int:
+            num_dst = integer("num_dst", num_dst)
+            num_src = num_dst + self.memory if num_src is None else integer("num_src", num_src)
+        return _bind(self, num_dst, num_src)
 
     def take(self, rows: Ints, num_nodes: int) -> Runs:
         """The runs of these ascending rows of `bind(num_nodes)`; a rule that compares positions computes no others."""
@@ -203,6 +195,16 @@ class Topology(Handled, ABC):
 
 @cached_graph
 def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
+    not_negative("num_dst", num_dst)
+    not_negative("num_src", num_src)
+    check_line(num_dst, num_src)
+    if topology.positional and not topology.memory and 0 < num_dst < num_src:
+        raise ValueError(
+            f"{topology} compares positions, and the positions of {num_dst} destinations among {num_src} sources are "
+            f"ambiguous: for the last {num_dst} of {num_src} nodes, as in decoding with cached keys, write "
+            f".bind({num_src}).rows({num_src - num_dst}, {num_src}); for the first {num_dst}, "
+            f".bind({num_src}).rows(0, {num_dst})"
+        )
     graph = topology._graph(num_dst, num_src)
     graph.name = str(topology)
     return graph

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from mpnn.aggregate import Mean
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.csr import edges
-from mpnn.edge_tables import EmbeddingTable, PerEdge, per_edge
+from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
 from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_attention import LANES, Spec, Tensors
@@ -50,9 +50,8 @@ def refusal(round: Round) -> str | None:
     elif isinstance(score, AdditiveV2Score):
         vectors.append(("edge", score.edge, score.dst.shape[-1]))
     for name, data, width in vectors:
-        numbers = None if data is None else _numbers(data)
-        if numbers is not None and numbers.shape[-1] != width:
-            return f"{name} is {numbers.shape[-1]} wide, and the features it is added to are {width} wide"
+        if data is not None and (wide := numbers(data).shape[-1]) != width:
+            return f"{name} is {wide} wide, and the features it is added to are {width} wide"
     if max(round.graph.num_dst, round.graph.num_src) >= 2**31:
         return "it numbers nodes with 32 bits"
     return None
@@ -136,8 +135,8 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
         round.return_weights,
         round.return_lse or round.sinks is not None,
     )
-    numbers = {name: None if x is None else _numbers(x).to(dtype) for name, x in on_edges.items()}
-    out, weights, lse = row_attention.attend(spec, Tensors(_pad(round.value, dtype), query, key, vector, **numbers))
+    operands = {name: None if x is None else numbers(x).to(dtype) for name, x in on_edges.items()}
+    out, weights, lse = row_attention.attend(spec, Tensors(_pad(round.value, dtype), query, key, vector, **operands))
     if round.sinks is not None:
         share = share_of_edges(lse, round.sinks)
         out = out * share[..., None]
@@ -152,10 +151,6 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
     if round.return_lse:
         return out, lse.masked_fill(lse == torch.inf, -torch.inf)
     return out, weights.to(round.value.dtype) if round.return_weights else None
-
-
-def _numbers(data: PerEdge) -> Tensor:
-    return data.table if isinstance(data, EmbeddingTable) else data
 
 
 def _pad(x: Tensor, dtype: torch.dtype) -> Tensor:

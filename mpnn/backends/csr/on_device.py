@@ -8,7 +8,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from mpnn.edge_tables import EmbeddingTable, PerEdge
+from mpnn.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR, sorted_by
 from mpnn.kernels.cuda.schedule import Sorted
@@ -68,8 +68,7 @@ def per_edge(x: Tensor, heads: int, round: Round, trailing: int = 1) -> Tensor:
 
 def biases(round: Round) -> Tensor | None:
     """The sum of all biases in the caller's edge order."""
-    parts = [numbers(b, round) for b in round.bias]
-    return sum(parts[1:], parts[0]) if parts else None
+    return total([numbers(b, round) for b in round.bias])
 
 
 def numbers(data: PerEdge, round: Round) -> Tensor:

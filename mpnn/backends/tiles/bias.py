@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpnn.edge_tables import EmbeddingTable, PerEdge
+from mpnn.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph.relations import Offset
 from mpnn.round import Round
 
@@ -24,9 +24,11 @@ def table(round: Round, room: int = 0) -> Tensor | None:
     offsets = graph.num_dst + graph.num_src - 1 + room
     i = torch.arange(offsets, device=graph.device) - (graph.num_src - 1) + graph.shift
     zero = torch.zeros((), dtype=torch.int64, device=graph.device)
-    parts = [
-        b.table.to(round.accumulate_dtype).index_select(0, b.relation.ids(i, zero))
-        for b in biases
-        if isinstance(b, EmbeddingTable) and b.relation
-    ]
-    return sum(parts[1:], parts[0]).expand(-1, round.heads).T.contiguous()
+    by_index = total(
+        [
+            b.table.to(round.accumulate_dtype).index_select(0, b.relation.ids(i, zero))
+            for b in biases
+            if isinstance(b, EmbeddingTable) and b.relation
+        ]
+    )
+    return None if by_index is None else by_index.expand(-1, round.heads).T.contiguous()
