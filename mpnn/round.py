@@ -128,7 +128,8 @@ class Round:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the round, for checks of device and gradient."""
-        operands, _ = _readers(cast(Any, type(self)))
+        kind: Any = type(self)
+        operands, _ = _readers(kind)
         held = [x for x in operands(self) if x is not None and x is not self.seed and x is not self.bias]
         held += self.bias
         if self.score is not None:
@@ -139,16 +140,17 @@ class Round:
     def signature(self) -> tuple[Hashable, ...]:
         """All that validation and plans depend on besides the graph: the form of every field. It holds no numbers and
         no object of the caller's, because the graph caches it."""
-        operands, plain = _readers(cast(Any, type(self)))
+        kind: Any = type(self)
+        operands, plain = _readers(kind)
         score, dropout = self.score, self.dropout
         return (
-            cast(Any, type(self)),
+            kind,
             *[x if x is None else _form(x) for x in operands(self)],
-            *map(_plain_form, plain(self), _plain_defaults(cast(Any, type(self)))),
+            *_plain_forms(plain(self), _plain_defaults(kind)),
             "some" if 0.0 < dropout < 1.0 else dropout,  # an invalid rate gets its own signature
             torch.is_grad_enabled(),
             "sum" if self.reduce is SUM else _aggregator_form(self.reduce),
-            None if score is None else (type(score), has_own(score, "logits"), *_score_form(score)),
+            None if score is None else _score_form(score),
         )
 
     def lowered(self, backend: str = "auto") -> Round:
@@ -254,18 +256,23 @@ def _score_defaults(kind: Any) -> tuple[Any, ...]:
     return tuple(field.default for field in fields(kind)) if is_dataclass(kind) else ()
 
 
-def _score_form(score: Any) -> list[Hashable]:
-    return list(map(_plain_form, _fields(score).values(), _score_defaults(cast(Any, type(score)))))
+def _score_form(score: Any) -> tuple[Hashable, ...]:
+    kind: Any = type(score)
+    values = [getattr(score, name) for name in _field_names(kind)]
+    return kind, has_own(score, "logits"), *_plain_forms(values, _score_defaults(kind))
 
 
-def _plain_form(x: Any, default: Any) -> Hashable:
-    """The form of a field. Needs depend on whether a number is the field's default, which need not be 0."""
-    return (_form(x), x == default) if type(x) is float else _form(x)
+def _plain_forms(values: Iterable[Any], defaults: Iterable[Any]) -> list[Hashable]:
+    """The forms of fields. Needs depend on whether a number is the field's default, which need not be 0."""
+    return [
+        x if x is default and not isinstance(x, Tensor) else (_form(x), x == default) if type(x) is float else _form(x)
+        for x, default in zip(values, defaults, strict=True)
+    ]
 
 
-def _form(x: Any) -> Hashable:
+def _form(x: Any) -> Any:
     if type(x) in _ATOMS:
-        return cast(Hashable, x)
+        return x
     if isinstance(x, Tensor):
         return x.shape, x.dtype, x.device, x.requires_grad
     if isinstance(x, float):
@@ -277,7 +284,7 @@ def _form(x: Any) -> Hashable:
         return type(x), _form(x.table), rule if rule is None or rule.is_value else (type(rule), rule.count)
     if callable(x):  # an activation, which may be a new object at each call
         return type(x), getattr(x, "__module__", None), getattr(x, "__qualname__", None), slope_of(x)
-    return cast(Hashable, type(x))
+    return type(x)
 
 
 def _aggregator_form(x: object) -> Hashable:
