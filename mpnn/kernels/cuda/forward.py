@@ -3,8 +3,7 @@
 import triton
 import triton.language as tl
 
-from mpnn.kernels.cuda.hashing import keep
-from mpnn.kernels.cuda.logits import ACTIVATED, CONSTANT, SOFTMAX, logits, weights
+from mpnn.kernels.cuda.logits import ACTIVATED, CONSTANT, SOFTMAX, keep, logits, weights
 from mpnn.kernels.cuda.tensors import (
     load_numbers,
     load_parameter,

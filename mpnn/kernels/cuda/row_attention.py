@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from mpnn.kernels.cuda import backward, forward, row_reduce
+from mpnn.kernels.cuda.backward import DESTINATIONS, SOURCES, TYPES
 from mpnn.kernels.cuda.logits import PerEdge
 from mpnn.kernels.cuda.schedule import Bin, Divided, Sorted
 from mpnn.kernels.cuda.shapes import Tile, power_of_two, tile
@@ -184,14 +185,16 @@ def _backward(spec: Spec, given: Given, upstream: _Upstream, needed: Sequence[bo
     if empty:
         return list(grads)
     of_edges = grads
-    for name, types in (("edge_key", spec.key_types), ("edge_value", spec.value_types)):
+    for name, out, types in (("edge_key", "d_rows", spec.key_types), ("edge_value", "d_values", spec.value_types)):
         if types is not None and getattr(grads, name) is not None:
-            _by_type(spec, given, upstream, getattr(grads, name), name, types)
+            table = {out: getattr(grads, name)}
+            _along(spec, given, upstream, types.rows(), TYPES, ends=types.ends, **table)
             of_edges = of_edges._replace(**{name: None})
     if any(x is not None for x in (of_edges.query, *of_edges[3:])):
-        grads = grads._replace(vector=_by_destination(spec, given, upstream, of_edges))
+        d_vector = _along(spec, given, upstream, spec.rows, DESTINATIONS, grads.query, of_edges=of_edges)
+        grads = grads._replace(vector=d_vector)
     if grads.value is not None or grads.key is not None:
-        _by_source(spec, given, upstream, grads)
+        _along(spec, given, upstream, spec.columns(), SOURCES, grads.key, grads.value)
     return list(grads)
 
 
@@ -200,54 +203,41 @@ def _empty_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _by_destination(spec: Spec, given: Given, upstream: _Upstream, grads: Given) -> Tensor | None:
-    """Writes the gradients of queries and of the data of edges, and returns that of the score's vector."""
-    rows, heads, batch = spec.rows, spec.heads, len(upstream.d_out)
-    part, vectors = _parts(rows.divided, grads.query, upstream), []
+def _along(
+    spec: Spec,
+    given: Given,
+    upstream: _Upstream,
+    rows: Sorted,
+    which: Any,
+    d_rows: Tensor | None = None,
+    d_values: Tensor | None = None,
+    ends: Ends | None = None,
+    of_edges: Given | None = None,
+) -> Tensor | None:
+    """Writes gradients along `rows`: DESTINATIONS, SOURCES or TYPES, see `backward.gradients`. With `of_edges`
+    also those of the data of edges; returns that of the score's vector."""
+    heads, batch = given.value.shape[2] if which == SOURCES else spec.heads, len(upstream.d_out)
+    part, part_values = (_parts(rows.divided, x, upstream) for x in (d_rows, d_values))
+    d_per_edge = PerEdge(None, None, None) if of_edges is None else _per_edge(of_edges)
+    wanted, vectors = None if of_edges is None else of_edges.vector, []
     for b in rows.bins:
-        shape = _tile(spec, given, heads, b.long, 2 if b.long else 4)
+        shape = _tile(spec, given, heads, b.long, 2 if b.long and which != TYPES else 4)
         (programs,), blocks, width = _programs(b, shape, heads, batch), _blocks(heads, shape), _width(spec, given)
         d_vector = None
-        if grads.vector is not None:
+        if wanted is not None:
             d_vector = upstream.d_out.new_empty(programs, shape.heads, width, dtype=upstream.lse.dtype)
             vectors.append(d_vector.view(batch, blocks, -1, shape.heads, width))
-        backward.by_destination[(programs,)](
-            b.units, rows.edges, blocks, heads, *_shared(spec, given), *_views(upstream), view(grads.query), d_vector,
-            _per_edge(grads), view(part), **_options(spec, given, shape),
+        backward.gradients[(programs,)](
+            b.units, rows.edges, ends, blocks, heads, *_shared(spec, given), *_views(upstream), view(d_rows),
+            view(d_values), view(part), view(part_values), d_vector, d_per_edge, ROWS=which,
+            **_options(spec, given, shape),
         )  # fmt: skip
-    row_reduce.join_parts(rows, part, grads.query)
-    if grads.vector is None:
+    row_reduce.join_parts(rows, part, d_rows)
+    row_reduce.join_parts(rows, part_values, d_values)
+    if wanted is None:
         return None
-    whole = [x.sum((0, 2)).flatten(0, 1)[:heads, : grads.vector.shape[1]] for x in vectors]
-    return sum(whole[1:], whole[0]).to(grads.vector.dtype)
-
-
-def _by_source(spec: Spec, given: Given, upstream: _Upstream, grads: Given) -> None:
-    """Writes the gradients of keys and values."""
-    columns, (batch, _, heads, _) = spec.columns(), given.value.shape
-    part_key, part_value = (_parts(columns.divided, x, upstream) for x in (grads.key, grads.value))
-    for b in columns.bins:
-        shape = _tile(spec, given, heads, b.long, 2 if b.long else 4)
-        backward.by_source[_programs(b, shape, heads, batch)](
-            b.units, columns.edges, _blocks(heads, shape), heads, *_shared(spec, given), *_views(upstream),
-            view(grads.key), view(grads.value), view(part_key), view(part_value), **_options(spec, given, shape),
-        )  # fmt: skip
-    row_reduce.join_parts(columns, part_key, grads.key)
-    row_reduce.join_parts(columns, part_value, grads.value)
-
-
-def _by_type(spec: Spec, given: Given, upstream: _Upstream, out: Tensor, name: str, types: EdgeTypes) -> None:
-    """Writes the gradient of the table that is `name` in `Given`."""
-    rows, heads, batch = types.rows(), spec.heads, len(upstream.d_out)
-    part = _parts(rows.divided, out, upstream)
-    outs = [view(x) if name == which else None for x in (out, part) for which in ("edge_key", "edge_value")]
-    for b in rows.bins:
-        shape = _tile(spec, given, heads, b.long, 4)
-        backward.by_type[_programs(b, shape, heads, batch)](
-            b.units, rows.edges, types.ends, _blocks(heads, shape), heads, *_shared(spec, given), *_views(upstream),
-            *outs, **_options(spec, given, shape),
-        )  # fmt: skip
-    row_reduce.join_parts(rows, part, out)
+    whole = [x.sum((0, 2)).flatten(0, 1)[:heads, : wanted.shape[1]] for x in vectors]
+    return sum(whole[1:], whole[0]).to(wanted.dtype)
 
 
 def _parts(divided: Divided, out: Tensor | None, upstream: _Upstream) -> Tensor | None:
