@@ -233,9 +233,6 @@ def _bounds(n: int, parts: int) -> Ints:
     return -(-np.arange(parts + 1) * n // max(parts, 1))
 
 
-# ---------------------------------------------------------------------------------------------------- colors and axes
-
-
 def _new_axes(size: tuple[float, float]) -> Axes:
     try:
         from matplotlib import pyplot
@@ -380,9 +377,6 @@ def _separate(targets: NDArray[np.float64], room: NDArray[np.float64], low: floa
             mean, count = (below * many + mean * count) / (many + count), many + count
         groups.append((mean, count))
     return stacked + np.repeat([max(mean, low) for mean, _ in groups], [count for _, count in groups])
-
-
-# ---------------------------------------------------------------------------------------------------- nodes and links
 
 
 def _circle(n: int) -> NDArray[np.float64]:

@@ -18,10 +18,9 @@ its own.
 
 from mpnn.encodings.degree import degrees
 from mpnn.encodings.laplacian import laplacian
-from mpnn.encodings.pagerank import pagerank
 from mpnn.encodings.random_features import random_features
-from mpnn.encodings.random_walk import random_walk
 from mpnn.encodings.shortest_paths import path_edges, shortest_paths
+from mpnn.encodings.walks import pagerank, random_walk
 from mpnn.encodings.weisfeiler_lehman import weisfeiler_lehman
 
 __all__ = [

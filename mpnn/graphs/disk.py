@@ -139,9 +139,6 @@ def write_csr(
     return open_csr(folder)
 
 
-# ------------------------------------------------------------------------------------------------ reading edges
-
-
 def chunks_of(edges: Any, size: int, columns: Columns | None = None) -> Iterator[Ints]:
     """The edges in chunks of `size`, int64 [2, n], in their order; the last may be smaller. See `write_csr`."""
     parts: Iterable[Any]
@@ -184,9 +181,6 @@ def _steps(length: int, size: int, first: int) -> Iterator[slice]:
     while start < length:
         yield slice(start, stop)
         start, stop = stop, min(stop + size, length)
-
-
-# ------------------------------------------------------------------------------------------------ external sort
 
 
 def _sorted_pieces(
@@ -277,9 +271,6 @@ def _count_rows(offsets: Ints, rows: Ints) -> None:
     if len(rows):
         first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
         offsets[rows[first] + 1] += np.diff(np.append(first, len(rows)))
-
-
-# ------------------------------------------------------------------------------------------------ files
 
 
 def _open(path: Path, size: int, dtype: Any) -> NDArray[Any]:

@@ -43,9 +43,6 @@ class Block(NamedTuple):
         return Block(self.start, self.stop, self.first, self.last, (ALL, FUTURE, PAST)[self.extent])
 
 
-# ------------------------------------------------------------------------------------------------ the operator
-
-
 @torch.library.custom_op("mpnn::linear_attention", mutates_args=())
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: list[int]) -> Tensor:
     """`out_i = scale sum_j <query_i, key_j> value_j` over the in-neighbors j of i in the blocks.
@@ -92,9 +89,6 @@ def _unflattened(blocks: list[int]) -> list[Block]:
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-# ------------------------------------------------------------------------------------------------ in C++
 
 
 class _Features(Structure):
@@ -149,9 +143,6 @@ def _in_order(blocks: list[Block], nodes: int) -> tuple[NDArray[np.int64], list[
     written[[0, -1]] = True
     ends = np.flatnonzero(np.diff(written))
     return np.array(ordered, np.int64).reshape(-1, 6), list(zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True))
-
-
-# ------------------------------------------------------------------------------------------------ in torch
 
 
 def _scan(query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: list[Block]) -> Tensor:

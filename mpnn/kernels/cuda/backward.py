@@ -124,19 +124,19 @@ def gradients(
             i, j = tl.load(ends.dst + edge_id).to(tl.int64), tl.load(ends.src + edge_id).to(tl.int64)
         mask = is_edge[:, :, None] & exists
         for g in range(GROUP if ROWS == SOURCES else 1):
-            if ROWS == SOURCES:
-                head = h * GROUP + g
-                k, messages = own
-                dropout_key = load_dropout_keys(dropout_keys, b, heads * GROUP, head, DROPOUT)
-            else:
-                head, dropout_key = h, own_dropout_key
-                k, messages = load_sources(key, value, b, j, h // GROUP, mask, KIND, WIDTH, VALUE_WIDTH, REAL)
+            head = h * GROUP + g if ROWS == SOURCES else h
             if ROWS == DESTINATIONS:
                 q, d_message, row_lse, row_delta = own
             else:
                 q, d_message, row_lse, row_delta = load_destinations(
                     query, d_out, lse, delta, b, i, head, mask, KIND, NORMALIZE, WIDTH, VALUE_WIDTH, REAL
                 )
+            if ROWS == SOURCES:
+                k, messages = own
+                dropout_key = load_dropout_keys(dropout_keys, b, heads * GROUP, head, DROPOUT)
+            else:
+                k, messages = load_sources(key, value, b, j, h // GROUP, mask, KIND, WIDTH, VALUE_WIDTH, REAL)
+                dropout_key = own_dropout_key
             s, inner, k = logits(
                 q, k, v, per_edge, b, edge_id, head, mask, scale, softcap, slope, KIND, TANH, SOFTCAP, WIDTH, REAL
             )
@@ -145,11 +145,6 @@ def gradients(
             if DROPOUT:
                 kept = keep(dropout_key, i, j, threshold)
                 dropped = tl.where(kept, w * keep_scale, 0.0)
-            if d_values is not None:
-                value_sums += dropped[:, :, :, None] * d_message
-            if d_per_edge.edge_value is not None:
-                to_value = dropped[:, :, :, None] * d_message
-                store_vectors(d_per_edge.edge_value, b, edge_id, head, mask, to_value, VALUE_WIDTH)
             if ROWS == DESTINATIONS or d_rows is not None:
                 if per_edge.edge_value is not None:
                     messages += load_vectors(per_edge.edge_value, b, edge_id, head, mask, VALUE_WIDTH, REAL)
@@ -159,18 +154,23 @@ def gradients(
                 if d_weights is not None:
                     d_w += load_numbers(d_weights, b, edge_id, head, mask, REAL)
                 d_s = tl.where(mask, logit_gradients(w, d_w, row_delta, NORMALIZE), 0.0)
-                if d_per_edge.bias is not None:
-                    store_numbers(d_per_edge.bias, b, edge_id, head, mask, d_s)
-                if KIND != CONSTANT:
-                    to_query, to_key = end_gradients(d_s, inner, q, k, v, scale, slope, KIND, TANH, SOFTCAP)
-                    sums += to_query if ROWS == DESTINATIONS else to_key
-                    if d_per_edge.edge_key is not None:
-                        if KIND == ADDITIVE:
-                            store_numbers(d_per_edge.edge_key, b, edge_id, head, mask, tl.sum(to_key, 3))
-                        else:
-                            store_vectors(d_per_edge.edge_key, b, edge_id, head, mask, to_key, WIDTH)
-                if d_vector is not None:
-                    vector_sums += d_s[:, :, :, None] * activation(inner, slope, TANH)
+            if d_values is not None:
+                value_sums += dropped[:, :, :, None] * d_message
+            if KIND != CONSTANT and (ROWS == DESTINATIONS or d_rows is not None):
+                to_query, to_key = end_gradients(d_s, inner, q, k, v, scale, slope, KIND, TANH, SOFTCAP)
+                sums += to_query if ROWS == DESTINATIONS else to_key
+            if d_vector is not None:
+                vector_sums += d_s[:, :, :, None] * activation(inner, slope, TANH)
+            if d_per_edge.bias is not None:
+                store_numbers(d_per_edge.bias, b, edge_id, head, mask, d_s)
+            if d_per_edge.edge_value is not None:
+                to_value = dropped[:, :, :, None] * d_message
+                store_vectors(d_per_edge.edge_value, b, edge_id, head, mask, to_value, VALUE_WIDTH)
+            if d_per_edge.edge_key is not None:
+                if KIND == ADDITIVE:
+                    store_numbers(d_per_edge.edge_key, b, edge_id, head, mask, tl.sum(to_key, 3))
+                else:
+                    store_vectors(d_per_edge.edge_key, b, edge_id, head, mask, to_key, WIDTH)
     if d_rows is not None:
         store_rows(d_rows, part, b, row, slot, h, exists, tl.sum(sums, 1)[:, None, :, :], WIDTH)
     if d_values is not None:

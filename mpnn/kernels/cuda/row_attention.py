@@ -16,8 +16,7 @@ from torch import Tensor
 from mpnn.kernels.cuda import backward, forward, row_reduce
 from mpnn.kernels.cuda.backward import DESTINATIONS, SOURCES, TYPES
 from mpnn.kernels.cuda.logits import PerEdge
-from mpnn.kernels.cuda.schedule import Bin, Divided, Sorted
-from mpnn.kernels.cuda.shapes import Tile, power_of_two, tile
+from mpnn.kernels.cuda.schedule import Bin, Divided, Sorted, Tile, power_of_two, tile
 from mpnn.kernels.cuda.tensors import on_device, real, view, with_contiguous_rows
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import once_differentiable
@@ -245,9 +244,6 @@ def _parts(divided: Divided, out: Tensor | None, upstream: _Upstream) -> Tensor 
     if out is None or not divided.slots:
         return None
     return out.new_empty(len(out), divided.slots, *out.shape[2:], dtype=upstream.lse.dtype)
-
-
-# ---------------------------------------------------------------------------------------- arguments of kernels
 
 
 def _shared(spec: Spec, given: Given) -> tuple[Any, ...]:

@@ -13,8 +13,7 @@ import triton
 from torch import Tensor
 
 from mpnn.kernels.cuda import reduce
-from mpnn.kernels.cuda.schedule import Edges, Sorted
-from mpnn.kernels.cuda.shapes import tile
+from mpnn.kernels.cuda.schedule import Edges, Sorted, tile
 from mpnn.kernels.cuda.tensors import on_device, real, view, with_contiguous_rows
 from mpnn.kernels.once_differentiable import once_differentiable
 
