@@ -54,9 +54,10 @@ def load_destinations(
     q, row_lse, row_delta = tl.zeros([1, 1, 1, 1], REAL), tl.zeros([1, 1, 1], REAL), tl.zeros([1, 1, 1], REAL)
     if KIND != CONSTANT:
         q = load_vectors(query, b, i, h, mask, WIDTH, REAL)
+    d_message = load_vectors(d_out, b, i, h, mask, VALUE_WIDTH, REAL)
     if NORMALIZE == SOFTMAX:
         row_lse, row_delta = load_numbers(lse, b, i, h, mask, REAL), load_numbers(delta, b, i, h, mask, REAL)
-    return q, load_vectors(d_out, b, i, h, mask, VALUE_WIDTH, REAL), row_lse, row_delta
+    return q, d_message, row_lse, row_delta
 
 
 @triton.jit
