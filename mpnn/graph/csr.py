@@ -102,20 +102,6 @@ def inverse(permutation: Tensor) -> Tensor:
     return torch.empty_like(permutation).index_copy_(0, permutation, numbers)
 
 
-def nodes_without_loop(edges: Tensor, num_nodes: int) -> Tensor:
-    """The nodes without a self-loop, ascending."""
-    src, dst = edges
-    missing = torch.ones(num_nodes, dtype=torch.bool, device=edges.device)
-    missing[dst[src == dst]] = False
-    return missing.nonzero().squeeze(1)
-
-
-def one_way(edges: Tensor, num_nodes: int) -> Tensor:
-    """The indices of edges without a reverse edge, ascending."""
-    src, dst = edges
-    return (~torch.isin(src * num_nodes + dst, dst * num_nodes + src)).nonzero().squeeze(1)
-
-
 def narrow(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
     """Edges as a graph stores them: int32 if they are many, and as given if they are few or nodes need 64 bits."""
     fits = max(num_dst, num_src) < 2**31

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import csr as edge_lists
 from mpnn.graph import reachability
 from mpnn.graph.data import G, GraphData
 from mpnn.graph.derive import extended, renumbered, selected, structured
@@ -54,7 +53,10 @@ class Transforms(GraphData):
         if not self.is_explicit:
             i = np.arange(self.num_dst)
             return structured(self, self.runs | Runs.from_edges(self.num_dst, self.num_src, i, i))
-        loops = edge_lists.nodes_without_loop(self.ends, self.num_dst)
+        src, dst = self.ends
+        missing = torch.ones(self.num_dst, dtype=torch.bool, device=self.device)
+        missing[dst[src == dst]] = False
+        loops = missing.nonzero().squeeze(1)
         attr = self.edge_attr
         new = None if attr is None else attr.new_full((len(loops), *attr.shape[1:]), fill)
         if new is not None and (new != fill).any() and fill == fill:  # NaN never equals itself
@@ -68,7 +70,9 @@ class Transforms(GraphData):
             return self
         if not self.is_explicit:
             return structured(self, self.runs | self.runs.transpose())
-        one_way = selected(self, edge_lists.one_way(self.ends, self.num_dst))
+        src, dst = self.ends
+        is_one_way = ~torch.isin(src * self.num_dst + dst, dst * self.num_dst + src)
+        one_way = selected(self, is_one_way.nonzero().squeeze(1))
         return extended(self, one_way.ends.flip(0), **one_way.edge_data)
 
     def drop_edges(self: G, p: float, generator: torch.Generator | None = None) -> G:

@@ -114,16 +114,13 @@ def gradients(
     vector_sums = tl.zeros([R, E, BH, WIDTH], REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
     for t in range(0, longest, E):
-        e = first + t + tl.arange(0, E)[None, :]
-        is_edge = e < last
-        other, edge_id = other_ends(edges, e, is_edge)
+        other, edge_id, mask = other_ends(edges, first + t, last, exists, E)
         i, j = row, other
         if ROWS == SOURCES:
             i, j = other, row
         if ROWS == TYPES:
             edge_id = other
             i, j = tl.load(ends.dst + edge_id).to(tl.int64), tl.load(ends.src + edge_id).to(tl.int64)
-        mask = is_edge[:, :, None] & exists
         for g in range(GROUP if ROWS == SOURCES else 1):
             head = h * GROUP + g if ROWS == SOURCES else h
             if ROWS == DESTINATIONS:

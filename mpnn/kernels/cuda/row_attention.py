@@ -16,7 +16,7 @@ from torch import Tensor
 from mpnn.kernels.cuda import backward, forward, row_reduce
 from mpnn.kernels.cuda.backward import DESTINATIONS, SOURCES, TYPES
 from mpnn.kernels.cuda.logits import PerEdge
-from mpnn.kernels.cuda.schedule import Bin, Divided, Sorted, Tile, power_of_two, tile
+from mpnn.kernels.cuda.schedule import Divided, Sorted, Tile, power_of_two, tile
 from mpnn.kernels.cuda.tensors import on_device, real, view, with_contiguous_rows
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import once_differentiable
@@ -143,16 +143,15 @@ def _forward(spec: Spec, given: Given) -> tuple[Tensor, Tensor, Tensor | None]:
     shared = _shared(spec, given)
     for b in rows.bins:
         shape = _tile(spec, given, heads, b.long)
-        forward.attend[_programs(b, shape, heads, batch)](
-            b.units, rows.edges, _blocks(heads, shape), heads, *shared, view(out), view(lse, False),
+        forward.attend[b.grid(shape, batch)](
+            b.units, rows.edges, shape.blocks, heads, *shared, view(out), view(lse, False),
             view(weights, False), view(part), view(part_max, False), view(part_sum, False),
             **_options(spec, given, shape),
         )  # fmt: skip
     if slots:
         shape = tile(heads, width, False)
-        blocks = _blocks(heads, shape)
-        forward.join[(rows.divided.count * blocks * batch,)](
-            rows.divided, blocks, heads, view(part), view(part_max, False), view(part_sum, False),
+        forward.join[(rows.divided.count * shape.blocks * batch,)](
+            rows.divided, shape.blocks, heads, view(part), view(part_max, False), view(part_sum, False),
             view(out), view(lse, False), NORMALIZE=spec.normalize, BH=shape.heads, WIDTH=shape.width, REAL=language,
         )  # fmt: skip
     if weights is not None and spec.softmax:
@@ -221,13 +220,13 @@ def _along(
     wanted, vectors = None if of_edges is None else of_edges.vector, []
     for b in rows.bins:
         shape = _tile(spec, given, heads, b.long, 2 if b.long and which != TYPES else 4)
-        (programs,), blocks, width = _programs(b, shape, heads, batch), _blocks(heads, shape), _width(spec, given)
+        (programs,), width = b.grid(shape, batch), _width(spec, given)
         d_vector = None
         if wanted is not None:
             d_vector = upstream.d_out.new_empty(programs, shape.heads, width, dtype=upstream.lse.dtype)
-            vectors.append(d_vector.view(batch, blocks, -1, shape.heads, width))
+            vectors.append(d_vector.view(batch, shape.blocks, -1, shape.heads, width))
         backward.gradients[(programs,)](
-            b.units, rows.edges, ends, blocks, heads, *_shared(spec, given), *_views(upstream), view(d_rows),
+            b.units, rows.edges, ends, shape.blocks, heads, *_shared(spec, given), *_views(upstream), view(d_rows),
             view(d_values), view(part), view(part_values), d_vector, d_per_edge, ROWS=which,
             **_options(spec, given, shape),
         )  # fmt: skip
@@ -290,11 +289,3 @@ def _options(spec: Spec, given: Given, shape: Tile) -> dict[str, Any]:
         "VALUE_WIDTH": power_of_two(given.value.shape[-1]),
         "REAL": real(given.value.dtype)[1],
     }
-
-
-def _blocks(heads: int, shape: Tile) -> int:
-    return triton.cdiv(heads, shape.heads)
-
-
-def _programs(b: Bin, shape: Tile, heads: int, batch: int) -> tuple[int]:
-    return (triton.cdiv(b.units.count, shape.rows) * _blocks(heads, shape) * batch,)

@@ -35,11 +35,25 @@ class Units(NamedTuple):
     count: int
 
 
+class Tile(NamedTuple):
+    """[rows, edges, heads, width], and the number of such blocks of heads that hold all heads."""
+
+    rows: int
+    edges: int
+    heads: int
+    width: int
+    blocks: int
+
+
 class Bin(NamedTuple):
     """The units of long rows, or those of short rows."""
 
     units: Units
     long: bool
+
+    def grid(self, tile: Tile, batch: int) -> tuple[int]:
+        """The programs of a launch."""
+        return (-(-self.units.count // tile.rows) * tile.blocks * batch,)
 
 
 class Divided(NamedTuple):
@@ -131,15 +145,6 @@ def _narrow(x: Tensor, most: int) -> Tensor:
     return x.int() if most < 2**31 else x
 
 
-class Tile(NamedTuple):
-    """[rows, edges, heads, width]."""
-
-    rows: int
-    edges: int
-    heads: int
-    width: int
-
-
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n, and at least 1."""
     return 1 << max(n - 1, 0).bit_length()
@@ -148,7 +153,7 @@ def power_of_two(n: int) -> int:
 def tile(heads: int, width: int, long: bool, tensors: int = 1) -> Tile:
     """The tile for features [heads, width], if a program holds `tensors` tiles at once."""
     width = power_of_two(width)
-    heads = min(power_of_two(heads), max(1, _HEADS_WIDTH // width))
-    pairs = max(1, min(_PAIRS, _NUMBERS // tensors // (heads * width)))
+    together = min(power_of_two(heads), max(1, _HEADS_WIDTH // width))
+    pairs = max(1, min(_PAIRS, _NUMBERS // tensors // (together * width)))
     edges = min(_EDGES[long], pairs)
-    return Tile(pairs // edges, edges, heads, width)
+    return Tile(pairs // edges, edges, together, width, -(-heads // together))
