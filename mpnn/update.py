@@ -225,6 +225,9 @@ class Reversible(_Layer):
         y1 = x1 + dropout(m),   y2 = x2 + dropout(ffn(norm'(y1)))
     """
 
+    ffn: nn.Module
+    ffn_norm: nn.Module
+
     def __init__(self, dim: int, ffn: nn.Module, **options: Any) -> None:
         super().__init__(dim, ffn, **options)
 

@@ -22,29 +22,12 @@ from mpnn.registry import FUNCTIONS
 B = TypeVar("B", bound=Callable[..., Topology])
 
 BUILDERS: dict[str, Callable[..., Topology]] = {
-    builder.__name__: builder
-    for builder in (
-        sequence.complete,
-        sequence.causal,
-        sequence.identity,
-        sequence.window,
-        sequence.strided,
-        sequence.fixed,
-        sequence.global_nodes,
-        sequence.prefix,
-        sequence.documents,
-        sequence.permutation,
-        sequence.memory,
-        sparse.random,
-        sparse.longformer,
-        sparse.bigbird,
-        image.grid,
-        image.neighborhood,
-        image.convolution,
-        image.pooling,
-        image.windows,
-    )
+    name: function
+    for module in (sequence, sparse, image)
+    for name, function in vars(module).items()
+    if not name.startswith("_") and getattr(function, "__annotations__", {}).get("return") == "Topology"
 }
+"""The builders of this package: the public functions that return a topology."""
 
 _REGISTERED: dict[str, Callable[..., Topology]] = {}
 
