@@ -401,25 +401,23 @@ def _check_function(name: str, function: Any) -> None:
 def segment_logsumexp(scores: Tensor, index: Index) -> Tensor:
     """The logarithm of the sum of exp(s) over the edges of each destination, over dim 0: [num_dst, ...], -inf without
     edges; computed in at least float32."""
-    upcast = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    row_max = _row_max(upcast, index)
-    sums = segment_sum((upcast - row_max.index_select(0, index.plain)).exp(), index)
+    _, sums, row_max = _exponentials(scores, index)
     some = sums > 0
     return torch.where(some, row_max + torch.where(some, sums, torch.ones_like(sums)).log(), -torch.inf)
 
 
-def _row_max(scores: Tensor, index: Index) -> Tensor:
-    """The largest score of each destination, without gradient; 0 where it is infinite or there is none."""
-    row_max = scores.new_zeros(index.num_dst, *scores.shape[1:])
-    row_max.scatter_reduce_(0, _rows(index, scores), scores.detach(), "amax", include_self=False)
-    return row_max.masked_fill_(row_max.isinf(), 0.0)  # a row that contains only -inf gets weight zero
-
-
 def segment_softmax(scores: Tensor, index: Index) -> Tensor:
     """`exp(s_e) / sum of exp(s) over the edges of the same destination`, over dim 0; computed in at least float32."""
-    upcast = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    row_max = _row_max(upcast, index)
-    exp = (upcast - row_max.index_select(0, index.plain)).exp()
-    sums = segment_sum(exp, index)
+    exp, sums, _ = _exponentials(scores, index)
     sums = sums.masked_fill(sums == 0, 1.0)
     return (exp / sums.index_select(0, index.plain)).to(scores.dtype)
+
+
+def _exponentials(scores: Tensor, index: Index) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(s - row maximum) of each edge; their sums, and the row maxima without gradient, of each destination."""
+    upcast = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    row_max = upcast.new_zeros(index.num_dst, *scores.shape[1:])
+    row_max.scatter_reduce_(0, _rows(index, upcast), upcast.detach(), "amax", include_self=False)
+    row_max.masked_fill_(row_max.isinf(), 0.0)  # a row that contains only -inf gets weight zero
+    exp = (upcast - row_max.index_select(0, index.plain)).exp()
+    return exp, segment_sum(exp, index), row_max

@@ -60,8 +60,9 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], Any])
 
 
 @contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a temporary path to write to, and renames it to `path` if the block ends without an exception.
+def atomic_path(path: str | os.PathLike[str], *, folder: bool = False) -> Iterator[Path]:
+    """Yields a temporary path to write to, and renames it to `path` if the block ends without an exception. With
+    `folder` it is a new folder, to write files to.
 
     The temporary file has the name of `path` and is in a temporary folder beside it. At the end of the block, it is
     flushed to disk (fsync) and renamed to `path`. A reader therefore sees either the old file or the new one, never a
@@ -71,38 +72,22 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     To write two files that belong together, nest two blocks: neither file is renamed before both are written.
 
     Raises:
+        FileExistsError: with `folder`, if `path` exists. Folders are not replaced.
         OSError: if the folder of `path` does not exist, cannot be written or is full.
     """
     path = Path(path)
-    with _temporary_folder(path) as folder:
-        temporary = folder / path.name
+    if folder and path.exists():
+        raise FileExistsError(f"{path} exists; delete it first, or choose another name")
+    with _temporary_folder(path) as outer:
+        temporary = outer / path.name
+        if folder:
+            temporary.mkdir()
         yield temporary
-        _flush(temporary, os.O_RDWR)
+        for file in temporary.iterdir() if folder else (temporary,):
+            _flush(file, os.O_RDWR)
         os.replace(temporary, path)
     if sys.platform != "win32":
         _flush(path.parent)  # so that the rename survives a crash too
-
-
-@contextmanager
-def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """As `atomic_path`, for a folder: yields a new folder to write files to, and renames it to `path` at the end.
-
-    Raises:
-        FileExistsError: `path` exists. Folders are not replaced.
-        OSError: if the folder of `path` does not exist, cannot be written or is full.
-    """
-    path = Path(path)
-    if path.exists():
-        raise FileExistsError(f"{path} exists; delete it first, or choose another name")
-    with _temporary_folder(path) as outer:
-        folder = outer / path.name
-        folder.mkdir()
-        yield folder
-        for file in folder.iterdir():
-            _flush(file, os.O_RDWR)
-        os.rename(folder, path)
-    if sys.platform != "win32":
-        _flush(path.parent)
 
 
 def remove_abandoned(path: str | os.PathLike[str]) -> None:

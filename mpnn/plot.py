@@ -20,7 +20,6 @@ from mpnn.graph.runs import Ints, Runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap, Normalize
     from matplotlib.ticker import Locator
 
 INK, MUTED, FRAME, EMPTY = "#1f2933", "#5f6b7a", "#c3cad3", "#f2f4f7"
@@ -52,23 +51,15 @@ def adjacency(graph: Graph, ax: Axes | None = None, *, title: str | None = None,
         title: default: the graph's name.
         tiles: the maximum number of cells on a side.
     """
-    ax = ax or _new_axes(_width_of_matrix(graph))
     rows, columns = min(graph.num_dst, tiles), min(graph.num_src, tiles)
     exact = (rows, columns) == (graph.num_dst, graph.num_src)
-    share = density(graph.runs, rows, columns)
-    colors, norm = _solid(), None
+    share = np.ma.masked_equal(density(graph.runs, rows, columns), 0.0)
+    ax, image = _matrix(graph, share, ax, title, solid=exact)
     if not exact:
-        colors, norm = _sequential(), _power(0.5, vmax=1.0)
-    image = ax.imshow(
-        np.ma.masked_equal(share, 0.0), cmap=colors, norm=norm, extent=_extent(graph), interpolation="nearest"
-    )
-    _matrix_axes(ax, graph, graph.name if title is None else title)
-    if not exact:
-        bar = _bar([ax], image, "share of a tile's pairs that are edges")
-        bar.set_ticks([0.01, 0.1, 0.25, 0.5, 1.0], labels=["1%", "10%", "25%", "50%", "100%"])
+        bar = _bar(image, "share of a tile's pairs that are edges", ["1%", "10%", "25%", "50%", "100%"])
         bar.ax.minorticks_off()
-    pairs = max(graph.num_dst * graph.num_src, 1)
-    _note_below(ax, f"{graph.num_edges:,} edges, {graph.runs.num_edges / pairs:.2%} of all pairs")
+    note = f"{graph.num_edges:,} edges, {graph.runs.num_edges / max(graph.num_dst * graph.num_src, 1):.2%} of all pairs"
+    ax.annotate(note, (0, 0), (0, -7), "axes fraction", "offset points", color=MUTED, fontsize=8.5, va="top")
     return ax
 
 
@@ -79,10 +70,9 @@ def attention(
     *,
     title: str | None = None,
     labels: Sequence[str] | None = None,
-    bar: bool = True,
-    tiles: int = _TILES,
 ) -> Axes:
-    """Matrix of attention weights: a cell for each edge, pale where there is no edge.
+    """Matrix of attention weights: a cell for each edge, pale where there is no edge; in graphs of more than 256 nodes
+    on a side, a cell is the mean over its edges.
 
     The color scale is a square root, so that weights of 0.01 remain visible.
 
@@ -90,8 +80,6 @@ def attention(
         weights: [E] or [E, H] in the graph's edge order, as `return_weights=True` gives them; heads are averaged.
         title: default: the graph's name.
         labels: one label for each node (characters, words), instead of its number.
-        bar: whether to draw a color bar.
-        tiles: the maximum number of cells on a side; in larger graphs a cell is the mean over its edges.
 
     Raises:
         ValueError: if the number of weights is not the number of edges, or there is not one label for each node.
@@ -100,25 +88,16 @@ def attention(
         raise ValueError(f"weights must be [E] or [E, H] with E = {graph.num_edges}; got {list(weights.shape)}")
     of_heads = weights.detach().float().cpu()
     per_edge = (of_heads if weights.dim() == 1 else of_heads.mean(1)).numpy()
-    rows, columns = min(graph.num_dst, tiles), min(graph.num_src, tiles)
+    rows, columns = min(graph.num_dst, _TILES), min(graph.num_src, _TILES)
     src, dst = graph.edge_index.cpu().numpy()
     cell = dst * rows // max(graph.num_dst, 1) * columns + src * columns // max(graph.num_src, 1)
     total, count = (np.bincount(cell, w, minlength=rows * columns) for w in (per_edge, np.ones_like(per_edge)))
     mean = np.ma.masked_array(total / np.maximum(count, 1), count == 0).reshape(rows, columns)
-    ax = ax or _new_axes(_width_of_matrix(graph))
-    ax.imshow(mean, cmap=_sequential(), norm=_power(0.5, vmax=1.0), extent=_extent(graph), interpolation="nearest")
-    _matrix_axes(ax, graph, graph.name if title is None else title)
+    ax, image = _matrix(graph, mean, ax, title)
     if labels is not None:
         _label_nodes(ax, graph, labels)
-    if bar:
-        weight_bar([ax])
+    _bar(image, "attention weight", ["0.01", "0.1", "0.25", "0.5", "1"])
     return ax
-
-
-def weight_bar(axes: Sequence[Axes]) -> None:
-    """Draws the color bar of one or several plots by `attention`, to their right."""
-    bar = _bar(axes, axes[0].images[0], "attention weight")
-    bar.set_ticks([0.01, 0.1, 0.25, 0.5, 1.0], labels=["0.01", "0.1", "0.25", "0.5", "1"])
 
 
 def curves(
@@ -137,7 +116,12 @@ def curves(
         ax.plot(at, values, color=color, linewidth=1.8, marker="o" if len(values) < 30 else None, markersize=3.5)
         if len(values):
             ends.append((float(at[-1]), float(values[-1]), name, color))
-    _plain_axes(ax, title)
+    _title(ax, title, 10)
+    ax.tick_params(colors=MUTED, labelsize=8.5, length=3, width=0.6)
+    ax.grid(axis="y", color="#e4e8ed", linewidth=0.8)
+    ax.set_axisbelow(True)
+    for side, spine in ax.spines.items():
+        spine.set(color=FRAME, linewidth=0.8, visible=side in ("left", "bottom"))
     if all(float(x).is_integer() for at, _ in history.values() for x in at):
         ax.xaxis.set_major_locator(_whole_ticks())
     ax.set_xlabel(xlabel, color=MUTED, fontsize=9)
@@ -233,9 +217,6 @@ def _bounds(n: int, parts: int) -> Ints:
     return -(-np.arange(parts + 1) * n // max(parts, 1))
 
 
-# ---------------------------------------------------------------------------------------------------- colors and axes
-
-
 def _new_axes(size: tuple[float, float]) -> Axes:
     try:
         from matplotlib import pyplot
@@ -244,34 +225,26 @@ def _new_axes(size: tuple[float, float]) -> Axes:
     return pyplot.subplots(figsize=size, layout="constrained")[1]
 
 
-def _sequential() -> Colormap:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("mpnn", SEQUENTIAL).with_extremes(bad=EMPTY)
-
-
-def _solid() -> Colormap:
-    from matplotlib.colors import ListedColormap
-
-    return ListedColormap([_EDGE]).with_extremes(bad=EMPTY)
-
-
-def _power(gamma: float, vmax: float) -> Normalize:
-    from matplotlib.colors import PowerNorm
-
-    return PowerNorm(gamma, vmin=0.0, vmax=vmax)
-
-
 def _width_of_matrix(graph: Graph) -> tuple[float, float]:
     shape = float(np.clip(graph.num_src / max(graph.num_dst, 1), 1 / 3, 3))
     return (5.4 * max(shape, 0.7), 5.0 / min(shape, 1.0)) if shape <= 1 else (4.6 + 2.0 * shape, 4.6)
 
 
-def _extent(graph: Graph) -> tuple[float, float, float, float]:
-    return (-0.5, max(graph.num_src, 1) - 0.5, max(graph.num_dst, 1) - 0.5, -0.5)
+def _matrix(
+    graph: Graph, shares: NDArray[np.float64], ax: Axes | None, title: str | None, solid: bool = False
+) -> tuple[Axes, Any]:
+    """Draws the cells of a matrix that are not masked: `solid`, or darker the nearer to 1. The image comes second."""
+    ax = ax or _new_axes(_width_of_matrix(graph))
+    from matplotlib.colors import LinearSegmentedColormap, ListedColormap, PowerNorm
 
-
-def _matrix_axes(ax: Axes, graph: Graph, title: str) -> None:
+    colors = ListedColormap([_EDGE]) if solid else LinearSegmentedColormap.from_list("mpnn", SEQUENTIAL)
+    image = ax.imshow(
+        shares,
+        cmap=colors.with_extremes(bad=EMPTY),
+        norm=None if solid else PowerNorm(0.5, vmin=0.0, vmax=1.0),
+        extent=(-0.5, max(graph.num_src, 1) - 0.5, max(graph.num_dst, 1) - 0.5, -0.5),
+        interpolation="nearest",
+    )
     longest, shortest = max(graph.num_src, graph.num_dst), max(min(graph.num_src, graph.num_dst), 1)
     shape = graph.num_src / graph.num_dst if graph.num_dst else None
     if longest > _LONGEST_SHAPE * shortest:
@@ -281,7 +254,7 @@ def _matrix_axes(ax: Axes, graph: Graph, title: str) -> None:
     ax.xaxis.set_label_position("top")
     ax.set_xlabel("source (sends)", color=MUTED, fontsize=9)
     ax.set_ylabel("destination (receives)", color=MUTED, fontsize=9)
-    _title(ax, title, 8, shape)
+    _title(ax, graph.name if title is None else title, 8, shape)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(_whole_ticks())
     ax.tick_params(colors=MUTED, labelsize=8, length=2.5, width=0.6)
@@ -292,15 +265,7 @@ def _matrix_axes(ax: Axes, graph: Graph, title: str) -> None:
         ax.tick_params(which="minor", length=0)
     for spine in ax.spines.values():
         spine.set(color=FRAME, linewidth=0.8)
-
-
-def _plain_axes(ax: Axes, title: str) -> None:
-    _title(ax, title, 10)
-    ax.tick_params(colors=MUTED, labelsize=8.5, length=3, width=0.6)
-    ax.grid(axis="y", color="#e4e8ed", linewidth=0.8)
-    ax.set_axisbelow(True)
-    for side, spine in ax.spines.items():
-        spine.set(color=FRAME, linewidth=0.8, visible=side in ("left", "bottom"))
+    return ax, image
 
 
 def _title(ax: Axes, text: str, pad: float, shape: float | None = None) -> None:
@@ -334,16 +299,13 @@ def _whole_ticks() -> Locator:
     return MaxNLocator(8, integer=True, steps=[1, 2, 4, 5, 8, 10])
 
 
-def _bar(axes: Sequence[Axes], image: Any, label: str) -> Any:
-    bar = axes[0].figure.colorbar(image, ax=list(axes), shrink=0.72, aspect=28, pad=0.03)
+def _bar(image: Any, label: str, ticks: list[str]) -> Any:
+    bar = image.figure.colorbar(image, ax=image.axes, shrink=0.72, aspect=28, pad=0.03)
+    bar.set_ticks([0.01, 0.1, 0.25, 0.5, 1.0], labels=ticks)
     bar.set_label(label, color=MUTED, fontsize=8.5)
     bar.ax.tick_params(colors=MUTED, labelsize=8, length=2.5, width=0.6)
     bar.outline.set(edgecolor=FRAME, linewidth=0.6)
     return bar
-
-
-def _note_below(ax: Axes, text: str) -> None:
-    ax.annotate(text, (0, 0), (0, -7), "axes fraction", "offset points", color=MUTED, fontsize=8.5, va="top")
 
 
 def _label_nodes(ax: Axes, graph: Graph, labels: Sequence[str]) -> None:
@@ -380,9 +342,6 @@ def _separate(targets: NDArray[np.float64], room: NDArray[np.float64], low: floa
             mean, count = (below * many + mean * count) / (many + count), many + count
         groups.append((mean, count))
     return stacked + np.repeat([max(mean, low) for mean, _ in groups], [count for _, count in groups])
-
-
-# ---------------------------------------------------------------------------------------------------- nodes and links
 
 
 def _circle(n: int) -> NDArray[np.float64]:
@@ -433,15 +392,5 @@ def _arrows(ax: Axes, tails: NDArray[np.float64], heads: NDArray[np.float64], si
 def _name_at(ax: Axes, at: NDArray[np.float64], name: str) -> None:
     from matplotlib.patheffects import withStroke
 
-    outline = [withStroke(linewidth=3.0, foreground="white")]
-    ax.annotate(
-        name,
-        tuple(at),
-        color=INK,
-        fontsize=13,
-        fontweight="bold",
-        ha="center",
-        va="center",
-        path_effects=outline,
-        zorder=5,
-    )
+    style: dict[str, Any] = {"color": INK, "fontsize": 13, "fontweight": "bold", "ha": "center", "va": "center"}
+    ax.annotate(name, tuple(at), path_effects=[withStroke(linewidth=3.0, foreground="white")], zorder=5, **style)

@@ -106,7 +106,10 @@ class ALiBi(Position):
         super().__init__()
         if heads < 1:
             raise ValueError(f"heads must be at least 1; got {heads}")
-        self.slopes = _alibi_slopes(heads)
+        power = 2 ** math.floor(math.log2(heads))
+        slopes = [2.0 ** (-8.0 * (k + 1) / power) for k in range(power)]
+        between = [2.0 ** (-4.0 * (k + 1) / power) for k in range(0, 2 * power, 2)]
+        self.slopes = slopes + between[: heads - power]
 
     def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> PerEdge:
         return graph.cached(("alibi", len(self.slopes)), lambda: _by_offset(graph, self._penalty))
@@ -224,10 +227,3 @@ def _by_offset(graph: Graph, number: Callable[[Tensor], Tensor]) -> PerEdge:
         return number(src - dst)
     relation = Offset(max(graph.num_dst + abs(graph.shift), graph.num_src, 1) - 1)
     return BiasTable(number(torch.arange(relation.count, device=graph.device) - relation.clip), relation)
-
-
-def _alibi_slopes(heads: int) -> list[float]:
-    power = 2 ** math.floor(math.log2(heads))
-    slopes = [2.0 ** (-8.0 * (k + 1) / power) for k in range(power)]
-    between = [2.0 ** (-4.0 * (k + 1) / power) for k in range(0, 2 * power, 2)]
-    return slopes + between[: heads - power]

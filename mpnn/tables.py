@@ -70,9 +70,6 @@ def named(columns: str | None) -> list[str | int] | None:
     return None if columns is None else [int(c) if c.isdecimal() else c for c in map(str.strip, columns.split(","))]
 
 
-# ------------------------------------------------------------------------------------------------ text
-
-
 def _text(
     path: Path, size: int, columns: Columns | None, pairs: bool
 ) -> Iterator[tuple[list[int], NDArray[np.float64]]]:
@@ -192,9 +189,6 @@ def _two(path: Path, names: Sequence[str], width: int, columns: Columns | None) 
             f"got {tuple(columns)}"
         )
     return [int(k) for k in found]
-
-
-# ------------------------------------------------------------------------------------------------ arrays
 
 
 def _array(path: Path) -> NDArray[Any]:

@@ -8,6 +8,7 @@ transformer layer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,53 +138,8 @@ class GRU(Update):
         return self.cell(message.flatten(0, -2), x.flatten(0, -2)).view_as(x)
 
 
-class PreNorm(Update):
-    """A pre-norm transformer layer around any attention (Xiong et al. 2020): attention reads `norm(x)`, then
-
-        z = x + dropout(m),   y = z + dropout(ffn(norm'(z)))
-
-    Without `ffn` the layer returns z. `drop_path` is the probability that a residual branch is dropped, see `DropPath`.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        ffn: nn.Module | None = None,
-        *,
-        dropout: float = 0.0,
-        norm: Callable[[int], nn.Module] = nn.LayerNorm,
-        drop_path: float = 0.0,
-    ) -> None:
-        super().__init__()
-        as_integer("dim", dim)
-        check.function("ffn", ffn)
-        self.norm, self.ffn = norm(dim), ffn
-        self.ffn_norm = None if ffn is None else norm(dim)
-        self.dropout, self.drop_path = Dropout(dropout), DropPath(drop_path)
-
-    def prepare(self, x: Tensor) -> Tensor:
-        return self.norm(x)
-
-    def check(self, x: Tensor, message: Tensor | None) -> None:
-        _check_layer(self, "x", x)
-
-    def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        _require_equal_widths(self, x, message)
-        z = x + self.drop_path(self.dropout(message))
-        if self.ffn is None or self.ffn_norm is None:
-            return z
-        return z + self.drop_path(self.dropout(self.ffn(self.ffn_norm(z))))
-
-
-class PostNorm(Update):
-    """A post-norm transformer layer around any attention (Vaswani et al. 2017; BERT):
-
-        z = norm(x + dropout(m)),   y = norm'(z + dropout(ffn(z)))
-
-    Without `ffn` the layer returns z.
-    """
-
-    alpha = 1.0
+class _Layer(Update):
+    """The modules of a transformer layer around any attention. `norm` returns the norm of a width."""
 
     def __init__(
         self,
@@ -200,8 +156,45 @@ class PostNorm(Update):
         self.ffn_norm = None if ffn is None else norm(dim)
         self.dropout = Dropout(dropout)
 
-    def check(self, x: Tensor, message: Tensor | None) -> None:
-        _check_layer(self, "x", x)
+    def check(self, x: Tensor, message: Tensor | None, name: str = "x") -> None:
+        owner = type(self).__name__
+        check.fits(owner, name, x, check.takes(self.norm))
+        check.fits(f"ffn of {owner}", name, x, check.takes(self.ffn))
+
+
+class PreNorm(_Layer):
+    """A pre-norm transformer layer around any attention (Xiong et al. 2020): attention reads `norm(x)`, then
+
+        z = x + dropout(m),   y = z + dropout(ffn(norm'(z)))
+
+    Without `ffn` the layer returns z. `drop_path` is the probability that a residual branch is dropped, see `DropPath`;
+    `options` are `dropout=0.0` and `norm=nn.LayerNorm`, a function that returns the norm of a width, as of `PostNorm`.
+    """
+
+    def __init__(self, dim: int, ffn: nn.Module | None = None, *, drop_path: float = 0.0, **options: Any) -> None:
+        super().__init__(dim, ffn, **options)
+        self.drop_path = DropPath(drop_path)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        _require_equal_widths(self, x, message)
+        z = x + self.drop_path(self.dropout(message))
+        if self.ffn is None or self.ffn_norm is None:
+            return z
+        return z + self.drop_path(self.dropout(self.ffn(self.ffn_norm(z))))
+
+
+class PostNorm(_Layer):
+    """A post-norm transformer layer around any attention (Vaswani et al. 2017; BERT):
+
+        z = norm(x + dropout(m)),   y = norm'(z + dropout(ffn(z)))
+
+    Without `ffn` the layer returns z.
+    """
+
+    alpha = 1.0
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         _require_equal_widths(self, x, message)
@@ -219,20 +212,12 @@ class DeepNorm(PostNorm):
     The depth determines alpha and the scale beta of the initial weights; see `mpnn.models.text.deepnet`.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        ffn: nn.Module | None = None,
-        *,
-        alpha: float,
-        dropout: float = 0.0,
-        norm: Callable[[int], nn.Module] = nn.LayerNorm,
-    ) -> None:
-        super().__init__(dim, ffn, dropout=dropout, norm=norm)
+    def __init__(self, dim: int, ffn: nn.Module | None = None, *, alpha: float, **options: Any) -> None:
+        super().__init__(dim, ffn, **options)
         self.alpha = alpha
 
 
-class Reversible(Update):
+class Reversible(_Layer):
     """A reversible layer: the inputs can be computed from the outputs (Gomez et al. 2017; Kitaev et al. 2020, eq. 9).
 
     Features are two streams x1 || x2, attention reads `norm(x2)`, and
@@ -240,21 +225,18 @@ class Reversible(Update):
         y1 = x1 + dropout(m),   y2 = x2 + dropout(ffn(norm'(y1)))
     """
 
-    def __init__(
-        self, dim: int, ffn: nn.Module, *, dropout: float = 0.0, norm: Callable[[int], nn.Module] = nn.LayerNorm
-    ) -> None:
-        super().__init__()
-        as_integer("dim", dim)
-        check.function("ffn", ffn)
-        self.norm, self.ffn, self.ffn_norm = norm(dim), ffn, norm(dim)
-        self.dropout = Dropout(dropout)
+    ffn: nn.Module
+    ffn_norm: nn.Module
+
+    def __init__(self, dim: int, ffn: nn.Module, **options: Any) -> None:
+        super().__init__(dim, ffn, **options)
 
     def prepare(self, x: Tensor) -> Tensor:
         return self.norm(x.chunk(2, -1)[1])
 
-    def check(self, x: Tensor, message: Tensor | None) -> None:
+    def check(self, x: Tensor, message: Tensor | None, name: str = "half of x") -> None:
         half = x.chunk(2, -1)[0]
-        _check_layer(self, "half of x", half)
+        super().check(half, message, name)
         if message is not None:
             check.fits("Reversible", "message", message, (half.shape[-1], None))
 
@@ -324,12 +306,6 @@ class _Function(Update):
 def _is_plain(linear: nn.Module) -> bool:
     """Whether this computes `W x + b` and nothing else: it is not quantized, adapted (LoRA) or hooked."""
     return type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
-
-
-def _check_layer(update: PreNorm | PostNorm | Reversible, name: str, x: Tensor) -> None:
-    owner = type(update).__name__
-    check.fits(owner, name, x, check.takes(update.norm))
-    check.fits(f"ffn of {owner}", name, x, check.takes(update.ffn))
 
 
 def _require_equal_widths(update: Update, x: Tensor, message: Tensor) -> None:

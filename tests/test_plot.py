@@ -106,7 +106,7 @@ def test_attention_takes_weights_as_the_operator_gives_them(ax: Axes) -> None:
     graph = graphs.from_edges(edges, 3)
     query, key, value = torch.randn(3, 3, 2, 4).unbind()
     _, weights = ops.attend(graph, query, key, value, return_weights=True)
-    plot.attention(graph, weights, ax, bar=False)
+    plot.attention(graph, weights, ax)
     drawn = ax.images[0].get_array()
     np.testing.assert_allclose([drawn[0, 2], drawn[1, 0], drawn[1, 1]], weights.mean(1), rtol=1e-6)
     assert drawn.count() == 3

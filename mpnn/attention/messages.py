@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mpnn import validation
 from mpnn.attention.spec import ANY, Attention
 from mpnn.graph import Graph
-from mpnn.graphs.incidence import edges_into
+from mpnn.graphs.explicit import edges_into
 from mpnn.round import Round
 
 Message = Callable[[Tensor, Tensor, Tensor | None], Tensor]

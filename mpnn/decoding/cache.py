@@ -215,13 +215,10 @@ class _Step:
 
     def edgeless(self, first: int, count: int) -> Graph:
         """A graph without edges of the new nodes and the sources `first` to `first + count`, with their positions."""
-        return self.graph.cached(("edgeless", first, count), lambda: self._build_edgeless(first, count))
 
-    def _build_edgeless(self, first: int, count: int) -> Graph:
-        dst_positions = self.graph.node_positions()[0]
-        if self.src_positions is None:
-            src_positions = torch.arange(first, first + count, device=dst_positions.device)
-        else:
-            src_positions = self.src_positions[first : first + count]
-        graph = Graph.from_runs(Runs.of(len(dst_positions), count, ())).to(dst_positions.device)
-        return graph.with_positions(dst_positions, src_positions)
+        def build() -> Graph:
+            dst, src = self.graph.node_positions()[0], torch.arange(first, first + count)
+            src = src if self.src_positions is None else self.src_positions[first : first + count]
+            return Graph.from_runs(Runs.of(len(dst), count, ())).to(dst.device).with_positions(dst, src)
+
+        return self.graph.cached(("edgeless", first, count), build)

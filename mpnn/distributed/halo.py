@@ -65,15 +65,6 @@ def rows_of(graph: Graph, rank: int, dst: Owners) -> Graph:
     return graph.rows(*block) if block is not None else subgraphs.take(graph, dst.nodes(rank).to(graph.device))
 
 
-def own_nodes(graph: Graph, rank: int, dst: Owners, src: Owners) -> Graph:
-    """A graph of a rank's nodes without edges, which says their positions."""
-    of_dst, of_src = graph.node_positions()
-    none = torch.zeros(2, 0, dtype=torch.int64, device=graph.device)
-    nodes = Graph.from_edges(none, dst.sizes[rank], src.sizes[rank])
-    nodes.positions = of_dst[dst.nodes(rank).to(graph.device)], of_src[src.nodes(rank).to(graph.device)]
-    return nodes
-
-
 class HaloExchange(Exchange):
     """`exchange(x)` maps features of a process's own nodes to those of all sources of its part: x [..., own, d] ->
     [..., sources, d], or another `dim`. All processes of the group must call it together. See
@@ -105,7 +96,8 @@ class HaloExchange(Exchange):
         self._sizes = leaving.tolist()
         asked = torch.empty(sum(self._sizes), dtype=torch.int64, device=device)
         dist.all_to_all_single(asked, wanted[by_owner].to(device), self._sizes, self.arriving, group=group)
-        self.leaving = list(owners.place(asked.cpu()).to(device).split(self._sizes))
+        mine = owners.nodes(rank).to(device)
+        self.leaving = list(torch.searchsorted(mine, asked).split(self._sizes))
         assert self._sizes[rank] == 0
 
     def rounds(
@@ -148,7 +140,12 @@ class OwnExchange(Exchange):
     def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
         self.rank, self.ranks, self.group = dist.get_rank(group), dst.ranks, group
         self.rows = dst.sizes[self.rank], src.sizes[self.rank]
-        self._own_nodes = own_nodes(graph, self.rank, dst, src)
+        none = torch.zeros(2, 0, dtype=torch.int64, device=graph.device)
+        self._own_nodes = Graph.from_edges(none, *self.rows)  # which says their positions
+        self._own_nodes.positions = tuple(  # type: ignore[assignment]
+            at[owners.nodes(self.rank).to(graph.device)]
+            for at, owners in zip(graph.node_positions(), (dst, src), strict=True)
+        )
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None

@@ -104,15 +104,10 @@ class HeadsExchange(OwnExchange):
         return replace(pieces.mapped(round, visit), head_ids=(mine.start, heads))
 
     def run(self, rounds: tuple[Round, ...], run: Callable[[Round], Any]) -> tuple[Tensor, None]:
-        return self._collect(run(rounds[0])[0]), None
-
-    def _collect(self, out: Tensor) -> Tensor:
-        """From the own heads of all destinations, [..., N_dst, H / ranks, D], to all heads of the own ones."""
-        rows = self._dst.by_owner(out.movedim(-3, 0))
-        size = self.rows[0]
-        arrived = self._exchange(rows, [size] * self.ranks, self._dst.sizes)
+        out, size = run(rounds[0])[0], self.rows[0]  # the own heads of all destinations, [..., N_dst, H / ranks, D]
+        arrived = self._exchange(self._dst.by_owner(out.movedim(-3, 0)), [size] * self.ranks, self._dst.sizes)
         heads = arrived.unflatten(0, (self.ranks, size)).movedim(0, -3)  # [own, batch..., ranks, H / ranks, D]
-        return heads.flatten(-3, -2).movedim(0, -3)
+        return heads.flatten(-3, -2).movedim(0, -3), None
 
     def _swap(self, x: Tensor, of: str) -> Tensor:
         """All heads of the own nodes, [..., own, H, D], to the own heads of all nodes, [..., N, H / ranks, D]."""

@@ -81,19 +81,5 @@ class Owners:
         """The owner of each of these nodes, int64."""
         return self.owner[torch.searchsorted(self.bounds, nodes, right=True) - 1]
 
-    def place(self, nodes: Tensor) -> Tensor:
-        """The index of each of these nodes among those of its owner, int64."""
-        block = torch.searchsorted(self.bounds, nodes, right=True) - 1
-        return self._before[block] + nodes - self.bounds[block]
-
-    @cached_property
-    def _before(self) -> Tensor:
-        """For each block, the nodes of earlier blocks of the same owner."""
-        size, before = self.bounds.diff(), torch.zeros_like(self.owner)
-        for rank in range(self.ranks):
-            mine = self.owner == rank
-            before[mine] = size[mine].cumsum(0) - size[mine]
-        return before
-
     def __repr__(self) -> str:
         return f"Owners({self.num_nodes:,} nodes: {', '.join(f'{size:,}' for size in self.sizes)})"

@@ -267,17 +267,13 @@ class Partition:
         ]
         return [n * head_dim * batch * dtype.itemsize for n in numbers]
 
-    def query_bytes(
-        self, width: int, num_heads: int, head_dim: int, dtype: torch.dtype = torch.float32, batch: int = 1
-    ) -> list[int]:
-        """The bytes that arrive at each rank in the forward pass of a layer under transport="queries", where `width`
-        is that of the sources' features."""
-        per_head = num_heads * head_dim * batch * dtype.itemsize
-        sums = num_heads * batch * max(dtype.itemsize, 4)  # results travel in float32 or wider, with their lse
-        partial = num_heads * head_dim * batch * max(dtype.itemsize, 4) + sums
+    def query_bytes(self, width: int, num_heads: int, head_dim: int) -> list[int]:
+        """The bytes that arrive at each rank in the forward pass of a layer of float32 under transport="queries", where
+        `width` is that of the sources' features."""
+        query, result = num_heads * head_dim, num_heads * (head_dim + 1)  # results travel with their lse
         sources = queries.fetched(self.graph, self._hubs, self.dst, self.src)
         return [
-            n * width * batch * dtype.itemsize + asked * per_head + results * partial
+            4 * (n * width + asked * query + results * result)
             for n, (asked, results) in zip(sources, queries.travelling(self._hubs, self.dst), strict=True)
         ]
 

@@ -86,7 +86,7 @@ class QueriesExchange(HaloExchange):
         by_owner = owner.argsort(stable=True)
         self._counts = torch.bincount(owner, minlength=self.ranks).tolist()
         self._by_owner, self._ascending = by_owner.to(device), by_owner.argsort().to(device)
-        self._mine = dst.place(nodes[owner == rank]).to(device)
+        self._mine = torch.searchsorted(dst.nodes(rank), nodes[owner == rank]).to(device)
         sources = src.nodes(rank).to(device)
         self._hubs = subgraphs.take(graph, nodes.to(device)).columns(sources)
         self._hubs.node_ids = nodes.int().to(device), sources.int()

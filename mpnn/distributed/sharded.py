@@ -48,13 +48,11 @@ def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None, transpo
     if isinstance(mesh, Partition):
         if owners is not None:
             raise ValueError("a partition says who owns which nodes: pass a partition, or a mesh and owners")
-        sharding.enter(_of_partition(mesh, transport))
+        divided = _of_partition(mesh, transport)
     else:
-        sharding.enter(_Sharding(group_of(mesh), transport, None if owners is None else (owners, owners)))
-    try:
+        divided = _Sharding(group_of(mesh), transport, None if owners is None else (owners, owners))
+    with sharding.use(divided):
         yield
-    finally:
-        sharding.leave()
 
 
 def _of_partition(part: Partition, transport: str) -> _Sharding:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpnn import rng
+from mpnn import ops, rng
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.halo import HaloExchange, OwnExchange, Part, rows_of
@@ -98,31 +98,20 @@ class StreamExchange(OwnExchange):
     def block(self, round: Round, step: int, features: list[Tensor]) -> Round:
         """The round over the block of a step. `features`: its tensors, sources being those of the block."""
         graph, sources = round.graph, self._sources[self.owner(step)]
-        part = graph.cached(("sources of", self.owner(step)), lambda: _columns(graph, sources))
+        part = graph.cached(("sources of", self.owner(step)), lambda: graph.columns(sources))
+        if part.node_ids is None and graph.node_ids is not None:
+            part.node_ids = graph.node_ids[0], sources.int()
         following = iter(features)
 
         def visit(x: Tensor, kind: pieces.Kind, trailing: int) -> Tensor:
             x = next(following)
             if kind != "edge":
                 return x
-            kept = graph.cached(("edges of", self.owner(step)), lambda: _edges(graph, sources))
+            key = "edges of", self.owner(step)
+            kept = graph.cached(key, lambda: torch.isin(graph.ends[0], sources).nonzero().squeeze(1))
             return x.index_select(-1 - trailing, kept)
 
         return replace(pieces.mapped(round, visit), graph=part, return_lse=True)
-
-
-def _columns(graph: Graph, sources: Tensor) -> Graph:
-    part = graph.columns(sources)
-    assert graph.node_ids is not None
-    part.node_ids = graph.node_ids[0], sources.int()
-    return part
-
-
-def _edges(graph: Graph, sources: Tensor) -> Tensor:
-    """The edges from these sources, int64, in the caller's order."""
-    kept = torch.zeros(graph.num_src, dtype=torch.bool, device=graph.device)
-    kept[sources] = True
-    return kept[graph.ends[0]].nonzero().squeeze(1)
 
 
 class _Stream(torch.autograd.Function):
@@ -139,7 +128,7 @@ class _Stream(torch.autograd.Function):
             part, more = run(exchange.block(round, step, features))
             assert more is not None
             part = part.to(round.accumulate_dtype)
-            out, lse = (part, more) if out is None or lse is None else _merged(out, lse, part, more)
+            out, lse = (part, more) if out is None or lse is None else ops.merge([(out, lse), (part, more)])
         assert out is not None
         assert lse is not None
         ctx.exchange, ctx.round, ctx.run, ctx.nodes = exchange, round, run, nodes
@@ -176,12 +165,6 @@ class _Stream(torch.autograd.Function):
                 else:
                     exchange.send_back(gradient, step, dim, total)
         return None, None, None, *totals
-
-
-def _merged(out: Tensor, lse: Tensor, part: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
-    total = torch.logaddexp(lse, more)
-    safe = torch.where(total == -torch.inf, torch.zeros_like(total), total)
-    return out * (lse - safe).exp()[..., None] + part * (more - safe).exp()[..., None], total
 
 
 def _dimensions(round: Round) -> list[int | None]:

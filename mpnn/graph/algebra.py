@@ -82,11 +82,9 @@ def _merged(one: GraphData, other: GraphData, merge: Callable[[Any, Any], Any]) 
     if one.device != other.device:
         raise ValueError(f"the graphs are on {one.device} and {other.device}; move one with .to(device)")
     structures = one.structure, other.structure
-    if all(isinstance(edges, Strips) for edges in structures):
-        merged: Strips = merge(*structures)
-        return merged
-    runs: Runs = merge(one.runs, other.runs)
-    return runs
+    are_strips = all(isinstance(edges, Strips) for edges in structures)
+    merged: Strips | Runs = merge(*structures) if are_strips else merge(one.runs, other.runs)
+    return merged
 
 
 def _edges_in(graph: G, runs: Strips | Runs, common: dict[str, Any]) -> G:

@@ -1,11 +1,12 @@
-"""Validation of numbers that callers pass. Each error names the argument."""
+"""Validation of numbers that callers pass, where they pass them. Each error names the argument."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 _MAX_VALUE = 2**61  # node indices are int64, and rules add these values to them
 
@@ -32,3 +33,20 @@ def at_least(name: str, value: Any, least: int) -> int:
     if as_integer(name, value) < least:
         raise ValueError(f"{name} must be at least {least}; got {value}")
     return int(value)
+
+
+def integers(name: str, values: Iterable[int] | Tensor, expected: str = "a list of integers") -> tuple[int, ...]:
+    """Converts an iterable, array or tensor of integers to a tuple."""
+    is_scalar = isinstance(values, (Tensor, np.ndarray)) and values.ndim == 0
+    if is_scalar or isinstance(values, (str, bytes)) or not isinstance(values, (Iterable, Tensor)):
+        raise TypeError(f"{name} must be {expected}; got {values!r}")
+    items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
+    return tuple(as_integer(f"{name}[{k}]", v) for k, v in enumerate(items))
+
+
+def distinct_indices(name: str, values: Iterable[int] | Tensor) -> tuple[int, ...]:
+    """Converts node indices to an ascending tuple without repeats; they must not be negative."""
+    nodes = integers(name, values, "an integer or a list of integers")
+    if nodes and min(nodes) < 0:
+        raise ValueError(f"{name} must not hold negative nodes; got {min(nodes)}")
+    return tuple(sorted(set(nodes)))

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from threading import RLock
 from types import FunctionType, ModuleType
 from typing import Any, ParamSpec
@@ -79,10 +79,6 @@ class BindCache:
             self._entries.clear()
             self._newest = None
 
-    def get(self, build: Callable[..., Graph], *arguments: Hashable) -> Graph:
-        """Returns `build(*arguments)`, and the same graph as long as it is cached."""
-        return self.keep((build, arguments), lambda: build(*arguments))
-
     def keep(self, key: Hashable, build: Callable[[], Graph]) -> Graph:
         """Returns `build()`, and the same graph as long as it is cached under this key.
 
@@ -91,7 +87,12 @@ class BindCache:
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
-                self._use(key, entry)
+                before = self._newest
+                if entry is not before:  # hashing an expression takes as long as the rest of this function
+                    self._newest = entry
+                    self._entries.move_to_end(key)
+                if csr.derivations() != self._derived:
+                    self._account((entry,) if before is None else (before, entry))
                 return entry.graph
         graph = outside_modes(build)
         with self._lock:
@@ -111,14 +112,6 @@ class BindCache:
             for key in [key for key in list(self._entries) if unwanted(key)]:
                 if self._entries.pop(key, None) is self._newest:
                     self._newest = None
-
-    def _use(self, key: Hashable, entry: _Entry) -> None:
-        before = self._newest
-        if entry is not before:  # hashing an expression takes as long as the rest of this function
-            self._newest = entry
-            self._entries.move_to_end(key)
-        if csr.derivations() != self._derived:
-            self._account((entry,) if before is None else (before, entry))
 
     def _account(self, entries: Iterable[_Entry]) -> None:
         """Measures those of the entries that have changed, and evicts.
@@ -153,7 +146,7 @@ def cached_graph(build: Callable[P, Graph]) -> Callable[P, Graph]:
 
     @wraps(build)
     def cached(*arguments: P.args, **_: P.kwargs) -> Graph:
-        return CACHE.get(build, *arguments)
+        return CACHE.keep((build, arguments), partial(build, *arguments))
 
     return cached
 

@@ -102,34 +102,15 @@ def inverse(permutation: Tensor) -> Tensor:
     return torch.empty_like(permutation).index_copy_(0, permutation, numbers)
 
 
-def nodes_without_loop(edges: Tensor, num_nodes: int) -> Tensor:
-    """The nodes without a self-loop, ascending."""
-    src, dst = edges
-    missing = torch.ones(num_nodes, dtype=torch.bool, device=edges.device)
-    missing[dst[src == dst]] = False
-    return missing.nonzero().squeeze(1)
-
-
-def one_way(edges: Tensor, num_nodes: int) -> Tensor:
-    """The indices of edges without a reverse edge, ascending."""
-    src, dst = edges
-    return (~torch.isin(src * num_nodes + dst, dst * num_nodes + src)).nonzero().squeeze(1)
-
-
 def narrow(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
     """Edges as a graph stores them: int32 if they are many, and as given if they are few or nodes need 64 bits."""
     fits = max(num_dst, num_src) < 2**31
     return edges.int() if fits and edges.shape[1] >= _MANY_EDGES else edges
 
 
-def check_dtype(edges: Tensor) -> None:
-    """Raises TypeError unless the edges are int64, as callers pass them."""
-    if edges.dtype != torch.int64:
-        raise TypeError(f"the edges of a Graph must be int64; got {edges.dtype}: graphs.from_edges converts them")
-
-
 def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tensor | None]) -> None:
-    """Validates edges, and `edge_attr` and `edge_type` in `data`, for a graph of this size."""
+    """Validates edges, and `edge_attr` and `edge_type` in `data`, for a graph of this size. Messages name the first bad
+    edge."""
     for name, n in (("num_dst", num_dst), ("num_src", num_src)):
         if n < 0:
             raise ValueError(f"{name} must not be negative; got {n}")
@@ -137,12 +118,17 @@ def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tens
         return
     check_form(edges)
     check_ends(edges, num_dst, num_src)
-    for name, values in data.items():
-        if values is not None:
-            check_data(name, values, edges)
-    edge_type = data["edge_type"]
-    if edge_type is not None:
-        check_edge_type(edge_type)
+    for name, x in data.items():
+        if x is not None and (x.dim() == 0 or len(x) != edges.shape[1]):
+            raise ValueError(f"{name} must have one row for each of the {edges.shape[1]} edges; got {list(x.shape)}")
+        if x is not None and x.device != edges.device:
+            raise ValueError(f"{name} is on {x.device} and the edges on {edges.device}; move one")
+    if (edge_type := data["edge_type"]) is not None:
+        not_integers = edge_type.is_floating_point() or edge_type.is_complex() or edge_type.dtype == torch.bool
+        if not_integers or edge_type.dim() != 1:
+            raise TypeError(f"edge_type must be integers [E]; got {edge_type.dtype} of shape {list(edge_type.shape)}")
+        if len(bad := (edge_type < 0).nonzero()):
+            raise ValueError(f"edge {int(bad[0])} has edge_type {int(edge_type[bad[0]])}; edge types count from 0")
 
 
 def check_form(edges: Tensor) -> None:
@@ -171,20 +157,3 @@ def check_ends(edges: Tensor, num_dst: int, num_src: int) -> None:
                 f"edge {e} ({int(edges[0, e])} -> {int(edges[1, e])}) has {role} {int(ends[e])}, "
                 f"but there are {n} {role}s, counted from 0"
             )
-
-
-def check_data(name: str, data: Tensor, edges: Tensor) -> None:
-    """Raises ValueError unless `data` has one row per edge and is on the device of the edges."""
-    if data.dim() == 0 or len(data) != edges.shape[1]:
-        raise ValueError(f"{name} must have one row for each of the {edges.shape[1]} edges; got {list(data.shape)}")
-    if data.device != edges.device:
-        raise ValueError(f"{name} is on {data.device} and the edges on {edges.device}; move one")
-
-
-def check_edge_type(edge_type: Tensor) -> None:
-    """Raises TypeError or ValueError unless edge types are integers [E] >= 0. The message names the first bad edge."""
-    if edge_type.is_floating_point() or edge_type.is_complex() or edge_type.dtype == torch.bool or edge_type.dim() != 1:
-        raise TypeError(f"edge_type must be integers [E]; got {edge_type.dtype} of shape {list(edge_type.shape)}")
-    bad = (edge_type < 0).nonzero()
-    if len(bad):
-        raise ValueError(f"edge {int(bad[0])} has edge_type {int(edge_type[bad[0]])}; edge types count from 0")

@@ -66,43 +66,20 @@ class GraphData(Handled):
         self.order: Tensor | None = None
         self.node_ids: tuple[Tensor, Tensor] | None = None
 
-    # ------------------------------------------------------------------------------------------------ constructors
+    @classmethod
+    def from_runs(cls: type[G], runs: Runs | Strips, *, relation: Relation | None = None, shift: int = 0) -> G:
+        return cls(runs.num_dst, runs.num_src, runs=runs, relation=relation, shift=shift)
 
     @classmethod
-    def from_runs(
-        cls: type[G], runs: Runs | Strips, *, relation: Relation | None = None, shift: int = 0, name: str = ""
-    ) -> G:
-        return cls(runs.num_dst, runs.num_src, runs=runs, relation=relation, shift=shift, name=name)
-
-    @classmethod
-    def from_labels(cls: type[G], labels: Ints, *, relation: Relation | None = None, name: str = "") -> G:
+    def from_labels(cls: type[G], labels: Ints, *, relation: Relation | None = None) -> G:
         """Disjoint cliques: i receives from j if `labels[i] == labels[j]`; labels are int64 [num_nodes]."""
-        return cls(len(labels), len(labels), labels=labels, relation=relation, name=name)
+        return cls(len(labels), len(labels), labels=labels, relation=relation)
 
     @classmethod
-    def from_edges(
-        cls: type[G],
-        edge_index: Tensor,
-        num_dst: int,
-        num_src: int,
-        *,
-        edge_attr: Tensor | None = None,
-        edge_type: Tensor | None = None,
-        name: str = "",
-    ) -> G:
-        """Explicit edges, int64 [2, E], validated. Order and repeated edges are preserved."""
-        graph = cls(
-            num_dst,
-            num_src,
-            edges=edge_index,
-            edge_attr=edge_attr,
-            edge_type=edge_type,
-            name=name,
-            device=edge_index.device,
-        )
-        return graph._accept()
-
-    # ------------------------------------------------------------------------------------------------ physical forms
+    def from_edges(cls: type[G], edge_index: Tensor, num_dst: int, num_src: int, **data: Any) -> G:
+        """Explicit edges, int64 [2, E], validated. Order and repeated edges are preserved. `data`: edge_attr, edge_type
+        and name."""
+        return cls(num_dst, num_src, edges=edge_index, device=edge_index.device, **data)._accept()
 
     @property
     def is_explicit(self) -> bool:
@@ -202,8 +179,6 @@ class GraphData(Handled):
         if self.labels is None:
             raise ValueError(f"{self} is not a graph of disjoint cliques")
         return [torch.from_numpy(members).to(self.device) for members in cliques_of(self.labels)]
-
-    # ------------------------------------------------------------------------------------------------ properties
 
     @graph_property
     def num_edges(self) -> int:
@@ -316,7 +291,9 @@ class GraphData(Handled):
 
     def to(self: G, device: torch.device | str, non_blocking: bool = False) -> G:
         """The graph on a device. The copy is cached. `non_blocking`: copy asynchronously from pinned memory."""
-        device = _resolved(device)
+        device = torch.device(device)
+        if device == torch.device("cuda"):
+            device = torch.device("cuda", torch.cuda.current_device())
         origin = None if self._moved_from is None else self._moved_from()
         first: G = self if origin is None else origin
         for graph in (self, first):
@@ -350,9 +327,11 @@ class GraphData(Handled):
     def _accept(self: G) -> G:
         """Validates edges that somebody passed, and stores them."""
         self.validate()
-        if self._edges is not None:
-            edge_lists.check_dtype(self._edges)
-            edges = self._edges
+        if (edges := self._edges) is not None:
+            if edges.dtype != torch.int64:
+                raise TypeError(
+                    f"the edges of a Graph must be int64; got {edges.dtype}: graphs.from_edges converts them"
+                )
             self._edges = outside_modes(lambda: edge_lists.narrow(edges, self.num_dst, self.num_src))
         return self
 
@@ -399,16 +378,10 @@ class GraphData(Handled):
         graph = type(self)(*sizes, runs=self._given_runs, labels=self._labels, name=self.name, device=device)
         graph.relation, graph.shift, graph.order = self.relation, self.shift, self.order
         for name in ("_edges", "edge_attr", "_edge_type", "positions", "degrees", "node_ids"):
-            setattr(graph, name, _converted(getattr(self, name), convert))
+            x = getattr(self, name)
+            setattr(graph, name, tuple(map(convert, x)) if isinstance(x, tuple) else x if x is None else convert(x))
         graph.__dict__.update({name: vars(self)[name] for name in ("runs", "exchange") if name in vars(self)})
         return graph
-
-
-def _converted(x: Any, convert: Callable[[Tensor], Tensor]) -> Any:
-    """A tensor, a pair of tensors or None, converted."""
-    if isinstance(x, tuple):
-        return tuple(map(convert, x))
-    return None if x is None else convert(x)
 
 
 def _copy_of(edges: Tensor) -> Tensor:
@@ -421,10 +394,3 @@ def _compact(value: Any) -> Any:
         value = value.contiguous()
         return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
     return tuple(map(_compact, value)) if isinstance(value, tuple) else value
-
-
-def _resolved(device: torch.device | str) -> torch.device:
-    device = torch.device(device)
-    if device == torch.device("cuda"):
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

@@ -31,18 +31,16 @@ def fraction(runs: Runs, layers: int, deadline: float = inf) -> float:
         raise ValueError(f"layers must not be negative; got {layers}")
     if runs.num_src == 0:
         return 1.0
-    counts = [
-        _propagate(runs, sources, layers, deadline)[0].mean() * len(sources)
-        for sources in _chunks(runs, _sources(runs))
-    ]
-    return float(sum(counts) / len(_sources(runs)))
+    chunks = _chunks(runs)
+    counts = [_propagate(runs, sources, layers, deadline)[0].mean() * len(sources) for sources in chunks]
+    return float(sum(counts) / sum(map(len, chunks)))
 
 
 def diameter(runs: Runs, deadline: float = inf) -> int | None:
     """The number of hops until every sampled source reaches every node; None if one never does. `deadline` is as in
     `fraction`."""
     longest = 0
-    for sources in _chunks(runs, _sources(runs)):
+    for sources in _chunks(runs):
         reached, hops = _propagate(runs, sources, runs.num_src, deadline)
         if not reached.all():
             return None
@@ -119,7 +117,8 @@ def _sparse_product(outer: Runs, inner: Runs) -> Runs:
 
 def _propagate(runs: Runs, sources: Ints, layers: int, deadline: float) -> tuple[Flags, int]:
     """The nodes that each source reaches, bool [N, sources], and the number of layers that still changed them."""
-    reached = _one_hot(runs.num_src, sources)
+    reached = np.zeros((runs.num_src, len(sources)), bool)
+    reached[sources, np.arange(len(sources))] = True
     for layer in range(layers):
         if perf_counter() > deadline:
             raise TimeoutError(f"no reach over {layers} layers before the deadline")
@@ -142,17 +141,9 @@ def _hop(runs: Runs, flags: Flags) -> Flags:
     return out
 
 
-def _one_hot(n: int, sources: Ints) -> Flags:
-    flags = np.zeros((n, len(sources)), bool)
-    flags[sources, np.arange(len(sources))] = True
-    return flags
-
-
-def _sources(runs: Runs) -> Ints:
+def _chunks(runs: Runs) -> list[Ints]:
+    """The sources from which to propagate, all or a sample, in chunks."""
     n = runs.num_src
-    return np.arange(n) if n <= _EXACT else np.linspace(0, n - 1, _SAMPLES).astype(np.int64)
-
-
-def _chunks(runs: Runs, sources: Ints) -> list[Ints]:
-    width = max(1, _CHUNK // max(len(runs.start), runs.num_src, 1))
+    sources = np.arange(n) if n <= _EXACT else np.linspace(0, n - 1, _SAMPLES).astype(np.int64)
+    width = max(1, _CHUNK // max(len(runs.start), n, 1))
     return [sources[a : a + width] for a in range(0, len(sources), width)]

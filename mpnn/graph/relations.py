@@ -126,7 +126,8 @@ class Table(Relation):
         if not isinstance(classes, Tensor):
             raise TypeError(f"a relation table is an integer matrix [num_dst, num_src]; got {classes!r}")
         if classes.dim() != 2 or classes.is_floating_point():
-            raise ValueError(f"a relation table is an integer matrix [num_dst, num_src]; got {_describe(classes)}")
+            got = f"{classes.dtype} of shape {list(classes.shape)}"
+            raise ValueError(f"a relation table is an integer matrix [num_dst, num_src]; got {got}")
         if classes.numel() and int(classes.min()) < 0:
             raise ValueError("edge types in a relation table must not be negative; it holds a negative one")
         self.classes = classes.long()
@@ -186,7 +187,3 @@ def as_relation(relation: Relation | Tensor) -> Relation:
         raise TypeError(
             f"relation must be a Relation, or an integer matrix [num_dst, num_src]; got {type(relation).__name__}"
         ) from None
-
-
-def _describe(x: Tensor) -> str:
-    return f"{x.dtype} of shape {list(x.shape)}"

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -36,14 +38,15 @@ def active() -> Sharding | None:
     return _active[-1] if _active else None
 
 
-def enter(sharding: Sharding) -> None:
-    """Begins a sharding. It is of the process, not of a thread: the backward pass may run in threads of its own."""
+@contextmanager
+def use(sharding: Sharding) -> Iterator[None]:
+    """Makes a sharding the active one, of the process and not of a thread: the backward pass may run in threads of its
+    own."""
     _active.append(sharding)
-
-
-def leave() -> None:
-    """Ends the innermost sharding."""
-    _active.pop()
+    try:
+        yield
+    finally:
+        _active.pop()
 
 
 def bind(graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:

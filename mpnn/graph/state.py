@@ -73,7 +73,10 @@ def _tests(
     yield "edge_attr", f"a tensor on {device}, of explicit edges", is_per_edge
     yield "_edge_type", f"a tensor on {device}, of explicit edges", is_per_edge
     yield "edge_ids", "int64, one for each edge", lambda x: is_per_edge(x) and _is_integers(x, edges.shape[1:], device)
-    yield "order", f"a permutation of {num_dst} rows, int64", lambda x: _is_order(x, num_dst)
+    yield (
+        *("order", f"a permutation of {num_dst} rows, int64"),
+        lambda x: _is_integers(x, (num_dst,)) and torch.equal(x.cpu().sort().values, torch.arange(num_dst)),
+    )
     yield (
         *("positions", f"int64 [{num_dst}] and [{num_src}] on {device}, within 2**61"),
         lambda x: is_pair(x, lambda at, n: _is_integers(at, (n,), device) and _is_in_range(at)),
@@ -98,7 +101,3 @@ def _is_integers(
 
 def _is_in_range(x: Tensor) -> bool:
     return x.is_meta or not len(x) or max(abs(int(end)) for end in x.aminmax()) <= MAX_POSITION
-
-
-def _is_order(x: Any, count: int) -> bool:
-    return _is_integers(x, (count,)) and torch.equal(x.cpu().sort().values, torch.arange(count))

@@ -37,8 +37,6 @@ class Strips:
     first: Runs
     last: Runs
 
-    # ------------------------------------------------------------------------------------------------ constructors
-
     @staticmethod
     def of(rows: Ints, first: Runs, last: Runs) -> Strips:
         """Strips between the boundaries `rows`, from the runs of the first and the last row of each.
@@ -82,8 +80,6 @@ class Strips:
         parts = parts.cut(parts.change(parts.first[1] - parts.first[0], parts.last[1] - parts.last[0]))
         parts = parts.select(parts.first[0] < parts.first[1])
         return _merged(num_src, parts, overlaps=False)
-
-    # ------------------------------------------------------------------------------------------------ properties
 
     @property
     def num_dst(self) -> int:
@@ -155,8 +151,6 @@ class Strips:
     def _has_one_run_per_row(self) -> bool:
         return bool((np.diff(self.first.ptr) == 1).all())
 
-    # ------------------------------------------------------------------------------------------------ rows
-
     def runs(self) -> Runs:
         """All rows as runs, in O(runs of rows)."""
         require_room(self.num_dst, self.num_src, self.num_runs)
@@ -211,8 +205,6 @@ class Strips:
             pieces = part._intervals().cut(np.arange(0, part.num_dst, size))
             group = pieces.rows[pieces.strip] // size
             yield Runs.of(-(-part.num_dst // size), self.num_src, [(group, pieces.first[0], pieces.last[1])])
-
-    # ------------------------------------------------------------------------------------------------ algebra
 
     def complement(self) -> Strips:
         ptr, bound = self.first.ptr, self.num_src

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.graph.csr import inverse
 from mpnn.graph.data import G, GraphData
 from mpnn.graph.derive import renumbered, selected, structured
 from mpnn.graph.runs import Runs
@@ -145,8 +146,6 @@ def without_rows(graph: G, rows: Tensor) -> G:
 
 def with_sources(graph: G, order: Tensor) -> G:
     """An explicit graph whose source k is source `order[k]` of this one, int64 [num_src], a permutation."""
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device)
     src, dst = graph.stored_edges
     at = graph.positions and (graph.positions[0], graph.positions[1][order])
-    return renumbered(graph, torch.stack([place[src], dst]), positions=at)
+    return renumbered(graph, torch.stack([inverse(order)[src], dst]), positions=at)

@@ -239,14 +239,6 @@ def _joins(topology: Topology, symbol: str) -> TypeGuard[_Algebra]:
     return isinstance(topology, _Algebra) and topology.symbol == symbol
 
 
-def _check_depth(*operands: Topology) -> int:
-    """Returns the nesting depth of an expression over these operands."""
-    depth = 1 + max(operand.depth for operand in operands)
-    if depth > _MAX_NESTED:
-        raise ValueError(f"a topology can be nested {_MAX_NESTED} deep; a | b | c and a & b & c count as one level")
-    return depth
-
-
 @dataclass(frozen=True, repr=False)
 class _Rule(Topology):
     rule: RunsRule
@@ -361,7 +353,10 @@ class _Expression(Topology):
         def operands(self) -> tuple[Topology, ...]: ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "depth", _check_depth(*self.operands))
+        depth = 1 + max(operand.depth for operand in self.operands)
+        if depth > _MAX_NESTED:
+            raise ValueError(f"a topology can be nested {_MAX_NESTED} deep; a | b | c and a & b & c count as one level")
+        object.__setattr__(self, "depth", depth)
 
     @property
     def memory(self) -> int:
@@ -453,8 +448,4 @@ def _call(rule: Callable[..., Any], args: tuple[Any, ...], skip: int) -> str:
     while shown and len(shown) <= len(parameters) and parameters[len(shown) - 1].default == shown[-1]:
         shown.pop()
     name = getattr(rule, "__name__", type(rule).__name__).strip("_<>")
-    return f"{name}({', '.join(map(_argument, shown))})"
-
-
-def _argument(value: Any) -> str:
-    return repr(list(value)) if isinstance(value, tuple) else repr(value)
+    return f"{name}({', '.join(repr(list(x)) if isinstance(x, tuple) else repr(x) for x in shown)})"

@@ -26,9 +26,8 @@ from mpnn.graphs.convert import (
     to_torch_sparse,
 )
 from mpnn.graphs.disk import open_csr, write_csr
-from mpnn.graphs.explicit import batch, from_blocks, from_edges
+from mpnn.graphs.explicit import batch, edges_into, ends_of_edges, from_blocks, from_edges
 from mpnn.graphs.image import convolution, grid, neighborhood, pooling, windows
-from mpnn.graphs.incidence import edges_into, ends_of_edges
 from mpnn.graphs.parse import parse, register
 from mpnn.graphs.sampling import absent_edges, random_walk_neighbors, sampled
 from mpnn.graphs.sequence import (

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.files import atomic_folder
+from mpnn.files import atomic_path
 from mpnn.graph.arguments import at_least
 from mpnn.graphs.compressed import CompressedGraph
 from mpnn.tables import Columns, edge_chunks
@@ -115,7 +115,7 @@ def write_csr(
         raise ValueError("pass both num_src and num_dst, or neither")
     at_least("memory", memory, 1 << 16)
     piece = memory // (96 if edge_ids else 64)  # edges sorted at once: read, joined, turned into keys, sorted
-    with atomic_folder(folder) as temporary:
+    with atomic_path(folder, folder=True) as temporary:
         if num_nodes is not None:
             num_src = num_dst = num_nodes
         pieces, most = _sorted_pieces(temporary, chunks_of(edges, piece, columns), num_src, num_dst, edge_ids)
@@ -139,11 +139,8 @@ def write_csr(
     return open_csr(folder)
 
 
-# ------------------------------------------------------------------------------------------------ reading edges
-
-
 def chunks_of(edges: Any, size: int, columns: Columns | None = None) -> Iterator[Ints]:
-    """The edges in chunks of `size`, int64 [2, n], in their order; the last may be smaller. See `write_csr`."""
+    """The edges in chunks of at most `size`, int64 [2, n], in their order. See `write_csr`."""
     parts: Iterable[Any]
     if isinstance(edges, (str, os.PathLike)):
         parts = edge_chunks(Path(edges), size, columns)
@@ -155,16 +152,15 @@ def chunks_of(edges: Any, size: int, columns: Columns | None = None) -> Iterator
         parts = edges
     else:
         raise TypeError(f"edges must be a path, integers [2, E] or an iterable of them; got {type(edges).__name__}")
-    waiting: list[Ints] = []
-    missing = size
+    waiting, count = [], 0
     for part in parts:
         array = _checked(np.asarray(part))
-        for at in _steps(array.shape[1], size, missing):
-            waiting.append(array[:, at])
-            missing -= at.stop - at.start
-            if not missing:
-                yield np.concatenate(waiting, 1, dtype=np.int64)
-                waiting, missing = [], size
+        for start in range(0, array.shape[1], size):
+            waiting.append(array[:, start : start + size])
+            count += waiting[-1].shape[1]
+            if count > size:
+                yield np.concatenate(waiting[:-1], 1, dtype=np.int64)
+                waiting, count = waiting[-1:], waiting[-1].shape[1]
     if waiting:
         yield np.concatenate(waiting, 1, dtype=np.int64)
 
@@ -176,17 +172,6 @@ def _checked(edges: NDArray[Any]) -> NDArray[Any]:
     if edges.size and edges.dtype.kind not in "iu":
         raise TypeError(f"edges must be integers; got {edges.dtype}")
     return edges if edges.size else edges.astype(np.int64)
-
-
-def _steps(length: int, size: int, first: int) -> Iterator[slice]:
-    """Slices of 0 to `length`: one of `first`, then of `size`."""
-    start, stop = 0, min(first, length)
-    while start < length:
-        yield slice(start, stop)
-        start, stop = stop, min(stop + size, length)
-
-
-# ------------------------------------------------------------------------------------------------ external sort
 
 
 def _sorted_pieces(
@@ -277,9 +262,6 @@ def _count_rows(offsets: Ints, rows: Ints) -> None:
     if len(rows):
         first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
         offsets[rows[first] + 1] += np.diff(np.append(first, len(rows)))
-
-
-# ------------------------------------------------------------------------------------------------ files
 
 
 def _open(path: Path, size: int, dtype: Any) -> NDArray[Any]:

@@ -22,29 +22,12 @@ from mpnn.registry import FUNCTIONS
 B = TypeVar("B", bound=Callable[..., Topology])
 
 BUILDERS: dict[str, Callable[..., Topology]] = {
-    builder.__name__: builder
-    for builder in (
-        sequence.complete,
-        sequence.causal,
-        sequence.identity,
-        sequence.window,
-        sequence.strided,
-        sequence.fixed,
-        sequence.global_nodes,
-        sequence.prefix,
-        sequence.documents,
-        sequence.permutation,
-        sequence.memory,
-        sparse.random,
-        sparse.longformer,
-        sparse.bigbird,
-        image.grid,
-        image.neighborhood,
-        image.convolution,
-        image.pooling,
-        image.windows,
-    )
+    name: function
+    for module in (sequence, sparse, image)
+    for name, function in vars(module).items()
+    if not name.startswith("_") and getattr(function, "__annotations__", {}).get("return") == "Topology"
 }
+"""The builders of this package: the public functions that return a topology."""
 
 _REGISTERED: dict[str, Callable[..., Topology]] = {}
 
@@ -167,19 +150,15 @@ def _relation(node: ast.expr, text: str) -> Relation:
     """Parses the `repr` of a relation: `Offset(clip=3)`."""
     match node:
         case ast.Call(ast.Name(name), [], keywords) if name in _RELATIONS:
-            fields = {str(k.arg): _field(k.value, text) for k in keywords}
+            fields = {}
+            for k in keywords:
+                value = _relation(k.value, text) if isinstance(k.value, ast.Call) else _value(k.value, text, _INTEGERS)
+                fields[str(k.arg)] = tuple(value) if isinstance(value, list) else value
             try:
                 return _RELATIONS[name](**fields)
             except TypeError as error:
                 raise _error(node, text, str(error)) from None
     raise _error(node, text, f"expected a relation such as Offset(clip=3); there are {', '.join(sorted(_RELATIONS))}")
-
-
-def _field(node: ast.expr, text: str) -> Any:
-    if isinstance(node, ast.Call):
-        return _relation(node, text)
-    value = _value(node, text, _INTEGERS)
-    return tuple(value) if isinstance(value, list) else value
 
 
 _INTEGERS = ((int,), "arguments are integers or lists of integers")

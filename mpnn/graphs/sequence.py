@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from mpnn.graph.arguments import at_least
+from mpnn.graph.arguments import at_least, distinct_indices, integers
 from mpnn.graph.runs import Combs, Ints, Runs
 from mpnn.graph.strips import require_strips
 from mpnn.graph.topology import Pairs, Topology
-from mpnn.graphs.arguments import distinct_indices, integers, num_rows
 
 _MIN_STRIP = 16  # rows of a strip below which strips of many runs take as much memory as the runs
 
@@ -323,3 +322,9 @@ def memory(length: int) -> Topology:
 
 def _memory(i: Ints, num_src: int, length: int) -> Pairs:
     return [(0, i + length + 1)]
+
+
+def num_rows(i: Ints) -> int:
+    """The number of destinations of a graph, from the ascending rows `i` that a rule receives: the last is among
+    them."""
+    return int(i[-1]) + 1 if len(i) else 0

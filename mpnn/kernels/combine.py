@@ -140,10 +140,10 @@ def _kernels(combine: Callable[..., float], gradient: Callable[..., float] | Non
 
     @njit(fastmath=_MATH, error_model="numpy", nogil=True)
     def forward(  # type: ignore[no-untyped-def]
-        first, last, first_row, last_row, in_place, ptr, col, edge, node, x, size, weight, heads, identity, out
+        first, last, top, bottom, in_place, ptr, col, edge, node, x, size, weight, heads, identity, out
     ):
         width = size // heads
-        for r in range(first_row, last_row):
+        for r in range(top, bottom):
             at = (node[r] if len(node) else r) * size if in_place else 0
             begin, end = max(ptr[r], first), min(ptr[r + 1], last)
             for d in range(size):
@@ -157,26 +157,10 @@ def _kernels(combine: Callable[..., float], gradient: Callable[..., float] | Non
 
     @njit(fastmath=_MATH, error_model="numpy", nogil=True)
     def backward(  # type: ignore[no-untyped-def]
-        first,
-        last,
-        first_row,
-        last_row,
-        in_place,
-        ptr,
-        col,
-        edge,
-        node,
-        d_out,
-        other,
-        size,
-        weight,
-        d_weight,
-        heads,
-        own,
-        out,
+        first, last, top, bottom, in_place, ptr, col, edge, node, d_out, other, size, weight, d_weight, heads, own, out
     ):
         width = size // heads
-        for r in range(first_row, last_row):
+        for r in range(top, bottom):
             own_at = (node[r] if len(node) else r) * size
             at = own_at if in_place else 0
             for d in range(size):

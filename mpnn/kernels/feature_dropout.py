@@ -22,8 +22,8 @@ class _Parameters(Structure):
     """`struct FeatureDropout` of feature_dropout.cpp."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "out")),
-        *((name, c_int64) for name in ("rows", "width", "key", "threshold")),
+        *library.fields(c_void_p, "x out"),
+        *library.fields(c_int64, "rows width key threshold"),
         ("growth", c_double),
     )
 

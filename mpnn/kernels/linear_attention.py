@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.kernels.cpu import library
+from mpnn.kernels.cpu.library import fields
 from mpnn.kernels.memory import empty
 
 ALL, PAST, FUTURE = range(3)
@@ -40,9 +41,6 @@ class Block(NamedTuple):
 
     def transposed(self) -> Block:
         return Block(self.start, self.stop, self.first, self.last, (ALL, FUTURE, PAST)[self.extent])
-
-
-# ------------------------------------------------------------------------------------------------ the operator
 
 
 @torch.library.custom_op("mpnn::linear_attention", mutates_args=())
@@ -93,21 +91,18 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-# ------------------------------------------------------------------------------------------------ in C++
-
-
 class _Features(Structure):
-    _fields_ = (("data", c_void_p), *((name, c_int64) for name in ("type", "batch", "node", "group", "head")))
+    _fields_ = (("data", c_void_p), *fields(c_int64, "type batch node group head"))
 
 
 class _Parameters(Structure):
     """`struct LinearAttention` of linear_attention.cpp, which describes the fields."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("groups", "heads", "sources", "num_dst", "width", "value_width")),
+        *fields(c_int64, "groups heads sources num_dst width value_width"),
         ("scale", c_double),
-        *((name, _Features) for name in ("query", "key", "value")),
-        *((name, c_void_p) for name in ("out", "blocks")),
+        *fields(_Features, "query key value"),
+        *fields(c_void_p, "out blocks"),
         ("num_blocks", c_int64),
     )
 
@@ -117,7 +112,7 @@ def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, bloc
     out = empty(query.new_empty(0, dtype=_wide(query)), batch, nodes, groups, heads, value.shape[-1])
     if not out.numel():
         return out
-    fields, rest = _in_order(blocks, nodes)
+    ordered, rest = _in_order(blocks, nodes)
     for first, last in rest:
         out[:, first:last] = 0
     if not blocks or not key.numel():
@@ -128,7 +123,7 @@ def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, bloc
     p = _Parameters(
         *(groups, heads, key.shape[3], nodes, width, columns, scale),
         *(_Features(x.data_ptr(), _TYPES.index(x.dtype), *x.stride()[:4]) for x in (query, key, value)),
-        *(out.data_ptr(), fields.ctypes.data, len(fields)),
+        *(out.data_ptr(), ordered.ctypes.data, len(ordered)),
     )
     library.run("linear_attention", out.dtype, p, batch * groups, parts)
     return out
@@ -137,20 +132,17 @@ def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, bloc
 def _in_order(blocks: list[Block], nodes: int) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
     """The fields of each block, and whether it adds to rows that an earlier block wrote [blocks, 6]; and the rows to
     be zeros before: those that no block writes."""
-    written, touched, fields = np.zeros(nodes + 2, bool), np.zeros(nodes, bool), []
+    written, touched, ordered = np.zeros(nodes + 2, bool), np.zeros(nodes, bool), []
     for block in blocks:
         rows = slice(block.first, block.last)
         adds = bool(touched[rows].any())
         touched[rows] = True
         if not adds:
             written[block.first + 1 : block.last + 1] = True
-        fields.append((*block, int(adds)))
+        ordered.append((*block, int(adds)))
     written[[0, -1]] = True
     ends = np.flatnonzero(np.diff(written))
-    return np.array(fields, np.int64).reshape(-1, 6), list(zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True))
-
-
-# ------------------------------------------------------------------------------------------------ in torch
+    return np.array(ordered, np.int64).reshape(-1, 6), list(zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True))
 
 
 def _scan(query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: list[Block]) -> Tensor:

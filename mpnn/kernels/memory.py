@@ -26,6 +26,11 @@ def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor
     return torch.from_numpy(buffer[first : first + size]).view(dtype).view(shape)
 
 
+def plain(x: Tensor) -> Tensor:
+    """x as kernels read it: contiguous, and without a pending negation or a gradient."""
+    return x.detach().resolve_neg().contiguous()
+
+
 def is_large(x: Tensor) -> bool:
     """Whether `empty` allocates such a tensor from the system, so that the first write to each page is slow."""
     return x.numel() * x.element_size() >= _LARGE

@@ -36,8 +36,10 @@ def select_by_offset(x: Tensor, clip: int, start: int, columns: int) -> Tensor:
     """The same, [..., S, T] of x [..., S, R], where the edge type is clamp(j - i, -clip, clip) + clip, R = 2 clip + 1.
     Rows have positions i = start, start + 1, ..., the `columns` j = 0, 1, .... There is at least one of each."""
     rows = x.shape[-2]
-    below, inside, above = _clipped(clip, start, rows, columns)
-    numbers = x.narrow(-1, *inside)
+    # all offsets j - i, split by the table from -clip to clip: how many are below it, inside, and above
+    least, largest, count = 1 - start - rows, columns - 1 - start, rows + columns - 1
+    below, above = (min(max(0, beyond), count) for beyond in (-clip - least, largest - clip))
+    numbers = x.narrow(-1, min(max(0, clip + least), 2 * clip + 1), count - below - above)
     if below or above:
         left, right = x[..., :1].expand(*x.shape[:-1], below), x[..., -1:].expand(*x.shape[:-1], above)
         numbers = torch.cat([left, numbers, right], -1)
@@ -50,11 +52,3 @@ def sum_by_type(weights: Tensor, ids: Tensor, count: int) -> Tensor:
     """The sum of weights by edge type, [..., C, H, S, count] of [..., C, H, S, T] and ids int64 [C, S, T]."""
     sums = weights.new_zeros(*weights.shape[:-1], count)
     return sums.scatter_add(-1, ids[:, None].expand(weights.shape), weights)
-
-
-def _clipped(clip: int, start: int, rows: int, columns: int) -> tuple[int, tuple[int, int], int]:
-    """Splits all offsets j - i by a table from -clip to clip: the number of offsets below it, the start and number of
-    those inside, and the number above."""
-    least, largest, count = 1 - start - rows, columns - 1 - start, rows + columns - 1
-    below, above = (min(max(0, beyond), count) for beyond in (-clip - least, largest - clip))
-    return below, (min(max(0, clip + least), 2 * clip + 1), count - below - above), above

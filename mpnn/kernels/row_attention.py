@@ -8,7 +8,7 @@ The formulas and the loops are in `mpnn/kernels/cpu/row_attention.cpp`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mpnn.kernels import memory
 from mpnn.kernels.cpu import library
+from mpnn.kernels.cpu.library import address, fields
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
@@ -87,23 +88,23 @@ class RowAttention(Structure):
 
     _fields_ = (
         ("rows", RowsStruct),
-        *((name, c_int64) for name in ("heads", "score", "normalize", "activation")),
-        *((name, c_double) for name in ("scale", "softcap", "slope")),
-        *((name, NodeTensor) for name in ("query", "key", "value")),
+        *fields(c_int64, "heads score normalize activation"),
+        *fields(c_double, "scale softcap slope"),
+        *fields(NodeTensor, "query key value"),
         ("vector", c_void_p),
-        *((name, EdgeTensor) for name in ("edge_key", "edge_value", "edge_term", "bias", "table")),
-        *((name, c_void_p) for name in ("dropout_keys", "row_ids", "col_ids")),
+        *fields(EdgeTensor, "edge_key edge_value edge_term bias table"),
+        *fields(c_void_p, "dropout_keys row_ids col_ids"),
         ("threshold", c_int64),
         ("keep_scale", c_double),
-        *((name, c_void_p) for name in ("out", "stats", "weights", "partial", "partial_row")),
+        *fields(c_void_p, "out stats weights partial partial_row"),
         ("d_out", NodeTensor),
-        *((name, c_void_p) for name in ("saved_stats", "saved_out", "saved_weights", "d_weights", "row_stats")),
+        *fields(c_void_p, "saved_stats saved_out saved_weights d_weights row_stats"),
         ("num_dst", c_int64),
         ("numbers", c_void_p),
-        *((name, c_int64) for name in ("stride", "weight_at", "bias_at")),
-        *((name, NodeTensor) for name in ("d_value", "d_key")),
+        *fields(c_int64, "stride weight_at bias_at"),
+        *fields(NodeTensor, "d_value d_key"),
         ("d_vector", c_void_p),
-        *((name, EdgeTensor) for name in ("d_edge_key", "d_edge_value", "d_edge_term", "d_bias")),
+        *fields(EdgeTensor, "d_edge_key d_edge_value d_edge_term d_bias"),
     )
 
 
@@ -112,15 +113,15 @@ class RowSums(Structure):
 
     _fields_ = (
         ("rows", RowsStruct),
-        *((name, c_int64) for name in ("heads", "kind", "activation")),
-        *((name, c_double) for name in ("slope", "factor")),
+        *fields(c_int64, "heads kind activation"),
+        *fields(c_double, "slope factor"),
         ("numbers", c_void_p),
-        *((name, c_int64) for name in ("stride", "which")),
-        *((name, NodeTensor) for name in ("x", "own")),
+        *fields(c_int64, "stride which"),
+        *fields(NodeTensor, "x own"),
         ("vector", c_void_p),
         ("edge_key", EdgeTensor),
         ("out", NodeTensor),
-        *((name, c_void_p) for name in ("partial", "partial_row")),
+        *fields(c_void_p, "partial partial_row"),
     )
 
 
@@ -144,12 +145,13 @@ def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
 class _RowAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = _plain(tensors)
+        inputs = Tensors(*_plain(*tensors))
         out, stats, weights = _forward(spec, inputs)
         ctx.spec = spec
         ctx.save_for_backward(out, stats, weights if spec.return_weights else None, *tensors)
         ctx.set_materialize_grads(False)
-        return out, weights, _lse(stats) if spec.return_lse else stats.new_empty(0)
+        row_max, inverse_sum = stats.unbind(-2)  # 0 without edges
+        return out, weights, row_max - inverse_sum.log() if spec.return_lse else stats.new_empty(0)
 
     @staticmethod
     @once_differentiable
@@ -159,8 +161,9 @@ class _RowAttention(torch.autograd.Function):
             return (None,) * (1 + len(tensors))
         d_out = torch.zeros_like(out) if d_out is None else d_out
         d_weights = None if weights is None else d_weights
-        saved = _Saved(*map(_contiguous, (out, stats, d_out, weights, d_weights, d_lse)))
-        return None, *_Backward(ctx.spec, _plain(tensors), saved, ctx.needs_input_grad[1:]).gradients()
+        saved = _Saved(*_plain(out, stats, d_out, weights, d_weights, d_lse))
+        inputs = Tensors(*_plain(*tensors))
+        return None, *_Backward(ctx.spec, inputs, saved, ctx.needs_input_grad[1:]).gradients()
 
 
 class _Saved(NamedTuple):
@@ -174,18 +177,8 @@ class _Saved(NamedTuple):
     d_lse: Tensor | None
 
 
-def _lse(stats: Tensor) -> Tensor:
-    """The log-sum-exp of each row, from its maximum and inverse sum, which is 0 without edges."""
-    row_max, inverse = stats.unbind(-2)
-    return row_max - inverse.log()
-
-
-def _contiguous(x: Tensor | None) -> Tensor:
-    return x if x is None else x.detach().resolve_neg().contiguous()  # type: ignore[return-value]
-
-
-def _plain(tensors: Sequence[Tensor | None]) -> Tensors:
-    return Tensors(*(_contiguous(x) for x in tensors))
+def _plain(*tensors: Tensor | None) -> Iterator[Any]:
+    return (x if x is None else memory.plain(x) for x in tensors)
 
 
 def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,37 +206,18 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
 def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int, *, by_source: bool = False) -> RowAttention:
     """The parameters that the forward and backward passes share."""
     nodes = 2 if spec.score == ADDITIVE else 3
-    edges = {
-        name: edge_tensor(getattr(inputs, name), trailing, spec.types[name].ids if name in spec.types else None)
-        for name, trailing in _TRAILING.items()
-    }
-    return RowAttention(
-        rows.struct(parts),
-        spec.heads,
-        spec.score,
-        spec.normalize,
-        int(spec.tanh),
-        spec.scale,
-        spec.softcap,
-        spec.slope,
-        node_tensor(inputs.query, nodes),
-        node_tensor(inputs.key, nodes),
-        node_tensor(inputs.value, 3),
-        _address(inputs.vector),
-        **edges,
-        dropout_keys=_address(spec.dropout_keys),
-        threshold=threshold(spec.dropout),
-        keep_scale=1 / (1 - spec.dropout),
-        **_ids(spec, by_source),
-    )
-
-
-def _ids(spec: Spec, by_source: bool) -> dict[str, int | None]:
-    """The addresses of `spec.dropout_ids`. Rows are sources in the backward pass."""
-    if spec.dropout_ids is None:
-        return {}
-    row, col = reversed(spec.dropout_ids) if by_source else spec.dropout_ids
-    return {"row_ids": _address(row), "col_ids": _address(col)}
+    p = RowAttention(rows.struct(parts), spec.heads, spec.score, spec.normalize, int(spec.tanh))
+    p.scale, p.softcap, p.slope = spec.scale, spec.softcap, spec.slope
+    p.query, p.key = node_tensor(inputs.query, nodes), node_tensor(inputs.key, nodes)
+    p.value, p.vector = node_tensor(inputs.value, 3), address(inputs.vector)
+    for name, trailing in _TRAILING.items():
+        ids = spec.types[name].ids if name in spec.types else None
+        setattr(p, name, edge_tensor(getattr(inputs, name), trailing, ids))
+    p.threshold, p.keep_scale = threshold(spec.dropout), 1 / (1 - spec.dropout)
+    dst_ids, src_ids = spec.dropout_ids or (None, None)
+    row_ids, col_ids = (src_ids, dst_ids) if by_source else (dst_ids, src_ids)
+    p.dropout_keys, p.row_ids, p.col_ids = map(address, (spec.dropout_keys, row_ids, col_ids))
+    return p
 
 
 class _Partial:
@@ -293,7 +267,7 @@ class _Backward:
         columns, value, nodes = spec.by_source(), inputs.value, 2 if self.spec.score == ADDITIVE else 3
         p = _parameters(spec, inputs, columns, self.parts, by_source=True)
         p.d_out, p.num_dst = node_tensor(saved.d_out, 3), spec.rows.num_rows
-        p.d_weights, p.numbers = _address(saved.d_weights), self.numbers.data_ptr() if self.stride else None
+        p.d_weights, p.numbers = address(saved.d_weights), self.numbers.data_ptr() if self.stride else None
         p.stride, p.weight_at, p.bias_at = self.stride, self.weight_at, self.bias_at
         if spec.normalize == _SOFTMAX:
             row_stats = memory.empty(value, count, p.num_dst, 3, self.heads)
@@ -330,11 +304,7 @@ class _Backward:
         spec, saved = self.spec, self.saved
         p = RowAttention(rows=spec.rows.struct(1), heads=self.heads, d_out=node_tensor(saved.d_out, 3))
         p.num_dst, p.row_stats, p.saved_stats = spec.rows.num_rows, row_stats.data_ptr(), saved.stats.data_ptr()
-        p.saved_out, p.saved_weights, p.d_weights = (
-            saved.out.data_ptr(),
-            _address(saved.weights),
-            _address(saved.d_weights),
-        )
+        p.saved_out, p.saved_weights, p.d_weights = map(address, (saved.out, saved.weights, saved.d_weights))
         library.run("row_attention_prepare", row_stats.dtype, p, self.count, self.parts)
         if saved.d_lse is not None:  # w_ij is also the derivative of lse_i by l_ij
             row_stats[:, :, 2] -= saved.d_lse.view(-1, p.num_dst, self.heads)
@@ -347,7 +317,7 @@ class _Backward:
         else:
             p.kind = _WEIGHTED if score == DOT else _ACTIVATIONS
             p.factor = spec.scale if score == DOT else 1.0
-            p.x, p.vector = node_tensor(inputs.key, 3), _address(inputs.vector)
+            p.x, p.vector = node_tensor(inputs.key, 3), address(inputs.vector)
             p.own = node_tensor(inputs.query if score == ACTIVATED else None, 3)
             ids = spec.types["edge_key"].ids if "edge_key" in spec.types else None
             p.edge_key = edge_tensor(inputs.edge_key, 3, ids)
@@ -391,7 +361,3 @@ def _by_rows(like: Tensor, rows: Rows, parts: int, trailing: int, shape: Sequenc
         return out.zero_()
     out.view(-1, rows.num_rows, math.prod(shape[1 - trailing :])).index_fill_(1, rows.unwritten(parts), 0)
     return out
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

@@ -12,7 +12,8 @@ from torch import Tensor
 from mpnn.kernels import combine
 from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
-from mpnn.kernels.memory import empty
+from mpnn.kernels.cpu.library import address, fields
+from mpnn.kernels.memory import empty, plain
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.rows import Rows, RowsStruct
 
@@ -27,12 +28,12 @@ class RowReduceStruct(Structure):
 
     _fields_ = (
         ("rows", RowsStruct),
-        *((name, c_int64) for name in ("kind", "size", "heads", "num_cols")),
+        *fields(c_int64, "kind size heads num_cols"),
         ("sign", c_double),
         ("mean", c_int64),
-        *((name, c_void_p) for name in ("x", "compared", "weight")),
+        *fields(c_void_p, "x compared weight"),
         ("weight_stride", c_int64),
-        *((name, c_void_p) for name in ("own", "out", "count", "d_weight", "partial", "partial_count")),
+        *fields(c_void_p, "own out count d_weight partial partial_count"),
     )
 
 
@@ -80,7 +81,7 @@ class RowReduce(torch.autograd.Function):
             count = rows.degree.to(_wide(d_out.dtype)) / 2
         if count is not None:
             d_out = torch.div(d_out, count, out=empty(count, *d_out.shape))
-        d_out = _plain(d_out)
+        d_out = plain(d_out)
         if value is None:
             d_value, d_weight = _fold(d_out, weight, columns, "sum")[0], None
         else:
@@ -103,7 +104,7 @@ def _fold(
     counted: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The results of rows [B, rows, size], and the number of messages equal to each extreme if `counted`."""
-    value, weight = _plain(value), None if weight is None else _plain(weight)
+    value, weight = plain(value), None if weight is None else plain(weight)
     out = empty(value, value.shape[0], rows.num_rows, value.shape[2], dtype=_wide(value.dtype))
     count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
     if not out.numel():
@@ -114,7 +115,7 @@ def _fold(
         return out, None
     p = _parameters(value, weight, rows, parts, own, out)
     p.kind = _FOLDS.get(kind, _EXTREME if count is None else _COUNTED)
-    p.sign, p.mean, p.count = (-1.0 if kind == "min" else 1.0), int(kind in ("mean", "var")), _address(count)
+    p.sign, p.mean, p.count = (-1.0 if kind == "min" else 1.0), int(kind in ("mean", "var")), address(count)
     _run("row_reduce_forward", p, value, parts)
     return out, count
 
@@ -129,8 +130,8 @@ def _fold_backward(
     with_weight: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the value and, if `with_weight`, of the weight."""
-    value, d_value = _plain(value), empty(value, *value.shape)
-    weight = None if weight is None else _plain(weight)
+    value, d_value = plain(value), empty(value, *value.shape)
+    weight = None if weight is None else plain(weight)
     d_weight = value.new_zeros(len(value), *weight.shape[1:]) if with_weight and weight is not None else None
     if d_value.numel():
         parts = num_parts(columns, value.shape[2])
@@ -138,12 +139,8 @@ def _fold_backward(
             combine.backward(kind, d_out, compared, value, weight, columns, parts, d_value, d_weight)
         else:
             p = _parameters(d_out, weight, columns, parts, value, d_value)
-            p.kind, p.sign, p.compared, p.d_weight = (
-                _FOLDS.get(kind, _EXTREME),
-                1.0,
-                _address(compared),
-                _address(d_weight),
-            )
+            p.kind, p.sign = _FOLDS.get(kind, _EXTREME), 1.0
+            p.compared, p.d_weight = address(compared), address(d_weight)
             _run("row_reduce_backward", p, value, parts)
     if d_weight is not None and weight is not None and len(weight) < len(d_weight):
         d_weight = d_weight.sum(0, keepdim=True)
@@ -160,9 +157,9 @@ def _parameters(
         heads=heads,
         num_cols=x.shape[1],
         x=x.data_ptr(),
-        weight=_address(weight),
+        weight=address(weight),
         weight_stride=stride,
-        own=_address(own),
+        own=address(own),
         out=out.data_ptr(),
     )
 
@@ -177,11 +174,3 @@ def _run(name: str, p: RowReduceStruct, like: Tensor, parts: int) -> None:
     library.run(name, like.dtype, p, count, parts)
     if parts > 1:
         library.run("row_reduce_join", wide, p, count)
-
-
-def _plain(x: Tensor) -> Tensor:
-    return x.detach().resolve_neg().contiguous()
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

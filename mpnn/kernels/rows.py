@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpnn.kernels.cpu.library import address, fields
+
 
 class RowsStruct(Structure):
     _fields_ = (
-        ("num_rows", c_int64),
-        ("num_edges", c_int64),
-        ("ptr", c_void_p),
-        ("col", c_void_p),
-        ("edge", c_void_p),
-        ("slot", c_void_p),
-        ("node", c_void_p),
+        *fields(c_int64, "num_rows num_edges"),
+        *fields(c_void_p, "ptr col edge slot node"),
         ("num_parts", c_int64),
         ("cuts", c_void_p),
     )
@@ -27,19 +24,13 @@ class RowsStruct(Structure):
 class NodeTensor(Structure):
     """[batch, nodes, heads, width], contiguous."""
 
-    _fields_ = (("data", c_void_p), ("heads", c_int64), ("width", c_int64), ("batch_stride", c_int64))
+    _fields_ = (("data", c_void_p), *fields(c_int64, "heads width batch_stride"))
 
 
 class EdgeTensor(Structure):
     """[batch or 1, edges or edge types, heads or 1, width], contiguous."""
 
-    _fields_ = (
-        ("data", c_void_p),
-        ("ids", c_void_p),
-        ("heads", c_int64),
-        ("width", c_int64),
-        ("batch_stride", c_int64),
-    )
+    _fields_ = (*fields(c_void_p, "data ids"), *fields(c_int64, "heads width batch_stride"))
 
 
 class Rows:
@@ -73,9 +64,8 @@ class Rows:
         entry = self._structs.get(parts)
         if entry is None:
             tensors = (self.ptr, self.col, self.edge, self.slot, self.node)
-            addresses = (None if x is None else x.data_ptr() for x in tensors)
             cuts = (c_int64 * (parts + 1))(*self._cuts(parts))
-            struct = RowsStruct(self.num_rows, self.num_edges, *addresses, parts, addressof(cuts))
+            struct = RowsStruct(self.num_rows, self.num_edges, *map(address, tensors), parts, addressof(cuts))
             # The struct does not keep `cuts`. If two threads build one, both use the first, which stays.
             entry = self._structs.setdefault(parts, (struct, cuts))
         return entry[0]
@@ -116,4 +106,4 @@ def edge_tensor(x: Tensor | None, trailing: int, ids: Tensor | None = None) -> E
         return EdgeTensor(None, None, 1, 0, 0)
     rows, heads, width = (*x.shape[-trailing:], 1)[:3]
     stride = rows * heads * width if x.shape[:-trailing].numel() > 1 else 0
-    return EdgeTensor(x.data_ptr(), None if ids is None else ids.data_ptr(), heads, width, stride)
+    return EdgeTensor(x.data_ptr(), address(ids), heads, width, stride)

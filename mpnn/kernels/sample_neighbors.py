@@ -34,10 +34,10 @@ class _Parameters(Structure):
     """`struct SampleNeighbors` of sample_neighbors.cpp."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("columns", "first", "degree", "ptr")),
-        *((name, c_int64) for name in ("num_targets", "num_src", "seed")),
-        *((name, c_void_p) for name in ("nodes", "source", "destination", "position", "table")),
-        *((name, c_int64) for name in ("mask", "is_mapped", "num_nodes", "bad_position")),
+        *library.fields(c_void_p, "columns first degree ptr"),
+        *library.fields(c_int64, "num_targets num_src seed"),
+        *library.fields(c_void_p, "nodes source destination position table"),
+        *library.fields(c_int64, "mask is_mapped num_nodes bad_position"),
     )
 
 

@@ -19,9 +19,9 @@ class _Parameters(Structure):
     """`struct SortEdges` of sort_edges.cpp."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("row", "col")),
-        *((name, c_int64) for name in ("num_edges", "num_rows")),
-        *((name, c_void_p) for name in ("ptr", "edge", "sorted_col")),
+        *library.fields(c_void_p, "row col"),
+        *library.fields(c_int64, "num_edges num_rows"),
+        *library.fields(c_void_p, "ptr edge sorted_col"),
         ("is_sorted", c_int64),
     )
 

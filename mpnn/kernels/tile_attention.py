@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.kernels.cpu import library
+from mpnn.kernels.cpu.library import address, fields
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import once_differentiable
@@ -29,40 +30,36 @@ MAX_KEPT = 1 << 25  # bytes of cached tiles per part
 _SEGMENTS = 6  # least number of work items of a backward pass, for any number of threads
 
 
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
 class _Features(ctypes.Structure):
-    _fields_ = [*_fields(c_void_p, "data"), *_fields(c_int64, "batch head node")]
+    _fields_ = [*fields(c_void_p, "data"), *fields(c_int64, "batch head node")]
 
 
 class _Runs(ctypes.Structure):
-    _fields_ = _fields(c_void_p, "ptr start stop edge")
+    _fields_ = fields(c_void_p, "ptr start stop edge")
 
 
 class _Tiles(ctypes.Structure):
-    _fields_ = _fields(c_void_p, "ptr other full low high")
+    _fields_ = fields(c_void_p, "ptr other full low high")
 
 
 class _Parameters(ctypes.Structure):
     """`struct TileAttention` of tile_attention.cpp, which describes the fields."""
 
     _fields_ = [
-        *_fields(c_int64, "batch heads key_heads num_dst num_src width value_width"),
-        *_fields(c_double, "scale softcap"),
-        *_fields(_Features, "query key value out"),
-        *_fields(c_void_p, "lse table bias"),
-        *_fields(c_int64, "edges bias_batch"),
-        *_fields(c_void_p, "dropout_keys dst_ids src_ids"),
-        *_fields(c_int64, "dropout_threshold"),
-        *_fields(c_double, "dropout_growth"),
-        *_fields(_Runs, "runs"),
-        *_fields(_Tiles, "tiles"),
-        *_fields(c_int64, "slots"),
-        *_fields(_Features, "d_out d_query d_key d_value"),
-        *_fields(c_void_p, "d_lse d_table d_bias segments"),
-        *_fields(c_int64, "num_segments shared_batch"),
+        *fields(c_int64, "batch heads key_heads num_dst num_src width value_width"),
+        *fields(c_double, "scale softcap"),
+        *fields(_Features, "query key value out"),
+        *fields(c_void_p, "lse table bias"),
+        *fields(c_int64, "edges bias_batch"),
+        *fields(c_void_p, "dropout_keys dst_ids src_ids"),
+        *fields(c_int64, "dropout_threshold"),
+        *fields(c_double, "dropout_growth"),
+        *fields(_Runs, "runs"),
+        *fields(_Tiles, "tiles"),
+        *fields(c_int64, "slots"),
+        *fields(_Features, "d_out d_query d_key d_value"),
+        *fields(c_void_p, "d_lse d_table d_bias segments"),
+        *fields(c_int64, "num_segments shared_batch"),
     ]
 
 
@@ -125,27 +122,18 @@ class TileAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        table: Tensor | None,
-        bias: Tensor | None,
-        scale: float,
-        softcap: float | None,
-        dropout: Dropout | None,
-        layout: Layout,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx, *arguments: Any) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+        query, key, value, table, bias, *options = arguments
+        layout: Layout = options[-1]
         batch, num_dst, heads, _ = query.shape
         out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(_wide(query), batch, heads, num_dst)
         ctx.save_for_backward(query, key, value, table, bias, out, lse)
-        ctx.options = options = scale, softcap, dropout, layout
+        ctx.options = options
         ctx.set_materialize_grads(False)
         if not out.numel() or not value.numel():
             return out.zero_(), lse.fill_(torch.inf)
         query, key, value = map(_readable, (query, key, value))
-        p = _parameters(query, key, value, table, bias, out, lse, *options)
+        p = _parameters((query, key, value, table, bias, out, lse), *options)
         p.tiles = layout.structs[0]
         p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * lse.element_size())
         _run("forward", query.dtype, p, batch * heads * -(-num_dst // ROWS), layout)
@@ -162,7 +150,7 @@ class TileAttention(torch.autograd.Function):
             inputs = (query, key, value, table, bias)
             return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 4
         query, key, value, d_out = map(_readable, (query, key, value, d_out))
-        p = _parameters(query, key, value, table, bias, out, lse, *ctx.options)
+        p = _parameters((query, key, value, table, bias, out, lse), *ctx.options)
         p.shared_batch = p.batch if bias is not None and len(bias) < p.batch else 1
         groups = p.batch // p.shared_batch * p.key_heads
         segments = layout.segments(-(-_SEGMENTS // groups))
@@ -174,7 +162,7 @@ class TileAttention(torch.autograd.Function):
         if table is not None:
             d_table = table.new_zeros(p.batch // p.shared_batch * p.num_segments, *table.shape)
         p.d_out, p.d_query, p.d_key, p.d_value = map(_features, (d_out, d_query.flatten(0, 1), d_key, d_value))
-        p.d_lse, p.d_table, p.d_bias = map(_address, (d_lse, d_table, d_bias))
+        p.d_lse, p.d_table, p.d_bias = map(address, (d_lse, d_table, d_bias))
         p.tiles = layout.structs[1]
         p.slots = _slots(layout.reach[1], 2 * ROWS * (p.width + p.value_width + 1) * lse.element_size())
         _run("backward", query.dtype, p, groups * p.num_segments, layout)
@@ -184,25 +172,15 @@ class TileAttention(torch.autograd.Function):
 
 
 def _parameters(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor | None,
-    bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    softcap: float | None,
-    dropout: Dropout | None,
-    layout: Layout,
+    tensors: tuple[Any, ...], scale: float, softcap: float | None, dropout: Dropout | None, layout: Layout
 ) -> _Parameters:
     """What both passes read. It holds addresses only: the caller keeps the tensors."""
-    p = _Parameters()
+    p, (query, key, value, table, bias, out, lse) = _Parameters(), tensors
     p.batch, p.num_dst, p.heads, p.width = query.shape
     _, p.num_src, p.key_heads, p.value_width = value.shape
     p.scale, p.softcap = scale, softcap or 0.0
     p.query, p.key, p.value, p.out = map(_features, (query, key, value, out))
-    p.lse, p.table, p.bias = map(_address, (lse, table, bias))
+    p.lse, p.table, p.bias = map(address, (lse, table, bias))
     if bias is not None:
         p.edges, p.bias_batch = bias.shape[-1], bias.stride(0) if len(bias) > 1 else 0
     if dropout is not None:
@@ -229,21 +207,13 @@ def _features(x: Tensor) -> _Features:
     return _Features(x.data_ptr(), by_batch, by_head, by_node)
 
 
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
-
-
 def _slots(reach: int, size: int) -> int:
     """The number of tiles of the other side to keep, of `size` bytes each: the range of one tile, within MAX_KEPT."""
     return min(reach, max(MAX_KEPT // size, 1))
 
 
 def _run(name: str, dtype: torch.dtype, p: _Parameters, items: int, layout: Layout) -> None:
-    products = p.batch * p.heads * p.width * len(layout.by_query[1]) * ROWS * COLUMNS
-    library.run(f"tile_attention_{name}", dtype, p, parts=_parts(items, products))
-
-
-def _parts(items: int, work: int) -> int:
-    """The number of ranges to split the items into: several per thread, each large enough for a thread."""
-    threads = torch.get_num_threads()
-    return max(1, min(items, work // _MIN_PRODUCTS, 8 * threads if threads > 1 else 1))
+    """Splits the items into several ranges per thread, each large enough for a thread."""
+    products, threads = p.batch * p.heads * p.width * len(layout.by_query[1]) * ROWS * COLUMNS, torch.get_num_threads()
+    parts = max(1, min(items, products // _MIN_PRODUCTS, 8 * threads if threads > 1 else 1))
+    library.run(f"tile_attention_{name}", dtype, p, parts=parts)

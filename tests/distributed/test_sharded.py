@@ -58,15 +58,14 @@ DIVISIONS = {
 
 
 @pytest.mark.parametrize("owners", DIVISIONS.values(), ids=DIVISIONS)
-def test_each_node_has_one_owner_and_a_place_there(owners):
+def test_each_node_has_one_owner(owners):
     every = torch.arange(owners.num_nodes)
     assert sum(owners.sizes) == owners.num_nodes
-    owner, place = owners.of(every), owners.place(every)
+    owner = owners.of(every)
     for rank in range(owners.ranks):
         nodes = owners.nodes(rank)
         assert len(nodes) == owners.sizes[rank]
         assert torch.equal(nodes, (owner == rank).nonzero().squeeze(1))
-        assert torch.equal(place[nodes], torch.arange(len(nodes)))
         if (block := owners.block(rank)) is not None:
             assert torch.equal(nodes, torch.arange(*block))
 

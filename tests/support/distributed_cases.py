@@ -463,7 +463,7 @@ def check_transports() -> None:
                     refusing(part.scatter(x), part.shard())
     part = partition(whole, balance="nodes")
     assert received["halo"] == part.fetched_bytes(WIDTH, batch=2)[rank]
-    assert received["queries"] == part.query_bytes(WIDTH, 2, WIDTH // 2, batch=2)[rank]
+    assert received["queries"] == 2 * part.query_bytes(WIDTH, 2, WIDTH // 2)[rank]
     assert received["stream"] == 2 * received["halo"]  # keys and values
     assert received["most queries"] < received["most halo"] / 3
     assert part.transport_of(Layer(op.attention, aggregate.Sum(), False, False, False)) == "queries"

@@ -11,8 +11,7 @@ from torch import Tensor
 from mpnn.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR, sorted_by
-from mpnn.kernels.cuda.schedule import Sorted
-from mpnn.kernels.cuda.shapes import MAX_WIDTH
+from mpnn.kernels.cuda.schedule import MAX_WIDTH, Sorted
 from mpnn.round import Round
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -103,6 +103,15 @@ def _run_parts() -> Any:
     return run_parts
 
 
+def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Fields of one type, for the `_fields_` of a `ctypes.Structure`."""
+    return [(name, kind) for name in names.split()]
+
+
+def address(x: torch.Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
 def struct_size(name: str) -> int:
     """The size in bytes of a kernel's parameters, as the compiled code has it."""
     return int(_load()[f"{name}_size"]())

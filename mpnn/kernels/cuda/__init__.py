@@ -17,8 +17,8 @@ The layout, and the sources of its ideas:
   `dense` and `tiles` run them.
 
 Files: `tensors` (loads and stores of tiles), `logits` (what happens at an edge), `forward` and `backward` (attention),
-`reduce` (aggregation), `schedule` and `shapes` (which program takes which rows, and how many at once), `row_attention`
-and `row_reduce` (differentiable functions of tensors, which launch the kernels).
+`reduce` (aggregation), `schedule` (which program takes which rows, and how many at once), `row_attention` and
+`row_reduce` (differentiable functions of tensors, which launch the kernels).
 
 Importing this package imports Triton, so backends import it when they first need a kernel. With `TRITON_INTERPRET=1`
 the same code runs on CPU tensors; the tests use this.

@@ -3,8 +3,7 @@
 import triton
 import triton.language as tl
 
-from mpnn.kernels.cuda.hashing import keep
-from mpnn.kernels.cuda.logits import ACTIVATED, CONSTANT, SOFTMAX, logits, weights
+from mpnn.kernels.cuda.logits import ACTIVATED, CONSTANT, SOFTMAX, keep, logits, weights
 from mpnn.kernels.cuda.tensors import (
     load_numbers,
     load_parameter,
@@ -46,10 +45,7 @@ def attend(
     sums = tl.zeros([R, E, BH, VALUE_WIDTH], REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
     for t in range(0, longest, E):
-        e = first + t + tl.arange(0, E)[None, :]
-        is_edge = e < last
-        j, edge_id = other_ends(edges, e, is_edge)
-        mask = is_edge[:, :, None] & exists
+        j, edge_id, mask = other_ends(edges, first + t, last, exists, E)
         k = q if KIND == CONSTANT else load_vectors(key, b, j, h // GROUP, mask, WIDTH, REAL)
         s, _, _ = logits(
             q, k, v, per_edge, b, edge_id, h, mask, scale, softcap, slope, KIND, TANH, SOFTCAP, WIDTH, REAL

@@ -39,10 +39,7 @@ def segment_reduce(
         middle = load_vectors(own, b, row, h, exists, WIDTH, REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
     for t in range(0, longest, E):
-        e = first + t + tl.arange(0, E)[None, :]
-        is_edge = e < last
-        j, edge_id = other_ends(edges, e, is_edge)
-        mask = is_edge[:, :, None] & exists
+        j, edge_id, mask = other_ends(edges, first + t, last, exists, E)
         messages = load_vectors(x, b, j, h, mask, WIDTH, REAL)
         if weight is not None:
             messages *= load_numbers(weight, b, edge_id, h, mask, REAL)[:, :, :, None]
@@ -140,10 +137,7 @@ def segment_reduce_backward(
     sums = tl.zeros([R, E, BH, WIDTH], REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
     for t in range(0, longest, E):
-        e = first + t + tl.arange(0, E)[None, :]
-        is_edge = e < last
-        i, edge_id = other_ends(edges, e, is_edge)
-        mask = is_edge[:, :, None] & exists
+        i, edge_id, mask = other_ends(edges, first + t, last, exists, E)
         d_message = load_vectors(d_out, b, i, h, mask, WIDTH, REAL)
         w = tl.full([1, 1, 1, 1], 1.0, REAL)
         if weight is not None:

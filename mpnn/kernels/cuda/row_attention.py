@@ -14,9 +14,9 @@ import triton
 from torch import Tensor
 
 from mpnn.kernels.cuda import backward, forward, row_reduce
+from mpnn.kernels.cuda.backward import DESTINATIONS, SOURCES, TYPES
 from mpnn.kernels.cuda.logits import PerEdge
-from mpnn.kernels.cuda.schedule import Bin, Divided, Sorted
-from mpnn.kernels.cuda.shapes import Tile, power_of_two, tile
+from mpnn.kernels.cuda.schedule import Divided, Sorted, Tile, power_of_two, tile
 from mpnn.kernels.cuda.tensors import on_device, real, view, with_contiguous_rows
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import once_differentiable
@@ -143,16 +143,15 @@ def _forward(spec: Spec, given: Given) -> tuple[Tensor, Tensor, Tensor | None]:
     shared = _shared(spec, given)
     for b in rows.bins:
         shape = _tile(spec, given, heads, b.long)
-        forward.attend[_programs(b, shape, heads, batch)](
-            b.units, rows.edges, _blocks(heads, shape), heads, *shared, view(out), view(lse, False),
+        forward.attend[b.grid(shape, batch)](
+            b.units, rows.edges, shape.blocks, heads, *shared, view(out), view(lse, False),
             view(weights, False), view(part), view(part_max, False), view(part_sum, False),
             **_options(spec, given, shape),
         )  # fmt: skip
     if slots:
         shape = tile(heads, width, False)
-        blocks = _blocks(heads, shape)
-        forward.join[(rows.divided.count * blocks * batch,)](
-            rows.divided, blocks, heads, view(part), view(part_max, False), view(part_sum, False),
+        forward.join[(rows.divided.count * shape.blocks * batch,)](
+            rows.divided, shape.blocks, heads, view(part), view(part_max, False), view(part_sum, False),
             view(out), view(lse, False), NORMALIZE=spec.normalize, BH=shape.heads, WIDTH=shape.width, REAL=language,
         )  # fmt: skip
     if weights is not None and spec.softmax:
@@ -184,14 +183,16 @@ def _backward(spec: Spec, given: Given, upstream: _Upstream, needed: Sequence[bo
     if empty:
         return list(grads)
     of_edges = grads
-    for name, types in (("edge_key", spec.key_types), ("edge_value", spec.value_types)):
+    for name, out, types in (("edge_key", "d_rows", spec.key_types), ("edge_value", "d_values", spec.value_types)):
         if types is not None and getattr(grads, name) is not None:
-            _by_type(spec, given, upstream, getattr(grads, name), name, types)
+            table = {out: getattr(grads, name)}
+            _along(spec, given, upstream, types.rows(), TYPES, ends=types.ends, **table)
             of_edges = of_edges._replace(**{name: None})
     if any(x is not None for x in (of_edges.query, *of_edges[3:])):
-        grads = grads._replace(vector=_by_destination(spec, given, upstream, of_edges))
+        d_vector = _along(spec, given, upstream, spec.rows, DESTINATIONS, grads.query, of_edges=of_edges)
+        grads = grads._replace(vector=d_vector)
     if grads.value is not None or grads.key is not None:
-        _by_source(spec, given, upstream, grads)
+        _along(spec, given, upstream, spec.columns(), SOURCES, grads.key, grads.value)
     return list(grads)
 
 
@@ -200,54 +201,41 @@ def _empty_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _by_destination(spec: Spec, given: Given, upstream: _Upstream, grads: Given) -> Tensor | None:
-    """Writes the gradients of queries and of the data of edges, and returns that of the score's vector."""
-    rows, heads, batch = spec.rows, spec.heads, len(upstream.d_out)
-    part, vectors = _parts(rows.divided, grads.query, upstream), []
+def _along(
+    spec: Spec,
+    given: Given,
+    upstream: _Upstream,
+    rows: Sorted,
+    which: Any,
+    d_rows: Tensor | None = None,
+    d_values: Tensor | None = None,
+    ends: Ends | None = None,
+    of_edges: Given | None = None,
+) -> Tensor | None:
+    """Writes gradients along `rows`: DESTINATIONS, SOURCES or TYPES, see `backward.gradients`. With `of_edges`
+    also those of the data of edges; returns that of the score's vector."""
+    heads, batch = given.value.shape[2] if which == SOURCES else spec.heads, len(upstream.d_out)
+    part, part_values = (_parts(rows.divided, x, upstream) for x in (d_rows, d_values))
+    d_per_edge = PerEdge(None, None, None) if of_edges is None else _per_edge(of_edges)
+    wanted, vectors = None if of_edges is None else of_edges.vector, []
     for b in rows.bins:
-        shape = _tile(spec, given, heads, b.long, 2 if b.long else 4)
-        (programs,), blocks, width = _programs(b, shape, heads, batch), _blocks(heads, shape), _width(spec, given)
+        shape = _tile(spec, given, heads, b.long, 2 if b.long and which != TYPES else 4)
+        (programs,), width = b.grid(shape, batch), _width(spec, given)
         d_vector = None
-        if grads.vector is not None:
+        if wanted is not None:
             d_vector = upstream.d_out.new_empty(programs, shape.heads, width, dtype=upstream.lse.dtype)
-            vectors.append(d_vector.view(batch, blocks, -1, shape.heads, width))
-        backward.by_destination[(programs,)](
-            b.units, rows.edges, blocks, heads, *_shared(spec, given), *_views(upstream), view(grads.query), d_vector,
-            _per_edge(grads), view(part), **_options(spec, given, shape),
+            vectors.append(d_vector.view(batch, shape.blocks, -1, shape.heads, width))
+        backward.gradients[(programs,)](
+            b.units, rows.edges, ends, shape.blocks, heads, *_shared(spec, given), *_views(upstream), view(d_rows),
+            view(d_values), view(part), view(part_values), d_vector, d_per_edge, ROWS=which,
+            **_options(spec, given, shape),
         )  # fmt: skip
-    row_reduce.join_parts(rows, part, grads.query)
-    if grads.vector is None:
+    row_reduce.join_parts(rows, part, d_rows)
+    row_reduce.join_parts(rows, part_values, d_values)
+    if wanted is None:
         return None
-    whole = [x.sum((0, 2)).flatten(0, 1)[:heads, : grads.vector.shape[1]] for x in vectors]
-    return sum(whole[1:], whole[0]).to(grads.vector.dtype)
-
-
-def _by_source(spec: Spec, given: Given, upstream: _Upstream, grads: Given) -> None:
-    """Writes the gradients of keys and values."""
-    columns, (batch, _, heads, _) = spec.columns(), given.value.shape
-    part_key, part_value = (_parts(columns.divided, x, upstream) for x in (grads.key, grads.value))
-    for b in columns.bins:
-        shape = _tile(spec, given, heads, b.long, 2 if b.long else 4)
-        backward.by_source[_programs(b, shape, heads, batch)](
-            b.units, columns.edges, _blocks(heads, shape), heads, *_shared(spec, given), *_views(upstream),
-            view(grads.key), view(grads.value), view(part_key), view(part_value), **_options(spec, given, shape),
-        )  # fmt: skip
-    row_reduce.join_parts(columns, part_key, grads.key)
-    row_reduce.join_parts(columns, part_value, grads.value)
-
-
-def _by_type(spec: Spec, given: Given, upstream: _Upstream, out: Tensor, name: str, types: EdgeTypes) -> None:
-    """Writes the gradient of the table that is `name` in `Given`."""
-    rows, heads, batch = types.rows(), spec.heads, len(upstream.d_out)
-    part = _parts(rows.divided, out, upstream)
-    outs = [view(x) if name == which else None for x in (out, part) for which in ("edge_key", "edge_value")]
-    for b in rows.bins:
-        shape = _tile(spec, given, heads, b.long, 4)
-        backward.by_type[_programs(b, shape, heads, batch)](
-            b.units, rows.edges, types.ends, _blocks(heads, shape), heads, *_shared(spec, given), *_views(upstream),
-            *outs, **_options(spec, given, shape),
-        )  # fmt: skip
-    row_reduce.join_parts(rows, part, out)
+    whole = [x.sum((0, 2)).flatten(0, 1)[:heads, : wanted.shape[1]] for x in vectors]
+    return sum(whole[1:], whole[0]).to(wanted.dtype)
 
 
 def _parts(divided: Divided, out: Tensor | None, upstream: _Upstream) -> Tensor | None:
@@ -255,9 +243,6 @@ def _parts(divided: Divided, out: Tensor | None, upstream: _Upstream) -> Tensor 
     if out is None or not divided.slots:
         return None
     return out.new_empty(len(out), divided.slots, *out.shape[2:], dtype=upstream.lse.dtype)
-
-
-# ---------------------------------------------------------------------------------------- arguments of kernels
 
 
 def _shared(spec: Spec, given: Given) -> tuple[Any, ...]:
@@ -304,11 +289,3 @@ def _options(spec: Spec, given: Given, shape: Tile) -> dict[str, Any]:
         "VALUE_WIDTH": power_of_two(given.value.shape[-1]),
         "REAL": real(given.value.dtype)[1],
     }
-
-
-def _blocks(heads: int, shape: Tile) -> int:
-    return triton.cdiv(heads, shape.heads)
-
-
-def _programs(b: Bin, shape: Tile, heads: int, batch: int) -> tuple[int]:
-    return (triton.cdiv(b.units.count, shape.rows) * _blocks(heads, shape) * batch,)

@@ -9,12 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from mpnn.kernels.cuda import reduce
-from mpnn.kernels.cuda.schedule import Edges, Sorted
-from mpnn.kernels.cuda.shapes import tile
+from mpnn.kernels.cuda.schedule import Edges, Sorted, tile
 from mpnn.kernels.cuda.tensors import on_device, real, view, with_contiguous_rows
 from mpnn.kernels.once_differentiable import once_differentiable
 
@@ -118,16 +116,14 @@ def segment_reduce(
     options = {"KIND": _KINDS[kind], "MEAN": kind in ("mean", "var"), "REAL": language}
     for b in rows.bins:
         shape = tile(heads, width, b.long, tensors=2)
-        blocks = triton.cdiv(heads, shape.heads)
-        reduce.segment_reduce[(triton.cdiv(b.units.count, shape.rows) * blocks * batch,)](
-            b.units, edges, rows.ptr, blocks, heads, view(value), view(weight, False), view(own), *views, **options,
-            R=shape.rows, E=shape.edges, BH=shape.heads, WIDTH=shape.width,
+        reduce.segment_reduce[b.grid(shape, batch)](
+            b.units, edges, rows.ptr, shape.blocks, heads, view(value), view(weight, False), view(own), *views,
+            **options, R=shape.rows, E=shape.edges, BH=shape.heads, WIDTH=shape.width,
         )  # fmt: skip
     if slots:
         shape = tile(heads, width, long=False)
-        blocks = triton.cdiv(heads, shape.heads)
-        reduce.join[(rows.divided.count * blocks * batch,)](
-            rows.divided, rows.ptr, blocks, heads, views[2], views[3], *views[:2], **options, BH=shape.heads,
+        reduce.join[(rows.divided.count * shape.blocks * batch,)](
+            rows.divided, rows.ptr, shape.blocks, heads, views[2], views[3], *views[:2], **options, BH=shape.heads,
             WIDTH=shape.width,
         )  # fmt: skip
     return out, equal
@@ -152,9 +148,8 @@ def _segment_reduce_backward(
     part = value.new_empty(batch, slots, heads, width, dtype=kept) if slots and d_value is not None else None
     for b in columns.bins:
         shape = tile(heads, width, b.long, tensors=2)
-        blocks = triton.cdiv(heads, shape.heads)
-        reduce.segment_reduce_backward[(triton.cdiv(b.units.count, shape.rows) * blocks * batch,)](
-            b.units, columns.edges, blocks, heads, view(value), view(weight, False), view(d_out), view(compared),
+        reduce.segment_reduce_backward[b.grid(shape, batch)](
+            b.units, columns.edges, shape.blocks, heads, view(value), view(weight, False), view(d_out), view(compared),
             view(d_value), view(d_weight, False), view(part), KIND=_KINDS[kind], R=shape.rows, E=shape.edges,
             BH=shape.heads, WIDTH=shape.width, REAL=language,
         )  # fmt: skip
@@ -168,8 +163,7 @@ def join_parts(rows: Sorted, part: Tensor | None, out: Tensor | None) -> None:
         return
     (batch, _, heads, width), divided = out.shape, rows.divided
     shape = tile(heads, width, long=False)
-    blocks = triton.cdiv(heads, shape.heads)
-    reduce.join[(divided.count * blocks * batch,)](
-        divided, rows.ptr, blocks, heads, view(part), None, view(out), None, KIND=_KINDS["sum"], MEAN=False,
+    reduce.join[(divided.count * shape.blocks * batch,)](
+        divided, rows.ptr, shape.blocks, heads, view(part), None, view(out), None, KIND=_KINDS["sum"], MEAN=False,
         BH=shape.heads, WIDTH=shape.width, REAL=real(part.dtype)[1],
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 A program takes several rows of about the same length side by side, so that none waits for another. The longest come
 first, so that no long row is left at the end. Everything is computed on the graph's device, once for each graph.
+
+A tile is [rows, edges, heads, width], each a power of two, as Triton requires. Its sizes are tuned here.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mpnn.kernels.cuda.shapes import SHORT, power_of_two
-
+SHORT = 8  # a row with at most so many edges shares a program with other rows
+MAX_WIDTH = 4096  # the widest head
+_EDGES = {True: 16, False: 4}  # edges of a row in a tile, of long rows and of short ones
+_NUMBERS = 4096  # of a tile, over the four warps of a program: 32 registers a thread
+_PAIRS = 256  # the most rows times edges of a tile, so that narrow features leave enough programs
+_HEADS_WIDTH = 128  # heads times width of a tile, if more than one head fits
 _PIECE = 256  # the fewest edges of a piece
 _PIECES = 1 << 14  # pieces of the whole graph that suffice to fill any GPU evenly
 
@@ -29,11 +35,25 @@ class Units(NamedTuple):
     count: int
 
 
+class Tile(NamedTuple):
+    """[rows, edges, heads, width], and the number of such blocks of heads that hold all heads."""
+
+    rows: int
+    edges: int
+    heads: int
+    width: int
+    blocks: int
+
+
 class Bin(NamedTuple):
     """The units of long rows, or those of short rows."""
 
     units: Units
     long: bool
+
+    def grid(self, tile: Tile, batch: int) -> tuple[int]:
+        """The programs of a launch."""
+        return (-(-self.units.count // tile.rows) * tile.blocks * batch,)
 
 
 class Divided(NamedTuple):
@@ -123,3 +143,17 @@ class Sorted:
 
 def _narrow(x: Tensor, most: int) -> Tensor:
     return x.int() if most < 2**31 else x
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n, and at least 1."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def tile(heads: int, width: int, long: bool, tensors: int = 1) -> Tile:
+    """The tile for features [heads, width], if a program holds `tensors` tiles at once."""
+    width = power_of_two(width)
+    together = min(power_of_two(heads), max(1, _HEADS_WIDTH // width))
+    pairs = max(1, min(_PAIRS, _NUMBERS // tensors // (together * width)))
+    edges = min(_EDGES[long], pairs)
+    return Tile(pairs // edges, edges, together, width, -(-heads // together))

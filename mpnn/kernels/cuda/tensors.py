@@ -118,10 +118,13 @@ def rows_of_program(units, blocks, heads, R: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
-def other_ends(edges, e, is_edge):
-    """The other ends of edges e [R, E], and their numbers in the caller's order. Where `is_edge` is false, those of the
-    first edge."""
+def other_ends(edges, first, last, exists, E: tl.constexpr):
+    """The other ends of the edges from `first` to `last` [R, 1], at most E of each row: [R, E]; their numbers in the
+    caller's order [R, E]; and the mask of existing edges of existing rows and heads [R, E, BH]. The others are those of
+    the first edge."""
+    e = first + tl.arange(0, E)[None, :]
+    is_edge = e < last
     e = tl.where(is_edge, e, 0)
     col = tl.load(edges.col + e).to(tl.int64)
     edge_id = e if edges.edge is None else tl.load(edges.edge + e).to(tl.int64)
-    return col, edge_id
+    return col, edge_id, is_edge[:, :, None] & exists

@@ -1,0 +1,96 @@
+"""Random walks: the probability that a walk returns to its start, and the proximity of two nodes over all walks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.encodings.adjacency import adjacency, inverse_or_zero
+from mpnn.graph import Graph
+from mpnn.graph.arguments import not_negative
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+_MAX_ELEMENTS = 1 << 22  # of the rows of a power in memory at a time
+
+
+def random_walk(graph: Graph, steps: int) -> Tensor:
+    """`diag((A D^-1)^k)` for k = 1 to `steps`: the probability of being back after k steps (Dwivedi et al. 2022,
+    "Graph neural networks with learnable structural and positional representations").
+
+    No power is stored as a whole or computed beyond half of the steps:
+
+        diag(P^(a + b))_i = sum_j (P^a)_ij (P^b)_ji
+
+    Returns:
+        [N, steps] in torch's default dtype, on the graph's device.
+
+    Raises:
+        ValueError: if steps is negative, or the graph has two sets of nodes.
+    """
+    not_negative("steps", steps)
+    walk = _steps(graph, "a random walk").tocsr()
+    back = walk.T.tocsr()
+    n = graph.num_dst
+    out = np.zeros((n, steps))
+    rows = max(1, _MAX_ELEMENTS // max(n, 1))
+    for first in range(0, n if steps else 0, rows):
+        here = slice(first, first + rows)
+        forth_k, back_k = walk[here], back[here]  # rows of P^a and of the transpose of P^b
+        out[here, 0] = walk.diagonal()[here]
+        for k in range(2, steps + 1):
+            if k > 2 and k % 2:
+                forth_k = forth_k @ walk
+            elif k > 2:
+                back_k = back_k @ back
+            out[here, k - 1] = (forth_k * back_k).sum(1)
+    return torch.from_numpy(out).to(graph.device, torch.get_default_dtype())
+
+
+def pagerank(graph: Graph, alpha: float = 0.15, nodes: Tensor | None = None) -> Tensor:
+    """Rows of `alpha (I - (1 - alpha) A D^-1)^-1`: the intimacy of Graph-BERT (Zhang et al. 2020).
+
+    Entry (i, j) is the probability that a walk from j, which stops before each step with probability alpha, stops at i.
+    It is computed by one sparse factorization.
+
+    Args:
+        nodes: the rows to return, integers; default: all rows, in order.
+
+    Returns:
+        [len(nodes), N] in torch's default dtype, on the graph's device.
+
+    Raises:
+        ValueError: if alpha is not in (0, 1], `nodes` are not valid node numbers, or the graph has two sets of nodes.
+    """
+    from scipy.sparse import eye_array
+    from scipy.sparse.linalg import splu
+
+    if not 0.0 < alpha <= 1.0:
+        raise ValueError(f"alpha must lie in (0, 1]; got {alpha}")
+    n = graph.num_dst
+    walk = _steps(graph, "PageRank")
+    rows = np.arange(n) if nodes is None else _validate_nodes(nodes, n)
+    solution = np.zeros((n, len(rows)))
+    solution[rows, np.arange(len(rows))] = alpha
+    if n:
+        system = eye_array(n) - (1 - alpha) * walk
+        solution = splu(system.T.tocsc()).solve(solution)
+    return torch.from_numpy(np.ascontiguousarray(solution.T)).to(graph.device, torch.get_default_dtype())
+
+
+def _validate_nodes(nodes: Tensor, n: int) -> np.ndarray:
+    rows = np.asarray(nodes.cpu())
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" or ((rows < 0) | (rows >= n)).any():
+        raise ValueError(f"nodes must be integers [rows] from 0 to {n - 1}; got {nodes}")
+    return rows
+
+
+def _steps(graph: Graph, what: str) -> csr_array:
+    """`A D^-1`: entry (i, j) is the probability of a step from j to i. A walk leaves a node along one of its outgoing
+    edges, all with equal probability, and ends at a node without them. `what` is as of `adjacency`."""
+    edges = adjacency(graph, what)
+    return edges * inverse_or_zero(edges.sum(0))[None, :]
