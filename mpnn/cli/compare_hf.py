@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpnn import Graph
 from mpnn.cli import page
 from mpnn.cli.measure import machine, versions
 from mpnn.files import write_atomically
-from mpnn.graph import Graph
 from mpnn.train.comparison import half_interval, paired_gaps
 
 OWN = "the model's own masks"

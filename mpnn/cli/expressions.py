@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mpnn.graph import Graph
+from mpnn import Graph
 from mpnn.graphs import parse
 
 

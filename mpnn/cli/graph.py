@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from mpnn import Graph
 from mpnn.cli import drawing
 from mpnn.cli.console import console, exit_on_invalid_input, refuse
 from mpnn.cli.expressions import bind
-from mpnn.graph import Graph, reachability
+from mpnn.graph import reachability
 
 _SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".webp")
 _LAYERS = (1, 2, 4, 8, 16, 32)

@@ -7,8 +7,7 @@ from time import perf_counter
 
 import torch
 
-from mpnn import ops
-from mpnn.graph.topology import Topology
+from mpnn import Topology, ops
 from mpnn.models import GPT
 
 _VOCABULARY, _DIM, _HEADS, _LAYERS = 96, 64, 4, 2  # those of the demo's text model

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import mpnn
+from mpnn import MessagePassing
 from mpnn.backends.tuned import processor
 from mpnn.engine.plan import plan
-from mpnn.message_passing import MessagePassing
 
 
 def bytes_for_backward(model: nn.Module, loss: Callable[[], Tensor]) -> int:

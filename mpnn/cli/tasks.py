@@ -23,14 +23,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from mpnn import data
+from mpnn import Graph, MessagePassing, data
 from mpnn.cli.console import training_bars
 from mpnn.cli.measure import backends, bytes_for_backward
 from mpnn.cli.stop import stop_between_steps
 from mpnn.files import write_atomically
-from mpnn.graph import Graph
 from mpnn.graphs import from_edges, knn, parse
-from mpnn.message_passing import MessagePassing
 from mpnn.models import GAT, GCN, GNN, GPT, GATv2, GraphTransformer
 from mpnn.models.saving import Model
 from mpnn.tables import Columns

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpnn import Topology
 from mpnn.cli.view_models import OWN, record_each, record_transformers
-from mpnn.graph.topology import Topology
 from mpnn.graphs import parse
 from mpnn.models import ImageClassifier, ViT
 from mpnn.models.layers.images import pair, with_class_token

@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpnn import Graph, MessagePassing
 from mpnn.cli import saved_run
 from mpnn.cli.measure import attention_weights
 from mpnn.cli.tasks import NodeRun, Nodes
 from mpnn.cli.view_models import record_each
-from mpnn.graph import Graph
-from mpnn.message_passing import MessagePassing
 from mpnn.view import Page
 from mpnn.view import subject as subjects
 from mpnn.view.attention import Recording, attention

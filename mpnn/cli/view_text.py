@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpnn import Graph
 from mpnn.cli.tasks import CHARACTERS
 from mpnn.cli.view_models import OWN, not_a_model, record_each, record_transformers
-from mpnn.graph import Graph
 from mpnn.graphs import parse
 from mpnn.view import Page, of_topology
 from mpnn.view.attention import Recording, attention

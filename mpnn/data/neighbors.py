@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn import Graph
 from mpnn.graph.derive import renumbered
 from mpnn.graphs import CompressedGraph, compressed
 from mpnn.graphs.compressed import check_nodes

@@ -23,9 +23,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from mpnn import Graph, Topology
 from mpnn.files import DIGITS, atomic_path, digest
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs.parse import parse
 
 M = TypeVar("M", bound="Model")

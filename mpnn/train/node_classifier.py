@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
+from mpnn import Graph, Topology
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.loop import History, Precision, Progress, Settings, fit
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn import Graph
 from mpnn.view.subject import Subject
 
 _CELLS = 48  # of a thumbnail, on a side

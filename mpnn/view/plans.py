@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
+from mpnn import Graph, Topology
 from mpnn.engine.plan import Candidate, Plan, plan
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.round import Round
 from mpnn.scores import Dot
 

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpnn import Topology
 from mpnn.decoding.generation import check_causal
 from mpnn.graph.runs import Runs
-from mpnn.graph.topology import Topology
 
 Ints = NDArray[np.int64]
 

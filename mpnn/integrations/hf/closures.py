@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn import graphs
+from mpnn import Topology, graphs
 from mpnn.graph.runs import Runs
-from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.builders import (
     are_same,

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from mpnn import ops
-from mpnn.graph import Graph
+from mpnn import Graph, ops
 from mpnn.integrations.hf import compat, masks, traced
 from mpnn.integrations.hf.closures import Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask

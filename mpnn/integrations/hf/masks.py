@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn import Graph, Topology
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.runs import Runs
-from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.builders import crossed, runs_of_bools, sources, window_of
 from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, banded, is_combined, special

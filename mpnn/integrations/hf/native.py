@@ -21,11 +21,9 @@ from transformers.models.openai import modeling_openai as openai
 from transformers.models.reformer import modeling_reformer as reformer
 from transformers.models.xlnet import modeling_xlnet as xlnet
 
-from mpnn import ops
-from mpnn.graph import Graph
+from mpnn import Graph, Topology, ops
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.derive import selected
-from mpnn.graph.topology import Topology
 from mpnn.graphs import chunks, from_blocks, window
 from mpnn.graphs.content import drop_self_loops
 from mpnn.integrations.hf import compat

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mpnn import Graph
 from mpnn.edge_tables import BiasTable
-from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 
 _FAMILIES = "t5", "mt5"  # which pass the bias on without computing with it

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn import Graph
 from mpnn.integrations.hf.closures import Band, Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 

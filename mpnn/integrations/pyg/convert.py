@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn import engine, validation
-from mpnn.graph import Graph
+from mpnn import Graph, Topology, engine, validation
 from mpnn.graph.sharding import active
-from mpnn.graph.topology import Topology
 
 TWO_SETS = (
     *("GATConv", "GATv2Conv", "GINConv", "GINEConv", "GraphConv"),

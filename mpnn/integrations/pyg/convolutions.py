@@ -27,9 +27,8 @@ from torch_geometric.nn import aggr
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from mpnn import engine, ops
+from mpnn import Graph, engine, ops
 from mpnn.aggregate import Aggregator, Composed, Var, aggregator
-from mpnn.graph import Graph
 from mpnn.graphs import edges_into
 from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_supported, values_of
 from mpnn.round import Round

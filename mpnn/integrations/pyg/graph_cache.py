@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 from torch_geometric.typing import SparseTensor
 
-from mpnn.graph import Graph
+from mpnn import Graph
 from mpnn.graph.bind_cache import CACHE
 from mpnn.graph.modes import outside_modes
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from torch.nn import functional as F
 from torch.optim import Adam
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Additive, AdditiveV2
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Activate
 

@@ -7,10 +7,8 @@ from typing import Any
 from torch.nn import functional as F
 from torch.optim import Adam
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Degree
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Activate
 

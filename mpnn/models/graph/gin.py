@@ -5,11 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mpnn import ops, validation
+from mpnn import Graph, MessagePassing, Topology, ops, validation
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Add

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Concat
 

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings, graphs, ops, validation
+from mpnn import Graph, MessagePassing, Topology, encodings, graphs, ops, validation
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
 from mpnn.update import MLP, Add, PostNorm

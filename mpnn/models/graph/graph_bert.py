@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings, validation
+from mpnn import Graph, MessagePassing, Topology, encodings, validation
 from mpnn.attention import Degree, DotProduct
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.positions import sinusoid
 from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm

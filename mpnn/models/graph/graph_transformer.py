@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import DotProduct
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import edges_into
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.round import Round

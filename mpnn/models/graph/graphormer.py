@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings, graphs, validation
+from mpnn import Graph, MessagePassing, encodings, graphs, validation
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
 from mpnn.position import EdgeBias, Position, Table
 from mpnn.update import FeedForward, PreNorm

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation
+from mpnn import Graph, Topology, validation
 from mpnn.attention import Attention
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.propagation import Propagation

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import validation
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import Gaussian
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph, sharding
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
+from mpnn.graph import sharding
 from mpnn.models.saving import Model
 from mpnn.update import Activate
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import Graph, MessagePassing
 from mpnn.attention import EdgeWeight
-from mpnn.graph import Graph
-from mpnn.message_passing import MessagePassing
 from mpnn.models.graph.sage import Embed
 from mpnn.models.layers.stack import Stack
 

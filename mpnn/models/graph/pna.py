@@ -8,11 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import aggregate, ops, validation
+from mpnn import Graph, MessagePassing, Topology, aggregate, ops, validation
 from mpnn.attention import EdgeMessage
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
 from mpnn.update import Update
 

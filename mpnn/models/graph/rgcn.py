@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Typed
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.stack import Stack
 from mpnn.update import SelfConnection
 

@@ -6,9 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Concat
 

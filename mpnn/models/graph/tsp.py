@@ -16,12 +16,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from mpnn import Graph, MessagePassing
 from mpnn.attention import Attention, DotProduct
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.selection import select_in_order
-from mpnn.graph import Graph
 from mpnn.graphs import causal, complete, identity
-from mpnn.message_passing import MessagePassing
 from mpnn.models.graph.tsp_weights import state_from_published
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model

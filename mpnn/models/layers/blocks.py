@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mpnn import Topology
 from mpnn.dropout import Dropout
-from mpnn.graph.topology import Topology
 from mpnn.update import FeedForward, Update
 
 U = TypeVar("U", bound=Update)

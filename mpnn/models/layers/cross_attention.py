@@ -14,13 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn import engine
+from mpnn import Graph, MessagePassing, Topology, engine
 from mpnn.decoding.cache import KVCache
-from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.packing import Packing, weight_matrices
 
 COMPLETE = complete()

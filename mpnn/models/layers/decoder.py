@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import engine
+from mpnn import Graph, Topology, engine
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
 from mpnn.graph.sharding import active, node_numbers
-from mpnn.graph.topology import Topology
 from mpnn.models.layers.blocks import embed, lookup
 from mpnn.models.layers.losses import ignore_document_ends, token_loss
 from mpnn.models.layers.packing import Packing, document_lengths

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import MessagePassing
 from mpnn.decoding.beams import beam_search
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import eval_mode, generate
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
 from mpnn.models.layers.losses import next_word_loss
 from mpnn.models.layers.packing import Packing

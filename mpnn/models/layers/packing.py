@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import engine
-from mpnn.graph import Graph, sharding
+from mpnn import Graph, Topology, engine
+from mpnn.graph import sharding
 from mpnn.graph.bind_cache import cached_graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete
 from mpnn.models.layers.blocks import require_batch
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn import Graph
 from mpnn.attention import DotProduct
-from mpnn.graph import Graph
 from mpnn.round import Round
 from mpnn.scores import Dot
 

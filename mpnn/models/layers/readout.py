@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpnn import ops
-from mpnn.graph import Graph
+from mpnn import Graph, ops
 
 
 class GatedReadout(nn.Module):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from mpnn import Graph
 from mpnn.attention import DotProduct
 from mpnn.edge_tables import BiasTable, EmbeddingTable
-from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.models.layers.positions import sinusoid
 from mpnn.round import Round

@@ -6,11 +6,8 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from mpnn import validation
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
 
 

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.graph.sharding import active, node_numbers
-from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import Embeddings, init_bert_weights, topology_per_layer, transformer_update
 from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.layers.rounds import run_layers

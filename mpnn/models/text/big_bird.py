@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpnn.graph.topology import Topology
+from mpnn import Topology
 from mpnn.graphs import bigbird
 from mpnn.models.text.bert import Bert, BertConfig
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from torch import nn
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import transformer_update
 from mpnn.models.text.gpt import CAUSAL, CausalTransformer, GPTConfig
 from mpnn.update import MLP, DeepNorm

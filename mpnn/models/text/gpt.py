@@ -15,12 +15,11 @@ from functools import partial
 
 from torch import nn
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import AdditiveV2, Attention, DotProduct, Kernel
 from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
-from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import topology_per_layer, transformer_update
 from mpnn.models.layers.decoder import Decoder
 from mpnn.update import PostNorm, PreNorm, Update

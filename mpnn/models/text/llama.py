@@ -15,12 +15,11 @@ from functools import partial
 
 from torch import nn
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
-from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS, topology_per_layer
 from mpnn.models.layers.decoder import Decoder
 from mpnn.position import Llama3Rotary, Rotary

@@ -18,11 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete, global_nodes, window
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.packing import Packing, require_eager, token_mask
 from mpnn.models.text.bert import Bert, BertConfig, EncoderOutput, update
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from mpnn import MessagePassing
 from mpnn.attention import AdditiveV2
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import eval_mode, generate
 from mpnn.dropout import Dropout
 from mpnn.graphs import complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import lookup
 from mpnn.models.layers.cross_attention import CrossAttention
 from mpnn.models.layers.losses import next_word_loss

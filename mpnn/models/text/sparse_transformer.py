@@ -16,10 +16,8 @@ from typing import Literal
 
 import torch
 
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.graphs import causal, fixed, from_edges, identity, strided, window
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.per_head import PerHead
 from mpnn.models.text.gpt import CausalTransformer, GPTConfig, update
 

@@ -14,11 +14,10 @@ from functools import partial
 
 from torch import nn
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.decoding.generation import check_causal
-from mpnn.graph.topology import Topology
 from mpnn.graphs import causal, complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.encoder_decoder import DecoderLayer, EncoderDecoder
 from mpnn.models.layers.word_embeddings import WordEmbeddings, token_table

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import graphs
+from mpnn import MessagePassing, graphs
 from mpnn.decoding.generation import eval_mode, generate
 from mpnn.dropout import Dropout
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import lookup, require_batch
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.relative import RelativeDotProduct

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.graph.topology import Topology
+from mpnn import Topology
 from mpnn.models.layers.images import GridPositions, Size, patchify
 from mpnn.models.layers.packing import require_eager
 from mpnn.models.saving import Model

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct, Typed
 from mpnn.dropout import Dropout
 from mpnn.engine import build_once
-from mpnn.graph.topology import Topology
 from mpnn.graphs import pooling
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, mask_patches, pair
 from mpnn.models.saving import Model

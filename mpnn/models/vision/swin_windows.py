@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.graph import Graph
+from mpnn import Graph, Topology
 from mpnn.graph.relations import GridOffset, Taps
-from mpnn.graph.topology import Topology
 from mpnn.graphs import windows
 from mpnn.models.layers.images import Size, as_image
 

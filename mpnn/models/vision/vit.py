@@ -13,12 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS, transformer_update
 from mpnn.models.layers.images import (
     GridPositions,
