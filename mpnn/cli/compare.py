@@ -35,8 +35,7 @@ from mpnn.cli.stop import Stopped, stop_between_steps
 from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
 from mpnn.files import write_atomically
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.comparison import Comparison, Curve, Train, spread
-from mpnn.train.comparison import compare as compare_graphs
+from mpnn.train.comparison import Comparison, Curve, Train, compare as compare_graphs, spread
 from mpnn.train.language_model import adamw, language_model_loss
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
 from mpnn.train.node_classifier import node_scores

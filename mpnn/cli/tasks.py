@@ -15,8 +15,7 @@ from typing import Literal
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.progress import Progress as Bars
-from rich.progress import TaskID
+from rich.progress import Progress as Bars, TaskID
 from rich.table import Table
 from safetensors import SafetensorError
 from torch import Tensor

@@ -16,8 +16,7 @@ from mpnn.cli import saved_run
 from mpnn.cli.measure import attention_weights
 from mpnn.cli.tasks import NodeRun, Nodes
 from mpnn.cli.view_models import record_each
-from mpnn.view import Page
-from mpnn.view import subject as subjects
+from mpnn.view import Page, subject as subjects
 from mpnn.view.attention import Recording, attention
 
 _MAX_NODES = 5_000  # on the page: those nearest to the chosen one

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import csr as edge_lists
-from mpnn.graph import ordering, reachability
+from mpnn.graph import csr as edge_lists, ordering, reachability
 from mpnn.graph.data import G, GraphData
 from mpnn.graph.derive import extended, renumbered, selected, structured
 from mpnn.graph.relations import Offset, flipped
