@@ -64,19 +64,3 @@ class BasisTyped(Typed):
 
     def maps(self) -> Tensor:
         return torch.einsum("rb,bio->rio", self.coefficients, self.weight)
-
-
-class BlockTyped(Typed):
-    """`Typed` whose maps are block-diagonal (eq. 4). `blocks` must divide both widths."""
-
-    depends_on = "node"
-
-    def __init__(self, in_dim: int, out_dim: int, relations: int, blocks: int, *, bias: bool = True) -> None:
-        if in_dim % blocks or out_dim % blocks:
-            raise ValueError(f"{blocks} blocks do not divide widths of {in_dim} and {out_dim}")
-        super().__init__(in_dim // blocks, out_dim // blocks, relations * blocks, bias=False)
-        self.in_dim, self.relations = in_dim, relations
-        self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
-
-    def maps(self) -> Tensor:
-        return torch.stack([torch.block_diag(*blocks) for blocks in self.weight.unflatten(0, (self.relations, -1))])

@@ -133,39 +133,17 @@ class Decoder(Model):
         return token_loss(self(tokens, graph=graph, lengths=lengths), targets)
 
     @torch.no_grad()
-    def generate(
-        self,
-        tokens: Tensor,
-        steps: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        generator: torch.Generator | None = None,
-        *,
-        top_p: float | None = None,
-        eos: int | None = None,
-        graph: Topology | Graph | None = None,
-        lengths: Sequence[int] | None = None,
-    ) -> Tensor:
+    def generate(self, tokens: Tensor, steps: int, temperature: float = 1.0, **options: Any) -> Tensor:
         """Samples up to `steps` tokens after `tokens` [B, N]. Returns [B, at most N + steps].
 
-        The options are those of `generation.generate`. Beyond `context` tokens, the oldest tokens are dropped.
+        Options are those of `generation.generate`. Beyond `context` tokens, the oldest tokens are dropped.
 
         Raises:
             ValueError: if an option is out of range, or if `graph` or `lengths` is given: only `forward` takes them.
         """
-        check_continuation(graph, lengths)
+        check_continuation(options.pop("graph", None), options.pop("lengths", None))
         with eval_mode(self):
-            return generate(
-                self,
-                tokens,
-                steps,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                eos=eos,
-                generator=generator,
-                context=self.context,
-            )
+            return generate(self, tokens, steps, temperature=temperature, context=self.context, **options)
 
     def _documents(self, tokens: Tensor, lengths: Sequence[int]) -> Packing:
         packing = Packing.of_tokens(tokens, lengths=lengths)

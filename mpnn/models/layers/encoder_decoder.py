@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -164,52 +164,32 @@ class EncoderDecoder(Model):
         source: Tensor,
         target: Tensor,
         *,
-        source_padding_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
-        source_lengths: Sequence[int] | None = None,
         target_lengths: Sequence[int] | None = None,
+        **options: Any,
     ) -> Tensor:
         """Returns the mean cross-entropy in nats of each target word after the first, given the words before it.
 
         Labels are smoothed by `config.smoothing`. The first word of each sentence is `config.start` and is not
         predicted. Arguments are those of `forward`.
         """
-        if target_lengths is not None or source_lengths is not None:
-            logits = self(
-                source,
-                target,
-                source_padding_mask=source_padding_mask,
-                target_padding_mask=target_padding_mask,
-                source_lengths=source_lengths,
-                target_lengths=target_lengths,
-            )[:, :-1]
-            first = Packing.of_tokens(target, lengths=target_lengths).position_ids() == 0
-            return next_word_loss(logits, target, first.expand(target.shape), self.config.smoothing)
-        logits = self(
-            source,
-            target[:, :-1],
-            source_padding_mask=source_padding_mask,
-            target_padding_mask=None if target_padding_mask is None else target_padding_mask[:, :-1],
-        )
-        return next_word_loss(logits, target, target_padding_mask, self.config.smoothing)
+        if target_lengths is None:
+            read, ignored = target[:, :-1], target_padding_mask
+            options["target_padding_mask"] = None if ignored is None else ignored[:, :-1]
+        else:  # the last word of a document is not the last of its row
+            first = Packing.of_tokens(target, target_padding_mask, target_lengths).position_ids() == 0
+            read, ignored = target, first.expand(target.shape)
+            options["target_lengths"] = target_lengths
+        logits = self(source, read, **options)[:, : target.shape[1] - 1]
+        return next_word_loss(logits, target, ignored, self.config.smoothing)
 
     @torch.no_grad()
-    def generate(
-        self,
-        source: Tensor,
-        steps: int,
-        *,
-        padding_mask: Tensor | None = None,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def generate(self, source: Tensor, steps: int, *, padding_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Translates sources [B, N]. padding_mask: bool [B, N], True at padding; default: no padding.
 
         Each translation starts with `config.start` and ends with `config.eos` or after `steps` more words. Decoding is
-        greedy by default; otherwise words are sampled as in `generation.generate`. The source is encoded once, and each
-        word is computed once.
+        greedy by default; other options are those of `generation.generate`. The source is encoded once, and each word
+        is computed once.
 
         Returns:
             int64 [B, at most 1 + steps].
@@ -219,16 +199,7 @@ class EncoderDecoder(Model):
             def forward(tokens: Tensor, cache: KVCache) -> Tensor:
                 return self.logits(self.decode(tokens, memory, cache=cache).last)
 
-            return generate(
-                forward,
-                start,
-                steps,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                eos=self.config.eos,
-                generator=generator,
-            )
+            return generate(forward, start, steps, **{"temperature": 0.0, "eos": self.config.eos, **options})
 
     @torch.no_grad()
     def search(

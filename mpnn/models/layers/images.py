@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Graph, Topology
+from mpnn import Topology
 from mpnn.graphs import register
 from mpnn.models.layers.positions import sinusoid
 
@@ -58,13 +58,6 @@ def _with_class_token(i: Any, num_src: int, patches: Topology) -> Iterable[tuple
         yield start, stop
 
 
-def as_matrix(weights: Tensor, graph: Graph) -> Tensor:
-    """Returns attention weights [B, E, H] as matrices [B, H, num_dst, num_src]; zeros where there is no edge."""
-    src, dst = graph.edge_index
-    matrix = weights.new_zeros(len(weights), graph.num_dst, graph.num_src, weights.shape[-1])
-    return matrix.index_put((torch.arange(len(weights), device=dst.device)[:, None], dst, src), weights).movedim(-1, 1)
-
-
 def pair(size: int | Sequence[int]) -> Size:
     """Returns (height, width) of a size given as one integer or as two."""
     height_width = (size, size) if isinstance(size, int) else tuple(size)
@@ -89,13 +82,6 @@ def patchify(images: Tensor, patch: int | Sequence[int] = 1) -> Tensor:
     crop = images[..., : rows * height, : columns * width]
     cells = crop.unflatten(-1, (columns, width)).unflatten(-3, (rows, height))  # [B, C, rows, height, columns, width]
     return cells.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-
-
-def unpatchify(patches: Tensor, patch: int | Sequence[int], rows: int, columns: int) -> Tensor:
-    """Returns images [B, C, H, W] from `rows` x `columns` patches [B, N, pixels * C]. Inverse of `patchify`."""
-    height, width = pair(patch)
-    cells = patches.unflatten(1, (rows, columns)).unflatten(-1, (height, width, -1))
-    return cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
 
 def as_image(nodes: Tensor, rows: int, columns: int) -> Tensor:

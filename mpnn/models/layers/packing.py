@@ -147,7 +147,9 @@ class Packing:
         """
         if self.documents is not None:
             return x[:, [end - length for end, length in zip(accumulate(self.documents), self.documents, strict=True)]]
-        return select_first(x, self.token_mask)
+        if not x.shape[1]:
+            return x.new_zeros(x.shape[0], *x.shape[2:])
+        return x[torch.arange(x.shape[0], device=x.device), self.token_mask.to(torch.uint8).argmax(1)]
 
     def unpack_weights(self, weights: Tensor, graph: Topology | Graph) -> Tensor:
         """Returns attention weights [..., E, H] of a graph from `bind` as matrices [B, H, N, N]; zeros for missing
@@ -188,13 +190,6 @@ def weight_matrices(weights: Tensor, graph: Topology | Graph, target: Packing, s
     matrix = weights.new_zeros(sentences * rows, columns, weights.shape[-1])
     matrix = matrix.index_put((dst_index[..., dst], src_index[..., src] % columns), weights)
     return matrix.unflatten(0, (sentences, rows)).movedim(-1, 1)
-
-
-def select_first(x: Tensor, mask: Tensor) -> Tensor:
-    """Returns the features [B, ...] at the first True position of `mask`, bool [B, N], from x [B, N, ...]."""
-    if not x.shape[1]:
-        return x.new_zeros(x.shape[0], *x.shape[2:])
-    return x[torch.arange(x.shape[0], device=x.device), mask.to(torch.uint8).argmax(1)]
 
 
 def token_mask(tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:

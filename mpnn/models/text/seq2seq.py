@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -174,19 +175,11 @@ class Seq2Seq(Model):
         return next_word_loss(logits, target, target_padding_mask)
 
     @torch.no_grad()
-    def generate(
-        self,
-        source: Tensor,
-        steps: int,
-        *,
-        padding_mask: Tensor | None = None,
-        temperature: float = 0.0,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def generate(self, source: Tensor, steps: int, *, padding_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Translates sources [B, N]. padding_mask: as `source_padding_mask` of `forward`.
 
         Each translation starts with `start` and ends with `eos` or after `steps` more words. Decoding is greedy by
-        default; with a `temperature` above 0, words are sampled.
+        default; other options are those of `generation.generate`.
 
         Returns:
             int64 [B, at most 1 + steps].
@@ -201,4 +194,4 @@ class Seq2Seq(Model):
                 return logits[:, None]
 
             first = torch.full((len(source), 1), self.start, device=source.device)
-            return generate(forward, first, steps, temperature=temperature, eos=self.eos, generator=generator)
+            return generate(forward, first, steps, **{"temperature": 0.0, "eos": self.eos, **options})

@@ -23,7 +23,6 @@ from mpnn.models.layers.images import (
     ImageOutput,
     Patches,
     Size,
-    as_matrix,
     mask_patches,
     pair,
     with_class_token,
@@ -160,27 +159,25 @@ class PatchLayers(nn.ModuleList):
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """x [B, 1 + N, dim] -> the same shape, and the weights of each layer [B, H, 1 + N, 1 + N]. Outputs are zeros
         where `node_mask` (bool [B, 1 + N], default: all) is False."""
-        if node_mask is None:
-            x, edge_weights = run_layers(self, [self.graph] * len(self), x, return_weights=return_weights)
-            weights = [as_matrix(w, self.graph.bind(x.shape[1]).to(x.device)) for w in edge_weights]
-        else:
-            packing, graph = self._packed(node_mask)
-            x, edge_weights = run_layers(self, [graph] * len(self), packing.pack(x), return_weights=return_weights)
-            x = packing.unpack(x)
-            weights = [packing.unpack_weights(w, graph) for w in edge_weights]
-        return x, tuple(weights) if return_weights else None
+        packing, graph = self._packed(x, node_mask)
+        x, edge_weights = run_layers(self, [graph] * len(self), packing.pack(x), return_weights=return_weights)
+        weights = tuple(packing.unpack_weights(w, graph) for w in edge_weights)
+        return packing.unpack(x), weights if return_weights else None
 
     def _layer(self, config: ViTConfig) -> MessagePassing:
         update = transformer_update(PreNorm, config)
         attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(self.graph, "sum", update, attention)
 
-    def _packed(self, node_mask: Tensor) -> tuple[Packing, Topology | Graph]:
+    def _packed(self, x: Tensor, node_mask: Tensor | None) -> tuple[Packing, Topology | Graph]:
         """The packing of the remaining nodes and the graph over them.
 
         A complete graph is bound to all images at once. Other graphs differ between images after nodes are removed, so
         they are bound image by image.
         """
+        if node_mask is None:
+            packing = Packing.of_tokens(x)
+            return packing, packing.bind(self.graph)
         graph = self.graph.bind(node_mask.shape[1])
         if graph.runs.is_complete:
             packing = Packing.of(node_mask)
