@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,23 +36,9 @@ ACTIVATIONS = Activations(
 """Activations by their names in published configurations."""
 
 
-class Sizes(Protocol):
-    """The fields that the configurations of all transformers have."""
-
-    @property
-    def dim(self) -> int: ...
-    @property
-    def hidden(self) -> int | None: ...
-    @property
-    def activation(self) -> str: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def dropout(self) -> float: ...
-
-
-def transformer_update(kind: Callable[..., U], config: Sizes, *, ffn_dropout: float = 0.0, **options: Any) -> U:
-    """Returns the update of a transformer layer: `kind`, such as `PostNorm`, around a feed-forward network.
+def transformer_update(kind: Callable[..., U], config: Any, *, ffn_dropout: float = 0.0, **options: Any) -> U:
+    """Returns the update of a transformer layer: `kind`, such as `PostNorm`, around a feed-forward network, with dim,
+    hidden, activation, eps and dropout of the configuration.
 
     `config.dropout` applies to the outputs of attention and feed-forward network, `ffn_dropout` inside the network.
     """

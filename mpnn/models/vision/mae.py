@@ -7,7 +7,7 @@ loss       mean squared error on masked patches      of pixels, or of pixels nor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -46,19 +46,13 @@ class MAEConfig(ViTConfig):
     @property
     def decoder(self) -> ViTConfig:
         """Configuration of the decoder's layers."""
-        return ViTConfig(
-            image=self.image,
-            patch=self.patch,
-            channels=self.channels,
+        return replace(
+            self,
             dim=self.decoder_dim,
             layers=self.decoder_layers,
             heads=self.decoder_heads,
             hidden=self.decoder_hidden,
             sinusoidal=True,
-            activation=self.activation,
-            eps=self.eps,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
         )
 
 
