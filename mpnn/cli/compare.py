@@ -14,17 +14,14 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from torch import Tensor
-from torch.nn import functional as F
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 
-from mpnn import data
 from mpnn.cli import page, pictures
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, warn
 from mpnn.cli.measure import backends, estimates, machine, versions
@@ -36,9 +33,7 @@ from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
 from mpnn.files import write_atomically
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.comparison import Comparison, Curve, Train, compare as compare_graphs, spread
-from mpnn.train.language_model import adamw, language_model_loss
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
-from mpnn.train.node_classifier import node_scores
 
 _SIZES = {**asdict(TextSettings()), "context": 256, "batch": 16, "lr": 2e-3}
 _SIZE_NAMES = ("context", "dim", "heads", "layers", "batch", "lr")
@@ -51,7 +46,6 @@ DEFAULTS: Defaults = {
 _BUDGET, _SEEDS = "5m", 3
 _RATES = (0.5, 1.0, 2.0)  # times the learning rate
 _VALIDATIONS = 5  # in the first round
-_CROPS = 64  # of the validation text: some four steps of training
 _WARM_STEPS = 20
 _MIN_STEPS = 20
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -362,22 +356,10 @@ def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> 
 
 
 def _candidate(run: Run, expression: str) -> _Candidate:
-    inputs = _inputs(run)
+    inputs = run.inputs()
     seconds, size = estimates(run.model, *inputs)
-    graph, layers = _graph_and_layers(run)
-    return _Candidate(expression, graph.num_edges, graph.reach(layers), seconds, size, backends(run.model, *inputs))
-
-
-def _inputs(run: Run) -> tuple[Any, ...]:
-    if isinstance(run, NodeRun):
-        return run.nodes.data.x, run.graph
-    assert isinstance(run, TextRun)
-    return (run.corpus.train[: run.sizes.context].repeat(run.sizes.batch, 1),)
-
-
-def _graph_and_layers(run: Run) -> tuple[Any, int]:
-    assert isinstance(run, (NodeRun, TextRun))
-    return run.graph, run.sizes.layers if isinstance(run, TextRun) else 2
+    reach = run.graph.reach(run.layers)
+    return _Candidate(expression, run.graph.num_edges, reach, seconds, size, backends(run.model, *inputs))
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -393,13 +375,13 @@ def _train(
     """Trains until the steps have taken so many seconds in all; continues from the checkpoint of an earlier call."""
     run = contest.make(graph, seed)
     torch.manual_seed(seed)
-    optimizer, loss, validate = _objective(run, rate)
+    optimizer = run.optimizer(rate)
     file = work / (re.sub(r"\W+", "_", f"{graph}_{rate}_{seed}") + ".pt")
     settings = Settings(
         steps=1 << 40,
         rate=lambda step: min((step + 1) / _WARM_STEPS, 1.0),
         clip=1.0,
-        validate_every=_validate_every(file, run, optimizer, loss, seconds),
+        validate_every=_validate_every(file, run, optimizer, seconds),
     )
     newest: list[History] = []
 
@@ -411,8 +393,8 @@ def _train(
 
     try:
         fit(
-            run.model, optimizer, loss, settings, validate=validate, progress=progress,
-            checkpoint=Checkpoint(file, seconds=math.inf),
+            run.model, optimizer, lambda k: run.loss(), settings, validate=lambda: {"loss": run.error()},
+            progress=progress, checkpoint=Checkpoint(file, seconds=math.inf),
         )  # fmt: skip
     except _EnoughTime:
         return _curve(newest[0])
@@ -422,7 +404,7 @@ def _train(
     raise AssertionError("training ends by time")
 
 
-def _validate_every(file: Path, run: Run, optimizer: Optimizer, loss: Callable[[int], Tensor], seconds: float) -> int:
+def _validate_every(file: Path, run: Run, optimizer: Optimizer, seconds: float) -> int:
     """The steps between validations, the same in each call for a run: measured in its first call."""
     kept = file.with_suffix(".every")
     if not kept.exists():
@@ -430,34 +412,11 @@ def _validate_every(file: Path, run: Run, optimizer: Optimizer, loss: Callable[[
         began = perf_counter()
         for k in range(2):  # the first binds the graph and plans
             began = perf_counter() if k else began
-            loss(0).backward()
+            run.loss().backward()
         optimizer.zero_grad()
         torch.set_rng_state(state)
         kept.write_text(str(max(int(seconds / _VALIDATIONS / (perf_counter() - began)), 1)))
     return int(kept.read_text())
-
-
-def _objective(run: Run, rate: float) -> tuple[Optimizer, Callable[[int], Tensor], Callable[[], dict[str, float]]]:
-    """The optimizer, the loss of batch k, and the validation error."""
-    if isinstance(run, TextRun):
-        corpus, sizes, text_model = run.corpus, run.sizes, run.model
-
-        def loss(k: int) -> Tensor:
-            return text_model.loss(*data.batches(corpus.train, sizes.context, sizes.batch))
-
-        def validate() -> dict[str, float]:
-            return {"loss": language_model_loss(text_model, corpus.val, sizes.batch, _CROPS)}
-
-        return adamw(text_model, rate), loss, validate
-    assert isinstance(run, NodeRun)
-    nodes, graph, model = run.nodes.data, run.graph, run.model
-
-    def loss_of_nodes(k: int) -> Tensor:
-        return F.cross_entropy(model(nodes.x, graph)[nodes.train_mask], nodes.y[nodes.train_mask])
-
-    mask = nodes.val_mask if nodes.val_mask.any() else nodes.test_mask
-    optimizer = Adam(model.parameters(), lr=rate, weight_decay=5e-4)
-    return optimizer, loss_of_nodes, lambda: {"loss": 1 - node_scores(model, graph, nodes, mask)[1]}
 
 
 def _curve(history: History) -> Curve:

@@ -9,10 +9,9 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
-from enum import Enum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -37,21 +36,9 @@ DEFAULTS: Defaults = {
 _NAMES = {"text": "data"}  # of options whose name is another than that of the field
 
 
-class Task(str, Enum):
-    text = "text"
-    cora = "cora"
-    digits = "digits"
-
-
-class TextName(str, Enum):
-    pydoc = "pydoc"
-    tinyshakespeare = "tinyshakespeare"
-
-
-class Arithmetic(str, Enum):
-    float32 = "float32"
-    bf16 = "bf16"
-    fp16 = "fp16"
+Task = Literal["text", "cora", "digits"]
+TextName = Literal["pydoc", "tinyshakespeare"]
+Arithmetic = Literal["float32", "bf16", "fp16"]
 
 
 def _option(kind: Any, help: str, panel: str | None = None, metavar: str | None = None, **more: Any) -> Any:
@@ -248,7 +235,7 @@ def _typed(one: Field[Any], defaults: Defaults) -> Any:
 
 def _plain(value: Any) -> Any:
     """Numbers and text, as JSON can hold them. Files are named from the root."""
-    return value.value if isinstance(value, Enum) else str(value.absolute()) if isinstance(value, Path) else value
+    return str(value.absolute()) if isinstance(value, Path) else value
 
 
 def _described(task: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from mpnn import Topology
@@ -146,10 +147,6 @@ def _page(name: str, file: Path, patches: Patches, recordings: Sequence[Recordin
 
 
 def _open(file: Path) -> Any:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise ImportError("images need Pillow, which is not installed; run: pip install pillow") from None
     try:
         return Image.open(file).convert("RGB")
     except UnidentifiedImageError:

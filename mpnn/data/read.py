@@ -1,4 +1,4 @@
-"""Reads files of a dataset."""
+"""Reads files of data sets, whose digests are known: a damaged or other file is refused before anything parses it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from hashlib import sha256
 from pathlib import Path
 
 from mpnn.data.errors import DamagedFile, DatasetNotFound
+from mpnn.data.locate import locate
+from mpnn.data.sources import SOURCES
+
+
+def read(name: str, file: str) -> bytes:
+    """The bytes of a file of a data set, which is downloaded if it is missing and possible.
+
+    Raises:
+        DatasetNotFound, DamagedFile: as `locate`, or if the file has another digest than `SOURCES` says.
+    """
+    (digest,) = (known.sha256 for known in SOURCES[name].files if known.name == file)
+    return read_verified(locate(name, file) / file, str(digest))
 
 
 def read_bytes(path: Path) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -171,22 +171,8 @@ def require_accelerate() -> None:
         raise ImportError("training needs accelerate, which is not installed; run: pip install accelerate")
 
 
-class _Engine(Protocol):
-    """The part of `accelerate.Accelerator` that this file uses."""
-
-    num_processes: int
-    process_index: int
-    sync_gradients: bool
-    scaler: Any
-
-    def prepare(self, *parts: Any, device_placement: list[bool]) -> Any: ...
-    def accumulate(self, model: nn.Module) -> Any: ...
-    def reduce(self, tensor: Tensor, reduction: str) -> Tensor: ...
-    def backward(self, loss: Tensor) -> None: ...
-    def clip_grad_norm_(self, parameters: Any, max_norm: float) -> Any: ...
-
-
-def _engine(device: torch.device, settings: Settings) -> _Engine:
+def _engine(device: torch.device, settings: Settings) -> Any:
+    """An `accelerate.Accelerator` on this kind of device."""
     require_accelerate()
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -222,7 +208,7 @@ class _Training:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        engine: _Engine,
+        engine: Any,
         checkpoint: Checkpoint | None,
         settings: Settings,
     ) -> None:

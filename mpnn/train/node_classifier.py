@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from mpnn import Graph, Topology
+from mpnn.data import PointClassification
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.loop import History, Precision, Progress, Settings, fit
-
-
-class LabeledNodes(Protocol):
-    """Nodes to classify: x [N, F], y int64 [N], and bool masks [N], such as `mpnn.data.cora()` and `digits()`."""
-
-    @property
-    def x(self) -> Tensor: ...
-    @property
-    def y(self) -> Tensor: ...
-    @property
-    def train_mask(self) -> Tensor: ...
-    @property
-    def val_mask(self) -> Tensor: ...
-    @property
-    def test_mask(self) -> Tensor: ...
 
 
 def fit_node_classifier(
     model: nn.Module,
     graph: Topology | Graph,
-    data: LabeledNodes,
+    data: PointClassification,
     optimizer: Optimizer,
     *,
     epochs: int = 200,
@@ -89,7 +73,9 @@ def fit_node_classifier(
 
 
 @torch.no_grad()
-def node_scores(model: nn.Module, graph: Topology | Graph, data: LabeledNodes, mask: Tensor) -> tuple[float, float]:
+def node_scores(
+    model: nn.Module, graph: Topology | Graph, data: PointClassification, mask: Tensor
+) -> tuple[float, float]:
     """Mean cross-entropy in nats and accuracy (0 to 1) on the nodes of a mask."""
     logits, y = model.eval()(data.x, graph)[mask], data.y[mask]
     return F.cross_entropy(logits, y).item(), (logits.argmax(-1) == y).float().mean().item()

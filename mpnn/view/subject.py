@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from mpnn.view.png import data_url
 
 _ON_SCREEN = 30  # a token that is on screen also in a long text
 
@@ -120,3 +120,19 @@ def _sprite(pictures: NDArray[np.uint8]) -> dict[str, Any]:
     sheet = sheet.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
     image = data_url(sheet.reshape(rows * height, columns * width, channels))
     return {"image": image, "columns": columns, "rows": rows}
+
+
+def data_url(pixels: NDArray[np.uint8]) -> str:
+    """The address `data:image/png;base64,...` of pixels, uint8 [height, width, 3].
+
+    Raises:
+        ImportError: if Pillow is not installed.
+        ValueError: if the array has another dtype or shape.
+    """
+    from PIL import Image
+
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise ValueError(f"pixels must be uint8 [height, width, 3]; got {pixels.dtype} {list(pixels.shape)}")
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode('ascii')}"
