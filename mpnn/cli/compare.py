@@ -18,12 +18,11 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch.optim import Optimizer
 
 from mpnn.cli import page, pictures
-from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, warn
+from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, table, warn
 from mpnn.cli.measure import backends, estimates, machine, versions
 from mpnn.cli.options import Defaults, Options, takes
 from mpnn.cli.page import Picture
@@ -224,12 +223,7 @@ def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str |
         for reading in compare_hf.read(model, pieces, expanded(default if graphs is None else graphs)):
             readings.append(reading)
             console.print(f"  {reading.graph}: perplexity {reading.perplexity:.4g}", soft_wrap=True)
-        table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
-        for heading in compare_hf.HEADINGS:
-            table.add_column(heading, justify="left" if heading == "graph" else "right")
-        for row in compare_hf.rows(readings):
-            table.add_row(*row)
-        console.print(table)
+        console.print(table(compare_hf.HEADINGS, compare_hf.rows(readings)))
         console.print(compare_hf.verdict(readings), soft_wrap=True)
         compare_hf.write(out, name, what, readings)
         console.print(f"the page: {out / PAGE}", soft_wrap=True)
@@ -244,11 +238,7 @@ def _refuse_to_replace(out: Path, force: bool) -> None:
 
 
 def expanded(graphs: str) -> list[str]:
-    """The expressions between the semicolons; `a..b` in one stands for a, 2a, 4a, ... up to b.
-
-    Raises:
-        ValueError: if there is none, or a range is empty.
-    """
+    """The expressions between the semicolons; `a..b` in one stands for a, 2a, 4a, ... up to b."""
     found = []
     for expression in _separated(graphs):
         pieces = re.split(r"(\d+\s*\.\.\s*\d+)", expression)
@@ -331,9 +321,7 @@ class _Candidate:
 
 def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> list[_Candidate]:
     """The graphs that the model can use within the budget. Prints their costs, and why others are left out."""
-    found, table = [], Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
-    for heading in ("graph", "edges", "reach", "backend", "estimated time", "estimated memory"):
-        table.add_column(heading, justify="left" if heading in ("graph", "backend") else "right")
+    found, rows = [], []
     for expression in expressions:
         try:
             one = _candidate(contest.make(expression, 0), expression)
@@ -348,10 +336,11 @@ def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> 
             continue
         found.append(one)
         cells = f"{one.edges:,}", f"{one.reach:.1%}", one.backend, f"{one.seconds * 1e3:.1f} ms", _megabytes(one.bytes)
-        table.add_row(one.graph, *cells)
+        rows.append((one.graph, *cells))
     if not found:
         raise ValueError("no graph is left to compare")
-    console.print(table)
+    headings = "graph", "edges", "reach", "backend", "estimated time", "estimated memory"
+    console.print(table(headings, rows, ("graph", "backend")))
     return found
 
 
@@ -454,13 +443,8 @@ def _warn_at_the_edge(found: Comparison, rate: float) -> None:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [k for k, heading in enumerate(HEADINGS) if heading not in ("reach", "estimated", "edges", "backend")]
-    for k in shown:
-        table.add_column(HEADINGS[k], justify="left" if k == 1 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(row[k] for k in shown))
-    return table
+    return table([HEADINGS[k] for k in shown], ([row[k] for k in shown] for row in rows))
 
 
 def _write(

@@ -106,22 +106,14 @@ class Options:
 
     @staticmethod
     def read(written: Any) -> Options:
-        """The options in a file that `asdict` of others was written to.
-
-        Raises:
-            ValueError: if they are not options.
-        """
+        """The options in a file that `asdict` of others was written to."""
         names = {field.name for field in fields(Options)}
         if not isinstance(written, Mapping) or set(written) != names:
             raise ValueError(f"expected the options {', '.join(sorted(names))}")
         return Options(**written)
 
     def resolved(self, defaults: Defaults = DEFAULTS, task: str | None = None) -> Options:
-        """The options with the defaults of their task, or of `task`.
-
-        Raises:
-            ValueError: if an option does not apply to the task, or is out of range.
-        """
+        """The options with the defaults of their task, or of `task`."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         known = {"task"} if task is None else set()
         task = task or self.task or ("edges" if given.keys() & {"edges", "features", "labels"} else "text")
@@ -143,11 +135,7 @@ class Options:
         return replace(self, **full)
 
     def run(self) -> Run:
-        """The run, before its first step.
-
-        Raises:
-            ValueError, OSError: if an option is out of range, a file cannot be read, or they do not fit together.
-        """
+        """The run, before its first step."""
         options: Any = self.resolved()
         if not -(2**63) <= options.seed < 2**63:
             raise ValueError(f"--seed must fit into 64 bits; got {options.seed}")

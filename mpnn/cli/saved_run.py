@@ -13,12 +13,7 @@ from mpnn.train.checkpoint import differences
 
 
 def load(folder: Path) -> tuple[Run, Model]:
-    """The run, with its data, and its trained model.
-
-    Raises:
-        ValueError, OSError: if the folder holds no finished run, the run or its model is damaged, or its data changed
-            since its training.
-    """
+    """The run, with its data, and its trained model."""
     path = folder / FINISHED
     if not path.is_file():
         raise ValueError(f"{folder} has no {FINISHED}: name a folder that mpnn train saved a finished run in")

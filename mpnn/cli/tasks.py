@@ -11,10 +11,9 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.progress import Progress as Bars, TaskID
 from rich.table import Table
 from safetensors import SafetensorError
@@ -23,7 +22,7 @@ from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
 from mpnn import Graph, MessagePassing, data
-from mpnn.cli.console import training_bars
+from mpnn.cli import console
 from mpnn.cli.measure import backends, bytes_for_backward
 from mpnn.cli.stop import stop_between_steps
 from mpnn.files import write_atomically
@@ -158,11 +157,7 @@ NODE_MODELS: dict[str, type[GAT | GCN | GNN | GraphTransformer]] = {
 
 
 def node_model(nodes: Nodes, attention: str, aggregate: str) -> GAT | GCN | GNN | GraphTransformer:
-    """A model of two or three layers with this attention.
-
-    Raises:
-        ValueError: if there is no such attention, or if `aggregate` is not "sum" and there is an attention.
-    """
+    """A model of two or three layers with this attention."""
     if attention not in NODE_MODELS:
         raise ValueError(f"there is no attention {attention!r} for nodes; there are {', '.join(NODE_MODELS)}")
     sizes = nodes.data.x.shape[1], int(nodes.data.y.max()) + 1
@@ -256,22 +251,13 @@ class Run(ABC):
         self.model.save_pretrained(folder)
 
     def check_saving(self) -> None:
-        """Saves the untrained model to a temporary folder, so that a model that cannot be saved fails before training.
-
-        Raises:
-            ValueError: if the model cannot be saved.
-        """
+        """Saves the untrained model to a temporary folder, so that one that cannot be saved fails before training."""
         with suppress(OSError, SafetensorError), TemporaryDirectory() as folder:  # not an error of the model
             self.save(Path(folder))
 
 
 class TextRun(Run):
-    """A GPT over a topology. The initial weights and the batches depend on the seed only, not on the graph.
-
-    Raises:
-        ValueError: if the topology is invalid, has edges from later nodes or does not fit the context, or if heads does
-            not divide the width.
-    """
+    """A GPT over a topology. The initial weights and the batches depend on the seed only, not on the graph."""
 
     def __init__(self, expression: str, corpus: Corpus, settings: TextSettings, seed: int, device: str = "cpu") -> None:
         self.task, self.expression, self.steps = corpus.name, expression, settings.steps
@@ -340,11 +326,7 @@ class TextRun(Run):
 
 
 class NodeRun(Run):
-    """A graph network, trained on all nodes in each step.
-
-    Raises:
-        ValueError: if the topology is invalid or does not fit the number of nodes.
-    """
+    """A graph network, trained on all nodes in each step."""
 
     def __init__(
         self,
@@ -407,13 +389,8 @@ class NodeRun(Run):
 
 
 def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Trained]:
-    """Trains the runs one after the other, each with its checkpoint and a progress bar.
-
-    Raises:
-        Stopped: after Ctrl-C or SIGTERM; the checkpoint of the last step is then written.
-        TrainingDiverged, OSError: see `mpnn.train.loop`.
-    """
-    with stop_between_steps() as check, training_bars() as bars:
+    """Trains the runs one after the other, each with its checkpoint and a progress bar."""
+    with stop_between_steps() as check, console.training_bars() as bars:
         queue = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]
         return [
             run.train(partial(_tick, bars, bar, check), checkpoint)
@@ -428,13 +405,7 @@ def _tick(bars: Bars, bar: TaskID, check: Callable[[], None], step: int, history
 
 def table(results: Sequence[Trained]) -> Table:
     """The results as a table."""
-    rows = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in HEADINGS:
-        justify: Literal["left", "right"] = "left" if heading in _LEFT_ALIGNED else "right"
-        rows.add_column(heading, justify=justify, overflow="fold", no_wrap=heading != "graph")
-    for result in results:
-        rows.add_row(*result.row)
-    return rows
+    return console.table(HEADINGS, (result.row for result in results), _LEFT_ALIGNED)
 
 
 def legend() -> Table:

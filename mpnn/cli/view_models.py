@@ -36,10 +36,6 @@ def transformers_model(name: str) -> Any:
 
     Args:
         name: a folder, or a name on the Hub.
-
-    Raises:
-        ImportError: if transformers is not installed.
-        ValueError: if there is no such model.
     """
     try:
         import transformers
@@ -65,11 +61,7 @@ def not_a_model(name: str, error: OSError) -> ValueError:
 
 
 def record_transformers(model: Any, inputs: Any, name: str, graph: str | None, budget: int | None = None) -> Recording:
-    """The attention of a model of transformers over a graph, None for its own masks.
-
-    Raises:
-        ValueError: if the graph does not fit the model, or layers give no weights or are not over the same nodes.
-    """
+    """The attention of a model of transformers over a graph, None for its own masks."""
     import mpnn.hf
 
     layers = model.config.get_text_config().num_hidden_layers

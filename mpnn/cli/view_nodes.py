@@ -32,10 +32,6 @@ def of_run(folder: str, node: int | None, graphs: Sequence[str] | None) -> Page:
         folder: where `mpnn train` saved it.
         node: the node that is chosen when the page opens. None: one with about eight in-neighbors.
         graphs: expressions as for `mpnn train --graph`; "" stands for the graph of the training. None: this one.
-
-    Raises:
-        ValueError, OSError: if the folder holds no such run, its model has no attention, there is no such node, or a
-            graph does not fit it.
     """
     run, model = saved_run.load(Path(folder))
     assert isinstance(run, NodeRun)

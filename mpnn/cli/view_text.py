@@ -29,9 +29,6 @@ def of_transformers(name: str, model: Any, text: str, graphs: Sequence[str] | No
     Args:
         name: the folder or name of the model.
         graphs: expressions; "" stands for the model's own masks. None: these, and a window.
-
-    Raises:
-        ValueError: if the model has no tokenizer or cannot take the text, or a graph does not fit it.
     """
     import transformers
 
@@ -58,12 +55,7 @@ def of_transformers(name: str, model: Any, text: str, graphs: Sequence[str] | No
 
 def of_run(name: str, text: str, graphs: Sequence[str] | None) -> Page:
     """The page of a model of characters that `mpnn train` saved in the folder `name`, as `of_transformers`. "" stands
-    for the graph that it was trained on.
-
-    Raises:
-        ValueError, OSError: if the folder has no such model, it does not know a character of the text, or a graph does
-            not fit it.
-    """
+    for the graph that it was trained on."""
     from mpnn.data import Characters
     from mpnn.models import GPT
 

@@ -51,7 +51,7 @@ class NodeClassification(PointClassification):
         masks = [mask.bool() if mask.dim() == 1 else mask[:, split].bool() for mask in (train, val, test)]
         if y.is_floating_point() or y.dim() > 2 or (y.dim() == 2 and y.shape[1] > 1):
             raise ValueError(f"y must hold one class for each node, int64 [N]; got {y.dtype} {list(y.shape)}")
-        return cls(x.float(), y.view(-1).long(), *masks, edge_index)
+        return cls(x.float(), y.view(-1).long(), *masks, edge_index=edge_index)
 
     @property
     def num_nodes(self) -> int:

@@ -158,7 +158,7 @@ def fit(
         history.seconds.append(perf_counter() - start)
         last = training.steps == settings.steps
         if validate is not None and (last or training.steps % settings.validate_every == 0):
-            training.record({name: _finite(name, v, step + 1, rate) for name, v in validate().items()})
+            training.record({k: _require_finite(f"validation {k}", v, step + 1, rate) for k, v in validate().items()})
         training.end_step(progress)
     if settings.keep == "best" and training.best is not None:
         model.load_state_dict(training.best)
@@ -305,10 +305,6 @@ class _Training:
 
 def _is_best(name: str, values: list[float]) -> bool:
     return values[-1] == (min(values) if name.endswith("loss") else max(values))
-
-
-def _finite(name: str, value: float, step: int, rate: float) -> float:
-    return _require_finite(f"validation {name}", value, step, rate)
 
 
 def _require_finite(name: str, loss: float, step: int, rate: float) -> float:

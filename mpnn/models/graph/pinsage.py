@@ -44,7 +44,7 @@ class PinSage(Stack):
         """Returns embeddings [N, out_dim] of items x [N, in_dim]. `graph.edge_attr` holds the visit counts [E]."""
         return self.head(super().forward(x, graph))
 
-    def loss(
+    def loss(  # type: ignore[override]
         self, x: Tensor, graph: Graph, query: Tensor, positive: Tensor, negative: Tensor, margin: float = 0.1
     ) -> Tensor:
         """Max-margin loss: the mean of `max(0, z_q . z_n - z_q . z_p + margin)` (eq. 1).

@@ -24,15 +24,9 @@ from mpnn.models.vision.vit import PatchLayers, ViT, ViTConfig
 class MAEConfig(ViTConfig):
     """Configuration of an MAE. The defaults are those of MAE-Base, whose encoder is ViT-Base/16.
 
-    Attributes:
-        decoder_dim: width of the decoder.
-        decoder_layers: number of decoder layers.
-        decoder_heads: number of attention heads of the decoder.
-        decoder_hidden: width of the decoder's feed-forward networks.
-        mask_ratio: fraction of the patches that are masked.
-        normalize: whether the target pixels are normalized within each patch.
-
-    The other attributes are those of `ViTConfig`.
+    decoder_dim, decoder_layers, decoder_heads, decoder_hidden: sizes of the decoder. mask_ratio: fraction of the
+    patches that are masked. normalize: whether the target pixels are normalized within each patch. The others are those
+    of `ViTConfig`.
     """
 
     sinusoidal: bool = True
@@ -60,9 +54,8 @@ class MAEConfig(ViTConfig):
 class MAEOutput:
     """Output of an MAE.
 
-    Attributes:
-        pixels: reconstructed pixels [B, N, pixels of a patch * C], in the order of `images.patchify`.
-        seen: bool [B, N], the patches that were visible to the encoder.
+    pixels: reconstructed pixels [B, N, pixels of a patch * C], in the order of `images.patchify`. seen: bool [B, N],
+    the patches that were visible to the encoder.
     """
 
     pixels: Tensor

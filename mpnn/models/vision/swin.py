@@ -35,22 +35,12 @@ from mpnn.update import FeedForward, PreNorm
 class SwinConfig:
     """Configuration of a Swin. The defaults are those of Swin-T.
 
-    Attributes:
-        image: size of the images in pixels, one integer or two (height and width).
-        patch: size of the patches in pixels, one integer or two (height and width).
-        channels: number of image channels.
-        dim: width of the first stage. It doubles with each stage.
-        depths: number of layers of each stage.
-        heads: number of attention heads of each stage.
-        window: side of a window in patches.
-        ratio: width of the feed-forward networks relative to the width of their stage.
-        positions: whether learned position embeddings are added to the patches.
-        activation: a name in `blocks.ACTIVATIONS`.
-        eps: epsilon of the layers' LayerNorm.
-        dropout: dropout probability of the embeddings and the residual branches.
-        attention_dropout: dropout probability of the attention weights.
-        drop_path: drop probability of the last layer's residual branches, see `DropPath`. It increases linearly from 0
-            at the first layer.
+    image, patch, channels, activation, dropout, attention_dropout: as in `ViTConfig`. dim: width of the first stage; it
+    doubles with each stage. depths, heads: numbers of layers and of attention heads of each stage. window: side of a
+    window in patches. ratio: width of the feed-forward networks relative to the width of their stage. positions:
+    whether learned position embeddings are added to the patches. eps: added to variances by the layers' LayerNorm.
+    drop_path: drop probability of the last layer's residual branches, see `DropPath`; it increases linearly from 0 at
+    the first layer.
     """
 
     image: int | list[int] = 224

@@ -37,19 +37,11 @@ from mpnn.update import PreNorm
 class ViTConfig:
     """Configuration of a ViT. The defaults are those of ViT-Base/16.
 
-    Attributes:
-        image: size of the images in pixels, one integer or two (height and width).
-        patch: size of the patches in pixels, one integer or two (height and width).
-        channels: number of image channels.
-        dim: width of the model.
-        layers: number of layers.
-        heads: number of attention heads.
-        hidden: width of the feed-forward networks.
-        sinusoidal: whether positions are fixed sinusoids instead of learned embeddings.
-        activation: a name in `blocks.ACTIVATIONS`.
-        eps: epsilon of LayerNorm.
-        dropout: dropout probability of the embeddings and the residual branches.
-        attention_dropout: dropout probability of the attention weights.
+    image, patch: sizes of the images and of the patches in pixels, one integer or two (height and width). channels:
+    number of image channels. dim, hidden: widths of the model and of its feed-forward networks. sinusoidal: whether
+    positions are fixed sinusoids instead of learned embeddings. activation: a name in `blocks.ACTIVATIONS`. eps: added
+    to variances by LayerNorm. dropout: of the embeddings and the residual branches. attention_dropout: of the attention
+    weights.
     """
 
     image: int | list[int] = 224
