@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mpnn import Graph, Topology
-from mpnn.engine.plan import Candidate, Plan, plan
+from mpnn.engine.plan import Plan, plan
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -57,9 +57,8 @@ def _plan(graph: Graph) -> Plan:
 
 
 def _candidates(chosen: Plan) -> list[dict[str, Any]]:
-    return [_candidate(one) for one in chosen.candidates]
-
-
-def _candidate(one: Candidate) -> dict[str, Any]:
-    seconds, size = (x if math.isfinite(x) else None for x in (one.seconds, one.bytes))
-    return {"name": one.name, "seconds": seconds, "bytes": size, "reason": one.reason}
+    found = []
+    for one in chosen.candidates:
+        seconds, size = (x if math.isfinite(x) else None for x in (one.seconds, one.bytes))
+        found.append({"name": one.name, "seconds": seconds, "bytes": size, "reason": one.reason})
+    return found

@@ -9,26 +9,12 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _ON_SCREEN = 30  # a token that is on screen also in a long text
-
-
-class Subject(Protocol):
-    """What attends. `size` is the number of nodes, `start` the node that is chosen when the page opens."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def start(self) -> int: ...
-
-    def data(self) -> dict[str, Any]:
-        """What `viewer/src/data.ts` calls Subject."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -108,6 +94,11 @@ class Nodes:
             "predicted": list(self.predicted),
             "sprite": None if self.pictures is None else _sprite(self.pictures),
         }
+
+
+Subject = Tokens | Patches | Nodes
+"""What attends. `size` is the number of nodes, `start` the node that is chosen when the page opens, and `data()` what
+`viewer/src/data.ts` calls Subject."""
 
 
 def _sprite(pictures: NDArray[np.uint8]) -> dict[str, Any]:

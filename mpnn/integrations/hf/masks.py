@@ -7,6 +7,7 @@ A model of transformers asks for a mask (`mask`) and gives it to its attention l
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -39,21 +40,17 @@ class Instead(NamedTuple):
     row: int | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Mask:
     """A mask of transformers that becomes a graph when an attention layer asks for it."""
 
-    def __init__(
-        self,
-        batch: int,
-        sizes: Sizes,
-        function: Callable[..., Any] | Band = compat.bidirectional_mask_function,
-        padding: Tensor | None = None,
-        use_vmap: bool = False,
-        device: torch.device | None = None,
-    ) -> None:
-        self.batch, self.sizes, self.function, self.padding = batch, sizes, function, padding
-        self.use_vmap, self.device = use_vmap, device
-        self._graphs: dict[Any, tuple[Graph, bool]] = {}
+    batch: int
+    sizes: Sizes
+    function: Callable[..., Any] | Band = compat.bidirectional_mask_function
+    padding: Tensor | None = None
+    use_vmap: bool = False
+    device: torch.device | None = None
+    _graphs: dict[Any, tuple[Graph, bool]] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:

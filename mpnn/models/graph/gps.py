@@ -139,16 +139,10 @@ class GPS(Model):
         among = COMPLETE if sizes is None else graphs.documents(list(sizes))
         for layer in self.layers:
             h = layer(h, graph, among)
-        return self.head(h if sizes is None else ops.aggregate(_pooling(sizes, x.device), h, "mean"))
+        if sizes is not None:
+            h = ops.aggregate(graphs.batch([COMPLETE.bind(1, size) for size in sizes]).to(x.device), h, "mean")
+        return self.head(h)
 
     def loss(self, x: Tensor, graph: Graph, target: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         """Mean cross-entropy in nats; target int64 [N], or [G] with `sizes`; -100 is ignored."""
         return F.cross_entropy(self(x, graph, sizes), target)
-
-
-def _pooling(sizes: Sequence[int], device: torch.device) -> Graph:
-    """A graph in which destination g receives from the nodes of graph g of a batch."""
-    counts = torch.tensor(list(sizes), device=device)
-    graph_ids = torch.repeat_interleave(torch.arange(len(counts), device=device), counts)
-    nodes = torch.arange(len(graph_ids), device=device)
-    return graphs.from_edges(torch.stack([nodes, graph_ids]), num_src=len(graph_ids), num_dst=len(counts))
