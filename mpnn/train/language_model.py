@@ -40,16 +40,14 @@ def fit_language_model(
         batch: crops per step. lr: the maximum learning rate.
         validate_every: steps between validations; the last step is always validated.
         precision: "bf16" or "fp16" for mixed precision, see `mpnn.train.loop.Settings`.
-        checkpoint: if its file exists, training continues from it. It is written regularly during training.
+        checkpoint: as for `mpnn.train.loop.fit`.
 
     Returns:
         The history, with losses in nats per token.
 
     Raises:
-        TrainingDiverged: if the loss of a step, or of the validation after it, is NaN or infinite.
         ValueError: if steps, batch or validate_every is below 1, or `val` is too short.
-        CheckpointError: if the checkpoint is damaged or belongs to another training run.
-        OSError: if the checkpoint cannot be written. The previous one then remains.
+        TrainingDiverged, CheckpointError, OSError: as `mpnn.train.loop.fit`.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1; got {batch}")

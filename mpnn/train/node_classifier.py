@@ -37,13 +37,11 @@ def fit_node_classifier(
         optimizer: for the model's parameters, such as `model.optimizer()` of the models in `mpnn.models`, which follows
             their papers.
         precision: "bf16" or "fp16" for mixed precision, see `mpnn.train.loop.Settings`.
-        checkpoint: if its file exists, training continues from it. It is written regularly during training.
+        checkpoint: as for `mpnn.train.loop.fit`.
 
     Raises:
-        TrainingDiverged: if the loss of a step, or of the validation after it, is NaN or infinite.
         ValueError: if epochs or patience is below 1, or `train_mask` selects no node.
-        CheckpointError: if the checkpoint is damaged or belongs to another training run.
-        OSError: if the checkpoint cannot be written. The previous one then remains.
+        TrainingDiverged, CheckpointError, OSError: as `mpnn.train.loop.fit`.
     """
     if not data.train_mask.any():
         raise ValueError("train_mask selects no node, so there is nothing to train on")

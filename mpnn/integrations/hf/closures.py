@@ -84,7 +84,7 @@ class Rule(NamedTuple):
                 "was passed), which a topology cannot replace; call mpnn.hf.use(model) without graph"
             )
         if self.positions:
-            return packed(self.positions, placed(topology, causal=causal and self.is_causal), True)
+            return packed(self.positions, placed(topology, 0, 0, causal and self.is_causal), True)
         return placed(topology, first, first_key, causal and self.is_causal)
 
 

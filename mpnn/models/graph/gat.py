@@ -22,8 +22,7 @@ class GAT(Stack):
     In the paper each node also attends to itself: pass `graph.with_self_loops()`.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width of each head of the first layer.
         heads: number of heads of the first layer.
         out_heads: number of heads of the last layer.

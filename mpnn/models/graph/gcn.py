@@ -23,8 +23,7 @@ class GCN(Stack):
     In the paper each node has a self-loop: pass `graph.with_self_loops()`.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width between the two layers.
         dropout: dropout probability of the features that enter each layer.
         graph: topology or graph of every layer; None if each call passes one.

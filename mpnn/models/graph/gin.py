@@ -23,8 +23,7 @@ class GIN(Stack):
     nodes otherwise. The graph needs no self-loops: the update adds the node's own features.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width of each layer.
         layers: number of message passing layers (the paper also counts the input, hence its five).
         learn_eps: whether eps is learned (GIN-eps) or fixed to 0 (GIN-0, the paper's best).

@@ -15,8 +15,7 @@ class GNN(Stack):
         h_i <- relu( W [h_i || reduce_j h_j] ),   last layer: without relu
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width between layers.
         layers: number of layers.
         aggregate: "sum", "max" or the name of any other aggregator.

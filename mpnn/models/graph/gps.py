@@ -89,8 +89,7 @@ class GPS(Model):
         h = W x || W_p random_walk(graph),   h <- GPSLayer(h),   logits = mlp(h_i), or mlp(mean_i h_i) for a graph
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         dim: width of the layers, a multiple of `heads`.
         heads: number of attention heads.
         layers: number of layers.

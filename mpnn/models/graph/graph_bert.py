@@ -84,8 +84,7 @@ class GraphBert(Model):
     GCN's sum (A R x) at its target, and the logits have one too, + A R' x. The authors' program has this one for Cora.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         dim: width of the layers, even and a multiple of `heads`.
         heads: number of attention heads.
         layers: number of layers.

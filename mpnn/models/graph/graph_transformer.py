@@ -25,8 +25,7 @@ class GraphTransformer(Stack):
     `EdgeScaled`.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width of each head.
         heads: number of attention heads.
         layers: number of layers.

@@ -26,8 +26,7 @@ class MAGNA(Stack):
     In the paper each node also attends to itself: pass `graph.with_self_loops()`.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         dim: width of the layers, a multiple of `heads`.
         heads: number of attention heads.
         layers: number of layers.

@@ -25,8 +25,7 @@ class MoNet(Stack):
     pseudo-coordinates.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width between the two layers.
         kernels: number of Gaussians.
         coordinates: width of the edges' coordinates; None to use degrees.

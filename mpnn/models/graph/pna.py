@@ -24,8 +24,7 @@ class PNA(Model):
     own maps.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         dim: width of the layers, a multiple of `towers`.
         layers: number of layers.
         towers: number of parts of h.

@@ -20,8 +20,7 @@ class RGCN(Stack):
         h_i <- relu( W_0 h_i + sum_r W_r mean_{j in N_r(i)} h_j ),   last layer: without relu
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         relations: number of edge types.
         hidden: width between layers.
         layers: number of layers.

@@ -19,8 +19,7 @@ class GraphSAGE(Stack):
     The graph needs no self-loops: the node's own features are concatenated with the mean.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width of each layer.
         layers: number of layers.
         aggregate: "mean" or "max". "max" is over the features themselves; the paper's pooling maps them first.
