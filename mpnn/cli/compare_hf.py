@@ -1,7 +1,5 @@
 """`mpnn compare --hf`: the perplexity of a published language model under each graph, without training."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Functions that all commands share: output and error handling."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence

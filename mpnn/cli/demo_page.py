@@ -1,7 +1,5 @@
 """The page that `mpnn demo` writes: the viewer's panes, charts, and the sentences around them."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mpnn eval`: measures a model that `mpnn train` saved, on the data that it was not trained on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`mpnn explain`: the execution plan of dot-product attention over a topology, without running it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Annotated, Literal

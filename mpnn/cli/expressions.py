@@ -1,7 +1,5 @@
 """Graphs from what the user writes on the command line; apart from `console`, as it needs torch."""
 
-from __future__ import annotations
-
 import re
 
 from mpnn import Graph

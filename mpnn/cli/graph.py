@@ -1,7 +1,5 @@
 """`mpnn graph`: statistics and a drawing of a topology at a given size."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter

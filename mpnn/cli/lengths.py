@@ -1,7 +1,5 @@
 """How the time of a training step grows with the length of the text, over several graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 

@@ -1,7 +1,5 @@
 """Measurements of a model besides its loss, and the description of the machine."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Callable, Iterator

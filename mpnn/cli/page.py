@@ -1,7 +1,5 @@
 """The page of the demo: one HTML file with embedded pictures, for light and dark mode."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

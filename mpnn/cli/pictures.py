@@ -1,7 +1,5 @@
 """The pictures of `mpnn demo` and `mpnn train`, one file each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ cannot: information travels `layers * radius` places. With landmarks, which ever
 suffice: the landmark at place 8 reads the letter, and all others read the landmark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A finished run of `mpnn train`, loaded from its folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

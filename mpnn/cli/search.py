@@ -1,7 +1,5 @@
 """The numbers of a graph, such as the radius of a window, found by Optuna for `mpnn compare --search`."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`mpnn train`: trains a model on a task over a graph that the user chooses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import asdict

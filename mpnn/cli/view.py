@@ -1,7 +1,5 @@
 """`mpnn view`: a page for the browser that shows a graph, and what tokens, patches or nodes attend to over it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The attention that `mpnn view` shows over an image: of vision models of transformers, and of mpnn's ViT."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the pages of models share: loading a model of transformers, and recording its attention over each graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The attention that `mpnn view` shows over the nodes of a graph: of runs of `mpnn train` on nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The attention that `mpnn view` shows over a text: of models of transformers, and of runs of `mpnn train`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the datasets read from objects of PyTorch Geometric, which need not be installed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

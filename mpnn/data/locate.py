@@ -5,8 +5,6 @@ downloads into the cache. If this fails, the error explains how to get the files
 SHA-256 and renamed atomically: the cache never contains a partial file.
 """
 
-from __future__ import annotations
-
 import os
 import urllib.request
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A pickle is a program, and unpickling runs it. So only bytes with a known digest
 that refuses every name but the six that arrays, sparse matrices and dictionaries of lists need.
 """
 
-from __future__ import annotations
-
 import pickle
 from io import BytesIO
 from pathlib import Path

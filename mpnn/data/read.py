@@ -1,7 +1,5 @@
 """Reads files of data sets, whose digests are known: a damaged or other file is refused before anything parses it."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 from pathlib import Path
 

@@ -4,8 +4,6 @@ This file contains only data; `locate.py` has the code that downloads them. Addr
 and checksums are those of the files at this commit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

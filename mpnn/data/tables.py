@@ -1,7 +1,5 @@
 """Graphs of one's own for node classification, from tables in files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Text datasets: plays, the Python manual, translated captions; and a character vocabulary."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterable
 

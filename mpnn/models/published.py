@@ -4,8 +4,6 @@ A definition has one table of names: pairs (old, new), replaced in this order in
 order go through a function of (our name, weight) that returns our weights by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Checkpoints: everything needed to continue a training run, in one file that is never half-written."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from io import BytesIO

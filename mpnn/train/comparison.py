@@ -6,8 +6,6 @@ on, and the worse half of the graphs drops out, until two are left (successive h
 learning rate does not decay, so every point of a curve is a fair end of training.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Language models: the next token of random crops of a text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

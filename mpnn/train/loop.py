@@ -5,8 +5,6 @@ what an experiment needs besides: a checkpoint from which a killed run ends with
 best weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Node classification on one graph: all training nodes in each step."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

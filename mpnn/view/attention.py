@@ -4,8 +4,6 @@ All weights of a head would be N x N numbers. A page keeps the strongest sources
 budget of bytes, and a thumbnail of the whole matrix for each head.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The plan of dot-product attention over a topology, at its size and at others, as the viewer stores it."""
 
-from __future__ import annotations
-
 import math
 from time import perf_counter
 from typing import Any

@@ -3,8 +3,6 @@
 `viewer/src/data.ts` has the same three, and `viewer/src/panes/subject.ts` the drawing of each.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The page of a topology: its graph, reach and plan."""
 
-from __future__ import annotations
-
 from mpnn import Topology
 from mpnn.graphs import parse
 from mpnn.view import plans

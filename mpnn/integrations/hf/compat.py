@@ -1,7 +1,5 @@
 """What this integration needs of transformers beyond its public interface, checked when it is imported."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 from typing import Any

@@ -5,8 +5,6 @@ with that mask and with queries, keys and values after the cache. The mask becom
 `mpnn.ops.attend` runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -4,8 +4,6 @@ Each class inherits from a layer of transformers and overrides the method that c
 layers of a model these classes, so the model keeps its weights, heads, caches and `save_pretrained`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from math import log

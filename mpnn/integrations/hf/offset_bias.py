@@ -4,8 +4,6 @@
 query only (Raffel et al. 2020, section 2.1). The layers pass what it returns to the attention function unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ While a program is traced, the numbers in a padding mask are unknown, so there i
 `torch.ops.mpnn.run`. A process that loads an exported program imports `mpnn.hf`, which registers the operator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

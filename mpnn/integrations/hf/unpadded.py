@@ -5,8 +5,6 @@ encoder treat each token by itself. The forward pass of the bare model is replac
 sentence-transformers see the shapes that they expect.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable

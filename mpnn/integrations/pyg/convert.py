@@ -1,7 +1,5 @@
 """`from_pyg`: a copy of a convolution of PyTorch Geometric, run by `use` and called like a `MessagePassing`."""
 
-from __future__ import annotations
-
 import copy
 from inspect import signature
 from typing import Any

@@ -12,8 +12,6 @@ that it does not compute go to the base class:
 To add a convolution: write its subclass, list it in `CONVOLUTIONS`, and its options in `OPTIONS`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from inspect import signature

@@ -7,8 +7,6 @@ not count, such as those through `tensor.data` or numpy, are not seen. Nothing t
 they may be parameters, and fused optimizers change those without counting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

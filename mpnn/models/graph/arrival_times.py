@@ -1,7 +1,5 @@
 """Travel time prediction: message passing between road segments, and between segments and routes."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 

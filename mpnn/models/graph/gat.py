@@ -1,7 +1,5 @@
 """GAT: additive attention over the in-neighbors of each node."""
 
-from __future__ import annotations
-
 from torch.nn import functional as F
 from torch.optim import Adam
 

@@ -1,7 +1,5 @@
 """GCN: a sum over in-neighbors, weighted by degrees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """GGNN: each node is a GRU cell whose input is the sum of its messages."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -1,7 +1,5 @@
 """GIN: sums over in-neighbors and MLPs, as expressive as the Weisfeiler-Lehman test."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.optim import Adam
 

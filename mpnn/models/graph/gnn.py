@@ -1,7 +1,5 @@
 """A plain graph network: a sum or maximum over in-neighbors, then a linear layer."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mpnn import Graph, MessagePassing, Topology

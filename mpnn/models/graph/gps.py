@@ -1,7 +1,5 @@
 """GraphGPS: message passing over edges, in parallel with attention over all nodes of a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Graph network with edge states, which are updated from both endpoints of the edge."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, validation

@@ -1,7 +1,5 @@
 """Graph Transformer: dot-product attention over in-neighbors, with edge features in the keys and values."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Graphormer: attention over all pairs of atoms of a molecule, with distances and bonds as biases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Link prediction: an encoder of nodes and a decoder that scores pairs of them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

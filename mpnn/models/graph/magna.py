@@ -1,7 +1,5 @@
 """MAGNA: attention diffused over several hops, so one layer reaches distant nodes at a cost linear in the edges."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """MoNet: messages weighted by Gaussians of the edges' pseudo-coordinates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """MPNN with an edge network: a matrix computed from the features of an edge transforms its message."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, Topology

@@ -1,7 +1,5 @@
 """PinSage: messages between items, weighted by how often short random walks on a bipartite graph connect them."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 

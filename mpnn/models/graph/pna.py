@@ -1,7 +1,5 @@
 """PNA: several aggregators in parallel, each scaled by functions of the in-degree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The relational graph view of an MLP: message passing between groups of neurons, with one linear map per edge."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """R-GCN: messages transformed by a linear map for each edge type."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

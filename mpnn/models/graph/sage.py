@@ -1,7 +1,5 @@
 """GraphSAGE: each node's features concatenated with an aggregate over its in-neighbors."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam

@@ -1,7 +1,5 @@
 """The authors' weights of the attention model for the travelling salesman problem, in the names of `TSP`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """VAIN: agents attend to similar agents, with one encoding per agent instead of one per pair."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

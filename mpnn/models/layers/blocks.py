@@ -1,7 +1,5 @@
 """Parts shared by transformer models: embeddings, updates from a configuration, activations by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """The base class of decoder-only language models: embeddings, layers over causal graphs, and next-token logits."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Images are [B, C, H, W], as for `nn.Conv2d`. Nodes are [B, N, d], as for the ope
 `mpnn.graphs.image`.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Cross-entropy losses of models that predict tokens, words or classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

@@ -4,8 +4,6 @@ The edge type of an edge is the head that uses it, so that all heads are describ
 become nodes: node i of head h is node h * N + i of a larger graph without edges between heads.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

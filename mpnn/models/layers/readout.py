@@ -1,7 +1,5 @@
 """Gated readout of nodes or of whole graphs."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Relative positions of Transformer-XL, and those of XLNet, which adds segments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

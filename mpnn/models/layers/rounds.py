@@ -1,7 +1,5 @@
 """Runs layers one after the other and collects their attention weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The base class of graph networks: a sequence of rounds of message passing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

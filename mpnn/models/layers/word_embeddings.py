@@ -1,7 +1,5 @@
 """Input embeddings of an encoder-decoder model."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from mpnn.dropout import Dropout

@@ -4,8 +4,6 @@ topology   bigbird(block, window, random, globals, seed)     or any other; each 
 Attention, aggregate and update are those of BERT.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mpnn import Topology

@@ -6,8 +6,6 @@ aggregate  "sum"
 update     DeepNorm(dim, FeedForward(dim), alpha=alpha)    z = norm(alpha x + m),  y = norm'(alpha z + ffn(z))
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

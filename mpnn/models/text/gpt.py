@@ -7,8 +7,6 @@ update     GPT-2: PreNorm(dim, FeedForward(dim))         h = norm(x),  z = x + m
            GPT: PostNorm(dim, FeedForward(dim))          h = x,  z = norm(x + m),  y = norm'(z + ffn(z))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ The encoder may be any model with the configuration and the outputs of `Bert`: `
 `SentenceClassifier(Bert(config, window(64)), classes=2)`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

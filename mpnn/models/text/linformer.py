@@ -1,7 +1,5 @@
 """Linformer: attention in linear time. Each token attends to a few landmarks, learned mixtures of all tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

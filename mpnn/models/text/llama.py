@@ -7,8 +7,6 @@ update     PreNorm(dim, GatedFeedForward, norm=RMSNorm)         h = norm(x),  z 
            ffn(x) = W_out ( silu(W_gate x) * W_in x )
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

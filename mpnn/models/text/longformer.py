@@ -10,8 +10,6 @@ update     PostNorm(dim, FeedForward(dim))         as BERT
 Everything else is BERT's, or RoBERTa's with `BertConfig(after_pad=True)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ aggregate  "sum"                                                  m_i = W_O || _
 update     Reversible(dim, FeedForward(dim))                      y1 = x1 + m,  y2 = x2 + ffn(norm'(y1))        (eq. 9)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm, prod

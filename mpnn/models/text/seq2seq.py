@@ -5,8 +5,6 @@ decoder    recurrent network whose state s attends to the annotations before eac
            MessagePassing(complete(), "sum", None, AdditiveV2(dim, dim, activation=F.tanh, ...))(s, source=h)
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from typing import Any

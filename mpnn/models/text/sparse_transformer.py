@@ -6,8 +6,6 @@ attention  PerHead(dim, heads)                         all heads share a pattern
 Aggregate, update and the rest of the model are those of GPT-2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce

@@ -7,8 +7,6 @@ update     PostNorm(dim, FeedForward(dim))      z    = norm(x + m),  y = norm'(z
            PostNorm(dim) within the target      y    = norm(x + m)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ aggregate  "sum"                                   m_i = W_O || _h sum_j w_ij W_
 update     PostNorm(dim, FeedForward(dim))         z   = norm(x + m),  y = norm'(z + ffn(z))
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ aggregate  "sum"                                   m_i = sum_j W_type(ij) x_j
 update     none                                    y_i = m_i + b
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -5,8 +5,6 @@ decoder    layers over all patches                   a masked patch is a learned
 loss       mean squared error on masked patches      of pixels, or of pixels normalized within each patch
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -8,8 +8,6 @@ update     PreNorm(dim, FeedForward(dim))          z = x + m,  y = z + ffn(norm(
 merging    pooling(h, w, 2), Typed: one linear map for each position in a cell of 2 x 2, after a norm over the four
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ these are sources of the attention: their keys and values are the maps' biases. 
 is a single window without shift.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -6,8 +6,6 @@ aggregate  "sum"                                   m_i  = W_O || _h sum_j w_ij W
 update     PreNorm(dim, FeedForward(dim))          z    = x + m,  y = z + ffn(norm'(z))             (eq. 2, 3)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
