@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from mpnn.cli import saved_run
 from mpnn.cli.console import console, exit_on_invalid_input
+from mpnn.cli.train import saved_run
 
 
 def eval(
@@ -20,5 +20,5 @@ def eval(
       mpnn eval runs/train
     """
     with exit_on_invalid_input():
-        run, model = saved_run.load(folder)
+        run, model = saved_run(folder)
         console.print(run.evaluate(model), soft_wrap=True)

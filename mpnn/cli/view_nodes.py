@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn import Graph, MessagePassing
-from mpnn.cli import saved_run
 from mpnn.cli.measure import attention_weights
 from mpnn.cli.tasks import NodeRun, Nodes
+from mpnn.cli.train import saved_run
 from mpnn.cli.view_models import record_each
 from mpnn.view import Page, subject as subjects
 from mpnn.view.attention import Recording, attention
@@ -31,7 +31,7 @@ def of_run(folder: str, node: int | None, graphs: Sequence[str] | None) -> Page:
         node: the node that is chosen when the page opens. None: one with about eight in-neighbors.
         graphs: expressions as for `mpnn train --graph`; "" stands for the graph of the training. None: this one.
     """
-    run, model = saved_run.load(Path(folder))
+    run, model = saved_run(Path(folder))
     assert isinstance(run, NodeRun)
     if any(layer.attention is None for layer in model.modules() if isinstance(layer, MessagePassing)):
         raise ValueError(f"the model in {folder} has no attention; train one with --attention additive, dot or degree")

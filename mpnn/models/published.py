@@ -163,7 +163,6 @@ _VIT_LAYER: Pairs = (
 )
 _VIT: Pairs = (
     ("embeddings.cls_token", "class_token"),
-    ("embeddings.mask_token", "mask_token"),
     ("embeddings.position_embeddings", "positions.weight"),
     ("embeddings.patch_embeddings.projection.", "patches.to_dim."),
     ("pooler.dense.", "pooler.0."),

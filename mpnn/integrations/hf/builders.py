@@ -111,11 +111,7 @@ def crossed(i: Ints, num_src: int, topology: Topology, first: int, keys: int, ro
 
 
 def bound(topology: Topology, tokens: int, causal: bool = False) -> Runs:
-    """The runs of a user's topology over so many tokens.
-
-    Raises:
-        ValueError: if its edges depend on the number of tokens, or it has edges from later tokens and must not.
-    """
+    """The runs of a user's topology over so many tokens."""
     runs = topology.bind(tokens).runs
     if not _is_stable(topology, min(1 << max(tokens - 1, 1).bit_length(), _LONGEST)):
         raise ValueError(

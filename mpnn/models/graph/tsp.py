@@ -21,7 +21,6 @@ from mpnn.attention import Attention, DotProduct
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.selection import select_in_order
 from mpnn.graphs import causal, complete, identity
-from mpnn.models.graph.tsp_weights import state_from_published
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
 from mpnn.round import Round
@@ -128,7 +127,7 @@ class TSP(Model):
             layers = sum(name.endswith(".W_query") for name in weights)
             hidden = len(weights["embedder.layers.0.2.module.0.weight"])
             model = cls(dim, heads, layers, hidden)
-            model.load_state_dict(state_from_published(weights, layers))
+            model.load_state_dict(_state_from_published(weights, layers))
         except (KeyError, RuntimeError) as error:
             raise ValueError(f"these are not the weights of an attention model for the TSP: {error}") from None
         return model.eval()
@@ -186,3 +185,40 @@ def tour_length(cities: Tensor, tours: Tensor) -> Tensor:
     """Lengths [B] of closed tours int64 [B, N] through points [B, N, 2]."""
     path = torch.take_along_dim(cities, tours[..., None], 1)
     return (path - path.roll(-1, 1)).norm(dim=-1).sum(-1)
+
+
+def _state_from_published(weights: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """Converts the authors' state dict, whose maps have one [dim, D] slice per head, to that of a `TSP`."""
+    state = {
+        "embed.weight": weights["init_embed.weight"],
+        "embed.bias": weights["init_embed.bias"],
+        "nowhere": weights["W_placeholder"],
+        "glimpse.attention.to_query.weight": torch.cat(
+            [weights["project_fixed_context.weight"], weights["project_step_context.weight"]], 1
+        ),
+        "glimpse.attention.to_out.weight": weights["project_out.weight"],
+    }
+    node_maps = weights["project_node_embeddings.weight"].chunk(3)
+    for name, weight in zip(
+        ("glimpse.attention.to_key", "glimpse.attention.to_value", "to_key"), node_maps, strict=True
+    ):
+        state[f"{name}.weight"] = weight
+    for k in range(layers):
+        source, target = f"embedder.layers.{k}.", f"layers.{k}."
+        for a, b in (("query", "query"), ("key", "key"), ("val", "value")):
+            weight = weights[f"{source}0.module.W_{a}"].transpose(1, 2).flatten(0, 1)
+            state[f"{target}attention.to_{b}.weight"] = weight
+        state[f"{target}attention.to_out.weight"] = weights[f"{source}0.module.W_out"].flatten(0, 1).T
+        for a, b in (
+            ("1.normalizer", "norm"),
+            ("3.normalizer", "ffn_norm"),
+            ("2.module.0", "ffn.0"),
+            ("2.module.2", "ffn.3"),
+        ):
+            prefix = f"{source}{a}."
+            state |= {
+                f"{target}update.{b}.{name.removeprefix(prefix)}": weight
+                for name, weight in weights.items()
+                if name.startswith(prefix)
+            }
+    return state

@@ -14,10 +14,9 @@ from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
 from mpnn.dropout import Dropout
 from mpnn.graph.sharding import active, node_numbers
-from mpnn.models.layers.blocks import embed, lookup
+from mpnn.models.layers.blocks import embed, lookup, run_layers, topology_per_layer
 from mpnn.models.layers.losses import ignore_document_ends, token_loss
 from mpnn.models.layers.packing import Packing, document_lengths
-from mpnn.models.layers.rounds import run_layers
 from mpnn.models.saving import Model
 
 Bind = Callable[[Topology], Topology | Graph]
@@ -176,3 +175,11 @@ class Decoder(Model):
             else:
                 vectors = vectors + lookup(self.position, positions, "position")
         return self.dropout(vectors)
+
+
+def causal_topologies(graph: Topology | Sequence[Topology], layers: int, context: int) -> Sequence[Topology]:
+    """Returns one topology per layer. Raises ValueError if a node attends to a later one, over `context` nodes."""
+    graphs = topology_per_layer(graph, layers)
+    for topology in set(graphs):
+        check_causal(topology, context)
+    return graphs

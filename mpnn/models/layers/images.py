@@ -114,17 +114,6 @@ class Patches(nn.Module):
         return height // self.patch[0], width // self.patch[1]
 
 
-def mask_patches(patches: Tensor, masked: Tensor, token: Tensor | None) -> Tensor:
-    """Replaces patches [B, N, dim] where `masked` (bool [B, N]) is True by the mask token [dim].
-
-    Raises:
-        ValueError: if `token` is None.
-    """
-    if token is None:
-        raise ValueError("this model has no mask token to replace patches with; create it with mask_token=True")
-    return torch.where(masked[..., None], token, patches)
-
-
 def kernel_as_linear(kernel: Tensor) -> Tensor:
     """Returns the kernel [out, in, height, width] of a convolution as the weight [out, height * width * in] of
     `Patches.to_dim`."""
@@ -135,11 +124,7 @@ def sinusoidal_2d(rows: int, columns: int, dim: int) -> Tensor:
     """Returns sinusoidal positions on a grid, [rows * columns, dim] (He et al. 2022, as in their code).
 
     The first half of the components encodes the column, the second half the row. Each is `sinusoid` with all sines
-    before all cosines.
-
-    Raises:
-        ValueError: if `dim` is not a multiple of 4.
-    """
+    before all cosines."""
     if dim % 4:
         raise ValueError(f"sinusoidal positions on a grid need a width that is a multiple of 4; got {dim}")
     index = torch.arange(rows * columns)
@@ -177,11 +162,7 @@ class GridPositions(nn.Module):
     def forward(self, size: Size, *, stretch: bool = False) -> Tensor:
         """Returns vectors [extra + rows * columns, dim] for a grid of this size.
 
-        stretch: interpolate the vectors if `size` differs from that of the table.
-
-        Raises:
-            ValueError: if `size` differs from that of the table, without `stretch`.
-        """
+        stretch: interpolate the vectors if `size` differs from that of the table."""
         if size == self.size:
             return self.weight
         if not stretch:

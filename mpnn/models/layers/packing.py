@@ -48,9 +48,6 @@ class Packing:
         Args:
             token_mask: bool [B, N].
             separate: sentences have separate graphs even if their lengths are equal.
-
-        Raises:
-            ValueError: if `token_mask` is not bool [B, N], or if the call is traced.
         """
         _check_mask("token_mask", token_mask)
         require_eager("the mask decides the sizes", "Omit it if no sentence is padded")
@@ -65,9 +62,6 @@ class Packing:
             tokens: the tokens; only their shape is used.
             padding_mask: bool [B, N], True at padding; default: no padding.
             lengths: lengths of the documents packed in every row; they sum to N.
-
-        Raises:
-            ValueError: if both `padding_mask` and `lengths` are given.
         """
         if padding_mask is not None:
             if lengths is not None:
@@ -85,11 +79,7 @@ class Packing:
         """Returns the graph of the topology over each sentence separately, with nodes numbered as in packed features.
 
         Distances are counted in tokens: padding inside a sentence does not count. While the call is traced, a topology
-        without padding is returned unchanged and bound when sizes are known.
-
-        Raises:
-            TypeError: if `topology` is not a Topology.
-        """
+        without padding is returned unchanged and bound when sizes are known."""
         if not isinstance(topology, Topology):
             raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
         device = self.token_mask.device
@@ -105,11 +95,7 @@ class Packing:
     def bind_each(self, graphs: Sequence[Graph]) -> Graph:
         """Returns the union of one graph per sentence, each over N or more positions, without the nodes at padding.
 
-        Distances are counted in positions: padding inside a sentence counts. The packing must have `separate=True`.
-
-        Raises:
-            ValueError: if `separate` is False, or if the number of graphs is not that of sentences.
-        """
+        Distances are counted in positions: padding inside a sentence counts. The packing must have `separate=True`."""
         if not self.separate or len(graphs) != len(self.lengths):
             raise ValueError(
                 f"expected separate=True and {len(self.lengths)} graphs, one per sentence; "
@@ -193,11 +179,7 @@ def weight_matrices(weights: Tensor, graph: Topology | Graph, target: Packing, s
 
 
 def token_mask(tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-    """Returns the inverse of a padding mask: bool [B, N], True at tokens [B, N, ...]. Without one, all are True.
-
-    Raises:
-        ValueError: if `padding_mask` is not bool [B, N].
-    """
+    """Returns the inverse of a padding mask: bool [B, N], True at tokens [B, N, ...]. Without one, all are True."""
     if padding_mask is not None:
         _check_mask("padding_mask", padding_mask)
         return ~padding_mask
@@ -211,11 +193,7 @@ def _check_mask(name: str, mask: Tensor) -> None:
 
 
 def document_lengths(lengths: Sequence[int], total: int) -> tuple[int, ...]:
-    """Returns document lengths as integers.
-
-    Raises:
-        ValueError: if a length is less than 1, or if they do not sum to `total`.
-    """
+    """Returns document lengths as integers."""
     checked = tuple(operator.index(n) for n in lengths)
     if any(n < 1 for n in checked) or sum(checked) != total:
         raise ValueError(

@@ -18,9 +18,8 @@ from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.graph.sharding import active, node_numbers
 from mpnn.graphs import complete
-from mpnn.models.layers.blocks import Embeddings, init_bert_weights, topology_per_layer, transformer_update
+from mpnn.models.layers.blocks import Embeddings, init_bert_weights, run_layers, topology_per_layer, transformer_update
 from mpnn.models.layers.packing import Packing, token_mask
-from mpnn.models.layers.rounds import run_layers
 from mpnn.models.saving import Model
 from mpnn.update import PostNorm
 

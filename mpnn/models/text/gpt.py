@@ -15,11 +15,10 @@ from torch import nn
 
 from mpnn import MessagePassing, Topology
 from mpnn.attention import AdditiveV2, Attention, DotProduct, Kernel
-from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
 from mpnn.graphs import causal
-from mpnn.models.layers.blocks import topology_per_layer, transformer_update
-from mpnn.models.layers.decoder import Decoder
+from mpnn.models.layers.blocks import transformer_update
+from mpnn.models.layers.decoder import Decoder, causal_topologies
 from mpnn.update import PostNorm, PreNorm, Update
 
 CAUSAL = causal()
@@ -64,9 +63,7 @@ class CausalTransformer(Decoder):
 
     def __init__(self, config: GPTConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
         super().__init__()
-        graphs = topology_per_layer(graph, config.layers)
-        for topology in set(graphs):
-            check_causal(topology, config.context)
+        graphs = causal_topologies(graph, config.layers, config.context)
         dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
         self.context = config.context
         self.token = nn.Embedding(config.vocabulary, dim)

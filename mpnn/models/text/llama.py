@@ -15,11 +15,10 @@ from torch import nn
 
 from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
-from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
 from mpnn.graphs import causal
-from mpnn.models.layers.blocks import ACTIVATIONS, topology_per_layer
-from mpnn.models.layers.decoder import Decoder
+from mpnn.models.layers.blocks import ACTIVATIONS
+from mpnn.models.layers.decoder import Decoder, causal_topologies
 from mpnn.position import Llama3Rotary, Rotary
 from mpnn.update import GatedFeedForward, PreNorm
 
@@ -80,9 +79,7 @@ class Llama(Decoder):
 
     def __init__(self, config: LlamaConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
         super().__init__()
-        graphs = topology_per_layer(graph, config.layers)
-        for topology in set(graphs):
-            check_causal(topology, config.context)
+        graphs = causal_topologies(graph, config.layers, config.context)
         dim, norm = config.dim, partial(nn.RMSNorm, eps=config.eps)
         self.context = config.context
         self.token = nn.Embedding(config.vocabulary, dim)

@@ -23,11 +23,10 @@ from mpnn.decoding.beams import beam_search
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, eval_mode, generate
 from mpnn.graphs import causal, complete
-from mpnn.models.layers.blocks import ACTIVATIONS
+from mpnn.models.layers.blocks import ACTIVATIONS, run_layers
 from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
 from mpnn.models.layers.losses import next_word_loss
 from mpnn.models.layers.packing import Packing
-from mpnn.models.layers.rounds import run_layers
 from mpnn.models.layers.word_embeddings import WordEmbeddings, token_table
 from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm, PreNorm
@@ -195,10 +194,8 @@ class Transformer(Model):
         Args:
             target: int64 [B, M], or vectors [B, M, dim] that replace the token embeddings.
             memory: the output of `encode`.
-            padding_mask: bool [B, M], True at padding; default: no padding.
-            lengths: lengths of the sentences packed in every row.
+            padding_mask, lengths, return_weights: as for `encode`.
             cache: keys and values of the preceding target words. `target` then holds the words that follow them.
-            return_weights: also return the attention weights of every layer.
 
         Raises:
             ValueError: if `cache` is combined with padding, `lengths` or `return_weights`.

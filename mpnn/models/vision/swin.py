@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,7 +21,7 @@ from mpnn.dropout import Dropout
 from mpnn.engine import build_once
 from mpnn.graphs import pooling
 from mpnn.models.layers.blocks import ACTIVATIONS
-from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, mask_patches, pair
+from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, pair
 from mpnn.models.saving import Model
 from mpnn.models.vision.swin_windows import pad_nodes, weights_by_window, window_topology
 from mpnn.position import Table
@@ -69,15 +68,13 @@ class Swin(Model):
     Args:
         config: the configuration.
         graph: topology that replaces the windows in every layer. It must bind to the grids of all stages.
-        mask_token: whether the model has a mask token, for masked image modeling.
     """
 
-    def __init__(self, config: SwinConfig, graph: Topology | None = None, *, mask_token: bool = False) -> None:
+    def __init__(self, config: SwinConfig, graph: Topology | None = None) -> None:
         super().__init__()
         self.config, self.width = config, config.dim * 2 ** (len(config.depths) - 1)
         self.patches = Patches(config.channels, config.dim, config.patch)
         self.patch_norm = nn.LayerNorm(config.dim)
-        self.mask_token = nn.Parameter(torch.zeros(config.dim)) if mask_token else None
         self.positions = GridPositions(config.grid, config.dim) if config.positions else None
         self.dropout = Dropout(config.dropout)
         last, layers = len(config.depths) - 1, sum(config.depths)
@@ -88,7 +85,6 @@ class Swin(Model):
     def forward(
         self,
         images: Tensor,
-        masked: Tensor | None = None,
         *,
         stretch: bool = False,
         return_weights: bool = False,
@@ -97,7 +93,6 @@ class Swin(Model):
 
         Args:
             images: [B, channels, H, W], padded with zeros to whole patches.
-            masked: bool [B, N], True at patches to replace by the mask token.
             stretch: whether position embeddings are interpolated to images of another size.
             return_weights: whether to return the attention weights.
 
@@ -107,7 +102,6 @@ class Swin(Model):
         """
         images, size = self.pad_images(images)
         x = self.patch_norm(self.patches(images))
-        x = x if masked is None else mask_patches(x, masked, self.mask_token)
         x = x if self.positions is None else x + self.positions(size, stretch=stretch)
         x = self.dropout(x)
         weights = []

@@ -15,18 +15,16 @@ from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graphs import complete
-from mpnn.models.layers.blocks import ACTIVATIONS, transformer_update
+from mpnn.models.layers.blocks import run_layers, transformer_update
 from mpnn.models.layers.images import (
     GridPositions,
     ImageOutput,
     Patches,
     Size,
-    mask_patches,
     pair,
     with_class_token,
 )
 from mpnn.models.layers.packing import Packing
-from mpnn.models.layers.rounds import run_layers
 from mpnn.models.saving import Model
 from mpnn.update import PreNorm
 
@@ -76,36 +74,24 @@ class ViT(Model):
     Args:
         config: the configuration.
         graph: topology over the patches; default: complete.
-        pooler: width of a linear layer with activation on the class token; 0 for none.
-        pooler_activation: a name in `blocks.ACTIVATIONS`.
-        mask_token: whether the model has a mask token, for masked image modeling.
+        pooler: width of a linear layer with tanh on the class token; 0 for none.
     """
 
-    def __init__(
-        self,
-        config: ViTConfig,
-        graph: Topology | None = None,
-        *,
-        pooler: int = 0,
-        pooler_activation: str = "tanh",
-        mask_token: bool = False,
-    ) -> None:
+    def __init__(self, config: ViTConfig, graph: Topology | None = None, *, pooler: int = 0) -> None:
         super().__init__()
         dim = config.dim
         self.config, self.width = config, pooler or dim
         self.patches = Patches(config.channels, dim, config.patch)
         self.class_token = nn.Parameter(torch.randn(dim) * 0.02)
-        self.mask_token = nn.Parameter(torch.zeros(dim)) if mask_token else None
         self.positions = GridPositions(config.grid, dim, extra=1, sinusoidal=config.sinusoidal)
         self.dropout = Dropout(config.dropout)
         self.layers = PatchLayers(config, graph)
         self.norm = nn.LayerNorm(dim, eps=config.eps)
-        self.pooler = nn.Sequential(nn.Linear(dim, pooler), ACTIVATIONS[pooler_activation]()) if pooler else None
+        self.pooler = nn.Sequential(nn.Linear(dim, pooler), nn.Tanh()) if pooler else None
 
     def forward(
         self,
         images: Tensor,
-        masked: Tensor | None = None,
         node_mask: Tensor | None = None,
         *,
         stretch: bool = False,
@@ -115,7 +101,6 @@ class ViT(Model):
 
         Args:
             images: [B, channels, H, W].
-            masked: bool [B, N], True at patches to replace by the mask token.
             node_mask: bool [B, 1 + N], True at nodes to compute; default: all. Other nodes are removed from the graph,
                 and their outputs are zeros.
             stretch: whether positions are interpolated to images of another size.
@@ -125,7 +110,6 @@ class ViT(Model):
             last [B, 1 + N, dim], pooled [B, width], weights [B, heads, 1 + N, 1 + N].
         """
         x = self.patches(images)
-        x = x if masked is None else mask_patches(x, masked, self.mask_token)
         x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
         x = self.dropout(x + self.positions(self.patches.grid(images), stretch=stretch))
         x, weights = self.layers(x, node_mask, return_weights=return_weights)
