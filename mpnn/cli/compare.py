@@ -1,7 +1,5 @@
 """`mpnn compare`: which graph suits the data? One model over several graphs, and a verdict."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -25,7 +23,6 @@ from mpnn.cli import page, pictures
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, table, warn
 from mpnn.cli.measure import backends, estimates, machine, versions
 from mpnn.cli.options import Defaults, Options, takes
-from mpnn.cli.page import Picture
 from mpnn.cli.search import UnusableGraph, best_numbers, bounds, require_optuna
 from mpnn.cli.stop import Stopped, stop_between_steps
 from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
@@ -174,7 +171,7 @@ def compare(
 
 
 @contextmanager
-def _training(contest: _Contest) -> Iterator[Train]:
+def _training(contest: "_Contest") -> Iterator[Train]:
     """Trains in a temporary folder. Ctrl-C ends the command with a sentence."""
     try:
         with exit_on_failure(), TemporaryDirectory() as work, stop_between_steps() as check:
@@ -184,7 +181,7 @@ def _training(contest: _Contest) -> Iterator[Train]:
         raise typer.Exit(stop.exit_code) from None
 
 
-def _searched(contest: _Contest, expressions: Sequence[str], trials: int, seconds: float) -> list[str]:
+def _searched(contest: "_Contest", expressions: Sequence[str], trials: int, seconds: float) -> list[str]:
     """The expressions, with each range replaced by the number that Optuna found best."""
     ranged = [expression for expression in expressions if bounds(expression)]
     share, best = seconds / (trials * len(ranged)), {}
@@ -281,7 +278,7 @@ class _Contest:
     code: Callable[[str], str]
 
     @staticmethod
-    def of(options: Options) -> _Contest:
+    def of(options: Options) -> "_Contest":
         if options.task == "text":
             corpus, sizes = options.corpus(), options.sizes()
             stride = max(math.isqrt(sizes.context), 1)
@@ -474,11 +471,11 @@ def _write(
         page.paragraph(found.verdict()),
         page.table(HEADINGS, rows),
         page.legend(LEGEND),
-        page.narrow(Picture(out / CURVES, _described(found), "Validation error against training time. Lines are means "
-                            "over seeds, bands the range. The learning rate does not decay.")),
-        page.narrow(Picture(out / COSTS, "Error against the cost of a step, one point for each graph.",
-                            "Validation error after equal steps against the cost of a step, mean and standard "
-                            "deviation. Grey: another graph is as cheap and better.")),
+        page.picture(out / CURVES, _described(found), "Validation error against training time. Lines are means "
+                     "over seeds, bands the range. The learning rate does not decay."),
+        page.picture(out / COSTS, "Error against the cost of a step, one point for each graph.",
+                     "Validation error after equal steps against the cost of a step, mean and standard "
+                     "deviation. Grey: another graph is as cheap and better."),
         "<h2>Use the winner</h2>",
         f"<pre>{contest.code(found.last[0].graph)}</pre>",
     ]  # fmt: skip

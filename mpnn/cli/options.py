@@ -3,8 +3,6 @@
 `run.json` keeps them for `mpnn eval`.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -105,14 +103,14 @@ class Options:
     )
 
     @staticmethod
-    def read(written: Any) -> Options:
+    def read(written: Any) -> "Options":
         """The options in a file that `asdict` of others was written to."""
         names = {field.name for field in fields(Options)}
         if not isinstance(written, Mapping) or set(written) != names:
             raise ValueError(f"expected the options {', '.join(sorted(names))}")
         return Options(**written)
 
-    def resolved(self, defaults: Defaults = DEFAULTS, task: str | None = None) -> Options:
+    def resolved(self, defaults: Defaults = DEFAULTS, task: str | None = None) -> "Options":
         """The options with the defaults of their task, or of `task`."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         known = {"task"} if task is None else set()

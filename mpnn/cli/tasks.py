@@ -1,7 +1,5 @@
 """The two kinds of training runs of the command line, and the table of their results."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -80,7 +78,7 @@ class Corpus:
     val: Tensor
 
     @staticmethod
-    def of(name: str, text: str, context: int) -> Corpus:
+    def of(name: str, text: str, context: int) -> "Corpus":
         """Raises ValueError if the validation part is too short for one crop."""
         characters = data.Characters(text)
         tokens = characters.encode(text)
@@ -111,18 +109,20 @@ class Nodes:
     digest: str = ""
 
     @staticmethod
-    def digits() -> Nodes:
+    def digits() -> "Nodes":
         return Nodes("digits", data.digits(), "knn(8)", dropout=0.3, lr=0.01, patience=None)
 
     @staticmethod
-    def cora() -> Nodes:
+    def cora() -> "Nodes":
         """With the settings of Velickovic et al. 2018, section 3.3."""
         papers = data.cora()
         normalized = replace(papers, x=data.row_normalize(papers.x))
         return Nodes("cora", normalized, "cora", dropout=0.6, lr=0.005, patience=100)
 
     @staticmethod
-    def of_files(features: Path, labels: Path, edges: Path | None, seed: int, columns: Columns | None = None) -> Nodes:
+    def of_files(
+        features: Path, labels: Path, edges: Path | None, seed: int, columns: Columns | None = None
+    ) -> "Nodes":
         """The graph in files of the user's own, see `mpnn.data.node_tables`."""
         nodes = data.node_tables(features, labels, edges, seed, columns)
         files = [path.read_bytes() for path in (features, labels, edges) if path is not None]
@@ -130,7 +130,7 @@ class Nodes:
         own = "knn(8)" if edges is None else "edges"
         return Nodes("edges", nodes, own, dropout=0.5, lr=0.01, patience=None, digest=digest)
 
-    def to(self, device: str) -> Nodes:
+    def to(self, device: str) -> "Nodes":
         """The same nodes on a device."""
         tensors = {f.name: getattr(self.data, f.name).to(device) for f in fields(self.data)}
         return replace(self, data=replace(self.data, **tensors))

@@ -3,8 +3,6 @@
 The graph and the features may be memory maps. A thread samples and gathers the next batches while the model computes.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +41,7 @@ class NeighborBatch:
     graphs: tuple[Graph, ...]
     x: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> NeighborBatch:
+    def to(self, device: torch.device | str) -> "NeighborBatch":
         x = None if self.x is None else self.x.to(device)
         graphs = tuple(graph.to(device) for graph in self.graphs)
         return replace(self, nodes=self.nodes.to(device), sources=self.sources.to(device), graphs=graphs, x=x)
@@ -114,7 +112,7 @@ class _Whole:
     positions: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def of(graph: Graph | CompressedGraph) -> _Whole:
+    def of(graph: Graph | CompressedGraph) -> "_Whole":
         if isinstance(graph, CompressedGraph):
             return _Whole(graph, {})
         graph = graph.to("cpu")

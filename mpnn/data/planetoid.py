@@ -1,7 +1,5 @@
 """Cora and Citeseer, the citation graphs of the GCN and GAT papers, with the fixed Planetoid split."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ class NodeClassification(PointClassification):
     edge_index: Tensor
 
     @classmethod
-    def from_pyg(cls, source: Any, split: int = 0) -> NodeClassification:
+    def from_pyg(cls, source: Any, split: int = 0) -> "NodeClassification":
         """From PyTorch Geometric: a `Data`, or a dataset of one graph. Edges stay as they are there.
 
         Args:

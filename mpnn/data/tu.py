@@ -4,8 +4,6 @@ The format: the number of graphs; then for each graph a line "n label" followed 
 "tag degree neighbor neighbor ...".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +52,7 @@ class GraphClassification:
     num_classes: int
 
     @classmethod
-    def from_pyg(cls, dataset: Any) -> GraphClassification:
+    def from_pyg(cls, dataset: Any) -> "GraphClassification":
         """From PyTorch Geometric: a dataset or list of `Data`, each with one class `y`. Edges stay as they are there.
 
         The tags are the columns of ones in one-hot `x` (TUDataset), the integers in `x` [N, 1] (ZINC, OGB's first

@@ -5,8 +5,6 @@ transformers by their names, and tries on two rows whether they compute what the
 evaluated, in blocks of rows.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from functools import lru_cache, reduce
@@ -62,7 +60,7 @@ class Rule(NamedTuple):
     is_special: bool = False
     positions: bytes | None = None
 
-    def join(self, other: Rule) -> Rule:
+    def join(self, other: "Rule") -> "Rule":
         """Both rules."""
         return Rule(
             self.topology & other.topology,
@@ -71,7 +69,7 @@ class Rule(NamedTuple):
             self.positions or other.positions,
         )
 
-    def within(self, positions: bytes) -> Rule:
+    def within(self, positions: bytes) -> "Rule":
         """The rule within packed sequences, unless it is so already."""
         return self if self.positions else Rule(packed(positions, self.topology), *self[1:3], positions)
 

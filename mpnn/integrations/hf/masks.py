@@ -4,8 +4,6 @@ A model of transformers asks for a mask (`mask`) and gives it to its attention l
 `closures.py` reads the description of the mask as a topology for each entry of the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -88,7 +86,7 @@ class Mask:
     def __invert__(self) -> Any:
         raise TypeError(_COMPUTES)
 
-    def contiguous(self) -> Mask:
+    def contiguous(self) -> "Mask":
         return self
 
     def __repr__(self) -> str:
@@ -147,7 +145,7 @@ class Mask:
             self._graphs[key] = graph.to(device), not same
         return self._graphs[key]
 
-    def within(self, cu_seqlens: Tensor) -> Mask:
+    def within(self, cu_seqlens: Tensor) -> "Mask":
         """The mask within the packed sequences that begin at these cumulative lengths, for a batch of one."""
         lengths = cu_seqlens.diff().cpu().numpy()
         labels = np.repeat(np.arange(len(lengths)), lengths)

@@ -1,7 +1,5 @@
 """Graph-BERT: attention over a small subgraph per node, whose structure enters as positional encodings only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +35,7 @@ class Subgraphs:
     hops: Tensor
     graph: Graph | None = None
 
-    def of(self, targets: Tensor) -> Subgraphs:
+    def of(self, targets: Tensor) -> "Subgraphs":
         """Selects the subgraphs of some targets, integers [B] or bool [T]."""
         return Subgraphs(self.nodes[targets], self.roles[targets], self.hops[targets], self.graph)
 

@@ -9,8 +9,6 @@ The features of a tour are the mean of all cities and the first and the last cit
 the weights of the pointer are the probabilities of the next city.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -97,7 +95,7 @@ class TSP(Model):
         """Samples tours int64 [B, N] from the policy. Repeat the cities to get several tours of each instance."""
         return self._tours(self.encode(cities), sample=True, generator=generator)
 
-    def loss(self, cities: Tensor, baseline: TSP, generator: torch.Generator | None = None) -> Tensor:
+    def loss(self, cities: Tensor, baseline: "TSP", generator: torch.Generator | None = None) -> Tensor:
         """REINFORCE with a greedy rollout baseline (eq. 9 and algorithm 1).
 
             (length(tour) - length(tour of the baseline)) * log p(tour),   the tour sampled from this policy
@@ -116,7 +114,7 @@ class TSP(Model):
         return (advantage * self._log_probability(h, tours)).mean()
 
     @classmethod
-    def from_published(cls, weights: Mapping[str, Tensor]) -> TSP:
+    def from_published(cls, weights: Mapping[str, Tensor]) -> "TSP":
         """Creates the model from the authors' published weights, in evaluation mode; see `mpnn.data.tsp_weights`.
 
         Raises:

@@ -4,8 +4,6 @@ Instead of masking padding in attention, packing removes it. The remaining token
 graph of its own, and there are no edges between sentences. Padding is not computed, and no mask is needed.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class Packing:
     documents: tuple[int, ...] | None = None
 
     @staticmethod
-    def of(token_mask: Tensor, *, separate: bool = False) -> Packing:
+    def of(token_mask: Tensor, *, separate: bool = False) -> "Packing":
         """Returns the packing of the positions where `token_mask`, bool [B, N], is True. Padding may be anywhere.
 
         Args:
@@ -55,7 +53,9 @@ class Packing:
         return Packing(token_mask, index, tuple(token_mask.sum(1).tolist()), separate)
 
     @staticmethod
-    def of_tokens(tokens: Tensor, padding_mask: Tensor | None = None, lengths: Sequence[int] | None = None) -> Packing:
+    def of_tokens(
+        tokens: Tensor, padding_mask: Tensor | None = None, lengths: Sequence[int] | None = None
+    ) -> "Packing":
         """Returns the packing of tokens [B, N, ...].
 
         Args:
