@@ -46,10 +46,10 @@ class NodeClassification(PointClassification):
         x, edge_index, y, train, val, test = tensors(
             data, "x", "edge_index", "y", "train_mask", "val_mask", "test_mask"
         )
-        masks = [mask.bool() if mask.dim() == 1 else mask[:, split].bool() for mask in (train, val, test)]
+        train, val, test = ((mask if mask.dim() == 1 else mask[:, split]).bool() for mask in (train, val, test))
         if y.is_floating_point() or y.dim() > 2 or (y.dim() == 2 and y.shape[1] > 1):
             raise ValueError(f"y must hold one class for each node, int64 [N]; got {y.dtype} {list(y.shape)}")
-        return cls(x.float(), y.view(-1).long(), *masks, edge_index=edge_index)
+        return cls(x.float(), y.view(-1).long(), train, val, test, edge_index)
 
     @property
     def num_nodes(self) -> int:

@@ -74,8 +74,7 @@ def tu(name: str) -> GraphClassification:
     """MUTAG (188 molecules, mutagenic or not) or PROTEINS (1,113 proteins, enzymes or not).
 
     A link that is listed for one of its nodes only counts in both directions, as in the reader of the GIN paper. MUTAG
-    has 7 tags and PROTEINS 3. Another copy of MUTAG, whose first graph is damaged, is
-    refused by its digest.
+    has 7 tags and PROTEINS 3. Another copy of MUTAG, whose first graph is damaged, is refused by its digest.
 
     Raises:
         ValueError: if there is no such collection.

@@ -19,11 +19,7 @@ _SECONDS = 5.0  # after which no larger size is planned
 def of_topology(topology: Topology, n: int, num_src: int | None = None) -> dict[str, Any]:
     """What `viewer/src/data.ts` calls PlanData: forward passes of 8 heads of 64 features, in float32, on CPU.
 
-    Nothing is run. Sizes to which the topology cannot be bound are left out.
-
-    Raises:
-        ValueError: if the topology cannot be bound to `n` nodes.
-    """
+    Nothing is run. Sizes to which the topology cannot be bound are left out."""
     chosen = _plan(topology.bind(n, num_src))
     return {
         "graph": chosen.graph,

@@ -112,12 +112,7 @@ def _sprite(pictures: NDArray[np.uint8]) -> dict[str, Any]:
 
 
 def data_url(pixels: NDArray[np.uint8]) -> str:
-    """The address `data:image/png;base64,...` of pixels, uint8 [height, width, 3].
-
-    Raises:
-        ImportError: if Pillow is not installed.
-        ValueError: if the array has another dtype or shape.
-    """
+    """The address `data:image/png;base64,...` of pixels, uint8 [height, width, 3]."""
     from PIL import Image
 
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:

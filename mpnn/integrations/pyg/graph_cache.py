@@ -28,9 +28,6 @@ def graph_of(edges: Any, num_src: int, num_dst: int, flow: str, edge_type: Tenso
         num_src, num_dst: the numbers of nodes that send and receive.
         flow: "source_to_target", or "target_to_source", where row 1 sends to row 0.
         edge_type: integers [E].
-
-    Raises:
-        IndexError: if an edge refers to a node that does not exist.
     """
 
     def build() -> Graph:
