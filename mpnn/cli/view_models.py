@@ -30,11 +30,7 @@ def record_each(
 
 
 def transformers_model(name: str) -> Any:
-    """A model of transformers, in evaluation mode.
-
-    Args:
-        name: a folder, or a name on the Hub.
-    """
+    """A model of transformers in a folder, or of this name on the Hub, in evaluation mode."""
     try:
         import transformers
 

@@ -1,12 +1,14 @@
-"""Names and folders in the place of data sets: each ends in a data error with a sentence."""
+"""Names, folders and other files in the place of data sets: each ends in a data error with a sentence."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mpnn.data import DamagedFile, locate, multi30k, tu
+from mpnn.data import SOURCES, DamagedFile, locate, multi30k, tinyshakespeare, tu
 
 
 def test_a_folder_in_the_place_of_a_dataset_is_not_downloaded_over(
@@ -24,3 +26,25 @@ def test_names_that_climb_are_no_datasets(climbing: str) -> None:
     for read in (tu, multi30k, locate, lambda name: locate("cora", name)):
         with pytest.raises(ValueError, match=r"no (TU )?(dataset|split|file)"):
             read(climbing)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("MUTAG", lambda: tu("MUTAG")),
+        ("PROTEINS", lambda: tu("PROTEINS")),
+        ("multi30k", lambda: multi30k("val")),
+        ("tinyshakespeare", tinyshakespeare),
+    ],
+)
+def test_a_changed_file_is_refused_before_it_is_read(
+    name: str, read: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the right size, so that only the digest tells."""
+    monkeypatch.setenv("MPNN_DATA", str(tmp_path))
+    for file in SOURCES[name].files:
+        path = tmp_path / SOURCES[name].folder / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"9" * (file.size or 0))
+    with pytest.raises(DamagedFile, match=r"has the SHA-256 \w+, expected"):
+        read()
