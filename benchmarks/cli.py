@@ -12,13 +12,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import disk as from_disk
-from benchmarks import fit, regret, series, sizes
-from benchmarks import gpu as on_gpu
-from benchmarks import report as reports
-from benchmarks import sampling as sampled
-from benchmarks import scaling as weak_scaling
-from benchmarks import workloads as workload_cases
+from benchmarks import (
+    disk as from_disk,
+    fit,
+    gpu as on_gpu,
+    regret,
+    report as reports,
+    sampling as sampled,
+    scaling as weak_scaling,
+    series,
+    sizes,
+    workloads as workload_cases,
+)
 from benchmarks.cases import all_cases, select
 from benchmarks.contest import Case
 from benchmarks.machine import about

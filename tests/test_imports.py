@@ -104,6 +104,8 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+HOMES = {f"mpnn.{name}": f"mpnn.{home}" for name, home in mpnn._HOMES.items()}
+"""The module that `from mpnn import name` imports."""
 
 
 def imports(path: Path) -> set[str]:
@@ -115,6 +117,7 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
             members = [f"{node.module}.{alias.name}" for alias in node.names]
+            members = [HOMES.get(member, member) for member in members]
             found |= {member if member in MODULES else str(node.module) for member in members}
     return found & MODULES.keys()
 

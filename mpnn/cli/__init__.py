@@ -3,8 +3,6 @@
 Nothing here is imported by `import mpnn`; Typer, Rich and matplotlib come with the extra `mpnn[cli]`.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from io import TextIOWrapper

@@ -1,7 +1,5 @@
 """The commands and their names. A command is imported when it runs: most of them need torch, which takes seconds."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`mpnn compare`: which graph suits the data? One model over several graphs, and a verdict."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -14,32 +12,24 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from torch import Tensor
-from torch.nn import functional as F
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 
-from mpnn import data
 from mpnn.cli import page, pictures
-from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, warn
+from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, table, warn
 from mpnn.cli.measure import backends, estimates, machine, versions
 from mpnn.cli.options import Defaults, Options, takes
-from mpnn.cli.page import Picture
 from mpnn.cli.search import UnusableGraph, best_numbers, bounds, require_optuna
 from mpnn.cli.stop import Stopped, stop_between_steps
 from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
 from mpnn.files import write_atomically
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.comparison import Comparison, Curve, Train, spread
-from mpnn.train.comparison import compare as compare_graphs
-from mpnn.train.language_model import adamw, language_model_loss
+from mpnn.train.comparison import Comparison, Curve, Train, compare as compare_graphs, spread
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
-from mpnn.train.node_classifier import node_scores
 
 _SIZES = {**asdict(TextSettings()), "context": 256, "batch": 16, "lr": 2e-3}
 _SIZE_NAMES = ("context", "dim", "heads", "layers", "batch", "lr")
@@ -52,7 +42,6 @@ DEFAULTS: Defaults = {
 _BUDGET, _SEEDS = "5m", 3
 _RATES = (0.5, 1.0, 2.0)  # times the learning rate
 _VALIDATIONS = 5  # in the first round
-_CROPS = 64  # of the validation text: some four steps of training
 _WARM_STEPS = 20
 _MIN_STEPS = 20
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -182,7 +171,7 @@ def compare(
 
 
 @contextmanager
-def _training(contest: _Contest) -> Iterator[Train]:
+def _training(contest: "_Contest") -> Iterator[Train]:
     """Trains in a temporary folder. Ctrl-C ends the command with a sentence."""
     try:
         with exit_on_failure(), TemporaryDirectory() as work, stop_between_steps() as check:
@@ -192,7 +181,7 @@ def _training(contest: _Contest) -> Iterator[Train]:
         raise typer.Exit(stop.exit_code) from None
 
 
-def _searched(contest: _Contest, expressions: Sequence[str], trials: int, seconds: float) -> list[str]:
+def _searched(contest: "_Contest", expressions: Sequence[str], trials: int, seconds: float) -> list[str]:
     """The expressions, with each range replaced by the number that Optuna found best."""
     ranged = [expression for expression in expressions if bounds(expression)]
     share, best = seconds / (trials * len(ranged)), {}
@@ -231,12 +220,7 @@ def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str |
         for reading in compare_hf.read(model, pieces, expanded(default if graphs is None else graphs)):
             readings.append(reading)
             console.print(f"  {reading.graph}: perplexity {reading.perplexity:.4g}", soft_wrap=True)
-        table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
-        for heading in compare_hf.HEADINGS:
-            table.add_column(heading, justify="left" if heading == "graph" else "right")
-        for row in compare_hf.rows(readings):
-            table.add_row(*row)
-        console.print(table)
+        console.print(table(compare_hf.HEADINGS, compare_hf.rows(readings)))
         console.print(compare_hf.verdict(readings), soft_wrap=True)
         compare_hf.write(out, name, what, readings)
         console.print(f"the page: {out / PAGE}", soft_wrap=True)
@@ -251,11 +235,7 @@ def _refuse_to_replace(out: Path, force: bool) -> None:
 
 
 def expanded(graphs: str) -> list[str]:
-    """The expressions between the semicolons; `a..b` in one stands for a, 2a, 4a, ... up to b.
-
-    Raises:
-        ValueError: if there is none, or a range is empty.
-    """
+    """The expressions between the semicolons; `a..b` in one stands for a, 2a, 4a, ... up to b."""
     found = []
     for expression in _separated(graphs):
         pieces = re.split(r"(\d+\s*\.\.\s*\d+)", expression)
@@ -298,7 +278,7 @@ class _Contest:
     code: Callable[[str], str]
 
     @staticmethod
-    def of(options: Options) -> _Contest:
+    def of(options: Options) -> "_Contest":
         if options.task == "text":
             corpus, sizes = options.corpus(), options.sizes()
             stride = max(math.isqrt(sizes.context), 1)
@@ -338,9 +318,7 @@ class _Candidate:
 
 def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> list[_Candidate]:
     """The graphs that the model can use within the budget. Prints their costs, and why others are left out."""
-    found, table = [], Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False)
-    for heading in ("graph", "edges", "reach", "backend", "estimated time", "estimated memory"):
-        table.add_column(heading, justify="left" if heading in ("graph", "backend") else "right")
+    found, rows = [], []
     for expression in expressions:
         try:
             one = _candidate(contest.make(expression, 0), expression)
@@ -355,30 +333,19 @@ def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> 
             continue
         found.append(one)
         cells = f"{one.edges:,}", f"{one.reach:.1%}", one.backend, f"{one.seconds * 1e3:.1f} ms", _megabytes(one.bytes)
-        table.add_row(one.graph, *cells)
+        rows.append((one.graph, *cells))
     if not found:
         raise ValueError("no graph is left to compare")
-    console.print(table)
+    headings = "graph", "edges", "reach", "backend", "estimated time", "estimated memory"
+    console.print(table(headings, rows, ("graph", "backend")))
     return found
 
 
 def _candidate(run: Run, expression: str) -> _Candidate:
-    inputs = _inputs(run)
+    inputs = run.inputs()
     seconds, size = estimates(run.model, *inputs)
-    graph, layers = _graph_and_layers(run)
-    return _Candidate(expression, graph.num_edges, graph.reach(layers), seconds, size, backends(run.model, *inputs))
-
-
-def _inputs(run: Run) -> tuple[Any, ...]:
-    if isinstance(run, NodeRun):
-        return run.nodes.data.x, run.graph
-    assert isinstance(run, TextRun)
-    return (run.corpus.train[: run.sizes.context].repeat(run.sizes.batch, 1),)
-
-
-def _graph_and_layers(run: Run) -> tuple[Any, int]:
-    assert isinstance(run, (NodeRun, TextRun))
-    return run.graph, run.sizes.layers if isinstance(run, TextRun) else 2
+    reach = run.graph.reach(run.layers)
+    return _Candidate(expression, run.graph.num_edges, reach, seconds, size, backends(run.model, *inputs))
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -394,13 +361,13 @@ def _train(
     """Trains until the steps have taken so many seconds in all; continues from the checkpoint of an earlier call."""
     run = contest.make(graph, seed)
     torch.manual_seed(seed)
-    optimizer, loss, validate = _objective(run, rate)
+    optimizer = run.optimizer(rate)
     file = work / (re.sub(r"\W+", "_", f"{graph}_{rate}_{seed}") + ".pt")
     settings = Settings(
         steps=1 << 40,
         rate=lambda step: min((step + 1) / _WARM_STEPS, 1.0),
         clip=1.0,
-        validate_every=_validate_every(file, run, optimizer, loss, seconds),
+        validate_every=_validate_every(file, run, optimizer, seconds),
     )
     newest: list[History] = []
 
@@ -412,8 +379,8 @@ def _train(
 
     try:
         fit(
-            run.model, optimizer, loss, settings, validate=validate, progress=progress,
-            checkpoint=Checkpoint(file, seconds=math.inf),
+            run.model, optimizer, lambda k: run.loss(), settings, validate=lambda: {"loss": run.error()},
+            progress=progress, checkpoint=Checkpoint(file, seconds=math.inf),
         )  # fmt: skip
     except _EnoughTime:
         return _curve(newest[0])
@@ -423,7 +390,7 @@ def _train(
     raise AssertionError("training ends by time")
 
 
-def _validate_every(file: Path, run: Run, optimizer: Optimizer, loss: Callable[[int], Tensor], seconds: float) -> int:
+def _validate_every(file: Path, run: Run, optimizer: Optimizer, seconds: float) -> int:
     """The steps between validations, the same in each call for a run: measured in its first call."""
     kept = file.with_suffix(".every")
     if not kept.exists():
@@ -431,34 +398,11 @@ def _validate_every(file: Path, run: Run, optimizer: Optimizer, loss: Callable[[
         began = perf_counter()
         for k in range(2):  # the first binds the graph and plans
             began = perf_counter() if k else began
-            loss(0).backward()
+            run.loss().backward()
         optimizer.zero_grad()
         torch.set_rng_state(state)
         kept.write_text(str(max(int(seconds / _VALIDATIONS / (perf_counter() - began)), 1)))
     return int(kept.read_text())
-
-
-def _objective(run: Run, rate: float) -> tuple[Optimizer, Callable[[int], Tensor], Callable[[], dict[str, float]]]:
-    """The optimizer, the loss of batch k, and the validation error."""
-    if isinstance(run, TextRun):
-        corpus, sizes, text_model = run.corpus, run.sizes, run.model
-
-        def loss(k: int) -> Tensor:
-            return text_model.loss(*data.batches(corpus.train, sizes.context, sizes.batch))
-
-        def validate() -> dict[str, float]:
-            return {"loss": language_model_loss(text_model, corpus.val, sizes.batch, _CROPS)}
-
-        return adamw(text_model, rate), loss, validate
-    assert isinstance(run, NodeRun)
-    nodes, graph, model = run.nodes.data, run.graph, run.model
-
-    def loss_of_nodes(k: int) -> Tensor:
-        return F.cross_entropy(model(nodes.x, graph)[nodes.train_mask], nodes.y[nodes.train_mask])
-
-    mask = nodes.val_mask if nodes.val_mask.any() else nodes.test_mask
-    optimizer = Adam(model.parameters(), lr=rate, weight_decay=5e-4)
-    return optimizer, loss_of_nodes, lambda: {"loss": 1 - node_scores(model, graph, nodes, mask)[1]}
 
 
 def _curve(history: History) -> Curve:
@@ -496,13 +440,8 @@ def _warn_at_the_edge(found: Comparison, rate: float) -> None:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [k for k, heading in enumerate(HEADINGS) if heading not in ("reach", "estimated", "edges", "backend")]
-    for k in shown:
-        table.add_column(HEADINGS[k], justify="left" if k == 1 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(row[k] for k in shown))
-    return table
+    return table([HEADINGS[k] for k in shown], ([row[k] for k in shown] for row in rows))
 
 
 def _write(
@@ -532,11 +471,11 @@ def _write(
         page.paragraph(found.verdict()),
         page.table(HEADINGS, rows),
         page.legend(LEGEND),
-        page.narrow(Picture(out / CURVES, _described(found), "Validation error against training time. Lines are means "
-                            "over seeds, bands the range. The learning rate does not decay.")),
-        page.narrow(Picture(out / COSTS, "Error against the cost of a step, one point for each graph.",
-                            "Validation error after equal steps against the cost of a step, mean and standard "
-                            "deviation. Grey: another graph is as cheap and better.")),
+        page.picture(out / CURVES, _described(found), "Validation error against training time. Lines are means "
+                     "over seeds, bands the range. The learning rate does not decay."),
+        page.picture(out / COSTS, "Error against the cost of a step, one point for each graph.",
+                     "Validation error after equal steps against the cost of a step, mean and standard "
+                     "deviation. Grey: another graph is as cheap and better."),
         "<h2>Use the winner</h2>",
         f"<pre>{contest.code(found.last[0].graph)}</pre>",
     ]  # fmt: skip

@@ -1,7 +1,5 @@
 """`mpnn compare --hf`: the perplexity of a published language model under each graph, without training."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -14,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpnn import Graph
 from mpnn.cli import page
 from mpnn.cli.measure import machine, versions
 from mpnn.files import write_atomically
-from mpnn.graph import Graph
 from mpnn.train.comparison import half_interval, paired_gaps
 
 OWN = "the model's own masks"
@@ -49,12 +47,7 @@ class Reading:
 def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]:
     """The model, which runs its own masks in mpnn, and up to 16 pieces of the text [pieces, context], spread evenly.
 
-    `context` is the model's if it is None, at most 2,048 tokens and at most the text.
-
-    Raises:
-        ImportError: if transformers is not installed.
-        ValueError, OSError: if there is no such model, it is no trained language model, or the text is too short.
-    """
+    `context` is the model's if it is None, at most 2,048 tokens and at most the text."""
     try:
         import transformers
 
@@ -87,11 +80,7 @@ def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]
 
 @torch.no_grad()
 def read(model: Any, pieces: Tensor, graphs: Sequence[str]) -> Iterator[Reading]:
-    """Reads all pieces over the model's own masks and over each graph; graphs with the same edges are one.
-
-    Raises:
-        ValueError: if a graph does not fit the model, before any piece is read.
-    """
+    """Reads all pieces over the model's own masks and over each graph; graphs with the same edges are one."""
     import mpnn.hf
 
     candidates = [_Candidate(OWN, None, _graphs(model, pieces[:1], None))]
@@ -198,11 +187,7 @@ def write(out: Path, name: str, what: str, readings: Sequence[Reading]) -> None:
 
 
 def text_of(file: Path | None) -> str:
-    """The text of a file, or Python's manual.
-
-    Raises:
-        OSError, ValueError: if the file cannot be read.
-    """
+    """The text of a file, or Python's manual."""
     from mpnn.cli.tasks import manual
 
     return manual() if file is None else file.read_text(encoding="utf-8")

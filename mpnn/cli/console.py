@@ -1,18 +1,17 @@
 """Functions that all commands share: output and error handling."""
 
-from __future__ import annotations
-
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.table import Column, Table
 
 FAILED, REFUSED = 1, 2
 
@@ -99,6 +98,27 @@ def folder(path: Path) -> Iterator[None]:
         with suppress(OSError):  # the folder is not empty
             for folder in created:
                 folder.rmdir()
+
+
+def check_file(out: Path, suffixes: Sequence[str], what: str, force: bool) -> None:
+    """Refuses a file that cannot be written, before any work."""
+    if out.suffix.lower() not in suffixes:
+        refuse(f"{what}; name it {out.with_suffix(suffixes[0])} instead of {out}")
+    if not out.parent.is_dir():
+        refuse(f"there is no folder {out.parent} to write {out.name} into")
+    if out.exists() and not force:
+        refuse(f"{out} exists: name another file, or replace it with --force")
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ("graph",)) -> Table:
+    """A table whose columns are aligned to the right, but for those in `left`."""
+    result = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        justify: Literal["left", "right"] = "left" if heading in left else "right"
+        result.add_column(heading, justify=justify, overflow="fold", no_wrap=heading != "graph")
+    for row in rows:
+        result.add_row(*row)
+    return result
 
 
 def training_bars() -> Progress:

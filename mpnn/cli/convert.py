@@ -1,7 +1,5 @@
 """`mpnn graph convert`: an edge list of any size becomes a folder that `graphs.open_csr` maps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`mpnn data`: lists, finds and downloads datasets."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`mpnn demo`: what the choice of graph does to a model, trained and measured here, on one page."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence

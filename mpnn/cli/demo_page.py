@@ -1,7 +1,5 @@
 """The page that `mpnn demo` writes: the viewer's panes, charts, and the sentences around them."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import torch
 
 from mpnn.cli import page, pictures, recall, tasks, view_nodes
-from mpnn.cli.page import Picture
 from mpnn.cli.tasks import Corpus, Nodes, TextSettings, Trained
 from mpnn.cli.view_text import record_characters
 from mpnn.models import GPT
@@ -147,14 +144,12 @@ def _times(times: Times, out: Path) -> list[str]:
             f"window is {times.ratio(-1):.1f} times faster; on {times.attention_length:,}, attention alone is "
             f"{times.attention_ratio:.1f} times faster."
         ),
-        page.narrow(
-            Picture(
-                path,
-                f"Milliseconds of a training step over {names} for texts of {times.lengths[0]} to "
-                f"{times.lengths[-1]:,} characters",
-                "A training step (forward, backward, update) of the transformer of the next section on one text, on "
-                "one thread of this machine: the lesser of two, graphs in turns. Both axes are logarithmic.",
-            )
+        page.picture(
+            path,
+            f"Milliseconds of a training step over {names} for texts of {times.lengths[0]} to "
+            f"{times.lengths[-1]:,} characters",
+            "A training step (forward, backward, update) of the transformer of the next section on one text, on "
+            "one thread of this machine: the lesser of two, graphs in turns. Both axes are logarithmic.",
         ),
     ]
 
@@ -191,12 +186,12 @@ def _texts(texts: list[Trained], corpus: Corpus, settings: TextSettings, seed: i
             page.heading(3, trained.expression, as_code=True),
             page.continuation(PROMPT, _sample(trained.model, corpus, seed)),
         ]
-    curves = Picture(
+    curves = page.picture(
         out / "learning-curves.png",
         "Validation loss over the training steps",
         "Loss on the last tenth of the text, in nats per character: lower is better.",
     )
-    return [*parts, page.narrow(curves)]
+    return [*parts, curves]
 
 
 def _sample(model: GPT, corpus: Corpus, seed: int) -> str:

@@ -1,7 +1,5 @@
 """`mpnn doctor`: what this installation has, what it lacks, and whether its kernels compute correctly."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Draws a graph in the terminal: each line of text shows two rows of cells as half-block characters."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from rich.color import Color

@@ -1,14 +1,12 @@
 """`mpnn eval`: measures a model that `mpnn train` saved, on the data that it was not trained on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mpnn.cli import saved_run
 from mpnn.cli.console import console, exit_on_invalid_input
+from mpnn.cli.train import saved_run
 
 
 def eval(
@@ -22,5 +20,5 @@ def eval(
       mpnn eval runs/train
     """
     with exit_on_invalid_input():
-        run, model = saved_run.load(folder)
+        run, model = saved_run(folder)
         console.print(run.evaluate(model), soft_wrap=True)

@@ -1,11 +1,8 @@
 """`mpnn explain`: the execution plan of dot-product attention over a topology, without running it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
@@ -18,19 +15,8 @@ from mpnn.engine.plan import plan
 from mpnn.round import Round
 from mpnn.scores import Dot
 
-
-class Dtype(str, Enum):
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float64 = "float64"
-
-
-class Device(str, Enum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
+Dtype = Literal["float32", "float16", "bfloat16", "float64"]
+Device = Literal["cpu", "cuda"]
 ABOUT_CUDA = "Estimates for cuda come from half of the published rates of an H100. They are not measured."
 
 
@@ -42,8 +28,8 @@ def explain(
     heads: Annotated[int, typer.Option(help="Number of heads.")] = 8,
     dim: Annotated[int, typer.Option(help="Width of each head.")] = 64,
     batch: Annotated[int, typer.Option(help="Sequences in the batch.")] = 1,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the features.")] = Dtype.float32,
-    device: Annotated[Device, typer.Option(help="Where it would run; a GPU need not be there.")] = Device.cpu,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the features.")] = "float32",
+    device: Annotated[Device, typer.Option(help="Where it would run; a GPU need not be there.")] = "cpu",
     grad: Annotated[
         bool, typer.Option("--grad/--no-grad", help="Whether gradients are computed, as in training.")
     ] = True,
@@ -70,8 +56,8 @@ def explain(
             refuse(f"--{name} must be at least 1 and less than 2**31; got {value}")
     with exit_on_invalid_input():
         graph = bind(expression, n)
-        found = plan(_round(graph, (batch, n, heads, dim), getattr(torch, dtype.value), device.value, grad))
-        note = {} if device is Device.cpu else {"note": ABOUT_CUDA}
+        found = plan(_round(graph, (batch, n, heads, dim), getattr(torch, dtype), device, grad))
+        note = {} if device == "cpu" else {"note": ABOUT_CUDA}
         if as_json:
             print(json.dumps(asdict(found) | note, indent=1).replace("Infinity", "null"))
         else:

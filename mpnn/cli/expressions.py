@@ -1,19 +1,13 @@
 """Graphs from what the user writes on the command line; apart from `console`, as it needs torch."""
 
-from __future__ import annotations
-
 import re
 
-from mpnn.graph import Graph
+from mpnn import Graph
 from mpnn.graphs import parse
 
 
 def bind(expression: str, n: int, num_src: int | None = None) -> Graph:
-    """The graph of an expression over --n and --num-src nodes.
-
-    Raises:
-        ValueError, TypeError: if it cannot be read or bound. Messages name the options of the command.
-    """
+    """The graph of an expression over --n and --num-src nodes."""
     try:
         return parse(expression).bind(n, num_src)
     except ValueError as error:

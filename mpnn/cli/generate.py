@@ -1,7 +1,5 @@
 """`mpnn generate`: text from a model that `mpnn train` saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

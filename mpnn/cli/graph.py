@@ -1,7 +1,5 @@
 """`mpnn graph`: statistics and a drawing of a topology at a given size."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -10,10 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from mpnn import Graph
 from mpnn.cli import drawing
-from mpnn.cli.console import console, exit_on_invalid_input, refuse
+from mpnn.cli.console import check_file, console, exit_on_invalid_input
 from mpnn.cli.expressions import bind
-from mpnn.graph import Graph, reachability
+from mpnn.graph import reachability
 
 _SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".webp")
 _LAYERS = (1, 2, 4, 8, 16, 32)
@@ -58,12 +57,7 @@ def graph(
     with exit_on_invalid_input():
         if out is not None:
             out = out if out.suffix else out.with_suffix(".png")
-            if out.suffix.lower() not in _SUFFIXES:
-                refuse(f"pictures are {', '.join(_SUFFIXES)}; name it {out.with_suffix('.png')} instead of {out}")
-            if not out.parent.is_dir():
-                refuse(f"there is no folder {out.parent} to write {out.name} into")
-            if out.exists() and not force:
-                refuse(f"{out} exists: name another file, or replace it with --force")
+            check_file(out, _SUFFIXES, f"pictures are {', '.join(_SUFFIXES)}", force)
         bound = bind(expression, n, num_src)
     console.print()
     with console.status("counting"):

@@ -1,14 +1,11 @@
 """How the time of a training step grows with the length of the text, over several graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 import torch
 
-from mpnn import ops
-from mpnn.graph.topology import Topology
+from mpnn import Topology, ops
 from mpnn.models import GPT
 
 _VOCABULARY, _DIM, _HEADS, _LAYERS = 96, 64, 4, 2  # those of the demo's text model

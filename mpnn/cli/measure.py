@@ -1,7 +1,5 @@
 """Measurements of a model besides its loss, and the description of the machine."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -12,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import mpnn
+from mpnn import MessagePassing
 from mpnn.backends.tuned import processor
 from mpnn.engine.plan import plan
-from mpnn.message_passing import MessagePassing
 
 
 def bytes_for_backward(model: nn.Module, loss: Callable[[], Tensor]) -> int:

@@ -3,16 +3,13 @@
 `run.json` keeps them for `mpnn eval`.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
-from enum import Enum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -37,21 +34,9 @@ DEFAULTS: Defaults = {
 _NAMES = {"text": "data"}  # of options whose name is another than that of the field
 
 
-class Task(str, Enum):
-    text = "text"
-    cora = "cora"
-    digits = "digits"
-
-
-class TextName(str, Enum):
-    pydoc = "pydoc"
-    tinyshakespeare = "tinyshakespeare"
-
-
-class Arithmetic(str, Enum):
-    float32 = "float32"
-    bf16 = "bf16"
-    fp16 = "fp16"
+Task = Literal["text", "cora", "digits"]
+TextName = Literal["pydoc", "tinyshakespeare"]
+Arithmetic = Literal["float32", "bf16", "fp16"]
 
 
 def _option(kind: Any, help: str, panel: str | None = None, metavar: str | None = None, **more: Any) -> Any:
@@ -118,23 +103,15 @@ class Options:
     )
 
     @staticmethod
-    def read(written: Any) -> Options:
-        """The options in a file that `asdict` of others was written to.
-
-        Raises:
-            ValueError: if they are not options.
-        """
+    def read(written: Any) -> "Options":
+        """The options in a file that `asdict` of others was written to."""
         names = {field.name for field in fields(Options)}
         if not isinstance(written, Mapping) or set(written) != names:
             raise ValueError(f"expected the options {', '.join(sorted(names))}")
         return Options(**written)
 
-    def resolved(self, defaults: Defaults = DEFAULTS, task: str | None = None) -> Options:
-        """The options with the defaults of their task, or of `task`.
-
-        Raises:
-            ValueError: if an option does not apply to the task, or is out of range.
-        """
+    def resolved(self, defaults: Defaults = DEFAULTS, task: str | None = None) -> "Options":
+        """The options with the defaults of their task, or of `task`."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         known = {"task"} if task is None else set()
         task = task or self.task or ("edges" if given.keys() & {"edges", "features", "labels"} else "text")
@@ -156,11 +133,7 @@ class Options:
         return replace(self, **full)
 
     def run(self) -> Run:
-        """The run, before its first step.
-
-        Raises:
-            ValueError, OSError: if an option is out of range, a file cannot be read, or they do not fit together.
-        """
+        """The run, before its first step."""
         options: Any = self.resolved()
         if not -(2**63) <= options.seed < 2**63:
             raise ValueError(f"--seed must fit into 64 bits; got {options.seed}")
@@ -248,7 +221,7 @@ def _typed(one: Field[Any], defaults: Defaults) -> Any:
 
 def _plain(value: Any) -> Any:
     """Numbers and text, as JSON can hold them. Files are named from the root."""
-    return value.value if isinstance(value, Enum) else str(value.absolute()) if isinstance(value, Path) else value
+    return str(value.absolute()) if isinstance(value, Path) else value
 
 
 def _described(task: str) -> str:

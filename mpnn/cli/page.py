@@ -1,10 +1,7 @@
 """The page of the demo: one HTML file with embedded pictures, for light and dark mode."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -57,20 +54,6 @@ footer code { overflow-wrap: anywhere; }
 """
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An image file (PNG) with its alternative text and caption."""
-
-    path: Path
-    alt: str
-    caption: str
-
-    def html(self) -> str:
-        data = b64encode(self.path.read_bytes()).decode()
-        image = f'<img alt="{escape(self.alt)}" src="data:image/png;base64,{data}">'
-        return f"<figure>{image}<figcaption>{escape(self.caption)}</figcaption></figure>"
-
-
 def cards(facts: Mapping[str, str]) -> str:
     """Large words or numbers, each with its meaning below."""
     inner = "".join(f'<div class="card"><b>{escape(k)}</b><span>{escape(v)}</span></div>' for k, v in facts.items())
@@ -112,8 +95,10 @@ def legend(meanings: Mapping[str, str]) -> str:
     return f'<dl class="legend">{items}</dl>'
 
 
-def narrow(picture: Picture) -> str:
-    return f'<div class="narrow">{picture.html()}</div>'
+def picture(path: Path, alt: str, caption: str) -> str:
+    """An image file (PNG), embedded, with its alternative text and caption."""
+    image = f'<img alt="{escape(alt)}" src="data:image/png;base64,{b64encode(path.read_bytes()).decode()}">'
+    return f'<div class="narrow"><figure>{image}<figcaption>{escape(caption)}</figcaption></figure></div>'
 
 
 def viewer(shown: Page) -> str:

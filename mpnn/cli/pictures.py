@@ -1,7 +1,5 @@
 """The pictures of `mpnn demo` and `mpnn train`, one file each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,12 +38,8 @@ def step_times(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], p
     ax.set_xticks(lengths, labels=[f"{length:,}" for length in lengths])
     ax.minorticks_off()
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    ax.set_xlabel("characters", color=plot.MUTED, fontsize=9)
-    ax.set_ylabel("milliseconds of a training step", color=plot.MUTED, fontsize=9)
-    ax.tick_params(colors=plot.MUTED, labelsize=9)
     ax.grid(axis="y", color="#e4e8ed", linewidth=0.8)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(plot.FRAME)
+    _label(ax, "characters", "milliseconds of a training step")
     _save(figure, path)
 
 
@@ -95,13 +89,18 @@ def comparison_costs(found: Comparison, path: Path) -> None:
         at = 1e3 * result.seconds_per_step, errors.mean()
         ax.errorbar(*at, yerr=errors.std(ddof=1) if len(errors) > 1 else None, fmt="o", color=color, capsize=3)
         ax.annotate(result.graph, at, xytext=(7, 5), textcoords="offset points", color=color, fontsize=9)
-    ax.set_xlabel("milliseconds a step", color=plot.MUTED, fontsize=9)
-    ax.set_ylabel(f"validation error after {found.steps:,} steps", color=plot.MUTED, fontsize=9)
     ax.margins(x=0.25, y=0.15)
+    _label(ax, "milliseconds a step", f"validation error after {found.steps:,} steps")
+    _save(figure, path)
+
+
+def _label(ax: Any, xlabel: str, ylabel: str) -> None:
+    """Labels two axes in the style of `plot.curves`."""
+    ax.set_xlabel(xlabel, color=plot.MUTED, fontsize=9)
+    ax.set_ylabel(ylabel, color=plot.MUTED, fontsize=9)
     ax.tick_params(colors=plot.MUTED, labelsize=9)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(plot.FRAME)
-    _save(figure, path)
 
 
 def _save(figure: Figure, path: Path, **options: Any) -> None:

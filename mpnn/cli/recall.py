@@ -5,8 +5,6 @@ cannot: information travels `layers * radius` places. With landmarks, which ever
 suffice: the landmark at place 8 reads the letter, and all others read the landmark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,13 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import Topology
-from mpnn.cli.measure import backends, bytes_for_backward
-from mpnn.cli.tasks import Run, Trained
+from mpnn.cli.tasks import Run
 from mpnn.graphs import causal, window
 from mpnn.models import GPT
 from mpnn.models.saving import Model
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.loop import Progress, Settings, fit
+from mpnn.train.loop import History, Progress, Settings, fit
 
 LETTERS = "abcdefgh"
 LENGTH, ASKED, LAYERS = 64, 3, 2
@@ -60,27 +57,38 @@ class RecallRun(Run):
 
     def __init__(self, expression: str, steps: int, seed: int) -> None:
         self.task, self.expression, self.steps, self.seed = "recall", expression, min(steps, STEPS), seed
+        self.layers = LAYERS
         topology = TOPOLOGIES[expression]
         self.graph = topology.bind(LENGTH)
         torch.manual_seed(seed)
         self.model: GPT = GPT(len(LETTERS), dim=32, heads=2, layers=LAYERS, graph=topology, context=LENGTH)
         self.settings = {"task": "recall", "graph": expression, "seed": seed, "steps": self.steps}
 
-    def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained:
+    def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
         model = self.model
         torch.manual_seed(self.seed)
         history = fit(
             model,
-            torch.optim.Adam(model.parameters(), RATE),
-            lambda step: _loss(model, strings(BATCH)),
+            self.optimizer(RATE),
+            lambda step: self.loss(),
             Settings(self.steps, rate=lambda step: min((step + 1) / _WARM_STEPS, 1.0), clip=1.0),
             progress=progress,
             checkpoint=checkpoint,
         )
         history.test_accuracy = accuracy(model)
-        saved_bytes = bytes_for_backward(model, lambda: _loss(model, strings(BATCH)))
-        backend = backends(model, strings(BATCH))
-        return Trained(self.task, self.expression, self.graph, LAYERS, model, history, backend, saved_bytes)
+        return history
+
+    def inputs(self) -> tuple[Tensor]:
+        return (strings(BATCH),)
+
+    def loss(self) -> Tensor:
+        return _loss(self.model, strings(BATCH))
+
+    def optimizer(self, rate: float) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.model.parameters(), rate)
+
+    def error(self) -> float:
+        return 1 - accuracy(self.model)
 
     def evaluate(self, model: Model) -> str:
         return f"recall {accuracy(model):.1%} on {_STRINGS} new strings"

@@ -1,7 +1,5 @@
 """The numbers of a graph, such as the radius of a window, found by Optuna for `mpnn compare --search`."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -22,11 +20,7 @@ def require_optuna() -> None:
 
 
 def bounds(expression: str) -> list[tuple[int, int]]:
-    """The ranges a..b of an expression.
-
-    Raises:
-        ValueError: if one is empty.
-    """
+    """The ranges a..b of an expression."""
     found = [(int(low), int(high)) for low, high in RANGE.findall(expression)]
     for low, high in found:
         if not 0 < low <= high:
@@ -42,9 +36,6 @@ def best_numbers(expression: str, trials: int, error: Callable[[str], float]) ->
 
     Args:
         error: the error of a graph. It raises UnusableGraph for a graph that the model cannot use.
-
-    Raises:
-        UnusableGraph: if no trial had a finite error.
     """
     import optuna
 

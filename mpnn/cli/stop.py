@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM during training: the first signal stops it after the current step, the second immediately."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

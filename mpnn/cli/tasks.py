@@ -1,7 +1,5 @@
 """The two kinds of training runs of the command line, and the table of their results."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,36 +9,33 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.progress import Progress as Bars
-from rich.progress import TaskID
+from rich.progress import Progress as Bars, TaskID
 from rich.table import Table
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
 
-from mpnn import data
-from mpnn.cli.console import training_bars
+from mpnn import Graph, MessagePassing, data
+from mpnn.cli import console
 from mpnn.cli.measure import backends, bytes_for_backward
 from mpnn.cli.stop import stop_between_steps
 from mpnn.files import write_atomically
-from mpnn.graph import Graph
 from mpnn.graphs import from_edges, knn, parse
-from mpnn.message_passing import MessagePassing
 from mpnn.models import GAT, GCN, GNN, GPT, GATv2, GraphTransformer
 from mpnn.models.saving import Model
 from mpnn.tables import Columns
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.language_model import fit_language_model, language_model_loss
+from mpnn.train.language_model import adamw, fit_language_model, language_model_loss
 from mpnn.train.loop import History, Precision, Progress
 from mpnn.train.node_classifier import fit_node_classifier, node_scores
 
 _VALIDATION = 0.1
 _VALIDATIONS = 10
+_CROPS = 64  # of the validation text that `mpnn compare` reads at a time: some four steps of training
 _WEIGHT_DECAY = 5e-4  # of the GAT and GCN papers
 CHARACTERS = "characters.txt"
 
@@ -83,7 +78,7 @@ class Corpus:
     val: Tensor
 
     @staticmethod
-    def of(name: str, text: str, context: int) -> Corpus:
+    def of(name: str, text: str, context: int) -> "Corpus":
         """Raises ValueError if the validation part is too short for one crop."""
         characters = data.Characters(text)
         tokens = characters.encode(text)
@@ -106,7 +101,7 @@ class Nodes:
     """Nodes to classify, their default graph, and the settings of the GAT; `digest` identifies the user's files."""
 
     name: str
-    data: data.NodeClassification | data.PointClassification
+    data: data.PointClassification
     own_graph: str
     dropout: float
     lr: float
@@ -114,25 +109,20 @@ class Nodes:
     digest: str = ""
 
     @staticmethod
-    def digits() -> Nodes:
+    def digits() -> "Nodes":
         return Nodes("digits", data.digits(), "knn(8)", dropout=0.3, lr=0.01, patience=None)
 
     @staticmethod
-    def cora() -> Nodes:
+    def cora() -> "Nodes":
         """With the settings of Velickovic et al. 2018, section 3.3."""
-        original = data.cora()
-        normalized = data.NodeClassification(
-            data.row_normalize(original.x),
-            original.edge_index,
-            original.y,
-            original.train_mask,
-            original.val_mask,
-            original.test_mask,
-        )
+        papers = data.cora()
+        normalized = replace(papers, x=data.row_normalize(papers.x))
         return Nodes("cora", normalized, "cora", dropout=0.6, lr=0.005, patience=100)
 
     @staticmethod
-    def of_files(features: Path, labels: Path, edges: Path | None, seed: int, columns: Columns | None = None) -> Nodes:
+    def of_files(
+        features: Path, labels: Path, edges: Path | None, seed: int, columns: Columns | None = None
+    ) -> "Nodes":
         """The graph in files of the user's own, see `mpnn.data.node_tables`."""
         nodes = data.node_tables(features, labels, edges, seed, columns)
         files = [path.read_bytes() for path in (features, labels, edges) if path is not None]
@@ -140,7 +130,7 @@ class Nodes:
         own = "knn(8)" if edges is None else "edges"
         return Nodes("edges", nodes, own, dropout=0.5, lr=0.01, patience=None, digest=digest)
 
-    def to(self, device: str) -> Nodes:
+    def to(self, device: str) -> "Nodes":
         """The same nodes on a device."""
         tensors = {f.name: getattr(self.data, f.name).to(device) for f in fields(self.data)}
         return replace(self, data=replace(self.data, **tensors))
@@ -167,11 +157,7 @@ NODE_MODELS: dict[str, type[GAT | GCN | GNN | GraphTransformer]] = {
 
 
 def node_model(nodes: Nodes, attention: str, aggregate: str) -> GAT | GCN | GNN | GraphTransformer:
-    """A model of two or three layers with this attention.
-
-    Raises:
-        ValueError: if there is no such attention, or if `aggregate` is not "sum" and there is an attention.
-    """
+    """A model of two or three layers with this attention."""
     if attention not in NODE_MODELS:
         raise ValueError(f"there is no attention {attention!r} for nodes; there are {', '.join(NODE_MODELS)}")
     sizes = nodes.data.x.shape[1], int(nodes.data.y.max()) + 1
@@ -226,42 +212,57 @@ class Run(ABC):
     task: str
     expression: str
     steps: int
+    graph: Graph
+    layers: int
     model: Model
     settings: dict[str, int | float | str]
+
+    @abstractmethod
+    def fit(self, progress: Progress | None, checkpoint: Checkpoint | None) -> History:
+        """Trains the model."""
+
+    @abstractmethod
+    def inputs(self) -> tuple[Any, ...]:
+        """The arguments of the model in a training step."""
+
+    @abstractmethod
+    def loss(self) -> Tensor:
+        """The loss of a training step, on a new batch."""
+
+    @abstractmethod
+    def optimizer(self, rate: float) -> Optimizer:
+        """The optimizer of the model, with this learning rate."""
+
+    @abstractmethod
+    def error(self) -> float:
+        """The validation error of the model: a loss, or a share of wrong answers."""
 
     @abstractmethod
     def evaluate(self, model: Model) -> str:
         """What `model` reaches on the part of the data that is not for training, as a sentence."""
 
-    @abstractmethod
-    def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained: ...
+    def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained:
+        history = self.fit(progress, checkpoint)
+        saved_bytes, backend = bytes_for_backward(self.model, self.loss), backends(self.model, *self.inputs())
+        return Trained(self.task, self.expression, self.graph, self.layers, self.model, history, backend, saved_bytes)
 
     def save(self, folder: Path) -> None:
         """Writes the model with `save_pretrained`, and any other files needed to use it."""
         self.model.save_pretrained(folder)
 
     def check_saving(self) -> None:
-        """Saves the untrained model to a temporary folder, so that a model that cannot be saved fails before training.
-
-        Raises:
-            ValueError: if the model cannot be saved.
-        """
+        """Saves the untrained model to a temporary folder, so that one that cannot be saved fails before training."""
         with suppress(OSError, SafetensorError), TemporaryDirectory() as folder:  # not an error of the model
             self.save(Path(folder))
 
 
 class TextRun(Run):
-    """A GPT over a topology. The initial weights and the batches depend on the seed only, not on the graph.
-
-    Raises:
-        ValueError: if the topology is invalid, has edges from later nodes or does not fit the context, or if heads does
-            not divide the width.
-    """
+    """A GPT over a topology. The initial weights and the batches depend on the seed only, not on the graph."""
 
     def __init__(self, expression: str, corpus: Corpus, settings: TextSettings, seed: int, device: str = "cpu") -> None:
         self.task, self.expression, self.steps = corpus.name, expression, settings.steps
-        self.corpus, self.sizes, self.seed = corpus, settings, seed
-        topology = parse(expression)
+        self.corpus, self.sizes, self.seed, self.layers = corpus, settings, seed, settings.layers
+        topology, self.device = parse(expression), device
         self.graph = topology.bind(settings.context)
         torch.manual_seed(seed)
         self.model: GPT = GPT(
@@ -283,13 +284,13 @@ class TextRun(Run):
             **asdict(settings),
         }
 
-    def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained:
-        corpus, settings, model = self.corpus, self.sizes, self.model
+    def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
+        settings = self.sizes
         torch.manual_seed(self.seed)
-        history = fit_language_model(
-            model,
-            corpus.train,
-            corpus.val,
+        return fit_language_model(
+            self.model,
+            self.corpus.train,
+            self.corpus.val,
             settings.steps,
             batch=settings.batch,
             lr=settings.lr,
@@ -298,11 +299,19 @@ class TextRun(Run):
             progress=progress,
             checkpoint=checkpoint,
         )
-        device = next(model.parameters()).device
-        tokens, targets = (t.to(device) for t in data.batches(corpus.train, settings.context, settings.batch))
-        saved_bytes = bytes_for_backward(model, lambda: model.loss(tokens, targets))
-        backend = backends(model, tokens)
-        return Trained(self.task, self.expression, self.graph, settings.layers, model, history, backend, saved_bytes)
+
+    def inputs(self) -> tuple[Any, ...]:
+        return (self.corpus.train[: self.sizes.context].repeat(self.sizes.batch, 1).to(self.device),)
+
+    def loss(self) -> Tensor:
+        batch = data.batches(self.corpus.train, self.sizes.context, self.sizes.batch)
+        return self.model.loss(*(tokens.to(self.device) for tokens in batch))
+
+    def optimizer(self, rate: float) -> Optimizer:
+        return adamw(self.model, rate)
+
+    def error(self) -> float:
+        return language_model_loss(self.model, self.corpus.val, self.sizes.batch, _CROPS)
 
     def evaluate(self, model: Model) -> str:
         assert isinstance(model, GPT)
@@ -317,11 +326,7 @@ class TextRun(Run):
 
 
 class NodeRun(Run):
-    """A graph network, trained on all nodes in each step.
-
-    Raises:
-        ValueError: if the topology is invalid or does not fit the number of nodes.
-    """
+    """A graph network, trained on all nodes in each step."""
 
     def __init__(
         self,
@@ -345,30 +350,37 @@ class NodeRun(Run):
         self.settings["precision"] = precision
         torch.manual_seed(seed)
         self.model = node_model(nodes, attention, aggregate).to(device)
+        self.layers = sum(isinstance(module, MessagePassing) for module in self.model.modules())
         self._random = torch.get_rng_state()
 
-    def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained:
-        nodes, nodes_data, graph, model = self.nodes, self.nodes.data, self.graph, self.model
+    def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
         torch.set_rng_state(self._random)
-        history = fit_node_classifier(
-            model,
-            graph,
-            nodes_data,
-            Adam(model.parameters(), lr=nodes.lr, weight_decay=_WEIGHT_DECAY),
+        return fit_node_classifier(
+            self.model,
+            self.graph,
+            self.nodes.data,
+            self.optimizer(self.nodes.lr),
             epochs=self.steps,
-            patience=nodes.patience,
+            patience=self.nodes.patience,
             precision=self.precision,
             progress=progress,
             checkpoint=checkpoint,
         )
 
-        def loss() -> Tensor:
-            mask = nodes_data.train_mask
-            return F.cross_entropy(model(nodes_data.x, graph)[mask], nodes_data.y[mask])
+    def inputs(self) -> tuple[Any, ...]:
+        return self.nodes.data.x, self.graph
 
-        saved_bytes, backend = bytes_for_backward(model, loss), backends(model, nodes_data.x, graph)
-        layers = sum(isinstance(module, MessagePassing) for module in model.modules())
-        return Trained(self.task, self.expression, graph, layers, model, history, backend, saved_bytes)
+    def loss(self) -> Tensor:
+        nodes = self.nodes.data
+        return F.cross_entropy(self.model(nodes.x, self.graph)[nodes.train_mask], nodes.y[nodes.train_mask])
+
+    def optimizer(self, rate: float) -> Optimizer:
+        return Adam(self.model.parameters(), lr=rate, weight_decay=_WEIGHT_DECAY)
+
+    def error(self) -> float:
+        nodes = self.nodes.data
+        mask = nodes.val_mask if nodes.val_mask.any() else nodes.test_mask
+        return 1 - node_scores(self.model, self.graph, nodes, mask)[1]
 
     def evaluate(self, model: Model) -> str:
         nodes = self.nodes.data
@@ -377,13 +389,8 @@ class NodeRun(Run):
 
 
 def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Trained]:
-    """Trains the runs one after the other, each with its checkpoint and a progress bar.
-
-    Raises:
-        Stopped: after Ctrl-C or SIGTERM; the checkpoint of the last step is then written.
-        TrainingDiverged, OSError: see `mpnn.train.loop`.
-    """
-    with stop_between_steps() as check, training_bars() as bars:
+    """Trains the runs one after the other, each with its checkpoint and a progress bar."""
+    with stop_between_steps() as check, console.training_bars() as bars:
         queue = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]
         return [
             run.train(partial(_tick, bars, bar, check), checkpoint)
@@ -398,13 +405,7 @@ def _tick(bars: Bars, bar: TaskID, check: Callable[[], None], step: int, history
 
 def table(results: Sequence[Trained]) -> Table:
     """The results as a table."""
-    rows = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in HEADINGS:
-        justify: Literal["left", "right"] = "left" if heading in _LEFT_ALIGNED else "right"
-        rows.add_column(heading, justify=justify, overflow="fold", no_wrap=heading != "graph")
-    for result in results:
-        rows.add_row(*result.row)
-    return rows
+    return console.table(HEADINGS, (result.row for result in results), _LEFT_ALIGNED)
 
 
 def legend() -> Table:

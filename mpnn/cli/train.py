@@ -1,7 +1,5 @@
 """`mpnn train`: trains a model on a task over a graph that the user chooses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import asdict
@@ -27,7 +25,7 @@ from mpnn.cli.options import DEFAULTS, Options, takes
 from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import CHARACTERS, Run, Trained
 from mpnn.files import write_atomically
-from mpnn.models.saving import CONFIG, WEIGHTS
+from mpnn.models.saving import CONFIG, WEIGHTS, Model
 from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
 from mpnn.train.loop import TrainingDiverged, require_accelerate
 
@@ -208,3 +206,19 @@ def _checkpoint_note(checkpoint: Checkpoint) -> str:
         return "nothing was saved"
     step = "" if checkpoint.step is None else f" of step {checkpoint.step}"
     return f"the checkpoint{step} is in {checkpoint.path}; the same command with --resume continues it"
+
+
+def saved_run(folder: Path) -> tuple[Run, Model]:
+    """The run, with its data, and its trained model."""
+    path = folder / FINISHED
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {FINISHED}: name a folder that mpnn train saved a finished run in")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        options, settings = Options.read(content["options"]), dict(content["settings"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged or of another version of mpnn ({error}); train the model again") from None
+    run = options.run()
+    if changes := differences(settings, run.settings):
+        raise ValueError(f"the data of {folder} changed since its training: {changes}")
+    return run, type(run.model).from_pretrained(folder).to(options.device)

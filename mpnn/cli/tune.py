@@ -1,7 +1,5 @@
 """`mpnn tune`: measures what operations cost on this machine, for all plans from now on."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`mpnn view`: a page for the browser that shows a graph, and what tokens, patches or nodes attend to over it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, refuse
+from mpnn.cli.console import check_file, console, exit_on_failure, exit_on_invalid_input
 from mpnn.cli.expressions import bind
 from mpnn.cli.tasks import CHARACTERS
 from mpnn.cli.train import FINISHED
@@ -102,7 +100,7 @@ def view(
       mpnn view google/vit-base-patch16-224 --image cat.jpg -o cat.html
       mpnn view runs/cora --node 1358 -o paper.html
     """
-    _check_out(out, force)
+    check_file(out, _SUFFIXES, "the page is an HTML file", force)
     reads = Reads(text, image, node)
     with exit_on_invalid_input():
         if _is_model(what):
@@ -121,16 +119,6 @@ def view(
     with exit_on_failure():
         write_atomically(out, lambda temporary: temporary.write_text(page.html(), encoding="utf-8"))
     console.print(f"saved to {out}; open it in a browser", soft_wrap=True)
-
-
-def _check_out(out: Path, force: bool) -> None:
-    """Refuses a file that cannot be written, before any work."""
-    if out.suffix.lower() not in _SUFFIXES:
-        refuse(f"the page is an HTML file; name it {out.with_suffix('.html')} instead of {out}")
-    if not out.parent.is_dir():
-        refuse(f"there is no folder {out.parent} to write {out.name} into")
-    if out.exists() and not force:
-        refuse(f"{out} exists: name another file, or replace it with --force")
 
 
 def _is_model(what: str) -> bool:

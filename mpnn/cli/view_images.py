@@ -1,7 +1,5 @@
 """The attention that `mpnn view` shows over an image: of vision models of transformers, and of mpnn's ViT."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from mpnn import Topology
 from mpnn.cli.view_models import OWN, record_each, record_transformers
-from mpnn.graph.topology import Topology
 from mpnn.graphs import parse
 from mpnn.models import ImageClassifier, ViT
 from mpnn.models.layers.images import pair, with_class_token
@@ -42,10 +41,6 @@ def of_transformers(name: str, model: Any, file: Path, graphs: Sequence[str] | N
         name: the folder or name of the model.
         file: an image, or an array (.npy) of the values that the model takes, [channels, H, W].
         graphs: expressions over the patches; "" stands for the model's own. None: this, and each patch's neighbors.
-
-    Raises:
-        ValueError, OSError: if the image cannot be read, the model is not one over a grid of patches, or a graph does
-            not fit it.
     """
     image = _array(file) if file.suffix == ".npy" else _processed(name, file)
     down, across = pair(model.config.patch_size)
@@ -68,11 +63,7 @@ def of_transformers(name: str, model: Any, file: Path, graphs: Sequence[str] | N
 
 
 def saved_vit(folder: Path) -> ViT | None:
-    """The ViT that `save_pretrained` wrote, alone or in a classifier; None if the folder holds no model of mpnn.
-
-    Raises:
-        ValueError, OSError: if it holds another model of mpnn, or a damaged one.
-    """
+    """The ViT that `save_pretrained` wrote, alone or in a classifier; None if the folder holds no model of mpnn."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         kind, _ = config["model"], config["arguments"]  # which a model of transformers does not have
@@ -93,11 +84,7 @@ def saved_vit(folder: Path) -> ViT | None:
 
 def of_saved(name: str, vit: ViT, file: Path, graphs: Sequence[str] | None) -> Page:
     """The page of a ViT of mpnn, as `of_transformers`. Images are resized to the size of the model, and their pixels
-    scaled to -1 to 1.
-
-    Raises:
-        ValueError, OSError: if the image cannot be read, or a graph does not fit the model.
-    """
+    scaled to -1 to 1."""
     config = vit.config
     image = _array(file) if file.suffix == ".npy" else _resized(file, config.channels, pair(config.image))
     shape = (config.channels, *pair(config.image))
@@ -146,10 +133,6 @@ def _page(name: str, file: Path, patches: Patches, recordings: Sequence[Recordin
 
 
 def _open(file: Path) -> Any:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise ImportError("images need Pillow, which is not installed; run: pip install pillow") from None
     try:
         return Image.open(file).convert("RGB")
     except UnidentifiedImageError:

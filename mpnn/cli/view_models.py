@@ -1,7 +1,5 @@
 """What the pages of models share: loading a model of transformers, and recording its attention over each graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,15 +30,7 @@ def record_each(
 
 
 def transformers_model(name: str) -> Any:
-    """A model of transformers, in evaluation mode.
-
-    Args:
-        name: a folder, or a name on the Hub.
-
-    Raises:
-        ImportError: if transformers is not installed.
-        ValueError: if there is no such model.
-    """
+    """A model of transformers in a folder, or of this name on the Hub, in evaluation mode."""
     try:
         import transformers
 
@@ -65,11 +55,7 @@ def not_a_model(name: str, error: OSError) -> ValueError:
 
 
 def record_transformers(model: Any, inputs: Any, name: str, graph: str | None, budget: int | None = None) -> Recording:
-    """The attention of a model of transformers over a graph, None for its own masks.
-
-    Raises:
-        ValueError: if the graph does not fit the model, or layers give no weights or are not over the same nodes.
-    """
+    """The attention of a model of transformers over a graph, None for its own masks."""
     import mpnn.hf
 
     layers = model.config.get_text_config().num_hidden_layers

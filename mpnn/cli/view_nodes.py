@@ -1,7 +1,5 @@
 """The attention that `mpnn view` shows over the nodes of a graph: of runs of `mpnn train` on nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.cli import saved_run
+from mpnn import Graph, MessagePassing
 from mpnn.cli.measure import attention_weights
 from mpnn.cli.tasks import NodeRun, Nodes
+from mpnn.cli.train import saved_run
 from mpnn.cli.view_models import record_each
-from mpnn.graph import Graph
-from mpnn.message_passing import MessagePassing
-from mpnn.view import Page
-from mpnn.view import subject as subjects
+from mpnn.view import Page, subject as subjects
 from mpnn.view.attention import Recording, attention
 
 _MAX_NODES = 5_000  # on the page: those nearest to the chosen one
@@ -34,12 +30,8 @@ def of_run(folder: str, node: int | None, graphs: Sequence[str] | None) -> Page:
         folder: where `mpnn train` saved it.
         node: the node that is chosen when the page opens. None: one with about eight in-neighbors.
         graphs: expressions as for `mpnn train --graph`; "" stands for the graph of the training. None: this one.
-
-    Raises:
-        ValueError, OSError: if the folder holds no such run, its model has no attention, there is no such node, or a
-            graph does not fit it.
     """
-    run, model = saved_run.load(Path(folder))
+    run, model = saved_run(Path(folder))
     assert isinstance(run, NodeRun)
     if any(layer.attention is None for layer in model.modules() if isinstance(layer, MessagePassing)):
         raise ValueError(f"the model in {folder} has no attention; train one with --attention additive, dot or degree")

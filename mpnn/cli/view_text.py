@@ -1,7 +1,5 @@
 """The attention that `mpnn view` shows over a text: of models of transformers, and of runs of `mpnn train`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpnn import Graph
 from mpnn.cli.tasks import CHARACTERS
 from mpnn.cli.view_models import OWN, not_a_model, record_each, record_transformers
-from mpnn.graph import Graph
 from mpnn.graphs import parse
 from mpnn.view import Page, of_topology
 from mpnn.view.attention import Recording, attention
@@ -29,9 +27,6 @@ def of_transformers(name: str, model: Any, text: str, graphs: Sequence[str] | No
     Args:
         name: the folder or name of the model.
         graphs: expressions; "" stands for the model's own masks. None: these, and a window.
-
-    Raises:
-        ValueError: if the model has no tokenizer or cannot take the text, or a graph does not fit it.
     """
     import transformers
 
@@ -58,12 +53,7 @@ def of_transformers(name: str, model: Any, text: str, graphs: Sequence[str] | No
 
 def of_run(name: str, text: str, graphs: Sequence[str] | None) -> Page:
     """The page of a model of characters that `mpnn train` saved in the folder `name`, as `of_transformers`. "" stands
-    for the graph that it was trained on.
-
-    Raises:
-        ValueError, OSError: if the folder has no such model, it does not know a character of the text, or a graph does
-            not fit it.
-    """
+    for the graph that it was trained on."""
     from mpnn.data import Characters
     from mpnn.models import GPT
 

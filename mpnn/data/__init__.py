@@ -15,52 +15,28 @@
 | `cities()`, `tsp_weights()` | travelling salesman instances, and the weights of a model for them |
 """
 
-from mpnn.data.city import City, Trips, city, trips
-from mpnn.data.digits import PointClassification, digits
-from mpnn.data.errors import DamagedFile, DatasetNotFound
-from mpnn.data.fashion_mnist import fashion_mnist
-from mpnn.data.locate import locate
-from mpnn.data.neighbors import NeighborBatch, neighbor_batches
-from mpnn.data.planetoid import NodeClassification, citeseer, cora, row_normalize
-from mpnn.data.sentences import sentences
-from mpnn.data.sources import SOURCES, RemoteFile, Source
-from mpnn.data.tables import node_tables
-from mpnn.data.text import Characters, batches, multi30k, pydoc_topics, tinyshakespeare
-from mpnn.data.tsp import cities, tsp_weights
-from mpnn.data.tu import GraphClassification, SmallGraph, tu
-from mpnn.files import cache_dir
-
-__all__ = [
-    "SOURCES",
-    "Characters",
-    "City",
-    "DamagedFile",
-    "DatasetNotFound",
-    "GraphClassification",
-    "NeighborBatch",
-    "NodeClassification",
-    "PointClassification",
-    "RemoteFile",
-    "SmallGraph",
-    "Source",
-    "Trips",
-    "batches",
-    "cache_dir",
-    "citeseer",
-    "cities",
-    "city",
-    "cora",
-    "digits",
-    "fashion_mnist",
-    "locate",
-    "multi30k",
-    "neighbor_batches",
-    "node_tables",
-    "pydoc_topics",
-    "row_normalize",
-    "sentences",
-    "tinyshakespeare",
-    "trips",
-    "tsp_weights",
-    "tu",
-]
+from mpnn.data.city import City as City, Trips as Trips, city as city, trips as trips
+from mpnn.data.digits import PointClassification as PointClassification, digits as digits
+from mpnn.data.errors import DamagedFile as DamagedFile, DatasetNotFound as DatasetNotFound
+from mpnn.data.fashion_mnist import fashion_mnist as fashion_mnist
+from mpnn.data.locate import locate as locate
+from mpnn.data.neighbors import NeighborBatch as NeighborBatch, neighbor_batches as neighbor_batches
+from mpnn.data.planetoid import (
+    NodeClassification as NodeClassification,
+    citeseer as citeseer,
+    cora as cora,
+    row_normalize as row_normalize,
+)
+from mpnn.data.sentences import sentences as sentences
+from mpnn.data.sources import SOURCES as SOURCES, RemoteFile as RemoteFile, Source as Source
+from mpnn.data.tables import node_tables as node_tables
+from mpnn.data.text import (
+    Characters as Characters,
+    batches as batches,
+    multi30k as multi30k,
+    pydoc_topics as pydoc_topics,
+    tinyshakespeare as tinyshakespeare,
+)
+from mpnn.data.tsp import cities as cities, tsp_weights as tsp_weights
+from mpnn.data.tu import GraphClassification as GraphClassification, SmallGraph as SmallGraph, tu as tu
+from mpnn.files import cache_dir as cache_dir

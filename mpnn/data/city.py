@@ -5,8 +5,6 @@ the streets that lead into it some minutes later. The traffic that a driver will
 on the streets ahead, so messages from neighboring segments improve the prediction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -80,7 +78,7 @@ class Trips:
     route_minutes: Tensor
 
     @staticmethod
-    def join(parts: Sequence[Trips]) -> Trips:
+    def join(parts: Sequence["Trips"]) -> "Trips":
         """Concatenates several trips; nodes and routes are renumbered consecutively."""
         nodes = np.cumsum([0, *(len(part.x) for part in parts)])[:-1].tolist()
         routes = np.cumsum([0, *(len(part.route_minutes) for part in parts)])[:-1].tolist()

@@ -1,7 +1,5 @@
 """Handwritten digits from scikit-learn: points for a nearest-neighbor graph."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

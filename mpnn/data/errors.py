@@ -1,7 +1,5 @@
 """Errors of dataset files. Each message names the file and the fix."""
 
-from __future__ import annotations
-
 
 class DatasetNotFound(FileNotFoundError):
     """The dataset is not on this machine and cannot be downloaded; the message explains how to get it."""

@@ -1,7 +1,5 @@
 """Fashion-MNIST: small pictures of clothes, in the IDX files of MNIST."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from io import BytesIO

@@ -1,7 +1,5 @@
 """What the datasets read from objects of PyTorch Geometric, which need not be installed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -9,11 +7,7 @@ from torch import Tensor
 
 
 def one_graph(source: Any) -> Any:
-    """The `Data` of a dataset of one graph, or `source` if it is a `Data`.
-
-    Raises:
-        ValueError: if there are several graphs, or several types of edges.
-    """
+    """The `Data` of a dataset of one graph, or `source` if it is a `Data`."""
     if isinstance(source, (list, tuple)) or hasattr(source, "indices"):  # torch_geometric.data.Dataset
         if len(source) != 1:
             raise ValueError(f"a dataset of one graph is needed; got {len(source)} graphs: pass one of them")
@@ -24,11 +18,7 @@ def one_graph(source: Any) -> Any:
 
 
 def tensors(data: Any, *names: str) -> list[Tensor]:
-    """These attributes of a `Data`.
-
-    Raises:
-        TypeError: if one is missing or is no tensor.
-    """
+    """These attributes of a `Data`."""
     found: list[Any] = [getattr(data, name, None) for name in names]
     for name, x in zip(names, found, strict=True):
         if not isinstance(x, Tensor):

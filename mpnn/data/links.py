@@ -1,7 +1,5 @@
 """Converts undirected links to directed edges."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

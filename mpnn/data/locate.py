@@ -5,20 +5,17 @@ downloads into the cache. If this fails, the error explains how to get the files
 SHA-256 and renamed atomically: the cache never contains a partial file.
 """
 
-from __future__ import annotations
-
-import hashlib
 import os
-import tempfile
 import urllib.request
 from collections.abc import Sequence
+from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 
 from mpnn.data.errors import DamagedFile, DatasetNotFound
 from mpnn.data.sources import SOURCES, RemoteFile, Source
-from mpnn.files import cache_dir
+from mpnn.files import cache_dir, write_atomically
 
 _CHUNK = 1 << 16
 _TIMEOUT_S = 30.0
@@ -75,34 +72,20 @@ def download(file: RemoteFile, target: Path) -> None:
     Raises:
         OSError, HTTPException: if the download fails, or its size or checksum is wrong.
     """
-    if file.url is None:
+    if file.url is None or file.size is None:
         raise OSError(f"{file.name} has no address to download it from")
+    content = b""
+    with _open(file.url) as response:
+        while len(content) <= file.size and (chunk := response.read(_CHUNK)):
+            content += chunk
+    if len(content) > file.size:
+        raise OSError(f"{file.url} sent more than the expected {file.size} bytes")
+    if len(content) != file.size:
+        raise OSError(f"{file.url} sent {len(content)} bytes, expected {file.size}")
+    if (digest := sha256(content).hexdigest()) != file.sha256:
+        raise OSError(f"{file.url} has the SHA-256 {digest}, expected {file.sha256}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A unique name: processes that download at the same time replace a complete file by a complete file.
-    handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            _copy_checked(file, file.url, out)
-        os.replace(partial, target)
-    except BaseException:
-        os.unlink(partial)
-        raise
-
-
-def _copy_checked(file: RemoteFile, url: str, out: BinaryIO) -> None:
-    digest = hashlib.sha256()
-    received = 0
-    with _open(url) as response:
-        while chunk := response.read(_CHUNK):
-            received += len(chunk)
-            if file.size is not None and received > file.size:
-                raise OSError(f"{url} sent more than the expected {file.size} bytes")
-            digest.update(chunk)
-            out.write(chunk)
-    if file.size is not None and received != file.size:
-        raise OSError(f"{url} sent {received} bytes, expected {file.size}")
-    if file.sha256 is not None and digest.hexdigest() != file.sha256:
-        raise OSError(f"{url} has the SHA-256 {digest.hexdigest()}, expected {file.sha256}")
+    write_atomically(target, lambda partial: partial.write_bytes(content))
 
 
 def _open(url: str) -> BinaryIO:

@@ -3,22 +3,19 @@
 The graph and the features may be memory maps. A thread samples and gathers the next batches while the model computes.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import Empty, Full, Queue
-from threading import Event, Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn import Graph
 from mpnn.graph.derive import renumbered
 from mpnn.graphs import CompressedGraph, compressed
 from mpnn.graphs.compressed import check_nodes
@@ -44,7 +41,7 @@ class NeighborBatch:
     graphs: tuple[Graph, ...]
     x: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> NeighborBatch:
+    def to(self, device: torch.device | str) -> "NeighborBatch":
         x = None if self.x is None else self.x.to(device)
         graphs = tuple(graph.to(device) for graph in self.graphs)
         return replace(self, nodes=self.nodes.to(device), sources=self.sources.to(device), graphs=graphs, x=x)
@@ -115,7 +112,7 @@ class _Whole:
     positions: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def of(graph: Graph | CompressedGraph) -> _Whole:
+    def of(graph: Graph | CompressedGraph) -> "_Whole":
         if isinstance(graph, CompressedGraph):
             return _Whole(graph, {})
         graph = graph.to("cpu")
@@ -180,45 +177,13 @@ def gather(features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
 def in_advance(values: Iterator[T], count: int) -> Iterator[T]:
     """Yields `values`, which a thread computes up to `count` in advance. Its exceptions are raised here, in their turn.
     The thread ends with the iterator: at its end, when it is closed, and after an exception such as Ctrl-C."""
-    ready: Queue[tuple[Callable[[], T] | None]] = Queue(count)
-    stop = Event()
-
-    def put(item: Callable[[], T] | None) -> None:
-        while not stop.is_set():
-            with suppress(Full):
-                return ready.put((item,), timeout=0.1)
-
-    def work() -> None:
+    end = object()
+    with ThreadPoolExecutor(1, "mpnn-batches") as worker:
+        ready = deque(worker.submit(next, values, end) for _ in range(count))
         try:
-            for value in values:
-                put(lambda value=value: value)  # type: ignore[misc]
-                if stop.is_set():
-                    return
-        except BaseException as error:
-            put(_raise(error))
-        put(None)
-
-    worker = Thread(target=work, name="mpnn-batches", daemon=True)
-    worker.start()
-    try:
-        while True:
-            (item,) = _next(ready)
-            if item is None:
-                return
-            yield item()
-    finally:
-        stop.set()
-        worker.join()
-
-
-def _raise(error: BaseException) -> Callable[[], Any]:
-    def call() -> Any:
-        raise error
-
-    return call
-
-
-def _next(ready: Queue[T]) -> T:
-    while True:
-        with suppress(Empty):
-            return ready.get(timeout=1.0)  # waiting without a limit would keep Ctrl-C waiting on Windows
+            while (value := ready.popleft().result()) is not end:
+                ready.append(worker.submit(next, values, end))
+                yield cast(T, value)
+        finally:
+            for future in ready:
+                future.cancel()

@@ -4,8 +4,6 @@ A pickle is a program, and unpickling runs it. So only bytes with a known digest
 that refuses every name but the six that arrays, sparse matrices and dictionaries of lists need.
 """
 
-from __future__ import annotations
-
 import pickle
 from io import BytesIO
 from pathlib import Path
@@ -18,13 +16,7 @@ from mpnn.data.read import read_verified
 
 
 def load_plain(path: Path, sha256: str) -> Any:
-    """The array, sparse matrix, or dictionary of lists in a pickle of Python 2 with this digest.
-
-    Raises:
-        DatasetNotFound: the file does not exist.
-        DamagedFile: the file has another digest. Nothing in it was run.
-        UnpicklingError: the file names anything else than these data. It was not called.
-    """
+    """The array, sparse matrix, or dictionary of lists in a pickle of Python 2 with this digest."""
     return _Unpickler(BytesIO(read_verified(path, sha256)), encoding="latin1").load()
 
 

@@ -1,7 +1,5 @@
 """Cora and Citeseer, the citation graphs of the GCN and GAT papers, with the fixed Planetoid split."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.data.digits import PointClassification
 from mpnn.data.from_pyg import one_graph, tensors
 from mpnn.data.links import both_directions
 from mpnn.data.locate import locate
@@ -21,26 +20,19 @@ _VALIDATION_NODES = 500
 
 
 @dataclass(frozen=True, eq=False)
-class NodeClassification:
+class NodeClassification(PointClassification):
     """A graph for node classification.
 
     Args:
-        x: features, float32 `[N, F]`.
+        x, y, train_mask, val_mask, test_mask: as for `PointClassification`; some nodes may be in no mask.
         edge_index: int64 `[2, E]`; `edge_index[0]` is src, `edge_index[1]` is dst; both directions of
             every link, no duplicates, no self-loops, ordered by dst, then src.
-        y: classes, int64 `[N]`.
-        train_mask, val_mask, test_mask: bool `[N]`, disjoint.
     """
 
-    x: Tensor
     edge_index: Tensor
-    y: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
 
     @classmethod
-    def from_pyg(cls, source: Any, split: int = 0) -> NodeClassification:
+    def from_pyg(cls, source: Any, split: int = 0) -> "NodeClassification":
         """From PyTorch Geometric: a `Data`, or a dataset of one graph. Edges stay as they are there.
 
         Args:
@@ -54,18 +46,14 @@ class NodeClassification:
         x, edge_index, y, train, val, test = tensors(
             data, "x", "edge_index", "y", "train_mask", "val_mask", "test_mask"
         )
-        masks = [mask.bool() if mask.dim() == 1 else mask[:, split].bool() for mask in (train, val, test)]
+        train, val, test = ((mask if mask.dim() == 1 else mask[:, split]).bool() for mask in (train, val, test))
         if y.is_floating_point() or y.dim() > 2 or (y.dim() == 2 and y.shape[1] > 1):
             raise ValueError(f"y must hold one class for each node, int64 [N]; got {y.dtype} {list(y.shape)}")
-        return cls(x.float(), edge_index, y.view(-1).long(), *masks)
+        return cls(x.float(), y.view(-1).long(), train, val, test, edge_index)
 
     @property
     def num_nodes(self) -> int:
         return self.x.shape[0]
-
-    @property
-    def num_classes(self) -> int:
-        return int(self.y.max()) + 1
 
 
 def cora() -> NodeClassification:

@@ -1,7 +1,5 @@
 """A few hundred real English sentences for semantic search, from the manual that comes with Python."""
 
-from __future__ import annotations
-
 import re
 
 from mpnn.data.text import topics

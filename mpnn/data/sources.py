@@ -4,8 +4,6 @@ This file contains only data; `locate.py` has the code that downloads them. Addr
 and checksums are those of the files at this commit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -16,8 +14,8 @@ class RemoteFile:
     Args:
         name: file name relative to the dataset's folder.
         url: download address; None if the user has to unpack the file by hand.
-        size: bytes; None if `url` is None.
-        sha256: checksum in hexadecimal; None if `url` is None.
+        size: bytes; None if it is not known.
+        sha256: checksum in hexadecimal; None if it is not known.
     """
 
     name: str
@@ -34,7 +32,6 @@ class Source:
         name: the name for `locate` and `mpnn data get`.
         folder: its folder under `$MPNN_DATA` and under the cache.
         files: all of its files.
-        homepage: address of its web page.
         how: instructions, as the second half of the sentence "to get it, ...".
         license: license or terms of use, as the source states them.
         cite: the paper to cite.
@@ -44,7 +41,6 @@ class Source:
     name: str
     folder: str
     files: tuple[RemoteFile, ...]
-    homepage: str
     how: str
     license: str
     cite: str
@@ -63,7 +59,6 @@ def _planetoid(name: str, *facts: tuple[str, int, str]) -> Source:
         name=name,
         folder=f"planetoid/{name}/raw",
         files=_pinned(_PLANETOID, *facts),
-        homepage="https://github.com/kimiyoung/planetoid",
         how=f"download the ind.{name}.* files from the folder data of https://github.com/kimiyoung/planetoid",
         license="MIT",
         cite="Yang, Cohen, Salakhutdinov: Revisiting Semi-Supervised Learning with Graph Embeddings, ICML 2016",
@@ -102,7 +97,6 @@ TINYSHAKESPEARE = Source(
         "/data/tinyshakespeare/",
         ("input.txt", 1115394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
     ),
-    homepage="https://github.com/karpathy/char-rnn",
     how="download data/tinyshakespeare/input.txt from https://github.com/karpathy/char-rnn",
     license="MIT; the text itself is in the public domain",
     cite="Karpathy: char-rnn, 2015",
@@ -120,20 +114,18 @@ MULTI30K = Source(
         ("test_2016_flickr.en.gz", 21077, "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
         ("test_2016_flickr.de.gz", 22890, "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"),
     ),
-    homepage="https://github.com/multi30k/dataset",
     how="download the .en.gz and .de.gz files from data/task1/raw of https://github.com/multi30k/dataset",
     license="non-commercial research and education, after the Flickr terms of use",
     cite="Elliott, Frank, Sima'an, Specia: Multi30K: Multilingual English-German Image Descriptions, 2016",
 )
 
 
-def _tu(name: str) -> Source:
+def _tu(name: str, size: int, sha256: str) -> Source:
     home = "https://github.com/weihua916/powerful-gnns"
     return Source(
         name=name,
         folder=f"tu/{name}",
-        files=(RemoteFile(f"{name}.txt"),),
-        homepage=home,
+        files=(RemoteFile(f"{name}.txt", None, size, sha256),),
         how=f"unpack dataset/{name}/{name}.txt from dataset.zip of {home}",
         license="MIT (the text format's repository); TU Dortmund graph kernel benchmarks",
         cite="Xu, Hu, Leskovec, Jegelka: How Powerful are Graph Neural Networks?, ICLR 2019",
@@ -144,7 +136,6 @@ TSP = Source(
     name="tsp",
     folder="tsp",
     files=(RemoteFile("attention_model_tsp20.safetensors"),),
-    homepage="https://github.com/wouterkool/attention-learn-to-route",
     how="save the tensors of pretrained/tsp_20/epoch-99.pt of "
     "https://github.com/wouterkool/attention-learn-to-route with safetensors as attention_model_tsp20.safetensors",
     license="MIT",
@@ -157,7 +148,6 @@ FASHION_MNIST = Source(
     files=tuple(
         RemoteFile(f"{part}-{kind}-ubyte.gz") for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
     ),
-    homepage="https://github.com/zalandoresearch/fashion-mnist",
     how="install Debian's package dataset-fashion-mnist, or download the four files from the folder data/fashion of "
     "https://github.com/zalandoresearch/fashion-mnist",
     license="MIT",
@@ -165,8 +155,10 @@ FASHION_MNIST = Source(
     installed="/usr/share/datasets/fashion-mnist",
 )
 
+MUTAG = _tu("MUTAG", 32367, "05395684e2167e0fb31fc57534b5847cdf867ee5348d58497b33b46178c0294d")
+PROTEINS = _tu("PROTEINS", 642021, "ed0730f9bf9da68aa6a8c80f2f2b6ecea5d05791ca254c709f3efab3b45d937b")
+
 SOURCES: dict[str, Source] = {
-    source.name: source
-    for source in (CORA, CITESEER, TINYSHAKESPEARE, MULTI30K, TSP, FASHION_MNIST, _tu("MUTAG"), _tu("PROTEINS"))
+    source.name: source for source in (CORA, CITESEER, TINYSHAKESPEARE, MULTI30K, TSP, FASHION_MNIST, MUTAG, PROTEINS)
 }
 """Every dataset that is stored in files, by name."""

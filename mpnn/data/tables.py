@@ -1,7 +1,5 @@
 """Graphs of one's own for node classification, from tables in files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +73,7 @@ def node_tables(
         )
     train, val, test = _split(target, seed)
     edge_index = both_directions(zip(*links.tolist(), strict=True))
-    return NodeClassification(torch.from_numpy(x), edge_index, target.clamp(min=0), train, val, test)
+    return NodeClassification(torch.from_numpy(x), target.clamp(min=0), train, val, test, edge_index)
 
 
 def _split(target: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:

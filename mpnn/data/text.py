@@ -1,21 +1,14 @@
 """Text datasets: plays, the Python manual, translated captions; and a character vocabulary."""
 
-from __future__ import annotations
-
 import gzip
-import io
-import zlib
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mpnn.data.errors import DamagedFile, DatasetNotFound
-from mpnn.data.locate import locate
-from mpnn.data.read import read_bytes
+from mpnn.data.errors import DatasetNotFound
+from mpnn.data.read import read
 
-_LARGEST_RATIO = 100  # unpacked bytes per packed byte: captions have 3, a decompression bomb 1,000
 SPLITS = ("train", "val", "test_2016_flickr")
 
 
@@ -25,8 +18,7 @@ def tinyshakespeare() -> str:
     Raises:
         DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
     """
-    path = locate("tinyshakespeare") / "input.txt"
-    return _decode(path, read_bytes(path))
+    return read("tinyshakespeare", "input.txt").decode()
 
 
 def topics() -> dict[str, str]:
@@ -66,39 +58,9 @@ def multi30k(split: str) -> list[tuple[str, str]]:
     """
     if split not in SPLITS:
         raise ValueError(f"multi30k has no split {split!r}; it has {', '.join(SPLITS)}")
-    names = (f"{split}.en.gz", f"{split}.de.gz")
-    folder = locate("multi30k", *names)
-    english, german = (read_gzip_lines(folder / name) for name in names)
-    if len(english) != len(german):
-        raise DamagedFile(
-            f"{folder / names[0]} has {len(english)} lines and {names[1]} has {len(german)}; "
-            f"delete both and fetch them again"
-        )
-    return list(zip(english, german, strict=True))
-
-
-def read_gzip_lines(path: Path) -> list[str]:
-    """The lines of a gzipped UTF-8 file, without line ends."""
-    packed = read_bytes(path)
-    most = _LARGEST_RATIO * len(packed)
-    try:
-        with gzip.open(io.BytesIO(packed)) as file:
-            content = file.read(most + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DamagedFile(f"{path} is truncated or not gzipped ({error}); delete it and fetch it again") from error
-    if len(content) > most:
-        raise DamagedFile(
-            f"{path} has {len(packed):,} bytes that unpack to more than {_LARGEST_RATIO} times as many, which is not "
-            "plausible for text; delete it and fetch it again"
-        )
-    return _decode(path, content).removesuffix("\n").split("\n")
-
-
-def _decode(path: Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DamagedFile(f"{path} is not UTF-8 text ({error}); delete it and fetch it again") from error
+    english, german = (gzip.decompress(read("multi30k", f"{split}.{language}.gz")) for language in ("en", "de"))
+    pairs = zip(english.decode().split("\n"), german.decode().split("\n"), strict=True)
+    return list(pairs)[:-1]  # after the last line end
 
 
 class Characters:

@@ -1,7 +1,5 @@
 """Travelling salesman problem: the published test instances, and the weights of a model that solves them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import capacity, state
-from mpnn.graph import csr as edge_lists
+from mpnn.graph import capacity, csr as edge_lists, state
 from mpnn.graph.csr import CSR, built, graph_property, sorted_by
 from mpnn.graph.exchange import LOCAL, Exchange
 from mpnn.graph.handles import Handled

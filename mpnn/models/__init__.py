@@ -6,131 +6,77 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mpnn.models.graph.arrival_times import ArrivalTimes
-from mpnn.models.graph.gat import GAT
-from mpnn.models.graph.gatv2 import GATv2
-from mpnn.models.graph.gcn import GCN
-from mpnn.models.graph.ggnn import GGNN
-from mpnn.models.graph.gin import GIN
-from mpnn.models.graph.gnn import GNN
-from mpnn.models.graph.gps import GPS, GPSLayer
-from mpnn.models.graph.graph_bert import GraphBert, Subgraphs, intimate_subgraphs
-from mpnn.models.graph.graph_network import GraphNetwork
-from mpnn.models.graph.graph_transformer import GraphTransformer
-from mpnn.models.graph.graphormer import Graphormer
-from mpnn.models.graph.link_prediction import DistMult, Inner, LinkPredictor, PairMLP
-from mpnn.models.graph.magna import MAGNA
-from mpnn.models.graph.monet import MoNet
-from mpnn.models.graph.mpnn import MPNN
-from mpnn.models.graph.pinsage import PinSage
-from mpnn.models.graph.pna import PNA
-from mpnn.models.graph.relational import RelationalMLP
-from mpnn.models.graph.rgcn import RGCN
-from mpnn.models.graph.sage import GraphSAGE
-from mpnn.models.graph.tsp import TSP
-from mpnn.models.graph.vain import VAIN
-from mpnn.models.published import load_weights
-from mpnn.models.saving import Model, safe_globals
-from mpnn.models.text.bert import Bert, BertConfig
-from mpnn.models.text.big_bird import BigBird
-from mpnn.models.text.deepnet import DeepNet
-from mpnn.models.text.gpt import GPT, GPT2, GPTConfig
-from mpnn.models.text.heads import MaskedLM, SentenceClassifier, TokenClassifier
-from mpnn.models.text.linformer import Linformer, LinformerConfig, LinformerEncoder
-from mpnn.models.text.llama import Llama, LlamaConfig
-from mpnn.models.text.longformer import Longformer
-from mpnn.models.text.performer import Performer, PerformerConfig, PerformerEncoder, PerformerEncoderConfig
-from mpnn.models.text.reformer import Reformer, ReformerConfig, ReformerLM
-from mpnn.models.text.seq2seq import Seq2Seq
-from mpnn.models.text.sparse_transformer import SparseTransformer
-from mpnn.models.text.transformer import Transformer, TransformerConfig
-from mpnn.models.text.transformer_xl import TransformerXL
-from mpnn.models.text.xlnet import XLNet, XLNetConfig
-from mpnn.models.vision.convolution import Convolution, from_conv
-from mpnn.models.vision.image_heads import ImageClassifier
-from mpnn.models.vision.mae import MAE, MAEConfig
-from mpnn.models.vision.swin import Swin, SwinConfig
-from mpnn.models.vision.vit import ViT, ViTConfig
-
-__all__ = [
-    "GAT",
-    "GCN",
-    "GGNN",
-    "GIN",
-    "GNN",
-    "GPS",
-    "GPT",
-    "GPT2",
-    "MAE",
-    "MAGNA",
-    "MPNN",
-    "PNA",
-    "RGCN",
-    "TSP",
-    "VAIN",
-    "ArrivalTimes",
-    "Bert",
-    "BertConfig",
-    "BigBird",
-    "Convolution",
-    "DeepNet",
-    "DistMult",
-    "GATv2",
-    "GPSLayer",
-    "GPTConfig",
-    "GraphBert",
-    "GraphNetwork",
-    "GraphSAGE",
-    "GraphTransformer",
-    "Graphormer",
-    "ImageClassifier",
-    "Inner",
-    "Linformer",
-    "LinformerConfig",
-    "LinformerEncoder",
-    "LinkPredictor",
-    "Llama",
-    "LlamaConfig",
-    "Longformer",
-    "MAEConfig",
-    "MaskedLM",
-    "MoNet",
-    "Model",
-    "PairMLP",
-    "Performer",
-    "PerformerConfig",
-    "PerformerEncoder",
-    "PerformerEncoderConfig",
-    "PinSage",
-    "Reformer",
-    "ReformerConfig",
-    "ReformerLM",
-    "RelationalMLP",
-    "SentenceClassifier",
-    "Seq2Seq",
-    "SparseTransformer",
-    "Subgraphs",
-    "Swin",
-    "SwinConfig",
-    "TokenClassifier",
-    "Transformer",
-    "TransformerConfig",
-    "TransformerXL",
-    "ViT",
-    "ViTConfig",
-    "XLNet",
-    "XLNetConfig",
-    "from_conv",
-    "from_hf",
-    "from_pyg",
-    "intimate_subgraphs",
-    "load_weights",
-    "safe_globals",
-]
+from mpnn.models.graph.arrival_times import ArrivalTimes as ArrivalTimes
+from mpnn.models.graph.gat import GAT as GAT
+from mpnn.models.graph.gatv2 import GATv2 as GATv2
+from mpnn.models.graph.gcn import GCN as GCN
+from mpnn.models.graph.ggnn import GGNN as GGNN
+from mpnn.models.graph.gin import GIN as GIN
+from mpnn.models.graph.gnn import GNN as GNN
+from mpnn.models.graph.gps import GPS as GPS, GPSLayer as GPSLayer
+from mpnn.models.graph.graph_bert import (
+    GraphBert as GraphBert,
+    Subgraphs as Subgraphs,
+    intimate_subgraphs as intimate_subgraphs,
+)
+from mpnn.models.graph.graph_network import GraphNetwork as GraphNetwork
+from mpnn.models.graph.graph_transformer import GraphTransformer as GraphTransformer
+from mpnn.models.graph.graphormer import Graphormer as Graphormer
+from mpnn.models.graph.link_prediction import (
+    DistMult as DistMult,
+    Inner as Inner,
+    LinkPredictor as LinkPredictor,
+    PairMLP as PairMLP,
+)
+from mpnn.models.graph.magna import MAGNA as MAGNA
+from mpnn.models.graph.monet import MoNet as MoNet
+from mpnn.models.graph.mpnn import MPNN as MPNN
+from mpnn.models.graph.pinsage import PinSage as PinSage
+from mpnn.models.graph.pna import PNA as PNA
+from mpnn.models.graph.relational import RelationalMLP as RelationalMLP
+from mpnn.models.graph.rgcn import RGCN as RGCN
+from mpnn.models.graph.sage import GraphSAGE as GraphSAGE
+from mpnn.models.graph.tsp import TSP as TSP
+from mpnn.models.graph.vain import VAIN as VAIN
+from mpnn.models.published import load_weights as load_weights
+from mpnn.models.saving import Model as Model, safe_globals as safe_globals
+from mpnn.models.text.bert import Bert as Bert, BertConfig as BertConfig
+from mpnn.models.text.big_bird import BigBird as BigBird
+from mpnn.models.text.deepnet import DeepNet as DeepNet
+from mpnn.models.text.gpt import GPT as GPT, GPT2 as GPT2, GPTConfig as GPTConfig
+from mpnn.models.text.heads import (
+    MaskedLM as MaskedLM,
+    SentenceClassifier as SentenceClassifier,
+    TokenClassifier as TokenClassifier,
+)
+from mpnn.models.text.linformer import (
+    Linformer as Linformer,
+    LinformerConfig as LinformerConfig,
+    LinformerEncoder as LinformerEncoder,
+)
+from mpnn.models.text.llama import Llama as Llama, LlamaConfig as LlamaConfig
+from mpnn.models.text.longformer import Longformer as Longformer
+from mpnn.models.text.performer import (
+    Performer as Performer,
+    PerformerConfig as PerformerConfig,
+    PerformerEncoder as PerformerEncoder,
+    PerformerEncoderConfig as PerformerEncoderConfig,
+)
+from mpnn.models.text.reformer import Reformer as Reformer, ReformerConfig as ReformerConfig, ReformerLM as ReformerLM
+from mpnn.models.text.seq2seq import Seq2Seq as Seq2Seq
+from mpnn.models.text.sparse_transformer import SparseTransformer as SparseTransformer
+from mpnn.models.text.transformer import Transformer as Transformer, TransformerConfig as TransformerConfig
+from mpnn.models.text.transformer_xl import TransformerXL as TransformerXL
+from mpnn.models.text.xlnet import XLNet as XLNet, XLNetConfig as XLNetConfig
+from mpnn.models.vision.convolution import Convolution as Convolution, from_conv as from_conv
+from mpnn.models.vision.image_heads import ImageClassifier as ImageClassifier
+from mpnn.models.vision.mae import MAE as MAE, MAEConfig as MAEConfig
+from mpnn.models.vision.swin import Swin as Swin, SwinConfig as SwinConfig
+from mpnn.models.vision.vit import ViT as ViT, ViTConfig as ViTConfig
 
 if TYPE_CHECKING:
-    from mpnn.integrations.hf import from_hf
-    from mpnn.integrations.pyg import from_pyg
+    from mpnn.integrations.hf import from_hf as from_hf
+    from mpnn.integrations.pyg import from_pyg as from_pyg
 
 _INTEGRATIONS = {"from_hf": "hf", "from_pyg": "pyg"}
 

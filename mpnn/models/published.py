@@ -4,8 +4,6 @@ A definition has one table of names: pairs (old, new), replaced in this order in
 order go through a function of (our name, weight) that returns our weights by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -165,7 +163,6 @@ _VIT_LAYER: Pairs = (
 )
 _VIT: Pairs = (
     ("embeddings.cls_token", "class_token"),
-    ("embeddings.mask_token", "mask_token"),
     ("embeddings.position_embeddings", "positions.weight"),
     ("embeddings.patch_embeddings.projection.", "patches.to_dim."),
     ("pooler.dense.", "pooler.0."),

@@ -4,8 +4,6 @@ Subclasses of `Model` need no code for this: the arguments of the constructor ar
 be numbers, strings, lists, dictionaries, topologies, dataclasses of these, and other models.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -23,9 +21,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from mpnn import Graph, Topology
 from mpnn.files import DIGITS, atomic_path, digest
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs.parse import parse
 
 M = TypeVar("M", bound="Model")
@@ -164,7 +161,7 @@ class _Header:
     config: str | None
 
     @staticmethod
-    def read(path: Path) -> _Header:
+    def read(path: Path) -> "_Header":
         from safetensors import safe_open
 
         with safe_open(str(path), framework="pt") as file:

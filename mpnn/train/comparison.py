@@ -6,11 +6,9 @@ on, and the worse half of the graphs drops out, until two are left (successive h
 learning rate does not decay, so every point of a curve is a fair end of training.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import mean, stdev
 
 import numpy as np
@@ -49,7 +47,7 @@ steps have taken `seconds` in all, and returns the curve from the first step on.
 continues. A training that diverges returns a curve that ends with an infinite error."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Result:
     """What a graph reached.
 
@@ -59,7 +57,7 @@ class Result:
 
     graph: str
     rate: float
-    curves: Mapping[int, Curve]
+    curves: dict[int, Curve]
     dropped_after: float | None = None
 
     def errors(self, *, seconds: float | None = None, steps: float | None = None) -> list[float]:
@@ -175,13 +173,6 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
-@dataclass
-class _State:
-    rate: float
-    curves: dict[int, Curve] = field(default_factory=dict)
-    dropped_after: float | None = None
-
-
 def compare(
     graphs: Sequence[str],
     rates: Sequence[float],
@@ -221,11 +212,11 @@ def compare(
                 states[graph].curves[seed] = train(graph, states[graph].rate, seed, seconds)
         if number + 1 < rounds:
             reached = min(curve.seconds[-1] for graph in alive for curve in states[graph].curves.values())
-            order = sorted(alive, key=lambda graph: _mean_after(states[graph].curves.values(), reached))
+            order = sorted(alive, key=lambda graph: mean(states[graph].errors(seconds=reached)))
             alive = order[: max(_SURVIVORS, math.ceil(len(alive) / 2))]
             for graph in set(order) - set(alive):
                 states[graph].dropped_after = seconds
-    return Comparison([Result(g, s.rate, s.curves, s.dropped_after) for g, s in states.items()], unit)
+    return Comparison(list(states.values()), unit)
 
 
 def num_rounds(graphs: int) -> int:
@@ -236,11 +227,7 @@ def num_rounds(graphs: int) -> int:
     return rounds
 
 
-def _best_rate(graph: str, rates: Sequence[float], seed: int, seconds: float, train: Train) -> _State:
+def _best_rate(graph: str, rates: Sequence[float], seed: int, seconds: float, train: Train) -> Result:
     curves = {rate: train(graph, rate, seed, seconds) for rate in rates}
     best = min(rates, key=lambda rate: min(curves[rate].errors))
-    return _State(best, {seed: curves[best]})
-
-
-def _mean_after(curves: Iterable[Curve], seconds: float) -> float:
-    return mean(curve.after_seconds(seconds) for curve in curves)
+    return Result(graph, best, {seed: curves[best]})

@@ -1,8 +1,6 @@
 """Language models: the next token of random crops of a text."""
 
-from __future__ import annotations
-
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +13,8 @@ from mpnn.train.loop import History, Precision, Progress, Settings, fit, warm_co
 _VALIDATION_CROPS = 256
 
 
-class LanguageModel(Protocol):
-    """The interface that `fit_language_model` needs, such as `mpnn.models.GPT`."""
-
-    context: int
-
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor: ...
-
-
 def fit_language_model(
-    model: LanguageModel,
+    model: Any,
     train: Tensor,
     val: Tensor,
     steps: int,
@@ -43,23 +33,20 @@ def fit_language_model(
     equal.
 
     Args:
-        model: a module with `context` and `loss(tokens, targets)`; it is trained in place.
+        model: a module with `context` and `loss(tokens, targets)`, such as `mpnn.models.GPT`; it is trained in place.
         train, val: tokens, int64 [length].
         batch: crops per step. lr: the maximum learning rate.
         validate_every: steps between validations; the last step is always validated.
         precision: "bf16" or "fp16" for mixed precision, see `mpnn.train.loop.Settings`.
-        checkpoint: if its file exists, training continues from it. It is written regularly during training.
+        checkpoint: as for `mpnn.train.loop.fit`.
 
     Returns:
         The history, with losses in nats per token.
 
     Raises:
-        TrainingDiverged: if the loss of a step, or of the validation after it, is NaN or infinite.
         ValueError: if steps, batch or validate_every is below 1, or `val` is too short.
-        CheckpointError: if the checkpoint is damaged or belongs to another training run.
-        OSError: if the checkpoint cannot be written. The previous one then remains.
+        TrainingDiverged, CheckpointError, OSError: as `mpnn.train.loop.fit`.
     """
-    assert isinstance(model, nn.Module)
     if batch < 1:
         raise ValueError(f"batch must be at least 1; got {batch}")
     settings = Settings(steps, rate=warm_cosine(steps), clip=1.0, precision=precision, validate_every=validate_every)
@@ -79,10 +66,9 @@ def fit_language_model(
 
 
 @torch.no_grad()
-def language_model_loss(model: LanguageModel, tokens: Tensor, batch: int = 12, crops: int = _VALIDATION_CROPS) -> float:
+def language_model_loss(model: Any, tokens: Tensor, batch: int = 12, crops: int = _VALIDATION_CROPS) -> float:
     """The loss in nats per token over at most so many crops, spread evenly over `tokens` int64 [length]: the same ones
     in every call."""
-    assert isinstance(model, nn.Module)
     _require_longer_than_context(tokens, model)
     model.eval()
     device = next(model.parameters()).device
@@ -93,7 +79,7 @@ def language_model_loss(model: LanguageModel, tokens: Tensor, batch: int = 12, c
     return sum(loss.item() * count for loss, count in parts) / most
 
 
-def _require_longer_than_context(tokens: Tensor, model: LanguageModel) -> None:
+def _require_longer_than_context(tokens: Tensor, model: Any) -> None:
     if len(tokens) <= model.context:
         raise ValueError(f"validation needs more than {model.context} tokens, the model's context; got {len(tokens)}")
 

@@ -5,8 +5,6 @@ what an experiment needs besides: a checkpoint from which a killed run ends with
 best weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -14,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -158,7 +156,7 @@ def fit(
         history.seconds.append(perf_counter() - start)
         last = training.steps == settings.steps
         if validate is not None and (last or training.steps % settings.validate_every == 0):
-            training.record({name: _finite(name, v, step + 1, rate) for name, v in validate().items()})
+            training.record({k: _require_finite(f"validation {k}", v, step + 1, rate) for k, v in validate().items()})
         training.end_step(progress)
     if settings.keep == "best" and training.best is not None:
         model.load_state_dict(training.best)
@@ -171,22 +169,8 @@ def require_accelerate() -> None:
         raise ImportError("training needs accelerate, which is not installed; run: pip install accelerate")
 
 
-class _Engine(Protocol):
-    """The part of `accelerate.Accelerator` that this file uses."""
-
-    num_processes: int
-    process_index: int
-    sync_gradients: bool
-    scaler: Any
-
-    def prepare(self, *parts: Any, device_placement: list[bool]) -> Any: ...
-    def accumulate(self, model: nn.Module) -> Any: ...
-    def reduce(self, tensor: Tensor, reduction: str) -> Tensor: ...
-    def backward(self, loss: Tensor) -> None: ...
-    def clip_grad_norm_(self, parameters: Any, max_norm: float) -> Any: ...
-
-
-def _engine(device: torch.device, settings: Settings) -> _Engine:
+def _engine(device: torch.device, settings: Settings) -> Any:
+    """An `accelerate.Accelerator` on this kind of device."""
     require_accelerate()
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -222,7 +206,7 @@ class _Training:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        engine: _Engine,
+        engine: Any,
         checkpoint: Checkpoint | None,
         settings: Settings,
     ) -> None:
@@ -319,10 +303,6 @@ class _Training:
 
 def _is_best(name: str, values: list[float]) -> bool:
     return values[-1] == (min(values) if name.endswith("loss") else max(values))
-
-
-def _finite(name: str, value: float, step: int, rate: float) -> float:
-    return _require_finite(f"validation {name}", value, step, rate)
 
 
 def _require_finite(name: str, loss: float, step: int, rate: float) -> float:

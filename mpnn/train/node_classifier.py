@@ -1,39 +1,20 @@
 """Node classification on one graph: all training nodes in each step."""
 
-from __future__ import annotations
-
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
+from mpnn import Graph, Topology
+from mpnn.data import PointClassification
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.loop import History, Precision, Progress, Settings, fit
-
-
-class LabeledNodes(Protocol):
-    """Nodes to classify: x [N, F], y int64 [N], and bool masks [N], such as `mpnn.data.cora()` and `digits()`."""
-
-    @property
-    def x(self) -> Tensor: ...
-    @property
-    def y(self) -> Tensor: ...
-    @property
-    def train_mask(self) -> Tensor: ...
-    @property
-    def val_mask(self) -> Tensor: ...
-    @property
-    def test_mask(self) -> Tensor: ...
 
 
 def fit_node_classifier(
     model: nn.Module,
     graph: Topology | Graph,
-    data: LabeledNodes,
+    data: PointClassification,
     optimizer: Optimizer,
     *,
     epochs: int = 200,
@@ -54,13 +35,11 @@ def fit_node_classifier(
         optimizer: for the model's parameters, such as `model.optimizer()` of the models in `mpnn.models`, which follows
             their papers.
         precision: "bf16" or "fp16" for mixed precision, see `mpnn.train.loop.Settings`.
-        checkpoint: if its file exists, training continues from it. It is written regularly during training.
+        checkpoint: as for `mpnn.train.loop.fit`.
 
     Raises:
-        TrainingDiverged: if the loss of a step, or of the validation after it, is NaN or infinite.
         ValueError: if epochs or patience is below 1, or `train_mask` selects no node.
-        CheckpointError: if the checkpoint is damaged or belongs to another training run.
-        OSError: if the checkpoint cannot be written. The previous one then remains.
+        TrainingDiverged, CheckpointError, OSError: as `mpnn.train.loop.fit`.
     """
     if not data.train_mask.any():
         raise ValueError("train_mask selects no node, so there is nothing to train on")
@@ -90,7 +69,9 @@ def fit_node_classifier(
 
 
 @torch.no_grad()
-def node_scores(model: nn.Module, graph: Topology | Graph, data: LabeledNodes, mask: Tensor) -> tuple[float, float]:
+def node_scores(
+    model: nn.Module, graph: Topology | Graph, data: PointClassification, mask: Tensor
+) -> tuple[float, float]:
     """Mean cross-entropy in nats and accuracy (0 to 1) on the nodes of a mask."""
     logits, y = model.eval()(data.x, graph)[mask], data.y[mask]
     return F.cross_entropy(logits, y).item(), (logits.argmax(-1) == y).float().mean().item()

@@ -4,8 +4,6 @@ All weights of a head would be N x N numbers. A page keeps the strongest sources
 budget of bytes, and a thumbnail of the whole matrix for each head.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn import Graph
 from mpnn.view.subject import Subject
 
 _CELLS = 48  # of a thumbnail, on a side
@@ -49,11 +47,7 @@ class Recording:
         self._shares: list[float] = []
 
     def add(self, graph: Graph, weights: Tensor) -> None:
-        """Adds the next layer: the weights of the edges of `graph`, [E, H] or [1, E, H].
-
-        Raises:
-            ValueError: if the graph is not one over the nodes, or the weights are not one for each edge and head.
-        """
+        """Adds the next layer: the weights of the edges of `graph`, [E, H] or [1, E, H]."""
         if graph.num_dst != graph.num_src or (self._order is None and graph.num_dst != self.size):
             raise ValueError(
                 f"layer {len(self.heads)} attends from {graph.num_dst} to {graph.num_src} nodes, but the page shows "
@@ -85,11 +79,7 @@ class Recording:
         self._shares.append(sum(float(kept.sum()) for _, kept in strongest) / total if total else 1.0)
 
     def data(self) -> dict[str, Any]:
-        """What `viewer/src/data.ts` calls AttentionGraph.
-
-        Raises:
-            ValueError: if not all layers were added.
-        """
+        """What `viewer/src/data.ts` calls AttentionGraph."""
         if len(self.heads) != self.layers:
             raise ValueError(f"{len(self.heads)} of {self.layers} layers gave attention weights; the viewer needs all")
         index = np.dtype("<u2" if self.size <= _SMALL_INDEX else "<u4")
@@ -110,11 +100,7 @@ class Recording:
 
 
 def attention(subject: Subject, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """What `viewer/src/data.ts` calls AttentionData: recordings over the same subject.
-
-    Raises:
-        ValueError: if a recording lacks layers, or two have layers of other numbers of heads.
-    """
+    """What `viewer/src/data.ts` calls AttentionData: recordings over the same subject."""
     heads = recordings[0].heads
     for other in recordings[1:]:
         if other.heads != heads:

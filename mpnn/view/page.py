@@ -1,7 +1,5 @@
 """The HTML file of the viewer: its data as JSON, and the JavaScript that shows them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

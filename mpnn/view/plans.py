@@ -1,16 +1,13 @@
 """The plan of dot-product attention over a topology, at its size and at others, as the viewer stores it."""
 
-from __future__ import annotations
-
 import math
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from mpnn.engine.plan import Candidate, Plan, plan
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
+from mpnn import Graph, Topology
+from mpnn.engine.plan import Plan, plan
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -22,11 +19,7 @@ _SECONDS = 5.0  # after which no larger size is planned
 def of_topology(topology: Topology, n: int, num_src: int | None = None) -> dict[str, Any]:
     """What `viewer/src/data.ts` calls PlanData: forward passes of 8 heads of 64 features, in float32, on CPU.
 
-    Nothing is run. Sizes to which the topology cannot be bound are left out.
-
-    Raises:
-        ValueError: if the topology cannot be bound to `n` nodes.
-    """
+    Nothing is run. Sizes to which the topology cannot be bound are left out."""
     chosen = _plan(topology.bind(n, num_src))
     return {
         "graph": chosen.graph,
@@ -58,9 +51,8 @@ def _plan(graph: Graph) -> Plan:
 
 
 def _candidates(chosen: Plan) -> list[dict[str, Any]]:
-    return [_candidate(one) for one in chosen.candidates]
-
-
-def _candidate(one: Candidate) -> dict[str, Any]:
-    seconds, size = (x if math.isfinite(x) else None for x in (one.seconds, one.bytes))
-    return {"name": one.name, "seconds": seconds, "bytes": size, "reason": one.reason}
+    found = []
+    for one in chosen.candidates:
+        seconds, size = (x if math.isfinite(x) else None for x in (one.seconds, one.bytes))
+        found.append({"name": one.name, "seconds": seconds, "bytes": size, "reason": one.reason})
+    return found

@@ -3,32 +3,16 @@
 `viewer/src/data.ts` has the same three, and `viewer/src/panes/subject.ts` the drawing of each.
 """
 
-from __future__ import annotations
-
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from io import BytesIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpnn.view.png import data_url
-
 _ON_SCREEN = 30  # a token that is on screen also in a long text
-
-
-class Subject(Protocol):
-    """What attends. `size` is the number of nodes, `start` the node that is chosen when the page opens."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def start(self) -> int: ...
-
-    def data(self) -> dict[str, Any]:
-        """What `viewer/src/data.ts` calls Subject."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,6 +94,11 @@ class Nodes:
         }
 
 
+Subject = Tokens | Patches | Nodes
+"""What attends. `size` is the number of nodes, `start` the node that is chosen when the page opens, and `data()` what
+`viewer/src/data.ts` calls Subject."""
+
+
 def _sprite(pictures: NDArray[np.uint8]) -> dict[str, Any]:
     """All pictures in one image, row by row."""
     count, height, width, channels = pictures.shape
@@ -120,3 +109,14 @@ def _sprite(pictures: NDArray[np.uint8]) -> dict[str, Any]:
     sheet = sheet.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
     image = data_url(sheet.reshape(rows * height, columns * width, channels))
     return {"image": image, "columns": columns, "rows": rows}
+
+
+def data_url(pixels: NDArray[np.uint8]) -> str:
+    """The address `data:image/png;base64,...` of pixels, uint8 [height, width, 3]."""
+    from PIL import Image
+
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise ValueError(f"pixels must be uint8 [height, width, 3]; got {pixels.dtype} {list(pixels.shape)}")
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode('ascii')}"

@@ -1,8 +1,6 @@
 """The page of a topology: its graph, reach and plan."""
 
-from __future__ import annotations
-
-from mpnn.graph.topology import Topology
+from mpnn import Topology
 from mpnn.graphs import parse
 from mpnn.view import plans
 from mpnn.view.page import Page

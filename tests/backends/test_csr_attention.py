@@ -40,8 +40,7 @@ from torch.nn import functional as F
 from mpnn import engine, graphs, ops, rng
 from mpnn.aggregate import Max
 from mpnn.backends import csr, edge_list
-from mpnn.backends.csr import cuda_attention, cuda_reduce, on_device
-from mpnn.backends.csr import edges as edge_orders
+from mpnn.backends.csr import cuda_attention, cuda_reduce, edges as edge_orders, on_device
 from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine import plan
 from mpnn.engine.plan import refusal as why_not

@@ -19,8 +19,7 @@ from mpnn import graphs
 from mpnn.aggregate import Max
 from mpnn.backends import csr
 from mpnn.backends.csr import cuda_attention
-from mpnn.engine.plan import plan
-from mpnn.engine.plan import refusal as why_not
+from mpnn.engine.plan import plan, refusal as why_not
 from mpnn.graph import Graph
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, Dot, LeakyReLU

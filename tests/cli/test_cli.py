@@ -16,8 +16,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
 from mpnn import graphs, models
-from mpnn.cli import app as commands
-from mpnn.cli import data, demo, demo_page, drawing, pictures, recall, tasks
+from mpnn.cli import app as commands, data, demo, demo_page, drawing, pictures, recall, tasks
 from mpnn.cli.app import app
 from mpnn.cli.console import console
 from mpnn.cli.measure import attention_weights, backends, bytes_for_backward

@@ -9,8 +9,7 @@ from hashlib import sha256
 
 import pytest
 import torch
-from planetoid_files import name, neighbor_lists, program, source
-from planetoid_files import small_planetoid as small_planetoid
+from planetoid_files import name, neighbor_lists, program, small_planetoid as small_planetoid, source
 from real_data import real
 
 from mpnn.data.errors import DamagedFile, DatasetNotFound

@@ -1,20 +1,18 @@
 """Text to learn from: plays, captions, Python's manual and its sentences; characters as numbers, and crops of them."""
 
-import gzip
 import sys
 
 import pytest
 import torch
 from real_data import real
 
-from mpnn.data.errors import DamagedFile, DatasetNotFound
+from mpnn.data.errors import DatasetNotFound
 from mpnn.data.sentences import sentences
 from mpnn.data.text import (
     Characters,
     batches,
     multi30k,
     pydoc_topics,
-    read_gzip_lines,
     tinyshakespeare,
     topics,
 )
@@ -38,22 +36,6 @@ def test_multi30k_pairs_belong_together():
         "Two young, White males are outside near many bushes.",
         "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.",
     )
-
-
-def test_gzip_lines(tmp_path):
-    path = tmp_path / "lines.gz"
-    # U+2028 ends a line for str.splitlines, but it is part of a caption.
-    path.write_bytes(gzip.compress("ein\u2028Satz\nzwei\n".encode()))
-    assert read_gzip_lines(path) == ["ein\u2028Satz", "zwei"]
-
-
-def test_a_damaged_gzip_file_is_named(tmp_path):
-    path = tmp_path / "lines.gz"
-    whole = gzip.compress(b"a sentence\n" * 100)
-    for content in (whole[:-4], whole[: len(whole) // 2], b"no gzip", gzip.compress(b"\xff\xfe")):
-        path.write_bytes(content)
-        with pytest.raises(DamagedFile, match=r"lines\.gz is"):
-            read_gzip_lines(path)
 
 
 def test_the_manual_is_english_in_a_fixed_order_without_repeated_paragraphs():

@@ -7,8 +7,7 @@ import mpnn
 from mpnn import MessagePassing, engine, explain, graphs
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
-from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan
-from mpnn.engine.plan import refusal as why_not
+from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan, refusal as why_not
 from mpnn.graph.topology import Topology
 from mpnn.round import Round
 from mpnn.scores import Dot

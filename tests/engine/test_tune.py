@@ -14,8 +14,7 @@ from benchmarks import requests
 from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.backends.tuned import Prices
 from mpnn.engine import tune
-from mpnn.engine.plan import plan
-from mpnn.engine.plan import refusal as why_not
+from mpnn.engine.plan import plan, refusal as why_not
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from drawings import drawn
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from well_formed import check_well_formed
 
 from mpnn import Graph, MessagePassing, Topology, graphs

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 

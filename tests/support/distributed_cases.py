@@ -40,7 +40,7 @@ from mpnn.graph import Graph, sharding
 from mpnn.graph.exchange import Layer
 from mpnn.models import GAT, GCN, GPT, MAGNA, Bert, BertConfig, GraphSAGE, MoNet, Transformer, TransformerConfig
 from mpnn.models.graph.graph_transformer import EdgeScaled, HeadsOf
-from mpnn.models.graph.rgcn import BasisTyped, BlockTyped
+from mpnn.models.graph.rgcn import BasisTyped
 from mpnn.models.layers.per_head import PerHead, SharedKey
 from mpnn.models.layers.relative import RelativeDotProduct
 from mpnn.models.text.linformer import Linformer
@@ -200,7 +200,6 @@ def cases() -> Iterator[Case]:
     yield Case("edges scale", weighted, 47, of(lambda: EdgeScaled(WIDTH, 4, 2, edge_dim=3)), by_hand)
     yield Case("own head width", weighted, 47, of(lambda: HeadsOf(WIDTH, 4, 2, edge_dim=3)), by_hand)
     yield Case("types of bases", typed, 47, of(lambda: BasisTyped(WIDTH, 8, 4, 2)), by_hand)
-    yield Case("types of blocks", typed, 47, of(lambda: BlockTyped(WIDTH, 8, 4, 2)), by_hand)
     yield Case("types, normed", typed, 47, of(lambda: NormedTyped(WIDTH, 8, 4)), by_hand)
     two_types = explicit(47, 300, types=2)
     yield Case("graphs of heads", two_types, 47, of(lambda: PerHead(WIDTH, 2)), by_hand)

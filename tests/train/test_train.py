@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from mpnn import graphs
 from mpnn.data import PointClassification
 from mpnn.models import GCN, GPT
-from mpnn.train import checkpoint as checkpoint_module
-from mpnn.train import loop
+from mpnn.train import checkpoint as checkpoint_module, loop
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.language_model import fit_language_model, language_model_loss
 from mpnn.train.loop import History, Progress, Settings, TrainingDiverged, fit, shuffled

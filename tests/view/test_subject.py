@@ -8,8 +8,7 @@ from base64 import b64decode
 import numpy as np
 import pytest
 
-from mpnn.view.png import data_url
-from mpnn.view.subject import Nodes, Patches, Tokens
+from mpnn.view.subject import Nodes, Patches, Tokens, data_url
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -11,9 +11,10 @@ import torch
 from typer.testing import CliRunner
 from viewer_page import data_of, run, weights_of
 
-from mpnn.cli import saved_run, view_nodes
+from mpnn.cli import view_nodes
 from mpnn.cli.app import app
 from mpnn.cli.measure import attention_weights
+from mpnn.cli.train import saved_run
 
 SIZE = 30
 CLASSES = [*(k % 3 for k in range(SIZE - 1)), -1]
@@ -54,7 +55,7 @@ def test_the_page_has_the_weights_of_the_model(folder: Path, tmp_path: Path) -> 
     assert subject["numbers"][shown["start"]] == 7
     assert shown["heads"] == [8, 1]
 
-    trained_run, model = saved_run.load(folder)
+    trained_run, model = saved_run(folder)
     graph: Any = trained_run.graph  # type: ignore[attr-defined]
     x = trained_run.nodes.data.x  # type: ignore[attr-defined]
     exact = torch.zeros(9, SIZE, SIZE)

@@ -1,42 +1,47 @@
 """Topologies that the masks of transformers consist of, beside those of `mpnn.graphs`, and a user's topology over the
 tokens of such a mask. Positions are those of the padded sequence. Arrays are arguments as bytes, which are hashable."""
 
-from __future__ import annotations
-
-from functools import lru_cache, partial
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache, partial, wraps
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpnn import Topology
 from mpnn.decoding.generation import check_causal
 from mpnn.graph.runs import Runs
-from mpnn.graph.topology import Topology
 
 Ints = NDArray[np.int64]
 
 _LONGEST = 4096  # tokens up to which a topology is compared with itself over twice as many
 
 _of = partial(Topology.of, positional=True)
+P = ParamSpec("P")
 
 
-def band(left: int | None, right: int | None) -> Topology:
+def _builder(rule: Callable[Concatenate[Ints, int, P], Any]) -> Callable[P, Topology]:
+    """Makes a builder of topologies of a rule. Arguments are passed by position."""
+
+    @wraps(rule)
+    def build(*args: P.args, **named: P.kwargs) -> Topology:
+        assert not named, "equal arguments make equal topologies, so all are passed by position"
+        return _of(rule, *args)
+
+    return build
+
+
+@_builder
+def band(i: Ints, num_src: int, left: int | None, right: int | None) -> Any:
     """j - i is in [-left, right]; None is no limit."""
-    return _of(_band, left, right)
-
-
-def _band(i: Ints, num_src: int, left: int | None, right: int | None) -> Any:
     return [(0 if left is None else i - left, num_src if right is None else i + right + 1)]
 
 
-def chunked(size: int, first: int) -> Topology:
+@_builder
+def chunked(i: Ints, num_src: int, size: int, first: int) -> Any:
     """i and j are in one chunk; the first chunk begins at `first`."""
-    return _of(_chunked, size, first)
-
-
-def _chunked(i: Ints, num_src: int, size: int, first: int) -> Any:
     start = (i - first) // size * size + first
     return [(start, start + size)]
 
@@ -54,12 +59,9 @@ def _labels(i: Ints, num_src: int, data: bytes) -> Runs:
     return Runs.of(len(i), num_src, [(runs.row[kept], runs.start[kept], runs.stop[kept])])
 
 
-def sources(allowed: bytes) -> Topology:
+@_builder
+def sources(i: Ints, num_src: int, allowed: bytes) -> Any:
     """j is one of these, bool [N]: not padding."""
-    return _of(_sources, allowed)
-
-
-def _sources(i: Ints, num_src: int, allowed: bytes) -> Any:
     runs = runs_of_bools(torch.from_numpy(np.frombuffer(allowed, np.bool_)[None].copy()))
     return list(zip(runs.start.tolist(), runs.stop.tolist(), strict=True))
 
@@ -76,13 +78,10 @@ def _evaluated(i: Ints, num_src: int, first_query: int, first_key: int, *arrays:
     return Runs.of(len(i), num_src, [(runs.row, runs.start + first_key, runs.stop + first_key)])
 
 
-def packed(positions: bytes, inner: Topology, from_start: bool = False) -> Topology:
+@_builder
+def packed(i: Ints, num_src: int, positions: bytes, inner: Topology, from_start: bool = False) -> Runs:
     """A topology within each packed sequence. Sequences begin where positions, int64 [N], do not go up by one. The
     topology counts from 0 in each, or as the positions do."""
-    return _of(_packed, positions, inner, from_start)
-
-
-def _packed(i: Ints, num_src: int, positions: bytes, inner: Topology, from_start: bool = False) -> Runs:
     place = np.frombuffer(positions, np.int64)
     begins = np.append(0, np.flatnonzero(np.diff(place) != 1) + 1)
     parts = []
@@ -92,15 +91,10 @@ def _packed(i: Ints, num_src: int, positions: bytes, inner: Topology, from_start
     return Runs.stack(parts).take(i)
 
 
-def placed(topology: Topology, first: int = 0, first_key: int = 0, causal: bool = False) -> Topology:
+@_builder
+def placed(i: Ints, num_src: int, topology: Topology, first: int = 0, first_key: int = 0, causal: bool = False) -> Runs:
     """A user's topology over the tokens from `first` on, behind the padding; keys before `first_key` are not cached.
     Binding it raises ValueError as `bound` does, and where a cache does not hold what it attends to."""
-    return _of(_placed, topology, first, first_key, causal)
-
-
-def _placed(
-    i: Ints, num_src: int, topology: Topology, first: int = 0, first_key: int = 0, causal: bool = False
-) -> Runs:
     runs, rows = bound(topology, max(num_src - first, 0), causal), i - first
     if len(i) and i[0] > 0:
         _check_cached(topology, runs, max(int(rows[0]), 0), first_key - first)
@@ -109,22 +103,15 @@ def _placed(
     return Runs.of(len(i), num_src, [(valid[selected.row], selected.start + first, selected.stop + first)])
 
 
-def crossed(topology: Topology, first: int, keys: int, row: int) -> Topology:
+@_builder
+def crossed(i: Ints, num_src: int, topology: Topology, first: int, keys: int, row: int) -> Runs:
     """A user's topology from encoder to decoder: keys from `first` on, and queries from `row` on."""
-    return _of(_crossed, topology, first, keys, row)
-
-
-def _crossed(i: Ints, num_src: int, topology: Topology, first: int, keys: int, row: int) -> Runs:
     runs = bound(topology, max(row + len(i), keys - first)).take(row + np.arange(len(i)))
     return Runs.of(len(i), num_src, [(runs.row, runs.start + first, runs.stop + first)])
 
 
 def bound(topology: Topology, tokens: int, causal: bool = False) -> Runs:
-    """The runs of a user's topology over so many tokens.
-
-    Raises:
-        ValueError: if its edges depend on the number of tokens, or it has edges from later tokens and must not.
-    """
+    """The runs of a user's topology over so many tokens."""
     runs = topology.bind(tokens).runs
     if not _is_stable(topology, min(1 << max(tokens - 1, 1).bit_length(), _LONGEST)):
         raise ValueError(

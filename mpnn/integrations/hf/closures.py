@@ -5,8 +5,6 @@ transformers by their names, and tries on two rows whether they compute what the
 evaluated, in blocks of rows.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from functools import lru_cache, reduce
@@ -17,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn import graphs
+from mpnn import Topology, graphs
 from mpnn.graph.runs import Runs
-from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.builders import (
     are_same,
@@ -63,7 +60,7 @@ class Rule(NamedTuple):
     is_special: bool = False
     positions: bytes | None = None
 
-    def join(self, other: Rule) -> Rule:
+    def join(self, other: "Rule") -> "Rule":
         """Both rules."""
         return Rule(
             self.topology & other.topology,
@@ -72,7 +69,7 @@ class Rule(NamedTuple):
             self.positions or other.positions,
         )
 
-    def within(self, positions: bytes) -> Rule:
+    def within(self, positions: bytes) -> "Rule":
         """The rule within packed sequences, unless it is so already."""
         return self if self.positions else Rule(packed(positions, self.topology), *self[1:3], positions)
 
@@ -85,7 +82,7 @@ class Rule(NamedTuple):
                 "was passed), which a topology cannot replace; call mpnn.hf.use(model) without graph"
             )
         if self.positions:
-            return packed(self.positions, placed(topology, causal=causal and self.is_causal), True)
+            return packed(self.positions, placed(topology, 0, 0, causal and self.is_causal), True)
         return placed(topology, first, first_key, causal and self.is_causal)
 
 

@@ -1,7 +1,5 @@
 """What this integration needs of transformers beyond its public interface, checked when it is imported."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -20,14 +18,8 @@ try:
     from transformers.configuration_utils import PretrainedConfig as PretrainedConfig
     from transformers.masking_utils import (
         bidirectional_mask_function as bidirectional_mask_function,
-    )
-    from transformers.masking_utils import (
         causal_mask_function as causal_mask_function,
-    )
-    from transformers.masking_utils import (
         prepare_padding_mask as prepare_padding_mask,
-    )
-    from transformers.masking_utils import (
         sdpa_mask as sdpa_mask,
     )
     from transformers.utils.output_capturing import _active_collector

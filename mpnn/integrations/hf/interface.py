@@ -5,8 +5,6 @@ with that mask and with queries, keys and values after the cache. The mask becom
 `mpnn.ops.attend` runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,8 +16,7 @@ from torch import Tensor, nn
 from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from mpnn import ops
-from mpnn.graph import Graph
+from mpnn import Graph, ops
 from mpnn.integrations.hf import compat, masks, traced
 from mpnn.integrations.hf.closures import Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask

@@ -4,9 +4,8 @@ A model of transformers asks for a mask (`mask`) and gives it to its attention l
 `closures.py` reads the description of the mask as a topology for each entry of the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn import Graph, Topology
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.runs import Runs
-from mpnn.graph.topology import Topology
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.builders import crossed, runs_of_bools, sources, window_of
 from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, banded, is_combined, special
@@ -40,21 +38,17 @@ class Instead(NamedTuple):
     row: int | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Mask:
     """A mask of transformers that becomes a graph when an attention layer asks for it."""
 
-    def __init__(
-        self,
-        batch: int,
-        sizes: Sizes,
-        function: Callable[..., Any] | Band = compat.bidirectional_mask_function,
-        padding: Tensor | None = None,
-        use_vmap: bool = False,
-        device: torch.device | None = None,
-    ) -> None:
-        self.batch, self.sizes, self.function, self.padding = batch, sizes, function, padding
-        self.use_vmap, self.device = use_vmap, device
-        self._graphs: dict[Any, tuple[Graph, bool]] = {}
+    batch: int
+    sizes: Sizes
+    function: Callable[..., Any] | Band = compat.bidirectional_mask_function
+    padding: Tensor | None = None
+    use_vmap: bool = False
+    device: torch.device | None = None
+    _graphs: dict[Any, tuple[Graph, bool]] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,7 +86,7 @@ class Mask:
     def __invert__(self) -> Any:
         raise TypeError(_COMPUTES)
 
-    def contiguous(self) -> Mask:
+    def contiguous(self) -> "Mask":
         return self
 
     def __repr__(self) -> str:
@@ -151,7 +145,7 @@ class Mask:
             self._graphs[key] = graph.to(device), not same
         return self._graphs[key]
 
-    def within(self, cu_seqlens: Tensor) -> Mask:
+    def within(self, cu_seqlens: Tensor) -> "Mask":
         """The mask within the packed sequences that begin at these cumulative lengths, for a batch of one."""
         lengths = cu_seqlens.diff().cpu().numpy()
         labels = np.repeat(np.arange(len(lengths)), lengths)

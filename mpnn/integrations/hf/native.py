@@ -4,8 +4,6 @@ Each class inherits from a layer of transformers and overrides the method that c
 layers of a model these classes, so the model keeps its weights, heads, caches and `save_pretrained`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from math import log
@@ -21,11 +19,9 @@ from transformers.models.openai import modeling_openai as openai
 from transformers.models.reformer import modeling_reformer as reformer
 from transformers.models.xlnet import modeling_xlnet as xlnet
 
-from mpnn import ops
-from mpnn.graph import Graph
+from mpnn import Graph, Topology, ops
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.derive import selected
-from mpnn.graph.topology import Topology
 from mpnn.graphs import chunks, from_blocks, window
 from mpnn.graphs.content import drop_self_loops
 from mpnn.integrations.hf import compat

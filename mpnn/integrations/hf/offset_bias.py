@@ -4,8 +4,6 @@
 query only (Raffel et al. 2020, section 2.1). The layers pass what it returns to the attention function unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mpnn import Graph
 from mpnn.edge_tables import BiasTable
-from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 
 _FAMILIES = "t5", "mt5"  # which pass the bias on without computing with it

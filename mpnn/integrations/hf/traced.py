@@ -5,8 +5,6 @@ While a program is traced, the numbers in a padding mask are unknown, so there i
 `torch.ops.mpnn.run`. A process that loads an exported program imports `mpnn.hf`, which registers the operator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -14,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn import Graph
 from mpnn.integrations.hf.closures import Band, Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 

@@ -5,8 +5,6 @@ encoder treat each token by itself. The forward pass of the bare model is replac
 sentence-transformers see the shapes that they expect.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable
@@ -24,11 +22,7 @@ def remove_padding(model: Any) -> Callable[[], None]:
     """Makes a bare encoder (`BertModel`) compute the tokens of a padded batch only; returns what undoes it.
 
     States at padding are zeros. A call without padding or with padding between tokens, with `output_attentions=True`,
-    with `inputs_embeds` or with a cache runs as before.
-
-    Raises:
-        ValueError: the model is a decoder or its forward pass takes no `position_ids`, so its tokens cannot be moved.
-    """
+    with `inputs_embeds` or with a cache runs as before."""
     if not is_encoder(model):
         raise ValueError(
             f"padding cannot be removed from {type(model).__name__}: it is not an encoder whose forward pass takes "

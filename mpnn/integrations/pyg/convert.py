@@ -1,7 +1,5 @@
 """`from_pyg`: a copy of a convolution of PyTorch Geometric, run by `use` and called like a `MessagePassing`."""
 
-from __future__ import annotations
-
 import copy
 from inspect import signature
 from typing import Any
@@ -9,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn import engine, validation
-from mpnn.graph import Graph
+from mpnn import Graph, Topology, engine, validation
 from mpnn.graph.sharding import active
-from mpnn.graph.topology import Topology
 
 TWO_SETS = (
     *("GATConv", "GATv2Conv", "GINConv", "GINEConv", "GraphConv"),

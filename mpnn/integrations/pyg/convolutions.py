@@ -12,8 +12,6 @@ that it does not compute go to the base class:
 To add a convolution: write its subclass, list it in `CONVOLUTIONS`, and its options in `OPTIONS`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from inspect import signature
@@ -27,9 +25,8 @@ from torch_geometric.nn import aggr
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from mpnn import engine, ops
+from mpnn import Graph, engine, ops
 from mpnn.aggregate import Aggregator, Composed, Var, aggregator
-from mpnn.graph import Graph
 from mpnn.graphs import edges_into
 from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_supported, values_of
 from mpnn.round import Round

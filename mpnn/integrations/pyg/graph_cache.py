@@ -7,8 +7,6 @@ not count, such as those through `tensor.data` or numpy, are not seen. Nothing t
 they may be parameters, and fused optimizers change those without counting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 from torch_geometric.typing import SparseTensor
 
-from mpnn.graph import Graph
+from mpnn import Graph
 from mpnn.graph.bind_cache import CACHE
 from mpnn.graph.modes import outside_modes
 
@@ -30,9 +28,6 @@ def graph_of(edges: Any, num_src: int, num_dst: int, flow: str, edge_type: Tenso
         num_src, num_dst: the numbers of nodes that send and receive.
         flow: "source_to_target", or "target_to_source", where row 1 sends to row 0.
         edge_type: integers [E].
-
-    Raises:
-        IndexError: if an edge refers to a node that does not exist.
     """
 
     def build() -> Graph:

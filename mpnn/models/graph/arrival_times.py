@@ -1,13 +1,9 @@
 """Travel time prediction: message passing between road segments, and between segments and routes."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import ops, validation
-from mpnn.graph import Graph
-from mpnn.message_passing import MessagePassing
+from mpnn import Graph, MessagePassing, ops, validation
 from mpnn.models.graph.graph_network import ConcatMLP, GraphNetworkLayer
 from mpnn.models.saving import Model
 from mpnn.update import MLP

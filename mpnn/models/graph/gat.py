@@ -1,14 +1,10 @@
 """GAT: additive attention over the in-neighbors of each node."""
 
-from __future__ import annotations
-
 from torch.nn import functional as F
 from torch.optim import Adam
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Additive, AdditiveV2
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Activate
 
@@ -24,8 +20,7 @@ class GAT(Stack):
     In the paper each node also attends to itself: pass `graph.with_self_loops()`.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width of each head of the first layer.
         heads: number of heads of the first layer.
         out_heads: number of heads of the last layer.

@@ -1,7 +1,5 @@
 """GATv2: GAT in which each node can rank its in-neighbors differently."""
 
-from __future__ import annotations
-
 from mpnn.attention import AdditiveV2
 from mpnn.models.graph.gat import GAT
 

@@ -1,16 +1,12 @@
 """GCN: a sum over in-neighbors, weighted by degrees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.nn import functional as F
 from torch.optim import Adam
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Degree
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Activate
 
@@ -25,8 +21,7 @@ class GCN(Stack):
     In the paper each node has a self-loop: pass `graph.with_self_loops()`.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width between the two layers.
         dropout: dropout probability of the features that enter each layer.
         graph: topology or graph of every layer; None if each call passes one.

@@ -1,15 +1,10 @@
 """GGNN: each node is a GRU cell whose input is the sum of its messages."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import validation
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import Typed
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.readout import GatedReadout
 from mpnn.models.saving import Model
 from mpnn.update import GRU

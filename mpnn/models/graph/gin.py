@@ -1,15 +1,10 @@
 """GIN: sums over in-neighbors and MLPs, as expressive as the Weisfeiler-Lehman test."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mpnn import ops, validation
+from mpnn import Graph, MessagePassing, Topology, ops, validation
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Add
@@ -26,8 +21,7 @@ class GIN(Stack):
     nodes otherwise. The graph needs no self-loops: the update adds the node's own features.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width of each layer.
         layers: number of message passing layers (the paper also counts the input, hence its five).
         learn_eps: whether eps is learned (GIN-eps) or fixed to 0 (GIN-0, the paper's best).

@@ -1,12 +1,8 @@
 """A plain graph network: a sum or maximum over in-neighbors, then a linear layer."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Concat
 
@@ -17,8 +13,7 @@ class GNN(Stack):
         h_i <- relu( W [h_i || reduce_j h_j] ),   last layer: without relu
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width between layers.
         layers: number of layers.
         aggregate: "sum", "max" or the name of any other aggregator.

@@ -1,19 +1,14 @@
 """GraphGPS: message passing over edges, in parallel with attention over all nodes of a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings, graphs, ops, validation
+from mpnn import Graph, MessagePassing, Topology, encodings, graphs, ops, validation
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
 from mpnn.update import MLP, Add, PostNorm
@@ -92,8 +87,7 @@ class GPS(Model):
         h = W x || W_p random_walk(graph),   h <- GPSLayer(h),   logits = mlp(h_i), or mlp(mean_i h_i) for a graph
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         dim: width of the layers, a multiple of `heads`.
         heads: number of attention heads.
         layers: number of layers.
@@ -142,16 +136,10 @@ class GPS(Model):
         among = COMPLETE if sizes is None else graphs.documents(list(sizes))
         for layer in self.layers:
             h = layer(h, graph, among)
-        return self.head(h if sizes is None else ops.aggregate(_pooling(sizes, x.device), h, "mean"))
+        if sizes is not None:
+            h = ops.aggregate(graphs.batch([COMPLETE.bind(1, size) for size in sizes]).to(x.device), h, "mean")
+        return self.head(h)
 
     def loss(self, x: Tensor, graph: Graph, target: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         """Mean cross-entropy in nats; target int64 [N], or [G] with `sizes`; -100 is ignored."""
         return F.cross_entropy(self(x, graph, sizes), target)
-
-
-def _pooling(sizes: Sequence[int], device: torch.device) -> Graph:
-    """A graph in which destination g receives from the nodes of graph g of a batch."""
-    counts = torch.tensor(list(sizes), device=device)
-    graph_ids = torch.repeat_interleave(torch.arange(len(counts), device=device), counts)
-    nodes = torch.arange(len(graph_ids), device=device)
-    return graphs.from_edges(torch.stack([nodes, graph_ids]), num_src=len(graph_ids), num_dst=len(counts))

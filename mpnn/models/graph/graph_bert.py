@@ -1,7 +1,5 @@
 """Graph-BERT: attention over a small subgraph per node, whose structure enters as positional encodings only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,12 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings, validation
+from mpnn import Graph, MessagePassing, Topology, encodings, validation
 from mpnn.attention import Degree, DotProduct
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.positions import sinusoid
 from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm
@@ -40,7 +35,7 @@ class Subgraphs:
     hops: Tensor
     graph: Graph | None = None
 
-    def of(self, targets: Tensor) -> Subgraphs:
+    def of(self, targets: Tensor) -> "Subgraphs":
         """Selects the subgraphs of some targets, integers [B] or bool [T]."""
         return Subgraphs(self.nodes[targets], self.roles[targets], self.hops[targets], self.graph)
 
@@ -87,8 +82,7 @@ class GraphBert(Model):
     GCN's sum (A R x) at its target, and the logits have one too, + A R' x. The authors' program has this one for Cora.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         dim: width of the layers, even and a multiple of `heads`.
         heads: number of attention heads.
         layers: number of layers.

@@ -1,14 +1,10 @@
 """Graph network with edge states, which are updated from both endpoints of the edge."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
-from mpnn import validation
+from mpnn import Graph, MessagePassing, validation
 from mpnn.attention import Typed
-from mpnn.graph import Graph
 from mpnn.graphs import edges_into, ends_of_edges
-from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
 from mpnn.update import Concat, SelfConnection
 

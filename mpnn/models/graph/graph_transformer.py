@@ -1,24 +1,18 @@
 """Graph Transformer: dot-product attention over in-neighbors, with edge features in the keys and values."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import DotProduct
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import edges_into
-from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.losses import node_loss
-from mpnn.models.saving import Model
+from mpnn.models.layers.stack import Stack
 from mpnn.round import Round
 from mpnn.scores import Dot
 from mpnn.update import Update
 
 
-class GraphTransformer(Model):
+class GraphTransformer(Stack):
     """Graph transformer over in-neighbors (UniMP, Shi et al. 2021, section 3.1).
 
         w_ij = softmax_j( <q_i, k_j + E e_ij> / sqrt(D) ),   m_i = || _h sum_j w_ij (v_j + E e_ij)
@@ -29,8 +23,7 @@ class GraphTransformer(Model):
     `EdgeScaled`.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width of each head.
         heads: number of attention heads.
         layers: number of layers.
@@ -53,7 +46,6 @@ class GraphTransformer(Model):
         dropout: float = 0.0,
         graph: Topology | Graph | None = None,
     ) -> None:
-        super().__init__()
         if edges not in KINDS:
             raise ValueError(f"edges must be {' or '.join(map(repr, KINDS))}; got {edges!r}")
         kind, width = KINDS[edges], hidden * heads
@@ -69,7 +61,7 @@ class GraphTransformer(Model):
         ]
         output_attention = kind(widths[-1], classes, heads, edge_dim=edge_dim, dropout=dropout, concat=False)
         last = MessagePassing(graph, "sum", GatedResidual(widths[-1], classes), output_attention)
-        self.layers = nn.ModuleList([*rounds, last])
+        super().__init__([*rounds, last])
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes]. edge_attr: [E, edge_dim]; default: the graph's."""
@@ -77,18 +69,6 @@ class GraphTransformer(Model):
         for layer in self.layers:
             x = layer(x, graph, edge_attr=edge_attr)
         return x
-
-    def loss(
-        self,
-        x: Tensor,
-        target: Tensor,
-        mask: Tensor | None = None,
-        graph: Topology | Graph | None = None,
-        edge_attr: Tensor | None = None,
-    ) -> Tensor:
-        """Mean cross-entropy in nats: x [N, in_dim], target int64 [N]. mask bool [N] selects nodes; default: all."""
-        logits = self(x, graph, edge_attr)
-        return node_loss(logits, target, mask)
 
 
 class HeadsOf(DotProduct):

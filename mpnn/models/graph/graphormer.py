@@ -1,18 +1,15 @@
 """Graphormer: attention over all pairs of atoms of a molecule, with distances and bonds as biases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import encodings, graphs, validation
+from mpnn import Graph, MessagePassing, encodings, graphs, validation
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
 from mpnn.position import EdgeBias, Position, Table
 from mpnn.update import FeedForward, PreNorm
@@ -95,7 +92,8 @@ class Graphormer(Model):
         degree = torch.cat([encodings.degrees(molecule, self.most_degree) for molecule in molecules])
         h = self.embed(x) + self.of_indegree(degree[:, 0]) + self.of_outdegree(degree[:, 1])
         h = torch.cat([part for nodes in h.split(sizes) for part in (self.virtual, nodes)])
-        pairs = graphs.batch([self._pairs(molecule) for molecule in molecules])
+        form = self.max_distance, self.steps, self.edge_dim
+        pairs = graphs.batch([m.cached(("graphormer", form), partial(_pairs, m, *form)) for m in molecules])
         h = self.dropout(h)
         for layer in self.layers:
             h = layer(h, pairs)
@@ -106,14 +104,9 @@ class Graphormer(Model):
         """Mean absolute error (section 4.1); target [G, outputs]."""
         return F.l1_loss(self(x, molecules), target)
 
-    def _pairs(self, molecule: Graph) -> Graph:
-        """The complete graph over the virtual node (node 0) and the molecule, cached on the molecule."""
-        key = ("graphormer", self.max_distance, self.steps, self.edge_dim)
-        return molecule.cached(key, lambda: _pairs(molecule, self.max_distance, self.steps, self.edge_dim))
-
 
 def _pairs(molecule: Graph, max_distance: int, steps: int, edge_dim: int) -> Graph:
-    """The complete graph over a virtual node (node 0) and the nodes of a molecule.
+    """The complete graph over a virtual node (node 0) and the nodes of a molecule, to be cached on the molecule.
 
     The edge type is the distance between the two nodes. The edge attributes [steps * edge_dim] are the features of the
     edges on the path, step by step, divided by the length of the path.

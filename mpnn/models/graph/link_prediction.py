@@ -1,13 +1,10 @@
 """Link prediction: an encoder of nodes and a decoder that scores pairs of them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
+from mpnn import Graph, Topology
 from mpnn.graphs import absent_edges
 from mpnn.models.saving import Model
 
@@ -104,13 +101,3 @@ class PairMLP(Model):
 
     def forward(self, src: Tensor, dst: Tensor) -> Tensor:
         return self.layers(torch.cat([src, dst], -1)).squeeze(-1)
-
-
-def hits_at(k: int, positive: Tensor, negative: Tensor) -> float:
-    """Hits@k: the fraction of positive scores [P] that exceed the k-th highest negative score of [Q] (Hu et al. 2020,
-    "Open graph benchmark"); 1 if there are fewer than k negative scores."""
-    if k < 1:
-        raise ValueError(f"k must be at least 1; got {k}")
-    if len(negative) < k:
-        return 1.0
-    return (positive > negative.topk(k).values[-1]).float().mean().item()

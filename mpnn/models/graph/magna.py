@@ -1,24 +1,18 @@
 """MAGNA: attention diffused over several hops, so one layer reaches distant nodes at a cost linear in the edges."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation
+from mpnn import Graph, Topology, validation
 from mpnn.attention import Attention
-from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.models.layers.losses import node_loss
-from mpnn.models.saving import Model
+from mpnn.models.layers.stack import Stack
 from mpnn.propagation import Propagation
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, LeakyReLU
 from mpnn.update import FeedForward, PreNorm
 
 
-class MAGNA(Model):
+class MAGNA(Stack):
     """Multi-hop attention graph network for node classification (Wang et al. 2021, "Multi-hop attention graph neural
     networks").
 
@@ -30,8 +24,7 @@ class MAGNA(Model):
     In the paper each node also attends to itself: pass `graph.with_self_loops()`.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         dim: width of the layers, a multiple of `heads`.
         heads: number of attention heads.
         layers: number of layers.
@@ -56,10 +49,8 @@ class MAGNA(Model):
         relations: int = 0,
         graph: Topology | Graph | None = None,
     ) -> None:
-        super().__init__()
-        self.embed = nn.Linear(in_dim, dim)
-        self.dropout = Dropout(dropout)
-        self.layers = nn.ModuleList(
+        embed = nn.Linear(in_dim, dim)
+        rounds = (
             Propagation(
                 graph,
                 "sum",
@@ -70,6 +61,8 @@ class MAGNA(Model):
             )
             for _ in range(layers)
         )
+        super().__init__(rounds, dropout)
+        self.embed = embed
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, classes)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
@@ -80,13 +73,6 @@ class MAGNA(Model):
         for layer in self.layers:
             h = layer(h, graph)
         return self.head(self.norm(h))
-
-    def loss(
-        self, x: Tensor, target: Tensor, mask: Tensor | None = None, graph: Topology | Graph | None = None
-    ) -> Tensor:
-        """Mean cross-entropy in nats: x [N, in_dim], target int64 [N]. mask bool [N] selects nodes; default: all."""
-        logits = self(x, graph)
-        return node_loss(logits, target, mask)
 
 
 class MagnaAttention(Attention):

@@ -1,24 +1,19 @@
 """MoNet: messages weighted by Gaussians of the edges' pseudo-coordinates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import validation
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import Gaussian
-from mpnn.dropout import Dropout
-from mpnn.graph import Graph, sharding
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
-from mpnn.models.saving import Model
+from mpnn.graph import sharding
+from mpnn.models.layers.stack import Stack
 from mpnn.update import Activate
 
 
-class MoNet(Model):
+class MoNet(Stack):
     """Mixture model network for node classification (Monti et al. 2017, eq. 9-11 and section 5.2).
 
         u_ij = tanh( A (1 / sqrt(d_i), 1 / sqrt(d_j)) + b ),   d the in-degree of each node
@@ -28,8 +23,7 @@ class MoNet(Model):
     pseudo-coordinates.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width between the two layers.
         kernels: number of Gaussians.
         coordinates: width of the edges' coordinates; None to use degrees.
@@ -48,17 +42,12 @@ class MoNet(Model):
         dropout: float = 0.5,
         graph: Topology | Graph | None = None,
     ) -> None:
-        super().__init__()
-        self.graph, self.by_degree = graph, coordinates is None
         width = 2 if coordinates is None else coordinates
-        self.places = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(2))
-        self.layers = nn.ModuleList(
-            [
-                MessagePassing(None, "mean", Activate(F.relu), Gaussian(in_dim, hidden, kernels, width)),
-                MessagePassing(None, "mean", None, Gaussian(hidden, classes, kernels, width)),
-            ]
-        )
-        self.dropout = Dropout(dropout)
+        places = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(2))
+        first = MessagePassing(None, "mean", Activate(F.relu), Gaussian(in_dim, hidden, kernels, width))
+        last = MessagePassing(None, "mean", None, Gaussian(hidden, classes, kernels, width))
+        super().__init__([first, last], dropout)
+        self.graph, self.by_degree, self.places = graph, coordinates is None, places
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes].

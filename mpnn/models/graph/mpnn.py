@@ -1,13 +1,9 @@
 """MPNN with an edge network: a matrix computed from the features of an edge transforms its message."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import EdgeMessage
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.readout import GatedReadout
 from mpnn.models.saving import Model
 from mpnn.update import GRU, MLP

@@ -1,13 +1,10 @@
 """PinSage: messages between items, weighted by how often short random walks on a bipartite graph connect them."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import Graph, MessagePassing
 from mpnn.attention import EdgeWeight
-from mpnn.graph import Graph
-from mpnn.message_passing import MessagePassing
 from mpnn.models.graph.sage import Embed
 from mpnn.models.layers.stack import Stack
 
@@ -45,7 +42,7 @@ class PinSage(Stack):
         """Returns embeddings [N, out_dim] of items x [N, in_dim]. `graph.edge_attr` holds the visit counts [E]."""
         return self.head(super().forward(x, graph))
 
-    def loss(
+    def loss(  # type: ignore[override]
         self, x: Tensor, graph: Graph, query: Tensor, positive: Tensor, negative: Tensor, margin: float = 0.1
     ) -> Tensor:
         """Max-margin loss: the mean of `max(0, z_q . z_n - z_q . z_p + margin)` (eq. 1).

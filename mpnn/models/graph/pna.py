@@ -1,18 +1,13 @@
 """PNA: several aggregators in parallel, each scaled by functions of the in-degree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import aggregate, ops, validation
+from mpnn import Graph, MessagePassing, Topology, aggregate, ops, validation
 from mpnn.attention import EdgeMessage
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
 from mpnn.update import Update
 
@@ -27,8 +22,7 @@ class PNA(Model):
     own maps.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         dim: width of the layers, a multiple of `towers`.
         layers: number of layers.
         towers: number of parts of h.

@@ -1,17 +1,12 @@
 """The relational graph view of an MLP: message passing between groups of neurons, with one linear map per edge."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import validation
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import Attention
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
 from mpnn.round import Round
 from mpnn.update import Activate

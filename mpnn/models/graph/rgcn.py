@@ -1,17 +1,13 @@
 """R-GCN: messages transformed by a linear map for each edge type."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Typed
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.stack import Stack
 from mpnn.update import SelfConnection
 
@@ -22,8 +18,7 @@ class RGCN(Stack):
         h_i <- relu( W_0 h_i + sum_r W_r mean_{j in N_r(i)} h_j ),   last layer: without relu
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         relations: number of edge types.
         hidden: width between layers.
         layers: number of layers.
@@ -66,19 +61,3 @@ class BasisTyped(Typed):
 
     def maps(self) -> Tensor:
         return torch.einsum("rb,bio->rio", self.coefficients, self.weight)
-
-
-class BlockTyped(Typed):
-    """`Typed` whose maps are block-diagonal (eq. 4). `blocks` must divide both widths."""
-
-    depends_on = "node"
-
-    def __init__(self, in_dim: int, out_dim: int, relations: int, blocks: int, *, bias: bool = True) -> None:
-        if in_dim % blocks or out_dim % blocks:
-            raise ValueError(f"{blocks} blocks do not divide widths of {in_dim} and {out_dim}")
-        super().__init__(in_dim // blocks, out_dim // blocks, relations * blocks, bias=False)
-        self.in_dim, self.relations = in_dim, relations
-        self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
-
-    def maps(self) -> Tensor:
-        return torch.stack([torch.block_diag(*blocks) for blocks in self.weight.unflatten(0, (self.relations, -1))])

@@ -1,14 +1,10 @@
 """GraphSAGE: each node's features concatenated with an aggregate over its in-neighbors."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Concat
 
@@ -21,8 +17,7 @@ class GraphSAGE(Stack):
     The graph needs no self-loops: the node's own features are concatenated with the mean.
 
     Args:
-        in_dim: width of the input features.
-        classes: number of classes, the width of the logits.
+        in_dim, classes: widths of the input features and of the logits.
         hidden: width of each layer.
         layers: number of layers.
         aggregate: "mean" or "max". "max" is over the features themselves; the paper's pooling maps them first.

@@ -1,16 +1,12 @@
 """VAIN: agents attend to similar agents, with one encoding per agent instead of one per pair."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Near
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import complete, identity
-from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
 from mpnn.update import MLP, Update
 

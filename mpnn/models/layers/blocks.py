@@ -1,16 +1,14 @@
-"""Parts shared by transformer models: embeddings, updates from a configuration, activations by name."""
+"""Parts shared by transformer models: embeddings, updates from a configuration, activations by name, runs of layers."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from mpnn import Topology
 from mpnn.dropout import Dropout
-from mpnn.graph.topology import Topology
 from mpnn.update import FeedForward, Update
 
 U = TypeVar("U", bound=Update)
@@ -36,23 +34,9 @@ ACTIVATIONS = Activations(
 """Activations by their names in published configurations."""
 
 
-class Sizes(Protocol):
-    """The fields that the configurations of all transformers have."""
-
-    @property
-    def dim(self) -> int: ...
-    @property
-    def hidden(self) -> int | None: ...
-    @property
-    def activation(self) -> str: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def dropout(self) -> float: ...
-
-
-def transformer_update(kind: Callable[..., U], config: Sizes, *, ffn_dropout: float = 0.0, **options: Any) -> U:
-    """Returns the update of a transformer layer: `kind`, such as `PostNorm`, around a feed-forward network.
+def transformer_update(kind: Callable[..., U], config: Any, *, ffn_dropout: float = 0.0, **options: Any) -> U:
+    """Returns the update of a transformer layer: `kind`, such as `PostNorm`, around a feed-forward network, with dim,
+    hidden, activation, eps and dropout of the configuration.
 
     `config.dropout` applies to the outputs of attention and feed-forward network, `ffn_dropout` inside the network.
     """
@@ -103,11 +87,7 @@ class Embeddings(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         """Returns embeddings [..., dim] of integers [...].
 
-        `tokens` may also be vectors [..., dim] that replace the token embeddings.
-
-        Raises:
-            IndexError: if an integer is out of the range of its table.
-        """
+        `tokens` may also be vectors [..., dim] that replace the token embeddings."""
         vectors = embed(self.token, tokens)
         vectors = vectors + lookup(self.token_type, types, "token type") + lookup(self.position, positions, "position")
         return self.dropout(self.norm(vectors))
@@ -176,12 +156,7 @@ def require_batch(tokens: Tensor) -> None:
 
 
 def topology_per_layer(graph: Topology | Sequence[Topology], layers: int) -> Sequence[Topology]:
-    """Returns one topology per layer, from one for all layers or one per layer.
-
-    Raises:
-        TypeError: if `graph` is neither a Topology nor a sequence of them.
-        ValueError: if the number of topologies is not `layers`.
-    """
+    """Returns one topology per layer, from one for all layers or one per layer."""
     if isinstance(graph, Topology):
         return [graph] * layers
     if not isinstance(graph, Sequence) or not all(isinstance(topology, Topology) for topology in graph):
@@ -189,3 +164,22 @@ def topology_per_layer(graph: Topology | Sequence[Topology], layers: int) -> Seq
     if len(graph) != layers:
         raise ValueError(f"graph must be one topology, or one for each of {layers} layers; got {len(graph)}")
     return graph
+
+
+def run_layers(
+    layers: Iterable[nn.Module], graphs: Iterable[Any], x: Tensor, *, return_weights: bool = False, **options: Any
+) -> tuple[Tensor, list[Tensor]]:
+    """Applies all layers to x. Each layer is called with its graph and the options.
+
+    Returns:
+        The output of the last layer, and the attention weights of each layer, [..., E, H], if `return_weights`, else an
+        empty list.
+    """
+    weights = []
+    for layer, graph in zip(layers, graphs, strict=True):
+        if return_weights:
+            x, layer_weights = layer(x, graph, return_weights=True, **options)
+            weights.append(layer_weights)
+        else:
+            x = layer(x, graph, **options)
+    return x, weights

@@ -4,8 +4,6 @@ The graph is a rectangular complete graph for each pair of sentences, without ed
 `models.layers.packing`, sentences of different lengths are concatenated, and padding is not computed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,13 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn import engine
+from mpnn import Graph, MessagePassing, Topology, engine
 from mpnn.decoding.cache import KVCache
-from mpnn.graph import Graph
 from mpnn.graph.bind_cache import cached_graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.packing import Packing, weight_matrices
 
 COMPLETE = complete()
@@ -46,7 +41,7 @@ class StackOutput:
         """The output of the last layer, [B, N, dim]; zeros at padding."""
         return self.packing.unpack(self.packed)
 
-    def select(self, index: Tensor) -> StackOutput:
+    def select(self, index: Tensor) -> "StackOutput":
         """Returns the sentences `index`, int64 [B'], which may repeat. The cache is reordered in place."""
         separate = self.packed.dim() == 2
         packing = Packing.of(self.packing.token_mask[index], separate=separate)

@@ -1,7 +1,5 @@
 """The base class of decoder-only language models: embeddings, layers over causal graphs, and next-token logits."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,17 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import engine
+from mpnn import Graph, Topology, engine
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
 from mpnn.graph.sharding import active, node_numbers
-from mpnn.graph.topology import Topology
-from mpnn.models.layers.blocks import embed, lookup
+from mpnn.models.layers.blocks import embed, lookup, run_layers, topology_per_layer
 from mpnn.models.layers.losses import ignore_document_ends, token_loss
 from mpnn.models.layers.packing import Packing, document_lengths
-from mpnn.models.layers.rounds import run_layers
 from mpnn.models.saving import Model
 
 Bind = Callable[[Topology], Topology | Graph]
@@ -135,39 +130,17 @@ class Decoder(Model):
         return token_loss(self(tokens, graph=graph, lengths=lengths), targets)
 
     @torch.no_grad()
-    def generate(
-        self,
-        tokens: Tensor,
-        steps: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        generator: torch.Generator | None = None,
-        *,
-        top_p: float | None = None,
-        eos: int | None = None,
-        graph: Topology | Graph | None = None,
-        lengths: Sequence[int] | None = None,
-    ) -> Tensor:
+    def generate(self, tokens: Tensor, steps: int, temperature: float = 1.0, **options: Any) -> Tensor:
         """Samples up to `steps` tokens after `tokens` [B, N]. Returns [B, at most N + steps].
 
-        The options are those of `generation.generate`. Beyond `context` tokens, the oldest tokens are dropped.
+        Options are those of `generation.generate`. Beyond `context` tokens, the oldest tokens are dropped.
 
         Raises:
             ValueError: if an option is out of range, or if `graph` or `lengths` is given: only `forward` takes them.
         """
-        check_continuation(graph, lengths)
+        check_continuation(options.pop("graph", None), options.pop("lengths", None))
         with eval_mode(self):
-            return generate(
-                self,
-                tokens,
-                steps,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                eos=eos,
-                generator=generator,
-                context=self.context,
-            )
+            return generate(self, tokens, steps, temperature=temperature, context=self.context, **options)
 
     def _documents(self, tokens: Tensor, lengths: Sequence[int]) -> Packing:
         packing = Packing.of_tokens(tokens, lengths=lengths)
@@ -202,3 +175,11 @@ class Decoder(Model):
             else:
                 vectors = vectors + lookup(self.position, positions, "position")
         return self.dropout(vectors)
+
+
+def causal_topologies(graph: Topology | Sequence[Topology], layers: int, context: int) -> Sequence[Topology]:
+    """Returns one topology per layer. Raises ValueError if a node attends to a later one, over `context` nodes."""
+    graphs = topology_per_layer(graph, layers)
+    for topology in set(graphs):
+        check_causal(topology, context)
+    return graphs

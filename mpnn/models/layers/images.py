@@ -4,8 +4,6 @@ Images are [B, C, H, W], as for `nn.Conv2d`. Nodes are [B, N, d], as for the ope
 `mpnn.graphs.image`.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
+from mpnn import Topology
 from mpnn.graphs import register
 from mpnn.models.layers.positions import sinusoid
 
@@ -59,13 +56,6 @@ def _with_class_token(i: Any, num_src: int, patches: Topology) -> Iterable[tuple
         yield start, stop
 
 
-def as_matrix(weights: Tensor, graph: Graph) -> Tensor:
-    """Returns attention weights [B, E, H] as matrices [B, H, num_dst, num_src]; zeros where there is no edge."""
-    src, dst = graph.edge_index
-    matrix = weights.new_zeros(len(weights), graph.num_dst, graph.num_src, weights.shape[-1])
-    return matrix.index_put((torch.arange(len(weights), device=dst.device)[:, None], dst, src), weights).movedim(-1, 1)
-
-
 def pair(size: int | Sequence[int]) -> Size:
     """Returns (height, width) of a size given as one integer or as two."""
     height_width = (size, size) if isinstance(size, int) else tuple(size)
@@ -90,13 +80,6 @@ def patchify(images: Tensor, patch: int | Sequence[int] = 1) -> Tensor:
     crop = images[..., : rows * height, : columns * width]
     cells = crop.unflatten(-1, (columns, width)).unflatten(-3, (rows, height))  # [B, C, rows, height, columns, width]
     return cells.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-
-
-def unpatchify(patches: Tensor, patch: int | Sequence[int], rows: int, columns: int) -> Tensor:
-    """Returns images [B, C, H, W] from `rows` x `columns` patches [B, N, pixels * C]. Inverse of `patchify`."""
-    height, width = pair(patch)
-    cells = patches.unflatten(1, (rows, columns)).unflatten(-1, (height, width, -1))
-    return cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
 
 def as_image(nodes: Tensor, rows: int, columns: int) -> Tensor:
@@ -131,17 +114,6 @@ class Patches(nn.Module):
         return height // self.patch[0], width // self.patch[1]
 
 
-def mask_patches(patches: Tensor, masked: Tensor, token: Tensor | None) -> Tensor:
-    """Replaces patches [B, N, dim] where `masked` (bool [B, N]) is True by the mask token [dim].
-
-    Raises:
-        ValueError: if `token` is None.
-    """
-    if token is None:
-        raise ValueError("this model has no mask token to replace patches with; create it with mask_token=True")
-    return torch.where(masked[..., None], token, patches)
-
-
 def kernel_as_linear(kernel: Tensor) -> Tensor:
     """Returns the kernel [out, in, height, width] of a convolution as the weight [out, height * width * in] of
     `Patches.to_dim`."""
@@ -152,11 +124,7 @@ def sinusoidal_2d(rows: int, columns: int, dim: int) -> Tensor:
     """Returns sinusoidal positions on a grid, [rows * columns, dim] (He et al. 2022, as in their code).
 
     The first half of the components encodes the column, the second half the row. Each is `sinusoid` with all sines
-    before all cosines.
-
-    Raises:
-        ValueError: if `dim` is not a multiple of 4.
-    """
+    before all cosines."""
     if dim % 4:
         raise ValueError(f"sinusoidal positions on a grid need a width that is a multiple of 4; got {dim}")
     index = torch.arange(rows * columns)
@@ -194,11 +162,7 @@ class GridPositions(nn.Module):
     def forward(self, size: Size, *, stretch: bool = False) -> Tensor:
         """Returns vectors [extra + rows * columns, dim] for a grid of this size.
 
-        stretch: interpolate the vectors if `size` differs from that of the table.
-
-        Raises:
-            ValueError: if `size` differs from that of the table, without `stretch`.
-        """
+        stretch: interpolate the vectors if `size` differs from that of the table."""
         if size == self.size:
             return self.weight
         if not stretch:

@@ -1,7 +1,5 @@
 """Cross-entropy losses of models that predict tokens, words or classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -41,9 +39,3 @@ def next_word_loss(
     if padding_mask is not None:
         labels = labels.masked_fill(padding_mask[:, 1:], IGNORED)
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
-
-
-def node_loss(logits: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Returns the mean cross-entropy in nats over the nodes of `mask`, bool [N], or over all. logits: [N, classes];
-    target: int64 [N]."""
-    return F.cross_entropy(logits, target) if mask is None else F.cross_entropy(logits[mask], target[mask])

@@ -4,8 +4,6 @@ Instead of masking padding in attention, packing removes it. The remaining token
 graph of its own, and there are no edges between sentences. Padding is not computed, and no mask is needed.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import engine
-from mpnn.graph import Graph, sharding
+from mpnn import Graph, Topology, engine
+from mpnn.graph import sharding
 from mpnn.graph.bind_cache import cached_graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete
 from mpnn.models.layers.blocks import require_batch
 
@@ -43,15 +40,12 @@ class Packing:
     documents: tuple[int, ...] | None = None
 
     @staticmethod
-    def of(token_mask: Tensor, *, separate: bool = False) -> Packing:
+    def of(token_mask: Tensor, *, separate: bool = False) -> "Packing":
         """Returns the packing of the positions where `token_mask`, bool [B, N], is True. Padding may be anywhere.
 
         Args:
             token_mask: bool [B, N].
             separate: sentences have separate graphs even if their lengths are equal.
-
-        Raises:
-            ValueError: if `token_mask` is not bool [B, N], or if the call is traced.
         """
         _check_mask("token_mask", token_mask)
         require_eager("the mask decides the sizes", "Omit it if no sentence is padded")
@@ -59,16 +53,15 @@ class Packing:
         return Packing(token_mask, index, tuple(token_mask.sum(1).tolist()), separate)
 
     @staticmethod
-    def of_tokens(tokens: Tensor, padding_mask: Tensor | None = None, lengths: Sequence[int] | None = None) -> Packing:
+    def of_tokens(
+        tokens: Tensor, padding_mask: Tensor | None = None, lengths: Sequence[int] | None = None
+    ) -> "Packing":
         """Returns the packing of tokens [B, N, ...].
 
         Args:
             tokens: the tokens; only their shape is used.
             padding_mask: bool [B, N], True at padding; default: no padding.
             lengths: lengths of the documents packed in every row; they sum to N.
-
-        Raises:
-            ValueError: if both `padding_mask` and `lengths` are given.
         """
         if padding_mask is not None:
             if lengths is not None:
@@ -86,11 +79,7 @@ class Packing:
         """Returns the graph of the topology over each sentence separately, with nodes numbered as in packed features.
 
         Distances are counted in tokens: padding inside a sentence does not count. While the call is traced, a topology
-        without padding is returned unchanged and bound when sizes are known.
-
-        Raises:
-            TypeError: if `topology` is not a Topology.
-        """
+        without padding is returned unchanged and bound when sizes are known."""
         if not isinstance(topology, Topology):
             raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
         device = self.token_mask.device
@@ -106,11 +95,7 @@ class Packing:
     def bind_each(self, graphs: Sequence[Graph]) -> Graph:
         """Returns the union of one graph per sentence, each over N or more positions, without the nodes at padding.
 
-        Distances are counted in positions: padding inside a sentence counts. The packing must have `separate=True`.
-
-        Raises:
-            ValueError: if `separate` is False, or if the number of graphs is not that of sentences.
-        """
+        Distances are counted in positions: padding inside a sentence counts. The packing must have `separate=True`."""
         if not self.separate or len(graphs) != len(self.lengths):
             raise ValueError(
                 f"expected separate=True and {len(self.lengths)} graphs, one per sentence; "
@@ -148,7 +133,9 @@ class Packing:
         """
         if self.documents is not None:
             return x[:, [end - length for end, length in zip(accumulate(self.documents), self.documents, strict=True)]]
-        return select_first(x, self.token_mask)
+        if not x.shape[1]:
+            return x.new_zeros(x.shape[0], *x.shape[2:])
+        return x[torch.arange(x.shape[0], device=x.device), self.token_mask.to(torch.uint8).argmax(1)]
 
     def unpack_weights(self, weights: Tensor, graph: Topology | Graph) -> Tensor:
         """Returns attention weights [..., E, H] of a graph from `bind` as matrices [B, H, N, N]; zeros for missing
@@ -191,19 +178,8 @@ def weight_matrices(weights: Tensor, graph: Topology | Graph, target: Packing, s
     return matrix.unflatten(0, (sentences, rows)).movedim(-1, 1)
 
 
-def select_first(x: Tensor, mask: Tensor) -> Tensor:
-    """Returns the features [B, ...] at the first True position of `mask`, bool [B, N], from x [B, N, ...]."""
-    if not x.shape[1]:
-        return x.new_zeros(x.shape[0], *x.shape[2:])
-    return x[torch.arange(x.shape[0], device=x.device), mask.to(torch.uint8).argmax(1)]
-
-
 def token_mask(tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-    """Returns the inverse of a padding mask: bool [B, N], True at tokens [B, N, ...]. Without one, all are True.
-
-    Raises:
-        ValueError: if `padding_mask` is not bool [B, N].
-    """
+    """Returns the inverse of a padding mask: bool [B, N], True at tokens [B, N, ...]. Without one, all are True."""
     if padding_mask is not None:
         _check_mask("padding_mask", padding_mask)
         return ~padding_mask
@@ -217,11 +193,7 @@ def _check_mask(name: str, mask: Tensor) -> None:
 
 
 def document_lengths(lengths: Sequence[int], total: int) -> tuple[int, ...]:
-    """Returns document lengths as integers.
-
-    Raises:
-        ValueError: if a length is less than 1, or if they do not sum to `total`.
-    """
+    """Returns document lengths as integers."""
     checked = tuple(operator.index(n) for n in lengths)
     if any(n < 1 for n in checked) or sum(checked) != total:
         raise ValueError(

@@ -4,16 +4,14 @@ The edge type of an edge is the head that uses it, so that all heads are describ
 become nodes: node i of head h is node h * N + i of a larger graph without edges between heads.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn import Graph
 from mpnn.attention import DotProduct
-from mpnn.graph import Graph
 from mpnn.round import Round
 from mpnn.scores import Dot
 

@@ -5,8 +5,6 @@ are counter-examples (see their docstrings and tests/operator/test_position.py).
 (`layers.blocks.Embeddings`). Relative positions are in `mpnn.position`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

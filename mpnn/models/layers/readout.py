@@ -1,12 +1,9 @@
 """Gated readout of nodes or of whole graphs."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
-from mpnn import ops
-from mpnn.graph import Graph
+from mpnn import Graph, ops
 
 
 class GatedReadout(nn.Module):

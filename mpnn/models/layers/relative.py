@@ -1,15 +1,13 @@
 """Relative positions of Transformer-XL, and those of XLNet, which adds segments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from mpnn import Graph
 from mpnn.attention import DotProduct
 from mpnn.edge_tables import BiasTable, EmbeddingTable
-from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.models.layers.positions import sinusoid
 from mpnn.round import Round

@@ -1,16 +1,13 @@
 """The base class of graph networks: a sequence of rounds of message passing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from mpnn import validation
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.saving import Model
 
 
@@ -38,3 +35,11 @@ class Stack(Model):
         for layer in self.layers:
             x = layer(self.dropout(x), graph)
         return x
+
+    def loss(
+        self, x: Tensor, target: Tensor, mask: Tensor | None = None, graph: Topology | Graph | None = None, *more: Any
+    ) -> Tensor:
+        """Mean cross-entropy in nats: x [N, in_dim], target int64 [N]. mask bool [N] selects nodes; default: all. More
+        arguments are those of `forward`."""
+        logits = self(x, graph, *more)
+        return F.cross_entropy(logits, target) if mask is None else F.cross_entropy(logits[mask], target[mask])

@@ -1,7 +1,5 @@
 """Input embeddings of an encoder-decoder model."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from mpnn.dropout import Dropout
@@ -41,10 +39,6 @@ class WordEmbeddings(nn.Module):
             tokens: int64 [B, N], or vectors [B, N, dim] that replace the scaled token embeddings.
             packing: packing of the tokens.
             start: position of the first token.
-
-        Raises:
-            ValueError: if a sentence is longer than `context`.
-            IndexError: if a token is out of the range of the table.
         """
         stop = start + (tokens.shape[1] if packing.documents is None else max(packing.documents))
         if stop > self.context:

@@ -6,8 +6,6 @@ aggregate  "sum"                                   m_i  = W_O || _h sum_j w_ij W
 update     PostNorm(dim, FeedForward(dim))         z    = norm(x + m),  y = norm'(z + ffn(z))
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.graph.sharding import active, node_numbers
-from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
-from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import Embeddings, init_bert_weights, topology_per_layer, transformer_update
+from mpnn.models.layers.blocks import Embeddings, init_bert_weights, run_layers, topology_per_layer, transformer_update
 from mpnn.models.layers.packing import Packing, token_mask
-from mpnn.models.layers.rounds import run_layers
 from mpnn.models.saving import Model
 from mpnn.update import PostNorm
 

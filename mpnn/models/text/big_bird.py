@@ -4,11 +4,9 @@ topology   bigbird(block, window, random, globals, seed)     or any other; each 
 Attention, aggregate and update are those of BERT.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from mpnn.graph.topology import Topology
+from mpnn import Topology
 from mpnn.graphs import bigbird
 from mpnn.models.text.bert import Bert, BertConfig
 

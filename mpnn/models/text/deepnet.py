@@ -6,16 +6,13 @@ aggregate  "sum"
 update     DeepNorm(dim, FeedForward(dim), alpha=alpha)    z = norm(alpha x + m),  y = norm'(alpha z + ffn(z))
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 
 from torch import nn
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import transformer_update
 from mpnn.models.text.gpt import CAUSAL, CausalTransformer, GPTConfig
 from mpnn.update import MLP, DeepNorm

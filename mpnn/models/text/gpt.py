@@ -7,22 +7,18 @@ update     GPT-2: PreNorm(dim, FeedForward(dim))         h = norm(x),  z = x + m
            GPT: PostNorm(dim, FeedForward(dim))          h = x,  z = norm(x + m),  y = norm'(z + ffn(z))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import AdditiveV2, Attention, DotProduct, Kernel
-from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
-from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
-from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import topology_per_layer, transformer_update
-from mpnn.models.layers.decoder import Decoder
+from mpnn.models.layers.blocks import transformer_update
+from mpnn.models.layers.decoder import Decoder, causal_topologies
 from mpnn.update import PostNorm, PreNorm, Update
 
 CAUSAL = causal()
@@ -67,9 +63,7 @@ class CausalTransformer(Decoder):
 
     def __init__(self, config: GPTConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
         super().__init__()
-        graphs = topology_per_layer(graph, config.layers)
-        for topology in set(graphs):
-            check_causal(topology, config.context)
+        graphs = causal_topologies(graph, config.layers, config.context)
         dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
         self.context = config.context
         self.token = nn.Embedding(config.vocabulary, dim)

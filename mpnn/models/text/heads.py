@@ -4,8 +4,6 @@ The encoder may be any model with the configuration and the outputs of `Bert`: `
 `SentenceClassifier(Bert(config, window(64)), classes=2)`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -20,7 +18,25 @@ from mpnn.models.saving import Model
 from mpnn.models.text.bert import Bert
 
 
-class MaskedLM(Model):
+class Head(Model):
+    """Base class: the loss of a model that maps tokens to logits."""
+
+    def loss(self, tokens: Tensor, targets: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
+        """Returns the mean cross-entropy in nats. targets: int64 [B, N], -100 at positions to ignore, or [B] for a
+        `SentenceClassifier`."""
+        return token_loss(self(tokens, types, **options), targets)
+
+
+class Classifier(Head):
+    """Base class: an encoder and a linear map to logits."""
+
+    def __init__(self, encoder: Bert, classes: int) -> None:
+        super().__init__()
+        self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
+        self.to_logits = nn.Linear(encoder.config.dim, classes)
+
+
+class MaskedLM(Head):
     """Predicts the token at each position with the token embeddings (Devlin et al. 2019, section 3.1; Liu et al. 2019):
 
         logits_i = norm(act(W y_i + c)) W_token^T + b
@@ -44,10 +60,6 @@ class MaskedLM(Model):
         """Returns logits [B, N, vocabulary]. Arguments are those of `Bert.forward`."""
         states = self.encoder(tokens, types, **options).last
         return F.linear(self.transform(states), self.encoder.embeddings.token.weight, self.bias)
-
-    def loss(self, tokens: Tensor, targets: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
-        """Returns the mean cross-entropy in nats. targets: int64 [B, N], -100 at positions to ignore."""
-        return token_loss(self(tokens, types, **options), targets)
 
 
 def mask_tokens(
@@ -91,15 +103,13 @@ def mask_tokens(
     return inputs, tokens.masked_fill(~selected, IGNORED)
 
 
-class SentenceClassifier(Model):
+class SentenceClassifier(Classifier):
     """Classifies each sentence from its first token: `logits = W dropout(pooled)` (Devlin et al. 2019, section 4.1)."""
 
     def __init__(self, encoder: Bert, classes: int) -> None:
-        super().__init__()
         if encoder.pooler is None:
             raise ValueError("SentenceClassifier needs the output of the pooler; create the encoder with pooler=True")
-        self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
-        self.to_logits = nn.Linear(encoder.config.dim, classes)
+        super().__init__(encoder, classes)
 
     def forward(self, tokens: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns logits [B, classes]. Arguments are those of `Bert.forward`.
@@ -114,23 +124,10 @@ class SentenceClassifier(Model):
             )
         return self.to_logits(self.dropout(self.encoder(tokens, types, **options).pooled))
 
-    def loss(self, tokens: Tensor, targets: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
-        """Returns the mean cross-entropy in nats. targets: int64 [B]."""
-        return token_loss(self(tokens, types, **options), targets)
 
-
-class TokenClassifier(Model):
+class TokenClassifier(Classifier):
     """Classifies each token: `logits_i = W dropout(y_i)` (Devlin et al. 2019, section 5.3)."""
-
-    def __init__(self, encoder: Bert, classes: int) -> None:
-        super().__init__()
-        self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
-        self.to_logits = nn.Linear(encoder.config.dim, classes)
 
     def forward(self, tokens: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns logits [B, N, classes]. Arguments are those of `Bert.forward`."""
         return self.to_logits(self.dropout(self.encoder(tokens, types, **options).last))
-
-    def loss(self, tokens: Tensor, targets: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
-        """Returns the mean cross-entropy in nats. targets: int64 [B, N], -100 at tokens without a class."""
-        return token_loss(self(tokens, types, **options), targets)

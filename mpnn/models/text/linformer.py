@@ -1,18 +1,13 @@
 """Linformer: attention in linear time. Each token attends to a few landmarks, learned mixtures of all tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import Attention
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.text.bert import Bert, BertConfig, update
 from mpnn.round import Round
 from mpnn.scores import Dot

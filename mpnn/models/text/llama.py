@@ -7,22 +7,18 @@ update     PreNorm(dim, GatedFeedForward, norm=RMSNorm)         h = norm(x),  z 
            ffn(x) = W_out ( silu(W_gate x) * W_in x )
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
-from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
-from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
-from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import ACTIVATIONS, topology_per_layer
-from mpnn.models.layers.decoder import Decoder
+from mpnn.models.layers.blocks import ACTIVATIONS
+from mpnn.models.layers.decoder import Decoder, causal_topologies
 from mpnn.position import Llama3Rotary, Rotary
 from mpnn.update import GatedFeedForward, PreNorm
 
@@ -83,9 +79,7 @@ class Llama(Decoder):
 
     def __init__(self, config: LlamaConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
         super().__init__()
-        graphs = topology_per_layer(graph, config.layers)
-        for topology in set(graphs):
-            check_causal(topology, config.context)
+        graphs = causal_topologies(graph, config.layers, config.context)
         dim, norm = config.dim, partial(nn.RMSNorm, eps=config.eps)
         self.context = config.context
         self.token = nn.Embedding(config.vocabulary, dim)

@@ -10,19 +10,15 @@ update     PostNorm(dim, FeedForward(dim))         as BERT
 Everything else is BERT's, or RoBERTa's with `BertConfig(after_pad=True)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete, global_nodes, window
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.packing import Packing, require_eager, token_mask
 from mpnn.models.text.bert import Bert, BertConfig, EncoderOutput, update
 

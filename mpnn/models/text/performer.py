@@ -5,14 +5,11 @@ attention  Kernel(dim, heads, features=r)              w_ij ~ <phi(W_Q x_i), phi
 Aggregate, update and the rest of the model are those of BERT or GPT-2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import Kernel
-from mpnn.graph.topology import Topology
-from mpnn.message_passing import MessagePassing
 from mpnn.models.text import bert, gpt
 
 

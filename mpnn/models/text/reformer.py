@@ -6,8 +6,6 @@ aggregate  "sum"                                                  m_i = W_O || _
 update     Reversible(dim, FeedForward(dim))                      y1 = x1 + m,  y2 = x2 + ffn(norm'(y1))        (eq. 9)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm, prod
@@ -16,15 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
 from mpnn.graph.derive import selected
-from mpnn.graph.topology import Topology
 from mpnn.graphs import chunks
 from mpnn.graphs.content import drop_self_loops
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import AxialPositions, embed, lookup, transformer_update
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.packing import Packing, require_eager, token_mask

@@ -5,22 +5,21 @@ decoder    recurrent network whose state s attends to the annotations before eac
            MessagePassing(complete(), "sum", None, AdditiveV2(dim, dim, activation=F.tanh, ...))(s, source=h)
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from mpnn import MessagePassing
 from mpnn.attention import AdditiveV2
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import eval_mode, generate
 from mpnn.dropout import Dropout
 from mpnn.graphs import complete
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import lookup
 from mpnn.models.layers.cross_attention import CrossAttention
 from mpnn.models.layers.losses import next_word_loss
@@ -174,19 +173,11 @@ class Seq2Seq(Model):
         return next_word_loss(logits, target, target_padding_mask)
 
     @torch.no_grad()
-    def generate(
-        self,
-        source: Tensor,
-        steps: int,
-        *,
-        padding_mask: Tensor | None = None,
-        temperature: float = 0.0,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def generate(self, source: Tensor, steps: int, *, padding_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Translates sources [B, N]. padding_mask: as `source_padding_mask` of `forward`.
 
         Each translation starts with `start` and ends with `eos` or after `steps` more words. Decoding is greedy by
-        default; with a `temperature` above 0, words are sampled.
+        default; other options are those of `generation.generate`.
 
         Returns:
             int64 [B, at most 1 + steps].
@@ -201,4 +192,4 @@ class Seq2Seq(Model):
                 return logits[:, None]
 
             first = torch.full((len(source), 1), self.start, device=source.device)
-            return generate(forward, first, steps, temperature=temperature, eos=self.eos, generator=generator)
+            return generate(forward, first, steps, **{"temperature": 0.0, "eos": self.eos, **options})

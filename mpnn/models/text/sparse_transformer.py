@@ -6,8 +6,6 @@ attention  PerHead(dim, heads)                         all heads share a pattern
 Aggregate, update and the rest of the model are those of GPT-2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -16,10 +14,8 @@ from typing import Literal
 
 import torch
 
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.graphs import causal, fixed, from_edges, identity, strided, window
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.per_head import PerHead
 from mpnn.models.text.gpt import CausalTransformer, GPTConfig, update
 

@@ -7,21 +7,28 @@ update     PostNorm(dim, FeedForward(dim))      z    = norm(x + m),  y = norm'(z
            PostNorm(dim) within the target      y    = norm(x + m)
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
-from mpnn.decoding.generation import check_causal
-from mpnn.graph.topology import Topology
+from mpnn.decoding.beams import beam_search
+from mpnn.decoding.cache import KVCache
+from mpnn.decoding.generation import check_causal, eval_mode, generate
 from mpnn.graphs import causal, complete
-from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import ACTIVATIONS
-from mpnn.models.layers.encoder_decoder import DecoderLayer, EncoderDecoder
+from mpnn.models.layers.blocks import ACTIVATIONS, run_layers
+from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
+from mpnn.models.layers.losses import next_word_loss
+from mpnn.models.layers.packing import Packing
 from mpnn.models.layers.word_embeddings import WordEmbeddings, token_table
+from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm, PreNorm
 
 CAUSAL, COMPLETE = causal(), complete()
@@ -63,8 +70,12 @@ class TransformerConfig:
     smoothing: float = 0.1
 
 
-class Transformer(EncoderDecoder):
+class Transformer(Model):
     """An encoder over `graph` and a decoder over `target_graph`. Each target word also attends to the whole source.
+
+        h = encoder_norm(layer_N ... layer_1(source(words)))                    `encode`
+        s = decoder_norm(layer_M ... layer_1(target(words), sources = h))       `decode`
+        logits = s W_token^T                                                    `logits`
 
     Args:
         config: sizes and options.
@@ -85,10 +96,7 @@ class Transformer(EncoderDecoder):
         norm = partial(nn.LayerNorm, eps=config.eps)
 
         def attend(topology: Topology, *, ffn: bool) -> MessagePassing:
-            network = None
-            if ffn:
-                activation = ACTIVATIONS[config.activation]
-                network = FeedForward(config.dim, config.hidden, activation)
+            network = FeedForward(config.dim, config.hidden, ACTIVATIONS[config.activation]) if ffn else None
             layer = PreNorm if config.pre_norm else PostNorm
             update = layer(config.dim, network, dropout=config.dropout, norm=norm)
             attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
@@ -117,3 +125,185 @@ class Transformer(EncoderDecoder):
         self.encoder_norm, self.decoder_norm = (
             norm(config.dim) if config.final_norm else nn.Identity() for _ in range(2)
         )
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_padding_mask: Tensor | None = None,
+        target_padding_mask: Tensor | None = None,
+        source_lengths: Sequence[int] | None = None,
+        target_lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Returns the logits of the word after each target word.
+
+        Args:
+            source: int64 [B, N].
+            target: int64 [B, M]; each row starts with `config.start`.
+            source_padding_mask, target_padding_mask: bool [B, N] and [B, M], True at padding; default: no padding.
+                Padding is not computed and not attended to.
+            source_lengths, target_lengths: lengths of the sentences packed in every row. They sum to N and M, and both
+                have the same number of entries. Target sentence k attends to source sentence k only, and the result is
+                the same as for separate rows. Cannot be combined with padding masks.
+
+        Returns:
+            float [B, M, target vocabulary]; zeros at padding.
+        """
+        memory = self.encode(source, padding_mask=source_padding_mask, lengths=source_lengths)
+        decoded = self.decode(target, memory, padding_mask=target_padding_mask, lengths=target_lengths)
+        return self.logits(decoded.last)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Returns logits [..., vocabulary] of decoder states [..., dim]: products with the target token embeddings."""
+        return F.linear(states, self.target.token.weight)
+
+    def encode(
+        self,
+        source: Tensor,
+        *,
+        padding_mask: Tensor | None = None,
+        lengths: Sequence[int] | None = None,
+        return_weights: bool = False,
+    ) -> StackOutput:
+        """Runs the encoder.
+
+        Args:
+            source: int64 [B, N], or vectors [B, N, dim] that replace the token embeddings.
+            padding_mask: bool [B, N], True at padding; default: no padding.
+            lengths: lengths of the sentences packed in every row.
+            return_weights: also return the attention weights of every layer.
+        """
+        packing = Packing.of_tokens(source, padding_mask, lengths)
+        graphs = [packing.bind(layer.graph) for layer in self.encoder if isinstance(layer, MessagePassing)]
+        x, weights = run_layers(self.encoder, graphs, self.source(source, packing), return_weights=return_weights)
+        return StackOutput(self.encoder_norm(x), packing, tuple(map(packing.unpack_weights, weights, graphs)))
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: StackOutput,
+        *,
+        padding_mask: Tensor | None = None,
+        lengths: Sequence[int] | None = None,
+        cache: KVCache | None = None,
+        return_weights: bool = False,
+    ) -> StackOutput:
+        """Runs the decoder.
+
+        Args:
+            target: int64 [B, M], or vectors [B, M, dim] that replace the token embeddings.
+            memory: the output of `encode`.
+            padding_mask, lengths, return_weights: as for `encode`.
+            cache: keys and values of the preceding target words. `target` then holds the words that follow them.
+
+        Raises:
+            ValueError: if `cache` is combined with padding, `lengths` or `return_weights`.
+        """
+        packing = Packing.of_tokens(target, padding_mask, lengths)
+        if cache is not None and (return_weights or lengths is not None or not bool(packing.token_mask.all())):
+            raise ValueError(
+                "with a cache, rows must have no padding and one sentence each, and no attention weights are returned"
+            )
+        across = CrossAttention(packing, memory.packing)
+        x = self.target(target, packing, 0 if cache is None else cache.count)
+        self_weights, cross_weights = [], []
+        for layer in self.decoder:
+            assert isinstance(layer, DecoderLayer)
+            graph = packing.bind(layer.within.graph) if cache is None else None
+            x = layer.within(x, graph, cache=cache, return_weights=return_weights)
+            if return_weights:
+                x, weights = x
+                self_weights.append(packing.unpack_weights(weights, packing.bind(layer.within.graph)))
+            x = across.attend(layer.across, x, memory.packed, return_weights, None if cache is None else memory.cache)
+            if return_weights:
+                x, weights = x
+                cross_weights.append(weights)
+        return StackOutput(self.decoder_norm(x), packing, tuple(self_weights), tuple(cross_weights))
+
+    def loss(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        target_padding_mask: Tensor | None = None,
+        target_lengths: Sequence[int] | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Returns the mean cross-entropy in nats of each target word after the first, given the words before it.
+
+        Labels are smoothed by `config.smoothing`. The first word of each sentence is `config.start` and is not
+        predicted. Arguments are those of `forward`.
+        """
+        if target_lengths is None:
+            read, ignored = target[:, :-1], target_padding_mask
+            options["target_padding_mask"] = None if ignored is None else ignored[:, :-1]
+        else:  # the last word of a document is not the last of its row
+            first = Packing.of_tokens(target, target_padding_mask, target_lengths).position_ids() == 0
+            read, ignored = target, first.expand(target.shape)
+            options["target_lengths"] = target_lengths
+        logits = self(source, read, **options)[:, : target.shape[1] - 1]
+        return next_word_loss(logits, target, ignored, self.config.smoothing)
+
+    @torch.no_grad()
+    def generate(self, source: Tensor, steps: int, *, padding_mask: Tensor | None = None, **options: Any) -> Tensor:
+        """Translates sources [B, N]. padding_mask: bool [B, N], True at padding; default: no padding.
+
+        Each translation starts with `config.start` and ends with `config.eos` or after `steps` more words. Decoding is
+        greedy by default; other options are those of `generation.generate`. The source is encoded once, and each word
+        is computed once.
+
+        Returns:
+            int64 [B, at most 1 + steps].
+        """
+        with self._translation(source, steps, padding_mask) as (start, memory):
+
+            def forward(tokens: Tensor, cache: KVCache) -> Tensor:
+                return self.logits(self.decode(tokens, memory, cache=cache).last)
+
+            return generate(forward, start, steps, **{"temperature": 0.0, "eos": self.config.eos, **options})
+
+    @torch.no_grad()
+    def search(
+        self,
+        source: Tensor,
+        steps: int,
+        *,
+        padding_mask: Tensor | None = None,
+        beams: int = 4,
+        penalty: float = 0.6,
+    ) -> Tensor:
+        """Translates as `generate`, but by `beams.beam_search`. The defaults are those of the paper (section 6.1)."""
+        with self._translation(source, steps, padding_mask) as (start, memory):
+            cache = KVCache(steps + 1)
+
+            def step(tokens: Tensor) -> Tensor:
+                return self.logits(self.decode(tokens, memory, cache=cache).last[:, -1])
+
+            def select(index: Tensor) -> None:
+                nonlocal memory
+                cache.select(index)
+                memory = memory.select(index)
+
+            return beam_search(step, select, start, steps, beams=beams, eos=self.config.eos, penalty=penalty)
+
+    @contextmanager
+    def _translation(
+        self, source: Tensor, steps: int, padding_mask: Tensor | None
+    ) -> Iterator[tuple[Tensor, StackOutput]]:
+        """Yields the first words [B, 1] and the encoded source, with the model in evaluation mode."""
+        if steps >= self.config.context:
+            raise ValueError(f"steps must be less than the context of {self.config.context}; got {steps}")
+        with eval_mode(self):
+            yield (
+                torch.full((len(source), 1), self.config.start, device=source.device),
+                self.encode(source, padding_mask=padding_mask),
+            )
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention within the target, then cross-attention to the source."""
+
+    def __init__(self, within: MessagePassing, across: MessagePassing) -> None:
+        super().__init__()
+        self.within, self.across = within, across

@@ -6,8 +6,6 @@ aggregate  "sum"                                   m_i = W_O || _h sum_j w_ij W_
 update     PostNorm(dim, FeedForward(dim))         z   = norm(x + m),  y = norm'(z + ffn(z))
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import graphs
+from mpnn import MessagePassing, graphs
 from mpnn.decoding.generation import eval_mode, generate
 from mpnn.dropout import Dropout
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import lookup, require_batch
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.relative import RelativeDotProduct

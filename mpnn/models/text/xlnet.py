@@ -9,8 +9,6 @@ aggregate  "sum"                                   m_i = W_O || _h sum_j w_ij W_
 update     PostNorm(dim, FeedForward(dim))         z   = norm(x + m),  y = norm'(z + ffn(z))
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,11 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import batch, complete, identity, permutation
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import embed, require_batch, transformer_update
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.relative import PositionOffset, RelativeDotProduct

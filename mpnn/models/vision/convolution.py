@@ -6,17 +6,15 @@ aggregate  "sum"                                   m_i = sum_j W_type(ij) x_j
 update     none                                    y_i = m_i + b
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from mpnn import MessagePassing
 from mpnn.attention import Typed
 from mpnn.engine import build_once
 from mpnn.graphs import convolution
 from mpnn.graphs.image import convolved
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.images import as_image, pair, patchify, size_of
 from mpnn.models.saving import Model
 

@@ -1,7 +1,5 @@
 """Image classification head."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -5,15 +5,13 @@ decoder    layers over all patches                   a masked patch is a learned
 loss       mean squared error on masked patches      of pixels, or of pixels normalized within each patch
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.graph.topology import Topology
+from mpnn import Topology
 from mpnn.models.layers.images import GridPositions, Size, patchify
 from mpnn.models.layers.packing import require_eager
 from mpnn.models.saving import Model
@@ -24,15 +22,9 @@ from mpnn.models.vision.vit import PatchLayers, ViT, ViTConfig
 class MAEConfig(ViTConfig):
     """Configuration of an MAE. The defaults are those of MAE-Base, whose encoder is ViT-Base/16.
 
-    Attributes:
-        decoder_dim: width of the decoder.
-        decoder_layers: number of decoder layers.
-        decoder_heads: number of attention heads of the decoder.
-        decoder_hidden: width of the decoder's feed-forward networks.
-        mask_ratio: fraction of the patches that are masked.
-        normalize: whether the target pixels are normalized within each patch.
-
-    The other attributes are those of `ViTConfig`.
+    decoder_dim, decoder_layers, decoder_heads, decoder_hidden: sizes of the decoder. mask_ratio: fraction of the
+    patches that are masked. normalize: whether the target pixels are normalized within each patch. The others are those
+    of `ViTConfig`.
     """
 
     sinusoidal: bool = True
@@ -46,19 +38,13 @@ class MAEConfig(ViTConfig):
     @property
     def decoder(self) -> ViTConfig:
         """Configuration of the decoder's layers."""
-        return ViTConfig(
-            image=self.image,
-            patch=self.patch,
-            channels=self.channels,
+        return replace(
+            self,
             dim=self.decoder_dim,
             layers=self.decoder_layers,
             heads=self.decoder_heads,
             hidden=self.decoder_hidden,
             sinusoidal=True,
-            activation=self.activation,
-            eps=self.eps,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
         )
 
 
@@ -66,9 +52,8 @@ class MAEConfig(ViTConfig):
 class MAEOutput:
     """Output of an MAE.
 
-    Attributes:
-        pixels: reconstructed pixels [B, N, pixels of a patch * C], in the order of `images.patchify`.
-        seen: bool [B, N], the patches that were visible to the encoder.
+    pixels: reconstructed pixels [B, N, pixels of a patch * C], in the order of `images.patchify`. seen: bool [B, N],
+    the patches that were visible to the encoder.
     """
 
     pixels: Tensor

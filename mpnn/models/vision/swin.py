@@ -8,24 +8,20 @@ update     PreNorm(dim, FeedForward(dim))          z = x + m,  y = z + ffn(norm(
 merging    pooling(h, w, 2), Typed: one linear map for each position in a cell of 2 x 2, after a norm over the four
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct, Typed
 from mpnn.dropout import Dropout
 from mpnn.engine import build_once
-from mpnn.graph.topology import Topology
 from mpnn.graphs import pooling
-from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS
-from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, mask_patches, pair
+from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, pair
 from mpnn.models.saving import Model
 from mpnn.models.vision.swin_windows import pad_nodes, weights_by_window, window_topology
 from mpnn.position import Table
@@ -36,22 +32,12 @@ from mpnn.update import FeedForward, PreNorm
 class SwinConfig:
     """Configuration of a Swin. The defaults are those of Swin-T.
 
-    Attributes:
-        image: size of the images in pixels, one integer or two (height and width).
-        patch: size of the patches in pixels, one integer or two (height and width).
-        channels: number of image channels.
-        dim: width of the first stage. It doubles with each stage.
-        depths: number of layers of each stage.
-        heads: number of attention heads of each stage.
-        window: side of a window in patches.
-        ratio: width of the feed-forward networks relative to the width of their stage.
-        positions: whether learned position embeddings are added to the patches.
-        activation: a name in `blocks.ACTIVATIONS`.
-        eps: epsilon of the layers' LayerNorm.
-        dropout: dropout probability of the embeddings and the residual branches.
-        attention_dropout: dropout probability of the attention weights.
-        drop_path: drop probability of the last layer's residual branches, see `DropPath`. It increases linearly from 0
-            at the first layer.
+    image, patch, channels, activation, dropout, attention_dropout: as in `ViTConfig`. dim: width of the first stage; it
+    doubles with each stage. depths, heads: numbers of layers and of attention heads of each stage. window: side of a
+    window in patches. ratio: width of the feed-forward networks relative to the width of their stage. positions:
+    whether learned position embeddings are added to the patches. eps: added to variances by the layers' LayerNorm.
+    drop_path: drop probability of the last layer's residual branches, see `DropPath`; it increases linearly from 0 at
+    the first layer.
     """
 
     image: int | list[int] = 224
@@ -82,15 +68,13 @@ class Swin(Model):
     Args:
         config: the configuration.
         graph: topology that replaces the windows in every layer. It must bind to the grids of all stages.
-        mask_token: whether the model has a mask token, for masked image modeling.
     """
 
-    def __init__(self, config: SwinConfig, graph: Topology | None = None, *, mask_token: bool = False) -> None:
+    def __init__(self, config: SwinConfig, graph: Topology | None = None) -> None:
         super().__init__()
         self.config, self.width = config, config.dim * 2 ** (len(config.depths) - 1)
         self.patches = Patches(config.channels, config.dim, config.patch)
         self.patch_norm = nn.LayerNorm(config.dim)
-        self.mask_token = nn.Parameter(torch.zeros(config.dim)) if mask_token else None
         self.positions = GridPositions(config.grid, config.dim) if config.positions else None
         self.dropout = Dropout(config.dropout)
         last, layers = len(config.depths) - 1, sum(config.depths)
@@ -101,7 +85,6 @@ class Swin(Model):
     def forward(
         self,
         images: Tensor,
-        masked: Tensor | None = None,
         *,
         stretch: bool = False,
         return_weights: bool = False,
@@ -110,7 +93,6 @@ class Swin(Model):
 
         Args:
             images: [B, channels, H, W], padded with zeros to whole patches.
-            masked: bool [B, N], True at patches to replace by the mask token.
             stretch: whether position embeddings are interpolated to images of another size.
             return_weights: whether to return the attention weights.
 
@@ -120,7 +102,6 @@ class Swin(Model):
         """
         images, size = self.pad_images(images)
         x = self.patch_norm(self.patches(images))
-        x = x if masked is None else mask_patches(x, masked, self.mask_token)
         x = x if self.positions is None else x + self.positions(size, stretch=stretch)
         x = self.dropout(x)
         weights = []

@@ -5,8 +5,6 @@ these are sources of the attention: their keys and values are the maps' biases. 
 is a single window without shift.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.graph import Graph
+from mpnn import Graph, Topology
 from mpnn.graph.relations import GridOffset, Taps
-from mpnn.graph.topology import Topology
 from mpnn.graphs import windows
 from mpnn.models.layers.images import Size, as_image
 

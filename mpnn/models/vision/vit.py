@@ -6,32 +6,25 @@ aggregate  "sum"                                   m_i  = W_O || _h sum_j w_ij W
 update     PreNorm(dim, FeedForward(dim))          z    = x + m,  y = z + ffn(norm'(z))             (eq. 2, 3)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
-from mpnn.graph import Graph
-from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
-from mpnn.message_passing import MessagePassing
-from mpnn.models.layers.blocks import ACTIVATIONS, transformer_update
+from mpnn.models.layers.blocks import run_layers, transformer_update
 from mpnn.models.layers.images import (
     GridPositions,
     ImageOutput,
     Patches,
     Size,
-    as_matrix,
-    mask_patches,
     pair,
     with_class_token,
 )
 from mpnn.models.layers.packing import Packing
-from mpnn.models.layers.rounds import run_layers
 from mpnn.models.saving import Model
 from mpnn.update import PreNorm
 
@@ -40,19 +33,11 @@ from mpnn.update import PreNorm
 class ViTConfig:
     """Configuration of a ViT. The defaults are those of ViT-Base/16.
 
-    Attributes:
-        image: size of the images in pixels, one integer or two (height and width).
-        patch: size of the patches in pixels, one integer or two (height and width).
-        channels: number of image channels.
-        dim: width of the model.
-        layers: number of layers.
-        heads: number of attention heads.
-        hidden: width of the feed-forward networks.
-        sinusoidal: whether positions are fixed sinusoids instead of learned embeddings.
-        activation: a name in `blocks.ACTIVATIONS`.
-        eps: epsilon of LayerNorm.
-        dropout: dropout probability of the embeddings and the residual branches.
-        attention_dropout: dropout probability of the attention weights.
+    image, patch: sizes of the images and of the patches in pixels, one integer or two (height and width). channels:
+    number of image channels. dim, hidden: widths of the model and of its feed-forward networks. sinusoidal: whether
+    positions are fixed sinusoids instead of learned embeddings. activation: a name in `blocks.ACTIVATIONS`. eps: added
+    to variances by LayerNorm. dropout: of the embeddings and the residual branches. attention_dropout: of the attention
+    weights.
     """
 
     image: int | list[int] = 224
@@ -89,36 +74,24 @@ class ViT(Model):
     Args:
         config: the configuration.
         graph: topology over the patches; default: complete.
-        pooler: width of a linear layer with activation on the class token; 0 for none.
-        pooler_activation: a name in `blocks.ACTIVATIONS`.
-        mask_token: whether the model has a mask token, for masked image modeling.
+        pooler: width of a linear layer with tanh on the class token; 0 for none.
     """
 
-    def __init__(
-        self,
-        config: ViTConfig,
-        graph: Topology | None = None,
-        *,
-        pooler: int = 0,
-        pooler_activation: str = "tanh",
-        mask_token: bool = False,
-    ) -> None:
+    def __init__(self, config: ViTConfig, graph: Topology | None = None, *, pooler: int = 0) -> None:
         super().__init__()
         dim = config.dim
         self.config, self.width = config, pooler or dim
         self.patches = Patches(config.channels, dim, config.patch)
         self.class_token = nn.Parameter(torch.randn(dim) * 0.02)
-        self.mask_token = nn.Parameter(torch.zeros(dim)) if mask_token else None
         self.positions = GridPositions(config.grid, dim, extra=1, sinusoidal=config.sinusoidal)
         self.dropout = Dropout(config.dropout)
         self.layers = PatchLayers(config, graph)
         self.norm = nn.LayerNorm(dim, eps=config.eps)
-        self.pooler = nn.Sequential(nn.Linear(dim, pooler), ACTIVATIONS[pooler_activation]()) if pooler else None
+        self.pooler = nn.Sequential(nn.Linear(dim, pooler), nn.Tanh()) if pooler else None
 
     def forward(
         self,
         images: Tensor,
-        masked: Tensor | None = None,
         node_mask: Tensor | None = None,
         *,
         stretch: bool = False,
@@ -128,7 +101,6 @@ class ViT(Model):
 
         Args:
             images: [B, channels, H, W].
-            masked: bool [B, N], True at patches to replace by the mask token.
             node_mask: bool [B, 1 + N], True at nodes to compute; default: all. Other nodes are removed from the graph,
                 and their outputs are zeros.
             stretch: whether positions are interpolated to images of another size.
@@ -138,7 +110,6 @@ class ViT(Model):
             last [B, 1 + N, dim], pooled [B, width], weights [B, heads, 1 + N, 1 + N].
         """
         x = self.patches(images)
-        x = x if masked is None else mask_patches(x, masked, self.mask_token)
         x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
         x = self.dropout(x + self.positions(self.patches.grid(images), stretch=stretch))
         x, weights = self.layers(x, node_mask, return_weights=return_weights)
@@ -162,27 +133,25 @@ class PatchLayers(nn.ModuleList):
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """x [B, 1 + N, dim] -> the same shape, and the weights of each layer [B, H, 1 + N, 1 + N]. Outputs are zeros
         where `node_mask` (bool [B, 1 + N], default: all) is False."""
-        if node_mask is None:
-            x, edge_weights = run_layers(self, [self.graph] * len(self), x, return_weights=return_weights)
-            weights = [as_matrix(w, self.graph.bind(x.shape[1]).to(x.device)) for w in edge_weights]
-        else:
-            packing, graph = self._packed(node_mask)
-            x, edge_weights = run_layers(self, [graph] * len(self), packing.pack(x), return_weights=return_weights)
-            x = packing.unpack(x)
-            weights = [packing.unpack_weights(w, graph) for w in edge_weights]
-        return x, tuple(weights) if return_weights else None
+        packing, graph = self._packed(x, node_mask)
+        x, edge_weights = run_layers(self, [graph] * len(self), packing.pack(x), return_weights=return_weights)
+        weights = tuple(packing.unpack_weights(w, graph) for w in edge_weights)
+        return packing.unpack(x), weights if return_weights else None
 
     def _layer(self, config: ViTConfig) -> MessagePassing:
         update = transformer_update(PreNorm, config)
         attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(self.graph, "sum", update, attention)
 
-    def _packed(self, node_mask: Tensor) -> tuple[Packing, Topology | Graph]:
+    def _packed(self, x: Tensor, node_mask: Tensor | None) -> tuple[Packing, Topology | Graph]:
         """The packing of the remaining nodes and the graph over them.
 
         A complete graph is bound to all images at once. Other graphs differ between images after nodes are removed, so
         they are bound image by image.
         """
+        if node_mask is None:
+            packing = Packing.of_tokens(x)
+            return packing, packing.bind(self.graph)
         graph = self.graph.bind(node_mask.shape[1])
         if graph.runs.is_complete:
             packing = Packing.of(node_mask)

@@ -1,4 +1,4 @@
-"""R-GCN: maps that are combinations of a few, and maps of blocks."""
+"""R-GCN: maps that are combinations of a few."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from mpnn import graphs
 from mpnn.models import RGCN
-from mpnn.models.graph.rgcn import BasisTyped, BlockTyped
+from mpnn.models.graph.rgcn import BasisTyped
 
 N, IN, HIDDEN, CLASSES, RELATIONS = 13, 6, 8, 3, 4
 
@@ -16,16 +16,6 @@ def test_maps_of_few_bases_are_of_low_rank_together() -> None:
     maps = BasisTyped(IN, HIDDEN, RELATIONS, bases=2).maps()
     assert maps.shape == (RELATIONS, IN, HIDDEN)
     assert torch.linalg.matrix_rank(maps.flatten(1)) == 2
-
-
-def test_maps_of_blocks_are_zero_beside_them() -> None:
-    maps = BlockTyped(IN, HIDDEN, RELATIONS, blocks=2).maps()
-    inside = torch.block_diag(torch.ones(3, 4), torch.ones(3, 4)).bool()
-    assert maps.shape == (RELATIONS, IN, HIDDEN)
-    assert (maps[:, ~inside] == 0).all()
-    assert (maps[:, inside] != 0).all()
-    with pytest.raises(ValueError, match="4 blocks do not divide widths of 6 and 8"):
-        BlockTyped(IN, HIDDEN, RELATIONS, blocks=4)
 
 
 def test_a_graph_of_more_classes_is_refused() -> None:

@@ -10,7 +10,6 @@ from mpnn.models.layers.images import (
     interpolate_positions,
     patchify,
     sinusoidal_2d,
-    unpatchify,
     with_class_token,
 )
 from mpnn.models.layers.positions import sinusoid
@@ -30,11 +29,6 @@ def test_pixels_are_patches_of_one():
     images = torch.randn(2, 3, 4, 5)
     assert torch.equal(patchify(images), images.flatten(2).mT)
     assert torch.equal(as_image(patchify(images), 4, 5), images)
-
-
-def test_patches_make_the_image_again_without_what_is_beyond_the_last():
-    images = torch.randn(2, 3, 7, 9)
-    assert torch.equal(unpatchify(patchify(images, [2, 4]), [2, 4], 3, 2), images[:, :, :6, :8])
 
 
 # ------------------------------------------------------------------------------------------------ positions

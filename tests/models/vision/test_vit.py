@@ -96,7 +96,7 @@ def test_a_classifier_learns_and_is_saved(tmp_path):
 
 
 def test_the_answer_of_a_vit_by_itself():
-    seen = ViT(TINY, mask_token=True)(torch.randn(2, 3, 12, 12), torch.rand(2, 9) < 0.5, return_weights=True)
+    seen = ViT(TINY)(torch.randn(2, 3, 12, 12), return_weights=True)
     assert seen.last.shape == (2, 10, 16)
     assert seen.pooled.shape == (2, 16)
     assert seen.weights[0].shape == (2, 2, 10, 10)
