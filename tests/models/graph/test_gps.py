@@ -7,10 +7,10 @@ import torch
 from error_bound import error_bound
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, graphs
+from mpnn import MessagePassing, graphs
 from mpnn.attention import Additive
 from mpnn.models import from_pyg
-from mpnn.models.graph.gps import GPS, GPSLayer
+from mpnn.models.graph.gps import GPSLayer
 from mpnn.update import MLP, Add
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -123,31 +123,3 @@ def test_a_layer_equals_pyg(conv, convert, act, norm, training: bool, edge_index
         grads = [torch.autograd.grad((out * probe).sum(), leaf)[0] for out, leaf in zip(outs, leaves, strict=True)]
         scale = 1 + grads[1].abs().max()
         torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=bound * scale)
-
-
-def test_attention_is_complete_within_a_graph_and_absent_across_graphs(edge_index: Tensor) -> None:
-    net = GPS(4, 2, DIM, HEADS, layers=1, walk=3).eval()
-    x = torch.randn(N, 4, requires_grad=True)
-    net(x, graphs.from_edges(edge_index, N), SIZES)[0].sum().backward()
-    reached = x.grad.abs().sum(1) > 0
-    assert reached.tolist() == [True] * 7 + [False] * 6
-
-
-def ring(n: int) -> Graph:
-    return graphs.from_edges(torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])).undirected()
-
-
-def test_learns_what_only_the_encoding_tells_and_is_saved(tmp_path) -> None:
-    """Rings of three and of four: nodes look alike, but walks return at different times."""
-    batch = graphs.batch([ring(3), ring(4), ring(3), ring(4)])
-    x, target, sizes = torch.ones(14, 1), torch.tensor([0, 1, 0, 1]), [3, 4, 3, 4]
-    net = GPS(1, 2, DIM, HEADS, layers=1, walk=4, dropout=0.0)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(40):
-        optimizer.zero_grad()
-        net.loss(x, batch, target, sizes).backward()
-        optimizer.step()
-    assert net.loss(x, batch, target, sizes).item() < 0.1
-    net.save_pretrained(tmp_path)
-    torch.testing.assert_close(GPS.from_pretrained(tmp_path)(x, batch, sizes), net.eval()(x, batch, sizes))
-    assert net(x, batch).shape == (14, 2), "without sizes, of nodes"

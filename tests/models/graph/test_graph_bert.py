@@ -115,30 +115,6 @@ def test_a_batch_of_targets_is_those_targets(graph: Graph) -> None:
     torch.testing.assert_close(net(x, subgraphs.of(some)), net(x, subgraphs)[some])
 
 
-def test_a_target_depends_on_its_subgraph_alone(graph: Graph) -> None:
-    net, subgraphs = scrambled(GraphBert(IN, 3, DIM, HEADS, layers=3)), intimate_subgraphs(graph, K)
-    x = torch.randn(N, IN, requires_grad=True)
-    net(x, subgraphs)[3].sum().backward()
-    assert set((x.grad.abs().sum(1) > 0).nonzero().flatten().tolist()) == set(subgraphs.nodes[3].tolist())
-
-
-def test_learns_and_is_saved(graph: Graph, tmp_path) -> None:
-    """Which ring a node is of, learned from some."""
-    net = GraphBert(IN, 2, DIM, HEADS, dropout=0.0, attention_dropout=0.0)
-    x, subgraphs = torch.randn(N, IN), intimate_subgraphs(graph, K)
-    side = torch.tensor([0] * 5 + [1] * 7)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(60):
-        optimizer.zero_grad()
-        net.loss(x, subgraphs, side).backward()
-        optimizer.step()
-    assert net.loss(x, subgraphs, side).item() < 0.1
-    net.save_pretrained(tmp_path)
-    torch.testing.assert_close(GraphBert.from_pretrained(tmp_path)(x, subgraphs), net.eval()(x, subgraphs))
-    only_target = GraphBert.from_pretrained(tmp_path, graph=graphs.identity())
-    assert not torch.allclose(only_target(x, subgraphs), net(x, subgraphs))
-
-
 def test_refusals_name_what_does_not_fit(graph: Graph) -> None:
     with pytest.raises(ValueError, match="less than the number of nodes, 12; got 12"):
         intimate_subgraphs(graph, N)

@@ -117,20 +117,6 @@ def test_molecules_without_edge_features_or_with_one_number_each(molecules: list
     assert Graphormer(IN, 1, 1, DIM, HEADS, layers=1)(torch.randn(2, IN), [one_number]).shape == (1, 1)
 
 
-def test_loss_falls_and_the_model_is_saved(molecules: list[Graph], tmp_path) -> None:
-    net = Graphormer(IN, 1, EDGE, DIM, HEADS, layers=1, dropout=0.0)
-    x, target = torch.randn(11, IN), torch.tensor([[1.0], [-1.0], [3.0]])
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    first = net.loss(x, molecules, target).item()
-    for _ in range(30):
-        optimizer.zero_grad()
-        net.loss(x, molecules, target).backward()
-        optimizer.step()
-    assert net.loss(x, molecules, target).item() < 0.5 * first
-    net.save_pretrained(tmp_path)
-    torch.testing.assert_close(Graphormer.from_pretrained(tmp_path)(x, molecules), net.eval()(x, molecules))
-
-
 def test_refusals_name_what_does_not_fit(model: Graphormer, molecules: list[Graph]) -> None:
     with pytest.raises(ValueError, match="the 3 molecules have 11 nodes, but x has 10 rows"):
         model(torch.randn(10, IN), molecules)

@@ -158,14 +158,6 @@ def test_published_weights_reach_the_published_length(measured):
     assert abs(lengths.std().item() - SPREAD) < 0.01
 
 
-def test_the_best_of_many_draws_is_no_longer_than_the_greedy_tour_on_the_whole():
-    model, cities = TSP.from_published(real(data.tsp_weights)), data.cities(20)
-    greedy = tour_length(cities, model.solve(cities))
-    many = cities.repeat_interleave(10, 0)
-    drawn = tour_length(many, model.sample(many)).view(20, 10).min(1).values
-    assert drawn.mean() < greedy.mean()
-
-
 def test_instances_are_the_first_of_the_published_ones():
     assert torch.equal(data.cities(3), data.cities(50)[:3])
     assert data.cities(2).dtype == torch.float32

@@ -107,13 +107,6 @@ def test_a_graph_replaces_the_models_own_for_one_call() -> None:
     assert not torch.allclose(own(tokens), swapped(tokens))
 
 
-def test_the_graph_of_the_readme_packs_documents() -> None:
-    """Without `lengths` positions go on; without positions, as in a Llama's offsets, nothing tells them apart."""
-    model, tokens = Llama(LlamaConfig(WORDS, 16, 2, 4, 2, hidden=24, context=16)), words()
-    packed = model(tokens, graph=graphs.causal() & graphs.documents(LENGTHS))
-    torch.testing.assert_close(packed, model(tokens, lengths=LENGTHS))
-
-
 def test_calls_with_documents_compile_whole() -> None:
     torch._dynamo.reset()
     model, given = DECODERS["GPT"](), {"graph": graphs.causal() & graphs.window(2), "lengths": LENGTHS}

@@ -139,41 +139,6 @@ def test_far_offsets_can_be_counted_alike():
 # ------------------------------------------------------------------------------------------------ memory
 
 
-def test_a_long_text_reaches_as_far_as_its_memories_carry():
-    """Reach by counting: in each row a layer attends to the 4 states before the segment, and to the segment up to
-    itself; the reach of l layers is the l-th power of that matrix."""
-    segment, length = 3, 24
-    mask = torch.zeros(length, length)
-    for i in range(length):
-        mask[i, max(0, i // segment * segment - REMEMBER) : i + 1] = 1
-    reached = torch.linalg.matrix_power(mask, LAYERS) > 0
-    model, text = small(torch.float64), tokens(length, batch=1)
-    before = read(model, text, segment)
-    for j in (0, 5, 11):
-        changed = text.clone()
-        changed[0, j] = (changed[0, j] + 1) % VOCABULARY
-        after = read(model, changed, segment)
-        assert torch.equal((before != after).any(-1)[0], reached[:, j])
-    assert reached[:, 0].sum() > segment + REMEMBER  # further than one layer remembers
-
-
-def test_memory_that_holds_everything_makes_segments_one_pass():
-    model, text = small(torch.float64, remember=20), tokens(20)
-    whole, _ = model(text)
-    assert largest(read(model, text, 7) - whole) < EXACT
-    assert largest(read(model, text, 1) - whole) < EXACT
-    assert largest(read(small(torch.float64, remember=0), text, 7) - whole) > 0.01
-
-
-def test_memory_is_as_long_as_asked_and_carries_no_gradient():
-    model = small()
-    _, memory = model(tokens(3))
-    assert [tuple(m.shape) for m in memory] == [(2, 3, DIM)] * LAYERS
-    _, memory = model(tokens(3), memory)
-    assert [tuple(m.shape) for m in memory] == [(2, REMEMBER, DIM)] * LAYERS
-    assert not any(m.requires_grad for m in memory)
-
-
 def test_generation_goes_on_from_the_memory():
     model = small(torch.float64, remember=30)
     prompt = tokens(5)
@@ -191,20 +156,6 @@ def test_its_attention_can_be_decoded_node_by_node():
     with torch.no_grad():
         steps = torch.cat([op(part, cache=cache) for part in x.split([4, 1, 1, 3], 1)], 1)
     assert largest(steps - op(x)) < EXACT
-
-
-def test_learns_what_only_its_memory_can_tell():
-    """A text that repeats after four tokens, in segments of four: what comes next stands in the segment before."""
-    model = TransformerXL(VOCABULARY, 32, 2, 1, remember=8)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(100):
-        text = tokens(4, batch=32).repeat(1, 3)[:, :9]
-        _, memory = model(text[:, :4])
-        loss, _ = model.loss(text[:, 4:8], text[:, 5:9], memory)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.5 < model.loss(text[:, 4:8], text[:, 5:9])[0]
 
 
 def test_bad_memory_gets_a_sentence():

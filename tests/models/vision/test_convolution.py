@@ -49,29 +49,6 @@ def test_equals_torch(conv, size, measured):
     assert largest(found - expected) < EXACT
 
 
-def test_the_definition_is_one_line():
-    conv = nn.Conv2d(3, 64, 3, padding=1).double()
-    attention = Typed(3, 64, relations=9).double()
-    with torch.no_grad():
-        attention.weight.copy_(conv.weight.flatten(2).permute(2, 1, 0))
-        attention.bias.copy_(conv.bias)
-    op = MessagePassing(graphs.neighborhood(6, 7, 1), "sum", None, attention)
-    images = torch.randn(2, 3, 6, 7, dtype=torch.float64)
-    found = op(images.flatten(2).mT).mT.unflatten(-1, (6, 7))
-    assert largest(found - conv(images)) < EXACT
-
-
-def test_along_a_sequence_it_is_a_window():
-    conv = nn.Conv1d(3, 5, 5, padding=2).double()
-    attention = Typed(3, 5, relations=5).double()
-    attention.weight.data, attention.bias.data = conv.weight.data.permute(2, 1, 0), conv.bias.data
-    n, r = 9, 2
-    classes = (torch.arange(n) - torch.arange(n)[:, None]).clamp(-r, r) + r
-    op = MessagePassing(graphs.window(r).with_relation(classes), "sum", None, attention)
-    x = torch.randn(2, 3, n, dtype=torch.float64)
-    assert largest(op(x.mT).mT - conv(x)) < EXACT
-
-
 def test_gradients_equal_torch():
     conv = nn.Conv2d(3, 5, 3, stride=2, padding=1).double()
     ours, images = from_conv(conv), torch.randn(2, 3, 6, 7, dtype=torch.float64, requires_grad=True)
@@ -98,13 +75,6 @@ def test_patches_are_pooled_and_a_convolution_whose_stride_is_its_kernel():
     expected = conv(images).flatten(2).mT
     assert largest(patches(images) - expected) < EXACT
     assert largest(pool(hearing, source=patchify(images)) - expected) < EXACT
-
-
-def test_save_and_load(tmp_path):
-    ours = from_conv(nn.Conv2d(3, 5, 3, stride=2, padding=1))
-    ours.save_pretrained(tmp_path)
-    images = torch.randn(1, 3, 6, 7)
-    assert torch.equal(Convolution.from_pretrained(tmp_path)(images), ours(images))
 
 
 # ------------------------------------------------------------------------------------------------ refusals

@@ -13,7 +13,6 @@ from mpnn.models.layers.images import (
     unpatchify,
     with_class_token,
 )
-from mpnn.models.layers.positions import sinusoid
 
 # ------------------------------------------------------------------------------------------------ patches
 
@@ -40,28 +39,10 @@ def test_patches_make_the_image_again_without_what_is_beyond_the_last():
 # ------------------------------------------------------------------------------------------------ positions
 
 
-def test_waves_across_and_then_down():
-    waves = sinusoidal_2d(3, 5, 8)
-    place = 2 * 5 + 4
-    expected = torch.cat([sinusoid(torch.tensor(at), 4, halves=True) for at in (4, 2)])
-    assert torch.equal(waves[place], expected)
-
-
 def test_sinusoids_equal_hugging_face():
     modeling = pytest.importorskip("transformers.models.vit_mae.modeling_vit_mae")
     theirs = modeling.build_2d_sinusoidal_position_embedding(4, 6, 16)  # down and then across
     assert torch.allclose(sinusoidal_2d(4, 6, 16), theirs.roll(8, 1), atol=1e-6)
-
-
-def test_sinusoids_rotate_by_the_same_angle_for_the_same_step():
-    """One step down is one linear map, whatever the place it starts from."""
-    waves = sinusoidal_2d(6, 6, 16).double().view(36, 2, 2, 4)  # place, direction, sine or cosine, frequency
-    down = waves[:, 1]
-    turn = 1.0 / 10000 ** (torch.arange(4).double() / 4)
-    stepped = torch.stack(
-        [down[:, 0] * turn.cos() + down[:, 1] * turn.sin(), down[:, 1] * turn.cos() - down[:, 0] * turn.sin()], 1
-    )
-    assert torch.allclose(stepped[:30], down[6:], atol=1e-6)
 
 
 def test_learned_positions_of_extra_nodes_come_first():
