@@ -43,11 +43,6 @@ def test_density_is_the_share_of_pairs_in_each_tile(num_dst: int, num_src: int, 
     )
 
 
-def test_density_with_a_tile_for_each_pair_is_the_adjacency() -> None:
-    graph = graphs.longformer(4, globals=1).bind(11)
-    np.testing.assert_array_equal(plot.density(graph.runs, 11, 11), graph.dense().double().numpy())
-
-
 def test_density_of_a_long_graph_needs_no_matrix_of_its_pairs() -> None:
     n = 1_000_000  # a million by a million pairs would not fit anywhere
     share = plot.density((graphs.causal() & graphs.window(999)).bind(n).runs, 100, 100)

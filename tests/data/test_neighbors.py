@@ -146,20 +146,6 @@ def test_degrees_of_other_weights_are_refused():
         )
 
 
-def test_it_learns_what_neighbors_say():
-    torch.manual_seed(0)
-    label = (MessagePassing(GRAPH, "mean", None, None)(X)[:, 0] > 0).long()
-    model = Sage()
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for epoch in range(60):
-        for batch in neighbor_batches(GRAPH, torch.arange(N), [8, 8], X, batch_size=20, seed=epoch):
-            optimizer.zero_grad()
-            F.cross_entropy(model(batch.x, batch.graphs), label[batch.nodes]).backward()
-            optimizer.step()
-    (every,) = neighbor_batches(GRAPH, torch.arange(N), [-1, -1], X, batch_size=N, shuffle=False)
-    assert (model(every.x, every.graphs).argmax(-1) == label).double().mean() > 0.9
-
-
 def test_errors_of_the_thread_are_raised_in_their_turn_and_the_thread_ends():
     def values():
         yield 1

@@ -49,13 +49,6 @@ def test_an_odd_tu_file_is_named_with_its_line(tmp_path, content, line, complain
     assert complaint in str(caught.value)
 
 
-@pytest.mark.parametrize("missing", range(1, 8))
-def test_a_truncated_tu_file_is_refused(tmp_path, missing):
-    lines = TWO_GRAPHS.splitlines(keepends=True)
-    with pytest.raises(DamagedFile, match=f"line {len(lines) - missing + 1}: the file ends"):
-        read_tu(write(tmp_path / "cut.txt", "".join(lines[:-missing])))
-
-
 @pytest.mark.parametrize(
     ("collection", "graphs", "nodes", "tags", "positive"),
     [("MUTAG", 188, 3371, 7, 125), ("PROTEINS", 1113, 43471, 3, 450)],

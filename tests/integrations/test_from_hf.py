@@ -301,22 +301,6 @@ def test_a_reformer_trains(name: str, rounds: int) -> None:
             assert (weight.grad - copied.grad).abs().max() < 1e-9 * (1 + weight.grad.abs().max()), name
 
 
-def test_predictions_of_an_xlnet_in_an_order() -> None:
-    hf_model = model_of("XLNetLMHeadModel")
-    ours, ids = from_hf(hf_model), torch.randint(3, WORDS, (2, LENGTH))
-    order = torch.randperm(LENGTH)
-    rank = order.argsort()
-    call = {
-        "perm_mask": (rank[None] >= rank[:, None]).float().expand(2, -1, -1),
-        "target_mapping": torch.nn.functional.one_hot(order[3:], LENGTH).float().expand(2, -1, -1),
-        "token_type_ids": torch.arange(LENGTH).gt(4).long().expand(2, -1),
-    }
-    expected, found = hf_model(ids, **call), ours(ids, **call)
-    torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=BOUND)
-    more = {"mems": expected.mems}
-    torch.testing.assert_close(ours(ids, **more).logits, hf_model(ids, **more).logits, rtol=0, atol=BOUND)
-
-
 # ------------------------------------------------------------------------------------------------ refusals
 
 

@@ -75,15 +75,6 @@ def test_a_page_of_a_model_has_the_weights_of_transformers(folder: Path, tmp_pat
     assert data_of(page.read_text())["graph"] == {"expression": "window(2)", "n": N, "num_src": None}
 
 
-def test_chosen_graphs_are_side_by_side(folder: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    arguments = ("--text", "A bank", "--graph", "window(1)", "--graph", "causal", "-o", page)
-    assert run(folder, *arguments).exit_code == 0
-    data = data_of(page.read_text())["attention"]
-    assert [graph["name"] for graph in data["graphs"]] == ["window(1)", "causal"]
-    assert (np.triu(weights_of(data, data["graphs"][1]).max(0), 1) == 0).all()
-
-
 def test_a_run_of_mpnn_train(tmp_path: Path) -> None:
     folder, page = tmp_path / "run", tmp_path / "page.html"
     model = mpnn.models.GPT(6, 8, 2, 2, graphs.causal(), context=12)

@@ -16,7 +16,7 @@ pyg = pytest.importorskip("torch_geometric.nn")
 
 from pyg_cases import CASES, CLASSES, EDGE, EDGES, IN, OUT, Case, N, attributes, mlp, random_edges  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
-from torch_geometric.data import Batch, Data  # noqa: E402
+from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor, trim_to_layer  # noqa: E402
 
 import mpnn.pyg  # noqa: E402
@@ -480,29 +480,6 @@ def test_to_hetero(kind: str) -> None:
     for key, out in after(x, edges).items():
         torch.testing.assert_close(out, expected[key])
     assert all(isinstance(m, convolutions.Replacement) for m in after.modules() if isinstance(m, pyg.MessagePassing))
-
-
-def test_training_over_batches_is_pygs() -> None:
-    graphs = [
-        Data(torch.randn(n, IN), random_edges(n, n, 3 * n, seed=n), y=torch.tensor([n % OUT])) for n in (5, 9, 13)
-    ]
-    losses: list[list[float]] = []
-    for replaced in (False, True):
-        torch.manual_seed(0)
-        model = Net()
-        if replaced:
-            mpnn.pyg.use(model)
-        optimizer, history = torch.optim.Adam(model.parameters(), 0.01), []
-        for step in range(6):
-            batch = Batch.from_data_list(graphs[step % 2 :])
-            out = pyg.global_mean_pool(model(batch.x, batch.edge_index), batch.batch)
-            loss = nn.functional.cross_entropy(out, batch.y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            history.append(loss.item())
-        losses.append(history)
-    torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
 
 
 def test_trim_to_layer() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from error_bound import error_bound
+from parity import moved
 from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs
@@ -25,17 +26,6 @@ def edge_index() -> Tensor:
     """Three graphs of different sizes, the second without edges; some nodes have no in-neighbors."""
     first, third = torch.randint(0, 7, (2, 15)), torch.randint(8, N, (2, 9))
     return torch.cat([first, third], 1).unique(dim=1)
-
-
-def scrambled(module: nn.Module) -> nn.Module:
-    """With weights large enough to choose by, and running statistics that matter."""
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    for part in module.modules():
-        if isinstance(part, nn.BatchNorm1d):
-            part.running_mean.normal_(), part.running_var.uniform_(0.5, 2)
-    return module
 
 
 def gin_of(conv: nn.Module) -> MessagePassing:
@@ -84,7 +74,7 @@ def gat() -> nn.Module:
     [(gin, 0), (lambda: pyg.GATConv(DIM, DIM, edge_dim=3), 3), (lambda: pyg.TransformerConv(DIM, DIM, edge_dim=3), 3)],
 )
 def test_from_pyg_takes_the_layer_with_any_convolution(conv, edge_dim: int, edge_index: Tensor) -> None:
-    theirs = scrambled(pyg.GPSConv(DIM, conv(), HEADS, dropout=0.1, act="elu")).eval()
+    theirs = moved(pyg.GPSConv(DIM, conv(), HEADS, dropout=0.1, act="elu"))
     attr = torch.randn(edge_index.shape[1], edge_dim) if edge_dim else None
     graph = graphs.from_edges(edge_index, N, edge_attr=attr)
     options = {"edge_attr": attr} if edge_dim else {}
@@ -107,7 +97,7 @@ def test_from_pyg_takes_the_layer_with_any_convolution(conv, edge_dim: int, edge
     ids=["gin", "gat", "no norm", "no local round"],
 )
 def test_a_layer_equals_pyg(conv, convert, act, norm, training: bool, edge_index: Tensor, measured) -> None:
-    theirs = scrambled(pyg.GPSConv(DIM, conv(), HEADS, act=act, norm=norm))
+    theirs = moved(pyg.GPSConv(DIM, conv(), HEADS, act=act, norm=norm))
     layer = ours_of(theirs, convert(theirs.conv))
     layer.train(training), theirs.train(training)
     batch = torch.repeat_interleave(torch.arange(3), torch.tensor(SIZES))

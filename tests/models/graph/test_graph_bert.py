@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from error_bound import error_bound
+from parity import equals_formula, moved
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,13 +24,6 @@ def graph() -> Graph:
     """Two rings with a bridge, and a node apart."""
     edges = [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0], [1, 2, 3, 4, 0, 6, 7, 8, 9, 10, 5, 5]]
     return graphs.from_edges(edges, N).undirected()
-
-
-def scrambled(model: GraphBert) -> GraphBert:
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return model.eval()
 
 
 def intimacy(graph: Graph, alpha: float) -> Tensor:
@@ -93,24 +87,18 @@ def gcn(layer: MessagePassing, x: Tensor, subgraphs: Subgraphs) -> Tensor:
 
 @pytest.mark.parametrize("residual", ["raw", "graph"])
 def test_equals_the_formula(graph: Graph, residual: str, measured) -> None:
-    net, x = scrambled(GraphBert(IN, 3, DIM, HEADS, residual=residual)), torch.randn(N, IN)
+    net, x = moved(GraphBert(IN, 3, DIM, HEADS, residual=residual)), torch.randn(N, IN)
     subgraphs = intimate_subgraphs(graph, K)
-    found = net(x, subgraphs)
-    found.square().sum().backward()
-    single = [p.grad.clone() for p in net.parameters()]
-
-    net.double().zero_grad()
-    expected = torch.stack([alone(net, x.double(), subgraphs, i) for i in range(N)])
-    expected.square().sum().backward()
-    measured(SYSTEM, "formula", (found - expected).abs().max().item(), BOUND)
-    largest = max(p.grad.abs().max().item() for p in net.parameters())
-    for p, grad in zip(net.parameters(), single, strict=True):
-        torch.testing.assert_close(grad.double(), p.grad, rtol=1e-3, atol=1e-6 * largest)
-    torch.testing.assert_close(net(x.double(), subgraphs), expected, rtol=0, atol=1e-12)
+    equals_formula(
+        net,
+        lambda dtype: net(x.to(dtype), subgraphs),
+        lambda: torch.stack([alone(net, x.double(), subgraphs, i) for i in range(N)]),
+        lambda error: measured(SYSTEM, "formula", error, BOUND),
+    )
 
 
 def test_a_batch_of_targets_is_those_targets(graph: Graph) -> None:
-    net, x = scrambled(GraphBert(IN, 3, DIM, HEADS)), torch.randn(N, IN)
+    net, x = moved(GraphBert(IN, 3, DIM, HEADS)), torch.randn(N, IN)
     subgraphs, some = intimate_subgraphs(graph, K), torch.tensor([7, 2, 2])
     torch.testing.assert_close(net(x, subgraphs.of(some)), net(x, subgraphs)[some])
 

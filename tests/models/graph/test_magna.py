@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from error_bound import error_bound
+from parity import equals_formula, moved
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -65,29 +66,19 @@ def dense_model(model: MAGNA, x: Tensor, graph: Graph, hops: int, alpha: float) 
 
 
 def made(**options) -> MAGNA:
-    model = MAGNA(IN, CLASSES, DIM, HEADS, 2, **options).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return model
+    return moved(MAGNA(IN, CLASSES, DIM, HEADS, 2, **options))
 
 
 @pytest.mark.parametrize("relations", [0, 3])
 @pytest.mark.parametrize(("hops", "alpha"), [(1, 0.5), (4, 0.1)])
 def test_equals_the_formula(graph: Graph, hops: int, alpha: float, relations: int, measured) -> None:
     model, x = made(hops=hops, alpha=alpha, relations=relations), torch.randn(N, IN)
-    found = model(x, graph)
-    found.square().sum().backward()
-    single = [p.grad.clone() for p in model.parameters()]
-
-    model.double().zero_grad()
-    expected = dense_model(model, x.double(), graph, hops, alpha)
-    expected.square().sum().backward()
-    measured(SYSTEM, "formula", (found - expected).abs().max().item(), BOUND)
-    largest = max(p.grad.abs().max().item() for p in model.parameters())
-    for p, grad in zip(model.parameters(), single, strict=True):
-        torch.testing.assert_close(grad.double(), p.grad, rtol=1e-3, atol=1e-6 * largest)
-    torch.testing.assert_close(model(x.double(), graph), expected, rtol=0, atol=1e-12)
+    equals_formula(
+        model,
+        lambda dtype: model(x.to(dtype), graph),
+        lambda: dense_model(model, x.double(), graph, hops, alpha),
+        lambda error: measured(SYSTEM, "formula", error, BOUND),
+    )
 
 
 def test_many_hops_are_personalised_pagerank_of_attention(graph: Graph) -> None:

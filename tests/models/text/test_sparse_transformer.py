@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from error_bound import error_bound, largest
+from parity import drawn, same_gradients
 from torch.nn import functional as F
 
 from mpnn import graphs
@@ -25,11 +26,7 @@ KINDS = {"strided": (strided_patterns(4), STRIDED), "fixed": (fixed_patterns(4, 
 
 
 def model_of(patterns, by, dtype=torch.float64):
-    model = SparseTransformer(CONFIG, patterns, by=by).to(dtype).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
-    return model
+    return drawn(SparseTransformer(CONFIG, patterns, by=by).to(dtype))
 
 
 def masks(rules, by):
@@ -81,11 +78,8 @@ def test_gradients_equal_those_of_dense_attention(by):
     patterns, rules = KINDS["strided"]
     tokens, weight = torch.randint(VOCABULARY, (1, CONTEXT)), torch.randn(CONTEXT, VOCABULARY, dtype=torch.float64)
     model = model_of(patterns, by)
-    parameters = dict(model.named_parameters())
-    expected = torch.autograd.grad((logits(model, tokens[0], masks(rules, by)) * weight).sum(), parameters.values())
-    found = torch.autograd.grad((model(tokens)[0] * weight).sum(), parameters.values())
-    for name, a, b in zip(parameters, expected, found, strict=True):
-        assert largest(a - b) < EXACT * (1 + largest(a)), name
+    expected = (logits(model, tokens[0], masks(rules, by)) * weight).sum()
+    same_gradients(model, (model(tokens)[0] * weight).sum(), expected, EXACT)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from error_bound import error_bound, largest
+from parity import drawn, same_gradients
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
@@ -17,16 +18,8 @@ EXACT = error_bound(LAYERS, 4 * DIM, torch.float64)
 BOUND = error_bound(LAYERS, 4 * DIM)
 
 
-def rough(model, dtype):
-    """Weights large enough for attention to choose."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
-    return model.to(dtype).eval()
-
-
 def small(dtype=torch.float32, **options):
-    return rough(TransformerXL(VOCABULARY, DIM, HEADS, LAYERS, **{"remember": REMEMBER, **options}), dtype)
+    return drawn(TransformerXL(VOCABULARY, DIM, HEADS, LAYERS, **{"remember": REMEMBER, **options})).to(dtype)
 
 
 def tokens(length, batch=2):
@@ -93,25 +86,19 @@ def test_equals_the_formula_segment_by_segment(dtype, measured):
     model, text, segments = small(dtype), tokens(10), [5, 2, 3]
     expected = torch.stack([logits(model, sentence, segments) for sentence in text])
     error = largest(read(model, text, segments) - expected)
-    if dtype == torch.float64:
-        assert error < EXACT
-    else:
-        measured("Transformer-XL", "formula", error, BOUND)
+    measured("Transformer-XL", "formula", error, EXACT if dtype == torch.float64 else BOUND)
 
 
 def test_gradients_equal_those_of_the_formula():
     model, text, segments = small(torch.float64), tokens(7, batch=1), [4, 3]
     weight = torch.randn(7, VOCABULARY, dtype=torch.float64)
-    parameters = dict(model.named_parameters())
-    expected = torch.autograd.grad((logits(model, text[0], segments) * weight).sum(), list(parameters.values()))
-    found = torch.autograd.grad((read(model, text, segments)[0] * weight).sum(), list(parameters.values()))
-    for name, a, b in zip(parameters, expected, found, strict=True):
-        assert largest(a - b) < EXACT * (1 + largest(a)), name
+    expected = (logits(model, text[0], segments) * weight).sum()
+    same_gradients(model, (read(model, text, segments)[0] * weight).sum(), expected, EXACT)
 
 
 def test_runs_on_fused_kernels():
     """It is one product over keys, a vector for each offset added to them, and a number for each offset."""
-    attention, x = rough(RelativeDotProduct(DIM, HEADS), torch.float32), torch.randn(2, 30, DIM)
+    attention, x = drawn(RelativeDotProduct(DIM, HEADS)).to(torch.float32), torch.randn(2, 30, DIM)
     parameters = list(attention.parameters())
     outcomes = []
     for backend in ("edge_list", "csr"):
@@ -123,8 +110,8 @@ def test_runs_on_fused_kernels():
 
 
 def test_far_offsets_can_be_counted_alike():
-    near = rough(RelativeDotProduct(DIM, HEADS, furthest=2), torch.float64)
-    far = rough(RelativeDotProduct(DIM, HEADS), torch.float64)
+    near = drawn(RelativeDotProduct(DIM, HEADS, furthest=2)).to(torch.float64)
+    far = drawn(RelativeDotProduct(DIM, HEADS)).to(torch.float64)
     far.load_state_dict(near.state_dict())
     x = torch.randn(6, DIM, dtype=torch.float64)
     banded, causal = graphs.causal() & graphs.window(2), graphs.causal()
@@ -151,7 +138,7 @@ def test_generation_goes_on_from_the_memory():
 
 def test_its_attention_can_be_decoded_node_by_node():
     op = MessagePassing(graphs.causal() & graphs.window(3), "sum", None, RelativeDotProduct(DIM, HEADS).eval())
-    rough(op, torch.float64)
+    drawn(op).to(torch.float64)
     x, cache = torch.randn(2, 9, DIM, dtype=torch.float64), KVCache(9)
     with torch.no_grad():
         steps = torch.cat([op(part, cache=cache) for part in x.split([4, 1, 1, 3], 1)], 1)
