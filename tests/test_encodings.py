@@ -129,14 +129,6 @@ def test_random_walks_equal_pyg(graph: Graph, directed: Graph, measured) -> None
         measured(SYSTEM, "PyTorch Geometric AddRandomWalkPE", error, BOUND)
 
 
-def test_random_walk_by_hand() -> None:
-    """Over three nodes in a row: two steps from the middle lead back; from an end they do with probability 1/2."""
-    path = graphs.from_edges([[0, 1], [1, 2]]).undirected()
-    expected = [[0, 0.5, 0, 0.5], [0, 1, 0, 1], [0, 0.5, 0, 0.5]]
-    assert encodings.random_walk(path, 4).tolist() == expected
-    assert encodings.random_walk(path, 1).tolist() == [[0.0]] * 3
-
-
 def test_each_graph_of_a_large_batch_walks_as_it_does_alone(graph: Graph) -> None:
     """2,200 nodes, more than are taken at a time."""
     many = encodings.random_walk(graphs.batch([graph] * 110), 5)

@@ -97,6 +97,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--longest 1024",
         ["bigbird(), 1,024 nodes", "chosen", "backend 'dense' cannot run this: it does not compute additive scores"],
     ),
+    "depth_and_smoothing.py": (
+        "--depths 2 --epochs 1",
+        ["GCN, accuracy and energy by layers: 2: ", "MAGNA", "Graph-BERT", "GPS", "depth_and_smoothing.png"],
+    ),
     "graph_classification.py": (
         "--data MUTAG --seeds 1 --steps 2",
         ["MUTAG, GIN: ", "(1 seeds; published 89.4 ± 5.6)", "PNA", "Graphormer"],
@@ -107,7 +111,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     ),
 }
 
-DATA = {"graph_classification.py": "MUTAG", "links.py": "cora"}
+DATA = {"depth_and_smoothing.py": "cora", "graph_classification.py": "MUTAG", "links.py": "cora"}
 
 # The default suite runs those that take a few seconds, the slow one all.
 QUICK = ("semantic_search.py", "custom_aggregator.py", "custom_topology.py", "explain_plan.py")
@@ -183,20 +187,6 @@ def test_a_demonstration_that_is_killed_goes_on(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="steps was 5 and is 6 now; --force replaces it"):
         demonstration.measure("x", points, options, {"steps": 6})
     assert (tmp_path / "x.json").read_text() == before
-
-
-@pytest.mark.slow
-def test_depth_and_smoothing_runs_by_itself(tmp_path):
-    real(locate, "cora")
-    words = ["GCN, accuracy and energy by layers: 2: ", "MAGNA", "Graph-BERT", "GPS", "depth_and_smoothing.png"]
-    arguments = "--depths 2 --epochs 1"
-    runs("depth_and_smoothing.py", arguments, words, tmp_path)
-    # A second depth is added to the record; other settings are refused.
-    words = ["; 3: "]
-    runs("depth_and_smoothing.py", "--depths 2 3 --epochs 1", words, tmp_path)
-    done = run_example("depth_and_smoothing.py", "--epochs 2", tmp_path)
-    assert done.returncode == 1
-    assert "depth_and_smoothing.json records other settings: epochs was 1 and is 2 now" in done.stderr
 
 
 @pytest.mark.slow

@@ -120,21 +120,6 @@ def test_attention_refuses_weights_of_other_edges(ax: Axes) -> None:
         plot.attention(graph, torch.ones(6), ax, labels=["a", "b"])
 
 
-def test_curves_are_named_at_their_ends_without_overlap(ax: Axes) -> None:
-    plot.curves({"one": ([1, 2], [3.0, 1.0]), "two": ([1, 2], [3.0, 1.0])}, ax, ylabel="loss")
-    assert {text.get_text() for text in ax.texts} == {"one", "two"}
-    ax.figure.draw_without_rendering()
-    assert not overlap(ax.texts)
-
-
-def test_names_do_not_reach_below_the_axes(ax: Axes) -> None:
-    plot.curves({name: ([0, 10], [4.0, end]) for name, end in {"a": 1.757, "b": 1.758, "c": 1.78}.items()}, ax)
-    ax.figure.draw_without_rendering()
-    floor = ax.get_window_extent().y0
-    assert all(text.get_window_extent().y0 >= floor - 1 for text in ax.texts)
-    assert not overlap(ax.texts)
-
-
 def test_names_that_stand_close_are_centered_on_their_lines(ax: Axes) -> None:
     ends = {"a": 1.757, "a name in\nseveral lines": 1.76, "c": 1.78, "far": 3.0, "low": 0.5}
     plot.curves({name: ([0, 10], [4.0, end]) for name, end in ends.items()}, ax)

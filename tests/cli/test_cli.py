@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
 from mpnn import graphs, models
@@ -20,24 +19,24 @@ from mpnn.cli import app as commands
 from mpnn.cli import data, demo, demo_page, drawing, pictures, recall, tasks
 from mpnn.cli.app import app
 from mpnn.cli.console import console
-from mpnn.cli.measure import attention_weights, backends, bytes_for_backward
+from mpnn.cli.measure import bytes_for_backward
 from mpnn.data import SOURCES, Characters
 from mpnn.data.locate import find
 from mpnn.train import loop
 
 COMMANDS = [
-    ["demo"],
-    ["graph"],
-    ["graph", "convert"],
-    ["explain"],
-    ["view"],
-    ["train"],
-    ["generate"],
-    ["eval"],
-    ["data"],
-    ["data", "get"],
-    ["data", "list"],
-    ["tune"],
+    "demo",
+    "graph",
+    "graph convert",
+    "explain",
+    "view",
+    "train",
+    "generate",
+    "eval",
+    "data",
+    "data get",
+    "data list",
+    "tune",
 ]
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -56,11 +55,11 @@ def refusal(*arguments: str | Path) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_has_help_with_an_example(command: list[str]) -> None:
-    result = run(*command, "--help")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    result = run(*command.split(), "--help")
     assert result.exit_code == 0
-    assert f"mpnn {' '.join(command)}" in result.output or command == ["data"]
+    assert f"mpnn {command}" in result.output or command == "data"
 
 
 def test_the_help_of_mpnn_lists_every_command_by_its_first_sentence() -> None:
@@ -172,19 +171,6 @@ def test_graph_of_hardly_any_nodes(n: str) -> None:
     assert run("graph", "causal", "--n", n).exit_code == 0
 
 
-def test_a_picture_is_as_wide_as_its_graph_and_its_title_is_not_cut(tmp_path: Path) -> None:
-    """Nothing but white at the margins, where a title that goes on would be."""
-    long = " | ".join(f"global_nodes([{k}, {k + 1}])" for k in range(6))
-    shapes = []
-    for name, arguments in (("wide.png", ["complete", "--num-src", "77"]), ("long.png", [long])):
-        run("graph", *arguments, "--n", "10", "-o", tmp_path / name)
-        picture = imread(tmp_path / name)[..., :3]
-        assert all((edge == 1).all() for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]))
-        shapes.append(picture.shape[0] / picture.shape[1])
-    assert shapes[0] < 0.5
-    assert 1 < shapes[1] < 1.5
-
-
 def test_a_picture_without_an_ending_is_a_png_and_says_so(tmp_path: Path) -> None:
     assert f"saved to {tmp_path / 'band.png'}" in run("graph", "causal", "--n", "4", "-o", tmp_path / "band").output
     assert (tmp_path / "band.png").read_bytes().startswith(PNG)
@@ -256,11 +242,6 @@ def test_explain_plans_for_a_gpu_that_is_not_there() -> None:
     assert named["low_rank"]["reason"]
     assert "not measured" in found["note"]
     assert "note" not in json.loads(run("explain", "causal", "--n", "64", "--json").stdout)
-
-
-def test_explain_takes_precision_and_inference() -> None:
-    result = run("explain", "causal", "--dtype", "bfloat16", "--no-grad", "--n", "100000")
-    assert "bfloat16 on cpu, without gradients" in result.output
 
 
 # -------------------------------------------------------------------------------------------------------------- data
@@ -344,11 +325,18 @@ def test_recall_is_learned_where_the_graph_carries_it() -> None:
     assert accuracies[2] > 0.9
 
 
-def test_train_on_text_of_one_s_own(tmp_path: Path) -> None:
+SHAPE = ["--context", "16", "--dim", "8", "--heads", "2", "--layers", "1", "--batch", "4"]
+
+
+@pytest.fixture
+def verses(tmp_path: Path) -> Path:
     text = tmp_path / "verses.txt"
     text.write_text("so much depends upon a red wheel barrow\n" * 30, encoding="utf-8")
-    shape = ["--context", "16", "--dim", "8", "--heads", "2", "--layers", "1", "--batch", "4"]
-    result = run("train", "--graph", "strided(4)", "--file", text, "--steps", "2", "--out", tmp_path / "out", *shape)
+    return text
+
+
+def test_train_on_text_of_one_s_own(tmp_path: Path, verses: Path) -> None:
+    result = run("train", "--graph", "strided(4)", "--file", verses, "--steps", "2", "--out", tmp_path / "out", *SHAPE)
     assert result.exit_code == 0, result.output
     assert "verses.txt" in result.output
     written = {"curves.png", "graph.png", "run.json", "config.json", "model.safetensors", "characters.txt"}
@@ -360,17 +348,12 @@ def test_train_on_text_of_one_s_own(tmp_path: Path) -> None:
     assert model(prompt[None]).shape == (1, 16, len(characters))
 
 
-def test_train_in_mixed_precision(tmp_path: Path) -> None:
+def test_train_in_mixed_precision(tmp_path: Path, verses: Path) -> None:
     """Steps compute in bfloat16; the weights stay in float32."""
-    text = tmp_path / "verses.txt"
-    text.write_text("so much depends upon a red wheel barrow\n" * 30, encoding="utf-8")
-    shape = ["--context", "16", "--dim", "8", "--heads", "2", "--layers", "1", "--batch", "4", "--steps", "2"]
     weights = {}
     for precision in ("float32", "bf16"):
-        out = tmp_path / precision
-        result = run(
-            "train", "--file", text, "--graph", "causal & window(4)", "--precision", precision, "--out", out, *shape
-        )
+        out, options = tmp_path / precision, ["--graph", "causal & window(4)", "--precision", precision]
+        result = run("train", "--file", verses, *SHAPE, "--steps", "2", *options, "--out", out)
         assert result.exit_code == 0, result.output
         written = json.loads((out / "run.json").read_text())
         assert written["options"]["precision"] == written["settings"]["precision"]
@@ -383,13 +366,10 @@ def test_train_in_mixed_precision(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Path:
+def trained(tmp_path: Path, verses: Path) -> Path:
     """The folder of a tiny model of text."""
-    text = tmp_path / "verses.txt"
-    text.write_text("so much depends upon a red wheel barrow\n" * 30, encoding="utf-8")
-    shape = ["--context", "16", "--dim", "8", "--heads", "2", "--layers", "1", "--batch", "4"]
     options = ["--attention", "additive", "--aggregate", "mean"]
-    result = run("train", "--file", text, "--steps", "2", "--out", tmp_path / "out", *shape, *options)
+    result = run("train", "--file", verses, "--steps", "2", "--out", tmp_path / "out", *SHAPE, *options)
     assert result.exit_code == 0, result.output
     return tmp_path / "out"
 
@@ -464,14 +444,6 @@ def test_bytes_for_backward_are_those_that_autograd_saves() -> None:
     """x is saved for the weight's gradient and the square for its own; the weight itself does not count."""
     linear, x = torch.nn.Linear(3, 5, bias=False), torch.randn(7, 3)
     assert bytes_for_backward(linear, lambda: (linear(x) ** 2).sum()) == (7 * 3 + 7 * 5) * 4
-
-
-def test_weights_and_backends_of_every_layer() -> None:
-    model = models.GPT(10, 8, 2, 3, graphs.causal() & graphs.window(2), context=6)
-    tokens = torch.randint(10, (1, 6))
-    weights = attention_weights(model, tokens)
-    assert [list(w.shape) for w in weights] == [[1, 15, 2]] * 3  # 1 + 2 + 3 + 3 + 3 + 3 edges, 2 heads
-    assert backends(model, tokens) in ("dense", "edge_list")
 
 
 def test_the_same_seed_gives_every_graph_the_same_start() -> None:

@@ -89,9 +89,10 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     assert "unpack to more than 100 times as many" in sentence
 
 
-def sweep(count: int, seed: int, folder: Path) -> None:
+@pytest.mark.parametrize(("seed", "count"), [(0, 200), pytest.param(1, 4500, marks=pytest.mark.slow)])
+def test_files_that_were_changed_at_random(seed: int, count: int, tmp_path: Path) -> None:
     draw, outcomes = random.Random(seed), []
-    collection, captions = folder / "two.txt", folder / "lines.gz"
+    collection, captions = tmp_path / "two.txt", tmp_path / "lines.gz"
     packed = gzip.compress(b"ein Satz\nnoch ein Satz\n" * 20, mtime=0)
     for _ in range(count):
         collection.write_bytes(mutated(TWO_GRAPHS.encode(), draw))
@@ -99,13 +100,3 @@ def sweep(count: int, seed: int, folder: Path) -> None:
         captions.write_bytes(mutated(packed, draw))
         outcomes.append(attempt(lambda: read_gzip_lines(captions)))
     assert sum(outcome is not None for outcome in outcomes) > count / 2
-
-
-def test_files_that_were_changed_at_random(tmp_path: Path) -> None:
-    sweep(200, 0, tmp_path)
-
-
-@pytest.mark.slow
-def test_many_files_that_were_changed_at_random(tmp_path: Path) -> None:
-    for seed in range(1, 4):
-        sweep(1500, seed, tmp_path)

@@ -66,20 +66,16 @@ def test_a_batch_holds_in_neighbors_of_its_nodes_and_their_features():
 def test_batches_repeat_and_do_not_depend_on_threads_or_files(tmp_path):
     expected = batches()
     graphs.write_csr(tmp_path / "csr", EDGES.numpy(), num_nodes=N)
-    for other in (batches(), batches(prefetch=0), batches(graph=graphs.open_csr(tmp_path / "csr"))):
+    np.save(tmp_path / "x.npy", X.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    of_files = neighbor_batches(
+        graphs.open_csr(tmp_path / "csr"), torch.arange(N), [3, 2], mapped, batch_size=16, seed=3
+    )
+    for other in (batches(), batches(prefetch=0), list(of_files)):
         for a, b in zip(expected, other, strict=True):
             same(a, b)
     changed = batches(seed=4)
     assert not torch.equal(changed[0].nodes, expected[0].nodes)
-
-
-def test_features_of_an_array_are_those_of_a_tensor(tmp_path):
-    np.save(tmp_path / "x.npy", X.numpy())
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    for a, b in zip(
-        batches(), neighbor_batches(GRAPH, torch.arange(N), [3, 2], mapped, batch_size=16, seed=3), strict=True
-    ):
-        same(a, b)
 
 
 def test_with_all_in_neighbors_gradients_are_those_of_the_whole_graph():

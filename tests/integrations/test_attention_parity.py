@@ -86,23 +86,6 @@ def test_additive_v2_is_gatv2conv(pyg: object, edge_dim: int | None, share: bool
     torch.testing.assert_close(run(ours, graph, x), theirs(x, graph.edge_index, graph.edge_attr), **CLOSE)
 
 
-def test_additive_v2_between_two_sets_of_nodes_is_gatv2conv(pyg: object) -> None:
-    theirs = rough(pyg.GATv2Conv((DIM, 4), OUT, HEADS, add_self_loops=False))
-    ours = copied(
-        AdditiveV2(4, OUT, HEADS, source_dim=DIM),
-        bias=theirs.bias,
-        to_value__weight=theirs.lin_l.weight,
-        to_value__bias=theirs.lin_l.bias,
-        to_query__weight=theirs.lin_r.weight,
-        to_query__bias=theirs.lin_r.bias,
-        vector=theirs.att[0],
-    )
-    edges = torch.tensor([[8, 0, 3, 8, 5], [0, 2, 2, 2, 0]])
-    source, x = torch.randn(N, DIM), torch.randn(3, 4)
-    out = MessagePassing(graphs.from_edges(edges, num_src=N, num_dst=3), "sum", None, ours)(x, source=source)
-    torch.testing.assert_close(out, theirs((source, x), edges), **CLOSE)
-
-
 @pytest.mark.parametrize("weighted", [True, False])
 def test_degree_is_gcnconv(pyg: object, weighted: bool) -> None:
     theirs = rough(pyg.GCNConv(DIM, OUT))
@@ -112,9 +95,6 @@ def test_degree_is_gcnconv(pyg: object, weighted: bool) -> None:
     graph = graphs.from_edges(edges, N, edge_attr=weight).with_self_loops(fill=1.0)
     x = torch.randn(N, DIM)
     torch.testing.assert_close(run(ours, graph, x), theirs(x, edges, weight), **CLOSE)
-
-
-# ---------------------------------------------------------------------------------------- transformers
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

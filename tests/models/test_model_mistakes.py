@@ -22,16 +22,6 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "tokens must be a batch of sentences, [batch, length]; got shape [9]",
     ),
-    "a sentence alone, with memory": (
-        lambda: models.TransformerXL(17, 16, 2, 1)(TOKENS[0]),
-        ValueError,
-        "tokens must be a batch of sentences, [batch, length]; got shape [9]",
-    ),
-    "a sentence alone, in two streams": (
-        lambda: models.XLNet(models.XLNetConfig(17, 16, 1, 2, 32))(TOKENS[0]),
-        ValueError,
-        "tokens must be a batch of sentences, [batch, length]; got shape [9]",
-    ),
     "a graph of one length": (
         lambda: Bert(BertConfig(**SIZES), WINDOW),
         TypeError,
@@ -81,15 +71,6 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 def test_mistakes(call: Callable[[], object], kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind, match=re.escape(sentence)):
         call()
-
-
-def test_each_layer_of_a_llama_takes_its_own_graph() -> None:
-    near = graphs.causal() & graphs.window(2)
-    mixed = Llama(LlamaConfig(**SIZES), [near, graphs.causal()]).eval()
-    assert [layer.graph for layer in mixed.layers] == [near, graphs.causal()]
-    generated = mixed.generate(TOKENS[:, :4], 6, temperature=0)
-    for n in range(4, 10):  # cached, each layer over its own graph, as computed anew
-        assert torch.equal(mixed(generated[:, :n])[:, -1].argmax(-1), generated[:, n])
 
 
 def test_sentences_without_any_place_are_nothing() -> None:

@@ -65,5 +65,3 @@ def test_edges_of_several_classes_follow_the_formula(measured: Callable[..., Non
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="dim must be at least in_dim; got dim = 2 and in_dim = 4"):
         GGNN(4, CLASSES, dim=2)
-    with pytest.raises(ValueError, match="Typed needs a graph with edge types"):
-        GGNN(IN, CLASSES, relations=2)(torch.randn(N, IN), graphs.window(1))

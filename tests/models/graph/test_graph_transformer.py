@@ -81,5 +81,3 @@ def test_what_does_not_fit_is_refused(graph: Graph) -> None:
         GraphTransformer(IN, CLASSES, edges="multiply")
     with pytest.raises(ValueError, match="EdgeScaled needs edge_dim"):
         GraphTransformer(IN, CLASSES, edges="weigh")(torch.randn(N, IN), graph)
-    with pytest.raises(ValueError, match="this attention has edge_dim"):
-        GraphTransformer(IN, CLASSES, edge_dim=EDGE)(torch.randn(N, IN), graphs.window(1))

@@ -42,8 +42,6 @@ def test_without_coordinates_edges_lie_where_the_degrees_of_their_ends_say() -> 
 
 def test_what_is_missing_is_asked_for() -> None:
     x = torch.randn(N, IN)
-    with pytest.raises(ValueError, match="this model has no graph; pass one with the call"):
-        MoNet(IN, CLASSES)(x)
     with pytest.raises(ValueError, match="this model needs coordinates: pass edge_attr, or a graph that has edge_attr"):
         MoNet(IN, CLASSES, coordinates=2)(x, graphs.window(1))
     with pytest.raises(ValueError, match=r"pseudo-coordinates as edge_attr, \[40, 2\]; got \[40, 3\]"):

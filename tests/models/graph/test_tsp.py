@@ -27,9 +27,6 @@ def real(load):
         pytest.skip(str(error))
 
 
-# ------------------------------------------------------------------------------------------------ the equations
-
-
 def normed(x, norm):
     return (x - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
 
@@ -125,8 +122,6 @@ def test_training_moves_the_running_statistics_once_a_step():
     assert model.layers[0].update.norm.num_batches_tracked == 1
 
 
-# ------------------------------------------------------------------------------------------------ the authors' weights
-
 # the standard deviation of lengths over instances, measured on the 10,000
 SPREAD = 0.31
 
@@ -149,9 +144,6 @@ def test_instances_are_the_first_of_the_published_ones():
     assert torch.equal(data.cities(3), data.cities(50)[:3])
     assert data.cities(2).dtype == torch.float32
     assert data.cities(1)[0, 0].tolist() == pytest.approx([0.1915194503788923, 0.6221087710398319])
-
-
-# ------------------------------------------------------------------------------------------------ the model itself
 
 
 def test_bad_input_gets_a_sentence():

@@ -42,9 +42,6 @@ def sentences(mask, hubs=True):
     return given
 
 
-# ------------------------------------------------------------------------------------------------ the same numbers
-
-
 @pytest.mark.parametrize("hubs", [True, False], ids=["global tokens", "none"])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_equals_hugging_face_on_every_token(mask, hubs, measured):
@@ -80,9 +77,6 @@ def test_a_swapped_graph_takes_the_place_of_the_windows():
     assert largest(expected[RIGHT] - found[RIGHT]) < SOFTMAX
 
 
-# ------------------------------------------------------------------------------------------------ dilation
-
-
 def written_out(model, tokens, radius, dilation, hubs):
     """Section 3.1 for one sentence and one layer, in loops over destinations and heads."""
     x = model.embeddings(tokens, model.positions(tokens), torch.zeros_like(tokens))[0]
@@ -113,9 +107,6 @@ def test_dilated_windows_equal_the_formula(radius, dilation, measured):
     assert largest(expected - model(tokens, hubs=hubs).last[0]) < 1e-12
     single = model.float()(tokens, hubs=hubs).last[0]
     measured(SYSTEM, "formula, dilated windows", largest(expected - single), BOUND)
-
-
-# ------------------------------------------------------------------------------------------------ the model itself
 
 
 def test_the_first_token_is_a_hub_by_default():

@@ -8,8 +8,7 @@ from error_bound import error_bound, largest
 
 from mpnn import graphs
 from mpnn.models import Reformer, ReformerConfig, ReformerLM, from_hf
-from mpnn.models.layers.packing import Packing
-from mpnn.models.text.reformer import Chunks, ReformerGraphs, hash_buckets
+from mpnn.models.text.reformer import Chunks, hash_buckets
 
 transformers = pytest.importorskip("transformers")
 
@@ -161,32 +160,7 @@ def test_one_softmax_over_all_rounds_is_their_sum_by_normalizers(measured):
     measured(SYSTEM, "formula", largest(expected - model.float()(tokens).last[0]), BOUND)
 
 
-def test_layers_follow_from_their_results():
-    model = Reformer(ReformerConfig(dim=16, hidden=32, axial=None, context=9, layers=["local"], local=Chunks(4))).eval()
-    layer, update = model.layers[0], model.layers[0].update
-    x = torch.randn(9, 32)
-    graph = graphs.causal().bind(9)
-    y1, y2 = layer(x, graph).chunk(2, -1)
-    x2 = y2 - update.ffn(update.ffn_norm(y1))
-    again = layer(torch.cat([torch.zeros_like(x2), x2], -1), graph).chunk(2, -1)[0]  # its x1 is zero, so it is m
-    assert largest(torch.cat([y1 - again, x2], -1) - x) < 1e-5
-
-
 # ------------------------------------------------------------------------------------------------ the model itself
-
-
-def test_a_token_attends_to_itself_only_if_it_is_alone():
-    sizes = replace(SMALL, layers=["lsh"], lsh=Chunks(2), buckets=2, causal=True)
-    model = Reformer(sizes)
-    packing = Packing.of(torch.ones(1, 6, dtype=torch.bool), separate=True)
-    graph = ReformerGraphs(sizes, packing).of(model.layers[0], torch.randn(6, 32))
-    src, dst = graph.edge_index
-    for head in range(2):
-        mine = graph.edge_type == head
-        loops = dst[mine & (src == dst)].tolist()
-        others = set(dst[mine & (src != dst)].tolist())
-        assert sorted([*loops, *others]) == list(range(6))
-        assert 0 in loops
 
 
 def test_a_swapped_graph_takes_the_place_of_chunks_and_hashes():

@@ -26,9 +26,6 @@ def tokens(length, batch=2):
     return torch.randint(VOCABULARY, (batch, length))
 
 
-# ------------------------------------------------------------------------------------------------ the formula
-
-
 def waves(offset, dtype):
     """Sines of all frequencies, then cosines."""
     frequency = 10000.0 ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
@@ -96,19 +93,6 @@ def test_gradients_equal_those_of_the_formula():
     same_gradients(model, (read(model, text, segments)[0] * weight).sum(), expected, EXACT)
 
 
-def test_runs_on_fused_kernels():
-    """It is one product over keys, a vector for each offset added to them, and a number for each offset."""
-    attention, x = drawn(RelativeDotProduct(DIM, HEADS)).to(torch.float32), torch.randn(2, 30, DIM)
-    parameters = list(attention.parameters())
-    outcomes = []
-    for backend in ("edge_list", "csr"):
-        op = MessagePassing(graphs.causal() & graphs.window(5), "sum", None, attention, backend=backend)
-        y = op(x)
-        outcomes.append([y, *torch.autograd.grad(y.square().sum(), parameters)])
-    for a, b in zip(*outcomes, strict=True):
-        assert largest(a - b) < 1e-5 * (1 + largest(a))
-
-
 def test_far_offsets_can_be_counted_alike():
     near = drawn(RelativeDotProduct(DIM, HEADS, furthest=2)).to(torch.float64)
     far = drawn(RelativeDotProduct(DIM, HEADS)).to(torch.float64)
@@ -121,9 +105,6 @@ def test_far_offsets_can_be_counted_alike():
 
     assert largest(run(near, banded) - run(far, banded)) < EXACT
     assert largest(run(near, causal) - run(far, causal)) > 0.01
-
-
-# ------------------------------------------------------------------------------------------------ memory
 
 
 def test_generation_goes_on_from_the_memory():

@@ -35,9 +35,6 @@ def both(conv, images):
     )
 
 
-# ------------------------------------------------------------------------------------------------ the same numbers
-
-
 @pytest.mark.parametrize(("conv", "size"), SHAPES.values(), ids=SHAPES)
 def test_equals_torch(conv, size, measured):
     images = torch.randn(2, 3, *size)
@@ -77,9 +74,6 @@ def test_patches_are_pooled_and_a_convolution_whose_stride_is_its_kernel():
     assert largest(pool(hearing, source=patchify(images)) - expected) < EXACT
 
 
-# ------------------------------------------------------------------------------------------------ refusals
-
-
 @pytest.mark.parametrize(
     ("conv", "why"),
     [
@@ -101,32 +95,6 @@ def test_other_modules_are_refused():
 def test_an_image_too_small_for_the_kernel_is_refused():
     with pytest.raises(ValueError, match=r"a kernel of 5 x 5 .* does not fit into 4 x 9 pixels"):
         Convolution(3, 4, 5)(torch.randn(1, 3, 4, 9))
-
-
-# ------------------------------------------------------------------------------------------------ the graphs
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation"),
-    [((3, 2), (2, 1), (1, 0), (1, 1)), ((2, 3), (1, 3), (0, 2), (3, 2)), ((1, 1), (2, 2), (0, 0), (1, 1))],
-)
-def test_convolution_connects_a_pixel_to_the_pixels_under_the_kernel(kernel, stride, padding, dilation):
-    height, width = 6, 7
-    rows, columns = (
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip((height, width), kernel, stride, padding, dilation, strict=True)
-    )
-    expected = {}
-    for i in range(rows * columns):
-        for a in range(kernel[0]):
-            for b in range(kernel[1]):
-                y = i // columns * stride[0] - padding[0] + a * dilation[0]
-                x = i % columns * stride[1] - padding[1] + b * dilation[1]
-                if 0 <= y < height and 0 <= x < width:
-                    expected[i, y * width + x] = a * kernel[1] + b
-    graph = graphs.convolution(height, width, kernel, stride, padding, dilation).bind(rows * columns, height * width)
-    src, dst = graph.edge_index.tolist()
-    assert dict(zip(zip(dst, src, strict=True), graph.edge_type.tolist(), strict=True)) == expected
 
 
 def test_neighborhoods_are_convolutions():

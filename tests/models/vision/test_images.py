@@ -14,8 +14,6 @@ from mpnn.models.layers.images import (
     with_class_token,
 )
 
-# ------------------------------------------------------------------------------------------------ patches
-
 
 def test_patches_in_reading_order_and_pixels_within_them():
     images = torch.arange(2 * 4 * 6).view(1, 2, 4, 6).float()
@@ -34,9 +32,6 @@ def test_pixels_are_patches_of_one():
 def test_patches_make_the_image_again_without_what_is_beyond_the_last():
     images = torch.randn(2, 3, 7, 9)
     assert torch.equal(unpatchify(patchify(images, [2, 4]), [2, 4], 3, 2), images[:, :, :6, :8])
-
-
-# ------------------------------------------------------------------------------------------------ positions
 
 
 def test_sinusoids_equal_hugging_face():
@@ -76,9 +71,6 @@ def test_stretching_keeps_a_slope():
 def test_waves_need_a_width_of_four():
     with pytest.raises(ValueError, match="a multiple of 4; got 6"):
         sinusoidal_2d(2, 2, 6)
-
-
-# ------------------------------------------------------------------------------------------------ the class token
 
 
 def test_a_class_token_is_connected_with_all_both_ways():
