@@ -186,39 +186,30 @@ def test_edge_values() -> None:
         engine.run(Round(GRAPH, V, Dot(Q, K, 1.0), edge_value=torch.zeros(5, 4, 6)))
 
 
-@pytest.mark.parametrize(
-    ("x", "more", "kind", "sentence"),
-    [
-        (torch.zeros(3, 2), {}, ValueError, "x has 3 nodes (shape [3, 2]), but Graph(3 x 5, 4 edges) has 5 sources"),
-        (torch.zeros(5), {}, ValueError, "x must have shape [..., N, D]; got [5]"),
-        (torch.zeros(5, 2).long(), {}, TypeError, "x must be floating point; got torch.int64"),
-        (
-            torch.zeros(5, 2),
-            {"weight": torch.zeros(3)},
-            ValueError,
-            "weight must have shape [4], one for each edge; got [3]",
-        ),
-        (torch.zeros(5, 2), {"weight": torch.zeros(4, 2)}, ValueError, "weight must have shape [4]"),
-        (
-            torch.zeros(5, 2),
-            {"weight": torch.ones(4, dtype=torch.bool)},
-            TypeError,
-            "weight must be floating point; got torch.bool: call .to(torch.float32)",
-        ),
-        (torch.zeros(5, 2), {"weight": [1.0] * 4}, TypeError, "weight must be a tensor; got list"),
-        (torch.zeros(5, 2).numpy(), {}, TypeError, "x must be a tensor; got ndarray"),
-        (
-            torch.zeros(5, 2),
-            {"reduce": "average"},
-            ValueError,
-            "there is no aggregator 'average'; there are sum, mean, max",
-        ),
-        (torch.zeros(5, 2, device="meta"), {}, ValueError, "the graph is on cpu and the features on meta"),
-    ],
-)
-def test_aggregate(x: Tensor, more: dict[str, object], kind: type[Exception], sentence: str) -> None:
+X = torch.zeros(5, 2)
+AGGREGATE_VALUES: dict[str, tuple[dict[str, Any], str]] = {
+    "nodes": ({"x": X[:3]}, "x has 3 nodes (shape [3, 2]), but Graph(3 x 5, 4 edges) has 5 sources"),
+    "a vector": ({"x": X[:, 0]}, "x must have shape [..., N, D]; got [5]"),
+    "too few weights": ({"weight": torch.zeros(3)}, "weight must have shape [4], one for each edge; got [3]"),
+    "a matrix of weights": ({"weight": torch.zeros(4, 2)}, "weight must have shape [4]"),
+    "aggregator": ({"reduce": "average"}, "there is no aggregator 'average'; there are sum, mean, max"),
+    "device of the features": ({"x": X.to("meta")}, "the graph is on cpu and the features on meta"),
+}
+AGGREGATE_TYPES: dict[str, tuple[dict[str, Any], str]] = {
+    "integers": ({"x": X.long()}, "x must be floating point; got torch.int64"),
+    "an array": ({"x": X.numpy()}, "x must be a tensor; got ndarray"),
+    "a mask for weights": (
+        {"weight": torch.ones(4, dtype=torch.bool)},
+        "weight must be floating point; got torch.bool: call .to(torch.float32)",
+    ),
+    "a list of weights": ({"weight": [1.0] * 4}, "weight must be a tensor; got list"),
+}
+
+
+@cases(AGGREGATE_VALUES, AGGREGATE_TYPES)
+def test_aggregate(given: dict[str, Any], sentence: str, kind: type[Exception]) -> None:
     with pytest.raises(kind, match=re.escape(sentence)):
-        ops.aggregate(GRAPH, x, **more)
+        ops.aggregate(GRAPH, **{"x": X, **given})
 
 
 # ---------------------------------------------------------------------------------------- layers
@@ -397,13 +388,6 @@ def test_an_update_without_a_forward_says_what_to_write() -> None:
 
     with pytest.raises(NotImplementedError, match=re.escape("Half does not implement forward(x, ")):
         MessagePassing(graphs.causal(), "sum", Half())(torch.zeros(3, 2))
-
-
-def test_nan_features_pass_through() -> None:
-    x = torch.zeros(4, 4)
-    x[2] = torch.nan
-    for attention in (None, DotProduct(4, 2), Additive(4, 2)):
-        assert MessagePassing(graphs.complete(), "sum", None, attention)(x).isnan().all()
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

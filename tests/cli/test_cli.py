@@ -486,15 +486,9 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
         (["train", "--device", "abacus"], "there is no device 'abacus' here"),
         (["train", "--seed", "9" * 30], "--seed must fit into 64 bits"),
         (["train", "--graph", ""], "--graph is empty"),
-        (
-            ["train", "--task", "digits", "--file", "my.txt"],
-            "--file does not apply to --task digits, only to --task text",
-        ),
+        (["train", "--task", "digits", "--file", "my.txt"], "--file does not apply to --task digits, only to"),
         (["train", "--task", "cora", "--dim", "32"], "--dim does not apply to --task cora, only to --task text"),
-        (
-            ["train", "--features", "x.npy", "--labels", "y.csv", "--lr", "1"],
-            "--lr does not apply to a graph of your own",
-        ),
+        (["train", "--features", "x.npy", "--labels", "y.csv", "--lr", "1"], "--lr does not apply to a graph"),
         (["train", "--task", "text", "--edges", "e.csv"], "--edges does not apply to --task text, only to a graph of"),
         (["train", "--file", "my.txt", "--data", "pydoc"], "--data names another; leave one of them out"),
         (["train", "--dim", str(10**15)], "this does not fit into memory"),

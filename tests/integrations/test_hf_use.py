@@ -35,6 +35,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return modules
 
 
+def elsewhere(script: str, folder: Any) -> subprocess.CompletedProcess[str]:
+    """The script in a process of its own."""
+    return subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
 def test_every_family_computes_what_eager_does(name: str, calls: list[Any]) -> None:
     model = tiny(name)
@@ -264,7 +269,7 @@ def test_a_saved_model_loads_without_mpnn_only_if_another_attention_is_named(opt
     mpnn.hf.use(model, "causal() & window(3)")
     model.save_pretrained(tmp_path)
     script = f"from transformers import AutoModel; print(AutoModel.from_pretrained('.'{options}).config.mpnn_graph)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = elsewhere(script, tmp_path)
     assert (done.returncode == 0) == bool(options)
     if not options:
         assert 'attn_implementation="mpnn"` is not supported' in done.stderr
@@ -391,7 +396,7 @@ def test_exported_programs_run_in_another_process(name: str, strict: bool, tmp_p
         "found = torch.export.load('program.pt2').module()(**inputs)[0]\n"
         "torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = elsewhere(script, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -504,19 +509,12 @@ def test_a_mask_of_pairs_has_four_dimensions() -> None:
 def test_threads_share_an_encoder_decoder_with_a_cross_topology() -> None:
     model = tiny("bart")
     mpnn.hf.use(model, {"cross": "window(4)"})
-    options: dict[str, Any] = {
-        "max_new_tokens": 12,
-        "do_sample": False,
-        "eos_token_id": None,
-        "forced_eos_token_id": None,
-    }
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    options |= {"forced_eos_token_id": None, "return_dict_in_generate": True, "output_scores": True}
     starts = [IDS[:1, :length] for length in (1, 3, 5, 7)]
 
     def scores(start: Tensor) -> Tensor:
-        found = model.generate(
-            IDS[:1], decoder_input_ids=start, return_dict_in_generate=True, output_scores=True, **options
-        )
-        return torch.stack(found.scores)
+        return torch.stack(model.generate(IDS[:1], decoder_input_ids=start, **options).scores)
 
     expected = [scores(start) for start in starts]
     with ThreadPoolExecutor(4) as pool:
@@ -574,7 +572,7 @@ def test_a_pickled_decoder_loads_in_another_process(tmp_path: Any) -> None:
         "model, ids, expected = torch.load('model.pt', weights_only=False)\n"
         "torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-5)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = elsewhere(script, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -170,16 +170,14 @@ def test_dropout_acts_on_weights_in_training_only(name: str) -> None:
     conv, ours = pair_of(CASES[name][0], dropout=0.5)
     edges, x = torch.unique(EDGES, dim=1), torch.randn(N, IN, dtype=torch.float64)
     agree(conv.eval(), ours.eval(), x, edges)
-    expected = ours(x, edges)
+    expected, draws = ours(x, edges), []
     ours.train()
-    draws = torch.stack([ours(x, edges) for _ in range(3000)])
-    assert draws.std(0).max() > 0
-    error = (draws.mean(0) - expected).abs() / (draws.std(0) / 3000**0.5 + 1e-12)
+    for _ in range(2):
+        torch.manual_seed(3)
+        draws.append(torch.stack([ours(x, edges) for _ in range(500)]))
+    assert draws[0].equal(draws[1])
+    error = (draws[0].mean(0) - expected).abs() / (draws[0].std(0) / 500**0.5 + 1e-12)
     assert error.max() < 5  # standard errors of the mean
-    torch.manual_seed(3)
-    first = ours(x, edges)
-    torch.manual_seed(3)
-    torch.testing.assert_close(ours(x, edges), first)
 
 
 def test_changes_of_edges_in_place_are_seen() -> None:

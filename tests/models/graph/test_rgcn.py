@@ -1,19 +1,13 @@
-"""R-GCN: maps that are combinations of a few, and maps of blocks."""
+"""R-GCN: maps of blocks."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from mpnn.models.graph.rgcn import BasisTyped, BlockTyped
+from mpnn.models.graph.rgcn import BlockTyped
 
 IN, HIDDEN, RELATIONS = 6, 8, 4
-
-
-def test_maps_of_few_bases_are_of_low_rank_together() -> None:
-    maps = BasisTyped(IN, HIDDEN, RELATIONS, bases=2).maps()
-    assert maps.shape == (RELATIONS, IN, HIDDEN)
-    assert torch.linalg.matrix_rank(maps.flatten(1)) == 2
 
 
 def test_maps_of_blocks_are_zero_beside_them() -> None:

@@ -7,7 +7,6 @@ from mpnn import graphs
 from mpnn.models.layers.images import (
     GridPositions,
     as_image,
-    interpolate_positions,
     patchify,
     sinusoidal_2d,
     unpatchify,
@@ -40,12 +39,6 @@ def test_sinusoids_equal_hugging_face():
     assert torch.allclose(sinusoidal_2d(4, 6, 16), theirs.roll(8, 1), atol=1e-6)
 
 
-def test_learned_positions_of_extra_nodes_come_first():
-    positions = GridPositions((2, 3), 4, extra=1)
-    assert positions((2, 3)).shape == (7, 4)
-    assert positions.weight.requires_grad
-
-
 def test_fixed_positions_are_not_trained():
     positions = GridPositions((2, 3), 8, extra=1, sinusoidal=True)
     assert not positions.weight.requires_grad
@@ -58,14 +51,6 @@ def test_positions_are_stretched_on_request_only():
         positions((2, 3))
     assert positions((2, 3), stretch=True).shape == (7, 4)
     assert torch.equal(positions((2, 3), stretch=True)[0], positions.weight[0])
-
-
-def test_stretching_keeps_a_slope():
-    """What grows evenly from left to right does so on the finer grid too, away from the edges."""
-    slope = torch.arange(8.0).repeat(4)[:, None]
-    fine = interpolate_positions(slope, (4, 8), (4, 16)).view(4, 16)
-    line = (torch.arange(16) + 0.5) / 2 - 0.5
-    assert torch.allclose(fine[:, 4:12], line[4:12].expand(4, 8), atol=0.05)  # bicubic bends a line by 3/64 at most
 
 
 def test_waves_need_a_width_of_four():
