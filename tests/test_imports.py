@@ -43,7 +43,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "ops": {"graph", "aggregate", "edge_tables", "scores", "round", "validation", "engine"},
     "message_passing": {
-        *("graph", "html", "aggregate", "update", "dropout", "round", "validation", "attention", "decoding", "engine"),
+        *("graph", "html", "aggregate", "update", "dropout", "round", "validation", "attention", "decoding", "engine")
     },
     "propagation": {"graph", "round", "engine", "message_passing"},
     "data": {"files", "tables", "graph", "graphs"},

@@ -135,13 +135,7 @@ def test_not_found_says_in_one_sentence_how_to_get_it(machine):
         cora()
     sentence = str(caught.value)
     assert isinstance(caught.value, FileNotFoundError)
-    for part in (
-        "cora",
-        "ind.cora.graph",
-        "MPNN_DATA",
-        "planetoid/cora/raw",
-        "github.com/kimiyoung/planetoid",
-    ):
+    for part in ("cora", "ind.cora.graph", "MPNN_DATA", "planetoid/cora/raw", "github.com/kimiyoung/planetoid"):
         assert part in sentence
     assert "\n" not in sentence
 

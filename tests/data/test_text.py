@@ -9,15 +9,7 @@ from real_data import real
 
 from mpnn.data.errors import DamagedFile, DatasetNotFound
 from mpnn.data.sentences import sentences
-from mpnn.data.text import (
-    Characters,
-    batches,
-    multi30k,
-    pydoc_topics,
-    read_gzip_lines,
-    tinyshakespeare,
-    topics,
-)
+from mpnn.data.text import Characters, batches, multi30k, pydoc_topics, read_gzip_lines, tinyshakespeare, topics
 
 
 def test_tinyshakespeare():

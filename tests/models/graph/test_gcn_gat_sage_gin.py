@@ -96,8 +96,7 @@ def test_learns_cora_quickly(model, cora: tuple[data.NodeClassification, Graph])
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "epochs", "patience", "published"),
-    [(GCN, 200, None, 0.815), (GAT, 10_000, 100, 0.830)],
+    ("model", "epochs", "patience", "published"), [(GCN, 200, None, 0.815), (GAT, 10_000, 100, 0.830)]
 )
 def test_reaches_the_published_accuracy_on_cora(
     model, epochs: int, patience: int | None, published: float, cora: tuple[data.NodeClassification, Graph]

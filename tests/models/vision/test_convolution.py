@@ -125,10 +125,7 @@ def test_they_can_be_written_as_text():
         (lambda: graphs.convolution(5, 5, 3, stride=0), "stride must be at least 1; got 0"),
         (lambda: graphs.convolution(5, 5, 3, padding=-1), "padding must be at least 0; got -1"),
         (lambda: graphs.convolution(2, 5, 3), "a kernel of 3 x 3 with dilation .* does not fit into 2 x 5 pixels"),
-        (
-            lambda: graphs.convolution(5, 5, 3).bind(25),
-            "gives 3 x 3, so it binds to 9 x 25 nodes",
-        ),
+        (lambda: graphs.convolution(5, 5, 3).bind(25), "gives 3 x 3, so it binds to 9 x 25 nodes"),
         (lambda: graphs.pooling(4, 4, 2).bind(16), "pooling of 4 x 4 pixels gives 2 x 2, so it binds to 4 x 16 nodes"),
         (lambda: graphs.pooling(4, 4, 1.5), "size must be an integer; got 1.5"),
     ],

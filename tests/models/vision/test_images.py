@@ -4,14 +4,7 @@ import pytest
 import torch
 
 from mpnn import graphs
-from mpnn.models.layers.images import (
-    GridPositions,
-    as_image,
-    patchify,
-    sinusoidal_2d,
-    unpatchify,
-    with_class_token,
-)
+from mpnn.models.layers.images import GridPositions, as_image, patchify, sinusoidal_2d, unpatchify, with_class_token
 
 
 def test_patches_in_reading_order_and_pixels_within_them():
