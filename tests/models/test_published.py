@@ -251,6 +251,8 @@ def test_a_vit_stretches_positions_and_hides_patches():
     hf_model = hugging_face("vit", "ViTForMaskedImageModeling", **sizes).vit
     model = loaded(ViT, ViTConfig(image=20, patch=4, **PICTURE), hf_model, mask_token=True)
     images, masked = pictures(16, 28), torch.rand(2, 28) < 0.5
+    with pytest.raises(ValueError, match="for 5 x 5 patches, and the image has 4 x 7"):
+        model(images)
     expected = hf_model(images, bool_masked_pos=masked, interpolate_pos_encoding=True).last_hidden_state
     agree(model, model(images, masked, stretch=True).last, hf_model, expected)
 
