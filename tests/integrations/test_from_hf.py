@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from error_bound import error_bound
-from hf_models import BATCH, KEEP, LENGTH, OFFERED, PAD, WORDS, call_of, made, tensors
+from hf_models import BATCH, KEEP, LENGTH, OFFERED, WORDS, call_of, made, tensors
 
 import mpnn.hf
 from mpnn import data, graphs
@@ -138,29 +138,26 @@ def test_padding_may_stand_anywhere_in_both_precisions(name: str, mask: torch.Te
     assert apart[1] < EXACT
 
 
-@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "LongformerModel", "BartModel", "MarianModel"])
-def test_ids_alone_vectors_for_tokens_and_positions(name: str) -> None:
-    hf_model = model_of(name, **{"scale_embedding": True} if name == "BartModel" else {}).double()
-    ours, ids = from_hf(hf_model), torch.tensor([[5, PAD, 7, 9, PAD]])  # padding that no mask names is attended to
-    vectors = hf_model.get_input_embeddings()(ids)
-    calls = [{"input_ids": ids}, {"inputs_embeds": vectors}, {"input_ids": ids, "position_ids": ids + 2}]
-    if hf_model.config.is_encoder_decoder:
-        calls = [{"inputs_embeds": vectors, "decoder_inputs_embeds": vectors[:, :3]}]
-        calls += [{"input_ids": ids}] if name == "BartModel" else []
-    atol = 2e-6 if name == "LongformerModel" else EXACT  # of which transformers takes the softmax in float32
-    for call in calls:
-        expected, found = (model(**call).last_hidden_state for model in (hf_model, ours))
-        torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+IMAGES = {
+    "ViTModel": "Hugging Face ViT",
+    "ViTMAEModel": "Hugging Face ViTMAE",
+    "ViTMAEForPreTraining": "Hugging Face ViTMAEForPreTraining",
+    "SwinModel": "Hugging Face Swin",
+}
 
 
-def test_encoder_outputs_that_are_given_are_not_computed_again() -> None:
-    ours = from_hf(model_of("BartModel"))
-    call = call_of(ours, KEEP)
-    encoded = ours.get_encoder()(call["input_ids"], attention_mask=call["attention_mask"])
-    whole = ours(**call).last_hidden_state
-    del call["input_ids"]
-    assert torch.equal(ours(**call, encoder_outputs=encoded).last_hidden_state, whole)
-    assert torch.equal(ours(**call, encoder_outputs=(encoded[0],), return_dict=False)[0], whole)
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_in_both_precisions(name: str, measured: Any) -> None:
+    """The attention of transformers by torch, because "eager" takes its softmax in float32."""
+    family, kind = CLASSES[name]
+    hf_model = made(family, kind, attn_implementation="sdpa")
+    call, apart = call_of(hf_model, EVERY) | {"output_hidden_states": True}, []
+    for model, dtype in ((hf_model, torch.float32), (copy.deepcopy(hf_model).double(), torch.float64)):
+        call["pixel_values"] = call["pixel_values"].to(dtype)
+        expected, found = model(**call), from_hf(model)(**call)
+        apart.append(max(difference.max().item() for difference in differences(expected, found, None)))
+    measured(ROWS[family], IMAGES[name], apart[0], BOUND)
+    assert apart[1] < EXACT
 
 
 @pytest.mark.parametrize("name", ["BertModel", "BartModel"])
@@ -302,22 +299,6 @@ def test_a_reformer_trains(name: str, rounds: int) -> None:
     for (name, weight), copied in zip(hf_model.named_parameters(), ours.parameters(), strict=True):
         if weight.grad is not None:
             assert (weight.grad - copied.grad).abs().max() < 1e-9 * (1 + weight.grad.abs().max()), name
-
-
-def test_predictions_of_an_xlnet_in_an_order() -> None:
-    hf_model = model_of("XLNetLMHeadModel")
-    ours, ids = from_hf(hf_model), torch.randint(3, WORDS, (2, LENGTH))
-    order = torch.randperm(LENGTH)
-    rank = order.argsort()
-    call = {
-        "perm_mask": (rank[None] >= rank[:, None]).float().expand(2, -1, -1),
-        "target_mapping": torch.nn.functional.one_hot(order[3:], LENGTH).float().expand(2, -1, -1),
-        "token_type_ids": torch.arange(LENGTH).gt(4).long().expand(2, -1),
-    }
-    expected, found = hf_model(ids, **call), ours(ids, **call)
-    torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=BOUND)
-    more = {"mems": expected.mems}
-    torch.testing.assert_close(ours(ids, **more).logits, hf_model(ids, **more).logits, rtol=0, atol=BOUND)
 
 
 # ------------------------------------------------------------------------------------------------ refusals

@@ -4,12 +4,11 @@ import json
 from dataclasses import dataclass
 
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
 from mpnn import graphs
-from mpnn.models import GAT, GPT, Bert, BertConfig, Model
+from mpnn.models import GAT, GPT, Model
 from mpnn.models.saving import CONFIG, WEIGHTS
 
 TOKENS = torch.arange(10)[None]
@@ -26,12 +25,6 @@ def test_a_model_comes_back_as_it_was(tmp_path):
     assert not again.training
     assert again.layers[0].graph == graphs.causal() & graphs.window(3)
     assert torch.equal(again(TOKENS), model(TOKENS))
-
-
-def test_arguments_may_be_dataclasses_and_defaults(tmp_path):
-    model = Bert(BertConfig(vocabulary=20, dim=8, layers=1, heads=2, hidden=16, context=12), pooler=False).eval()
-    model.save_pretrained(tmp_path)
-    assert torch.equal(Bert.from_pretrained(tmp_path)(TOKENS).last, model(TOKENS).last)
 
 
 def test_the_graph_can_be_another_one(tmp_path):
@@ -80,30 +73,10 @@ def test_a_model_of_ones_own_comes_back(tmp_path, arguments):
     assert Mine.from_pretrained(tmp_path).linear.weight.shape == Mine(**arguments).linear.weight.shape
 
 
-def test_an_interrupted_save_leaves_what_was_there(folder, monkeypatch):
-    """The weights cannot be written, as on a full disk: neither file has changed, and no third one lies there."""
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-
-    def full(*_):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(safetensors.torch, "save_model", full)
-    with pytest.raises(OSError, match="No space left"):
-        GPT(17, 16, 2, 2, context=12).save_pretrained(folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
 @pytest.fixture
 def folder(tmp_path):
     gpt().save_pretrained(tmp_path)
     return tmp_path
-
-
-def test_a_truncated_file_is_refused(folder):
-    whole = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="does not hold the weights of this GPT"):
-        GPT.from_pretrained(folder)
 
 
 def test_weights_of_another_model_are_refused(folder, tmp_path_factory):
@@ -126,13 +99,6 @@ def test_weights_of_another_model_are_refused(folder, tmp_path_factory):
 def test_a_foreign_configuration_is_refused(folder, text, sentence):
     (folder / CONFIG).write_text(text)
     with pytest.raises(ValueError, match=sentence):
-        GPT.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
-def test_a_missing_file_is_named(folder, name):
-    (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=name):
         GPT.from_pretrained(folder)
 
 

@@ -5,16 +5,7 @@ from collections import Counter
 
 import pytest
 
-from mpnn.train.comparison import (
-    Comparison,
-    Curve,
-    Result,
-    compare,
-    half_interval,
-    num_rounds,
-    paired_gaps,
-    spread,
-)
+from mpnn.train.comparison import Comparison, Curve, Result, compare, half_interval, num_rounds, paired_gaps, spread
 
 FLOOR = {"good": 1.0, "near": 1.001, "bad": 2.0, "worse": 3.0}
 COST = {"good": 0.1, "near": 0.02, "bad": 0.05, "worse": 0.01}

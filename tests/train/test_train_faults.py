@@ -12,12 +12,9 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -32,11 +29,9 @@ from typer.testing import CliRunner, Result
 from mpnn.cli import pictures, tasks
 from mpnn.cli.app import app
 from mpnn.cli.stop import Stopped, stop_between_steps
-from mpnn.cli.tasks import Nodes
 from mpnn.data import locate
 from mpnn.models import GAT, GPT, Model
 from mpnn.train import checkpoint as checkpoint_module
-from mpnn.train.checkpoint import Checkpoint
 
 SHAPE = ["--context", "16", "--dim", "8", "--heads", "2", "--layers", "1", "--batch", "4"]
 VERSES = "so much depends upon a red wheel barrow\n" * 30
@@ -278,21 +273,6 @@ def test_a_stopped_training_saves_what_there_is_and_says_where(
         assert_same_model(out, tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_ctrl_c_at_a_terminal(tmp_path: Path, text: list[str]) -> None:
-    """The whole command, as a shell starts it."""
-    out = tmp_path / "runs" / "out"
-    command = [sys.executable, "-m", "mpnn", *text, "--steps", "100000", "--out", str(out), "--checkpoint-every", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while not (out / "checkpoint.pt").exists() and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
-    assert process.returncode == 130
-    assert "Traceback" not in errors
-    assert "of 100000; the current model is in" in errors
-
-
 def test_a_second_signal_stops_at_once_and_handlers_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT)
 
@@ -365,42 +345,6 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     assert_same_model(out, tmp_path / "whole")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_disk_that_fills_up_during_training(tmp_path: Path, text: list[str]) -> None:
-    disk, log = tmp_path / "disk", tmp_path / "log"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True).returncode:
-        pytest.skip("this machine does not let root mount a disk")
-    try:
-        command = [*text, "--steps", "400"]
-        here = [*command, "--out", str(disk / "out"), "--checkpoint-every", "0"]
-        with started(here, log) as process:
-            wait_for((disk / "out" / "checkpoint.pt").exists, process, log)
-            fill(disk / "ballast")
-            process.join()
-            assert process.exitcode == 1
-        assert "No space left on device; the checkpoint of step" in log.read_text()
-        assert "Traceback" not in log.read_text()
-        assert_whole(disk / "out", GPT)
-        (disk / "ballast").unlink()
-        complete([*here, "--resume"], log)
-        complete([*command, "--out", str(tmp_path / "whole")], log)
-        assert_same_model(disk / "out", tmp_path / "whole")
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def fill(path: Path) -> None:
-    """Writes until the disk is full."""
-    with open(path, "wb", buffering=0) as file:
-        while True:
-            try:
-                file.write(bytes(1024))
-            except OSError:
-                return
-
-
 def test_a_model_that_could_not_be_saved_is_saved_by_resuming(
     tmp_path: Path, text: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,15 +394,6 @@ def test_a_diverging_training_ends_without_a_model(tmp_path: Path, text: list[st
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_diverging_nodes_end_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digits = replace(Nodes.digits(), lr=1e30)
-    monkeypatch.setattr(Nodes, "digits", lambda: digits)
-    result = in_process("train", "--task", "digits", "--graph", "identity", "--steps", "20", "--out", tmp_path / "out")
-    assert "try a lower learning rate" in sentence(result, 1)
-    assert not (tmp_path / "out").exists()
-
-
 # -------------------------------------------------------------------------------------------- folders that hold a run
 
 
@@ -486,11 +421,6 @@ def test_an_unfinished_run_is_not_overwritten_without_a_word(tmp_path: Path, unf
     said = sentence(in_process(*unfinished, "--resume", "--lr", "0.5", "--seed", "1"), 2)
     assert "of another training run: seed was 0 and is 1 now; lr was 0.006 and is 0.5 now; use the" in said
     assert (tmp_path / "out" / "checkpoint.pt").read_bytes() == before
-
-
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path, unfinished: list[str | Path]) -> None:
-    (tmp_path / "out" / "checkpoint.pt").write_bytes(b"PK")
-    assert "checkpoint.pt is damaged" in sentence(in_process(*unfinished, "--resume"), 2)
 
 
 def test_force_starts_over(tmp_path: Path, unfinished: list[str | Path]) -> None:
@@ -535,20 +465,3 @@ def test_a_model_that_cannot_be_saved_is_refused_before_training(
     said = sentence(in_process(*text, "--out", tmp_path / "out"), 2)
     assert said == "mpnn: graph=... cannot be written as text\n"
     assert not (tmp_path / "out").exists()
-
-
-def test_a_topology_with_a_long_list_trains_to_a_model_or_is_refused_before(tmp_path: Path, text: list[str]) -> None:
-    text[text.index("--graph") + 1] = "causal & (window(2) | global_nodes([0, 1, 2, 3, 4, 5, 6]))"
-    result = in_process(*text, "--steps", "1", "--out", tmp_path / "out")
-    if result.exit_code:
-        assert "cannot be written as text" in sentence(result, 2)
-        assert not (tmp_path / "out").exists()
-    else:
-        assert GPT.from_pretrained(tmp_path / "out")
-
-
-def test_the_checkpoint_of_a_run_says_what_it_is_of(tmp_path: Path, unfinished: list[str | Path]) -> None:
-    content = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)
-    assert content["step"] == 2
-    assert {"task", "text", "graph", "seed", "steps", "lr"} <= content["run"].keys()
-    assert Checkpoint(tmp_path / "out" / "checkpoint.pt").step is None

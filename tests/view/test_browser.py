@@ -20,10 +20,7 @@ from mpnn.view.page import script
 from mpnn.view.plans import of_topology
 from mpnn.view.subject import Nodes, Patches, Tokens
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 HELP = """
 const frame = () => new Promise((done) => requestAnimationFrame(done));

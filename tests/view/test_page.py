@@ -46,10 +46,7 @@ def test_no_text_ends_the_data_or_the_script() -> None:
         (("documents([2, 3])", "-o", "{}/page.html"), "add up to 5"),
         (("window(2).with_relation(Offset(clip=3))", "-o", "{}/page.html"), "leave it out"),
         (("causal", "--n", "2000000", "-o", "{}/page.html"), "at most 1,000,000 nodes"),
-        (
-            ("strided(64)", "--n", "100000", "-o", "{}/page.html"),
-            "and 78,",
-        ),
+        (("strided(64)", "--n", "100000", "-o", "{}/page.html"), "and 78,"),
         (
             ("causal", "--text", "a", "-o", "{}/page.html"),
             "--text, --image, --node and --graph are for models; causal is an expression",

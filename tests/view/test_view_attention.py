@@ -30,15 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "vocab.txt").write_text("\n".join(words))
     hf.BertTokenizerFast(str(place / "vocab.txt")).save_pretrained(place)
     torch.manual_seed(0)
-    config = hf.BertConfig(
-        vocab_size=len(words),
-        hidden_size=24,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=32,
-        max_position_embeddings=16,
-    )
-    hf.BertModel(config).save_pretrained(place)
+    sizes = {"hidden_size": 24, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 32}
+    hf.BertModel(hf.BertConfig(vocab_size=len(words), max_position_embeddings=16, **sizes)).save_pretrained(place)
     return place
 
 
@@ -47,17 +40,8 @@ def test_a_page_of_a_model_has_the_weights_of_transformers(folder: Path, tmp_pat
     done = run(folder, "--text", "A bank by the rivers.", "-o", page)
     assert done.exit_code == 0, done.output
     data = data_of(page.read_text())["attention"]
-    assert [token.strip() for token in data["subject"]["tokens"]] == [
-        "[CLS]",
-        "A",
-        "bank",
-        "by",
-        "the",
-        "river",
-        "s",
-        ".",
-        "[SEP]",
-    ]
+    words = ["[CLS]", "A", "bank", "by", "the", "river", "s", ".", "[SEP]"]
+    assert [token.strip() for token in data["subject"]["tokens"]] == words
     assert "".join(data["subject"]["tokens"][1:-1]) == "A bank by the rivers."
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     model = hf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
@@ -73,15 +57,6 @@ def test_a_page_of_a_model_has_the_weights_of_transformers(folder: Path, tmp_pat
     outside = ~graphs.window(2).bind(N).dense().numpy()
     assert (weights_of(data, window)[:, outside] == 0).all()
     assert data_of(page.read_text())["graph"] == {"expression": "window(2)", "n": N, "num_src": None}
-
-
-def test_chosen_graphs_are_side_by_side(folder: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    arguments = ("--text", "A bank", "--graph", "window(1)", "--graph", "causal", "-o", page)
-    assert run(folder, *arguments).exit_code == 0
-    data = data_of(page.read_text())["attention"]
-    assert [graph["name"] for graph in data["graphs"]] == ["window(1)", "causal"]
-    assert (np.triu(weights_of(data, data["graphs"][1]).max(0), 1) == 0).all()
 
 
 def test_a_run_of_mpnn_train(tmp_path: Path) -> None:

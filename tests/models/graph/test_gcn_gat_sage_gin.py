@@ -7,10 +7,10 @@ from statistics import mean
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpnn import Graph, data, graphs
-from mpnn.models import GAT, GCN, GIN, GraphSAGE
+from mpnn.models import GAT, GCN, GGNN, GIN, PNA, GraphSAGE
 from mpnn.train.node_classifier import fit_node_classifier
 
 NODES, WIDTH, CLASSES = 30, 10, 4
@@ -29,27 +29,26 @@ def x() -> Tensor:
     return torch.randn(NODES, WIDTH, dtype=torch.float64)
 
 
-def scrambled(model: nn.Module) -> nn.Module:
-    """In float64, and with no parameter left at a special value such as zero."""
-    model.double().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.1 * torch.randn_like(p))
-    return model
+POOLED = {
+    "GGNN": (lambda: GGNN(WIDTH, CLASSES, 12), lambda model, nodes: nodes.sum(0)),
+    "PNA": (lambda: PNA(WIDTH, CLASSES, 8, 2), lambda model, nodes: nodes.mean(0)),
+    # biases are added once for each graph, not node
+    "GIN": (
+        lambda: GIN(WIDTH, CLASSES, 6),
+        lambda model, nodes: nodes.sum(0) - (len(nodes) - 1) * sum(head.bias for head in model.heads),
+    ),
+}
 
 
-def test_gin_classifies_whole_graphs_of_a_batch(x: Tensor, edge_index: Tensor) -> None:
+@pytest.mark.parametrize(("make", "pooled"), POOLED.values(), ids=POOLED)
+def test_what_is_predicted_of_whole_graphs(make, pooled, x: Tensor, edge_index: Tensor) -> None:
     """Pooling is message passing too: from the nodes of each graph to the graph."""
-    ours = scrambled(GIN(WIDTH, CLASSES, hidden=6))
-    small = graphs.from_edges(edge_index % 5, 5)
-    both = graphs.batch([graphs.from_edges(edge_index, NODES), small])
-    features = torch.cat([x, x[:5]])
-    member = torch.tensor([0] * NODES + [1] * 5)
-    pool = graphs.from_edges(torch.stack([torch.arange(NODES + 5), member]), num_src=NODES + 5, num_dst=2)
-    alone = [ours(x, graphs.from_edges(edge_index, NODES)).sum(0), ours(x[:5], small).sum(0)]
-    bias = sum(head.bias for head in ours.heads)
-    expected = torch.stack([alone[0] - (NODES - 1) * bias, alone[1] - 4 * bias])  # once for each graph, not node
-    torch.testing.assert_close(ours(features, both, pool), expected)
+    model, graph = make().double().eval(), graphs.from_edges(edge_index, NODES)
+    member = torch.arange(NODES) // 20
+    pool = graphs.from_edges(torch.stack([torch.arange(NODES), member]), num_src=NODES, num_dst=2)
+    nodes = model(x, graph)
+    expected = torch.stack([pooled(model, nodes[:20]), pooled(model, nodes[20:])])
+    torch.testing.assert_close(model(x, graph, pool=pool), expected)
 
 
 @pytest.mark.parametrize("model", [GCN, GAT, GraphSAGE, GIN])
@@ -97,8 +96,7 @@ def test_learns_cora_quickly(model, cora: tuple[data.NodeClassification, Graph])
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "epochs", "patience", "published"),
-    [(GCN, 200, None, 0.815), (GAT, 10_000, 100, 0.830)],
+    ("model", "epochs", "patience", "published"), [(GCN, 200, None, 0.815), (GAT, 10_000, 100, 0.830)]
 )
 def test_reaches_the_published_accuracy_on_cora(
     model, epochs: int, patience: int | None, published: float, cora: tuple[data.NodeClassification, Graph]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from error_bound import error_bound
+from parity import moved
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, graphs
+from mpnn import MessagePassing, graphs
 from mpnn.attention import Additive
 from mpnn.models import from_pyg
-from mpnn.models.graph.gps import GPS, GPSLayer
+from mpnn.models.graph.gps import GPSLayer
 from mpnn.update import MLP, Add
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -25,17 +26,6 @@ def edge_index() -> Tensor:
     """Three graphs of different sizes, the second without edges; some nodes have no in-neighbors."""
     first, third = torch.randint(0, 7, (2, 15)), torch.randint(8, N, (2, 9))
     return torch.cat([first, third], 1).unique(dim=1)
-
-
-def scrambled(module: nn.Module) -> nn.Module:
-    """With weights large enough to choose by, and running statistics that matter."""
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    for part in module.modules():
-        if isinstance(part, nn.BatchNorm1d):
-            part.running_mean.normal_(), part.running_var.uniform_(0.5, 2)
-    return module
 
 
 def gin_of(conv: nn.Module) -> MessagePassing:
@@ -84,7 +74,7 @@ def gat() -> nn.Module:
     [(gin, 0), (lambda: pyg.GATConv(DIM, DIM, edge_dim=3), 3), (lambda: pyg.TransformerConv(DIM, DIM, edge_dim=3), 3)],
 )
 def test_from_pyg_takes_the_layer_with_any_convolution(conv, edge_dim: int, edge_index: Tensor) -> None:
-    theirs = scrambled(pyg.GPSConv(DIM, conv(), HEADS, dropout=0.1, act="elu")).eval()
+    theirs = moved(pyg.GPSConv(DIM, conv(), HEADS, dropout=0.1, act="elu"))
     attr = torch.randn(edge_index.shape[1], edge_dim) if edge_dim else None
     graph = graphs.from_edges(edge_index, N, edge_attr=attr)
     options = {"edge_attr": attr} if edge_dim else {}
@@ -107,7 +97,7 @@ def test_from_pyg_takes_the_layer_with_any_convolution(conv, edge_dim: int, edge
     ids=["gin", "gat", "no norm", "no local round"],
 )
 def test_a_layer_equals_pyg(conv, convert, act, norm, training: bool, edge_index: Tensor, measured) -> None:
-    theirs = scrambled(pyg.GPSConv(DIM, conv(), HEADS, act=act, norm=norm))
+    theirs = moved(pyg.GPSConv(DIM, conv(), HEADS, act=act, norm=norm))
     layer = ours_of(theirs, convert(theirs.conv))
     layer.train(training), theirs.train(training)
     batch = torch.repeat_interleave(torch.arange(3), torch.tensor(SIZES))
@@ -123,31 +113,3 @@ def test_a_layer_equals_pyg(conv, convert, act, norm, training: bool, edge_index
         grads = [torch.autograd.grad((out * probe).sum(), leaf)[0] for out, leaf in zip(outs, leaves, strict=True)]
         scale = 1 + grads[1].abs().max()
         torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=bound * scale)
-
-
-def test_attention_is_complete_within_a_graph_and_absent_across_graphs(edge_index: Tensor) -> None:
-    net = GPS(4, 2, DIM, HEADS, layers=1, walk=3).eval()
-    x = torch.randn(N, 4, requires_grad=True)
-    net(x, graphs.from_edges(edge_index, N), SIZES)[0].sum().backward()
-    reached = x.grad.abs().sum(1) > 0
-    assert reached.tolist() == [True] * 7 + [False] * 6
-
-
-def ring(n: int) -> Graph:
-    return graphs.from_edges(torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])).undirected()
-
-
-def test_learns_what_only_the_encoding_tells_and_is_saved(tmp_path) -> None:
-    """Rings of three and of four: nodes look alike, but walks return at different times."""
-    batch = graphs.batch([ring(3), ring(4), ring(3), ring(4)])
-    x, target, sizes = torch.ones(14, 1), torch.tensor([0, 1, 0, 1]), [3, 4, 3, 4]
-    net = GPS(1, 2, DIM, HEADS, layers=1, walk=4, dropout=0.0)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(40):
-        optimizer.zero_grad()
-        net.loss(x, batch, target, sizes).backward()
-        optimizer.step()
-    assert net.loss(x, batch, target, sizes).item() < 0.1
-    net.save_pretrained(tmp_path)
-    torch.testing.assert_close(GPS.from_pretrained(tmp_path)(x, batch, sizes), net.eval()(x, batch, sizes))
-    assert net(x, batch).shape == (14, 2), "without sizes, of nodes"

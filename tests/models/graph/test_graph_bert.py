@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from error_bound import error_bound
+from parity import equals_formula, moved
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,13 +24,6 @@ def graph() -> Graph:
     """Two rings with a bridge, and a node apart."""
     edges = [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0], [1, 2, 3, 4, 0, 6, 7, 8, 9, 10, 5, 5]]
     return graphs.from_edges(edges, N).undirected()
-
-
-def scrambled(model: GraphBert) -> GraphBert:
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return model.eval()
 
 
 def intimacy(graph: Graph, alpha: float) -> Tensor:
@@ -93,50 +87,20 @@ def gcn(layer: MessagePassing, x: Tensor, subgraphs: Subgraphs) -> Tensor:
 
 @pytest.mark.parametrize("residual", ["raw", "graph"])
 def test_equals_the_formula(graph: Graph, residual: str, measured) -> None:
-    net, x = scrambled(GraphBert(IN, 3, DIM, HEADS, residual=residual)), torch.randn(N, IN)
+    net, x = moved(GraphBert(IN, 3, DIM, HEADS, residual=residual)), torch.randn(N, IN)
     subgraphs = intimate_subgraphs(graph, K)
-    found = net(x, subgraphs)
-    found.square().sum().backward()
-    single = [p.grad.clone() for p in net.parameters()]
-
-    net.double().zero_grad()
-    expected = torch.stack([alone(net, x.double(), subgraphs, i) for i in range(N)])
-    expected.square().sum().backward()
-    measured(SYSTEM, "formula", (found - expected).abs().max().item(), BOUND)
-    largest = max(p.grad.abs().max().item() for p in net.parameters())
-    for p, grad in zip(net.parameters(), single, strict=True):
-        torch.testing.assert_close(grad.double(), p.grad, rtol=1e-3, atol=1e-6 * largest)
-    torch.testing.assert_close(net(x.double(), subgraphs), expected, rtol=0, atol=1e-12)
+    equals_formula(
+        net,
+        lambda dtype: net(x.to(dtype), subgraphs),
+        lambda: torch.stack([alone(net, x.double(), subgraphs, i) for i in range(N)]),
+        lambda error: measured(SYSTEM, "formula", error, BOUND),
+    )
 
 
 def test_a_batch_of_targets_is_those_targets(graph: Graph) -> None:
-    net, x = scrambled(GraphBert(IN, 3, DIM, HEADS)), torch.randn(N, IN)
+    net, x = moved(GraphBert(IN, 3, DIM, HEADS)), torch.randn(N, IN)
     subgraphs, some = intimate_subgraphs(graph, K), torch.tensor([7, 2, 2])
     torch.testing.assert_close(net(x, subgraphs.of(some)), net(x, subgraphs)[some])
-
-
-def test_a_target_depends_on_its_subgraph_alone(graph: Graph) -> None:
-    net, subgraphs = scrambled(GraphBert(IN, 3, DIM, HEADS, layers=3)), intimate_subgraphs(graph, K)
-    x = torch.randn(N, IN, requires_grad=True)
-    net(x, subgraphs)[3].sum().backward()
-    assert set((x.grad.abs().sum(1) > 0).nonzero().flatten().tolist()) == set(subgraphs.nodes[3].tolist())
-
-
-def test_learns_and_is_saved(graph: Graph, tmp_path) -> None:
-    """Which ring a node is of, learned from some."""
-    net = GraphBert(IN, 2, DIM, HEADS, dropout=0.0, attention_dropout=0.0)
-    x, subgraphs = torch.randn(N, IN), intimate_subgraphs(graph, K)
-    side = torch.tensor([0] * 5 + [1] * 7)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(60):
-        optimizer.zero_grad()
-        net.loss(x, subgraphs, side).backward()
-        optimizer.step()
-    assert net.loss(x, subgraphs, side).item() < 0.1
-    net.save_pretrained(tmp_path)
-    torch.testing.assert_close(GraphBert.from_pretrained(tmp_path)(x, subgraphs), net.eval()(x, subgraphs))
-    only_target = GraphBert.from_pretrained(tmp_path, graph=graphs.identity())
-    assert not torch.allclose(only_target(x, subgraphs), net(x, subgraphs))
 
 
 def test_refusals_name_what_does_not_fit(graph: Graph) -> None:

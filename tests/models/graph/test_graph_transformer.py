@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from error_bound import error_bound
-from torch import Tensor, nn
+from parity import drawn
+from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, graphs
@@ -23,14 +24,6 @@ def graph() -> Graph:
     edges = torch.randint(0, N, (2, 30))
     edges[1] = edges[1].clamp(min=2)
     return graphs.from_edges(edges, N, edge_attr=torch.randn(30, EDGE))
-
-
-def drawn(module: nn.Module) -> nn.Module:
-    """With weights as large as make attention choose."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(std=0.5)
-    return module.eval()
 
 
 def formula(op: MessagePassing, x: Tensor, graph: Graph, attr: Tensor) -> Tensor:
@@ -56,7 +49,7 @@ def formula(op: MessagePassing, x: Tensor, graph: Graph, attr: Tensor) -> Tensor
 def test_edges_that_weigh_scores_follow_the_formula(
     graph: Graph, measured: Callable[..., None], dtype: torch.dtype
 ) -> None:
-    op = drawn(MessagePassing(None, "sum", None, EdgeScaled(IN, HIDDEN, HEADS, edge_dim=EDGE))).to(dtype)
+    op = drawn(MessagePassing(None, "sum", None, EdgeScaled(IN, HIDDEN, HEADS, edge_dim=EDGE)), std=0.5).to(dtype)
     x, attr = torch.randn(N, IN, dtype=dtype, requires_grad=True), graph.edge_attr.to(dtype).requires_grad_()
     found, expected = op(x, graph, edge_attr=attr), formula(op.double(), x.double(), graph, attr.double())
     error = (found - expected).abs().max().item()
@@ -88,5 +81,3 @@ def test_what_does_not_fit_is_refused(graph: Graph) -> None:
         GraphTransformer(IN, CLASSES, edges="multiply")
     with pytest.raises(ValueError, match="EdgeScaled needs edge_dim"):
         GraphTransformer(IN, CLASSES, edges="weigh")(torch.randn(N, IN), graph)
-    with pytest.raises(ValueError, match="this attention has edge_dim"):
-        GraphTransformer(IN, CLASSES, edge_dim=EDGE)(torch.randn(N, IN), graphs.window(1))

@@ -7,6 +7,7 @@ from collections import deque
 import pytest
 import torch
 from error_bound import error_bound
+from parity import equals_formula, moved
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -33,13 +34,8 @@ def molecules() -> list[Graph]:
 
 @pytest.fixture
 def model() -> Graphormer:
-    net = Graphormer(
-        IN, 2, EDGE, DIM, HEADS, layers=2, most_degree=2, max_distance=FAR, steps=STEPS, dropout=0.3
-    ).eval()
-    with torch.no_grad():
-        for p in net.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return net
+    sizes = {"layers": 2, "most_degree": 2, "max_distance": FAR, "steps": STEPS}
+    return moved(Graphormer(IN, 2, EDGE, DIM, HEADS, **sizes, dropout=0.3))
 
 
 def path(graph: Graph, i: int, j: int) -> list[int] | None:
@@ -93,21 +89,16 @@ def alone(net: Graphormer, x: Tensor, graph: Graph) -> Tensor:
 def test_equals_the_formula_on_a_batch(model: Graphormer, molecules: list[Graph], measured) -> None:
     sizes = [m.num_dst for m in molecules]
     x = torch.randn(sum(sizes), IN)
-    found = model(x, molecules)
-    found.square().sum().backward()
-    single = [p.grad.clone() for p in model.parameters()]
 
-    model.double().zero_grad()
-    expected = torch.stack([alone(model, part, m) for part, m in zip(x.double().split(sizes), molecules, strict=True)])
-    expected.square().sum().backward()
-    measured(SYSTEM, "formula", (found - expected).abs().max().item(), BOUND)
-    largest = max(p.grad.abs().max().item() for p in model.parameters())
-    for p, grad in zip(model.parameters(), single, strict=True):
-        torch.testing.assert_close(grad.double(), p.grad, rtol=1e-3, atol=1e-6 * largest)
-    for m in molecules:
-        m.edge_attr = m.edge_attr.double()
-    fresh = [graphs.from_edges(m.edge_index, m.num_dst, edge_attr=m.edge_attr) for m in molecules]
-    torch.testing.assert_close(model(x.double(), fresh), expected, rtol=0, atol=1e-12)
+    def run(dtype: torch.dtype) -> Tensor:
+        parts = [graphs.from_edges(m.edge_index, m.num_dst, edge_attr=m.edge_attr.to(dtype)) for m in molecules]
+        return model(x.to(dtype), parts)
+
+    def formula() -> Tensor:
+        parts = zip(x.double().split(sizes), molecules, strict=True)
+        return torch.stack([alone(model, part, molecule) for part, molecule in parts])
+
+    equals_formula(model, run, formula, lambda error: measured(SYSTEM, "formula", error, BOUND))
 
 
 def test_molecules_without_edge_features_or_with_one_number_each(molecules: list[Graph]) -> None:
@@ -115,20 +106,6 @@ def test_molecules_without_edge_features_or_with_one_number_each(molecules: list
     assert net(torch.randn(11, IN), molecules).shape == (3, 1)
     one_number = graphs.from_edges([[0, 1], [1, 0]], edge_attr=torch.ones(2))
     assert Graphormer(IN, 1, 1, DIM, HEADS, layers=1)(torch.randn(2, IN), [one_number]).shape == (1, 1)
-
-
-def test_loss_falls_and_the_model_is_saved(molecules: list[Graph], tmp_path) -> None:
-    net = Graphormer(IN, 1, EDGE, DIM, HEADS, layers=1, dropout=0.0)
-    x, target = torch.randn(11, IN), torch.tensor([[1.0], [-1.0], [3.0]])
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    first = net.loss(x, molecules, target).item()
-    for _ in range(30):
-        optimizer.zero_grad()
-        net.loss(x, molecules, target).backward()
-        optimizer.step()
-    assert net.loss(x, molecules, target).item() < 0.5 * first
-    net.save_pretrained(tmp_path)
-    torch.testing.assert_close(Graphormer.from_pretrained(tmp_path)(x, molecules), net.eval()(x, molecules))
 
 
 def test_refusals_name_what_does_not_fit(model: Graphormer, molecules: list[Graph]) -> None:

@@ -85,20 +85,6 @@ def test_a_whole_network_equals_linear_layers(measured) -> None:
     measured(SYSTEM, "torch.nn.Linear", (net(x) - net.head(h)).abs().max().item(), BOUND)
 
 
-def test_learns_over_any_graph_and_is_saved(tmp_path) -> None:
-    x = torch.randn(60, 12)
-    target = (x[:, 0] * x[:, 5] > 0).long()
-    net = RelationalMLP(12, 2, 48, 2, nodes=6, graph=graphs.window(1))
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(60):
-        optimizer.zero_grad()
-        net.loss(x, target).backward()
-        optimizer.step()
-    assert net.loss(x, target).item() < 0.2
-    net.save_pretrained(tmp_path)
-    torch.testing.assert_close(RelationalMLP.from_pretrained(tmp_path)(x), net.eval()(x))
-
-
 def test_refusals_name_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="5 groups of neurons cannot share in_dim=12 evenly"):
         RelationalMLP(12, 2, 10, nodes=5)

@@ -9,13 +9,6 @@ from mpnn.models import Bert, BertConfig
 SIZES = {"vocabulary": 50, "dim": 16, "layers": 2, "heads": 2, "hidden": 32, "context": 10}
 
 
-def test_without_a_pooler_it_answers_with_the_last_states_alone():
-    tokens, keep = torch.randint(50, (2, 10)), torch.tensor([[True] * 10, [True] * 4 + [False] * 6])
-    found = Bert(BertConfig(**SIZES), graphs.window(2), pooler=False)(tokens, padding_mask=~keep)
-    assert found.last.shape == (2, 10, 16)
-    assert found.pooled is found.weights is None
-
-
 def test_positions_that_begin_after_the_pad_count_tokens():
     model = Bert(BertConfig(**SIZES, types=1, pad=1, after_pad=True), [graphs.window(1), graphs.window(2)]).eval()
     tokens = torch.tensor([[4, 5, 6, 7], [8, 9, 1, 1]])

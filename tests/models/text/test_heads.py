@@ -5,30 +5,23 @@ import torch
 from error_bound import error_bound
 from torch.nn import functional as F
 
-from mpnn import graphs
 from mpnn.models import Bert, BertConfig, MaskedLM, SentenceClassifier, TokenClassifier, load_weights
 from mpnn.models.text.heads import IGNORED, mask_tokens
+
+transformers = pytest.importorskip("transformers")
+
+from hf_models import made  # noqa: E402
 
 SIZES = BertConfig(vocabulary=20, dim=16, layers=1, heads=2, hidden=32, context=12, dropout=0.0, attention_dropout=0.0)
 TOKENS = torch.tensor([[4, 5, 6, 7], [8, 9, 0, 0]])
 KEEP = TOKENS != 0
 PADDING = ~KEEP
-BOUND = error_bound(1, 32)
+BOUND = error_bound(2, 24)
 
 
 def test_masked_lm_equals_hugging_face(measured):
-    transformers = pytest.importorskip("transformers")
-    settings = {
-        "vocab_size": 20,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 12,
-        "initializer_range": 0.3,
-    }
-    config = BertConfig(vocabulary=20, dim=16, layers=1, heads=2, hidden=32, context=12)
-    theirs = transformers.BertForMaskedLM(transformers.BertConfig(**settings)).eval()
+    theirs = made("bert", transformers.BertForMaskedLM, vocab_size=20, pad_token_id=0)
+    config = BertConfig(vocabulary=20, dim=16, layers=2, heads=2, hidden=24, context=32)
     ours = MaskedLM(load_weights(Bert(config, pooler=False), theirs.bert.state_dict())).eval()
     head = theirs.cls.predictions
     with torch.no_grad():
@@ -60,31 +53,6 @@ def test_masked_tokens_are_never_padding():
     assert abs((seen[chosen] == 7).float().mean().item() - 0.1 - 0.1 / 20) < 5 * (0.1 * 0.9 / count) ** 0.5
     with pytest.raises(ValueError, match=r"rate .* got 0"):
         mask_tokens(tokens, mask, 20, rate=0)
-
-
-def learned(model, *batch, steps=60):
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        losses.append(model.loss(*batch, padding_mask=PADDING))
-        losses[-1].backward()
-        optimizer.step()
-    return losses[0].item(), losses[-1].item()
-
-
-@pytest.mark.parametrize("graph", [graphs.complete(), graphs.causal()], ids=str)
-def test_tokens_are_learned_in_both_directions(graph):
-    targets = torch.where(KEEP, TOKENS.roll(-1, 1), IGNORED)
-    before, after = learned(MaskedLM(Bert(SIZES, graph)), TOKENS, targets)
-    assert after < 0.1 < before
-
-
-def test_classes_are_learned_of_sentences_and_of_tokens():
-    before, after = learned(SentenceClassifier(Bert(SIZES), 3), TOKENS, torch.tensor([2, 0]))
-    assert after < 0.1 < before
-    before, after = learned(TokenClassifier(Bert(SIZES), 2), TOKENS, torch.where(KEEP, TOKENS % 2, IGNORED))
-    assert after < 0.1 < before
 
 
 def test_loss_is_the_cross_entropy_of_what_has_a_target():

@@ -107,13 +107,6 @@ def test_a_graph_replaces_the_models_own_for_one_call() -> None:
     assert not torch.allclose(own(tokens), swapped(tokens))
 
 
-def test_the_graph_of_the_readme_packs_documents() -> None:
-    """Without `lengths` positions go on; without positions, as in a Llama's offsets, nothing tells them apart."""
-    model, tokens = Llama(LlamaConfig(WORDS, 16, 2, 4, 2, hidden=24, context=16)), words()
-    packed = model(tokens, graph=graphs.causal() & graphs.documents(LENGTHS))
-    torch.testing.assert_close(packed, model(tokens, lengths=LENGTHS))
-
-
 def test_calls_with_documents_compile_whole() -> None:
     torch._dynamo.reset()
     model, given = DECODERS["GPT"](), {"graph": graphs.causal() & graphs.window(2), "lengths": LENGTHS}
@@ -121,37 +114,6 @@ def test_calls_with_documents_compile_whole() -> None:
     torch.testing.assert_close(compiled(words(), **given), model(words(), **given))
     with pytest.raises(Exception, match="must not attend to the tokens"):
         compiled(words(total=6), graph=graphs.window(1))
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "the future": ({"graph": graphs.window(1)}, "must not attend to the tokens that it predicts"),
-    "the future, bound": ({"graph": graphs.window(1).bind(TOTAL)}, "must not attend to the tokens"),
-    "the future in a document": ({"graph": graphs.window(1), "lengths": LENGTHS}, "must not attend to the tokens"),
-    "other lengths": ({"lengths": [5, 7]}, r"at least 1 each and 13 together, as each row has; got 12 in \[5, 7\]"),
-    "an empty document": ({"lengths": [0, 13]}, "at least 1 each"),
-    "too long a document": ({"lengths": [13]}, "got a document of 13 tokens, but this model was made with context=8"),
-    "a cache and a graph": ({"graph": graphs.causal(), "cache": KVCache(16)}, "continues one text in each row.* graph"),
-    "a cache and lengths": ({"lengths": LENGTHS, "cache": KVCache(16)}, "continues one text in each row.* lengths"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_invalid_values_are_refused_with_a_reason(case: str) -> None:
-    given, sentence = REFUSED[case]
-    with pytest.raises(ValueError, match=sentence):
-        DECODERS["Llama"]()(words(), **given)
-
-
-def test_generation_continues_one_text_in_each_row() -> None:
-    model = DECODERS["Llama"]()
-    for given in ({"lengths": [2, 3]}, {"graph": graphs.causal()}):
-        with pytest.raises(ValueError, match="Give each document a row of its own"):
-            model.generate(words(total=5), 2, **given)
-
-
-def test_lengths_need_a_topology_for_each_document() -> None:
-    with pytest.raises(TypeError, match="need a Topology"):
-        DECODERS["Llama"]()(words(), graph=graphs.causal().bind(TOTAL), lengths=LENGTHS)
 
 
 # ---------------------------------------------------------------------------------------------------- encoders
@@ -203,19 +165,6 @@ def test_heads_take_packed_documents() -> None:
     torch.testing.assert_close(classifier(tokens, lengths=LENGTHS), torch.stack([classifier(x) for x in alone], 1))
 
 
-def test_padding_and_packing_exclude_each_other() -> None:
-    tokens = words()
-    keep = torch.ones_like(tokens, dtype=torch.bool)
-    with pytest.raises(ValueError, match="give either padding_mask or lengths"):
-        Bert(BERT)(tokens, padding_mask=~keep, lengths=LENGTHS)
-
-
-def test_mixtures_of_places_cannot_be_packed() -> None:
-    model = LinformerEncoder(LinformerConfig(WORDS, 16, 2, 4, 24, 16, landmarks=2))
-    with pytest.raises(ValueError, match="complete"):
-        model(words(), lengths=LENGTHS)
-
-
 # ---------------------------------------------------------------------------------------------------- translation
 
 TRANSLATOR = TransformerConfig(
@@ -239,9 +188,52 @@ def test_a_translator_computes_each_pair_alone(learned: bool) -> None:
     torch.testing.assert_close(model.loss(source, target, **lengths), expected)
 
 
-def test_pairs_must_be_as_many_on_both_sides() -> None:
-    model = Transformer(TRANSLATOR)
-    with pytest.raises(ValueError, match="there must be as many of both; got 2 and 3"):
-        model(words(3, sum(SOURCES)), words(), source_lengths=SOURCES, target_lengths=[6, 7])
-    with pytest.raises(ValueError, match="there must be as many of both; got 0 and 3"):
-        model(words(3, sum(SOURCES)), words(total=5), source_lengths=SOURCES)
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+def decode(**given: Any) -> Any:
+    return DECODERS["Llama"]()(words(), **given)
+
+
+def generate(**given: Any) -> Any:
+    return DECODERS["Llama"]().generate(words(total=5), 2, **given)
+
+
+def translate(total: int = TOTAL, **given: Any) -> Any:
+    return Transformer(TRANSLATOR)(words(3, sum(SOURCES)), words(total=total), source_lengths=SOURCES, **given)
+
+
+def mixed(**given: Any) -> Any:
+    return LinformerEncoder(LinformerConfig(WORDS, 16, 2, 4, 24, 16, landmarks=2))(words(), **given)
+
+
+NEAR, CAUSAL = graphs.window(1), graphs.causal()
+REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
+    "the future": (decode, {"graph": NEAR}, "must not attend to the tokens that it predicts"),
+    "the future, bound": (decode, {"graph": NEAR.bind(TOTAL)}, "must not attend to the tokens"),
+    "the future in a document": (decode, {"graph": NEAR, "lengths": LENGTHS}, "must not attend to the tokens"),
+    "other lengths": (decode, {"lengths": [5, 7]}, r"at least 1 each and 13 together.* got 12 in \[5, 7\]"),
+    "an empty document": (decode, {"lengths": [0, 13]}, "at least 1 each"),
+    "too long a document": (decode, {"lengths": [13]}, "got a document of 13 tokens, but .* context=8"),
+    "a cache and a graph": (decode, {"graph": CAUSAL, "cache": KVCache(16)}, "one text in each row.* graph"),
+    "a cache and lengths": (decode, {"lengths": LENGTHS, "cache": KVCache(16)}, "one text in each row.* lengths"),
+    "a bound graph": (decode, {"graph": CAUSAL.bind(TOTAL), "lengths": LENGTHS}, "need a Topology"),
+    "generation of documents": (generate, {"lengths": [2, 3]}, "Give each document a row of its own"),
+    "generation over a graph": (generate, {"graph": CAUSAL}, "Give each document a row of its own"),
+    "fewer targets": (translate, {"target_lengths": [6, 7]}, "as many of both; got 2 and 3"),
+    "no targets": (translate, {"total": 5}, "as many of both; got 0 and 3"),
+    "mixtures of places": (mixed, {"lengths": LENGTHS}, "complete"),
+    "padding and packing": (
+        lambda **given: Bert(BERT)(words(), **given),
+        {"padding_mask": words() < 0, "lengths": LENGTHS},
+        "give either padding_mask or lengths",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "given", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_invalid_values_are_refused_with_a_reason(
+    call: Callable[..., Any], given: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        call(**given)

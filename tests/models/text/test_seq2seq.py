@@ -3,7 +3,7 @@
 import pytest
 import torch
 from error_bound import error_bound
-from torch.nn import functional as F
+from parity import moved, same_gradients
 
 from mpnn import MessagePassing
 from mpnn.attention import AdditiveV2
@@ -16,11 +16,7 @@ KEEP = torch.arange(6) < torch.tensor([4, 6, 1])[:, None]
 
 
 def small(dtype=torch.float64):
-    """Weights large enough for attention to choose."""
-    model = Seq2Seq(20, 24, embedding=10, dim=12).to(dtype).eval()
-    for p in model.parameters():
-        p.data += 0.3 * torch.randn_like(p)
-    return model
+    return moved(Seq2Seq(20, 24, embedding=10, dim=12).to(dtype))
 
 
 def sentences():
@@ -76,23 +72,16 @@ def test_equals_the_formula(keep, dtype, measured):
         logits, alignments = formula(model, source[b, :n], target[b])
         errors += [(found[b] - logits).abs().max().item(), (weights[b, :, :n] - alignments).abs().max().item()]
         assert not weights[b, :, n:].any()
-    if dtype == torch.float32:
-        measured("seq2seq with attention (Bahdanau)", "formula", max(errors), BOUND)
-    else:
-        assert max(errors) < EXACT
+    measured("seq2seq with attention (Bahdanau)", "formula", max(errors), EXACT if dtype == torch.float64 else BOUND)
 
 
 def test_gradients_equal_the_formulas():
     model, (source, target) = small(), sentences()
-    parameters = dict(model.named_parameters())
     weight = torch.randn(3, 5, 24, dtype=torch.float64)
-    found = torch.autograd.grad((model(source, target, source_padding_mask=~KEEP) * weight).sum(), parameters.values())
-    total = sum(
+    expected = sum(
         (formula(model, source[b, :n], target[b])[0] * weight[b]).sum() for b, n in enumerate(KEEP.sum(1).tolist())
     )
-    expected = torch.autograd.grad(total, parameters.values())
-    for name, a, b in zip(parameters, found, expected, strict=True):
-        assert (a - b).abs().max() < EXACT * (1 + b.abs().max()), name
+    same_gradients(model, (model(source, target, source_padding_mask=~KEEP) * weight).sum(), expected, EXACT)
 
 
 def test_what_follows_from_the_source_alone_is_computed_once():
@@ -134,26 +123,10 @@ def test_generation_is_the_greedy_choice_of_the_full_pass_and_stops_at_the_end()
         assert set(row[end:]) <= {model.eos}
 
 
-def test_learns_what_to_attend_to():
-    """To reverse a sentence, the first step must attend to its last word."""
-    model = Seq2Seq(12, 12, embedding=16, dim=32)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    source = torch.randint(3, 12, (16, 4))
-    target = F.pad(F.pad(source.flip(1), (1, 0), value=model.start), (0, 1), value=model.eos)
-    for _ in range(60):
-        optimizer.zero_grad()
-        model.loss(source, target).backward()
-        optimizer.step()
-    assert torch.equal(model.generate(source, 5), target)
-    assert model.training  # as it was
-
-
 def test_bad_input_gets_a_sentence():
     model, (source, target) = small(), sentences()
     for keep in (KEEP.flip(1), torch.zeros_like(KEEP)):
         with pytest.raises(ValueError, match="padding must follow the words of each sentence"):
             model(source, target, source_padding_mask=~keep)
-    with pytest.raises(IndexError, match="token 24 is out of range: the model has 0 to 23"):
-        model(source, torch.full((3, 2), 24))
     with pytest.raises(ValueError, match="dim must be even"):
         Seq2Seq(9, 9, 4, 7)

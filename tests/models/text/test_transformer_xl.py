@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from error_bound import error_bound, largest
+from parity import drawn, same_gradients
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
@@ -17,23 +18,12 @@ EXACT = error_bound(LAYERS, 4 * DIM, torch.float64)
 BOUND = error_bound(LAYERS, 4 * DIM)
 
 
-def rough(model, dtype):
-    """Weights large enough for attention to choose."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
-    return model.to(dtype).eval()
-
-
 def small(dtype=torch.float32, **options):
-    return rough(TransformerXL(VOCABULARY, DIM, HEADS, LAYERS, **{"remember": REMEMBER, **options}), dtype)
+    return drawn(TransformerXL(VOCABULARY, DIM, HEADS, LAYERS, **{"remember": REMEMBER, **options})).to(dtype)
 
 
 def tokens(length, batch=2):
     return torch.randint(VOCABULARY, (batch, length))
-
-
-# ------------------------------------------------------------------------------------------------ the formula
 
 
 def waves(offset, dtype):
@@ -93,38 +83,19 @@ def test_equals_the_formula_segment_by_segment(dtype, measured):
     model, text, segments = small(dtype), tokens(10), [5, 2, 3]
     expected = torch.stack([logits(model, sentence, segments) for sentence in text])
     error = largest(read(model, text, segments) - expected)
-    if dtype == torch.float64:
-        assert error < EXACT
-    else:
-        measured("Transformer-XL", "formula", error, BOUND)
+    measured("Transformer-XL", "formula", error, EXACT if dtype == torch.float64 else BOUND)
 
 
 def test_gradients_equal_those_of_the_formula():
     model, text, segments = small(torch.float64), tokens(7, batch=1), [4, 3]
     weight = torch.randn(7, VOCABULARY, dtype=torch.float64)
-    parameters = dict(model.named_parameters())
-    expected = torch.autograd.grad((logits(model, text[0], segments) * weight).sum(), list(parameters.values()))
-    found = torch.autograd.grad((read(model, text, segments)[0] * weight).sum(), list(parameters.values()))
-    for name, a, b in zip(parameters, expected, found, strict=True):
-        assert largest(a - b) < EXACT * (1 + largest(a)), name
-
-
-def test_runs_on_fused_kernels():
-    """It is one product over keys, a vector for each offset added to them, and a number for each offset."""
-    attention, x = rough(RelativeDotProduct(DIM, HEADS), torch.float32), torch.randn(2, 30, DIM)
-    parameters = list(attention.parameters())
-    outcomes = []
-    for backend in ("edge_list", "csr"):
-        op = MessagePassing(graphs.causal() & graphs.window(5), "sum", None, attention, backend=backend)
-        y = op(x)
-        outcomes.append([y, *torch.autograd.grad(y.square().sum(), parameters)])
-    for a, b in zip(*outcomes, strict=True):
-        assert largest(a - b) < 1e-5 * (1 + largest(a))
+    expected = (logits(model, text[0], segments) * weight).sum()
+    same_gradients(model, (read(model, text, segments)[0] * weight).sum(), expected, EXACT)
 
 
 def test_far_offsets_can_be_counted_alike():
-    near = rough(RelativeDotProduct(DIM, HEADS, furthest=2), torch.float64)
-    far = rough(RelativeDotProduct(DIM, HEADS), torch.float64)
+    near = drawn(RelativeDotProduct(DIM, HEADS, furthest=2)).to(torch.float64)
+    far = drawn(RelativeDotProduct(DIM, HEADS)).to(torch.float64)
     far.load_state_dict(near.state_dict())
     x = torch.randn(6, DIM, dtype=torch.float64)
     banded, causal = graphs.causal() & graphs.window(2), graphs.causal()
@@ -134,44 +105,6 @@ def test_far_offsets_can_be_counted_alike():
 
     assert largest(run(near, banded) - run(far, banded)) < EXACT
     assert largest(run(near, causal) - run(far, causal)) > 0.01
-
-
-# ------------------------------------------------------------------------------------------------ memory
-
-
-def test_a_long_text_reaches_as_far_as_its_memories_carry():
-    """Reach by counting: in each row a layer attends to the 4 states before the segment, and to the segment up to
-    itself; the reach of l layers is the l-th power of that matrix."""
-    segment, length = 3, 24
-    mask = torch.zeros(length, length)
-    for i in range(length):
-        mask[i, max(0, i // segment * segment - REMEMBER) : i + 1] = 1
-    reached = torch.linalg.matrix_power(mask, LAYERS) > 0
-    model, text = small(torch.float64), tokens(length, batch=1)
-    before = read(model, text, segment)
-    for j in (0, 5, 11):
-        changed = text.clone()
-        changed[0, j] = (changed[0, j] + 1) % VOCABULARY
-        after = read(model, changed, segment)
-        assert torch.equal((before != after).any(-1)[0], reached[:, j])
-    assert reached[:, 0].sum() > segment + REMEMBER  # further than one layer remembers
-
-
-def test_memory_that_holds_everything_makes_segments_one_pass():
-    model, text = small(torch.float64, remember=20), tokens(20)
-    whole, _ = model(text)
-    assert largest(read(model, text, 7) - whole) < EXACT
-    assert largest(read(model, text, 1) - whole) < EXACT
-    assert largest(read(small(torch.float64, remember=0), text, 7) - whole) > 0.01
-
-
-def test_memory_is_as_long_as_asked_and_carries_no_gradient():
-    model = small()
-    _, memory = model(tokens(3))
-    assert [tuple(m.shape) for m in memory] == [(2, 3, DIM)] * LAYERS
-    _, memory = model(tokens(3), memory)
-    assert [tuple(m.shape) for m in memory] == [(2, REMEMBER, DIM)] * LAYERS
-    assert not any(m.requires_grad for m in memory)
 
 
 def test_generation_goes_on_from_the_memory():
@@ -186,25 +119,11 @@ def test_generation_goes_on_from_the_memory():
 
 def test_its_attention_can_be_decoded_node_by_node():
     op = MessagePassing(graphs.causal() & graphs.window(3), "sum", None, RelativeDotProduct(DIM, HEADS).eval())
-    rough(op, torch.float64)
+    drawn(op).to(torch.float64)
     x, cache = torch.randn(2, 9, DIM, dtype=torch.float64), KVCache(9)
     with torch.no_grad():
         steps = torch.cat([op(part, cache=cache) for part in x.split([4, 1, 1, 3], 1)], 1)
     assert largest(steps - op(x)) < EXACT
-
-
-def test_learns_what_only_its_memory_can_tell():
-    """A text that repeats after four tokens, in segments of four: what comes next stands in the segment before."""
-    model = TransformerXL(VOCABULARY, 32, 2, 1, remember=8)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(100):
-        text = tokens(4, batch=32).repeat(1, 3)[:, :9]
-        _, memory = model(text[:, :4])
-        loss, _ = model.loss(text[:, 4:8], text[:, 5:9], memory)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.5 < model.loss(text[:, 4:8], text[:, 5:9])[0]
 
 
 def test_bad_memory_gets_a_sentence():

@@ -35,9 +35,6 @@ def both(conv, images):
     )
 
 
-# ------------------------------------------------------------------------------------------------ the same numbers
-
-
 @pytest.mark.parametrize(("conv", "size"), SHAPES.values(), ids=SHAPES)
 def test_equals_torch(conv, size, measured):
     images = torch.randn(2, 3, *size)
@@ -47,29 +44,6 @@ def test_equals_torch(conv, size, measured):
     found, expected = both(conv.double(), images.double())
     conv.float()
     assert largest(found - expected) < EXACT
-
-
-def test_the_definition_is_one_line():
-    conv = nn.Conv2d(3, 64, 3, padding=1).double()
-    attention = Typed(3, 64, relations=9).double()
-    with torch.no_grad():
-        attention.weight.copy_(conv.weight.flatten(2).permute(2, 1, 0))
-        attention.bias.copy_(conv.bias)
-    op = MessagePassing(graphs.neighborhood(6, 7, 1), "sum", None, attention)
-    images = torch.randn(2, 3, 6, 7, dtype=torch.float64)
-    found = op(images.flatten(2).mT).mT.unflatten(-1, (6, 7))
-    assert largest(found - conv(images)) < EXACT
-
-
-def test_along_a_sequence_it_is_a_window():
-    conv = nn.Conv1d(3, 5, 5, padding=2).double()
-    attention = Typed(3, 5, relations=5).double()
-    attention.weight.data, attention.bias.data = conv.weight.data.permute(2, 1, 0), conv.bias.data
-    n, r = 9, 2
-    classes = (torch.arange(n) - torch.arange(n)[:, None]).clamp(-r, r) + r
-    op = MessagePassing(graphs.window(r).with_relation(classes), "sum", None, attention)
-    x = torch.randn(2, 3, n, dtype=torch.float64)
-    assert largest(op(x.mT).mT - conv(x)) < EXACT
 
 
 def test_gradients_equal_torch():
@@ -100,16 +74,6 @@ def test_patches_are_pooled_and_a_convolution_whose_stride_is_its_kernel():
     assert largest(pool(hearing, source=patchify(images)) - expected) < EXACT
 
 
-def test_save_and_load(tmp_path):
-    ours = from_conv(nn.Conv2d(3, 5, 3, stride=2, padding=1))
-    ours.save_pretrained(tmp_path)
-    images = torch.randn(1, 3, 6, 7)
-    assert torch.equal(Convolution.from_pretrained(tmp_path)(images), ours(images))
-
-
-# ------------------------------------------------------------------------------------------------ refusals
-
-
 @pytest.mark.parametrize(
     ("conv", "why"),
     [
@@ -131,32 +95,6 @@ def test_other_modules_are_refused():
 def test_an_image_too_small_for_the_kernel_is_refused():
     with pytest.raises(ValueError, match=r"a kernel of 5 x 5 .* does not fit into 4 x 9 pixels"):
         Convolution(3, 4, 5)(torch.randn(1, 3, 4, 9))
-
-
-# ------------------------------------------------------------------------------------------------ the graphs
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation"),
-    [((3, 2), (2, 1), (1, 0), (1, 1)), ((2, 3), (1, 3), (0, 2), (3, 2)), ((1, 1), (2, 2), (0, 0), (1, 1))],
-)
-def test_convolution_connects_a_pixel_to_the_pixels_under_the_kernel(kernel, stride, padding, dilation):
-    height, width = 6, 7
-    rows, columns = (
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip((height, width), kernel, stride, padding, dilation, strict=True)
-    )
-    expected = {}
-    for i in range(rows * columns):
-        for a in range(kernel[0]):
-            for b in range(kernel[1]):
-                y = i // columns * stride[0] - padding[0] + a * dilation[0]
-                x = i % columns * stride[1] - padding[1] + b * dilation[1]
-                if 0 <= y < height and 0 <= x < width:
-                    expected[i, y * width + x] = a * kernel[1] + b
-    graph = graphs.convolution(height, width, kernel, stride, padding, dilation).bind(rows * columns, height * width)
-    src, dst = graph.edge_index.tolist()
-    assert dict(zip(zip(dst, src, strict=True), graph.edge_type.tolist(), strict=True)) == expected
 
 
 def test_neighborhoods_are_convolutions():
@@ -187,10 +125,7 @@ def test_they_can_be_written_as_text():
         (lambda: graphs.convolution(5, 5, 3, stride=0), "stride must be at least 1; got 0"),
         (lambda: graphs.convolution(5, 5, 3, padding=-1), "padding must be at least 0; got -1"),
         (lambda: graphs.convolution(2, 5, 3), "a kernel of 3 x 3 with dilation .* does not fit into 2 x 5 pixels"),
-        (
-            lambda: graphs.convolution(5, 5, 3).bind(25),
-            "gives 3 x 3, so it binds to 9 x 25 nodes",
-        ),
+        (lambda: graphs.convolution(5, 5, 3).bind(25), "gives 3 x 3, so it binds to 9 x 25 nodes"),
         (lambda: graphs.pooling(4, 4, 2).bind(16), "pooling of 4 x 4 pixels gives 2 x 2, so it binds to 4 x 16 nodes"),
         (lambda: graphs.pooling(4, 4, 1.5), "size must be an integer; got 1.5"),
     ],

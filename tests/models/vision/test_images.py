@@ -4,17 +4,7 @@ import pytest
 import torch
 
 from mpnn import graphs
-from mpnn.models.layers.images import (
-    GridPositions,
-    as_image,
-    interpolate_positions,
-    patchify,
-    sinusoidal_2d,
-    with_class_token,
-)
-from mpnn.models.layers.positions import sinusoid
-
-# ------------------------------------------------------------------------------------------------ patches
+from mpnn.models.layers.images import GridPositions, as_image, patchify, sinusoidal_2d, with_class_token
 
 
 def test_patches_in_reading_order_and_pixels_within_them():
@@ -31,37 +21,10 @@ def test_pixels_are_patches_of_one():
     assert torch.equal(as_image(patchify(images), 4, 5), images)
 
 
-# ------------------------------------------------------------------------------------------------ positions
-
-
-def test_waves_across_and_then_down():
-    waves = sinusoidal_2d(3, 5, 8)
-    place = 2 * 5 + 4
-    expected = torch.cat([sinusoid(torch.tensor(at), 4, halves=True) for at in (4, 2)])
-    assert torch.equal(waves[place], expected)
-
-
 def test_sinusoids_equal_hugging_face():
     modeling = pytest.importorskip("transformers.models.vit_mae.modeling_vit_mae")
     theirs = modeling.build_2d_sinusoidal_position_embedding(4, 6, 16)  # down and then across
     assert torch.allclose(sinusoidal_2d(4, 6, 16), theirs.roll(8, 1), atol=1e-6)
-
-
-def test_sinusoids_rotate_by_the_same_angle_for_the_same_step():
-    """One step down is one linear map, whatever the place it starts from."""
-    waves = sinusoidal_2d(6, 6, 16).double().view(36, 2, 2, 4)  # place, direction, sine or cosine, frequency
-    down = waves[:, 1]
-    turn = 1.0 / 10000 ** (torch.arange(4).double() / 4)
-    stepped = torch.stack(
-        [down[:, 0] * turn.cos() + down[:, 1] * turn.sin(), down[:, 1] * turn.cos() - down[:, 0] * turn.sin()], 1
-    )
-    assert torch.allclose(stepped[:30], down[6:], atol=1e-6)
-
-
-def test_learned_positions_of_extra_nodes_come_first():
-    positions = GridPositions((2, 3), 4, extra=1)
-    assert positions((2, 3)).shape == (7, 4)
-    assert positions.weight.requires_grad
 
 
 def test_fixed_positions_are_not_trained():
@@ -78,20 +41,9 @@ def test_positions_are_stretched_on_request_only():
     assert torch.equal(positions((2, 3), stretch=True)[0], positions.weight[0])
 
 
-def test_stretching_keeps_a_slope():
-    """What grows evenly from left to right does so on the finer grid too, away from the edges."""
-    slope = torch.arange(8.0).repeat(4)[:, None]
-    fine = interpolate_positions(slope, (4, 8), (4, 16)).view(4, 16)
-    line = (torch.arange(16) + 0.5) / 2 - 0.5
-    assert torch.allclose(fine[:, 4:12], line[4:12].expand(4, 8), atol=0.05)  # bicubic bends a line by 3/64 at most
-
-
 def test_waves_need_a_width_of_four():
     with pytest.raises(ValueError, match="a multiple of 4; got 6"):
         sinusoidal_2d(2, 2, 6)
-
-
-# ------------------------------------------------------------------------------------------------ the class token
 
 
 def test_a_class_token_is_connected_with_all_both_ways():

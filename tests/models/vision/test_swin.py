@@ -1,4 +1,4 @@
-"""Swin as message passing against Hugging Face's own, on the same weights."""
+"""The parts of Swin: merged patches, shifted windows as cliques, and layers that are left out."""
 
 from dataclasses import replace
 
@@ -10,89 +10,12 @@ from torch import nn
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
 from mpnn.graph.relations import GridOffset
-from mpnn.models import ImageClassifier, Swin, SwinConfig, from_hf
+from mpnn.models import Swin, SwinConfig
 from mpnn.models.vision.swin import PatchMerging
 from mpnn.position import Table
 
-transformers = pytest.importorskip("transformers")
-
 EXACT = error_bound(4, 64, torch.float64)
-BOUND = error_bound(4, 64)
-PEER = "Hugging Face Swin"
-SIZES = {  # the grids of patches that two stages have, and their windows
-    "8 x 8 and 4 x 4 patches, windows of 4": {"image_size": 32, "window_size": 4},
-    "7 x 7 and 4 x 4 patches, windows of 4: filled up": {"image_size": 28, "window_size": 4},
-    "6 x 6 and 3 x 3 patches, windows of 3": {"image_size": 24, "window_size": 3},
-    "5 x 7 and 3 x 4 patches, windows of 2: filled up": {"image_size": [20, 28], "window_size": 2},
-    "5 x 5 patches, the last cut short": {"image_size": 18, "window_size": 2},
-    "own positions": {"image_size": 16, "window_size": 2, "use_absolute_embeddings": True},
-}
 TINY = SwinConfig(image=16, patch=4, dim=8, depths=(2, 1), heads=(2, 2), window=2)
-
-
-def hugging_face(kind="SwinModel", attention="sdpa", dtype=torch.float64, **changes):
-    """Eager attention gives weights but takes its softmax in float32; "sdpa" is as precise as its numbers."""
-    settings = {
-        "embed_dim": 16,
-        "depths": [2, 2],
-        "num_heads": [2, 4],
-        "image_size": 16,
-        "patch_size": 4,
-        "window_size": 2,
-        "encoder_stride": 8,
-        "num_labels": 5,
-        "initializer_range": 0.2,  # large enough for attention to choose
-        "attn_implementation": attention,
-    }
-    model = getattr(transformers, kind)(transformers.SwinConfig(**(settings | changes))).to(dtype).eval()
-    for name, weight in model.named_parameters():  # transformers leaves these at zero, or at one
-        if "relative_position" in name or "norm" in name or "mask_token" in name or "position_embeddings" in name:
-            nn.init.normal_(weight)
-    return model
-
-
-def images(size=16, dtype=torch.float64):
-    return torch.randn(2, 3, *([size, size] if isinstance(size, int) else size), dtype=dtype)
-
-
-# ------------------------------------------------------------------------------------------------ the same numbers
-
-
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_equals_hugging_face(sizes, measured):
-    theirs, x = hugging_face(**sizes), images(sizes["image_size"])
-    expected, found = theirs(x), from_hf(theirs)(x)
-    assert largest(expected.last_hidden_state - found.last_hidden_state) < EXACT
-    assert largest(expected.pooler_output - found.pooler_output) < EXACT
-    theirs, x = theirs.float(), x.float()
-    expected, found = theirs(x), from_hf(theirs)(x)
-    measured("Swin", PEER, largest(expected.last_hidden_state - found.last_hidden_state), BOUND)
-
-
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_states_and_weights_equal_hugging_face(sizes):
-    theirs, x = hugging_face(attention="eager", dtype=torch.float32, **sizes), images(sizes["image_size"]).float()
-    options = {"output_hidden_states": True, "output_attentions": True}
-    expected, found = theirs(x, **options), from_hf(theirs)(x, **options)
-    for name in ("hidden_states", "reshaped_hidden_states"):
-        for a, b in zip(expected[name], found[name], strict=True):
-            assert a.shape == b.shape
-            assert largest(a - b) < BOUND
-    for a, b in zip(expected.attentions, found.attentions, strict=True):
-        assert a.shape == b.shape
-        patch = b.sum(-1) > 0.5  # rows of padding, which here are zero
-        assert patch.any()
-        assert largest((a - b)[patch]) < BOUND
-
-
-def test_images_of_other_sizes():
-    theirs = hugging_face(window_size=2, use_absolute_embeddings=True)
-    x = images((24, 20))
-    options = {"interpolate_pos_encoding": True}
-    assert largest(theirs(x, **options).last_hidden_state - from_hf(theirs)(x, **options).last_hidden_state) < EXACT
-
-
-# ------------------------------------------------------------------------------------------------ its parts
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 3), (1, 1)])
@@ -137,27 +60,6 @@ def test_drop_path_leaves_out_whole_images_in_training():
     same = (layer(x, (2, 2))[0] == x).flatten(1).all(1).float().mean()
     assert 0.05 < same < 0.5  # both of its branches left out: one image in four, give or take three deviations
     assert largest(layer.eval()(x, (2, 2))[0] - x) > 0
-
-
-# ------------------------------------------------------------------------------------------------ by itself
-
-
-def test_a_classifier_learns_and_is_saved(tmp_path):
-    model = ImageClassifier(Swin(TINY), classes=2)
-    x, targets = torch.randn(8, 3, 16, 16), torch.tensor([0, 1] * 4)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    first = model.loss(x, targets).item()
-    for _ in range(15):
-        optimizer.zero_grad()
-        loss = model.loss(x, targets)
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < first / 2
-    model.eval().save_pretrained(tmp_path)
-    assert torch.equal(ImageClassifier.from_pretrained(tmp_path)(x), model(x))
-
-
-# ------------------------------------------------------------------------------------------------ compiled
 
 
 def test_it_compiles_whole():
