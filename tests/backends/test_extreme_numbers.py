@@ -77,10 +77,6 @@ def _additive_v2(graph: Graph) -> Callable[[Tensor], Round]:
     return lambda x: Round(graph, x, AdditiveV2Score(dst, src, vector, torch.tanh))
 
 
-def _weighted(graph: Graph) -> Callable[[Tensor], Round]:
-    return lambda x: Round(graph, x, bias=(torch.ones(graph.num_edges, 1),), normalize="none")
-
-
 # by their names in docs/backends.md
 REQUESTS: dict[str, Callable[[Graph], Callable[[Tensor], Round]]] = {
     "dot product": lambda g: _dot(g, "softmax"),
