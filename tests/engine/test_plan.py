@@ -101,12 +101,6 @@ def test_sources_without_edges_cost_nothing_forward() -> None:
         assert choose(Round(graph, key, Dot(key[:1000], key, 1.0), return_weights=True)) is csr
 
 
-def test_a_mask_too_large_is_refused() -> None:
-    found = plan(request(graphs.window(1), 20_000, heads=1, width=1))
-    (dense,) = [c for c in found.candidates if c.name == "dense"]
-    assert dense.reason == "a mask of 20,000 x 20,000 pairs is too large"
-
-
 def test_gradients_and_more_of_everything_take_longer() -> None:
     small = request(graphs.window(8), 200)
     able = [backend for backend in BACKENDS if why_not(backend, small) is None]

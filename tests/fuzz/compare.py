@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import project
 from .cases import Case, leaves
-from .oracle import solve
+from .oracle import DTYPES, solve
 from .topologies import Edges, edges_of
 
 
@@ -133,6 +133,8 @@ def _compare(case: Case, backend: str, found: dict[str, Tensor], answer: Any) ->
         expected, bar = answer.numbers[name], answer.bars[name]
         if x.shape != expected.shape:
             raise Failure(case, backend, f"{name} has shape {list(x.shape)}, expected {list(expected.shape)}")
+        if x.dtype != DTYPES[case["dtype"]]:
+            raise Failure(case, backend, f"{name} is of {x.dtype}, expected {case['dtype']}")
         if x.numel() == 0:
             continue
         off = (x.double() - expected).abs()
