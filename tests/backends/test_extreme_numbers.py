@@ -57,6 +57,21 @@ def test_additive_scores_and_biases_to_1e38(backend: ModuleType) -> None:
         torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("low", ["finfo.min", -1e31], ids=str)
+@pytest.mark.parametrize("backend", ["edge_list", "tiles", "csr"])
+def test_a_row_of_biases_that_are_low_but_finite_keeps_its_messages(
+    dtype: torch.dtype, low: object, backend: str
+) -> None:
+    """Very low biases are how others write masks."""
+    graph = graphs.causal().bind(40)
+    bias = torch.zeros(graph.num_edges, 1, dtype=dtype)
+    bias[graph.edge_index[1] == 37] = torch.finfo(dtype).min if low == "finfo.min" else low
+    features, value = torch.zeros(40, 1, 8, dtype=dtype), torch.randn(40, 1, 8, dtype=dtype)
+    out = ops.attend(graph, features, features, value, bias=bias, backend=backend)
+    torch.testing.assert_close(out[37], value[:38].mean(0))
+
+
 # ------------------------------------------------------------------------------------------------ NaN and infinities
 
 

@@ -89,12 +89,6 @@ def test_the_state_of_a_group_is_shared_and_nothing_grows_with_the_square() -> N
     torch.library.opcheck(linear_attention, (query, key, value, 0.5, blocks))
 
 
-def test_an_empty_batch_is_no_trouble() -> None:
-    graph = graphs.causal().bind(5)
-    given = request(graph, (0,))
-    assert [x.shape for x in run(low_rank, given)] == [x.shape for x in run(edge_list, given)]
-
-
 def test_blocks_of_a_graph() -> None:
     assert low_rank._blocks(graphs.complete().bind(3, 5)) == [Block(0, 3, 0, 5, ALL)]
     assert low_rank._blocks(graphs.causal().bind(5)) == [Block(0, 5, 0, 5, PAST)]
@@ -126,28 +120,12 @@ def test_refuses_with_a_sentence(change: dict[str, object], reason: str) -> None
     assert reason in why_not(low_rank, replace(request(GRAPHS["complete"]), **change))
 
 
-def test_softcap_and_vectors_on_edges_are_refused() -> None:
-    given = request(graphs.complete().bind(3))
-    assert "without a normalizer or softcap" in why_not(
-        low_rank, replace(given, score=replace(given.score, softcap=2.0))
-    )
-    assert "does not support edge_key per edge" in why_not(
-        low_rank, replace(given, score=replace(given.score, edge_key=leaf(9, 4, 5)))
-    )
-
-
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal()], ids=str)
 def test_the_plan_takes_it_where_sequences_are_long(topology: object, capsys: pytest.CaptureFixture[str]) -> None:
     op = MessagePassing(topology, "sum", None, Kernel(64, 4, features=64))
     assert explain(op, torch.randn(2048, 64)).backend == "low_rank"
     assert explain(op, torch.randn(8, 64)).backend != "low_rank"
     assert "low_rank" in capsys.readouterr().out
-
-
-def test_compiles_whole() -> None:
-    given, blocks = [leaf(1, 130, 2, 1, 4, dtype=torch.float32) for _ in range(3)], [0, 130, 0, 130, 1]
-    compiled = torch.compile(lambda *t: linear_attention(*t, 0.5, blocks) * 2, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*given), linear_attention(*given, 0.5, blocks) * 2)
 
 
 MEASURE = """
