@@ -267,24 +267,6 @@ def test_rows_are_those_of_the_graph_and_stand_where_they_stood():
     assert [at.tolist() for at in alone.node_positions()] == [[3, 4], [1, 2, 3, 4]]
 
 
-def test_rows_and_compact_of_explicit_edges():
-    graph = from_edges(torch.tensor([[5, 0, 2, 2], [1, 2, 1, 0]]), 6, edge_attr=torch.arange(4))
-    rows = graph.rows(1, 3)
-    assert rows.edge_index.tolist() == [[5, 0, 2], [0, 1, 0]]
-    assert rows.edge_attr.tolist() == [0, 1, 2]
-    sources, alone = rows.compact()
-    assert sources.tolist() == [0, 2, 5]
-    assert alone.edge_index.tolist() == [[2, 0, 1], [0, 1, 0]]
-    assert [at.tolist() for at in alone.node_positions()] == [[1, 2], [0, 2, 5]]
-
-
-def test_runs_that_touch_once_their_gap_is_gone_are_one():
-    sources, alone = strided(3).bind(9).rows(8, 9).compact()
-    assert sources.tolist() == [2, 5, 6, 7, 8]
-    assert alone.runs.start.tolist() == [0]
-    assert alone.runs.stop.tolist() == [5]
-
-
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
 def test_nodes_may_stand_elsewhere_than_at_their_numbers(position):
     """The same nodes in another order, each placed where it stood: the same numbers."""

@@ -7,6 +7,7 @@ import mpnn
 from mpnn import MessagePassing, engine, explain, graphs
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
+from mpnn.edge_tables import BiasTable
 from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph.topology import Topology
@@ -138,3 +139,21 @@ def test_torch_keeps_logits_for_the_gradient_of_a_bias(nodes: int) -> None:
     assert chosen.backend == "tiles"
     assert learned.seconds > 1.5 * fixed.seconds
     assert learned.bytes > 2 * fixed.bytes
+
+
+def test_features_that_need_gradients_are_planned_for_apart() -> None:
+    graph = graphs.from_edges([[0, 1, 2, 2, 0], [1, 1, 0, 1, 3]], 4)
+    query, key, value = (torch.randn(4, 2, 3) for _ in range(3))
+
+    def signature(*learned: torch.Tensor, table: torch.Tensor) -> object:
+        for x in (query, key, value):
+            x.requires_grad_(any(x is one for one in learned))
+        return Round(graph, value, Dot(query, key, 1.0), bias=(BiasTable(table),)).signature
+
+    plain, learned = torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)
+    without = signature(table=plain)
+    assert without == signature(table=plain)
+    others = [signature(one, table=plain) for one in (query, key, value)] + [signature(table=learned)]
+    assert without not in others
+    with torch.no_grad():
+        assert signature(value, table=plain) not in [without, *others]

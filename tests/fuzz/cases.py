@@ -262,7 +262,7 @@ def _structured(r: random.Random) -> dict[str, Any]:
     elif p < 0.3 and not image:
         rule = r.choice([["causal"], ["complete"], ["prefix", n // 2], ["documents", _lengths(r, n)]])
     else:
-        rule = _rule(r, n, n, image, depth=r.choice([0, 0, 1, 1, 2, 3]))
+        rule = draw_rule(r, n, n, image, depth=r.choice([0, 0, 1, 1, 2, 3]))
     graph: dict[str, Any] = {"rule": rule, "num_dst": n, "num_src": m}
     if r.random() < 0.15:
         graph["related"] = r.choice([["offset", r.randint(0, 4)], ["custom", r.randint(1, 4)]])
@@ -270,12 +270,13 @@ def _structured(r: random.Random) -> dict[str, Any]:
     return graph
 
 
-def _rule(r: random.Random, n: int, m: int, image: tuple[int, int, int] | None, depth: int) -> Any:
+def draw_rule(r: random.Random, n: int, m: int, image: tuple[int, int, int] | None, depth: int) -> Any:
+    """A rule for n destinations and m sources: topologies joined `depth` times at the most."""
     if depth and r.random() < 0.75:
         symbol = r.choice(["|", "|", "&", "&", "-", "~"])
         if symbol == "~":
-            return ["~", _rule(r, n, m, image, depth - 1)]
-        return [symbol, _rule(r, n, m, image, depth - 1), _rule(r, n, m, image, depth - 1)]
+            return ["~", draw_rule(r, n, m, image, depth - 1)]
+        return [symbol, draw_rule(r, n, m, image, depth - 1), draw_rule(r, n, m, image, depth - 1)]
     if image and r.random() < 0.7:
         height, width, size = image
         return r.choice(
@@ -351,7 +352,7 @@ def _changes(r: random.Random, graph: dict[str, Any]) -> list[Any]:
                 ["subgraph", sorted(r.sample(range(n), r.randint(0, n)))],
                 ["reordered", r.choice(["rcm", "degree"])],
             ]
-            options += [["and", _rule(r, n, m, None, 1)], ["minus", _rule(r, n, m, None, 1)]]
+            options += [["and", draw_rule(r, n, m, None, 1)], ["minus", draw_rule(r, n, m, None, 1)]]
             if not typed:
                 options += [["self_loops"], ["undirected"]]
         changes.append(r.choice(options))

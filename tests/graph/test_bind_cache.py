@@ -11,7 +11,6 @@ import pickle
 import sys
 import tracemalloc
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from mpnn.attention import DotProduct
 from mpnn.graph import Graph, capacity
 from mpnn.graph.bind_cache import BindCache, bytes_of
 from mpnn.graph.relations import Offset, Table
-from mpnn.graph.runs import Runs
 
 # ---------------------------------------------------------------------------------------- the cache
 
@@ -246,32 +244,6 @@ def test_the_system_states_how_much_memory_there_is() -> None:
     assert 1 << 20 < capacity.available_bytes() <= 1 << 62
 
 
-COMBS: dict[Topology, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    **{
-        graphs.strided(s): lambda i, j, s=s: (j <= i) & ((i - j < s) | ((i - j) % s == 0)) for s in (1, 2, 3, 7, 17, 50)
-    },
-    **{
-        graphs.window(r, d): lambda i, j, r=r, d=d: (abs(i - j) <= r * d) & ((i - j) % d == 0)
-        for r, d in ((0, 2), (1, 2), (3, 5), (9, 3), (99, 4))
-    },
-    **{
-        graphs.fixed(b, s): lambda i, j, b=b, s=s: (j <= i) & ((i // b == j // b) | (j % b >= b - s))
-        for b, s in ((1, 0), (3, 1), (3, 2), (5, 5), (8, 0), (8, 3), (50, 1))
-    },
-}
-
-
-@pytest.mark.parametrize("few", [0, 4096], ids=["strips", "rows"])
-@pytest.mark.parametrize("topology", COMBS, ids=str)
-def test_combs_are_written_as_the_rule_says(topology: Topology, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpnn.graph.topology._FEW_ROWS", few)
-    for num_dst, num_src in ((0, 0), (1, 1), (40, 40), (40, 13), (13, 40)):
-        runs = topology._graph(num_dst, num_src).runs
-        assert np.array_equal(runs.dense(), COMBS[topology](*np.ogrid[:num_dst, :num_src]))
-        again = Runs.of(num_dst, num_src, [(runs.row, runs.start, runs.stop)])
-        assert again.same_as(runs), "sorted, disjoint, not touching"
-
-
 def test_strided_takes_no_memory_but_for_its_runs() -> None:
     tracemalloc.start()
     runs = graphs.strided(2)._graph(2000, 2000).runs
@@ -327,15 +299,6 @@ def test_unions_read_the_same_from_both_ends(join) -> None:
     assert join(a, join(b, c)) == join(join(a, b), c)
     topology = joined(join, reverse=True)
     assert graphs.parse(str(topology)) == topology
-
-
-def test_differences_keep_their_parentheses() -> None:
-    a, b, c = graphs.complete(), graphs.causal(), graphs.identity()
-    assert (a - b) - c != a - (b - c)
-    assert str((a - b) - c) == "complete() - causal() - identity()"
-    assert str(a - (b - c)) == "complete() - (causal() - identity())"
-    assert (a - (b - c)).bind(4).num_edges == 10
-    assert (a - b - c).bind(4).num_edges == 6
 
 
 def nested(depth: int) -> Topology:

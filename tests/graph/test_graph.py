@@ -12,7 +12,7 @@ import torch
 from drawings import drawn
 from torch import Tensor
 
-from mpnn import Graph, Topology, graphs, ops
+from mpnn import Graph, graphs, ops
 from mpnn.graph.bind_cache import bytes_of
 from mpnn.graph.relations import Offset
 
@@ -113,15 +113,6 @@ def test_what_a_graph_returns_may_be_written_to(structured: bool) -> None:
     again = graph._copy()
     again.edge_index.add_(10_000_000)  # before anything is derived
     assert torch.equal(ops.aggregate(again, x, "sum"), expected)
-
-
-def test_forms_built_in_inference_can_be_trained_with() -> None:
-    graph = graphs.window(1).bind(4)
-    with torch.inference_mode():
-        index, row = graph.edge_index, graph.csr.row
-    x = torch.randn(4, 2, requires_grad=True)
-    (x[index[0]] * x[row]).sum().backward()
-    assert x.grad is not None
 
 
 # ------------------------------------------------------------------------------------------------ derived graphs
@@ -343,29 +334,6 @@ def test_intersected_cliques_are_cliques() -> None:
 def test_cliques_of_a_graph_that_has_none() -> None:
     with pytest.raises(ValueError, match=r"Graph\(causal\(\): 3 nodes, 6 edges\) is not a graph of disjoint cliques"):
         _ = graphs.causal().bind(3).cliques
-
-
-def test_documents_do_not_leak() -> None:
-    lengths = [5, 1, 11]
-    packed = (graphs.causal() & graphs.documents(lengths)).bind(17)
-    document = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
-    everywhere = packed.power(16).dense() | packed.dense()
-    assert not everywhere[document[:, None] != document].any()
-    alone = graphs.batch([graphs.causal().bind(n) for n in lengths])
-    assert packed.runs.same_as(alone.runs)
-
-
-@pytest.mark.parametrize("backend", ["edge_list", "dense"])
-@pytest.mark.parametrize("within", [graphs.complete(), graphs.causal(), graphs.window(3)], ids=str)
-def test_changing_one_document_leaves_the_others_bit_identical(within: Topology, backend: str) -> None:
-    graph = (within & graphs.documents([9, 14, 8])).bind(31)
-    query, key, value = torch.randn(3, 31, 2, 4)
-    before = ops.attend(graph, query, key, value, backend=backend)
-    for x in (query, key, value):
-        x[:9] = torch.randn(9, 2, 4) * 1e3
-    after = ops.attend(graph, query, key, value, backend=backend)
-    assert not torch.equal(before[:9], after[:9])
-    assert torch.equal(before[9:], after[9:])
 
 
 # ------------------------------------------------------------------------------------------------ devices

@@ -8,27 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mpnn import Topology, graphs
+from mpnn import graphs
 from mpnn.graph import reachability
 from mpnn.graph.runs import Runs
 
 squares = st.integers(0, 9).flatmap(lambda n: arrays(bool, (n, n)))
-
-TOPOLOGIES = [
-    graphs.complete(),
-    graphs.causal(),
-    graphs.identity(),
-    ~graphs.complete(),
-    graphs.window(2),
-    graphs.window(1, dilation=3),
-    graphs.causal() & graphs.window(3),
-    graphs.causal() - graphs.identity(),
-    graphs.longformer(4, globals=1),
-    graphs.bigbird(block=2, random=1),
-    graphs.random(2),
-    graphs.random(1) | graphs.identity(),
-    graphs.strided(4),
-]
 
 
 def walks(matrix: np.ndarray, k: int) -> np.ndarray:
@@ -49,13 +33,6 @@ def test_power_counts_walks(matrix: np.ndarray) -> None:
     check_power(Runs.from_edges(*matrix.shape, *np.nonzero(matrix)), matrix)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-@pytest.mark.parametrize("n", [0, 1, 2, 7, 31])
-def test_power_of_structured_graphs(topology: Topology, n: int) -> None:
-    graph = topology.bind(n)
-    check_power(graph.runs, graph.dense().numpy())
-
-
 def test_power_costs_runs_not_edges() -> None:
     n = 30_000  # 6 * 10^7 edges and 9 * 10^8 pairs, but 3 * 10^4 runs
     graph = graphs.window(1000).bind(n).power(5)
@@ -73,14 +50,6 @@ def test_reach_counts_the_sources_that_arrive(matrix: np.ndarray) -> None:
         assert reachability.fraction(runs, layers) == pytest.approx(expected, abs=1e-12)
     complete_after = [layers for layers in range(n + 1) if walks(keeping, layers).all()]
     assert reachability.diameter(runs) == (complete_after[0] if complete_after else None)
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_reach_of_structured_graphs(topology: Topology) -> None:
-    graph = topology.bind(31)
-    keeping = graph.dense().numpy() | np.eye(31, dtype=bool)
-    for layers in (0, 1, 2, 5):
-        assert graph.reach(layers) == pytest.approx(walks(keeping, layers).mean(), abs=1e-12)
 
 
 def test_stacked_windows_overlap_into_a_wide_view() -> None:

@@ -111,15 +111,6 @@ WITH_BREAKS = [
 
 
 @pytest.mark.usefixtures("strips_of_few_rows")
-@pytest.mark.parametrize("topology", WITH_BREAKS, ids=str)
-@pytest.mark.parametrize("size", [(10, 10), (97, 97), (97, 41), (50, 33), (64, 16)], ids=str)
-def test_breaks_give_the_rows_that_the_rule_gives(topology: Topology, size: tuple[int, int]) -> None:
-    by_row = replace(topology, breaks=None)
-    assert isinstance(topology.bind(*size).structure, Strips)
-    assert topology.bind(*size).runs.same_as(by_row.bind(*size).runs)
-
-
-@pytest.mark.usefixtures("strips_of_few_rows")
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.window(3), graphs.strided(16), graphs.documents([])])
 def test_no_row_is_no_strip(topology: Topology) -> None:
     edges = topology.bind(0).structure

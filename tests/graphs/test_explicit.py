@@ -104,21 +104,6 @@ def test_sizes_are_counted_from_the_edges_unless_given() -> None:
     assert size(num_src=7, num_dst=8) == (8, 7)
 
 
-@pytest.mark.parametrize(("num_dst", "num_src"), [(0, 0), (0, 4), (4, 0), (1, 1), (1, 3)])
-def test_sides_without_nodes(num_dst: int, num_src: int) -> None:
-    for graph in (
-        graphs.complete().bind(num_dst, num_src),
-        graphs.from_edges([[], []], num_dst=num_dst, num_src=num_src),
-        (graphs.window(1) | graphs.global_nodes(1)).bind(max(num_dst, num_src), num_src).rows(0, num_dst),
-    ):
-        assert graph.dense().shape == (num_dst, num_src)
-        assert graph.num_edges == graph.dense().sum()
-        assert len(graph.degree()) == num_dst
-        assert (len(graph.csr.ptr), len(graph.csc.ptr)) == (num_dst + 1, num_src + 1)
-        assert torch.equal(graph.reverse().dense(), graph.dense().T)
-        assert torch.equal((~graph).dense(), ~graph.dense())
-
-
 # ------------------------------------------------------------------------------------------------ batches
 
 
