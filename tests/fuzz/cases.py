@@ -18,7 +18,7 @@ from .topologies import Edges, count_types, edges_of
 
 Case = dict[str, Any]
 
-LAYOUTS = ("turned", "offset", "every second", "expanded", "read-only")
+LAYOUTS = ("turned", "offset", "every second", "expanded", "read-only", "negative")
 
 
 def draw_group(seed: int, count: int = 8) -> list[Case]:
@@ -50,7 +50,7 @@ def _request(r: random.Random, seed: int, graph: dict[str, Any], edges: Edges) -
         "return_weights": False,
         "grad": [],
         "layout": {},
-        "upstream": r.choice(["random", "random", "ones"]),
+        "upstream": r.choice(["random", "random", "random", "ones", "ones", "negative"]),
         "threads": 2 if r.random() < 0.02 else 1,
         "repeat": r.random() < 0.05,
         "auto": r.random() < 0.3,
@@ -136,6 +136,8 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
         room = x.new_full((1 << 20,), torch.nan)
         room[64 : 64 + x.numel()] = x.flatten()
         return room[64 : 64 + x.numel()].view(x.shape)
+    if layout == "negative":  # a view whose negative bit is set
+        return torch._neg_view(-x)
     if layout == "read-only" and x.dtype != torch.bfloat16:
         numbers = x.numpy().copy()
         numbers.flags.writeable = False

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import project
-from .cases import Case, leaves
+from .cases import Case, laid_out, leaves
 from .oracle import DTYPES, solve
 from .topologies import Edges, edges_of
 
@@ -105,7 +105,8 @@ def _upstream(case: Case, out: Tensor) -> Tensor:
     if case["upstream"] == "ones":
         return out.new_ones(()).expand(out.shape)
     generator = np.random.default_rng([case["seed"] % 2**63, 2])
-    return torch.from_numpy(generator.standard_normal(out.shape)).to(out.dtype)
+    numbers = torch.from_numpy(generator.standard_normal(out.shape)).to(out.dtype)
+    return laid_out(numbers, "negative") if case["upstream"] == "negative" else numbers
 
 
 def _numbers(

@@ -9,18 +9,13 @@ from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
-from mpnn.update import GRU, MLP, Activate, Add, Concat, FeedForward, PostNorm, PreNorm, Replace, Update, as_update
+from mpnn.update import GRU, MLP, Activate, Add, Concat, FeedForward, PostNorm, PreNorm, Update, as_update
 
 DIM = 4
 
 
 def pair() -> tuple[Tensor, Tensor]:
     return torch.randn(2, 3, DIM), torch.randn(2, 3, DIM)
-
-
-def test_replace_is_the_message() -> None:
-    x, message = pair()
-    assert Replace()(x, message) is message
 
 
 def test_activate() -> None:
@@ -140,8 +135,3 @@ def test_a_function_or_module_of_ones_own() -> None:
     op = MessagePassing(graphs.identity(), "sum", bilinear)
     assert set(op.parameters()) == set(bilinear.parameters())
     torch.testing.assert_close(op(x), bilinear(x, x))
-
-
-def test_what_is_no_update_is_refused() -> None:
-    with pytest.raises(TypeError, match="an update is None, a function of \\(x, message\\) or an Update; got 'add'"):
-        MessagePassing(graphs.identity(), "sum", "add")
