@@ -11,10 +11,7 @@ import pytest
 import torch
 from capabilities import (
     GRAPHS,
-    HEADS,
     REQUESTS,
-    WIDTH,
-    leaf,
     request,
     run,
     simple,
@@ -24,7 +21,7 @@ from torch import Tensor
 
 from mpnn import engine, graphs, ops
 from mpnn.backends import BACKENDS, Backend, csr, dense, edge_list, scatter, tiles
-from mpnn.edge_tables import BiasTable, EmbeddingTable
+from mpnn.edge_tables import BiasTable
 from mpnn.engine import plan
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
@@ -74,27 +71,6 @@ def test_agrees_with_the_specification(asked: str, backend: Backend) -> None:
                 torch.testing.assert_close(a, b, **CLOSE, msg=lambda m, n=name, k=k: f"tensor {k} over {n}: {m}")
 
 
-@pytest.mark.parametrize("backend", ["auto", "edge_list", "dense", "csr"])
-def test_spare_rows_of_tables_change_nothing_and_get_zero_gradients(backend: str) -> None:
-    rule, spare = Offset(1), 2
-    given = request(graphs.complete().bind(7))
-    shapes = ((HEADS, WIDTH), (HEADS, WIDTH + 2), (HEADS,))
-    long = [leaf(rule.count + spare, *shape) for shape in shapes]
-    short = [table.detach()[: rule.count].requires_grad_() for table in long]
-    found = []
-    for tables in (long, short):
-        key, value, bias = (EmbeddingTable(table, rule) for table in tables)
-        asked = replace(given, score=replace(given.score, edge_key=key), edge_value=value, bias=(bias,))
-        out, _ = engine.run(asked, backend)
-        found.append((out, torch.autograd.grad(out.square().sum(), tables)))
-    (out, gradients), (expected, narrow) = found
-    torch.testing.assert_close(out, expected, rtol=0, atol=0)
-    for gradient, exact in zip(gradients, narrow, strict=True):
-        torch.testing.assert_close(gradient[: rule.count], exact, **CLOSE)
-        assert gradient.shape[0] == rule.count + spare
-        assert gradient[rule.count :].eq(0).all()
-
-
 @pytest.mark.parametrize("backend", [with_marks(b) for b in BACKENDS])
 def test_a_node_without_in_neighbors_gets_zeros_and_finite_gradients(backend: Backend) -> None:
     names = [n for n in ("repeated edges", "strictly causal: an empty row") if supported(backend, n)]
@@ -108,20 +84,6 @@ def test_a_node_without_in_neighbors_gets_zeros_and_finite_gradients(backend: Ba
             assert out[..., empty, :, :].eq(0).all()
             if leaves := [t for t in given.tensors if t.requires_grad]:
                 assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), leaves))
-
-
-@pytest.mark.parametrize("backend", ATTENDING, ids=lambda b: b.NAME)
-def test_a_row_whose_biases_are_all_minus_infinity_gets_zeros(backend: Backend) -> None:
-    for graph in (graphs.complete().bind(4), graphs.window(1).bind(4)):
-        bias = torch.zeros(graph.num_edges, 1, dtype=torch.float64)
-        bias[graph.edge_index[1] == 2] = -torch.inf
-        given = replace(request(graph), bias=(bias,))
-        for one in (given, replace(given, return_weights=True))[: 1 + supported(backend, "returned weights")]:
-            out, _ = run(backend, one)
-            assert out[2].eq(0).all()
-            assert out[[0, 1, 3]].ne(0).all()
-            gradients = torch.autograd.grad(out.sum(), [t for t in given.tensors if t.requires_grad])
-            assert all(g.isfinite().all() for g in gradients)
 
 
 SPREADING = (

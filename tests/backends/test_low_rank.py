@@ -15,7 +15,7 @@ from mpnn.attention import Kernel
 from mpnn.backends import edge_list, low_rank
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
-from mpnn.kernels.linear_attention import ALL, PAST, Block, linear_attention
+from mpnn.kernels.linear_attention import linear_attention
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -87,17 +87,6 @@ def test_the_state_of_a_group_is_shared_and_nothing_grows_with_the_square() -> N
     assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, 0.5, blocks), (query, key, value))
     assert torch.autograd.gradgradcheck(lambda *t: linear_attention(*t, 0.5, blocks), (query, key, value))
     torch.library.opcheck(linear_attention, (query, key, value, 0.5, blocks))
-
-
-def test_blocks_of_a_graph() -> None:
-    assert low_rank._blocks(graphs.complete().bind(3, 5)) == [Block(0, 3, 0, 5, ALL)]
-    assert low_rank._blocks(graphs.causal().bind(5)) == [Block(0, 5, 0, 5, PAST)]
-    assert low_rank._blocks(graphs.memory(2).bind(4, 6)) == [Block(0, 4, 0, 2, ALL), Block(0, 4, 2, 6, PAST)]
-    assert low_rank._blocks(graphs.prefix(3).bind(8)) == [Block(0, 8, 0, 3, ALL), Block(3, 8, 3, 8, PAST)]
-    assert low_rank._blocks((graphs.causal() - graphs.identity()).bind(4)) == [Block(1, 4, 0, 3, PAST)]
-    assert low_rank._blocks((graphs.causal() | graphs.prefix(3)).bind(6, 5)) == [
-        *(Block(0, 5, 0, 3, ALL), Block(3, 5, 3, 5, PAST), Block(5, 6, 0, 5, ALL))
-    ]
 
 
 @pytest.mark.parametrize(

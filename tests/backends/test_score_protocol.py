@@ -97,20 +97,6 @@ def test_gradients_of_the_features_of_edges() -> None:
         assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
 
 
-def test_positions_of_a_cut_graph() -> None:
-    """Tables by relation are looked up by position, also in a score of one's own."""
-    whole = graphs.window(2).bind(N)
-    score = Distance(features(N, HEADS, WIDTH), features(N, HEADS, WIDTH), features(HEADS))
-    score = replace(score, edge_key=EmbeddingTable(features(5, HEADS, WIDTH), Offset(2)))
-    value, some = features(N, HEADS, WIDTH), torch.tensor([1, 3, 4, 6])
-    mask = torch.zeros(N, dtype=torch.bool).index_fill(0, some, True)
-    part = whole.subgraph(mask)
-    cut = replace(score, query=score.query[some], key=score.key[some])
-    bias = (torch.where(mask[whole.edge_index[0]], 0.0, -torch.inf)[:, None].double(),)
-    expected = engine.run(Round(whole, value, score, bias))[0][some]
-    torch.testing.assert_close(engine.run(Round(part, value[some], cut))[0], expected)
-
-
 def test_only_edge_list_runs_it_and_the_plan_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     op = MessagePassing(graphs.window(2), "sum", None, DistanceAttention(8, 2))
     plan = mpnn.explain(op, torch.randn(N, 8))

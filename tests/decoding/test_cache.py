@@ -15,7 +15,7 @@ from mpnn.graph.relations import GridOffset
 from mpnn.graphs import bigbird, causal, complete, from_edges, identity, memory, permutation, random, strided, window
 from mpnn.message_passing import MessagePassing
 from mpnn.position import T5, ALiBi, Rotary, Shaw, Table
-from mpnn.update import FeedForward, PostNorm, PreNorm
+from mpnn.update import FeedForward, PreNorm
 
 N, DIM, HEADS = 23, 16, 4
 EXACT = 1e-10
@@ -84,23 +84,6 @@ def test_node_by_node_equals_the_full_pass(graph, position):
     expected = in_one_pass(layers, x)
     for pieces in PIECES.values():
         assert largest(decoded(layers, x, pieces) - expected) < EXACT
-
-
-UPDATES = {"pre": PreNorm(DIM, FeedForward(DIM)), "post": PostNorm(DIM, FeedForward(DIM)), "sum": lambda x, m: x + m}
-
-
-@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_grouped_heads_and_any_update(kv_heads, update):
-    layers = [layer(causal() & window(5), Rotary(DIM // HEADS), update, kv_heads=kv_heads)]
-    x = torch.randn(N, DIM, dtype=torch.float64)  # without a batch
-    assert largest(decoded(layers, x, [7] + [1] * 16) - in_one_pass(layers, x)) < EXACT
-
-
-def test_layers_over_different_graphs_share_one_cache():
-    layers = [layer(causal() & window(2)), layer(causal()), layer(strided(3))]
-    x = torch.randn(2, N, DIM, dtype=torch.float64)
-    assert largest(decoded(layers, x, [5] + [1] * 18) - in_one_pass(layers, x)) < EXACT
 
 
 @pytest.mark.parametrize("graph", [complete(), window(3)], ids=str)

@@ -6,7 +6,6 @@ Most programs are compiled with "aot_eager", which traces forward and backward a
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -145,43 +144,45 @@ def test_graphs_that_change_from_call_to_call_run_through_one_program(name: str)
     assert check_against_eager(model, (6, 13), lambda n: {"graph": explicit(n, edge_dim)}) == 1
 
 
-def test_an_operator_owns_its_graph() -> None:
-    assert check_against_eager(ON_GRAPHS["gatv2"](explicit(9)), (9,)) == 1
+def typed(n: int) -> Graph:
+    edges = explicit(n).edge_index
+    return graphs.from_edges(edges, n, edge_type=edges.sum(0) % 3)
 
 
-def test_a_relation_that_is_no_offset() -> None:
-    position = initialized(Table(2, GridOffset(width=4, rows=1, columns=1)))
-    assert check_against_eager(layer(graphs.neighborhood(4, 4, 1), position=position), (16,)) == 1
+# The model, the sizes, what a call takes beside features, and how many programs these need.
+OTHERS: dict[str, tuple[Callable[[], MessagePassing], tuple[int, ...], Callable[[int], Call], int]] = {
+    "a graph of its own": (lambda: ON_GRAPHS["gatv2"](explicit(9)), (9,), lambda n: {}, 1),
+    "a relation that is no offset": (
+        lambda: layer(graphs.neighborhood(4, 4, 1), position=initialized(Table(2, GridOffset(4, rows=1, columns=1)))),
+        (16,),
+        lambda n: {},
+        1,
+    ),
+    "a convolution": (
+        lambda: MessagePassing(graphs.neighborhood(4, 4, 1), "sum", None, Typed(WIDTH, 4, relations=9)),
+        (16,),
+        lambda n: {},
+        1,
+    ),
+    "other nodes as sources": (
+        lambda: layer(graphs.complete()), (5, 11), lambda n: {"source": torch.randn(2, 3 * n, WIDTH)}, 1
+    ),
+    "a map for each type of edges": (
+        lambda: MessagePassing(None, "mean", None, Typed(WIDTH, 4, relations=3)),
+        (6, 13),
+        lambda n: {"graph": typed(n)},
+        1,
+    ),
+    "returned weights": (lambda: layer(None), (5, 7), lambda n: {"graph": explicit(n), "return_weights": True}, 1),
+    "returned weights over a topology, as no rule tells the edges": (
+        lambda: layer(graphs.window(1)), (5, 6), lambda n: {"return_weights": True}, 2
+    ),
+}  # fmt: skip
 
 
-def test_other_nodes_as_sources() -> None:
-    cross = layer(graphs.complete())
-    assert check_against_eager(cross, (5, 11), lambda n: {"source": torch.randn(2, 3 * n, WIDTH)}) == 1
-
-
-def test_a_convolution() -> None:
-    conv = MessagePassing(graphs.neighborhood(4, 4, 1), "sum", None, Typed(WIDTH, 4, relations=9))
-    assert check_against_eager(conv, (16,)) == 1
-
-
-def test_a_map_for_each_class_of_edges() -> None:
-    model = MessagePassing(None, "mean", None, Typed(WIDTH, 4, relations=3))
-
-    def typed(n: int) -> Graph:
-        edges = explicit(n).edge_index
-        return graphs.from_edges(edges, n, edge_type=edges.sum(0) % 3)
-
-    assert check_against_eager(model, (6, 13), lambda n: {"graph": typed(n)}) == 1
-
-
-def test_weights_are_returned() -> None:
-    model = MessagePassing(None, "sum", None, DotProduct(WIDTH, 2))
-    assert check_against_eager(model, (5, 7), lambda n: {"graph": explicit(n), "return_weights": True}) == 1
-
-
-def test_weights_over_a_topology_compile_for_each_length_as_no_rule_tells_the_edges() -> None:
-    model = MessagePassing(graphs.window(1), "sum", None, DotProduct(WIDTH, 2))
-    assert check_against_eager(model, (5, 6), lambda n: {"return_weights": True}) == 2
+@pytest.mark.parametrize(("make", "sizes", "call", "programs"), OTHERS.values(), ids=OTHERS)
+def test_other_models(make: Any, sizes: tuple[int, ...], call: Callable[[int], Call], programs: int) -> None:
+    assert check_against_eager(make(), sizes, call) == programs
 
 
 class ByDistance(Attention):
@@ -300,16 +301,6 @@ def test_checkpointing_computes_the_forward_again() -> None:
     torch.testing.assert_close(outcome(compiled_model, parameters, x), outcome(model, parameters, x))
 
 
-def test_inference_mode_leaves_nothing_behind_that_cannot_be_trained_with() -> None:
-    model, x = MessagePassing(explicit(7), "sum", None, Degree(WIDTH, 4)), torch.randn(7, WIDTH)
-    compiled_model, _ = program(model)
-    with torch.inference_mode():
-        found = compiled_model(x)
-    torch.testing.assert_close(found.clone(), model(x))
-    model(x).sum().backward()
-    compiled_model(x).sum().backward()
-
-
 # ---------------------------------------------------------------------------------------------------- the operator
 
 NEEDS = [True, False, True, True]
@@ -368,13 +359,6 @@ def test_copies_have_numbers_of_their_own(copied: Callable[[Any], Any], original
     twin = copied(original)
     assert int(twin.token) != int(original.token)
     assert resolve(twin.token) is twin
-
-
-def test_a_graph_that_was_freed_is_reported() -> None:
-    token = explicit(5).token
-    gc.collect()
-    with pytest.raises(RuntimeError, match="a graph that no longer exists"):
-        resolve(token)
 
 
 # ---------------------------------------------------------------------------------------------------- errors

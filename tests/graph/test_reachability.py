@@ -61,13 +61,6 @@ def test_stacked_windows_overlap_into_a_wide_view() -> None:
     assert graphs.causal().bind(129).reach(1) == pytest.approx(130 / 258)
 
 
-def test_a_few_random_edges_connect_all_nodes_in_a_few_layers() -> None:
-    n = 301
-    band = graphs.window(4)
-    assert band.bind(n).diameter() == 75
-    assert (band | graphs.random(2)).bind(n).diameter() < 8
-
-
 def test_large_graphs_are_sampled() -> None:
     n = 4001
     graph = graphs.window(10).bind(n)

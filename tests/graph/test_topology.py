@@ -1,7 +1,5 @@
 """Topologies: rules without a size, what they are equal to, how they bind, compose and print."""
 
-import copy
-import pickle
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +10,7 @@ import torch
 from drawings import drawn
 from well_formed import check_well_formed
 
-from mpnn import Graph, MessagePassing, Topology, graphs
+from mpnn import Graph, Topology, graphs
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps
 from tests.fuzz.cases import draw_rule
 from tests.fuzz.project import topology_of
@@ -106,14 +104,6 @@ def test_equal_arguments_make_equal_topologies() -> None:
     assert len(set(distinct)) == len(distinct)
 
 
-def test_topologies_and_graphs_are_copied_and_pickled() -> None:
-    topology = graphs.causal() & graphs.window(2) | graphs.windows(2, 3, size=2)
-    assert pickle.loads(pickle.dumps(topology)) == copy.deepcopy(topology) == topology
-    graph = topology.bind(6)
-    for again in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph)):
-        assert torch.equal(again.dense(), graph.dense())
-
-
 # ------------------------------------------------------------------------------------------------ binding
 
 
@@ -124,22 +114,6 @@ def test_binding_is_cached() -> None:
     assert graphs.window(3).bind(np.int64(100)) is graph
     assert graphs.window(3).bind(101) is not graph
     assert (graphs.causal() & graphs.window(3)).bind(100) is (graphs.causal() & graphs.window(3)).bind(100)
-
-
-def _fits_any_size(topology: Topology) -> bool:
-    name, _, arguments = str(topology).partition("(")
-    fixed = ("documents", "permutation", "memory", "grid", "neighborhood", "windows")
-    return name not in fixed and "[" not in arguments
-
-
-@pytest.mark.parametrize("topology", [t for t in SAMPLES if _fits_any_size(t)], ids=str)
-def test_the_smallest_graphs(topology: Topology) -> None:
-    for num_dst, num_src in ((0, 0), (1, 1), (0, 2), (2, 0), (3, 1)):
-        graph = topology.bind(num_dst, num_src)
-        check_well_formed(graph.runs)
-        assert graph.dense().shape == (num_dst, num_src)
-    for topology_of_none in (graphs.documents([]), graphs.permutation([]), graphs.grid(0, 3), graphs.windows(0, 3, 2)):
-        assert topology_of_none.bind(0).num_edges == 0
 
 
 def test_memory_puts_cached_sources_first() -> None:
@@ -162,11 +136,6 @@ def test_memory_counts_within_expressions() -> None:
             ..##.
             ...##
         """),
-        (graphs.memory(2) & ~graphs.global_nodes(1), """
-            .##..
-            .###.
-            .####
-        """),
         (graphs.window(1) & (graphs.memory(2) | graphs.complete()), """
             .###.
             ..###
@@ -176,12 +145,6 @@ def test_memory_counts_within_expressions() -> None:
         graph = topology.bind(3)
         assert (graph.num_src, graph.shift) == (5, 2)
         assert torch.equal(graph.dense(), drawn(expected))
-
-
-def test_relative_positions_know_where_the_segment_stands() -> None:
-    graph = graphs.memory(2).with_relation(Offset(4)).bind(3)
-    src, dst = graph.edge_index
-    assert torch.equal(graph.edge_type, src - (dst + 2) + 4)
 
 
 POSITIONAL = [
@@ -212,17 +175,6 @@ def test_fewer_destinations_than_sources_can_stand_in_two_ways(topology: Topolog
     assert torch.equal(last.dense(), topology.bind(5).dense()[3:])
     assert torch.equal(first.dense(), topology.bind(5).dense()[:2])
     assert (last.shift, first.shift) == (3, 0)
-
-
-def test_a_cached_query_attends_to_all_that_is_cached() -> None:
-    assert graphs.causal().bind(50).rows(49, 50).degree().tolist() == [50]
-    assert graphs.memory(49).bind(1).degree().tolist() == [50]
-    assert graphs.complete().bind(1, 50).degree().tolist() == [50]
-    op = MessagePassing(graphs.causal(), "sum")
-    x = torch.ones(50, 1)
-    with pytest.raises(ValueError, match=r"the last 1 of 50 nodes.*rows\(49, 50\)"):
-        op(x[-1:], source=x)
-    assert op(x[-1:], graphs.causal().bind(50).rows(49, 50), source=x).item() == 50
 
 
 def test_a_topology_joined_with_rows_stands_where_they_stand() -> None:

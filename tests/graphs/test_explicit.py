@@ -3,31 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from drawings import drawn
+from drawings import ATTR, EDGES, KIND, MASK, listed
 from torch import Tensor
 
 from mpnn import Graph, graphs, ops
 from mpnn.graph.relations import Offset
 
-# Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 has no in-neighbors.
-EDGES = torch.tensor([[1, 2, 0, 1, 2, 3], [0, 1, 1, 0, 2, 1]])
-ATTR = torch.tensor([10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
-KIND = torch.tensor([0, 1, 2, 0, 1, 2])
-MASK = drawn("""
-    .#..
-    #.##
-    ..#.
-    ....
-""")
-
 
 @pytest.fixture
 def graph() -> Graph:
     return graphs.from_edges(EDGES, 4, edge_attr=ATTR)
-
-
-def listed(graph: Graph) -> list[tuple[int, int]]:
-    return [(src, dst) for src, dst in graph.edge_index.T.tolist()]
 
 
 # ------------------------------------------------------------------------------------------------ what is given

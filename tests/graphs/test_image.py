@@ -64,3 +64,8 @@ def test_windows_run_as_equal_cliques() -> None:
     # pixel 0 is carried over the edge to stand beside 4 and 5, so both axes are cut into {0}, {1, 2, 3}, {4, 5}
     assert sum(members.numel() for members in shifted.cliques) == 36
     assert sorted({members.shape[1] for members in shifted.cliques}) == [1, 2, 3, 4, 6, 9]
+
+
+@pytest.mark.parametrize("topology", [graphs.grid(0, 3), graphs.neighborhood(0, 3, 1), graphs.windows(0, 3, size=2)])
+def test_an_image_may_have_no_pixel(topology: Topology) -> None:
+    assert topology.bind(0).num_edges == 0

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
-from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed, degree_weights
+from mpnn.attention import AdditiveV2, Degree, DotProduct, Typed, degree_weights
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
-from mpnn.round import Round
 
 DIM, HEADS, HEAD = 8, 2, 4
 N = 7
@@ -186,17 +185,6 @@ def test_bahdanau() -> None:
         torch.testing.assert_close(out[i], energy.softmax(0) @ keys + spec.bias)
 
 
-def test_heads_side_by_side_or_averaged() -> None:
-    graph, x = graphs.window(1).bind(5), rand(5, DIM)
-    for make in (Additive, AdditiveV2):
-        side_by_side = make(DIM, 3, HEADS, bias=False).double()
-        averaged = make(DIM, 3, HEADS, bias=False, concat=False).double()
-        averaged.load_state_dict(side_by_side.state_dict())
-        apart = MessagePassing(graph, "sum", None, side_by_side)(x)
-        together = MessagePassing(graph, "sum", None, averaged)(x)
-        torch.testing.assert_close(together, apart.unflatten(-1, (HEADS, 3)).mean(-2))
-
-
 def test_gradients_of_degree_weights_are_the_same_bits_on_any_number_of_threads() -> None:
     graph, given, up = graphs.from_edges(torch.randint(50, (2, 100_000)), 50), torch.rand(100_000), torch.randn(100_000)
     weight = given.requires_grad_()
@@ -240,20 +228,6 @@ def test_convolution_is_a_neighborhood_with_one_map_for_each_offset() -> None:
         expected = F.conv2d(image, kernel, spec.bias, padding=radius)
         op = MessagePassing(graphs.neighborhood(height, width, radius), "sum", None, spec)
         torch.testing.assert_close(op(image.flatten(2).mT).mT.unflatten(-1, (height, width)), expected)
-
-
-def test_an_attention_of_ones_own_is_a_bias_for_each_edge() -> None:
-    class Distance(Attention):
-        """Listens the more, the closer the features."""
-
-        def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-            j, i = graph.edge_index
-            return Round(graph, src.unsqueeze(-2), bias=(-(dst[i] - src[j]).square().sum(-1, keepdim=True),))
-
-    graph, x = graphs.from_edges(torch.tensor([[2, 0, 1, 2], [1, 1, 0, 2]]), 3), rand(3, DIM)
-    out = MessagePassing(graph, "sum", None, Distance())(x)
-    weights = torch.stack([-(x[1] - x[2]).square().sum(), -(x[1] - x[0]).square().sum()]).softmax(0)
-    torch.testing.assert_close(out, torch.stack([x[1], weights[0] * x[2] + weights[1] * x[0], x[2]]))
 
 
 def test_degree_wants_one_set_of_nodes() -> None:

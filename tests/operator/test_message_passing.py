@@ -44,26 +44,17 @@ def swin() -> MessagePassing:
 
 MODELS: dict[str, Callable[[], MessagePassing]] = {
     "bert": lambda: layer(graphs.complete()),
-    "gpt": lambda: layer(graphs.causal()),
     "mistral": lambda: layer(graphs.causal() & graphs.window(4)),
-    "longformer": lambda: layer(graphs.longformer(4, globals=1)),
-    "bigbird": lambda: layer(graphs.bigbird(block=2, window=3, random=1, globals=1)),
     "swin": swin,
-    "xlnet, content": lambda: layer(graphs.permutation(range(N - 1, -1, -1))),
     "xlnet, query": lambda: layer(graphs.permutation(range(N - 1, -1, -1)) - graphs.identity()),
     "gcn": lambda: MessagePassing(cora(), "sum", None, Degree(8, 16)),
     "gat": lambda: MessagePassing(cora(), "sum", Activate(F.elu), Additive(8, 8, heads=8)),
-    "gatv2": lambda: MessagePassing(cora(), "sum", Activate(F.elu), AdditiveV2(8, 8, heads=8)),
     "sage": lambda: MessagePassing(cora(), "mean", Concat(8, 256), None),
     "gin": lambda: MessagePassing(cora(), "sum", Add(MLP(8, 64), eps=0.0), None),
     "ggnn": lambda: MessagePassing(cora(), "sum", GRU(8), Typed(8, 8, relations=4)),
     "convolution": lambda: MessagePassing(graphs.neighborhood(4, 3, 1), "sum", None, Typed(8, 64, relations=9)),
     "magna": lambda: Propagation(cora(), "sum", PreNorm(8, FeedForward(8)), DotProduct(8, 2), hops=6, teleport=0.1),
-    "graphormer": lambda: layer(
-        graphs.complete().with_relation(torch.randint(0, 5, (N, N))), position=Table(2, relations=5)
-    ),
     "robust": lambda: MessagePassing(cora(), median, Concat(8, 8), None),
-    "pna": lambda: MessagePassing(cora(), "pna", Concat(8, 8, message_dim=12 * 8), None),
 }
 
 

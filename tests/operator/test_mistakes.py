@@ -179,7 +179,10 @@ def assigned(name: str, value: Any) -> Callable[[], object]:
 CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "layer.graph": (assigned("graph", "causal"), "graph must be a Topology, a Graph or None; got str"),
     "layer.aggregate": (assigned("aggregate", "largest"), "there is no aggregator 'largest'; there are sum, mean, max"),
-    "layer.aggregate, a class": (assigned("aggregate", mpnn.aggregate.Max), r"an aggregator is an object.*pass Max\(\)"),
+    "layer.aggregate, a class": (
+        assigned("aggregate", mpnn.aggregate.Max),
+        r"an aggregator is an object.*pass Max\(\)",
+    ),
     "layer.update": (assigned("update", "relu"), "an update is None, a function"),
     "layer.update, an attention": (
         assigned("update", attention.DotProduct(4, 2)),

@@ -71,28 +71,6 @@ def test_gru_keeps_x_in_the_hidden_state() -> None:
     assert GRU(DIM, message_dim=2)(x, message[..., :2]).shape == x.shape
 
 
-def test_pre_norm_normalizes_sources_too() -> None:
-    x, message = pair()
-    ffn = FeedForward(DIM)
-    update = PreNorm(DIM, ffn)
-    nn.init.normal_(update.norm.weight)
-    assert update.prepare(x).equal(update.norm(x))
-    z = x + message
-    torch.testing.assert_close(update(x, message), z + ffn(update.ffn_norm(z)))
-    assert PreNorm(DIM)(x, message).equal(z)
-
-
-def test_post_norm_does_not_change_sources() -> None:
-    x, message = pair()
-    ffn = FeedForward(DIM)
-    update = PostNorm(DIM, ffn)
-    nn.init.normal_(update.norm.weight)
-    assert update.prepare(x) is x
-    z = update.norm(x + message)
-    torch.testing.assert_close(update(x, message), update.ffn_norm(z + ffn(z)))
-    assert PostNorm(DIM)(x, message).equal(F.layer_norm(x + message, (DIM,)))
-
-
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_one_operator_is_one_transformer_layer_of_torch(norm_first: bool) -> None:
     torchs = nn.TransformerEncoderLayer(
@@ -119,13 +97,6 @@ def test_dropout_of_a_layer_acts_in_training_only(make: Callable[..., Update]) -
     assert not update(x, message).equal(update(x, message))
     update.eval()
     assert update(x, message).equal(update(x, message))
-
-
-def test_networks_have_the_widths_they_state() -> None:
-    assert [layer.weight.shape for layer in MLP(3, 5) if isinstance(layer, nn.Linear)] == [(5, 3), (5, 5)]
-    assert [layer.weight.shape for layer in MLP(3, 5, 7) if isinstance(layer, nn.Linear)] == [(7, 3), (5, 7)]
-    assert [layer.weight.shape for layer in FeedForward(3) if isinstance(layer, nn.Linear)] == [(12, 3), (3, 12)]
-    assert isinstance(FeedForward(3)[1], nn.GELU)
 
 
 def test_a_function_or_module_of_ones_own() -> None:
