@@ -68,14 +68,6 @@ def test_attention(make: Callable[[], Attention]) -> None:
     check(MessagePassing(molecule(), "sum", None, spec), features())
 
 
-def test_degree() -> None:
-    edges = torch.tensor([[3, 0, 1, 2], [0, 1, 0, 3]])
-    check(MessagePassing(graphs.from_edges(edges, 4), "sum", None, attention.Degree(DIM, 3)), features(4))
-    weight = torch.rand(4, dtype=torch.float64, requires_grad=True)
-    graph = graphs.from_edges(edges, 4, edge_attr=weight)
-    check(MessagePassing(graph, "sum", None, attention.Degree(DIM, 3)), features(4), weight)
-
-
 AGGREGATORS = {
     **{name: make() for name, make in NAMED.items()},
     "softmax, learned": Softmax(0.7, learn=True),

@@ -1,8 +1,5 @@
 """Linear attention: sums over sources taken first, exact on every graph made of a few stairs, in linear room."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -67,20 +64,6 @@ def test_is_the_specification(name: str, heads: tuple[int, int, int]) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_sixteen_bits_are_added_up_in_float32(dtype: torch.dtype) -> None:
-    graph = graphs.causal().bind(1000)
-    query, key, value = (leaf(1000, 2, 8, dtype=dtype) for _ in range(3))
-    given = Round(graph, value, Dot(query, key, 0.1), normalize="none")
-    query, key, value = (t.detach().double().requires_grad_() for t in (query, key, value))
-    exact = run(edge_list, replace(given, value=value, score=Dot(query, key, 0.1)))
-    for found, expected in zip(run(low_rank, given), exact, strict=True):
-        assert found.dtype == dtype
-        # One rounding of the result, and of the direction that gradients arrive from.
-        error = (found.double() - expected).abs().max() / expected.abs().max()
-        assert error < 2 * torch.finfo(dtype).eps
-
-
 def test_the_state_of_a_group_is_shared_and_nothing_grows_with_the_square() -> None:
     blocks = [0, 4, 0, 4, 1]
     query, key, value = leaf(1, 4, 2, 3, 5), leaf(1, 4, 2, 1, 5), leaf(1, 4, 2, 1, 6)
@@ -115,34 +98,3 @@ def test_the_plan_takes_it_where_sequences_are_long(topology: object, capsys: py
     assert explain(op, torch.randn(2048, 64)).backend == "low_rank"
     assert explain(op, torch.randn(8, 64)).backend != "low_rank"
     assert "low_rank" in capsys.readouterr().out
-
-
-MEASURE = """
-import json, resource, sys, torch
-from torch.utils.flop_counter import FlopCounterMode
-from mpnn import MessagePassing, graphs
-from mpnn.attention import Kernel
-torch.set_num_threads(1)
-op = MessagePassing(graphs.causal(), "sum", None, Kernel(64, 1, features=64))
-op(torch.randn(64, 64)).sum().backward()
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-found = []
-for n in (16384, 65536):
-    x = torch.randn(n, 64, requires_grad=True)
-    op.graph.bind(n).runs.degree()
-    before, counter = peak(), FlopCounterMode(display=False)
-    with counter:
-        op(x).sum().backward()
-    found.append((n, counter.get_total_flops(), peak() - before))
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-def test_causal_kernel_attention_over_65536_nodes_takes_linear_work_and_room() -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (few, less, _), (many, more, room) = json.loads(done.stdout)
-    assert 0 < more <= many / few * less
-    # Queries, keys, values, features, their gradients and copies: some twenty numbers per node and feature.
-    assert room < 30 * many * 64 * 4

@@ -1,7 +1,7 @@
 """A score of one's own, in one file: a learned distance kernel, which every caller runs by its reference."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,13 +12,11 @@ from torch.nn import functional as F
 import mpnn
 from mpnn import MessagePassing, engine, graphs
 from mpnn.attention import DotProduct
-from mpnn.edge_tables import EmbeddingTable, PerEdge
-from mpnn.graph.relations import Offset
+from mpnn.edge_tables import PerEdge
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, LeakyReLU, Role
 
 N, HEADS, WIDTH = 9, 4, 6
-SEED = torch.tensor(11)
 
 
 @dataclass(eq=False)
@@ -79,22 +77,6 @@ def test_its_formula() -> None:
     seed = torch.randn_like(out)
     for ours, theirs in zip(*(torch.autograd.grad(y, leaves, seed) for y in (out, expected)), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_gradients_of_the_features_of_edges() -> None:
-    example = request(dropout=0.3, seed=SEED)
-    for edge_key in (
-        features(example.graph.num_edges, HEADS, WIDTH),
-        EmbeddingTable(features(5, HEADS, WIDTH), Offset(2)),
-    ):
-        score = replace(example.score, edge_key=edge_key)
-        leaves = replace(example, score=score).tensors
-
-        def run(*_: Tensor, score: Distance = score) -> Tensor:
-            return engine.run(replace(example, score=score))[0]
-
-        assert len(leaves) == 5
-        assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
 
 
 def test_only_edge_list_runs_it_and_the_plan_says_why(capsys: pytest.CaptureFixture[str]) -> None:

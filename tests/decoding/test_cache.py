@@ -239,17 +239,6 @@ def test_a_step_gathers_only_its_in_neighbors():
 # ------------------------------------------------------------------------------------------------ rows and places
 
 
-def test_rows_are_those_of_the_graph_and_stand_where_they_stood():
-    graph = (causal() & window(2)).bind(6)
-    rows = graph.rows(3, 5)
-    assert rows.dense().tolist() == [[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]]
-    assert rows.node_positions()[0].tolist() == [3, 4]
-    sources, alone = rows.compact()
-    assert sources.tolist() == [1, 2, 3, 4]
-    assert alone.dense().tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
-    assert [at.tolist() for at in alone.node_positions()] == [[3, 4], [1, 2, 3, 4]]
-
-
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
 def test_nodes_may_stand_elsewhere_than_at_their_numbers(position):
     """The same nodes in another order, each placed where it stood: the same numbers."""

@@ -22,7 +22,6 @@ from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, 
 from mpnn.engine.compile.operator import _TICKETS
 from mpnn.graph.handles import resolve
 from mpnn.graph.relations import GridOffset
-from mpnn.models import GPT
 from mpnn.models.layers.relative import RelativeDotProduct
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
 from mpnn.propagation import Propagation
@@ -202,21 +201,6 @@ class ByDistance(Attention):
 @pytest.mark.parametrize("graph", [graphs.window(2), explicit(9)], ids=["topology", "explicit"])
 def test_an_attention_of_ones_own(graph: Any) -> None:
     check_against_eager(MessagePassing(graph, "sum", None, ByDistance()), (9,))
-
-
-@pytest.mark.slow
-def test_gpt() -> None:
-    model = GPT(23, WIDTH, 2, 2, dropout=0.1, context=32)
-    compiled_model, counter = program(model)
-    for n in (9, 10, 31):
-        tokens = torch.randint(0, 23, (2, n))
-        results = []
-        for run in (model, compiled_model):
-            torch.manual_seed(3)
-            loss = F.cross_entropy(run(tokens).flatten(0, 1), tokens.flatten())
-            results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
-        torch.testing.assert_close(*results)
-    assert compilations(counter) <= 2
 
 
 # ---------------------------------------------------------------------------------------------------- functional core

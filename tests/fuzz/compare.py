@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.support.threads import threads
+
 from . import project
 from .cases import Case, laid_out, leaves
 from .oracle import DTYPES, solve
@@ -43,7 +45,7 @@ def check(*cases: Case, runs: Counter[str] | None = None) -> None:
     graph = _attempt(cases[0], "graph", lambda: project.graph_of(spec))
     _check_graph(cases[0], graph, edges)
     for case in cases:
-        with _threads(case["threads"]), _poisoned_memory():
+        with threads(case["threads"]), _poisoned_memory():
             _check_request(case, graph, edges, runs)
         runs["cases"] += 1
 
@@ -155,16 +157,6 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(nan=0.125), other.nan_to_num(nan=0.125)) and torch.equal(
         one.isnan(), other.isnan()
     )
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -85,15 +85,6 @@ def test_reach_stops_at_its_deadline() -> None:
             compute(-math.inf)
 
 
-def test_explicit_graphs_reach_too() -> None:
-    ring = graphs.from_edges([list(range(10)), [*range(1, 10), 0]])
-    assert ring.diameter() == 9
-    assert ring.reach(3) == pytest.approx(0.4)
-    assert graphs.from_edges([[], []], 3).diameter() is None
-    assert graphs.from_edges([[], []], 0).diameter() == 0
-    assert graphs.from_edges([[], []], 0).reach(2) == 1.0
-
-
 @given(st.tuples(st.integers(0, 7), st.integers(0, 7)).flatmap(lambda shape: arrays(bool, shape)))
 def test_components_are_sources_that_rows_join(matrix: np.ndarray) -> None:
     dst, src = matrix.nonzero()

@@ -66,12 +66,6 @@ def test_keys_of_one_document_do_not_vanish_beside_those_of_another(topology: To
     torch.testing.assert_close(together, torch.cat(alone, 1), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("features", [5, "elu"])
-def test_gradients(features: object) -> None:
-    op = MessagePassing(graphs.causal(), "sum", None, Kernel(4, 2, features=features).double())
-    assert torch.autograd.gradcheck(op, torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True))
-
-
 @pytest.mark.parametrize("features", [0, -3, "relu", 2.5])
 def test_a_wrong_kind_of_features_is_named(features: object) -> None:
     with pytest.raises(ValueError, match='features must be at least 1, or "elu"; got'):

@@ -5,22 +5,16 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
-from mpnn.update import GRU, MLP, Activate, Add, Concat, FeedForward, PostNorm, PreNorm, Update, as_update
+from mpnn.update import GRU, MLP, Add, Concat, FeedForward, PostNorm, PreNorm, Update, as_update
 
 DIM = 4
 
 
 def pair() -> tuple[Tensor, Tensor]:
     return torch.randn(2, 3, DIM), torch.randn(2, 3, DIM)
-
-
-def test_activate() -> None:
-    x, message = pair()
-    assert Activate(F.elu)(x, message).equal(F.elu(message))
 
 
 def test_add_is_a_residual_connection_or_gin() -> None:

@@ -171,17 +171,12 @@ def cases() -> Iterator[Case]:
         yield Case(f"dropout, {backend}", graphs.causal() & graphs.window(9), 45, model, training=True)
         yield Case(f"dropout by hand, {backend}", graphs.window(9), 45, model, by_hand, training=True)
         yield Case(f"single, {backend}", graphs.window(9), 45, model, training=True, dtype=torch.float32)
-    for name, position in positions(2, WIDTH // 2).items():
-        for owners in (Owners.equal, Owners.zigzag):
-            model = lambda position=position: layer(position=position())  # noqa: E731
-            yield Case(f"{name}, {owners.__name__}", graphs.causal(), 37, model, owners)
+    yield from cases_of_transport("halo", (), graphs.causal(), layer, 2, WIDTH // 2)
     edges, weighted, typed = explicit(47, 300), explicit(47, 300, attributes=3), explicit(47, 300, types=4)
     yield Case("GAT", edges, 47, of(lambda: Additive(WIDTH, 4, 2)))
     yield Case("GAT, dropout", edges, 47, of(lambda: Additive(WIDTH, 4, 2, dropout=0.5)), by_hand, training=True)
-    yield Case("GATv2", edges, 47, of(lambda: AdditiveV2(WIDTH, 4, 2)))
     yield Case("GCN's weights", edges, 47, of(lambda: Degree(WIDTH, 8)), by_hand)
     yield Case("edges with attributes", weighted, 47, of(lambda: DotProduct(WIDTH, 2, edge_dim=3)))
-    yield Case("edges add numbers", weighted, 47, partial(layer, position=EdgeBias(3, 2)), by_hand)
     yield Case("types", typed, 47, of(lambda: Typed(WIDTH, 8, relations=4)), by_hand)
     message = lambda: EdgeMessage(lambda dst, src, attr: F.relu(src) * dst)  # noqa: E731
     yield Case("messages of both ends", edges, 47, of(message))
@@ -227,7 +222,7 @@ def cases() -> Iterator[Case]:
 def cases_of_transport(
     transport: str, topologies: tuple[str, ...], graph: Any, make: Callable[..., nn.Module], heads: int, width: int
 ) -> Iterator[Case]:
-    """What every transport but the halo is tried on; `graph` is one that it is made for."""
+    """What every transport is tried on; `graph` is one that it is made for."""
     case = partial(Case, transport=transport)
     for name in topologies:
         yield case(f"{transport}, {name}", TOPOLOGIES[name], 53, make)
