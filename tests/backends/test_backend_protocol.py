@@ -8,8 +8,8 @@ from torch import Tensor
 
 import mpnn
 from mpnn import MessagePassing, backends, graphs, ops
-from mpnn.backends import BACKENDS, Backend, Estimate, register, registered
-from mpnn.engine.plan import Refused, choose, plan
+from mpnn.backends import BACKENDS, Estimate, register, registered
+from mpnn.engine.plan import Refused, plan
 from mpnn.round import Round
 
 
@@ -119,13 +119,6 @@ def test_compiled_programs_run_it() -> None:
     out = torch.compile(op, fullgraph=True, backend="aot_eager")(x)
     assert ours.calls == 1
     torch.testing.assert_close(out, op(x))
-
-
-def test_a_module_is_a_backend() -> None:
-    from mpnn.backends import edge_list
-
-    typed: Backend = edge_list  # checked by mypy
-    assert choose(Round(graphs.complete().bind(2), torch.ones(2, 1, 1), normalize="none"), "edge_list") is typed
 
 
 @pytest.mark.parametrize(

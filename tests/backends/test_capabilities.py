@@ -1,8 +1,7 @@
 """docs/backends.md lists what backends answer today, and its rows are independent of one another."""
 
 import pytest
-from capabilities import GRAPHS, PAGE, REQUESTS, converted, refusal, supported, updated
-from torch import Tensor
+from capabilities import GRAPHS, PAGE, REQUESTS, refusal, supported, updated
 
 from mpnn.backends import BACKENDS, Backend, csr, edge_list
 
@@ -18,12 +17,6 @@ def test_a_request_over_a_graph_is_supported_if_both_are(backend: Backend) -> No
         for name, graph in GRAPHS.items():
             reason = refusal(backend, make(graph))
             assert (reason is None) == supported(backend, asked, name), f"{asked} over {name}: {reason}"
-
-
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.NAME)
-def test_what_runs_with_gradients_runs_without(backend: Backend) -> None:
-    for asked in (asked for asked in REQUESTS if supported(backend, asked)):
-        assert refusal(backend, converted(REQUESTS[asked](GRAPHS["causal"]), Tensor.detach)) is None
 
 
 def test_the_specification_supports_every_row() -> None:

@@ -1,12 +1,30 @@
-"""Aggregation in fused rows (backend csr) against the specification: results, gradients, memory, numbers of threads."""
+"""Aggregation in fused rows (backend csr) against the specification: hubs, a user's own aggregators, memory, numbers
+of threads. What all backends share is in `test_backends.py` and `tests/fuzz`."""
 
 import math
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from capabilities import GRAPHS, supported
+from row_cases import (  # noqa: F401 - fixtures
+    CPU,
+    TRITON,
+    check,
+    halves,
+    hubs,
+    leaf,
+    moved,
+    on_triton,
+    poisoned,
+    rounding,
+    run,
+    scattered,
+    small_pieces,
+    without_edges,
+)
+from threads import same_bits
 from torch import Tensor
 
 from mpnn import graphs, ops
@@ -14,7 +32,6 @@ from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, 
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import edges as edge_orders
 from mpnn.edge_tables import BiasTable
-from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.kernels import row_reduce
 from mpnn.round import Round
@@ -69,59 +86,25 @@ def random_graph(num_dst: int, num_src: int, num_edges: int) -> Graph:
     return graphs.from_edges(edges, num_dst=num_dst, num_src=num_src)
 
 
-GRAPHS: dict[str, Callable[[], Graph]] = {
-    "random": lambda: random_graph(30, 20, 200),
-    "a hub": lambda: random_graph(3, 50, 500),
-    "empty rows": lambda: random_graph(60, 4, 40),
-    "no edge": lambda: random_graph(5, 7, 0),
-    "no node": lambda: graphs.complete().bind(0),
-    "no source": lambda: graphs.complete().bind(3, 0),
-    "no destination": lambda: graphs.complete().bind(0, 3),
-    "structured": lambda: graphs.longformer(4, globals=1).bind(40),
-    "parallel edges": lambda: graphs.from_edges(torch.tensor([[1, 1, 1, 0], [0, 0, 0, 2]]), 3),
-}
-
-
-def values(*shape: int) -> Tensor:
-    """Halves, so that sums are exact in any order and many messages are equal."""
-    return (2 * torch.randn(*shape, dtype=torch.float64)).round().div(2).requires_grad_()
-
-
 def weights(graph: Graph, heads: int, batch: tuple[int, ...] = ()) -> Tensor:
     return torch.randint(-2, 3, (*batch, graph.num_edges, heads)).double().requires_grad_()
 
 
-def check(request: Round) -> None:
-    """The same results and gradients as the specification's."""
-    assert why_not(csr, request) is None
-    leaves = [t for t in request.tensors if t.requires_grad]
-    found = []
-    for backend in (csr, edge_list):
-        out, _ = backend.run(request)
-        direction = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-        found.append([out, *torch.autograd.grad(out, leaves, direction, materialize_grads=True)])
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected, **CLOSE)
-
-
-@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 @pytest.mark.parametrize("aggregator", [*AGGREGATORS, LogSumExp()], ids=lambda a: type(a).__name__)
-def test_agrees_with_the_specification(aggregator: Aggregator, graph: Callable[[], Graph]) -> None:
-    bound = graph()
-    for batch, heads, width in (((), 1, 1), ((2,), 1, 3), ((), 2, 5), ((2, 1), 3, 8)):
-        value = values(*batch, bound.num_src, heads, width)
-        plain = Round(bound, value, normalize="none", reduce=aggregator)
-        check(plain)
-        check(replace(plain, bias=(weights(bound, heads),)))
-
-
-@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 33, 64, 71, 130])
 def test_every_width(width: int, aggregator: Aggregator) -> None:
     graph = random_graph(20, 20, 150)
-    request = Round(graph, values(20, 1, width), normalize="none", reduce=aggregator)
-    check(request)
-    check(replace(request, bias=(weights(graph, 1),)))
+    request = Round(graph, halves(20, 1, width), normalize="none", reduce=aggregator)
+    check(CPU, request, CLOSE)
+    check(CPU, replace(request, bias=(weights(graph, 1),)), CLOSE)
+
+
+@pytest.mark.parametrize("name", [name for name in GRAPHS if supported(csr, "aggregation: sum", name)])
+def test_an_aggregator_of_ones_own_over_every_graph(name: str) -> None:
+    graph = GRAPHS[name]
+    plain = Round(graph, halves(2, graph.num_src, 2, 5), normalize="none", reduce=LogSumExp())
+    check(CPU, plain, CLOSE)
+    check(CPU, replace(plain, bias=(weights(graph, 2),)), CLOSE)
 
 
 @pytest.mark.parametrize("aggregator", [Sum(), Max(), Var()], ids=lambda a: type(a).__name__)
@@ -135,76 +118,34 @@ def test_every_form_of_weights(aggregator: Aggregator) -> None:
         (BiasTable(table, graph.relation),),
         (BiasTable(table, graph.relation), weights(graph, 1, (2,))),
     ):
-        check(Round(graph, values(2, 9, 3, 4), bias=given, normalize="none", reduce=aggregator))
-    shared = Round(graph, values(2, 9, 1, 4), bias=(weights(graph, 3),), normalize="none", reduce=aggregator)
-    check(shared)
+        check(CPU, Round(graph, halves(2, 9, 3, 4), bias=given, normalize="none", reduce=aggregator), CLOSE)
+    shared = Round(graph, halves(2, 9, 1, 4), bias=(weights(graph, 3),), normalize="none", reduce=aggregator)
+    check(CPU, shared, CLOSE)
 
 
 @pytest.mark.parametrize("aggregator", [*AGGREGATORS, LogSumExp()], ids=lambda a: type(a).__name__)
 def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> None:
     graph = random_graph(40, 30, 60_000)
-    value, weight = values(30, 1, 24), weights(graph, 1)
+    value, weight = halves(30, 1, 24), weights(graph, 1)
     assert row_reduce.num_parts(edge_orders.by_destination(graph), 24) > 4
     request = Round(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
-    found = []
-    for count in (1, 2):
-        torch.set_num_threads(count)
-        try:
-            out, _ = csr.run(request)
-            found.append([out, *torch.autograd.grad(out.square().sum(), (value, weight))])
-        finally:
-            torch.set_num_threads(1)
-    assert all(one.equal(two) for one, two in zip(*found, strict=True))
-    torch.testing.assert_close(found[0][0], edge_list.run(request)[0], rtol=1e-9, atol=1e-9)
 
+    def results() -> list[Tensor]:
+        out, _ = csr.run(request)
+        return [out, *torch.autograd.grad(out.square().sum(), (value, weight))]
 
-class Largest:
-    """`max_j m_j` by its own `combine`; the identity must not show in rows of negative messages."""
-
-    identity = -math.inf
-
-    @staticmethod
-    def combine(a: float, b: float) -> float:
-        return max(a, b)
-
-    def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        return Max().reduce(messages, index)
+    assert same_bits(results, 1, 2)
+    torch.testing.assert_close(results()[0], edge_list.run(request)[0], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("edges", [1, 3, 15])
-@pytest.mark.parametrize("aggregator", [Sum(), Max(), Min(), Largest(), Product()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("aggregator", [Sum(), Max(), Min(), LogSumExp(), Product()], ids=lambda a: type(a).__name__)
 def test_fewer_edges_than_parts(aggregator: Aggregator, edges: int) -> None:
     graph = graphs.from_edges([list(range(edges)), [0] * edges], edges)
     width = 16 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread
     request = Round(graph, -1 - torch.rand(edges, 1, width), normalize="none", reduce=aggregator)
     torch.testing.assert_close(csr.run(request)[0], edge_list.run(request)[0], rtol=1e-5, atol=1e-5)
     assert row_reduce.num_parts(edge_orders.by_destination(graph), width) == edges
-
-
-@pytest.mark.parametrize("aggregator", [Sum(), Mean(), Std(), LogSumExp()], ids=lambda a: type(a).__name__)
-def test_gradcheck(aggregator: Aggregator) -> None:
-    graph = random_graph(6, 5, 20)
-    value = torch.randn(2, 5, 2, 3, dtype=torch.float64, requires_grad=True)
-    weight = torch.rand(20, 2, dtype=torch.float64, requires_grad=True)
-
-    def function(value: Tensor, weight: Tensor) -> Tensor:
-        return csr.run(Round(graph, value, bias=(weight,), normalize="none", reduce=aggregator))[0]
-
-    assert torch.autograd.gradcheck(function, (value, weight))
-
-
-@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "var", "std"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_narrow_types_are_computed_in_float32(dtype: torch.dtype, name: str) -> None:
-    graph = random_graph(4, 300, 600)
-    x = torch.rand(300, 5).to(dtype).requires_grad_()
-    out = ops.aggregate(graph, x, name, backend="csr")
-    exact = ops.aggregate(graph, x.detach().double(), name, backend="edge_list")
-    assert out.dtype == dtype
-    # Rounded once to the type; before that, at most 300 float32 terms of one size, and std divides by 2 sqrt(1e-5).
-    bound = torch.finfo(dtype).eps * exact.abs() + 300 * 2**-24 * (exact.abs() + 1) * 2
-    assert ((out.double() - exact).abs() <= bound).all()
-    assert torch.autograd.grad(out.sum(), x)[0].dtype == dtype
 
 
 @pytest.mark.parametrize("reduce", [Sum(), Mean(), Max(), Min(), Var()], ids=lambda a: type(a).__name__)
@@ -324,7 +265,7 @@ def test_a_combine_with_a_number_of_its_own() -> None:
             return LogSumExp().reduce(self.t * messages, index) / self.t
 
     for t in (0.5, 3.0):
-        check(Round(random_graph(9, 9, 50), values(9, 1, 5), normalize="none", reduce=Soft(t)))
+        check(CPU, Round(random_graph(9, 9, 50), halves(9, 1, 5), normalize="none", reduce=Soft(t)), CLOSE)
 
 
 def test_a_composition_of_ones_own_is_run_by_its_parts() -> None:
@@ -336,7 +277,7 @@ def test_a_composition_of_ones_own_is_run_by_its_parts() -> None:
         def compose(self, found: list[Tensor], degree: Tensor) -> Tensor:
             return found[0] - found[1]
 
-    check(Round(random_graph(9, 9, 50), values(2, 9, 1, 5), normalize="none", reduce=Range()))
+    check(CPU, Round(random_graph(9, 9, 50), halves(2, 9, 1, 5), normalize="none", reduce=Range()), CLOSE)
 
 
 def test_a_function_that_numba_cannot_compile_is_named() -> None:
@@ -347,3 +288,69 @@ def test_a_function_that_numba_cannot_compile_is_named() -> None:
 
     with pytest.raises(TypeError, match="combine must be a function of two numbers that numba can compile"):
         ops.aggregate(random_graph(4, 4, 9), torch.randn(4, 3), Odd(), backend="csr")
+
+
+# ---------------------------------------------------------------------------------------- by Triton
+
+
+@on_triton
+@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=lambda a: type(a).__name__)
+def test_aggregation_agrees_with_the_specification(aggregator: Aggregator) -> None:
+    # squares of up to 10, 60 of them, and a root whose derivative is up to 1 / (2 * sqrt(1e-5)): 60 * 100 * 160 * 1e-16
+    close = {"rtol": 1e-10, "atol": 1e-10}
+    for graph, batch, heads, width in (
+        (scattered(), (2, 1), 3, 5),
+        (without_edges(), (), 2, 1),
+        (graphs.window(1).bind(5), (), 1, 1),
+    ):
+        plain = Round(graph, halves(*batch, graph.num_src, heads, width), normalize="none", reduce=aggregator)
+        check(TRITON, plain, close, str(graph))
+        weight = torch.randint(-2, 3, (*batch, graph.num_edges, heads)).double().requires_grad_()
+        check(TRITON, replace(plain, bias=(weight,)), close, f"{graph}, weighted")
+
+
+@on_triton
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("aggregator", [Mean(), Max(), Var()], ids=lambda a: type(a).__name__)
+def test_aggregation_divides_hubs(aggregator: Aggregator) -> None:
+    graph = hubs()
+    for width in (1, 40):
+        plain = Round(graph, halves(9, 1, width), normalize="none", reduce=aggregator)
+        check(TRITON, plain, {"rtol": 1e-10, "atol": 1e-10})
+    weight = torch.randint(-2, 3, (graph.num_edges, 1)).double().requires_grad_()
+    check(TRITON, replace(plain, bias=(weight, BiasTable(leaf(2, 1)))), {"rtol": 1e-9, "atol": 1e-9})
+
+
+@on_triton
+def test_one_weight_for_all_heads_and_one_head_for_all_weights() -> None:
+    graph = scattered()
+    plain = Round(graph, halves(2, 10, 3, 4), bias=(halves(graph.num_edges, 1),), normalize="none")
+    check(TRITON, plain)
+    check(TRITON, replace(plain, value=halves(2, 10, 1, 4), bias=(halves(graph.num_edges, 3),), reduce=Max()))
+
+
+@on_triton
+def test_extremes_hand_on_nan() -> None:
+    graph = graphs.from_edges(torch.tensor([[0, 1, 2, 3], [1, 1, 3, 3]]), 4)
+    value = halves(4, 1, 3)
+    with torch.no_grad():
+        value[0] = torch.nan
+    for aggregator in (Max(), Min(), Sum()):
+        request = moved(Round(graph, value, normalize="none", reduce=aggregator), TRITON.device)
+        out, _ = run(TRITON, request)
+        assert out[1].isnan().all()
+        assert out[[0, 2, 3]].isfinite().all()
+        gradients = (torch.autograd.grad(o.sum(), request.value)[0] for o in (out, edge_list.run(request)[0]))
+        torch.testing.assert_close(*gradients, equal_nan=True)
+
+
+@on_triton
+@pytest.mark.usefixtures("small_pieces")
+def test_narrow_sums_are_rounded_once() -> None:
+    graph = hubs()
+    value = torch.randn(9, 1, 8).bfloat16()
+    out = run(TRITON, moved(Round(graph, value, normalize="none"), TRITON.device))[0].cpu()
+    expected = edge_list.run(Round(graph, value.double(), normalize="none"))[0]
+    # 60 terms of up to 4 in float32, and one rounding
+    assert out.dtype == torch.bfloat16
+    assert ((out.double() - expected).abs() <= rounding(TRITON, out.dtype) * expected.abs() + 60 * 240 * 2**-24).all()

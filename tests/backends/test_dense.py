@@ -1,96 +1,76 @@
-"""The dense backend where torch's kernels, or its indexing, would give something else if left to themselves."""
+"""Calls of the dense backend like one that was made before: they go straight to torch's kernel, and give what the
+specification gives."""
 
 import pytest
 import torch
 
-from mpnn import graphs
+from mpnn import graphs, ops
 from mpnn.backends import dense
-from mpnn.edge_tables import BiasTable
-from mpnn.engine import dispatch
-from mpnn.engine.plan import refusal as why_not
-from mpnn.graph import Graph
-from mpnn.graph.relations import Relation
-from mpnn.round import Round
-from mpnn.scores import Dot
 
 
-class Parity(Relation):
-    """Classes that no offset tells."""
-
-    count = 2
-
-    def ids(self, dst, src):
-        return (dst + src) % 2
+def features(*shape, nodes=(5, 5), heads=(4, 4), grad=False):
+    sizes = (nodes[0], heads[0]), (nodes[1], heads[1]), (nodes[1], heads[1])
+    return [torch.randn(*shape, n, h, 8, dtype=torch.float64, requires_grad=grad) for n, h in sizes]
 
 
-def run(request, backend):
-    return dispatch.run(request, backend)[0]
+def attend_twice(graph, *given, **options):
+    ops.attend(graph, *given, backend="dense", **options)
+    return ops.attend(graph, *given, backend="dense", **options)
 
 
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.window(1)], ids=str)
-@pytest.mark.parametrize(
-    "heads", [(6, 2), (2, 6), (1, 6), (3, 2)], ids=lambda heads: "keys {}, values {}".format(*heads)
-)
-@pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
-def test_keys_and_values_may_be_shared_by_different_numbers_of_heads(topology, heads, biased):
-    graph, shapes = topology.bind(5), [(5, h, 4) for h in (6, *heads)]
-    given = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    bias = (torch.randn(graph.num_edges, 6, dtype=torch.float64),) if biased else ()
-    request = Round(graph, given[2], Dot(given[0], given[1], 0.5), bias=bias)
-    found, expected = (run(request, backend) for backend in ("dense", "edge_list"))
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
+@pytest.mark.parametrize("scale", [None, 2.0, 0.0, -0.5])
+def test_the_second_call_gives_what_the_specification_gives(topology, shape, heads, scale):
+    graph, given = topology.bind(5), features(*shape, heads=heads, grad=True)
+    found = attend_twice(graph, *given, scale=scale)
+    expected = ops.attend(graph, *given, scale=scale, backend="edge_list")
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    for mine, theirs in zip(*(torch.autograd.grad(x.square().sum(), given) for x in (found, expected)), strict=True):
+    cotangent = torch.randn_like(expected)
+    for mine, theirs in zip(*(torch.autograd.grad(x, given, cotangent) for x in (found, expected)), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
-def by_rule() -> tuple[Graph, Relation | None]:
-    return graphs.causal().bind(300), Parity()
+def test_only_plain_attention_goes_straight(monkeypatch):
+    """The direct way saves the backend's own work, so that a plain call must not reach `run`, and any other must."""
+    requests = []
+    run = dense.run
+    monkeypatch.setattr(dense, "run", lambda request: requests.append(request) or run(request))
+    complete, window, inputs = graphs.complete().bind(5), graphs.window(1).bind(5), features()
+    for options in ({}, {"scale": 0.5}):
+        attend_twice(complete, *inputs, **options)
+    assert requests == []
+    bias = torch.zeros(25, 4, dtype=torch.float64)
+    for graph, options in (
+        (window, {}),
+        (complete, {"bias": bias}),
+        (complete, {"dropout": 0.1}),
+        (complete, {"normalize": "sigmoid"}),
+        (complete, {"return_weights": True}),
+    ):
+        attend_twice(graph, *inputs, **options)
+        assert len(requests) == 2, f"both calls, over {graph} with {options}"
+        requests.clear()
 
 
-def by_type() -> tuple[Graph, Relation | None]:
-    src, dst = graphs.causal().bind(300).edge_index
-    return graphs.from_edges(torch.stack([src, dst]), 300, edge_type=(src + dst) % 2), None
+def test_calls_of_another_form_are_checked_anew():
+    graph, (query, key, value) = graphs.complete().bind(5), features()
+    attend_twice(graph, query, key, value)
+    with pytest.raises(ValueError, match="value has 4 nodes"):
+        ops.attend(graph, query, key, value[:4], backend="dense")
+    with pytest.raises(TypeError, match="must have one dtype"):
+        ops.attend(graph, query.float(), key, value, backend="dense")
+    with pytest.raises(ValueError, match="no backend 'sparse'"):
+        ops.attend(graph, query, key, value, backend="sparse")
 
 
-def gradient(graph, relation, dtype, backend):
-    """Of a table in this type. Scores are zero; values and cotangents are 1 for even nodes and -1 for odd ones, so
-    that every edge of a class adds to its gradient, all with one sign and a product that no type rounds."""
-    nodes, table = torch.zeros(300, 1, 8, dtype=dtype), torch.zeros(2, 1, dtype=dtype, requires_grad=True)
-    signs = (1 - 2 * (torch.arange(300) % 2)).to(dtype)[:, None, None].expand(300, 1, 8).contiguous()
-    request = Round(graph, signs, Dot(nodes, nodes, 1.0), bias=(BiasTable(table, relation),))
-    return torch.autograd.grad(run(request, backend), table, signs)[0]
-
-
-@pytest.mark.parametrize("biased", [by_rule, by_type])
-def test_a_table_in_16_bits_gets_the_sum_that_float64_gives(biased):
-    graph, relation = biased()
-    found = gradient(graph, relation, torch.bfloat16, "dense").double()
-    wanted = gradient(graph, relation, torch.float64, "edge_list")
-    # rounded once, by 2^-9; float32 sums of 45,150 summands of one sign are off by less than as much again
-    torch.testing.assert_close(found, wanted, rtol=2**-8, atol=0.0)
-
-
-@pytest.mark.parametrize("biased", [by_rule, by_type])
-def test_a_table_gets_the_same_bits_on_any_number_of_threads(biased):
-    """Torch's gradient of `table[index]` does not give them: threads add to a row as they come."""
-    (graph, relation), threads = biased(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        first = gradient(graph, relation, torch.float32, "dense")
-        torch.set_num_threads(2)
-        assert all(gradient(graph, relation, torch.float32, "dense").equal(first) for _ in range(5))
-    finally:
-        torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("scale", [-0.5, 0.0])
-def test_scales_that_turn_scores_round_hold_under_a_mask_too(scale):
-    for topology in (graphs.causal(), graphs.window(1), graphs.documents([2, 3])):
-        graph = topology.bind(5)
-        query, key, value = (torch.randn(2, 5, 2, 4, dtype=torch.float64) for _ in range(3))
-        request = Round(graph, value, Dot(query, key, scale))
-        assert why_not(dense, request) is None
-        torch.testing.assert_close(run(request, "dense"), run(request, "edge_list"), rtol=1e-12, atol=1e-12)
+def test_autocast_ends_here_too():
+    graph, given = graphs.complete().bind(5), [x.float() for x in features()]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.nn.functional.scaled_dot_product_attention(*(x[None] for x in given)).dtype == torch.bfloat16
+        inside = attend_twice(graph, *given)
+    assert torch.equal(inside, attend_twice(graph, *given))
 
 
 @pytest.mark.parametrize(("batch", "nodes", "sources"), [((), 0, 3), ((0,), 2, 3), ((), 2, 0)])
@@ -98,7 +78,6 @@ def test_a_bias_gets_its_gradient_where_there_is_no_pair(batch, nodes, sources):
     graph = graphs.complete().bind(nodes, sources)
     bias = torch.zeros(graph.num_edges, 1, requires_grad=True)
     source = torch.ones(*batch, sources, 1, 2)
-    out = run(Round(graph, source, Dot(torch.ones(*batch, nodes, 1, 2), source, 1.0), (bias,)), "dense")
-    out.sum().backward()
+    ops.attend(graph, torch.ones(*batch, nodes, 1, 2), source, source, bias=bias, backend="dense").sum().backward()
     assert bias.grad is not None
     assert not bias.grad.any()

@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
-from torch.nn import functional as F
 
-from mpnn import MessagePassing, attention, graphs, position, update
+from mpnn import MessagePassing, attention, graphs, position
 from mpnn.aggregate import NAMED, PNA, PowerMean, Softmax
 from mpnn.attention import Attention
 from mpnn.graph import Graph
-from mpnn.propagation import Propagation
 
 DIM, EDGE = 4, 2
 
@@ -70,32 +68,6 @@ def test_attention(make: Callable[[], Attention]) -> None:
     check(MessagePassing(molecule(), "sum", None, spec), features())
 
 
-def test_degree() -> None:
-    edges = torch.tensor([[3, 0, 1, 2], [0, 1, 0, 3]])
-    check(MessagePassing(graphs.from_edges(edges, 4), "sum", None, attention.Degree(DIM, 3)), features(4))
-    weight = torch.rand(4, dtype=torch.float64, requires_grad=True)
-    graph = graphs.from_edges(edges, 4, edge_attr=weight)
-    check(MessagePassing(graph, "sum", None, attention.Degree(DIM, 3)), features(4), weight)
-
-
-def test_edge_attributes_get_gradients() -> None:
-    graph = molecule()
-    graph.edge_attr.requires_grad_()
-    check(MessagePassing(graph, "sum", None, ATTENTIONS["edge features"]()), features(), graph.edge_attr)
-    check(MessagePassing(graph, "sum", None, ATTENTIONS["additive v2, edges"]()), features(), graph.edge_attr)
-
-
-@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.documents([2, 4])], ids=str)
-@pytest.mark.parametrize("kind", ["dot product", "grouped", "rotary", "alibi", "dropout"])
-def test_dense_attention(kind: str, topology: object) -> None:
-    check(MessagePassing(topology, "sum", None, ATTENTIONS[kind](), backend="dense"), features())
-
-
-def test_cross_attention() -> None:
-    op = MessagePassing(graphs.complete(), "sum", None, attention.DotProduct(DIM, 2, source_dim=3))
-    check(op, features(2), source=features(5, 3))
-
-
 AGGREGATORS = {
     **{name: make() for name, make in NAMED.items()},
     "softmax, learned": Softmax(0.7, learn=True),
@@ -110,29 +82,6 @@ def test_aggregator(name: str) -> None:
     check(MessagePassing(molecule(), AGGREGATORS[name], None, None), positive)
 
 
-@pytest.mark.parametrize("heads", [1, 2])
-def test_diffusion(heads: int) -> None:
-    spec = attention.DotProduct(DIM, 2, kv_heads=heads, dropout=0.3)
-    check(Propagation(molecule(), "sum", None, spec, hops=3, teleport=0.2), features())
-
-
-UPDATES: dict[str, Callable[[], object]] = {
-    "replace": update.Replace,
-    "activate": lambda: update.Activate(F.elu),
-    "add": lambda: update.Add(update.MLP(DIM, 3, activation=nn.Tanh), eps=0.1, learn_eps=True),
-    "concat": lambda: update.Concat(DIM, 3),
-    "gru": lambda: update.GRU(DIM),
-    "pre-norm": lambda: update.PreNorm(DIM, update.FeedForward(DIM)),
-    "post-norm": lambda: update.PostNorm(DIM, update.FeedForward(DIM), norm=nn.RMSNorm),
-    "function": lambda: lambda x, message: x * message,
-}
-
-
-@pytest.mark.parametrize("make", UPDATES.values(), ids=UPDATES)
-def test_update(make: Callable[[], object]) -> None:
-    check(MessagePassing(molecule(), "mean", make(), None), features())
-
-
 @pytest.mark.parametrize("kind", ["dot product", "edge features", "alibi", "shaw", "additive v2", "typed"])
 def test_second_derivatives_through_edge_list(kind: str) -> None:
     op = MessagePassing(molecule(), "sum", None, ATTENTIONS[kind](), backend="edge_list").double()
@@ -143,11 +92,3 @@ def test_second_derivatives_through_edge_list(kind: str) -> None:
 def test_second_derivatives_of_aggregators(name: str) -> None:
     op = MessagePassing(molecule(), name, None, None, backend="edge_list")
     assert gradgradcheck(lambda x: op(x.square()), features(), fast_mode=True)
-
-
-@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.documents([2, 4])], ids=str)
-def test_second_derivatives_of_fused_kernels_fail_loudly_and_edge_list_has_them(topology: object) -> None:
-    spec = attention.DotProduct(DIM, 2).double()
-    with pytest.raises(RuntimeError, match=r"gradients cannot be differentiated again"):
-        gradgradcheck(MessagePassing(topology, "sum", None, spec, backend="dense"), features(), fast_mode=True)
-    assert gradgradcheck(MessagePassing(topology, "sum", None, spec, backend="edge_list"), features(), fast_mode=True)

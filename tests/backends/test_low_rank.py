@@ -1,8 +1,5 @@
 """Linear attention: sums over sources taken first, exact on every graph made of a few stairs, in linear room."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -15,7 +12,7 @@ from mpnn.attention import Kernel
 from mpnn.backends import edge_list, low_rank
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
-from mpnn.kernels.linear_attention import ALL, PAST, Block, linear_attention
+from mpnn.kernels.linear_attention import linear_attention
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -67,43 +64,12 @@ def test_is_the_specification(name: str, heads: tuple[int, int, int]) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_sixteen_bits_are_added_up_in_float32(dtype: torch.dtype) -> None:
-    graph = graphs.causal().bind(1000)
-    query, key, value = (leaf(1000, 2, 8, dtype=dtype) for _ in range(3))
-    given = Round(graph, value, Dot(query, key, 0.1), normalize="none")
-    query, key, value = (t.detach().double().requires_grad_() for t in (query, key, value))
-    exact = run(edge_list, replace(given, value=value, score=Dot(query, key, 0.1)))
-    for found, expected in zip(run(low_rank, given), exact, strict=True):
-        assert found.dtype == dtype
-        # One rounding of the result, and of the direction that gradients arrive from.
-        error = (found.double() - expected).abs().max() / expected.abs().max()
-        assert error < 2 * torch.finfo(dtype).eps
-
-
 def test_the_state_of_a_group_is_shared_and_nothing_grows_with_the_square() -> None:
     blocks = [0, 4, 0, 4, 1]
     query, key, value = leaf(1, 4, 2, 3, 5), leaf(1, 4, 2, 1, 5), leaf(1, 4, 2, 1, 6)
     assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, 0.5, blocks), (query, key, value))
     assert torch.autograd.gradgradcheck(lambda *t: linear_attention(*t, 0.5, blocks), (query, key, value))
     torch.library.opcheck(linear_attention, (query, key, value, 0.5, blocks))
-
-
-def test_an_empty_batch_is_no_trouble() -> None:
-    graph = graphs.causal().bind(5)
-    given = request(graph, (0,))
-    assert [x.shape for x in run(low_rank, given)] == [x.shape for x in run(edge_list, given)]
-
-
-def test_blocks_of_a_graph() -> None:
-    assert low_rank._blocks(graphs.complete().bind(3, 5)) == [Block(0, 3, 0, 5, ALL)]
-    assert low_rank._blocks(graphs.causal().bind(5)) == [Block(0, 5, 0, 5, PAST)]
-    assert low_rank._blocks(graphs.memory(2).bind(4, 6)) == [Block(0, 4, 0, 2, ALL), Block(0, 4, 2, 6, PAST)]
-    assert low_rank._blocks(graphs.prefix(3).bind(8)) == [Block(0, 8, 0, 3, ALL), Block(3, 8, 3, 8, PAST)]
-    assert low_rank._blocks((graphs.causal() - graphs.identity()).bind(4)) == [Block(1, 4, 0, 3, PAST)]
-    assert low_rank._blocks((graphs.causal() | graphs.prefix(3)).bind(6, 5)) == [
-        *(Block(0, 5, 0, 3, ALL), Block(3, 5, 3, 5, PAST), Block(5, 6, 0, 5, ALL))
-    ]
 
 
 @pytest.mark.parametrize(
@@ -126,56 +92,9 @@ def test_refuses_with_a_sentence(change: dict[str, object], reason: str) -> None
     assert reason in why_not(low_rank, replace(request(GRAPHS["complete"]), **change))
 
 
-def test_softcap_and_vectors_on_edges_are_refused() -> None:
-    given = request(graphs.complete().bind(3))
-    assert "without a normalizer or softcap" in why_not(
-        low_rank, replace(given, score=replace(given.score, softcap=2.0))
-    )
-    assert "does not support edge_key per edge" in why_not(
-        low_rank, replace(given, score=replace(given.score, edge_key=leaf(9, 4, 5)))
-    )
-
-
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal()], ids=str)
 def test_the_plan_takes_it_where_sequences_are_long(topology: object, capsys: pytest.CaptureFixture[str]) -> None:
     op = MessagePassing(topology, "sum", None, Kernel(64, 4, features=64))
     assert explain(op, torch.randn(2048, 64)).backend == "low_rank"
     assert explain(op, torch.randn(8, 64)).backend != "low_rank"
     assert "low_rank" in capsys.readouterr().out
-
-
-def test_compiles_whole() -> None:
-    given, blocks = [leaf(1, 130, 2, 1, 4, dtype=torch.float32) for _ in range(3)], [0, 130, 0, 130, 1]
-    compiled = torch.compile(lambda *t: linear_attention(*t, 0.5, blocks) * 2, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*given), linear_attention(*given, 0.5, blocks) * 2)
-
-
-MEASURE = """
-import json, resource, sys, torch
-from torch.utils.flop_counter import FlopCounterMode
-from mpnn import MessagePassing, graphs
-from mpnn.attention import Kernel
-torch.set_num_threads(1)
-op = MessagePassing(graphs.causal(), "sum", None, Kernel(64, 1, features=64))
-op(torch.randn(64, 64)).sum().backward()
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-found = []
-for n in (16384, 65536):
-    x = torch.randn(n, 64, requires_grad=True)
-    op.graph.bind(n).runs.degree()
-    before, counter = peak(), FlopCounterMode(display=False)
-    with counter:
-        op(x).sum().backward()
-    found.append((n, counter.get_total_flops(), peak() - before))
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-def test_causal_kernel_attention_over_65536_nodes_takes_linear_work_and_room() -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (few, less, _), (many, more, room) = json.loads(done.stdout)
-    assert 0 < more <= many / few * less
-    # Queries, keys, values, features, their gradients and copies: some twenty numbers per node and feature.
-    assert room < 30 * many * 64 * 4

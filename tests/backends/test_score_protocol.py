@@ -1,7 +1,7 @@
 """A score of one's own, in one file: a learned distance kernel, which every caller runs by its reference."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,15 +12,11 @@ from torch.nn import functional as F
 import mpnn
 from mpnn import MessagePassing, engine, graphs
 from mpnn.attention import DotProduct
-from mpnn.backends import BACKENDS
-from mpnn.edge_tables import EmbeddingTable, PerEdge
-from mpnn.engine.plan import refusal as why_not
-from mpnn.graph.relations import Offset
+from mpnn.edge_tables import PerEdge
 from mpnn.round import Round
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
+from mpnn.scores import AdditiveScore, AdditiveV2Score, LeakyReLU, Role
 
 N, HEADS, WIDTH = 9, 4, 6
-SEED = torch.tensor(11)
 
 
 @dataclass(eq=False)
@@ -83,48 +79,6 @@ def test_its_formula() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_gradients_of_the_features_of_edges() -> None:
-    example = request(dropout=0.3, seed=SEED)
-    for edge_key in (
-        features(example.graph.num_edges, HEADS, WIDTH),
-        EmbeddingTable(features(5, HEADS, WIDTH), Offset(2)),
-    ):
-        score = replace(example.score, edge_key=edge_key)
-        leaves = replace(example, score=score).tensors
-
-        def run(*_: Tensor, score: Distance = score) -> Tensor:
-            return engine.run(replace(example, score=score))[0]
-
-        assert len(leaves) == 5
-        assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
-
-
-@pytest.mark.parametrize("normalize", ["softmax", "sigmoid", "none"])
-def test_weights(normalize: str) -> None:
-    example = request(normalize=normalize, return_weights=True)
-    _, weights = engine.run(example)
-    src, dst = example.graph.edge_index
-    logits = dense_logits(example.score)
-    if normalize == "softmax":
-        logits = logits.masked_fill(~example.graph.dense(), -torch.inf)
-    normalized = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}[normalize](logits)
-    torch.testing.assert_close(weights, normalized[..., dst, src].mT)
-
-
-def test_positions_of_a_cut_graph() -> None:
-    """Tables by relation are looked up by position, also in a score of one's own."""
-    whole = graphs.window(2).bind(N)
-    score = Distance(features(N, HEADS, WIDTH), features(N, HEADS, WIDTH), features(HEADS))
-    score = replace(score, edge_key=EmbeddingTable(features(5, HEADS, WIDTH), Offset(2)))
-    value, some = features(N, HEADS, WIDTH), torch.tensor([1, 3, 4, 6])
-    mask = torch.zeros(N, dtype=torch.bool).index_fill(0, some, True)
-    part = whole.subgraph(mask)
-    cut = replace(score, query=score.query[some], key=score.key[some])
-    bias = (torch.where(mask[whole.edge_index[0]], 0.0, -torch.inf)[:, None].double(),)
-    expected = engine.run(Round(whole, value, score, bias))[0][some]
-    torch.testing.assert_close(engine.run(Round(part, value[some], cut))[0], expected)
-
-
 def test_only_edge_list_runs_it_and_the_plan_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     op = MessagePassing(graphs.window(2), "sum", None, DistanceAttention(8, 2))
     plan = mpnn.explain(op, torch.randn(N, 8))
@@ -135,16 +89,6 @@ def test_only_edge_list_runs_it_and_the_plan_says_why(capsys: pytest.CaptureFixt
     assert reasons["csr"] == "it has no kernel for Distance, which does not lower to a built-in score"
     with pytest.raises(ValueError, match="backend 'csr' cannot run this: it has no kernel for Distance"):
         engine.run(op.rounds(torch.randn(N, 8))[0], "csr")
-
-
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.5, "kv_heads": 1}])
-def test_a_layer_learns(options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    op = MessagePassing(graphs.causal(), "mean", None, DistanceAttention(8, 2, **options))
-    x = torch.randn(3, N, 8)
-    assert op(x).shape == (3, N, 8)
-    op(x).square().sum().backward()
-    assert op.attention.slope.grad.abs().min() > 0
 
 
 def test_compiled_programs() -> None:
@@ -166,51 +110,7 @@ def test_exported_programs_hold_no_code_of_the_user() -> None:
         torch.export.export(op, (torch.randn(N, 8),))
 
 
-# ------------------------------------------------------------------------------------------ scores with a fused form
-
-
-@dataclass(eq=False)
-class Cosine:
-    """`<query_i, key_j> / (|query_i| |key_j|)`, which row kernels compute as a dot product of unit vectors."""
-
-    query: Tensor
-    key: Tensor
-
-    roles = {"query": Role("dst"), "key": Role("src")}  # noqa: RUF012
-
-    def logits(self, query: Tensor, key: Tensor) -> Tensor:
-        return F.cosine_similarity(query, key, dim=-1)
-
-    def lower(self) -> Dot:
-        return Dot(F.normalize(self.query, dim=-1), F.normalize(self.key, dim=-1), 1.0)
-
-
-def test_a_fused_form_runs_in_csr() -> None:
-    graph = graphs.window(2).bind(N)
-    example = Round(graph, features(N, HEADS, WIDTH), Cosine(features(N, HEADS, WIDTH), features(N, HEADS, WIDTH)))
-    (ours, _), (reference, _) = engine.run(example, "csr"), engine.run(example, "edge_list")
-    torch.testing.assert_close(ours, reference)
-    gradients = (torch.autograd.grad(y.square().sum(), example.tensors) for y in (ours, reference))
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 Q = torch.rand(N, HEADS, WIDTH)
-BUILT_IN = {
-    "dot": Dot(Q, torch.rand(N, 2, WIDTH), 0.5, softcap=2.0),
-    "additive": AdditiveScore(Q[..., 0], Q[..., 1], LeakyReLU(0.3)),
-    "additive v2": AdditiveV2Score(Q, Q + 1, Q[0], torch.tanh),
-}
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_fields_with_a_role_are_the_arguments_of_the_reference(name: str) -> None:
-    score = BUILT_IN[name]
-    assert set(score.roles) <= set(vars(score))
-    (by_kernel, _), (by_reference, _) = (
-        engine.run(Round(graphs.window(2).bind(N), Q, score), backend) for backend in ("csr", "edge_list")
-    )
-    torch.testing.assert_close(by_kernel, by_reference)
 
 
 # ----------------------------------------------------------------------------------------------------- mistakes
@@ -245,8 +145,3 @@ class NotADataclass:
 def test_mistakes(score: Any, sentence: str, backend: str) -> None:
     with pytest.raises((ValueError, TypeError, RuntimeError), match=re.escape(sentence)):
         engine.run(Round(graphs.window(2).bind(N), Q, score), backend)
-
-
-def test_every_backend_refuses_a_score_without_a_fused_form() -> None:
-    reasons = {b.NAME: why_not(b, request()) for b in BACKENDS}
-    assert {name for name, reason in reasons.items() if reason is None} == {"edge_list"}

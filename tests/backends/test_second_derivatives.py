@@ -74,13 +74,6 @@ def test_dropout_of_features_is_linear_and_differentiates_for_ever() -> None:
     assert twice.unique().tolist() == [0.0, 8.0]  # of (2 x)^2 where x is kept
 
 
-def test_linear_attention_differentiates_twice() -> None:
-    def run(*given: torch.Tensor) -> torch.Tensor:
-        return ops.attend(GRAPH, *given, normalize="none", backend="low_rank")
-
-    assert torch.autograd.gradgradcheck(run, [leaf() for _ in range(3)], fast_mode=True)
-
-
 def test_linear_attention_refuses_forward_mode_which_torch_would_take_for_zero() -> None:
     query, key, value = (leaf().detach() for _ in range(3))
     with forward_ad.dual_level():

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from threads import same_bits
 from torch import Tensor
 
 from mpnn import graphs, ops
@@ -15,8 +17,6 @@ from mpnn.graph.relations import Offset, Relation
 from mpnn.position import T5
 from mpnn.round import Round
 from mpnn.scores import Dot
-
-BIASED = ["edge_list", "tiles"]
 
 
 class Parity(Relation):
@@ -41,14 +41,29 @@ def gradients(given: Round, backend: str) -> list[Tensor]:
     return list(torch.autograd.grad(out, [b.table for b in given.bias], cotangent))
 
 
-@pytest.mark.parametrize("backend", BIASED)
-@pytest.mark.parametrize("relation", [Offset(1), Parity()], ids=["by offset", "by another rule"])
-@pytest.mark.parametrize("placed", [False, True], ids=["", "placed"])
-def test_a_table_in_16_bits_gets_the_sum_that_float64_gives(relation: Relation, placed: bool, backend: str) -> None:
-    graph = graphs.causal().bind(500)
-    if placed:
-        graph = graph.with_positions(*graph.node_positions())
-    tables = [torch.zeros(relation.count, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+def by_data(graph: Graph) -> Graph:
+    """The same edges as a list, each with the type that `Parity` gives it."""
+    src, dst = graph.edge_index
+    return graphs.from_edges(torch.stack([src, dst]), graph.num_dst, edge_type=(src + dst) % 2)
+
+
+KINDS: dict[str, tuple[Relation | None, Callable[[Graph], Graph]]] = {
+    "by offset": (Offset(1), lambda graph: graph),
+    "by another rule": (Parity(), lambda graph: graph),
+    "by offset, placed": (Offset(1), lambda graph: graph.with_positions(*graph.node_positions())),
+    "by another rule, placed": (Parity(), lambda graph: graph.with_positions(*graph.node_positions())),
+    "by data": (None, by_data),
+}
+
+
+@pytest.mark.parametrize("backend", ["edge_list", "tiles", "dense"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_in_16_bits_gets_the_sum_that_float64_gives(kind: str, backend: str) -> None:
+    relation, change = KINDS[kind]
+    if backend == "tiles" and kind == "by data":
+        pytest.skip("tiles are for structured graphs")
+    graph, count = change(graphs.causal().bind(500)), 2 if relation is None else relation.count
+    tables = [torch.zeros(count, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
     narrow = request(graph, torch.bfloat16, *(BiasTable(t, relation) for t in tables))
     wide = [t.detach().double().requires_grad_() for t in tables]
     exact = request(graph, torch.bfloat16, *(BiasTable(t, relation) for t in wide))
@@ -66,29 +81,30 @@ def test_a_bucket_of_t5_in_16_bits_gets_the_sum_of_all_offsets_in_it() -> None:
     assert found[:, 0].equal(buckets.bincount(minlength=32).bfloat16())
 
 
-def softmax(graph: Graph) -> Callable[[], Tensor]:
+def softmax(graph: Graph) -> Callable[[], list[Tensor]]:
     bias = torch.zeros(3, 8, requires_grad=True)
     value = torch.randn(graph.num_src, 8, 4, generator=torch.Generator().manual_seed(1))
     given = Round(graph, value, bias=(BiasTable(bias, Offset(1)),))
-    return lambda: torch.autograd.grad(dispatch.run(given, "edge_list")[0].square().sum(), bias)[0]
+    return lambda: list(torch.autograd.grad(dispatch.run(given, "edge_list")[0].square().sum(), bias))
 
 
-def variance(graph: Graph) -> Callable[[], Tensor]:
+def variance(graph: Graph) -> Callable[[], list[Tensor]]:
     x = torch.randn(graph.num_src, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    return lambda: torch.autograd.grad(ops.aggregate(graph, x, "var", backend="edge_list").exp().sum(), x)[0]
+    return lambda: list(torch.autograd.grad(ops.aggregate(graph, x, "var", backend="edge_list").exp().sum(), x))
 
 
-@pytest.mark.parametrize("gradient", [softmax, variance])
-def test_the_specification_gives_the_same_bits_on_any_number_of_threads(
-    gradient: Callable[[Graph], Callable[[], Tensor]],
-) -> None:
-    """Torch's gradient of `x[index]` does not: threads add to a row as they come."""
-    graph, threads = graphs.causal().bind(300), torch.get_num_threads()
-    again = gradient(graph.with_positions(*graph.node_positions()))
-    torch.set_num_threads(1)
-    try:
-        first = again()
-        torch.set_num_threads(2)
-        assert all(again().equal(first) for _ in range(5))
-    finally:
-        torch.set_num_threads(threads)
+def dense_by_rule(graph: Graph) -> Callable[[], list[Tensor]]:
+    given = request(graph, torch.float32, BiasTable(torch.zeros(2, 1, requires_grad=True), Parity()))
+    return lambda: gradients(given, "dense")
+
+
+def dense_by_data(graph: Graph) -> Callable[[], list[Tensor]]:
+    given = request(by_data(graph), torch.float32, BiasTable(torch.zeros(2, 1, requires_grad=True)))
+    return lambda: gradients(given, "dense")
+
+
+@pytest.mark.parametrize("make", [softmax, variance, dense_by_rule, dense_by_data])
+def test_gradients_have_the_same_bits_on_any_number_of_threads(make: Callable[[Graph], Callable[[], Any]]) -> None:
+    """Torch's gradient of `x[index]` has not: threads add to a row as they come."""
+    graph = graphs.causal().bind(300)
+    assert same_bits(make(graph.with_positions(*graph.node_positions())), 1, *[2] * 5)

@@ -15,7 +15,7 @@ from mpnn.graph.relations import GridOffset
 from mpnn.graphs import bigbird, causal, complete, from_edges, identity, memory, permutation, random, strided, window
 from mpnn.message_passing import MessagePassing
 from mpnn.position import T5, ALiBi, Rotary, Shaw, Table
-from mpnn.update import FeedForward, PostNorm, PreNorm
+from mpnn.update import FeedForward, PreNorm
 
 N, DIM, HEADS = 23, 16, 4
 EXACT = 1e-10
@@ -84,23 +84,6 @@ def test_node_by_node_equals_the_full_pass(graph, position):
     expected = in_one_pass(layers, x)
     for pieces in PIECES.values():
         assert largest(decoded(layers, x, pieces) - expected) < EXACT
-
-
-UPDATES = {"pre": PreNorm(DIM, FeedForward(DIM)), "post": PostNorm(DIM, FeedForward(DIM)), "sum": lambda x, m: x + m}
-
-
-@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_grouped_heads_and_any_update(kv_heads, update):
-    layers = [layer(causal() & window(5), Rotary(DIM // HEADS), update, kv_heads=kv_heads)]
-    x = torch.randn(N, DIM, dtype=torch.float64)  # without a batch
-    assert largest(decoded(layers, x, [7] + [1] * 16) - in_one_pass(layers, x)) < EXACT
-
-
-def test_layers_over_different_graphs_share_one_cache():
-    layers = [layer(causal() & window(2)), layer(causal()), layer(strided(3))]
-    x = torch.randn(2, N, DIM, dtype=torch.float64)
-    assert largest(decoded(layers, x, [5] + [1] * 18) - in_one_pass(layers, x)) < EXACT
 
 
 @pytest.mark.parametrize("graph", [complete(), window(3)], ids=str)
@@ -254,35 +237,6 @@ def test_a_step_gathers_only_its_in_neighbors():
 
 
 # ------------------------------------------------------------------------------------------------ rows and places
-
-
-def test_rows_are_those_of_the_graph_and_stand_where_they_stood():
-    graph = (causal() & window(2)).bind(6)
-    rows = graph.rows(3, 5)
-    assert rows.dense().tolist() == [[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]]
-    assert rows.node_positions()[0].tolist() == [3, 4]
-    sources, alone = rows.compact()
-    assert sources.tolist() == [1, 2, 3, 4]
-    assert alone.dense().tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
-    assert [at.tolist() for at in alone.node_positions()] == [[3, 4], [1, 2, 3, 4]]
-
-
-def test_rows_and_compact_of_explicit_edges():
-    graph = from_edges(torch.tensor([[5, 0, 2, 2], [1, 2, 1, 0]]), 6, edge_attr=torch.arange(4))
-    rows = graph.rows(1, 3)
-    assert rows.edge_index.tolist() == [[5, 0, 2], [0, 1, 0]]
-    assert rows.edge_attr.tolist() == [0, 1, 2]
-    sources, alone = rows.compact()
-    assert sources.tolist() == [0, 2, 5]
-    assert alone.edge_index.tolist() == [[2, 0, 1], [0, 1, 0]]
-    assert [at.tolist() for at in alone.node_positions()] == [[1, 2], [0, 2, 5]]
-
-
-def test_runs_that_touch_once_their_gap_is_gone_are_one():
-    sources, alone = strided(3).bind(9).rows(8, 9).compact()
-    assert sources.tolist() == [2, 5, 6, 7, 8]
-    assert alone.runs.start.tolist() == [0]
-    assert alone.runs.stop.tolist() == [5]
 
 
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)

@@ -6,7 +6,6 @@ Most programs are compiled with "aot_eager", which traces forward and backward a
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,7 +22,6 @@ from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, 
 from mpnn.engine.compile.operator import _TICKETS
 from mpnn.graph.handles import resolve
 from mpnn.graph.relations import GridOffset
-from mpnn.models import GPT
 from mpnn.models.layers.relative import RelativeDotProduct
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
 from mpnn.propagation import Propagation
@@ -145,43 +143,45 @@ def test_graphs_that_change_from_call_to_call_run_through_one_program(name: str)
     assert check_against_eager(model, (6, 13), lambda n: {"graph": explicit(n, edge_dim)}) == 1
 
 
-def test_an_operator_owns_its_graph() -> None:
-    assert check_against_eager(ON_GRAPHS["gatv2"](explicit(9)), (9,)) == 1
+def typed(n: int) -> Graph:
+    edges = explicit(n).edge_index
+    return graphs.from_edges(edges, n, edge_type=edges.sum(0) % 3)
 
 
-def test_a_relation_that_is_no_offset() -> None:
-    position = initialized(Table(2, GridOffset(width=4, rows=1, columns=1)))
-    assert check_against_eager(layer(graphs.neighborhood(4, 4, 1), position=position), (16,)) == 1
+# The model, the sizes, what a call takes beside features, and how many programs these need.
+OTHERS: dict[str, tuple[Callable[[], MessagePassing], tuple[int, ...], Callable[[int], Call], int]] = {
+    "a graph of its own": (lambda: ON_GRAPHS["gatv2"](explicit(9)), (9,), lambda n: {}, 1),
+    "a relation that is no offset": (
+        lambda: layer(graphs.neighborhood(4, 4, 1), position=initialized(Table(2, GridOffset(4, rows=1, columns=1)))),
+        (16,),
+        lambda n: {},
+        1,
+    ),
+    "a convolution": (
+        lambda: MessagePassing(graphs.neighborhood(4, 4, 1), "sum", None, Typed(WIDTH, 4, relations=9)),
+        (16,),
+        lambda n: {},
+        1,
+    ),
+    "other nodes as sources": (
+        lambda: layer(graphs.complete()), (5, 11), lambda n: {"source": torch.randn(2, 3 * n, WIDTH)}, 1
+    ),
+    "a map for each type of edges": (
+        lambda: MessagePassing(None, "mean", None, Typed(WIDTH, 4, relations=3)),
+        (6, 13),
+        lambda n: {"graph": typed(n)},
+        1,
+    ),
+    "returned weights": (lambda: layer(None), (5, 7), lambda n: {"graph": explicit(n), "return_weights": True}, 1),
+    "returned weights over a topology, as no rule tells the edges": (
+        lambda: layer(graphs.window(1)), (5, 6), lambda n: {"return_weights": True}, 2
+    ),
+}  # fmt: skip
 
 
-def test_other_nodes_as_sources() -> None:
-    cross = layer(graphs.complete())
-    assert check_against_eager(cross, (5, 11), lambda n: {"source": torch.randn(2, 3 * n, WIDTH)}) == 1
-
-
-def test_a_convolution() -> None:
-    conv = MessagePassing(graphs.neighborhood(4, 4, 1), "sum", None, Typed(WIDTH, 4, relations=9))
-    assert check_against_eager(conv, (16,)) == 1
-
-
-def test_a_map_for_each_class_of_edges() -> None:
-    model = MessagePassing(None, "mean", None, Typed(WIDTH, 4, relations=3))
-
-    def typed(n: int) -> Graph:
-        edges = explicit(n).edge_index
-        return graphs.from_edges(edges, n, edge_type=edges.sum(0) % 3)
-
-    assert check_against_eager(model, (6, 13), lambda n: {"graph": typed(n)}) == 1
-
-
-def test_weights_are_returned() -> None:
-    model = MessagePassing(None, "sum", None, DotProduct(WIDTH, 2))
-    assert check_against_eager(model, (5, 7), lambda n: {"graph": explicit(n), "return_weights": True}) == 1
-
-
-def test_weights_over_a_topology_compile_for_each_length_as_no_rule_tells_the_edges() -> None:
-    model = MessagePassing(graphs.window(1), "sum", None, DotProduct(WIDTH, 2))
-    assert check_against_eager(model, (5, 6), lambda n: {"return_weights": True}) == 2
+@pytest.mark.parametrize(("make", "sizes", "call", "programs"), OTHERS.values(), ids=OTHERS)
+def test_other_models(make: Any, sizes: tuple[int, ...], call: Callable[[int], Call], programs: int) -> None:
+    assert check_against_eager(make(), sizes, call) == programs
 
 
 class ByDistance(Attention):
@@ -201,21 +201,6 @@ class ByDistance(Attention):
 @pytest.mark.parametrize("graph", [graphs.window(2), explicit(9)], ids=["topology", "explicit"])
 def test_an_attention_of_ones_own(graph: Any) -> None:
     check_against_eager(MessagePassing(graph, "sum", None, ByDistance()), (9,))
-
-
-@pytest.mark.slow
-def test_gpt() -> None:
-    model = GPT(23, WIDTH, 2, 2, dropout=0.1, context=32)
-    compiled_model, counter = program(model)
-    for n in (9, 10, 31):
-        tokens = torch.randint(0, 23, (2, n))
-        results = []
-        for run in (model, compiled_model):
-            torch.manual_seed(3)
-            loss = F.cross_entropy(run(tokens).flatten(0, 1), tokens.flatten())
-            results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
-        torch.testing.assert_close(*results)
-    assert compilations(counter) <= 2
 
 
 # ---------------------------------------------------------------------------------------------------- functional core
@@ -300,16 +285,6 @@ def test_checkpointing_computes_the_forward_again() -> None:
     torch.testing.assert_close(outcome(compiled_model, parameters, x), outcome(model, parameters, x))
 
 
-def test_inference_mode_leaves_nothing_behind_that_cannot_be_trained_with() -> None:
-    model, x = MessagePassing(explicit(7), "sum", None, Degree(WIDTH, 4)), torch.randn(7, WIDTH)
-    compiled_model, _ = program(model)
-    with torch.inference_mode():
-        found = compiled_model(x)
-    torch.testing.assert_close(found.clone(), model(x))
-    model(x).sum().backward()
-    compiled_model(x).sum().backward()
-
-
 # ---------------------------------------------------------------------------------------------------- the operator
 
 NEEDS = [True, False, True, True]
@@ -368,13 +343,6 @@ def test_copies_have_numbers_of_their_own(copied: Callable[[Any], Any], original
     twin = copied(original)
     assert int(twin.token) != int(original.token)
     assert resolve(twin.token) is twin
-
-
-def test_a_graph_that_was_freed_is_reported() -> None:
-    token = explicit(5).token
-    gc.collect()
-    with pytest.raises(RuntimeError, match="a graph that no longer exists"):
-        resolve(token)
 
 
 # ---------------------------------------------------------------------------------------------------- errors

@@ -7,6 +7,7 @@ import mpnn
 from mpnn import MessagePassing, engine, explain, graphs
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
+from mpnn.edge_tables import BiasTable
 from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan, refusal as why_not
 from mpnn.graph.topology import Topology
 from mpnn.round import Round
@@ -100,12 +101,6 @@ def test_sources_without_edges_cost_nothing_forward() -> None:
         assert choose(Round(graph, key, Dot(key[:1000], key, 1.0), return_weights=True)) is csr
 
 
-def test_a_mask_too_large_is_refused() -> None:
-    found = plan(request(graphs.window(1), 20_000, heads=1, width=1))
-    (dense,) = [c for c in found.candidates if c.name == "dense"]
-    assert dense.reason == "a mask of 20,000 x 20,000 pairs is too large"
-
-
 def test_gradients_and_more_of_everything_take_longer() -> None:
     small = request(graphs.window(8), 200)
     able = [backend for backend in BACKENDS if why_not(backend, small) is None]
@@ -143,3 +138,21 @@ def test_torch_keeps_logits_for_the_gradient_of_a_bias(nodes: int) -> None:
     assert chosen.backend == "tiles"
     assert learned.seconds > 1.5 * fixed.seconds
     assert learned.bytes > 2 * fixed.bytes
+
+
+def test_features_that_need_gradients_are_planned_for_apart() -> None:
+    graph = graphs.from_edges([[0, 1, 2, 2, 0], [1, 1, 0, 1, 3]], 4)
+    query, key, value = (torch.randn(4, 2, 3) for _ in range(3))
+
+    def signature(*learned: torch.Tensor, table: torch.Tensor) -> object:
+        for x in (query, key, value):
+            x.requires_grad_(any(x is one for one in learned))
+        return Round(graph, value, Dot(query, key, 1.0), bias=(BiasTable(table),)).signature
+
+    plain, learned = torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)
+    without = signature(table=plain)
+    assert without == signature(table=plain)
+    others = [signature(one, table=plain) for one in (query, key, value)] + [signature(table=learned)]
+    assert without not in others
+    with torch.no_grad():
+        assert signature(value, table=plain) not in [without, *others]

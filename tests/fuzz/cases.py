@@ -18,7 +18,7 @@ from .topologies import Edges, count_types, edges_of
 
 Case = dict[str, Any]
 
-LAYOUTS = ("turned", "offset", "every second", "expanded", "read-only")
+LAYOUTS = ("turned", "offset", "every second", "expanded", "read-only", "negative")
 
 
 def draw_group(seed: int, count: int = 8) -> list[Case]:
@@ -50,7 +50,7 @@ def _request(r: random.Random, seed: int, graph: dict[str, Any], edges: Edges) -
         "return_weights": False,
         "grad": [],
         "layout": {},
-        "upstream": r.choice(["random", "random", "ones"]),
+        "upstream": r.choice(["random", "random", "random", "ones", "ones", "negative"]),
         "threads": 2 if r.random() < 0.02 else 1,
         "repeat": r.random() < 0.05,
         "auto": r.random() < 0.3,
@@ -136,6 +136,8 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
         room = x.new_full((1 << 20,), torch.nan)
         room[64 : 64 + x.numel()] = x.flatten()
         return room[64 : 64 + x.numel()].view(x.shape)
+    if layout == "negative":  # a view whose negative bit is set
+        return torch._neg_view(-x)
     if layout == "read-only" and x.dtype != torch.bfloat16:
         numbers = x.numpy().copy()
         numbers.flags.writeable = False
@@ -262,7 +264,7 @@ def _structured(r: random.Random) -> dict[str, Any]:
     elif p < 0.3 and not image:
         rule = r.choice([["causal"], ["complete"], ["prefix", n // 2], ["documents", _lengths(r, n)]])
     else:
-        rule = _rule(r, n, n, image, depth=r.choice([0, 0, 1, 1, 2, 3]))
+        rule = draw_rule(r, n, n, image, depth=r.choice([0, 0, 1, 1, 2, 3]))
     graph: dict[str, Any] = {"rule": rule, "num_dst": n, "num_src": m}
     if r.random() < 0.15:
         graph["related"] = r.choice([["offset", r.randint(0, 4)], ["custom", r.randint(1, 4)]])
@@ -270,12 +272,13 @@ def _structured(r: random.Random) -> dict[str, Any]:
     return graph
 
 
-def _rule(r: random.Random, n: int, m: int, image: tuple[int, int, int] | None, depth: int) -> Any:
+def draw_rule(r: random.Random, n: int, m: int, image: tuple[int, int, int] | None, depth: int) -> Any:
+    """A rule for n destinations and m sources: topologies joined `depth` times at the most."""
     if depth and r.random() < 0.75:
         symbol = r.choice(["|", "|", "&", "&", "-", "~"])
         if symbol == "~":
-            return ["~", _rule(r, n, m, image, depth - 1)]
-        return [symbol, _rule(r, n, m, image, depth - 1), _rule(r, n, m, image, depth - 1)]
+            return ["~", draw_rule(r, n, m, image, depth - 1)]
+        return [symbol, draw_rule(r, n, m, image, depth - 1), draw_rule(r, n, m, image, depth - 1)]
     if image and r.random() < 0.7:
         height, width, size = image
         return r.choice(
@@ -351,7 +354,7 @@ def _changes(r: random.Random, graph: dict[str, Any]) -> list[Any]:
                 ["subgraph", sorted(r.sample(range(n), r.randint(0, n)))],
                 ["reordered", r.choice(["rcm", "degree"])],
             ]
-            options += [["and", _rule(r, n, m, None, 1)], ["minus", _rule(r, n, m, None, 1)]]
+            options += [["and", draw_rule(r, n, m, None, 1)], ["minus", draw_rule(r, n, m, None, 1)]]
             if not typed:
                 options += [["self_loops"], ["undirected"]]
         changes.append(r.choice(options))

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.support.threads import threads
+
 from . import project
-from .cases import Case, leaves
-from .oracle import solve
+from .cases import Case, laid_out, leaves
+from .oracle import DTYPES, solve
 from .topologies import Edges, edges_of
 
 
@@ -43,7 +45,7 @@ def check(*cases: Case, runs: Counter[str] | None = None) -> None:
     graph = _attempt(cases[0], "graph", lambda: project.graph_of(spec))
     _check_graph(cases[0], graph, edges)
     for case in cases:
-        with _threads(case["threads"]), _poisoned_memory():
+        with threads(case["threads"]), _poisoned_memory():
             _check_request(case, graph, edges, runs)
         runs["cases"] += 1
 
@@ -105,7 +107,8 @@ def _upstream(case: Case, out: Tensor) -> Tensor:
     if case["upstream"] == "ones":
         return out.new_ones(()).expand(out.shape)
     generator = np.random.default_rng([case["seed"] % 2**63, 2])
-    return torch.from_numpy(generator.standard_normal(out.shape)).to(out.dtype)
+    numbers = torch.from_numpy(generator.standard_normal(out.shape)).to(out.dtype)
+    return laid_out(numbers, "negative") if case["upstream"] == "negative" else numbers
 
 
 def _numbers(
@@ -133,6 +136,8 @@ def _compare(case: Case, backend: str, found: dict[str, Tensor], answer: Any) ->
         expected, bar = answer.numbers[name], answer.bars[name]
         if x.shape != expected.shape:
             raise Failure(case, backend, f"{name} has shape {list(x.shape)}, expected {list(expected.shape)}")
+        if x.dtype != DTYPES[case["dtype"]]:
+            raise Failure(case, backend, f"{name} is of {x.dtype}, expected {case['dtype']}")
         if x.numel() == 0:
             continue
         off = (x.double() - expected).abs()
@@ -152,16 +157,6 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(nan=0.125), other.nan_to_num(nan=0.125)) and torch.equal(
         one.isnan(), other.isnan()
     )
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """Tiles of a structured graph: which blocks of pairs hold edges, and where, from runs alone."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpnn import graphs
 from mpnn.graph.blocks import BlockMask
 from mpnn.graph.runs import Runs
-from mpnn.graph.topology import Topology
 
 
 def listed(tiles: BlockMask) -> list[tuple[int, int, bool, int, int]]:
@@ -41,21 +39,6 @@ def test_a_window_by_hand() -> None:
 def test_columns_between_two_runs_of_a_tile_are_kept() -> None:
     tiles = BlockMask.of(Runs.from_edges(1, 6, np.array([0, 0]), np.array([1, 4])), 1, 6)
     assert listed(tiles) == [(0, 0, False, 1, 5)]
-
-
-@pytest.mark.parametrize(
-    "topology",
-    [
-        *(graphs.complete(), graphs.causal(), graphs.window(5), graphs.window(3, dilation=4), graphs.strided(4)),
-        *(graphs.longformer(6, globals=2), graphs.bigbird(block=4, seed=1), graphs.documents([7, 1, 20, 9])),
-        *(graphs.complete() - graphs.complete(), graphs.identity(), graphs.prefix(9) & graphs.window(12)),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 6), (5, 3), (64, 64)])
-def test_equals_what_looking_at_all_pairs_finds(topology: Topology, rows: int, columns: int) -> None:
-    graph = topology.bind(37)
-    assert listed(BlockMask.of(graph.runs, rows, columns)) == by_looking(graph.dense().numpy(), rows, columns)
 
 
 @settings(deadline=None, max_examples=100)

@@ -23,18 +23,6 @@ def test_offsets_are_clipped_and_count_from_zero() -> None:
     assert classes(Offset(0), 2, 2).tolist() == [[0, 0], [0, 0]]
 
 
-def test_offsets_on_an_image_are_of_rows_and_columns() -> None:
-    width, rows, columns = 4, 1, 2
-    relation = GridOffset(width, rows, columns)
-    ids = classes(relation, 12, 12)
-    for i in range(12):
-        for j in range(12):
-            dy = min(max(j // width - i // width, -rows), rows)
-            dx = min(max(j % width - i % width, -columns), columns)
-            assert ids[i, j] == (dy + rows) * 5 + dx + columns
-    assert relation.count == 15 == len(ids.unique())
-
-
 def test_tables_are_looked_up() -> None:
     table = torch.tensor([[0, 3], [1, 0], [2, 2]], dtype=torch.int32)
     relation = as_relation(table)

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from well_formed import check_well_formed, listed
 
-from mpnn.graph.runs import Runs, expand
+from mpnn.graph.runs import Runs
 
 matrices = arrays(bool, array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=9))
 
@@ -49,10 +49,6 @@ def test_stack_puts_blocks_on_the_diagonal() -> None:
     runs = Runs.stack([Runs.full(1, 2), Runs.full(0, 3), Runs.full(2, 1)])
     assert runs.dense().astype(int).tolist() == [[1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 1]]
     check_well_formed(runs)
-
-
-def test_expand_writes_intervals_out() -> None:
-    assert expand(np.array([3, 7, 0]), np.array([6, 7, 2])).tolist() == [3, 4, 5, 0, 1]
 
 
 def test_graphs_of_different_size_do_not_combine() -> None:

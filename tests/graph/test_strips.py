@@ -102,38 +102,12 @@ def test_blocks_are_counted_as_they_are_listed(
         assert count_blocks(runs, *size) == count_blocks(strips, *size) == (len(mask.column), mask.area)
 
 
-WITH_BREAKS = [
-    *(graphs.complete(), graphs.causal(), graphs.identity(), graphs.window(3), graphs.window(2, dilation=5)),
-    *(graphs.strided(16), graphs.fixed(6), graphs.fixed(4, summary=4), graphs.global_nodes(0), graphs.global_nodes(3)),
-    *(graphs.global_nodes([0, 2, 3, 9]), graphs.prefix(0), graphs.prefix(7), graphs.prefix(1000)),
-]
-
-
-@pytest.mark.usefixtures("strips_of_few_rows")
-@pytest.mark.parametrize("topology", WITH_BREAKS, ids=str)
-@pytest.mark.parametrize("size", [(10, 10), (97, 97), (97, 41), (50, 33), (64, 16)], ids=str)
-def test_breaks_give_the_rows_that_the_rule_gives(topology: Topology, size: tuple[int, int]) -> None:
-    by_row = replace(topology, breaks=None)
-    assert isinstance(topology.bind(*size).structure, Strips)
-    assert topology.bind(*size).runs.same_as(by_row.bind(*size).runs)
-
-
 @pytest.mark.usefixtures("strips_of_few_rows")
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.window(3), graphs.strided(16), graphs.documents([])])
 def test_no_row_is_no_strip(topology: Topology) -> None:
     edges = topology.bind(0).structure
     assert isinstance(edges, Strips)
     assert edges.num_edges == edges.num_runs == edges.runs().num_edges == count_blocks(edges, 32, 96)[0] == 0
-
-
-@pytest.mark.usefixtures("strips_of_few_rows")
-def test_counts_between_all_pairs_of_topologies_are_those_of_their_runs() -> None:
-    for a in WITH_BREAKS:
-        for b in WITH_BREAKS:
-            for both in (a | b, a & b, a - b):
-                graph = both.bind(301)
-                mask = BlockMask.of(graph.runs, 32, 96)
-                assert count_blocks(graph.structure, 32, 96) == (len(mask.column), mask.area), both
 
 
 @pytest.mark.parametrize("few", [0, 4096])

@@ -261,8 +261,7 @@ def test_every_builder_of_the_contract_is_drawn() -> None:
 
 # ------------------------------------------------------------------------------------------------ against predicates
 
-ODD_SIZES = [1, 2, 7, 13, 31, 53]
-ORDER_53 = np.random.default_rng(0).permutation(53)
+ODD_SIZES = [1, 2, 7, 13, 31, 53, 97]
 
 PREDICATES: list[tuple[Topology, Callable[[np.ndarray, np.ndarray], Any]]] = [
     (graphs.complete(), lambda i, j: i >= 0),
@@ -270,7 +269,6 @@ PREDICATES: list[tuple[Topology, Callable[[np.ndarray, np.ndarray], Any]]] = [
     (graphs.identity(), lambda i, j: j == i),
     (graphs.window(4), lambda i, j: abs(i - j) <= 4),
     (graphs.window(2**61), lambda i, j: i >= 0),
-    (graphs.window(3, dilation=5), lambda i, j: ((i - j) % 5 == 0) & (abs(i - j) <= 15)),
     (graphs.window(10**9, dilation=3), lambda i, j: (i - j) % 3 == 0),
     (graphs.global_nodes(3), lambda i, j: (i < 3) | (j < 3)),
     (graphs.global_nodes(10**12), lambda i, j: i >= 0),
@@ -278,10 +276,18 @@ PREDICATES: list[tuple[Topology, Callable[[np.ndarray, np.ndarray], Any]]] = [
     (graphs.global_nodes([0]), lambda i, j: (i == 0) | (j == 0)),
     (graphs.prefix(5), lambda i, j: (j < 5) | (j <= i)),
     (graphs.prefix(0), lambda i, j: j <= i),
-    (graphs.strided(7), lambda i, j: ((i >= j) & (i - j < 7)) | ((i > j) & ((i - j) % 7 == 0))),
-    (graphs.strided(1), lambda i, j: j <= i),
-    (graphs.fixed(7, 2), lambda i, j: (j <= i) & ((i // 7 == j // 7) | (j % 7 >= 5))),
-    (graphs.fixed(3, 0), lambda i, j: (j <= i) & (i // 3 == j // 3)),
+    *(
+        (graphs.strided(s), lambda i, j, s=s: (j <= i) & ((i - j < s) | ((i - j) % s == 0)))
+        for s in (1, 2, 3, 7, 17, 50)
+    ),
+    *(
+        (graphs.window(r, d), lambda i, j, r=r, d=d: (abs(i - j) <= r * d) & ((i - j) % d == 0))
+        for r, d in ((0, 2), (1, 2), (3, 5), (9, 3), (99, 4))
+    ),
+    *(
+        (graphs.fixed(b, s), lambda i, j, b=b, s=s: (j <= i) & ((i // b == j // b) | (j % b >= b - s)))
+        for b, s in ((1, 0), (3, 0), (3, 1), (5, 5), (7, 2), (8, 0), (50, 1))
+    ),
     (graphs.longformer(7, globals=2), lambda i, j: (abs(i - j) <= 3) | (i < 2) | (j < 2)),
     (
         graphs.bigbird(block=4, window=3, random=0, globals=1),
@@ -290,34 +296,19 @@ PREDICATES: list[tuple[Topology, Callable[[np.ndarray, np.ndarray], Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("few", [0, 4096], ids=["strips", "rows"])
 @pytest.mark.parametrize(("topology", "mask"), PREDICATES, ids=[str(topology) for topology, _ in PREDICATES])
-@pytest.mark.parametrize("n", ODD_SIZES)
 def test_square_and_rectangular_graphs_follow_their_predicate(
-    topology: Topology, mask: Callable[[np.ndarray, np.ndarray], np.ndarray], n: int
+    topology: Topology, mask: Callable[[np.ndarray, np.ndarray], np.ndarray], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for num_src in (n, n + 6, max(n - 3, 0)):
-        graph = topology.bind(max(n, num_src), num_src).rows(0, n)
-        check_well_formed(graph.runs)
-        assert (graph.dense().numpy() == mask(*np.indices((n, num_src)))).all(), num_src
-
-
-@pytest.mark.parametrize("n", ODD_SIZES)
-def test_graphs_of_a_given_size_follow_their_predicate(n: int) -> None:
-    i, j = np.indices((n, n))
-    cut = n // 3
-    document = np.repeat([0, 1, 2], [cut, n - cut, 0])
-    order = ORDER_53[n > ORDER_53]
-    rank = {int(node): place for place, node in enumerate(order)}
-    stands = np.array([rank[node] for node in range(n)])
-    for graph, expected in (
-        (graphs.documents([cut, n - cut, 0]).bind(n), document[i] == document[j]),
-        (graphs.permutation(order.tolist()).bind(n), stands[j] <= stands[i]),
-        (graphs.permutation(torch.from_numpy(order)).bind(n), stands[j] <= stands[i]),
-    ):
-        check_well_formed(graph.runs)
-        assert (graph.dense().numpy() == expected).all()
-    i, j = np.indices((n, n + 4))
-    assert (graphs.memory(4).bind(n).dense().numpy() == (j <= i + 4)).all()
+    """Graphs of few rows are bound row by row, larger ones in strips."""
+    monkeypatch.setattr("mpnn.graph.topology._FEW_ROWS", few)
+    for n in ODD_SIZES:
+        for num_src in (n, n + 6, max(n - 3, 0)):
+            graph = topology._graph(max(n, num_src), num_src)  # past the cache of bind
+            part = graph.rows(0, n)
+            check_well_formed(part.runs)
+            assert (part.dense().numpy() == mask(*np.indices((n, num_src)))).all(), (n, num_src)
 
 
 # ------------------------------------------------------------------------------------------------ what they cost

@@ -117,30 +117,23 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def _cut(folder: Path) -> None:
-    data = (folder / "columns.npy").read_bytes()
-    (folder / "columns.npy").write_bytes(data[:-4])
-
-
-def _lose_offsets(folder: Path) -> None:
-    (folder / "offsets.npy").unlink()
-
-
-def _lose_header(folder: Path) -> None:
-    (folder / "header.json").unlink()
-
-
-def _claim_more(folder: Path) -> None:
+def _header(folder: Path, **changes: int) -> None:
     header = json.loads((folder / "header.json").read_text())
-    (folder / "header.json").write_text(json.dumps({**header, "num_edges": 6}))
+    (folder / "header.json").write_text(json.dumps(header | changes))
 
 
-def _claim_version(folder: Path) -> None:
-    header = json.loads((folder / "header.json").read_text())
-    (folder / "header.json").write_text(json.dumps({**header, "version": 2}))
+DAMAGES = {
+    "columns cut short": lambda folder: os.truncate(
+        folder / "columns.npy", os.path.getsize(folder / "columns.npy") - 4
+    ),
+    "no offsets": lambda folder: (folder / "offsets.npy").unlink(),
+    "no header": lambda folder: (folder / "header.json").unlink(),
+    "more edges": lambda folder: _header(folder, num_edges=6),
+    "another version": lambda folder: _header(folder, version=2),
+}
 
 
-@pytest.mark.parametrize("damage", [_cut, _lose_offsets, _lose_header, _claim_more, _claim_version])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_folders_are_refused(tmp_path: Path, damage) -> None:
     graphs.write_csr(tmp_path / "g", EDGES)
     damage(tmp_path / "g")

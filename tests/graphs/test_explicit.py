@@ -3,31 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from drawings import drawn
+from drawings import ATTR, EDGES, KIND, MASK, listed
 from torch import Tensor
 
 from mpnn import Graph, graphs, ops
 from mpnn.graph.relations import Offset
 
-# Six edges among four nodes in no order: 1 -> 0 twice, a self-loop on 2, and node 3 has no in-neighbors.
-EDGES = torch.tensor([[1, 2, 0, 1, 2, 3], [0, 1, 1, 0, 2, 1]])
-ATTR = torch.tensor([10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
-KIND = torch.tensor([0, 1, 2, 0, 1, 2])
-MASK = drawn("""
-    .#..
-    #.##
-    ..#.
-    ....
-""")
-
 
 @pytest.fixture
 def graph() -> Graph:
     return graphs.from_edges(EDGES, 4, edge_attr=ATTR)
-
-
-def listed(graph: Graph) -> list[tuple[int, int]]:
-    return [(src, dst) for src, dst in graph.edge_index.T.tolist()]
 
 
 # ------------------------------------------------------------------------------------------------ what is given
@@ -102,21 +87,6 @@ def test_sizes_are_counted_from_the_edges_unless_given() -> None:
     assert size(num_src=6) == (3, 6)
     assert size(num_dst=6) == (6, 5)
     assert size(num_src=7, num_dst=8) == (8, 7)
-
-
-@pytest.mark.parametrize(("num_dst", "num_src"), [(0, 0), (0, 4), (4, 0), (1, 1), (1, 3)])
-def test_sides_without_nodes(num_dst: int, num_src: int) -> None:
-    for graph in (
-        graphs.complete().bind(num_dst, num_src),
-        graphs.from_edges([[], []], num_dst=num_dst, num_src=num_src),
-        (graphs.window(1) | graphs.global_nodes(1)).bind(max(num_dst, num_src), num_src).rows(0, num_dst),
-    ):
-        assert graph.dense().shape == (num_dst, num_src)
-        assert graph.num_edges == graph.dense().sum()
-        assert len(graph.degree()) == num_dst
-        assert (len(graph.csr.ptr), len(graph.csc.ptr)) == (num_dst + 1, num_src + 1)
-        assert torch.equal(graph.reverse().dense(), graph.dense().T)
-        assert torch.equal((~graph).dense(), ~graph.dense())
 
 
 # ------------------------------------------------------------------------------------------------ batches

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from threads import same_bits, threads
 
 from mpnn import graphs, ops
 from mpnn.graph.topology import Topology
 from mpnn.kernels import tile_attention
-from mpnn.kernels.cpu import threads
+from mpnn.kernels.cpu import threads as pool
 from mpnn.kernels.rows import Rows
 from mpnn.position import ALiBi
 
@@ -45,20 +46,15 @@ def test_the_first_calls_compile_nothing_and_need_no_numba() -> None:
 )
 @pytest.mark.parametrize("heads", [1, 6])
 def test_tiles_give_the_same_bits_on_any_number_of_threads(topology: Topology, heads: int) -> None:
-    graph, found = topology.bind(500), []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            torch.manual_seed(0)
-            leaves = [torch.randn(2, 500, heads, 24, requires_grad=True) for _ in range(3)]
-            bias = ALiBi(heads).bias(graph)
-            out = ops.attend(graph, *leaves, bias=bias, dropout=0.1, backend="tiles")
-            found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(a.equal(b) for a, b in zip(found[0], other, strict=True))
+    graph, bias = topology.bind(500), ALiBi(heads).bias(topology.bind(500))
+    leaves = [torch.randn(2, 500, heads, 24, requires_grad=True) for _ in range(3)]
+
+    def results() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        out = ops.attend(graph, *leaves, bias=bias, dropout=0.1, backend="tiles")
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    assert same_bits(results, 1, 2, 3)
 
 
 @pytest.mark.parametrize("topology", [graphs.causal(), graphs.longformer(40, globals=3)], ids=str)
@@ -115,16 +111,12 @@ def test_torchs_threads_and_pythons_threads_give_the_same_bits(monkeypatch: pyte
         assert bias.grad is not None
         return [*(y.detach() for y in outs), leaf.grad, bias.grad]
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
+    with threads(3):
         if sys.platform == "linux":
-            assert threads.team() is not None
+            assert pool.team() is not None
         from_torch = results()
-        monkeypatch.setattr(threads, "team", lambda: None)
+        monkeypatch.setattr(pool, "team", lambda: None)
         from_python = results()
-    finally:
-        torch.set_num_threads(before)
     assert all(a.equal(b) for a, b in zip(from_torch, from_python, strict=True))
 
 
@@ -144,16 +136,12 @@ def test_a_struct_that_two_threads_build_points_to_memory_that_stays(monkeypatch
 
 
 def test_parts_run_side_by_side_and_what_one_raises_is_raised() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        assert threads.each(range(100), lambda k: k * k) == [k * k for k in range(100)]
-        nested = threads.each(range(8), lambda k: sum(threads.each(range(k), lambda j: j)))
+    with threads(3):
+        assert pool.each(range(100), lambda k: k * k) == [k * k for k in range(100)]
+        nested = pool.each(range(8), lambda k: sum(pool.each(range(k), lambda j: j)))
         assert nested == [k * (k - 1) // 2 for k in range(8)]
         with pytest.raises(ZeroDivisionError):
-            threads.each([3, 2, 1, 0, 1], lambda k: 1 // k)
-    finally:
-        torch.set_num_threads(before)
+            pool.each([3, 2, 1, 0, 1], lambda k: 1 // k)
 
 
 def test_no_part_begins_after_the_caller_was_interrupted() -> None:
@@ -165,13 +153,8 @@ def test_no_part_begins_after_the_caller_was_interrupted() -> None:
             raise KeyboardInterrupt
         time.sleep(0.001)
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        with pytest.raises(KeyboardInterrupt):
-            threads.each(range(1000), part)
-    finally:
-        torch.set_num_threads(before)
+    with threads(3), pytest.raises(KeyboardInterrupt):
+        pool.each(range(1000), part)
     assert len(begun) < 500
 
 
@@ -187,15 +170,11 @@ def test_an_exception_is_raised_when_the_running_parts_have_finished_and_no_othe
         time.sleep(0.005)
         running.remove(k)
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(4)
+    with threads(4):
         for _ in range(5):
             failed = threading.Event()
             begun.clear()
             with pytest.raises(ZeroDivisionError):
-                threads.each(range(1000), part)
+                pool.each(range(1000), part)
             assert not running
             assert len(begun) < 500
-    finally:
-        torch.set_num_threads(before)

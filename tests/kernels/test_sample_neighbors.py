@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -76,17 +74,6 @@ def test_seed_and_node_decide() -> None:
     alone = graph.sample(torch.tensor([9]), 3, seed=1)
     assert together[2][3:6].tolist() == alone[2].tolist()
     assert graph.sample(torch.tensor([9]), 3, seed=2)[2].tolist() != alone[2].tolist()
-
-
-def test_a_memory_map_gives_the_same_blocks(tmp_path: Path) -> None:
-    edges = torch.randint(300, (2, 5000))
-    in_memory = graphs.compressed(graphs.from_edges(edges, 300))
-    on_disk = graphs.write_csr(tmp_path / "g", edges, 300, memory=1 << 16)
-    for seed in range(3):
-        a, b = (graph.sample(torch.arange(100), 7, seed) for graph in (in_memory, on_disk))
-        assert torch.equal(a[0], b[0])
-        assert torch.equal(a[1].edge_index, b[1].edge_index)
-        assert torch.equal(a[2], b[2])
 
 
 @pytest.mark.parametrize(

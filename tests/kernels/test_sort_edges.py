@@ -57,34 +57,3 @@ def test_without_a_library_torch_sorts() -> None:
     x = torch.tensor([[1.0], [10.0], [100.0]])
     graph = graphs.from_edges([[0, 1, 2, 0], [2, 0, 2, 1]])
     assert ops.aggregate(graph, x).flatten().tolist() == [10.0, 1.0, 101.0]
-
-
-@pytest.mark.parametrize("by", ["destination", "source", "both"])
-@pytest.mark.parametrize("backend", ["csr", "edge_list"])
-def test_edges_that_are_sorted_already_give_the_same_gradients(by: str, backend: str) -> None:
-    """Sorted orders have no `edge_id`: weights, results and gradients of edges stay in the caller's order."""
-    if backend == "csr" and library.why_missing() is not None:
-        pytest.skip("no compiled kernels on this machine")
-    ends = {
-        "destination": [[3, 0, 1, 2, 0, 3], [0, 1, 1, 2, 3, 3]],
-        "source": [[0, 0, 1, 2, 3, 3], [3, 1, 1, 2, 0, 3]],
-        "both": [[0, 1, 1, 2, 3, 3], [0, 1, 2, 2, 2, 3]],
-    }[by]
-    shuffle = torch.tensor([4, 0, 5, 2, 1, 3])
-    ordered, shuffled = graphs.from_edges(ends, 4), graphs.from_edges(torch.tensor(ends)[:, shuffle], 4)
-    assert ((ordered.csr.edge_id is None) or library.why_missing() is not None) == (by != "source")
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(4, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    bias = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
-    leaves = (query, key, value, bias)
-    out, weights = ops.attend(ordered, query, key, value, bias=bias, backend=backend, return_weights=True)
-    expected, expected_weights = ops.attend(
-        shuffled, query, key, value, bias=bias[shuffle], backend="edge_list", return_weights=True
-    )
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(weights[shuffle], expected_weights)
-    upstream = torch.randn_like(out)
-    for ours, reference in zip(
-        torch.autograd.grad(out, leaves, upstream), torch.autograd.grad(expected, leaves, upstream), strict=True
-    ):
-        torch.testing.assert_close(ours, reference)

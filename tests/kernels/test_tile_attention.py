@@ -78,22 +78,6 @@ def test_it_computes_what_its_twin_does(
         )
 
 
-def test_the_log_sum_exp_and_its_gradient() -> None:
-    graph = (graphs.causal() - graphs.identity()).bind(70)
-    inputs = leaves(graph, torch.float64, "plain")
-    query, key, value = (x for x in inputs[:3] if x is not None)
-    out, lse = TileAttention.apply(*inputs, 0.2, None, None, _layout(graph))
-    logits = 0.2 * torch.einsum("bihd,bjhd->bhij", query, key.repeat_interleave(2, 2))
-    expected = logits.masked_fill(~graph.dense(), -torch.inf)[..., 1:, :].logsumexp(-1)
-    assert lse[..., 0].eq(torch.inf).all()  # its row has no edges
-    torch.testing.assert_close(lse[..., 1:], expected, rtol=0, atol=1e-12)
-    direction = torch.randn(expected.shape, dtype=torch.float64)
-    both = torch.einsum("bihd->", naive(graph, *inputs, 0.2, None, None)) + (expected * direction).sum()
-    ours = torch.autograd.grad(out.sum() + (lse[..., 1:] * direction).sum(), (query, key, value))
-    for x, y in zip(ours, torch.autograd.grad(both, (query, key, value)), strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("softcap", [30.0, 1e6, 1e30])
 def test_a_softcap_keeps_the_digits_of_logits_of_any_size(softcap: float) -> None:
     graph = graphs.causal().bind(70)
@@ -144,53 +128,6 @@ def test_what_is_not_finite_stays_so_in_16_bits(bad: float) -> None:
     out, _ = TileAttention.apply(zeros, zeros, value, None, None, 1.0, None, None, layout)
     torch.testing.assert_close(out[0, 10:, 0, 3], value[0, 10, 0, 3].expand(30), equal_nan=True)
     assert not out[0, :10].any()
-
-
-@pytest.mark.parametrize("widths", [(8, 8), (16, 40), (72, 64)], ids=str)
-def test_any_width_that_is_a_multiple_of_8(widths: tuple[int, int]) -> None:
-    graph = graphs.window(20).bind(100)
-    inputs = leaves(graph, torch.float32, "plain", widths)
-    out, _ = TileAttention.apply(*inputs, 0.2, None, None, _layout(graph))
-    expected = naive(graph, *inputs, 0.2, None, None)
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
-
-
-def test_features_are_read_where_they_lie() -> None:
-    graph = graphs.causal().bind(70)
-    query, key, value, *_ = leaves(graph, torch.float32, "plain")
-    assert query is not None
-    assert key is not None
-    assert value is not None
-    plain, _ = TileAttention.apply(query, key, value, None, None, 0.2, None, None, _layout(graph))
-    wide = torch.full((2, 70, 4, 200), torch.nan)
-    wide[..., 64:88] = query.detach()
-    heads_first = key.detach().transpose(1, 2).contiguous().transpose(1, 2)
-    columns_first = value.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
-    strided = wide[..., 64:88], heads_first, columns_first
-    assert TileAttention.apply(*strided, None, None, 0.2, None, None, _layout(graph))[0].equal(plain)
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_reaches_the_rows_that_attend_to_it_as_in_the_twin(bad: float) -> None:
-    graph = graphs.causal().bind(150)
-    for spoilt in range(3):
-        inputs = leaves(graph, torch.float32, "plain")
-        x = inputs[spoilt]
-        assert x is not None
-        x.detach()[0, 77, 1, 3] = bad
-        out, _ = TileAttention.apply(*inputs, 0.2, None, None, _layout(graph))
-        expected = edge_by_edge(graph, *(y.detach() for y in inputs[:3] if y is not None))
-        torch.testing.assert_close(out, expected, rtol=0, atol=1e-5, equal_nan=True)
-
-
-def edge_by_edge(graph: Graph, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The twin for numbers that are not finite: a pair that is no edge takes no part, not even as 0 times NaN."""
-    k, v = (x.repeat_interleave(2, 2) for x in (k, v))
-    rows = []
-    for i, edges in enumerate(graph.dense()):
-        weights = (0.2 * torch.einsum("bhd,bjhd->bjh", q[:, i], k[:, edges])).softmax(1)
-        rows.append(torch.einsum("bjh,bjhd->bhd", weights, v[:, edges]))
-    return torch.stack(rows, 1)
 
 
 def test_no_tile_is_read_or_written_outside_the_tensors() -> None:

@@ -1,6 +1,6 @@
 """Linear attention layers: Performer's, elu(x) + 1 and Linformer, against the papers' formulas."""
 
-import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,54 +18,23 @@ def projected(spec: Kernel, x: Tensor) -> list[Tensor]:
     return [to(x).unflatten(-1, (spec.heads, -1)).transpose(0, 1) for to in maps]
 
 
+def phi(spec: Kernel, a: Tensor) -> Tensor:
+    """Equation 5 of Choromanski et al. 2021, or elu(x) + 1 (Katharopoulos et al. 2020)."""
+    if spec.directions is None:
+        return F.elu(a) + 1
+    a = a / a.shape[-1] ** 0.25
+    return (a @ spec.directions.T - a.square().sum(-1, keepdim=True) / 2).exp() / 7**0.5
+
+
+@pytest.mark.parametrize("features", [7, "elu"])
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.window(2)], ids=str)
-def test_is_the_formula(topology: object) -> None:
-    spec, x = Kernel(12, 3, features=7).double(), torch.randn(9, 12, dtype=torch.float64)
+def test_is_the_formula(topology: Topology, features: Any) -> None:
+    spec, x = Kernel(12, 3, features=features).double(), torch.randn(9, 12, dtype=torch.float64)
     query, key, value = projected(spec, x)
-
-    def phi(a: Tensor) -> Tensor:
-        a = a / a.shape[-1] ** 0.25
-        return (a @ spec.directions.T - a.square().sum(-1, keepdim=True) / 2).exp() / 7**0.5
-
-    weights = (phi(query) @ phi(key).mT) * topology.bind(9).dense()
+    weights = (phi(spec, query) @ phi(spec, key).mT) * topology.bind(9).dense()
     heads = (weights / weights.sum(-1, keepdim=True)) @ value
     expected = spec.to_out(heads.transpose(0, 1).flatten(1))
     torch.testing.assert_close(MessagePassing(topology, "sum", None, spec)(x), expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal(), graphs.window(2)], ids=str)
-def test_elu_is_the_formula(topology: object) -> None:
-    spec, x = Kernel(12, 3, features="elu").double(), torch.randn(9, 12, dtype=torch.float64)
-    query, key, value = projected(spec, x)
-    weights = ((F.elu(query) + 1) @ (F.elu(key) + 1).mT) * topology.bind(9).dense()
-    heads = (weights / weights.sum(-1, keepdim=True)) @ value
-    expected = spec.to_out(heads.transpose(0, 1).flatten(1))
-    torch.testing.assert_close(MessagePassing(topology, "sum", None, spec)(x), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_its_error_falls_with_the_square_root_of_the_number_of_features() -> None:
-    """The features are a mean over random directions, so the squared error against softmax is about c / features.
-
-    Inputs are small: exp(omega x) of large ones has so heavy a tail that a mean of a thousand is far from its limit.
-    """
-    x, seeds, counts = 0.5 * torch.randn(40, 16, dtype=torch.float64), 60, (64, 1024)
-    mean, deviation = [], []
-    for features in counts:
-        found = []
-        for seed in range(seeds):
-            torch.manual_seed(1)  # the same maps for every draw of directions
-            spec = Kernel(16, 2, features=features, seed=seed).double()
-            query, key, value = projected(spec, x)
-            exact = (query @ key.mT / 8**0.5).softmax(-1) @ value
-            exact = spec.to_out(exact.transpose(0, 1).flatten(1))
-            found.append((MessagePassing(graphs.complete(), "sum", None, spec)(x) - exact).square().mean().detach())
-        mean.append(torch.stack(found).mean())
-        deviation.append(torch.stack(found).std() / mean[-1] / seeds**0.5)  # of the logarithm of the mean
-    span = math.log(counts[1] / counts[0])
-    slope = (mean[1] / mean[0]).log() / span
-    uncertain = torch.stack(deviation).norm() / span
-    assert uncertain < 0.05
-    assert abs(slope + 1) < 4 * uncertain
 
 
 def test_directions_are_orthogonal_in_blocks_and_follow_the_seed() -> None:
@@ -97,12 +66,6 @@ def test_keys_of_one_document_do_not_vanish_beside_those_of_another(topology: To
     torch.testing.assert_close(together, torch.cat(alone, 1), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("features", [5, "elu"])
-def test_gradients(features: object) -> None:
-    op = MessagePassing(graphs.causal(), "sum", None, Kernel(4, 2, features=features).double())
-    assert torch.autograd.gradcheck(op, torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True))
-
-
 @pytest.mark.parametrize("features", [0, -3, "relu", 2.5])
 def test_a_wrong_kind_of_features_is_named(features: object) -> None:
     with pytest.raises(ValueError, match='features must be at least 1, or "elu"; got'):
@@ -126,17 +89,6 @@ def test_linformer_is_the_formula(n: int, sources: int) -> None:
         heads.append((query @ key.mT / 4**0.5).softmax(-1) @ value)
     op = MessagePassing(graphs.complete(), "sum", None, spec)
     torch.testing.assert_close(op(x, source=source), spec.to_out(torch.cat(heads, -1)), rtol=1e-10, atol=1e-10)
-
-
-def test_linformer_gradients() -> None:
-    op = MessagePassing(graphs.complete(), "sum", None, Linformer(4, 2, length=6, landmarks=3).double())
-    x = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
-    parameters = dict(op.named_parameters())
-
-    def run(x: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(op, dict(zip(parameters, values, strict=True)), (x,))
-
-    assert torch.autograd.gradcheck(run, (x, *parameters.values()))
 
 
 def test_linformer_writes_out_no_square(capsys: pytest.CaptureFixture[str]) -> None:

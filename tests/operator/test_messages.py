@@ -77,15 +77,6 @@ def test_normalized_weights_add_up_to_one_and_a_total_of_zero_gives_zero() -> No
     torch.testing.assert_close(alike, by_hand(x[edge_index[0]], edge_index, "mean"))
 
 
-def test_between_two_sets_of_nodes() -> None:
-    edge_index = torch.stack([torch.randint(0, 9, (20,)), torch.randint(0, N, (20,))])
-    graph = graphs.from_edges(edge_index, num_src=9, num_dst=N)
-    x, source = torch.randn(N, IN), torch.randn(9, 2)
-    op = MessagePassing(None, "sum", None, EdgeMessage(lambda dst, src, edge: torch.cat([dst, src], -1)))
-    expected = by_hand(torch.cat([x[edge_index[1]], source[edge_index[0]]], 1), edge_index, "sum")
-    torch.testing.assert_close(op(x, graph, source=source), expected)
-
-
 def test_edges_that_are_left_out_make_no_messages() -> None:
     op = MessagePassing(None, "sum", None, EdgeMessage(lambda dst, src, edge: src * edge), edge_dropout=0.5).train()
     graph, x, edge = graphs.from_edges(edges(), N), torch.ones(N, 1), torch.ones(20, 1)

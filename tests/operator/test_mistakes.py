@@ -18,10 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import mpnn
-from mpnn import MessagePassing, attention, engine, graphs, models, ops, position, update
-from mpnn.backends import BACKENDS
-from mpnn.round import Round
-from mpnn.scores import AdditiveV2Score, Dot, LeakyReLU
+from mpnn import MessagePassing, attention, graphs, models, ops, position, update
 
 RULE = graphs.window(1)
 GRAPH = RULE.bind(5)
@@ -181,8 +178,11 @@ def assigned(name: str, value: Any) -> Callable[[], object]:
 
 CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "layer.graph": (assigned("graph", "causal"), "graph must be a Topology, a Graph or None; got str"),
-    "layer.aggregate": (assigned("aggregate", "largest"), "there is no aggregator 'largest'"),
-    "layer.aggregate, a class": (assigned("aggregate", mpnn.aggregate.Max), "an aggregator is an object"),
+    "layer.aggregate": (assigned("aggregate", "largest"), "there is no aggregator 'largest'; there are sum, mean, max"),
+    "layer.aggregate, a class": (
+        assigned("aggregate", mpnn.aggregate.Max),
+        r"an aggregator is an object.*pass Max\(\)",
+    ),
     "layer.update": (assigned("update", "relu"), "an update is None, a function"),
     "layer.update, an attention": (
         assigned("update", attention.DotProduct(4, 2)),
@@ -267,17 +267,6 @@ def test_attend(given: dict[str, Any], sentence: str) -> None:
         ops.attend(GRAPH, Q, Q, Q, **given)
 
 
-@pytest.mark.parametrize("softcap", [0.0, 0, -1.0, float("nan")])
-def test_a_softcap_is_positive(softcap: float) -> None:
-    with pytest.raises(ValueError, match="softcap must be a positive finite number, or None; got"):
-        MessagePassing(GRAPH, "sum", None, attention.DotProduct(4, 2, softcap=softcap))(X)
-
-
-def test_an_attention_scale_for_each_head_is_refused() -> None:
-    with pytest.raises(TypeError, match="scale must be one number"):
-        MessagePassing(GRAPH, "sum", None, attention.DotProduct(4, 2, scale=torch.ones(2)))(X)
-
-
 # ---------------------------------------------------------------------------------------- what now works
 
 
@@ -290,11 +279,6 @@ def test_parts_of_a_layer_may_be_replaced() -> None:
     assert torch.equal(layer(X), X - ops.aggregate(GRAPH, X, "max"))
     layer.update = None
     assert torch.equal(pickle.loads(pickle.dumps(layer))(X), ops.aggregate(GRAPH, X, "max"))
-
-
-def test_explain_takes_what_the_operator_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert mpnn.explain(OPERATOR, X, GRAPH).backend == mpnn.explain(OPERATOR, x=X, graph=GRAPH).backend
-    assert "window(1)" in capsys.readouterr().out
 
 
 def test_a_relation_of_heterogeneous_data_is_a_graph_between_two_sets() -> None:
@@ -320,53 +304,6 @@ def negated(x: Tensor) -> Tensor:
     assert view.is_neg()
     assert torch.equal(view, x)
     return view
-
-
-@pytest.mark.parametrize("backend", ["auto", *(b.NAME for b in BACKENDS)])
-def test_views_with_the_negative_bit_are_numbers_like_others(backend: str) -> None:
-    bias, weight = torch.rand(GRAPH.num_edges, 2), torch.rand(GRAPH.num_edges)
-    score, v2 = Dot(Q, Q, 0.5), AdditiveV2Score(Q, Q, torch.rand(2, 4), LeakyReLU())
-    requests = [
-        Round(GRAPH, Q, score),
-        Round(GRAPH, Q, score, (bias,)),
-        Round(GRAPH, Q, score, edge_value=torch.rand(GRAPH.num_edges, 2, 4)),
-        Round(GRAPH, Q, v2),
-        Round(GRAPH, Q, bias=(weight[:, None],), normalize="none"),
-        Round(GRAPH, Q, reduce=mpnn.aggregate.Max()),
-    ]
-    ran = 0
-    for request in requests:
-        value = request.value.clone().requires_grad_()
-        try:
-            expected, _ = engine.run(_with(request, lambda x: x, value), backend)
-        except ValueError:  # a backend that does not take this request takes no view of it either
-            continue
-        ran += 1
-        twin = request.value.clone().requires_grad_()
-        out, _ = engine.run(_with(request, negated, negated(twin)), backend)
-        torch.testing.assert_close(out, expected)
-        (out * torch._neg_view(torch.ones_like(out))).sum().backward()  # gradients arrive as such views too
-        (expected * -1).sum().backward()
-        torch.testing.assert_close(twin.grad, value.grad)
-    assert ran or backend in ("scatter", "low_rank")
-
-
-def _with(request: Round, change: Callable[[Tensor], Tensor], value: Tensor) -> Round:
-    """The request with every tensor changed."""
-    score = copy.copy(request.score)
-    for name, x in vars(score).items() if score is not None else ():
-        if isinstance(x, Tensor):
-            setattr(score, name, change(x))
-    edge_value = None if request.edge_value is None else change(request.edge_value)
-    return Round(
-        request.graph,
-        value,
-        score,
-        tuple(map(change, request.bias)),
-        edge_value,
-        normalize=request.normalize,
-        reduce=request.reduce,
-    )
 
 
 def test_edges_with_the_negative_bit_are_copied() -> None:

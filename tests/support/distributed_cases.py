@@ -74,27 +74,19 @@ def explicit(nodes: int, edges: int, *, attributes: int = 0, types: int = 0, see
     return graphs.from_edges(ends, nodes, edge_attr=attr, edge_type=kind)
 
 
-def layer(*, backend: str = "auto", edge_dropout: float = 0.0, **options: Any) -> nn.Module:
+def layer(*, heads: int = 2, backend: str = "auto", edge_dropout: float = 0.0, **options: Any) -> nn.Module:
     return MessagePassing(
         None,
         "sum",
         PreNorm(WIDTH, FeedForward(WIDTH)),
-        DotProduct(WIDTH, 2, **options),
+        DotProduct(WIDTH, heads, **options),
         backend=backend,
         edge_dropout=edge_dropout,
     )
 
 
-def many_heads(*, edge_dropout: float = 0.0, backend: str = "auto", **options: Any) -> Callable[[], nn.Module]:
-    """Heads that two, three and four processes divide."""
-    return lambda: MessagePassing(
-        None,
-        "sum",
-        PreNorm(WIDTH, FeedForward(WIDTH)),
-        DotProduct(WIDTH, 12, head_dim=4, **options),
-        edge_dropout=edge_dropout,
-        backend=backend,
-    )
+many_heads = partial(layer, heads=12, head_dim=4)
+"""Two, three and four processes divide these heads."""
 
 
 def of(attention: Callable[[], Any] | None = None, aggregator: Any = "sum", **options: Any) -> Callable[[], nn.Module]:
@@ -106,6 +98,16 @@ def drawn(position: Any) -> Any:
     for parameter in position.parameters():
         nn.init.normal_(parameter)
     return position
+
+
+def positions(heads: int, width: int) -> dict[str, Callable[[], Any]]:
+    """Relative positions for so many heads of this width."""
+    return {
+        "rotary": lambda: Rotary(width),
+        "alibi": lambda: ALiBi(heads),
+        "t5": lambda: drawn(T5(heads, buckets=8, max_distance=8)),
+        "shaw": lambda: drawn(Shaw(width, 3)),
+    }
 
 
 class Dropped(nn.Module):
@@ -169,22 +171,12 @@ def cases() -> Iterator[Case]:
         yield Case(f"dropout, {backend}", graphs.causal() & graphs.window(9), 45, model, training=True)
         yield Case(f"dropout by hand, {backend}", graphs.window(9), 45, model, by_hand, training=True)
         yield Case(f"single, {backend}", graphs.window(9), 45, model, training=True, dtype=torch.float32)
-    for name, position in {
-        "rotary": lambda: Rotary(WIDTH // 2),
-        "alibi": lambda: ALiBi(2),
-        "t5": lambda: drawn(T5(2, buckets=8, max_distance=8)),
-        "shaw": lambda: drawn(Shaw(WIDTH // 2, 3)),
-    }.items():
-        for owners in (Owners.equal, Owners.zigzag):
-            model = lambda position=position: layer(position=position())  # noqa: E731
-            yield Case(f"{name}, {owners.__name__}", graphs.causal(), 37, model, owners)
+    yield from cases_of_transport("halo", (), graphs.causal(), layer, 2, WIDTH // 2)
     edges, weighted, typed = explicit(47, 300), explicit(47, 300, attributes=3), explicit(47, 300, types=4)
     yield Case("GAT", edges, 47, of(lambda: Additive(WIDTH, 4, 2)))
     yield Case("GAT, dropout", edges, 47, of(lambda: Additive(WIDTH, 4, 2, dropout=0.5)), by_hand, training=True)
-    yield Case("GATv2", edges, 47, of(lambda: AdditiveV2(WIDTH, 4, 2)))
     yield Case("GCN's weights", edges, 47, of(lambda: Degree(WIDTH, 8)), by_hand)
     yield Case("edges with attributes", weighted, 47, of(lambda: DotProduct(WIDTH, 2, edge_dim=3)))
-    yield Case("edges add numbers", weighted, 47, partial(layer, position=EdgeBias(3, 2)), by_hand)
     yield Case("types", typed, 47, of(lambda: Typed(WIDTH, 8, relations=4)), by_hand)
     message = lambda: EdgeMessage(lambda dst, src, attr: F.relu(src) * dst)  # noqa: E731
     yield Case("messages of both ends", edges, 47, of(message))
@@ -226,95 +218,64 @@ def cases() -> Iterator[Case]:
     yield Case("GPT, zigzag", graphs.causal(), 48, gpt, Owners.zigzag, training=True, batch=(2,))
 
 
-def cases_of_heads() -> Iterator[Case]:
-    """Cases in which each process computes some of the heads."""
-    by_heads = partial(Case, transport="heads")
-    for name in ("causal", "complete", "window", "longformer", "identity"):
-        yield by_heads(f"heads, {name}", TOPOLOGIES[name], 53, many_heads())
-    yield by_heads("heads, fewer nodes than ranks", graphs.causal(), 3, many_heads())
+def cases_of_transport(
+    transport: str, topologies: tuple[str, ...], graph: Any, make: Callable[..., nn.Module], heads: int, width: int
+) -> Iterator[Case]:
+    """What every transport is tried on; `graph` is one that it is made for."""
+    case = partial(Case, transport=transport)
+    for name in topologies:
+        yield case(f"{transport}, {name}", TOPOLOGIES[name], 53, make)
+    yield case(f"{transport}, fewer nodes than ranks", graph, 3, make)
     for owners in (Owners.zigzag, by_hand, uneven):
-        yield by_heads(f"heads, {owners.__name__}", graphs.causal(), 41, many_heads(position=Rotary(4)), owners)
-    for backend in ("edge_list", "csr", "dense", "tiles"):
-        model = many_heads(backend=backend, dropout=0.4)
-        yield by_heads(f"heads, dropout, {backend}", graphs.window(9), 45, model, by_hand, training=True, batch=(2,))
-    yield by_heads("heads, single", graphs.causal(), 45, many_heads(), dtype=torch.float32, batch=(2, 1))
-    yield by_heads("heads, one for keys", graphs.causal(), 37, many_heads(kv_heads=1))
-    for name, position in {
-        "alibi": lambda: ALiBi(12),
-        "t5": lambda: drawn(T5(12, buckets=8, max_distance=8)),
-        "shaw": lambda: drawn(Shaw(4, 3)),
-    }.items():
-        model = lambda position=position: many_heads(position=position())()  # noqa: E731
-        yield by_heads(f"heads, {name}", graphs.causal(), 37, model, Owners.zigzag)
-    edges, weighted = explicit(47, 300), explicit(47, 300, attributes=3)
-    yield by_heads("heads, GATv2", edges, 47, of(lambda: AdditiveV2(WIDTH, 4, 12)), by_hand)
-    yield by_heads("heads, edges with attributes", weighted, 47, many_heads(edge_dim=3), by_hand)
-    yield by_heads("heads, numbers of edges", weighted, 47, lambda: many_heads(position=EdgeBias(3, 12))(), by_hand)
+        yield case(f"{transport}, {owners.__name__}", graph, 81, partial(make, position=Rotary(width)), owners)
+    for backend in ("edge_list", "csr", "tiles"):
+        model = partial(make, backend=backend, dropout=0.4)
+        yield case(f"{transport}, dropout, {backend}", graph, 85, model, by_hand, training=True, batch=(2,))
+    yield case(f"{transport}, single", graph, 85, make, dtype=torch.float32, batch=(2, 1))
+    for name, position in positions(heads, width).items():
+        for owners in (Owners.equal, Owners.zigzag):
+            model = lambda position=position: make(position=position())  # noqa: E731
+            yield case(f"{transport}, {name}, {owners.__name__}", graph, 77, model, owners)
+    weighted = wheel()
+    yield case(f"{transport}, edges", explicit(47, 300), 47, make, by_hand)
+    yield case(f"{transport}, GATv2", weighted, 60, of(lambda: AdditiveV2(WIDTH, 4, heads)), by_hand)
+    yield case(f"{transport}, edges with attributes", weighted, 60, partial(make, edge_dim=3), by_hand)
+    numbers = lambda: make(position=EdgeBias(3, heads))  # noqa: E731
+    yield case(f"{transport}, numbers of edges", weighted, 60, numbers, by_hand)
+
+
+def wheel() -> Graph:
+    """Edges with attributes; node 7 receives from all."""
+    spokes = torch.stack([torch.arange(60), torch.full((60,), 7)])
+    edges = torch.cat([spokes, explicit(60, 80).edge_index], 1)
+    return graphs.from_edges(edges, 60, edge_attr=torch.randn(140, 3, dtype=torch.float64))
+
+
+def cases_of_transports() -> Iterator[Case]:
+    causal, longformer = graphs.causal(), TOPOLOGIES["longformer"]
+    names = ("causal", "complete", "window", "causal window", "longformer", "bigbird", "identity")
+    yield from cases_of_transport("heads", names, causal, many_heads, 12, 4)
+    yield from cases_of_transport("stream", names, causal, layer, 2, WIDTH // 2)
+    yield from cases_of_transport("queries", names, longformer, layer, 2, WIDTH // 2)
+    by_heads = partial(Case, transport="heads")
+    model = partial(many_heads, backend="dense", dropout=0.4)
+    yield by_heads("heads, dropout, dense", graphs.window(9), 45, model, by_hand, training=True, batch=(2,))
+    yield by_heads("heads, one for keys", causal, 37, partial(many_heads, kv_heads=1))
+    edges = explicit(47, 300)
     hops = of(lambda: DotProduct(WIDTH, 12, head_dim=4, dropout=0.2), hops=3, teleport=0.2)
     yield by_heads("heads, hops", edges, 47, hops, by_hand, training=True)
-    yield by_heads("heads, dropped edges", graphs.window(6), 45, many_heads(edge_dropout=0.3), training=True)
+    dropping = partial(many_heads, edge_dropout=0.3)
+    yield by_heads("heads, dropped edges", graphs.window(6), 45, dropping, training=True)
     gpt = lambda: GPT(11, 24, 12, 2, graph=graphs.causal(), context=64, dropout=0.1)  # noqa: E731
-    yield by_heads("heads, GPT", graphs.causal(), 48, lambda: Tokens(gpt()), Owners.zigzag, training=True, batch=(2,))
-    yield from cases_of_stream()
-    yield from cases_of_queries()
+    yield by_heads("heads, GPT", causal, 48, lambda: Tokens(gpt()), Owners.zigzag, training=True, batch=(2,))
+    streamed = partial(Case, transport="stream")
+    yield streamed("stream, dropped", edges, 47, Dropped, by_hand, training=True, batch=(2,))
+    windowed = causal & graphs.window(5)
+    yield streamed("stream, GPT", windowed, 48, partial(Tokens, graph=windowed, dropout=0.1), training=True, batch=(2,))
     # transport="auto" takes heads for the first from three processes on, and the halo for the others
     for name in ("causal", "window"):
-        yield Case(f"auto, {name}", TOPOLOGIES[name], 53, many_heads(), transport="auto")
+        yield Case(f"auto, {name}", TOPOLOGIES[name], 53, many_heads, transport="auto")
     yield Case("auto, GAT", edges, 47, of(lambda: Additive(WIDTH, 4, 2)), transport="auto")
-
-
-def cases_of_stream() -> Iterator[Case]:
-    """Cases in which sources arrive block by block."""
-    streamed = partial(Case, transport="stream")
-    for name in ("causal", "complete", "causal window", "longformer", "bigbird", "identity"):
-        yield streamed(f"stream, {name}", TOPOLOGIES[name], 53, layer)
-    yield streamed("stream, fewer nodes than ranks", graphs.causal(), 3, layer)
-    for owners in (Owners.zigzag, by_hand, uneven):
-        model = lambda: layer(position=Rotary(WIDTH // 2))  # noqa: E731
-        yield streamed(f"stream, {owners.__name__}", graphs.causal(), 41, model, owners)
-    for backend in ("edge_list", "csr", "tiles"):
-        model = partial(layer, backend=backend, dropout=0.4)
-        yield streamed(f"stream, dropout, {backend}", graphs.window(9), 45, model, by_hand, training=True, batch=(2,))
-    yield streamed("stream, single", graphs.causal(), 45, layer, dtype=torch.float32, batch=(2, 1))
-    for name, position in {
-        "alibi": lambda: ALiBi(2),
-        "t5": lambda: drawn(T5(2, buckets=8, max_distance=8)),
-        "shaw": lambda: drawn(Shaw(WIDTH // 2, 3)),
-    }.items():
-        for owners in (Owners.equal, Owners.zigzag):
-            model = lambda position=position: layer(position=position())  # noqa: E731
-            yield streamed(f"stream, {name}, {owners.__name__}", graphs.causal(), 37, model, owners)
-    edges, weighted = explicit(47, 300), explicit(47, 300, attributes=3)
-    yield streamed("stream, edges", edges, 47, layer, by_hand)
-    yield streamed("stream, GATv2", edges, 47, of(lambda: AdditiveV2(WIDTH, 4, 2)))
-    yield streamed("stream, edges with attributes", weighted, 47, partial(layer, edge_dim=3), by_hand)
-    yield streamed("stream, numbers of edges", weighted, 47, partial(layer, position=EdgeBias(3, 2)), by_hand)
-    yield streamed("stream, dropped", edges, 47, Dropped, by_hand, training=True, batch=(2,))
-    gpt = partial(Tokens, graph=graphs.causal() & graphs.window(5), dropout=0.1)
-    yield streamed("stream, GPT", graphs.causal() & graphs.window(5), 48, gpt, training=True, batch=(2,))
-
-
-def cases_of_queries() -> Iterator[Case]:
-    """Cases in which hubs send their queries."""
-    hubs = partial(Case, transport="queries")
-    longformer = TOPOLOGIES["longformer"]
-    for name in ("longformer", "bigbird", "causal", "window"):
-        yield hubs(f"queries, {name}", TOPOLOGIES[name], 83, layer)
-    yield hubs("queries, fewer nodes than ranks", longformer, 3, layer)
-    for owners in (Owners.zigzag, by_hand, uneven):
-        model = lambda: layer(position=Rotary(WIDTH // 2))  # noqa: E731
-        yield hubs(f"queries, {owners.__name__}", longformer, 81, model, owners)
-    for backend in ("edge_list", "csr", "tiles"):
-        model = partial(layer, backend=backend, dropout=0.4)
-        yield hubs(f"queries, dropout, {backend}", longformer, 85, model, by_hand, training=True, batch=(2,))
-    yield hubs("queries, single", longformer, 85, layer, dtype=torch.float32, batch=(2, 1))
-    yield hubs("queries, t5", longformer, 77, lambda: layer(position=drawn(T5(2, buckets=8, max_distance=8))))
-    yield hubs("queries, shaw", longformer, 77, lambda: layer(position=drawn(Shaw(WIDTH // 2, 3))), Owners.zigzag)
-    spokes = torch.stack([torch.arange(60), torch.full((60,), 7)])
-    around = explicit(60, 80).edge_index
-    wheel = graphs.from_edges(torch.cat([spokes, around], 1), 60, edge_attr=torch.randn(140, 3, dtype=torch.float64))
-    yield hubs("queries, edges", wheel, 60, partial(layer, edge_dim=3), by_hand)
-    yield hubs("queries, GATv2", wheel, 60, of(lambda: AdditiveV2(WIDTH, 4, 2)))
     yield Case("auto, longformer", longformer, 83, layer, transport="auto")
 
 
@@ -408,7 +369,7 @@ def check_heads() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     topology = graphs.causal()
     part = partition(topology.bind(50), balance="zigzag", transport="heads")
-    op, x = many_heads(kv_heads=1)(), torch.randn(2, 50, WIDTH)
+    op, x = many_heads(kv_heads=1), torch.randn(2, 50, WIDTH)
     op(part.scatter(x), part.shard())
     exchange = part.shard().exchange
     assert exchange is not None
@@ -663,7 +624,7 @@ def main() -> None:
     for check in checks:
         check()
         print(f"0.0e+00 {check.__name__}", flush=True)
-    for case in (*cases(), *cases_of_heads()):
+    for case in (*cases(), *cases_of_transports()):
         if chosen not in case.name:
             continue
         try:

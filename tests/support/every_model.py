@@ -22,7 +22,7 @@ from mpnn.models.text.reformer import Chunks
 from mpnn.update import MLP, Add
 
 IN, EDGE, TYPES, CLASSES = 6, 3, 3, 4
-VOCABULARY, CONTEXT, DIM = 40, 16, 16
+VOCABULARY, CONTEXT, DIM = 17, 16, 16
 
 Outputs = dict[str, Tensor]
 """Results by what their first dimension counts: "nodes", "edges" or "graphs"."""
@@ -357,7 +357,7 @@ ROWS: dict[str, OnRows] = {
     "XLNet": OnRows(
         lambda: models.XLNet(models.XLNetConfig(VOCABULARY, DIM, 2, 2, 2 * DIM)),
         whole_sentences,
-        lambda m, x: m.predict(x, list(range(x.shape[1]))),
+        lambda m, x: m.predict(x, list(range(x.shape[1])), (x > 9).long()),
     ),
 }
 

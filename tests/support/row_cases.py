@@ -34,6 +34,15 @@ MARKS = [
     # numpy, which interprets, warns of overflows and NaN where a GPU does not
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
+
+
+def on_triton(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that runs Triton's kernels."""
+    for mark in MARKS:
+        test = mark(test)
+    return test
+
+
 if INTERPRETED:  # on CPU tensors, which the compiled kernels do not take
     cuda_attention.SERVES |= {"cpu"}
     cuda_reduce.SERVES |= {"cpu"}
