@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
 from mpnn.graph.strips import Strips
-from mpnn.kernels.linear_attention import ALL, LOGITS, PAST, Block, linear_attention
+from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, linear_attention
 from mpnn.needs import DEVICES, FLOATS
 from mpnn.round import Round
 from mpnn.scores import Dot

@@ -15,7 +15,7 @@ from mpnn.attention import Kernel
 from mpnn.backends import edge_list, low_rank
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
-from mpnn.kernels.linear_attention import ALL, PAST, Block, linear_attention
+from mpnn.kernels.scan import ALL, PAST, Block, linear_attention
 from mpnn.round import Round
 from mpnn.scores import Dot
 
