@@ -76,7 +76,7 @@ def test_dropout_of_features_is_linear_and_differentiates_for_ever() -> None:
 
 def test_linear_attention_differentiates_twice() -> None:
     def run(*given: torch.Tensor) -> torch.Tensor:
-        return ops.attend(GRAPH, *given, normalize="none", backend="low_rank")
+        return ops.attend(GRAPH, *given, normalize="none", backend="scan")
 
     assert torch.autograd.gradgradcheck(run, [leaf() for _ in range(3)], fast_mode=True)
 
@@ -86,7 +86,7 @@ def test_linear_attention_refuses_forward_mode_which_torch_would_take_for_zero()
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(query, torch.ones_like(query))
         with pytest.raises(NotImplementedError, match='name backend="edge_list"'):
-            ops.attend(GRAPH, dual, key, value, normalize="none", backend="low_rank")
+            ops.attend(GRAPH, dual, key, value, normalize="none", backend="scan")
 
 
 @pytest.mark.parametrize("backend", ["tiles", "csr"])

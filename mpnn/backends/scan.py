@@ -1,11 +1,14 @@
-"""Linear attention: weights are inner products without a normalizer, so sums over sources are computed first, in time
-linear in the nodes (`mpnn.kernels.linear_attention`). The sums are one matrix for rows with the same sources, and a
-running sum if each row has one source more than the row before.
+"""Linear attention and recurrences: weights are inner products without a normalizer, so sums over sources are computed
+first, in time linear in the nodes (`mpnn.kernels.scan`). The sums are one matrix for rows with the same sources, and a
+running sum if each row has one source more than the row before. On CPU the running sum may have gates, the delta rule,
+and a state that enters and leaves.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from math import lcm
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,19 +17,22 @@ from torch.autograd import forward_ad
 
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
+from mpnn.graph.causal import documents
 from mpnn.graph.strips import Strips
-from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, linear_attention
+from mpnn.kernels.cpu import library
+from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, linear_attention, recurrence
 from mpnn.needs import DEVICES, FLOATS
 from mpnn.round import Round
 from mpnn.scores import Dot
 
-NAME = "low_rank"
+NAME = "scan"
 
 _MIN_ROWS = 16  # with the same first source, on average; below this the backend is not worthwhile
 _MAX_STRIPS = 3  # of rows with the same first source, on average: the last source stays, then moves, then stays
 
 
-SERVES = FLOATS | DEVICES | {"Dot", "unnormalized", "sum", "gradient"}
+_RECURRENCES = frozenset({"log_gate", "beta", "state", "return_state"})
+SERVES = FLOATS | DEVICES | _RECURRENCES | {"Dot", "unnormalized", "sum", "gradient"}  # `serves` is exact
 _WEIGHTS = "it needs dot products as weights, without a normalizer or softcap"
 _SINGLE = "it never computes single weights, so it cannot drop or return them"
 REASONS = {
@@ -36,7 +42,15 @@ REASONS = {
 }
 
 
+def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
+    if round.value.device.type == "cpu":
+        return SERVES, REASONS
+    return SERVES - _RECURRENCES, REASONS | dict.fromkeys(_RECURRENCES, "its kernels for recurrences are on CPU only")
+
+
 def refusal(round: Round) -> str | None:
+    if round.recurrent:
+        return library.why_missing()
     if _blocks(round.graph) is None:
         return "each row must have the same sources as the row before, or one more, as in complete() and causal()"
     return None
@@ -44,7 +58,7 @@ def refusal(round: Round) -> str | None:
 
 def counts(round: Round) -> dict[str, float]:
     """Products of the states and of the logits within chunks, components moved, and blocks."""
-    score, blocks = round.score, _blocks(round.graph)
+    score, blocks = round.score, _documents(round.graph) if round.recurrent else _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
     heads, deep, wide = round.batch.numel() * round.heads, score.query.shape[-1], round.value.shape[-1]
@@ -74,6 +88,8 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    if round.recurrent:
+        return _run_recurrence(round)
     score, value, blocks = round.score, round.value, _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
@@ -81,10 +97,24 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
     query, key, value = (_in_groups(x, groups) for x in (score.query, score.key, value))
     if any(forward_ad.unpack_dual(x).tangent is not None for x in (query, key, value)):
         # torch treats the tangents of an operator without a rule as zeros
-        raise NotImplementedError('low_rank has no forward-mode derivatives; name backend="edge_list"')
+        raise NotImplementedError('scan has no forward-mode derivatives; name backend="edge_list"')
     out = linear_attention(query, key, value, score.scale, [number for block in blocks for number in block])
     shape = (*round.batch, round.graph.num_dst, round.heads, value.shape[-1])
     return out.view(shape).to(round.value.dtype), None
+
+
+def _run_recurrence(round: Round) -> tuple[Tensor, Tensor | None]:
+    score, gate = cast(Dot, round.score), round.log_gate
+    gate = gate.squeeze(-1) if gate is not None and gate.shape[-1] == 1 else gate
+
+    def flat(x: Tensor) -> Tensor:
+        return x.reshape(round.batch.numel(), *x.shape[len(round.batch) :])
+
+    features = flat(score.query), flat(score.key), flat(round.value)
+    numbers = (None if x is None else flat(x) for x in (gate, round.beta, round.state))
+    out, last = recurrence(*features, *numbers, scale=score.scale, documents=documents(round.graph))
+    last = last.view(*round.batch, *last.shape[1:])
+    return out.view(*round.batch, *out.shape[1:]).to(round.value.dtype), last if round.return_state else None
 
 
 def _in_groups(x: Tensor, groups: int) -> Tensor:
@@ -96,6 +126,11 @@ def _in_groups(x: Tensor, groups: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ the graph in blocks
+
+
+def _documents(graph: Graph) -> list[Block]:
+    ends = list(accumulate(documents(graph) or (), initial=0))
+    return [Block(a, b, a, b, PAST) for a, b in pairwise(ends)]
 
 
 def _blocks(graph: Graph) -> list[Block] | None:

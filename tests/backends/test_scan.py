@@ -12,7 +12,7 @@ from torch import Tensor
 from mpnn import MessagePassing, explain, graphs
 from mpnn.aggregate import Max
 from mpnn.attention import Kernel
-from mpnn.backends import edge_list, low_rank
+from mpnn.backends import edge_list, scan
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.kernels.scan import ALL, PAST, Block, linear_attention
@@ -61,9 +61,9 @@ def run(backend: object, given: Round) -> list[Tensor]:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_is_the_specification(name: str, heads: tuple[int, int, int]) -> None:
     given = request(GRAPHS[name], (2, 1), heads)
-    assert why_not(low_rank, given) is None
+    assert why_not(scan, given) is None
     # Sums of at most 512 x 5 float64 products of size about 1, in another order: 2560 * 1.1e-16 < 1e-12.
-    for found, expected in zip(run(low_rank, given), run(edge_list, given), strict=True):
+    for found, expected in zip(run(scan, given), run(edge_list, given), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -74,7 +74,7 @@ def test_sixteen_bits_are_added_up_in_float32(dtype: torch.dtype) -> None:
     given = Round(graph, value, Dot(query, key, 0.1), normalize="none")
     query, key, value = (t.detach().double().requires_grad_() for t in (query, key, value))
     exact = run(edge_list, replace(given, value=value, score=Dot(query, key, 0.1)))
-    for found, expected in zip(run(low_rank, given), exact, strict=True):
+    for found, expected in zip(run(scan, given), exact, strict=True):
         assert found.dtype == dtype
         # One rounding of the result, and of the direction that gradients arrive from.
         error = (found.double() - expected).abs().max() / expected.abs().max()
@@ -92,16 +92,16 @@ def test_the_state_of_a_group_is_shared_and_nothing_grows_with_the_square() -> N
 def test_an_empty_batch_is_no_trouble() -> None:
     graph = graphs.causal().bind(5)
     given = request(graph, (0,))
-    assert [x.shape for x in run(low_rank, given)] == [x.shape for x in run(edge_list, given)]
+    assert [x.shape for x in run(scan, given)] == [x.shape for x in run(edge_list, given)]
 
 
 def test_blocks_of_a_graph() -> None:
-    assert low_rank._blocks(graphs.complete().bind(3, 5)) == [Block(0, 3, 0, 5, ALL)]
-    assert low_rank._blocks(graphs.causal().bind(5)) == [Block(0, 5, 0, 5, PAST)]
-    assert low_rank._blocks(graphs.memory(2).bind(4, 6)) == [Block(0, 4, 0, 2, ALL), Block(0, 4, 2, 6, PAST)]
-    assert low_rank._blocks(graphs.prefix(3).bind(8)) == [Block(0, 8, 0, 3, ALL), Block(3, 8, 3, 8, PAST)]
-    assert low_rank._blocks((graphs.causal() - graphs.identity()).bind(4)) == [Block(1, 4, 0, 3, PAST)]
-    assert low_rank._blocks((graphs.causal() | graphs.prefix(3)).bind(6, 5)) == [
+    assert scan._blocks(graphs.complete().bind(3, 5)) == [Block(0, 3, 0, 5, ALL)]
+    assert scan._blocks(graphs.causal().bind(5)) == [Block(0, 5, 0, 5, PAST)]
+    assert scan._blocks(graphs.memory(2).bind(4, 6)) == [Block(0, 4, 0, 2, ALL), Block(0, 4, 2, 6, PAST)]
+    assert scan._blocks(graphs.prefix(3).bind(8)) == [Block(0, 8, 0, 3, ALL), Block(3, 8, 3, 8, PAST)]
+    assert scan._blocks((graphs.causal() - graphs.identity()).bind(4)) == [Block(1, 4, 0, 3, PAST)]
+    assert scan._blocks((graphs.causal() | graphs.prefix(3)).bind(6, 5)) == [
         *(Block(0, 5, 0, 3, ALL), Block(3, 5, 3, 5, PAST), Block(5, 6, 0, 5, ALL))
     ]
 
@@ -123,25 +123,23 @@ def test_blocks_of_a_graph() -> None:
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
 def test_refuses_with_a_sentence(change: dict[str, object], reason: str) -> None:
-    assert reason in why_not(low_rank, replace(request(GRAPHS["complete"]), **change))
+    assert reason in why_not(scan, replace(request(GRAPHS["complete"]), **change))
 
 
 def test_softcap_and_vectors_on_edges_are_refused() -> None:
     given = request(graphs.complete().bind(3))
-    assert "without a normalizer or softcap" in why_not(
-        low_rank, replace(given, score=replace(given.score, softcap=2.0))
-    )
+    assert "without a normalizer or softcap" in why_not(scan, replace(given, score=replace(given.score, softcap=2.0)))
     assert "does not support edge_key per edge" in why_not(
-        low_rank, replace(given, score=replace(given.score, edge_key=leaf(9, 4, 5)))
+        scan, replace(given, score=replace(given.score, edge_key=leaf(9, 4, 5)))
     )
 
 
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal()], ids=str)
 def test_the_plan_takes_it_where_sequences_are_long(topology: object, capsys: pytest.CaptureFixture[str]) -> None:
     op = MessagePassing(topology, "sum", None, Kernel(64, 4, features=64))
-    assert explain(op, torch.randn(2048, 64)).backend == "low_rank"
-    assert explain(op, torch.randn(8, 64)).backend != "low_rank"
-    assert "low_rank" in capsys.readouterr().out
+    assert explain(op, torch.randn(2048, 64)).backend == "scan"
+    assert explain(op, torch.randn(8, 64)).backend != "scan"
+    assert "scan" in capsys.readouterr().out
 
 
 def test_compiles_whole() -> None:
