@@ -2,6 +2,9 @@
 first, in time linear in the nodes (`mpnn.kernels.scan`). The sums are one matrix for rows with the same sources, and a
 running sum if each row has one source more than the row before. On CPU the running sum may have gates, the delta rule,
 and a state that enters and leaves.
+
+Without a score, a weight for each head and offset over `causal() & window(radius)` is a short convolution
+(`mpnn.kernels.short_convolution`): the sum of a few shifted products.
 """
 
 from __future__ import annotations
@@ -16,23 +19,29 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
+from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
-from mpnn.graph.causal import documents
+from mpnn.graph.causal import convolution, documents
+from mpnn.graph.relations import Offset
 from mpnn.graph.strips import Strips
 from mpnn.kernels.cpu import library
 from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, linear_attention, recurrence
+from mpnn.kernels.short_convolution import short_convolution
 from mpnn.needs import DEVICES, FLOATS
 from mpnn.round import Round
 from mpnn.scores import Dot
 
 NAME = "scan"
 
+_MAX_RADIUS = 16  # of a short convolution
 _MIN_ROWS = 16  # with the same first source, on average; below this the backend is not worthwhile
 _MAX_STRIPS = 3  # of rows with the same first source, on average: the last source stays, then moves, then stays
 
 
 _RECURRENCES = frozenset({"log_gate", "beta", "state", "return_state"})
-SERVES = FLOATS | DEVICES | _RECURRENCES | {"Dot", "unnormalized", "sum", "gradient"}  # `serves` is exact
+SERVES = (  # on CPU, with a score or without; `serves` is exact
+    FLOATS | DEVICES | _RECURRENCES | {"Dot", "no score", "bias by Offset", "unnormalized", "sum", "gradient"}
+)
 _WEIGHTS = "it needs dot products as weights, without a normalizer or softcap"
 _SINGLE = "it never computes single weights, so it cannot drop or return them"
 REASONS = {
@@ -43,14 +52,17 @@ REASONS = {
 
 
 def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
+    served = SERVES - {"no score", "bias by Offset"} if round.score is not None or not round.bias else SERVES - {"Dot"}
     if round.value.device.type == "cpu":
-        return SERVES, REASONS
-    return SERVES - _RECURRENCES, REASONS | dict.fromkeys(_RECURRENCES, "its kernels for recurrences are on CPU only")
+        return served, REASONS
+    return served - _RECURRENCES, REASONS | dict.fromkeys(_RECURRENCES, "its kernels for recurrences are on CPU only")
 
 
 def refusal(round: Round) -> str | None:
     if round.recurrent:
         return library.why_missing()
+    if round.score is None:
+        return _why_no_convolution(round)
     if _blocks(round.graph) is None:
         return "each row must have the same sources as the row before, or one more, as in complete() and causal()"
     return None
@@ -58,6 +70,9 @@ def refusal(round: Round) -> str | None:
 
 def counts(round: Round) -> dict[str, float]:
     """Products of the states and of the logits within chunks, components moved, and blocks."""
+    if (found := _convolution(round)) is not None:
+        numbers = float(round.value.numel()) * (found[0] + 1)
+        return both_ways({"call": 1.0, "shifted number": numbers}, round.needs_grad)
     score, blocks = round.score, _documents(round.graph) if round.recurrent else _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
@@ -76,6 +91,11 @@ def counts(round: Round) -> dict[str, float]:
 
 def estimate(round: Round) -> Estimate:
     score, operations = round.score, counts(round)
+    if score is None:
+        size = round.value.numel() * round.accumulate_dtype.itemsize
+        if round.value.device.type == "cuda":
+            return Estimate(on_gpu(0.0, 4.0 * size, round.accumulate_dtype, 8.0), size)
+        return priced(NAME, operations, size)
     assert isinstance(score, Dot)
     deep, wide, dtype = score.query.shape[-1], round.value.shape[-1], round.accumulate_dtype
     size = round.batch.numel() * round.heads * dtype.itemsize * (deep * wide + 2 * LOGITS * (LOGITS + deep + wide))
@@ -90,6 +110,8 @@ def estimate(round: Round) -> Estimate:
 def run(round: Round) -> tuple[Tensor, Tensor | None]:
     if round.recurrent:
         return _run_recurrence(round)
+    if (found := _convolution(round)) is not None:
+        return _run_convolution(round, *found)
     score, value, blocks = round.score, round.value, _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
@@ -115,6 +137,30 @@ def _run_recurrence(round: Round) -> tuple[Tensor, Tensor | None]:
     out, last = recurrence(*features, *numbers, scale=score.scale, documents=documents(round.graph))
     last = last.view(*round.batch, *last.shape[1:])
     return out.view(*round.batch, *out.shape[1:]).to(round.value.dtype), last if round.return_state else None
+
+
+def _convolution(round: Round) -> tuple[int, list[int]] | None:
+    return convolution(round.graph) if round.score is None else None
+
+
+def _why_no_convolution(round: Round) -> str | None:
+    found = _convolution(round)
+    if len(round.bias) != 1 or found is None or found[0] > _MAX_RADIUS or round.value.shape[-2] != round.heads:
+        return (
+            "without a score it computes short convolutions: one bias by Offset, with a weight for each head of the "
+            f"values, over causal() & window(radius) with a radius of at most {_MAX_RADIUS}"
+        )
+    return None
+
+
+def _run_convolution(round: Round, radius: int, documents: list[int]) -> tuple[Tensor, None]:
+    table, width = cast(BiasTable, round.bias[0]), round.value.shape[-1]
+    clip = cast(Offset, table.relation).clip
+    rows = [max(clip - offset, 0) for offset in range(radius + 1)]  # of the source at this offset before
+    weight = table.table[rows].expand(-1, round.heads).repeat_interleave(width, -1)
+    value = round.value.to(round.accumulate_dtype).flatten(-2)
+    out = short_convolution(value, weight, documents)
+    return out.unflatten(-1, (round.heads, width)).to(round.value.dtype), None
 
 
 def _in_groups(x: Tensor, groups: int) -> Tensor:

@@ -34,13 +34,16 @@ from mpnn.models.saving import Model, safe_globals
 from mpnn.models.text.bert import Bert, BertConfig
 from mpnn.models.text.big_bird import BigBird
 from mpnn.models.text.deepnet import DeepNet
+from mpnn.models.text.delta_net import DeltaNet, DeltaNetConfig
 from mpnn.models.text.gpt import GPT, GPT2, GPTConfig
 from mpnn.models.text.heads import MaskedLM, SentenceClassifier, TokenClassifier
 from mpnn.models.text.linformer import Linformer, LinformerConfig, LinformerEncoder
 from mpnn.models.text.llama import Llama, LlamaConfig
 from mpnn.models.text.longformer import Longformer
+from mpnn.models.text.mamba2 import Mamba2, Mamba2Config
 from mpnn.models.text.performer import Performer, PerformerConfig, PerformerEncoder, PerformerEncoderConfig
 from mpnn.models.text.reformer import Reformer, ReformerConfig, ReformerLM
+from mpnn.models.text.retnet import RetNet, RetNetConfig
 from mpnn.models.text.seq2seq import Seq2Seq
 from mpnn.models.text.sparse_transformer import SparseTransformer
 from mpnn.models.text.transformer import Transformer, TransformerConfig
@@ -74,6 +77,8 @@ __all__ = [
     "BigBird",
     "Convolution",
     "DeepNet",
+    "DeltaNet",
+    "DeltaNetConfig",
     "DistMult",
     "GATv2",
     "GPSLayer",
@@ -93,6 +98,8 @@ __all__ = [
     "LlamaConfig",
     "Longformer",
     "MAEConfig",
+    "Mamba2",
+    "Mamba2Config",
     "MaskedLM",
     "MoNet",
     "Model",
@@ -106,6 +113,8 @@ __all__ = [
     "ReformerConfig",
     "ReformerLM",
     "RelationalMLP",
+    "RetNet",
+    "RetNetConfig",
     "SentenceClassifier",
     "Seq2Seq",
     "SparseTransformer",

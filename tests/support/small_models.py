@@ -30,6 +30,9 @@ PADDING = torch.arange(9) >= torch.tensor([[9], [5]])
 BERT: dict[str, Any] = {"vocabulary": 17, "dim": 16, "layers": 2, "heads": 2, "hidden": 32, "context": 12}
 GPT: dict[str, Any] = {"vocabulary": 17, "dim": 16, "layers": 2, "heads": 2, "context": 12}
 SMALL = models.BertConfig(**BERT)
+DELTA = models.DeltaNetConfig(17, 16, 2, 2, head_dim=8, value_dim=6, hidden=32, context=12)
+MAMBA = models.Mamba2Config(17, 16, 2, head_dim=8, state=6, context=12)
+RETNET = models.RetNetConfig(17, 16, 2, 2, hidden=32, context=12)
 VIT: dict[str, Any] = {"image": 16, "patch": 4, "dim": 16, "layers": 2, "heads": 2, "hidden": 32}
 PAINTER = {"decoder_dim": 16, "decoder_layers": 1, "decoder_heads": 2, "decoder_hidden": 16}
 SWIN = models.SwinConfig(16, 2, dim=8, depths=(2, 2), heads=(2, 2), window=3)
@@ -47,6 +50,7 @@ EVERY: dict[str, tuple[Make, Call]] = {
     "BigBird": (lambda: models.BigBird(SMALL, block=2), lambda m: m(TOKENS, padding_mask=PADDING).pooled),
     "Convolution": (lambda: models.Convolution(3, 5, 3, padding=1), lambda m: m(IMAGES)),
     "DeepNet": (lambda: models.DeepNet(models.GPTConfig(**GPT)), lambda m: m(TOKENS)),
+    "DeltaNet": (lambda: models.DeltaNet(DELTA), lambda m: m(TOKENS)),
     "DistMult": (
         lambda: models.LinkPredictor(models.GCN(IN, 8), models.DistMult(8, 2)),
         lambda m: m(X, EDGES, PLAIN, torch.arange(40) % 2),
@@ -79,6 +83,7 @@ EVERY: dict[str, tuple[Make, Call]] = {
     "MAE": (lambda: models.MAE(models.MAEConfig(**VIT, **PAINTER)), lambda m: m(IMAGES, IMAGES[:, 0, 0]).pixels),
     "MAGNA": (lambda: models.MAGNA(IN, CLASSES, 16, 2, 2, relations=3), lambda m: m(X, CLASSED)),
     "MPNN": (lambda: models.MPNN(IN, 3, CLASSES, 16), lambda m: m(X, FEATURED, pool=HALVES)),
+    "Mamba2": (lambda: models.Mamba2(MAMBA), lambda m: m(TOKENS)),
     "MaskedLM": (lambda: models.MaskedLM(models.Bert(SMALL, pooler=False)), lambda m: m(TOKENS, padding_mask=PADDING)),
     "MoNet": (lambda: models.MoNet(IN, CLASSES), lambda m: m(X, PLAIN)),
     "PNA": (lambda: models.PNA(IN, CLASSES, 16, 2, towers=2, edge_dim=3), lambda m: m(X, FEATURED, pool=HALVES)),
@@ -95,6 +100,7 @@ EVERY: dict[str, tuple[Make, Call]] = {
         lambda: models.RelationalMLP(IN, CLASSES, 12, 2, nodes=6, graph=graphs.window(1)),
         lambda m: m(X),
     ),
+    "RetNet": (lambda: models.RetNet(RETNET), lambda m: m(TOKENS)),
     "SentenceClassifier": (
         lambda: models.SentenceClassifier(models.Bert(SMALL), 3),
         lambda m: m(TOKENS, padding_mask=PADDING),
