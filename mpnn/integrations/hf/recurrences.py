@@ -156,6 +156,33 @@ def gated_delta_rule(
     return out.view(*value.shape).to(query.dtype), last if output_final_state else None
 
 
+def lightning_attention(
+    layer: Any,
+    hidden_states: Tensor,
+    position_embeddings: Any,
+    attention_mask: Tensor | None,
+    past_key_values: Any = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The forward pass of MiniMax's recurrence, whose gate is a number of each head (arXiv:2501.08313)."""
+    heads, width, dtype = layer.num_attention_heads, layer.head_dim, hidden_states.dtype
+    features = layer.act_fn(layer.qkv_proj(hidden_states))
+    if attention_mask is not None:
+        features = (features * attention_mask[..., None]).to(dtype)
+    state = None if past_key_values is None else past_key_values.get_linear_cache(layer.layer_idx)
+    lengths = _lengths(options, hidden_states, state, past_key_values is not None)
+    log_gate = -layer.slope_rate.flatten().expand(*hidden_states.shape[:2], heads)
+    split = features.unflatten(-1, (heads, -1)).split(width, -1)
+    query, key, value, log_gate = (_one_sequence(x, lengths) for x in (*split, log_gate))
+    out, last = recurrence(query, key, value, log_gate, state=state, documents=lengths)
+    out = layer.norm(out.view(*hidden_states.shape[:2], heads * width).to(dtype))
+    out = layer.out_proj(layer.output_gate(hidden_states).sigmoid() * out)
+    last = last.to(dtype)
+    if past_key_values is not None:
+        past_key_values.set_linear_cache(layer.layer_idx, last)
+    return out, last
+
+
 def _step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
     """The step of a state-space model, [..., channels or heads]."""
     dt = dt if bias is None else dt + bias.to(dt.dtype)
@@ -221,7 +248,11 @@ def _enter(model: nn.Module, args: Any, options: Mapping[str, Any]) -> None:
     packing = {name: options[name] for name in PACKED if options.get(name) is not None}
     if packing:
         _PASS.packing = packing
-        _PASS.is_recomputed = model.training and bool(getattr(model, "is_gradient_checkpointing", False))
+        _PASS.is_recomputed = any(module.training and _is_recomputed(module) for module in model.modules())
+
+
+def _is_recomputed(module: Any) -> bool:
+    return bool(getattr(module, "gradient_checkpointing", False))
 
 
 def _leave(model: nn.Module, args: Any, options: Mapping[str, Any], output: Any) -> None:
@@ -297,9 +328,13 @@ _KNOWN: dict[str, _Known] = {
 """By the name of the function in transformers' modules."""
 
 
+_LAYERS = {"transformers.models.minimax.modeling_minimax.MiniMaxLightningAttention": lightning_attention}
+"""The forward passes of layers that call no such function, by the name of the class."""
+
+
 def is_recurrent(layer: nn.Module) -> bool:
-    """Whether the forward pass of this layer calls a function that this library has."""
-    return bool(_names(cast(Any, type(layer))))
+    """Whether this library has the recurrence of this layer."""
+    return bool(_names(cast(Any, type(layer)))) or _path(type(layer)) in _LAYERS
 
 
 def is_adapted(layer: nn.Module) -> bool:
@@ -342,7 +377,9 @@ def _adapted(kind: Any) -> Any:
     """A subclass with the same forward pass, which calls this library. Pickles and copies know it by `kind`."""
     for name in _names(kind):
         _check(name, _plain(kind).__globals__[name])
-    methods = {"forward": _rebound(kind.forward), "__reduce_ex__": _reduce, "__module__": kind.__module__}
+    own = _LAYERS.get(_path(kind))
+    forward = _rebound(kind.forward) if own is None else _instead_of(kind.forward, own)
+    methods = {"forward": forward, "__reduce_ex__": _reduce, "__module__": kind.__module__}
     ours = type(kind.__name__, (kind,), methods)
     _THEIRS[ours] = kind
     return ours
@@ -356,6 +393,23 @@ def _reduce(self: Any, protocol: Any) -> Any:
 def _empty(kind: Any) -> Any:
     ours = _adapted(kind)
     return ours.__new__(ours)
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _instead_of(theirs: Any, ours: Callable[..., Any]) -> Any:
+    """This library's forward pass of a layer of the same parameters, on CPU and outside of traced programs."""
+    known, found = (list(inspect.signature(f).parameters)[1:-1] for f in (ours, theirs))
+    if known != found:
+        raise ValueError(f"{theirs.__qualname__} takes {found}, and {known} are known here")
+
+    def forward(layer: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+        plain = torch.compiler.is_compiling() or hidden_states.device.type != "cpu"
+        return (theirs if plain else ours)(layer, hidden_states, *args, **options)
+
+    return update_wrapper(forward, theirs)
 
 
 def _names(kind: Any) -> list[str]:
@@ -428,8 +482,10 @@ def _check(name: str, theirs: Callable[..., Any]) -> None:
     if plain.__code__ in _CHECKED:
         return
     ours, example = _KNOWN[name].function, _KNOWN[name].example
-    parameters = set(inspect.signature(plain).parameters) - {"kwargs"}
-    if unknown := parameters - set(inspect.signature(ours).parameters):
+    known, found = (
+        {p.name for p in inspect.signature(f).parameters.values() if p.kind is not p.VAR_KEYWORD} for f in (ours, plain)
+    )
+    if unknown := found - known:
         raise ValueError(f"{name} of {plain.__module__} has parameters that are not known here: {sorted(unknown)}")
     with torch.no_grad():
         a, b = (list(_tensors(f(**example()))) for f in (plain, ours))
