@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hf_walk import tiny
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LM
 from transformers.models.mamba2 import modeling_mamba2
 
 import mpnn.hf
 from mpnn.integrations.hf import recurrences
-from tests.support.hf_walk import tiny
 
 EACH = "mamba", "mamba2", "qwen3_next", "kimi_linear", "lfm2"  # one of each recurrence
 OTHERS = (
