@@ -47,7 +47,8 @@ def causal_conv1d_fn(
     """`hidden_states` [B, channels, N], `weight` [channels, K]."""
     x = hidden_states.mT.to(weight.dtype)
     lengths = _lengths(options, x)
-    out = short_convolution(_one_sequence(x, lengths), weight, bias, lengths).view(x.shape)
+    out = short_convolution(_one_sequence(x, lengths), weight.mT.flip(0), lengths).view(x.shape)
+    out = out if bias is None else out + bias
     if activation is not None:
         out = ACT2FN[activation](out)
     return out.to(hidden_states.dtype).mT
