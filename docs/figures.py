@@ -103,6 +103,37 @@ def six_graphs() -> Figure:
     return figure
 
 
+def recurrences() -> Figure:
+    """The weights of five recurrences, destinations down and sources across."""
+    nodes, generator = 24, np.random.default_rng(3)
+    gates = np.where(generator.random(nodes) < 0.15, 0.02, generator.uniform(0.85, 1.0, nodes))
+
+    def products(gate: Any) -> Any:
+        total = np.cumsum(np.log(gate))
+        return np.tril(np.exp(np.minimum(total[:, None] - total[None, :], 0.0)))
+
+    keys = generator.standard_normal((nodes, 6))
+    keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+    stored = np.linalg.inv(np.eye(nodes) + 0.8 * np.tril(keys @ keys.T, -1)) * 0.8
+    documents = (graphs.causal() & graphs.documents([9, 15])).bind(nodes).dense().numpy()
+    panels = {
+        "linear attention": products(np.ones(nodes)),
+        "RetNet": products(np.full(nodes, 0.85)),
+        "Mamba-2": products(gates),
+        "two documents": products(np.full(nodes, 0.9)) * documents,
+        "the delta rule": np.tril(keys @ keys.T) @ stored,
+    }
+    figure = Figure(figsize=(15, 3.5), layout="constrained")
+    for ax, (title, weights) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        ax.imshow(weights, cmap="RdBu_r", vmin=-1, vmax=1)
+        ax.set_title(title, color=INK, fontsize=12, fontweight="bold")
+        ax.set_xlabel("source j", color=MUTED)
+        ax.set_xticks([])
+        ax.set_yticks([])
+    figure.axes[0].set_ylabel("destination i", color=MUTED)
+    return figure
+
+
 def edges_of_page(ax: Axes, styles: Mapping[tuple[int, int], tuple[float, str]]) -> None:
     """Arrows of the page's graph; `styles` are the width and the color of each edge."""
     for (j, i), (width, color) in styles.items():
@@ -236,6 +267,7 @@ FIGURES = {
     "learn/message_passing.png": message_passing,
     "learn/weights.png": weights,
     "learn/graphs.png": six_graphs,
+    "learn/recurrences.png": recurrences,
     "howto_plotting.png": lambda: _of_page("plotting.md"),
 }
 

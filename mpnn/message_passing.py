@@ -116,6 +116,8 @@ class MessagePassing(nn.Module):
         exchange = LOCAL if torch.compiler.is_compiling() else rounds[0].graph.exchange
         out, weights = exchange.run(rounds, self._run)
         attention = self.attention
+        if cache is not None and weights is not None and rounds[0].return_state:
+            cache.keep_state(self, weights, x.shape[-2])
         message = out.flatten(-2) if attention is None else attention.merge(out)
         try:
             y = self.update(x, message)

@@ -62,6 +62,8 @@ SENTENCES = {
     "return_weights": "it does not return weights",
     "return_lse": "it does not return lse",
     "sinks": "it does not support sinks",
+    **{name: f"it does not compute recurrences, which {name} makes of a round"
+       for name in ("log_gate", "beta", "state", "return_state")},
     **{name: f"it cannot aggregate messages by {name}" for name in _AGGREGATES.values()},
     "aggregate of parts": "it does not run composed aggregators",
     "own aggregate": "it runs sums, means, extremes and variances, and not {aggregate}",

@@ -34,6 +34,10 @@ def attend(
     backend: str = "auto",
     return_weights: bool = False,
     return_lse: bool = False,
+    log_gate: Tensor | None = None,
+    beta: Tensor | None = None,
+    state: Tensor | None = None,
+    return_state: bool = False,
 ) -> Any:
     """Dot-product attention along the edges of a graph (Vaswani et al. 2017, eq. 1, over any graph).
 
@@ -55,9 +59,17 @@ def attend(
         return_weights: also return the weights before dropout, [..., E, H] in the caller's edge order.
         return_lse: also return the log-sum-exp of the logits, [..., N_dst, H], -inf without in-neighbors: `merge` needs
             it. Not with sinks or return_weights.
+        log_gate, beta, state, return_state: a recurrence, for normalize="none" over `causal()`, or `causal() &
+            documents(lengths)`, where each document begins anew. log_gate [..., N, H] (RetNet, Mamba-2) or
+            [..., N, H, D] (GLA): the logarithms of gates; an edge j -> i also weighs the product of the gates of the
+            nodes after j up to i. beta [..., N, H]: the delta rule (Yang et al. 2024, arXiv:2406.06484), a node stores
+            beta times what its key does not read from the state yet. state [..., H, D, D_v]: the sum of key^T value
+            before the first node, which a later call continues; return_state returns it after the last node. Heads may
+            share queries as they share keys.
 
     Returns:
-        out [..., N_dst, H, D_v], or (out, weights), or (out, lse). A destination without in-neighbors gets zeros.
+        out [..., N_dst, H, D_v], or (out, weights), or (out, lse), or (out, state), which is float32 for 16-bit
+        features. A destination without in-neighbors gets zeros.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together, the named backend cannot run this, or
@@ -69,7 +81,8 @@ def attend(
         scale = max(query.shape[-1], 1) ** -0.5
     else:
         check_scale(scale)
-    options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse)
+    of_recurrence = (log_gate, beta, state, return_state)
+    options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence)
     if options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling():
         return _attend_plainly(graph, query, key, value, float(scale), backend)
     graph = _traced(graph, value)
@@ -84,9 +97,13 @@ def attend(
         return_weights=return_weights,
         return_lse=return_lse,
         sinks=sinks,
+        log_gate=log_gate if log_gate is None or log_gate.dim() > value.dim() - 1 else log_gate.unsqueeze(-1),
+        beta=beta,
+        state=state,
+        return_state=return_state,
     )
     out, more = engine.run(round, backend)
-    return (out, more) if return_weights or return_lse else out
+    return (out, more) if return_weights or return_lse or return_state else out
 
 
 # The defaults of all keywords but scale and backend: a keyword added to `attend` takes part in the comparison.

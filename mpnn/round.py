@@ -5,6 +5,13 @@
 With sinks s [H], the softmax is `w_ij = exp(l_ij) / (exp(s) + sum_j exp(l_ij))` for logits l: each row has one more
 source with the logit s and the value 0 (gpt-oss; Xiao et al. 2023, arXiv:2309.17453).
 
+A recurrence has gates, beta or states. It is a sum over `causal()` or `causal() & documents(...)` without a normalizer,
+where the edge j -> i also weighs the gates of the nodes after j up to i, and the value that a node sends may be what
+the nodes before it do not predict yet (the delta rule). With L the running sum of log_gate from the first node on:
+
+    out_i = scale q_i S_i     S_i = exp(L_i) state + sum_{j <= i} exp(L_i - L_j) k_j^T u_j
+    u_i = value_i, or with beta: beta_i (value_i - k_i exp(log_gate_i) S_(i-1))
+
 Attentions build rounds and backends run them; neither imports the other. Only the operator that builds a round
 modifies it, before it is passed on. It is not a frozen dataclass, because a frozen one takes longer to create
 than a sum over a molecule takes to run.
@@ -53,6 +60,9 @@ class Round:
         return_weights: return the weights before dropout, [..., E, H]. return_lse: return the log-sum-exp of each
             destination's logits, [..., N_dst, H], by which results over disjoint sets of sources are merged.
         sinks: [H], the logits of one more source of each row, for a softmax.
+        log_gate: logarithms of the gates of a recurrence, [..., N, H, 1] for a gate a head, [..., N, H, D] for a gate a
+            feature of the keys. beta: [..., N, H], of the delta rule. state: [..., H, D, D_v], before the first node.
+            return_state: return the state after the last node. Documents after the first begin without a state.
         head_ids: set by a process that computes some heads of a round: the first of them and the number of all, which
             dropout hashes.
     """
@@ -69,6 +79,10 @@ class Round:
     return_weights: bool = False
     return_lse: bool = False
     sinks: Tensor | None = None
+    log_gate: Tensor | None = None
+    beta: Tensor | None = None
+    state: Tensor | None = None
+    return_state: bool = False
     head_ids: tuple[int, int] | None = None
 
     roles: ClassVar = {
@@ -76,6 +90,9 @@ class Round:
         "bias": Role("edge", vectors=False),
         "edge_value": Role("edge"),
         "sinks": PARAMETER,
+        "log_gate": Role("dst"),
+        "beta": Role("dst", vectors=False),
+        "state": PARAMETER,
         "seed": Role("none"),
     }
 
@@ -91,8 +108,17 @@ class Round:
         return self.score is not None or bool(self.bias)
 
     @property
+    def recurrent(self) -> bool:
+        """Whether the round has gates, beta or a state."""
+        return self.return_state or not (self.log_gate is None and self.beta is None and self.state is None)
+
+    @property
     def heads(self) -> int:
         score, heads = self.score, [self.value.shape[-2]]
+        if self.recurrent:  # in which heads may share queries, too
+            held = [(self.log_gate, 2), (self.beta, 1), (self.state, 3)]
+            held += [] if score is None else [(getattr(score, "query", None), 2), (getattr(score, "key", None), 2)]
+            return max([*heads, *(x.shape[-k] for x, k in held if x is not None)])
         if score is None and not self.bias:
             return heads[0]
         for name, role in () if score is None else score.roles.items():

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from mpnn.aggregate import Sum
 from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers
 from mpnn.graph import Graph
+from mpnn.graph.causal import documents
 from mpnn.graph.topology import Topology
 from mpnn.round import NORMALIZERS, Round
-from mpnn.scores import Role
+from mpnn.scores import Dot, Role
 
 
 def round(round: Round) -> None:
@@ -50,7 +51,10 @@ def round(round: Round) -> None:
                 f"{name} and value must have the same batch dimensions before the nodes; "
                 f"got {list(x.shape)} and {list(round.value.shape)}"
             )
+    if round.recurrent:
+        recurrence(round)
     for name, heads, grouped in _heads(round):
+        grouped = grouped or round.recurrent
         if grouped and heads != 1 and (heads == 0 or round.heads % heads):
             raise ValueError(
                 f"{round.heads} heads cannot share {heads} heads of {name}: {heads} does not divide {round.heads}"
@@ -65,6 +69,43 @@ def round(round: Round) -> None:
         sinks(round.sinks, round)
     if round.return_lse:
         lse(round)
+
+
+def recurrence(round: Round) -> None:
+    """Raises ValueError or TypeError unless the round is a causal sum of values weighted by dot products alone, and its
+    gates, beta and state fit."""
+    score, plain = round.score, round.normalize == "none" and type(round.reduce) is Sum
+    plain = plain and not (round.bias or round.edge_value is not None or round.dropout or round.return_lse)
+    if type(score) is not Dot or score.softcap is not None or score.edge_key is not None or not plain:
+        raise ValueError(
+            "log_gate, beta and states go with sums weighted by dot products alone: normalize='none', without bias, "
+            "softcap, data of edges, dropout and return_lse"
+        )
+    if round.return_state and round.return_weights:
+        raise ValueError("return_state cannot be combined with return_weights")
+    for name, x in (("log_gate", round.log_gate), ("beta", round.beta), ("state", round.state)):
+        if x is None:
+            continue
+        tensor(name, x)
+        floating(name, x)
+        if x.device != round.value.device:
+            raise ValueError(f"{name} is on {x.device} and value on {round.value.device}; move one")
+    nodes, heads, width = round.graph.num_dst, round.heads, score.key.shape[-1]
+    _fits("log_gate", round.log_gate, (*round.batch, nodes, heads), ((1,), (width,)))
+    _fits("beta", round.beta, (*round.batch, nodes, heads), ((),))
+    _fits("state", round.state, (*round.batch, heads, width, round.value.shape[-1]), ((),))
+    if isinstance(round.graph, Graph) and documents(round.graph) is None:  # a program checks when it runs
+        raise ValueError(
+            "log_gate, beta and states need causal() or causal() & documents(lengths), where the gates form a product "
+            f"from node to node; got {round.graph}"
+        )
+
+
+def _fits(name: str, x: Tensor | None, shape: tuple[int, ...], last: tuple[tuple[int, ...], ...]) -> None:
+    """Raises ValueError if the shape of `x` is not `shape` followed by one of `last`."""
+    if x is not None and x.shape not in [(*shape, *more) for more in last]:
+        expected = " or ".join(str([*shape, *more]) for more in last)
+        raise ValueError(f"{name} must have shape {expected}; got {list(x.shape)}")
 
 
 def lse(round: Round) -> None:

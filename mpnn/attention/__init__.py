@@ -6,6 +6,7 @@ from mpnn.attention.dot_product import DotProduct
 from mpnn.attention.gaussian import Gaussian, Near
 from mpnn.attention.kernel import Kernel
 from mpnn.attention.messages import EdgeMessage, EdgeWeight, Mapped, Message
+from mpnn.attention.recurrent import DeltaRule, GatedLinear, Recurrent, Retention, ShortConvolution, StateSpace
 from mpnn.attention.spec import Attention, KeyValue
 from mpnn.attention.typed import Typed
 
@@ -14,15 +15,21 @@ __all__ = [
     "AdditiveV2",
     "Attention",
     "Degree",
+    "DeltaRule",
     "DotProduct",
     "EdgeMessage",
     "EdgeWeight",
+    "GatedLinear",
     "Gaussian",
     "Kernel",
     "KeyValue",
     "Mapped",
     "Message",
     "Near",
+    "Recurrent",
+    "Retention",
+    "ShortConvolution",
+    "StateSpace",
     "Typed",
     "degree_weights",
 ]

@@ -2,13 +2,13 @@
 
 from typing import TypeVar
 
-from mpnn.backends import csr, dense, edge_list, low_rank, scatter, tiles
+from mpnn.backends import csr, dense, edge_list, scan, scatter, tiles
 from mpnn.backends.backend import Backend
 from mpnn.backends.cost_model import Estimate
 
 __all__ = ["BACKENDS", "Backend", "Estimate", "register", "registered"]
 
-BACKENDS: tuple[Backend, ...] = (dense, tiles, low_rank, csr, scatter, edge_list)
+BACKENDS: tuple[Backend, ...] = (dense, tiles, scan, csr, scatter, edge_list)
 
 B = TypeVar("B", bound=Backend)
 _registered = BACKENDS

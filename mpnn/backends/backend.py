@@ -41,5 +41,5 @@ class Backend(Protocol):
     def run(self, round: Round) -> tuple[Tensor, Tensor | None]:
         """Out [..., N_dst, H, D] in the dtype of the values, and the weights [..., E, H] in the caller's edge order if
         the round returns them, else None. A round that returns lse gets it in their place: the logarithm of the sum
-        of exp(logits) of each destination, [..., N_dst, H], -inf for one without edges. `edge_list` defines the
-        numbers."""
+        of exp(logits) of each destination, [..., N_dst, H], -inf for one without edges. So does a round that returns
+        its state, [..., H, D, D_v] in the dtype of the arithmetic. `edge_list` defines the numbers."""

@@ -6,6 +6,8 @@ it.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from mpnn import rng
 from mpnn.aggregate import Index, Mean, Sum, segment_logsumexp, segment_softmax
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
 from mpnn.edge_tables import EmbeddingTable, PerEdge, total
+from mpnn.graph.causal import documents
 from mpnn.graph.csr import CSR
 from mpnn.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
 from mpnn.round import Round
@@ -26,6 +29,7 @@ SERVES = (
     FLOATS | DEVICES | NORMALIZED | AGGREGATES
     | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value") | on_edges("edge")
     | {"no score", "Dot", "AdditiveScore", "AdditiveV2Score", "own score", "own activation", "softcap",
+       "log_gate", "beta", "state", "return_state",
        "sinks", "dropout", "head_ids", "node_ids", "return_weights", "return_lse", "aggregate of parts",
        "own aggregate", "explicit graph", "gradient"}
 )  # fmt: skip
@@ -80,6 +84,8 @@ def estimate(round: Round) -> Estimate:
 
 def run(round: Round) -> tuple[Tensor, Tensor | None]:
     csr = round.graph.csr
+    if round.recurrent:
+        return _recurrence(round, csr)
     index = round.graph.cached("edge list index", lambda: Index.of(csr.row, csr.ptr))
     messages = _repeat_heads(_nodes_first(round.value, round).index_select(0, csr.col), round)
     if round.edge_value is not None:
@@ -104,6 +110,61 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
     weights = messages.new_ones(()) if weights is None else weights
     weights = weights.expand(len(csr.col), *round.batch, round.heads)
     return out, csr.to_caller(weights).movedim(0, -2).to(round.value.dtype)
+
+
+_NO_GATE = -800.0  # its exponential is 0 in float64; with -inf a difference would be NaN
+
+
+def _recurrence(round: Round, csr: CSR) -> tuple[Tensor, Tensor | None]:
+    """The sum over edges, of which each weighs the gates on its path, with the delta rule as a triangular system. Its
+    matrices are dense, [..., H, N, N], so that they show the weight of each edge."""
+    score, graph, beta = cast(Dot, round.score), round.graph, round.beta
+    query, key, value = (_all_heads(x, round) for x in (score.query, score.key, round.value))  # [..., H, N, D]
+    nodes, first = graph.num_dst, (documents(graph) or [0])[0]
+    L = torch.zeros((), dtype=torch.float64, device=value.device).expand(*round.batch, round.heads, nodes, 1)
+    if round.log_gate is not None:
+        L = round.log_gate.double().clamp(min=_NO_GATE).cumsum(-3).transpose(-2, -3)
+    decay = (L[..., csr.row, :] - L[..., csr.col, :]).exp().to(value.dtype)
+    from_state = torch.zeros_like(L).index_fill(-2, torch.arange(first, nodes, device=L.device), -torch.inf) + L
+    from_state = from_state.exp().to(value.dtype)  # only the first document sees the state
+
+    def matrix(x: Tensor) -> Tensor:
+        """<x_i, k_j> times the gates between, [..., H, N, N], zero where there is no edge."""
+        weights = (x[..., csr.row, :] * key[..., csr.col, :] * decay).sum(-1)
+        return (
+            weights.new_zeros(*weights.shape[:-1], nodes * nodes)
+            .index_copy(-1, csr.row * nodes + csr.col, weights)
+            .view(*weights.shape[:-1], nodes, nodes)
+        )
+
+    state = value.new_zeros(*round.batch, round.heads, key.shape[-1], value.shape[-1])
+    state = state if round.state is None else _cast(round.state, value.dtype)
+    weights = score.scale * matrix(query)
+    if beta is not None:
+        beta = _cast(beta, value.dtype).transpose(-1, -2).unsqueeze(-2)
+        system = matrix(key).tril(-1) * beta + torch.eye(nodes, dtype=value.dtype, device=value.device)
+        stored = torch.linalg.solve_triangular(system, value - key * from_state @ state, upper=False)
+        sent = beta.mT * stored
+    else:
+        sent = value
+    out = weights @ sent + score.scale * (query * from_state) @ state
+    out = _cast(out.transpose(-2, -3), round.value.dtype)
+    if round.return_state:
+        last = csr.col[csr.row == nodes - 1]  # the sources of the last node: its document
+        to_end = (L[..., -1:, :] - L[..., last, :]).exp().to(value.dtype)
+        end = from_state[..., -1:, :].mT if nodes else 1
+        return out, end * state + (key[..., last, :] * to_end).mT @ sent[..., last, :]
+    if not round.return_weights:
+        return out, None
+    if beta is not None:  # of the values themselves
+        weights = torch.linalg.solve_triangular(system, weights * beta, upper=False, left=False)
+    weights = weights[..., csr.row, csr.col].movedim(-1, 0)
+    return out, csr.to_caller(weights).movedim(0, -2).to(round.value.dtype)
+
+
+def _all_heads(x: Tensor, round: Round) -> Tensor:
+    """Features [..., N, H_kv, D] as [..., H, N, D] in the dtype of the arithmetic."""
+    return _cast(x, round.accumulate_dtype).repeat_interleave(round.heads // x.shape[-2], -2).transpose(-2, -3)
 
 
 def _sum_of_logits(round: Round, csr: CSR) -> Tensor | None:

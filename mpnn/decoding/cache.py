@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn.attention import KeyValue
+from mpnn.attention import KeyValue, Recurrent
 from mpnn.graph import Graph
+from mpnn.graph.causal import documents
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
@@ -41,27 +42,36 @@ class KVCache:
             raise ValueError(f"length must be at least 1, the maximum number of nodes; got {length}")
         self.length = length
         self._entries: dict[nn.Module, _Entry] = {}
+        self._states: dict[nn.Module, _State] = {}
         self._steps: dict[tuple[Graph, int], _Step] = {}
 
     @property
     def count(self) -> int:
         """Number of cached nodes. Between two calls of a model, it is the same for all layers."""
-        return max((entry.count for entry in self._entries.values() if not entry.fixed), default=0)
+        counts = [entry.count for entry in self._entries.values() if not entry.fixed]
+        return max([*counts, *(state.count for state in self._states.values())], default=0)
 
     def select(self, index: Tensor) -> None:
         """Selects these batch entries, int64 [B'], in this order. An entry may be selected more than once."""
         for entry in self._entries.values():
             entry.key, entry.value = (x.index_select(0, index) for x in (entry.key, entry.value))
+        for state in self._states.values():
+            state.value = None if state.value is None else state.value.index_select(0, index)
 
     def crop(self, count: int) -> None:
         """Truncates the cache to the first `count` nodes. Other nodes may then follow.
 
         Raises:
-            ValueError: if the cache has fewer than `count` nodes.
+            ValueError: if the cache has fewer than `count` nodes, or a recurrence that has seen more: its state holds
+                the sum of all nodes.
         """
-        cached = max((entry.seen for entry in self._entries.values()), default=0)
+        cached = max([self.count, *(entry.seen for entry in self._entries.values())])
         if not 0 <= count <= cached:
             raise ValueError(f"count must be from 0 to {cached}, the number of nodes in the cache; got {count}")
+        if count and any(count < state.count for state in self._states.values()):
+            raise ValueError("a recurrence cannot forget nodes: copy the cache before them, or crop(0)")
+        if not count:
+            self._states.clear()
         for entry in self._entries.values():
             entry.seen = min(entry.seen, count)
             if not entry.fixed:
@@ -73,6 +83,7 @@ class KVCache:
         for layer, entry in self._entries.items():
             if entry.key is not None:
                 other._entries[layer] = replace(entry, key=entry.key.clone(), value=entry.value.clone())
+        other._states = {layer: replace(state) for layer, state in self._states.items()}  # which are never written to
         return other
 
     def round(
@@ -96,9 +107,12 @@ class KVCache:
         if edge_attr is not None or layer.mixes_values or (layer.training and layer.edge_dropout):
             raise ValueError("a cache cannot be combined with edge_attr, hops, teleport or edge_dropout")
         attention = layer.attention
+        if isinstance(attention, Recurrent):
+            return self._recurrence(layer, graph, x, source)
         if not isinstance(attention, KeyValue) or type(attention).forward is not KeyValue.forward:
             raise ValueError(
-                f"only DotProduct, Kernel and AdditiveV2 attention can use a cache; got {type(attention).__name__}"
+                "only DotProduct, Kernel, AdditiveV2 and recurrent attention can use a cache; got "
+                f"{type(attention).__name__}"
             )
         if torch.compiler.is_compiling():
             raise ValueError("torch.compile does not trace cached decoding; call the uncompiled module with a cache")
@@ -119,6 +133,29 @@ class KVCache:
         key, value = step.gather(entry.key), step.gather(entry.value)
         return attention.round(query, key, value, step.graph, step.graph.edge_attr)
 
+    def _recurrence(self, layer: Any, graph: Topology | Graph, x: Tensor, source: Tensor | None) -> Round:
+        """The round over the new nodes alone, with the state after the nodes before. `keep_state` gets the new one."""
+        entry = self._states.setdefault(layer, _State())
+        start, stop = entry.count, entry.count + x.shape[-2]
+        if stop > self.length:
+            raise ValueError(f"this cache has a length of {self.length} nodes; with the new ones there would be {stop}")
+        if source is not None or not isinstance(graph, Topology) or documents(graph.bind(self.length)) != [self.length]:
+            raise ValueError(f"a recurrence decodes node by node over the topology causal() alone; got {graph}")
+        new = graph.bind(stop - start).to(x.device)
+        if start:
+            positions = torch.arange(start, stop, device=x.device)
+            new = new.with_positions(positions, positions)
+        round: Round = layer.attention(x, x, new)
+        round.state, round.return_state = entry.value, True
+        return round
+
+    def keep_state(self, layer: Any, state: Tensor, nodes: int) -> None:
+        """Stores the state of a recurrence after so many more nodes."""
+        if state.requires_grad:
+            raise ValueError("a cache does not store gradients; decode under torch.no_grad()")
+        entry = self._states[layer]
+        entry.value, entry.count = state, entry.count + nodes
+
     def _step(self, graph: Graph, start: int, stop: int, num_src: int) -> _Step:
         """The rows of nodes `start` to `stop`, computed once for all layers with the same graph."""
         if stop > self.length:
@@ -128,6 +165,14 @@ class KVCache:
         if (graph, num_src) not in self._steps:
             self._steps[graph, num_src] = _Step.of(graph, start, stop, num_src, self.length)
         return self._steps[graph, num_src]
+
+
+@dataclass(eq=False)
+class _State:
+    """The state of a recurrence after `count` nodes, [..., H, D, D_v]; None before the first."""
+
+    value: Tensor | None = None
+    count: int = 0
 
 
 @dataclass(eq=False)

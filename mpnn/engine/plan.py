@@ -23,7 +23,7 @@ Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """A function of query, key, value and scale that returns out [..., N_dst, H, D]."""
 
 
-_OF_FEW_ROUNDS = ("low_rank", "scatter")
+_OF_FEW_ROUNDS = ("scan", "scatter")
 
 
 class Refused(ValueError):

@@ -137,6 +137,25 @@ class Strips:
             return None
         return np.where(alone, 1, self.height), np.where(alone, self.height, 1)
 
+    @cached_property
+    def documents(self) -> Ints | None:
+        """The lengths of the documents, if each row has as sources the rows of its document up to itself, as in
+        `causal() & documents(lengths)`; None if the graph is another."""
+        if self.num_dst != self.num_src or not self._has_one_run_per_row():
+            return None
+        (top, bottom), (first, last) = self._ends(), (self.first, self.last)
+        alone = (first.start == top) & (last.start == bottom)
+        if not ((first.stop == top + 1) & (last.stop == bottom + 1) & (alone | (first.start == last.start))).all():
+            return None
+        count = np.where(alone, self.height, 1)
+        which = np.repeat(np.arange(len(count)), count)
+        below = np.arange(len(which)) - (np.cumsum(count) - count)[which]
+        row, start = top[which] + below, first.start[which] + below
+        begins = row == start
+        if not (begins[1:] | (start[1:] == start[:-1])).all():
+            return None
+        return np.diff(row[begins], append=self.num_dst)
+
     def _ends(self) -> tuple[Ints, Ints]:
         """The first and the last row of each strip."""
         return self.rows[:-1], self.rows[1:] - 1

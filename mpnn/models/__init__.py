@@ -43,6 +43,7 @@ from mpnn.models.saving import Model as Model, safe_globals as safe_globals
 from mpnn.models.text.bert import Bert as Bert, BertConfig as BertConfig
 from mpnn.models.text.big_bird import BigBird as BigBird
 from mpnn.models.text.deepnet import DeepNet as DeepNet
+from mpnn.models.text.delta_net import DeltaNet as DeltaNet, DeltaNetConfig as DeltaNetConfig
 from mpnn.models.text.gpt import GPT as GPT, GPT2 as GPT2, GPTConfig as GPTConfig
 from mpnn.models.text.heads import (
     MaskedLM as MaskedLM,
@@ -56,6 +57,7 @@ from mpnn.models.text.linformer import (
 )
 from mpnn.models.text.llama import Llama as Llama, LlamaConfig as LlamaConfig
 from mpnn.models.text.longformer import Longformer as Longformer
+from mpnn.models.text.mamba2 import Mamba2 as Mamba2, Mamba2Config as Mamba2Config
 from mpnn.models.text.performer import (
     Performer as Performer,
     PerformerConfig as PerformerConfig,
@@ -63,6 +65,7 @@ from mpnn.models.text.performer import (
     PerformerEncoderConfig as PerformerEncoderConfig,
 )
 from mpnn.models.text.reformer import Reformer as Reformer, ReformerConfig as ReformerConfig, ReformerLM as ReformerLM
+from mpnn.models.text.retnet import RetNet as RetNet, RetNetConfig as RetNetConfig
 from mpnn.models.text.seq2seq import Seq2Seq as Seq2Seq
 from mpnn.models.text.sparse_transformer import SparseTransformer as SparseTransformer
 from mpnn.models.text.transformer import Transformer as Transformer, TransformerConfig as TransformerConfig

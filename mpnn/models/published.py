@@ -14,6 +14,7 @@ from mpnn.models.text.bert import Bert
 from mpnn.models.text.gpt import CausalTransformer
 from mpnn.models.text.llama import Llama
 from mpnn.models.text.longformer import Longformer
+from mpnn.models.text.mamba2 import Mamba2
 from mpnn.models.text.reformer import Reformer
 from mpnn.models.text.transformer import Transformer
 from mpnn.models.text.xlnet import XLNet
@@ -31,9 +32,9 @@ def load_weights(model: M, state_dict: Mapping[str, Tensor]) -> M:
 
     Args:
         model: a `Bert` (BERT, RoBERTa, BigBird), `Longformer`, `GPT2` (also of OpenAI GPT), `Llama` (Llama, Mistral),
-            `Transformer` (BART, Marian), `XLNet`, `Reformer`, `ViT`, `Swin` or `MAE`, of the sizes of the weights.
+            `Mamba2`, `Transformer` (BART, Marian), `XLNet`, `Reformer`, `ViT`, `Swin` or `MAE`, of the same sizes.
         state_dict: the weights of `hf_model.base_model`; of `ViTMAEForPreTraining` for `MAE`; of `LlamaForCausalLM` for
-            a `Llama` that is not tied.
+            a `Llama` that is not tied, and likewise for a `Mamba2`.
 
     Raises:
         TypeError: if the model has no table of names.
@@ -105,6 +106,19 @@ _LLAMA: Pairs = (
     (".mlp.gate_proj.", ".update.ffn.to_gate."),
     (".mlp.up_proj.", ".update.ffn.to_hidden."),
     (".mlp.down_proj.", ".update.ffn.to_out."),
+)
+_MAMBA2: Pairs = (
+    ("lm_head.", "head."),
+    ("backbone.", ""),
+    ("embeddings.", "token."),
+    ("norm_f.", "norm."),
+    (".mixer.in_proj.", ".to_parts."),
+    (".mixer.out_proj.", ".to_out."),
+    (".mixer.conv1d.", ".convolution.attention."),
+    (".mixer.norm.", ".gated."),
+    (".mixer.A_log", ".recurrence.attention.log_decay"),
+    (".mixer.dt_bias", ".recurrence.attention.step_bias"),
+    (".mixer.D", ".recurrence.update.weight"),
 )
 _BART: Pairs = (
     *((f"{ours}coder.embed_", f"{name}.") for ours, name in (("en", "source"), ("de", "target"))),
@@ -216,6 +230,11 @@ def _one_encoder(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {name.replace(".within.", ".").replace(".across.", ".") if name.startswith("encoder.") else name: weight}
 
 
+def _by_node(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """Weights of short convolutions are [channels, 1, kernel]."""
+    return {name: weight.squeeze(1).T if weight.dim() == 3 else weight}
+
+
 def _as_maps(name: str, weight: Tensor) -> dict[str, Tensor]:
     """Maps of XLNet are [dim, H, D]; the output map is from [H, D] to dim."""
     if name == "unknown":
@@ -253,6 +272,7 @@ TABLES: dict[type[nn.Module], tuple[Pairs, Change | None]] = {
     Bert: (_BERT, None),
     CausalTransformer: (_GPT, _split),
     Llama: (_LLAMA, None),
+    Mamba2: (_MAMBA2, _by_node),
     Transformer: (_BART, _one_encoder),
     XLNet: (_XLNET, _as_maps),
     Reformer: (_REFORMER, _as_table),

@@ -40,7 +40,7 @@ def _unregister(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_library_lists_its_own() -> None:
-    assert [b.NAME for b in BACKENDS] == ["dense", "tiles", "low_rank", "csr", "scatter", "edge_list"]
+    assert [b.NAME for b in BACKENDS] == ["dense", "tiles", "scan", "csr", "scatter", "edge_list"]
     assert registered() == BACKENDS
 
 

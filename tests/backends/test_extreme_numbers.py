@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpnn import MessagePassing, Topology, explain, graphs, ops
 from mpnn.attention import DotProduct
-from mpnn.backends import csr, dense, edge_list, low_rank, tiles
+from mpnn.backends import csr, dense, edge_list, scan, tiles
 from mpnn.engine.plan import refusal as why_not
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, Dot, LeakyReLU
@@ -163,8 +163,8 @@ def test_running_sums_over_more_than_2_to_the_31_edges() -> None:
     n = 100_000
     query, value = torch.ones(n, 1, 1, dtype=torch.float64), torch.ones(n, 1, 1, dtype=torch.float64)
     request = Round(graphs.causal().bind(n), value, Dot(query, query, 1.0), normalize="none")
-    assert why_not(low_rank, request) is None
-    out, _ = low_rank.run(request)
+    assert why_not(scan, request) is None
+    out, _ = scan.run(request)
     assert torch.equal(out[:, 0, 0], torch.arange(1, n + 1, dtype=torch.float64))
 
 

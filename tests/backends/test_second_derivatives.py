@@ -79,7 +79,7 @@ def test_linear_attention_refuses_forward_mode_which_torch_would_take_for_zero()
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(query, torch.ones_like(query))
         with pytest.raises(NotImplementedError, match='name backend="edge_list"'):
-            ops.attend(GRAPH, dual, key, value, normalize="none", backend="low_rank")
+            ops.attend(GRAPH, dual, key, value, normalize="none", backend="scan")
 
 
 @pytest.mark.parametrize("backend", ["tiles", "csr"])

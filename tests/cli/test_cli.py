@@ -238,7 +238,7 @@ def test_explain_plans_for_a_gpu_that_is_not_there() -> None:
     found = json.loads(run("explain", "random(3)", "--n", "64", "--device", "cuda", "--no-grad", "--json").stdout)
     named = {candidate["name"]: candidate for candidate in found["candidates"]}
     assert named["dense"]["seconds"] > 0
-    assert named["low_rank"]["reason"]
+    assert named["scan"]["reason"]
     assert "not measured" in found["note"]
     assert "note" not in json.loads(run("explain", "causal", "--n", "64", "--json").stdout)
 

@@ -13,10 +13,11 @@ from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.kernels import (
     feature_dropout,
-    linear_attention,
     row_attention,
     row_reduce,
     sample_neighbors,
+    scan,
+    selective_scan,
     sort_edges,
     tile_attention,
 )
@@ -29,8 +30,9 @@ STRUCTS = {
     "row_reduce": row_reduce.RowReduceStruct,
     "tile_attention": tile_attention._Parameters,
     "feature_dropout": feature_dropout._Parameters,
-    "linear_attention": linear_attention._Parameters,
     "sample_neighbors": sample_neighbors._Parameters,
+    "scan": scan._Parameters,
+    "selective_scan": selective_scan._Parameters,
     "sort_edges": sort_edges._Parameters,
 }
 

@@ -288,6 +288,9 @@ BOTH = models.TransformerConfig(
     VOCABULARY, dim=DIM, heads=2, hidden=2 * DIM, encoder_layers=2, decoder_layers=2, context=CONTEXT
 )
 LINFORMER = models.LinformerConfig(**BERT, landmarks=4)
+DELTA = models.DeltaNetConfig(VOCABULARY, DIM, 2, 2, head_dim=8, value_dim=6, hidden=2 * DIM, context=CONTEXT)
+MAMBA = models.Mamba2Config(VOCABULARY, DIM, 2, head_dim=8, state=6, context=CONTEXT)
+RETNET = models.RetNetConfig(VOCABULARY, DIM, 2, 2, hidden=2 * DIM, context=CONTEXT)
 PERFORMER = models.PerformerConfig(**GPT, features=32)
 
 ROWS: dict[str, OnRows] = {
@@ -295,6 +298,7 @@ ROWS: dict[str, OnRows] = {
     "BigBird": OnRows(lambda: models.BigBird(SMALL, block=2), sentences, lambda m, *rows: with_padding(m, *rows).last),
     "Convolution": OnRows(lambda: models.Convolution(3, 5, 3, padding=1), images, lambda m, x: m(x)),
     "DeepNet": OnRows(lambda: models.DeepNet(models.GPTConfig(**GPT)), whole_sentences, lambda m, x: m(x)),
+    "DeltaNet": OnRows(lambda: models.DeltaNet(DELTA), whole_sentences, lambda m, x: m(x)),
     "GPT": OnRows(lambda: models.GPT(VOCABULARY, DIM, 2, 2, context=CONTEXT), whole_sentences, lambda m, x: m(x)),
     "GPT2": OnRows(lambda: models.GPT2(models.GPTConfig(**GPT)), whole_sentences, lambda m, x: m(x)),
     "ImageClassifier": OnRows(lambda: models.ImageClassifier(models.Swin(SWIN), 3), images, lambda m, x: m(x)),
@@ -314,6 +318,7 @@ ROWS: dict[str, OnRows] = {
     "MaskedLM": OnRows(
         lambda: models.MaskedLM(models.Bert(SMALL, pooler=False)), sentences, lambda m, *r: with_padding(m, *r)
     ),
+    "Mamba2": OnRows(lambda: models.Mamba2(MAMBA), whole_sentences, lambda m, x: m(x)),
     "Performer": OnRows(lambda: models.Performer(PERFORMER), whole_sentences, lambda m, x: m(x)),
     "PerformerEncoder": OnRows(
         lambda: models.PerformerEncoder(models.PerformerEncoderConfig(**BERT, features=32)),
@@ -328,6 +333,7 @@ ROWS: dict[str, OnRows] = {
     "SentenceClassifier": OnRows(
         lambda: models.SentenceClassifier(models.Bert(SMALL), 3), sentences, lambda m, *rows: with_padding(m, *rows)
     ),
+    "RetNet": OnRows(lambda: models.RetNet(RETNET), whole_sentences, lambda m, x: m(x)),
     "Seq2Seq": OnRows(
         lambda: models.Seq2Seq(VOCABULARY, VOCABULARY, 8, DIM),
         pairs_of_sentences,
@@ -417,10 +423,13 @@ def of_source(model: Any, tokens: Tensor) -> Tensor:
 
 CAUSAL: dict[str, Causal] = {
     "DeepNet": Causal(ROWS["DeepNet"].make, whole, with_cache),
+    "DeltaNet": Causal(ROWS["DeltaNet"].make, whole, with_cache, bits=False),
     "GPT": Causal(ROWS["GPT"].make, whole, with_cache),
     "GPT2": Causal(ROWS["GPT2"].make, whole, with_cache),
     "Llama": Causal(ROWS["Llama"].make, whole, with_cache),
+    "Mamba2": Causal(ROWS["Mamba2"].make, whole, with_cache, bits=False),
     "Performer": Causal(ROWS["Performer"].make, whole, with_cache, bits=False),
+    "RetNet": Causal(ROWS["RetNet"].make, whole, with_cache, bits=False),
     "ReformerLM": Causal(lambda: models.ReformerLM(CHUNKED), whole),
     "Seq2Seq": Causal(ROWS["Seq2Seq"].make, of_source, aligned),
     "SparseTransformer": Causal(ROWS["SparseTransformer"].make, whole, with_cache),

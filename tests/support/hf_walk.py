@@ -49,6 +49,14 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("index_topk", "index_topk_blocks", "index_block_size", "index_local_blocks"), 2),
     **dict.fromkeys(("attention_chunk_size", "attention_window_size", "local_attention"), 6),
     **dict.fromkeys(("attn_logit_softcapping", "attention_logit_cap"), 2.0),
+    # recurrences: chunks shorter than the 13 tokens
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "linear_num_value_heads", "linear_num_heads"), 4),
+    **dict.fromkeys(("linear_num_key_heads", "n_groups", "mamba_ngroups", "mamba_n_groups", "n_mamba_heads"), 2),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), 16),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 8),
+    **dict.fromkeys(("chunk_size", "mamba_chunk_size", "mamba_dt_rank", "num_experts_per_token"), 4),
+    "mamba_d_ssm": 64, "mamba_expand": 2,
     "index_n_heads": 2, "index_head_dim": 16, "use_sliding_window": True, "max_window_layers": 1,
     "global_attn_every_n_layers": 2,
     "vocab_size": 60, "image_size": 32, "patch_size": 8, "sliding_window": 6, "pad_token_id": 0, "bos_token_id": 1,
@@ -62,6 +70,12 @@ _GEMMA4 = {
     "per_layer_config": {}, "layer_types": _MIXED, "global_head_dim": 8,
 }  # fmt: skip
 _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names or limits of their own
+    "BailingHybridConfig": {
+        "num_expert_group": 2, "qk_rope_head_dim": 8, "num_key_value_heads": 4, "num_nextn_predict_layers": 0,
+        "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
+        "num_experts_per_token": 2,
+    },
+    "BambaConfig": {"attn_layer_indices": [1]},
     "CohereCompassTextConfig": {
         "layer_types": _MIXED,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _MIXED},
@@ -97,10 +111,20 @@ _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names 
     "ZayaConfig": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "EsmConfig": {"vocab_size": 60, "mask_token_id": 59, "pad_token_id": 0},
     "EsmcConfig": {"num_key_value_heads": 4},
+    "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "KimiLinearConfig": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_token": 2},
+    "Lfm2Config": {"full_attn_idxs": [1], "layer_types": ["conv", "full_attention"]},
+    "Mamba2Config": {"num_heads": 4, "head_dim": 16},
+    "MiniMaxConfig": {"block_size": 4},
     "NeoMMEConfig": {
         "embedding_rank": 16, "head_dim": 16, "hidden_size": 64, "embedding_dim": 16,
     },
     "SegformerConfig": {"sr_ratios": [1, 1, 1, 1]},
+    "Zamba2Config": {
+        "layers_block_type": ["linear_attention", "hybrid"], "n_mamba_heads": 4, "mamba_headdim": 16,
+        "attention_hidden_size": 64, "attention_head_dim": 16, "kv_channels": 8, "num_key_value_heads": 4,
+        "adapter_rank": 4,
+    },
     "SwinConfig": {"patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
 }  # fmt: skip
 _IDS = torch.randint(3, 60, (2, 13), generator=torch.Generator().manual_seed(0))

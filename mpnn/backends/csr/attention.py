@@ -60,7 +60,7 @@ def refusal(round: Round) -> str | None:
 def counts(round: Round) -> dict[str, float]:
     """Edges, edges times heads, and the components that each edge gathers from its two ends."""
     graph, batch, kind = round.graph, round.batch.numel(), _COSTS[KINDS[type(round.score)]]
-    width = round.heads * round.value.shape[-1]
+    width = round.heads * -(-round.value.shape[-1] // 8) * 8  # whole vectors
     edges = float(graph.num_edges * batch)
     gathered = edges * width * (2 if kind in ("dot", "activated") else 1)
     # features that exceed the cache are read from memory for each edge

@@ -26,12 +26,13 @@ from mpnn.engine.compile.outline import bound
 from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL
 from mpnn.round import Round
+from mpnn.scores import Dot
 
 
 def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """As `mpnn.engine.dispatch.run`, recorded in the traced program."""
     out, weights, _ = torch.ops.mpnn.run(*flatten(dispatch.normalize(round, backend), backend))
-    return out, weights if round.return_weights or round.return_lse else None
+    return out, weights if round.return_weights or round.return_lse or round.return_state else None
 
 
 # ---------------------------------------------------------------------------------------------------- forward
@@ -58,8 +59,11 @@ def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     heads, width = form.reduced or (round.heads, value.shape[-1])
     out = value.new_empty(*round.batch, call.sizes[0], heads, width)
     rows = call.sizes[0] if round.return_lse else call.sizes[2]
-    weights_shape = (*round.batch, rows, round.heads) if round.return_weights or round.return_lse else (0,)
-    return out, value.new_empty(weights_shape), torch.empty((), dtype=torch.int64)
+    more = value.new_empty((*round.batch, rows, round.heads) if round.return_weights or round.return_lse else (0,))
+    if round.return_state:
+        shape = (*round.batch, round.heads, cast(Dot, round.score).key.shape[-1], value.shape[-1])
+        more = value.new_empty(shape, dtype=round.accumulate_dtype)
+    return out, more, torch.empty((), dtype=torch.int64)
 
 
 class _Sizes:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
-from mpnn.integrations.hf import compat
+from mpnn.integrations.hf import compat, recurrences
 from mpnn.integrations.hf.builders import bound
 from mpnn.integrations.hf.closures import parse
 from mpnn.integrations.hf.compat import PretrainedConfig
@@ -59,6 +59,8 @@ class Handle:
     def __repr__(self) -> str:
         layers = [layer for part in _models(self.model) for layer in _layers(part)] if self._undo else []
         kinds = Counter((type(layer).__name__, text_of(layer) or "the model's own masks") for layer in layers)
+        recurrent = filter(recurrences.is_adapted, self.model.modules())
+        kinds += Counter((type(layer).__name__, "causal(), as a recurrence") for layer in recurrent)
         lines = [f"{count} x {kind} over {text}" for (kind, text), count in kinds.items()]
         return f"Handle of {type(self.model).__name__}: " + ("; ".join(lines) or "nothing is changed")
 
@@ -112,6 +114,11 @@ def use(model: nn.Module, graph: Graphs | None = None, *, causal: bool = True, u
         for part in inner:
             configs = list(_configs(part))
             handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
+            handle._undo += recurrences.adapt(part)
+            if _has_recurrences_only(part):
+                if graph is not None:
+                    raise ValueError(f"the layers of {type(part).__name__} are recurrences, which read no graph")
+                continue
             handle._undo.append(_set_implementation(part))
             handle._undo += by_offset(part)
             for config in configs:
@@ -183,6 +190,10 @@ def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
         raise ValueError(f"{said}. Call mpnn.hf.use on the part of the model whose tokens have this graph")
     if others and isinstance(graph, (str, Topology)):
         warnings.warn(said, stacklevel=3)
+
+
+def _has_recurrences_only(model: PreTrainedModel) -> bool:
+    return any(map(recurrences.is_adapted, model.modules())) and not _layers(model)
 
 
 def is_causal(model: PreTrainedModel) -> bool:

@@ -1,11 +1,17 @@
-"""Linear attention: weights are inner products without a normalizer, so sums over sources are computed first, in time
-linear in the nodes (`mpnn.kernels.linear_attention`). The sums are one matrix for rows with the same sources, and a
-running sum if each row has one source more than the row before.
+"""Linear attention and recurrences: weights are inner products without a normalizer, so sums over sources are computed
+first, in time linear in the nodes (`mpnn.kernels.scan`). The sums are one matrix for rows with the same sources, and a
+running sum if each row has one source more than the row before. On CPU the running sum may have gates, the delta rule,
+and a state that enters and leaves.
+
+Without a score, a weight for each head and offset over `causal() & window(radius)` is a short convolution
+(`mpnn.kernels.short_convolution`): the sum of a few shifted products.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from math import lcm
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,20 +19,29 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
+from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
+from mpnn.graph.causal import convolution, documents
+from mpnn.graph.relations import Offset
 from mpnn.graph.strips import Strips
-from mpnn.kernels.linear_attention import ALL, LOGITS, PAST, Block, linear_attention
+from mpnn.kernels.cpu import library
+from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, linear_attention, recurrence
+from mpnn.kernels.short_convolution import short_convolution
 from mpnn.needs import DEVICES, FLOATS
 from mpnn.round import Round
 from mpnn.scores import Dot
 
-NAME = "low_rank"
+NAME = "scan"
 
+_MAX_RADIUS = 16  # of a short convolution
 _MIN_ROWS = 16  # with the same first source, on average; below this the backend is not worthwhile
 _MAX_STRIPS = 3  # of rows with the same first source, on average: the last source stays, then moves, then stays
 
 
-SERVES = FLOATS | DEVICES | {"Dot", "unnormalized", "sum", "gradient"}
+_RECURRENCES = frozenset({"log_gate", "beta", "state", "return_state"})
+SERVES = (  # on CPU, with a score or without; `serves` is exact
+    FLOATS | DEVICES | _RECURRENCES | {"Dot", "no score", "bias by Offset", "unnormalized", "sum", "gradient"}
+)
 _WEIGHTS = "it needs dot products as weights, without a normalizer or softcap"
 _SINGLE = "it never computes single weights, so it cannot drop or return them"
 REASONS = {
@@ -36,7 +51,18 @@ REASONS = {
 }
 
 
+def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
+    served = SERVES - {"no score", "bias by Offset"} if round.score is not None or not round.bias else SERVES - {"Dot"}
+    if round.value.device.type == "cpu":
+        return served, REASONS
+    return served - _RECURRENCES, REASONS | dict.fromkeys(_RECURRENCES, "its kernels for recurrences are on CPU only")
+
+
 def refusal(round: Round) -> str | None:
+    if round.recurrent:
+        return library.why_missing()
+    if round.score is None:
+        return _why_no_convolution(round)
     if _blocks(round.graph) is None:
         return "each row must have the same sources as the row before, or one more, as in complete() and causal()"
     return None
@@ -44,7 +70,10 @@ def refusal(round: Round) -> str | None:
 
 def counts(round: Round) -> dict[str, float]:
     """Products of the states and of the logits within chunks, components moved, and blocks."""
-    score, blocks = round.score, _blocks(round.graph)
+    if (found := _convolution(round)) is not None:
+        numbers = float(round.value.numel()) * (found[0] + 1)
+        return both_ways({"call": 1.0, "shifted number": numbers}, round.needs_grad)
+    score, blocks = round.score, _documents(round.graph) if round.recurrent else _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
     heads, deep, wide = round.batch.numel() * round.heads, score.query.shape[-1], round.value.shape[-1]
@@ -62,6 +91,11 @@ def counts(round: Round) -> dict[str, float]:
 
 def estimate(round: Round) -> Estimate:
     score, operations = round.score, counts(round)
+    if score is None:
+        size = round.value.numel() * round.accumulate_dtype.itemsize
+        if round.value.device.type == "cuda":
+            return Estimate(on_gpu(0.0, 4.0 * size, round.accumulate_dtype, 8.0), size)
+        return priced(NAME, operations, size)
     assert isinstance(score, Dot)
     deep, wide, dtype = score.query.shape[-1], round.value.shape[-1], round.accumulate_dtype
     size = round.batch.numel() * round.heads * dtype.itemsize * (deep * wide + 2 * LOGITS * (LOGITS + deep + wide))
@@ -74,6 +108,10 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> tuple[Tensor, Tensor | None]:
+    if round.recurrent:
+        return _run_recurrence(round)
+    if (found := _convolution(round)) is not None:
+        return _run_convolution(round, *found)
     score, value, blocks = round.score, round.value, _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
@@ -81,10 +119,48 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
     query, key, value = (_in_groups(x, groups) for x in (score.query, score.key, value))
     if any(forward_ad.unpack_dual(x).tangent is not None for x in (query, key, value)):
         # torch treats the tangents of an operator without a rule as zeros
-        raise NotImplementedError('low_rank has no forward-mode derivatives; name backend="edge_list"')
+        raise NotImplementedError('scan has no forward-mode derivatives; name backend="edge_list"')
     out = linear_attention(query, key, value, score.scale, [number for block in blocks for number in block])
     shape = (*round.batch, round.graph.num_dst, round.heads, value.shape[-1])
     return out.view(shape).to(round.value.dtype), None
+
+
+def _run_recurrence(round: Round) -> tuple[Tensor, Tensor | None]:
+    score, gate = cast(Dot, round.score), round.log_gate
+    gate = gate.squeeze(-1) if gate is not None and gate.shape[-1] == 1 else gate
+
+    def flat(x: Tensor) -> Tensor:
+        return x.reshape(round.batch.numel(), *x.shape[len(round.batch) :])
+
+    features = flat(score.query), flat(score.key), flat(round.value)
+    numbers = (None if x is None else flat(x) for x in (gate, round.beta, round.state))
+    out, last = recurrence(*features, *numbers, scale=score.scale, documents=documents(round.graph))
+    last = last.view(*round.batch, *last.shape[1:])
+    return out.view(*round.batch, *out.shape[1:]).to(round.value.dtype), last if round.return_state else None
+
+
+def _convolution(round: Round) -> tuple[int, list[int]] | None:
+    return convolution(round.graph) if round.score is None else None
+
+
+def _why_no_convolution(round: Round) -> str | None:
+    found = _convolution(round)
+    if len(round.bias) != 1 or found is None or found[0] > _MAX_RADIUS or round.value.shape[-2] != round.heads:
+        return (
+            "without a score it computes short convolutions: one bias by Offset, with a weight for each head of the "
+            f"values, over causal() & window(radius) with a radius of at most {_MAX_RADIUS}"
+        )
+    return None
+
+
+def _run_convolution(round: Round, radius: int, documents: list[int]) -> tuple[Tensor, None]:
+    table, width = cast(BiasTable, round.bias[0]), round.value.shape[-1]
+    clip = cast(Offset, table.relation).clip
+    rows = [max(clip - offset, 0) for offset in range(radius + 1)]  # of the source at this offset before
+    weight = table.table[rows].expand(-1, round.heads).repeat_interleave(width, -1)
+    value = round.value.to(round.accumulate_dtype).flatten(-2)
+    out = short_convolution(value, weight, documents)
+    return out.unflatten(-1, (round.heads, width)).to(round.value.dtype), None
 
 
 def _in_groups(x: Tensor, groups: int) -> Tensor:
@@ -96,6 +172,11 @@ def _in_groups(x: Tensor, groups: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ the graph in blocks
+
+
+def _documents(graph: Graph) -> list[Block]:
+    ends = list(accumulate(documents(graph) or (), initial=0))
+    return [Block(a, b, a, b, PAST) for a, b in pairwise(ends)]
 
 
 def _blocks(graph: Graph) -> list[Block] | None:

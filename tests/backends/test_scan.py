@@ -9,10 +9,10 @@ from torch import Tensor
 from mpnn import MessagePassing, explain, graphs
 from mpnn.aggregate import Max
 from mpnn.attention import Kernel
-from mpnn.backends import edge_list, low_rank
+from mpnn.backends import edge_list, scan
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
-from mpnn.kernels.linear_attention import linear_attention
+from mpnn.kernels.scan import linear_attention
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -58,9 +58,9 @@ def run(backend: object, given: Round) -> list[Tensor]:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_is_the_specification(name: str, heads: tuple[int, int, int]) -> None:
     given = request(GRAPHS[name], (2, 1), heads)
-    assert why_not(low_rank, given) is None
+    assert why_not(scan, given) is None
     # Sums of at most 512 x 5 float64 products of size about 1, in another order: 2560 * 1.1e-16 < 1e-12.
-    for found, expected in zip(run(low_rank, given), run(edge_list, given), strict=True):
+    for found, expected in zip(run(scan, given), run(edge_list, given), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -89,12 +89,12 @@ def test_the_state_of_a_group_is_shared_and_nothing_grows_with_the_square() -> N
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
 def test_refuses_with_a_sentence(change: dict[str, object], reason: str) -> None:
-    assert reason in why_not(low_rank, replace(request(GRAPHS["complete"]), **change))
+    assert reason in why_not(scan, replace(request(GRAPHS["complete"]), **change))
 
 
 @pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal()], ids=str)
 def test_the_plan_takes_it_where_sequences_are_long(topology: object, capsys: pytest.CaptureFixture[str]) -> None:
     op = MessagePassing(topology, "sum", None, Kernel(64, 4, features=64))
-    assert explain(op, torch.randn(2048, 64)).backend == "low_rank"
-    assert explain(op, torch.randn(8, 64)).backend != "low_rank"
-    assert "low_rank" in capsys.readouterr().out
+    assert explain(op, torch.randn(2048, 64)).backend == "scan"
+    assert explain(op, torch.randn(8, 64)).backend != "scan"
+    assert "scan" in capsys.readouterr().out

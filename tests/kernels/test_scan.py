@@ -8,8 +8,8 @@ import torch
 from threads import same_bits
 from torch import Tensor
 
-from mpnn.kernels import linear_attention as kernel
-from mpnn.kernels.linear_attention import ALL, FUTURE, PAST, Block
+from mpnn.kernels import scan as kernel
+from mpnn.kernels.scan import ALL, FUTURE, PAST, Block
 
 BLOCKS = {
     "all": [Block(0, 50, 0, 200, ALL)],

@@ -1,0 +1,40 @@
+"""Whether a graph is a chain of causal documents, over which gates form a product and the last nodes are convolved."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpnn.graph.graph import Graph
+from mpnn.graph.strips import Strips
+
+
+def documents(graph: Graph) -> list[int] | None:
+    """The lengths of the documents of `causal() & documents(lengths)`, without empty ones; one for `causal()`. None if
+    the graph is another."""
+    return graph.cached("causal documents", lambda: _documents(graph))
+
+
+def _documents(graph: Graph) -> list[int] | None:
+    edges = graph.structure
+    lengths = (edges if isinstance(edges, Strips) else Strips.of_runs(edges)).documents
+    if lengths is None or int((lengths * (lengths + 1) // 2).sum()) != graph.num_edges:  # edges that are repeated
+        return None
+    return [int(n) for n in lengths]
+
+
+def convolution(graph: Graph) -> tuple[int, list[int]] | None:
+    """The radius and the lengths of the documents of `causal() & window(radius) & documents(lengths)`, without empty
+    ones; None if the graph is another."""
+    return graph.cached("causal convolution", lambda: _convolution(graph))
+
+
+def _convolution(graph: Graph) -> tuple[int, list[int]] | None:
+    runs, nodes = graph.runs, graph.num_dst
+    one_run = len(runs.start) == nodes and bool((np.diff(runs.ptr) == 1).all())
+    if nodes != graph.num_src or not one_run or not (runs.stop == np.arange(nodes) + 1).all():
+        return None
+    count = runs.stop - runs.start
+    radius, begins = int(count.max(initial=1)) - 1, count == 1
+    if not (begins[1:] | (count[1:] == np.minimum(count[:-1] + 1, radius + 1))).all() or count.sum() != graph.num_edges:
+        return None
+    return radius, [int(n) for n in np.diff(np.flatnonzero(begins), append=nodes)]

@@ -1,0 +1,184 @@
+// The selective scan of Mamba-1 (Gu and Dao 2023, arXiv:2312.00752): each channel c has states s of its own, and each state
+// a gate of its own at each node.
+//
+//     h_tcs = exp(dt_tc A_cs) h_(t-1)cs + dt_tc x_tc B_ts               y_tc = sum_s C_ts h_tcs
+//
+// Eight channels are a vector, the states of a block of 16 are 16 vectors. A document begins with states of 0, the first one
+// with `state`. The backward pass keeps the states before every chunk, computes those of a chunk again, and then, with
+// g_t = dy_t C_t + gate_(t+1) g_(t+1), the gradient of h_t,
+//
+//     dC_ts = sum_c dy h       dB_ts = sum_c g dt x       dx = dt sum_s g B       d(dt A) = g h_(t-1) gate
+#include "products.h"
+
+namespace selective_scan {
+namespace {
+
+constexpr int64_t STATES = 16, STEPS = 32;  // states of a block; nodes of a chunk of the backward pass
+
+template <class T> struct SelectiveScan {  // mpnn/kernels/selective_scan.py has the same fields in the same order
+  int64_t batch, nodes, channels, states;  // channels are a multiple of 8, states one of 16
+  const T *x, *dt;                         // [B, N, channels]
+  const T *A;                              // [states, channels]
+  const T *B, *C;                          // [B, N, states]
+  const T *state;                          // [B, states, channels], or null
+  T *y, *last;
+  const int64_t *starts;  // the first node of each document, and the number of nodes
+  int64_t documents;
+  const T *d_y, *d_last;
+  T *d_x, *d_dt;
+  T *d_A;         // [B, states, channels]
+  T *d_B, *d_C;   // [parts, B, N, states], added to
+  T *d_state;
+};
+
+template <class T> using V = vec<T, 8>;
+
+// The gate of each state, and the next states; calls `each(s, gate, before, after)`.
+template <class T, class Each> INLINE void step(V<T> *h, const V<T> *A, V<T> dt, V<T> dx, const T *B, Each each) {
+  UNROLL for (int s = 0; s < STATES; s++) {
+    const V<T> gate = exp<T, 8>(dt * A[s]), before = h[s];
+    h[s] = gate * before + dx * B[s];
+    each(s, gate, before, h[s]);
+  }
+}
+template <class T> void copy(V<T> *to, const T *from, int64_t row) {
+  for (int s = 0; s < STATES; s++) to[s] = from ? load<T, 8>(from + s * row) : V<T>{};
+}
+template <class T> void write(T *to, int64_t row, const V<T> *from) {
+  for (int s = 0; s < STATES; s++) store<T, 8>(to + s * row, from[s]);
+}
+
+// The blocks of 8 channels of one part.
+template <class T> struct Range { int64_t first, last; };
+template <class T> Range<T> channels_of(const SelectiveScan<T> &p, int64_t part, int64_t parts) {
+  const int64_t blocks = p.channels / 8;
+  return {blocks * part / parts * 8, blocks * (part + 1) / parts * 8};
+}
+
+template <class T> bool forward(const SelectiveScan<T> &p, int64_t b, int64_t part, int64_t parts) {
+  const Range<T> range = channels_of(p, part, parts);
+  for (int64_t c = range.first; c < range.last; c += 8)
+    for (int64_t s0 = 0; s0 < p.states; s0 += STATES) {
+      const int64_t matrix = (b * p.states + s0) * p.channels + c;
+      V<T> A[STATES], h[STATES];
+      copy(A, p.A + s0 * p.channels + c, p.channels);
+      copy(h, p.state ? p.state + matrix : nullptr, p.channels);
+      for (int64_t d = 0; d < p.documents; d++) {
+        if (d) copy<T>(h, nullptr, 0);
+        for (int64_t t = p.starts[d]; t < p.starts[d + 1]; t++) {
+          const int64_t node = b * p.nodes + t, at = node * p.channels + c;
+          const V<T> dt = load<T, 8>(p.dt + at);
+          const T *C = p.C + node * p.states + s0;
+          V<T> y[4] = {s0 ? load<T, 8>(p.y + at) : V<T>{}};
+          step<T>(h, A, dt, dt * load<T, 8>(p.x + at), p.B + node * p.states + s0,
+                  [&](int s, V<T>, V<T>, V<T> h) { y[s % 4] += h * C[s]; });
+          store<T, 8>(p.y + at, (y[0] + y[1]) + (y[2] + y[3]));
+        }
+      }
+      write(p.last + matrix, p.channels, h);
+    }
+  return true;
+}
+
+// The number of chunks of all documents.
+template <class T> int64_t num_chunks(const SelectiveScan<T> &p) {
+  int64_t count = 0;
+  for (int64_t d = 0; d < p.documents; d++) count += divide_up(p.starts[d + 1] - p.starts[d], STEPS);
+  return count;
+}
+
+template <class T> struct Backward {
+  const SelectiveScan<T> &p;
+  int64_t b, c, s0, copy_of;
+  V<T> A[STATES], dA[STATES], g[STATES], gates[STEPS][STATES], h[STEPS + 1][STATES];
+
+  // The states after the nodes of a chunk, from those before it, h[0].
+  void again(int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; t++) {
+      const int64_t node = b * p.nodes + t, at = node * p.channels + c, k = t - first;
+      const V<T> dt = load<T, 8>(p.dt + at);
+      for (int s = 0; s < STATES; s++) h[k + 1][s] = h[k][s];
+      step<T>(h[k + 1], A, dt, dt * load<T, 8>(p.x + at), p.B + node * p.states + s0,
+              [&](int s, V<T> gate, V<T>, V<T>) { gates[k][s] = gate; });
+    }
+  }
+
+  void back(int64_t first, int64_t last) {
+    for (int64_t t = last - 1; t >= first; t--) {
+      const int64_t node = b * p.nodes + t, at = node * p.channels + c, k = t - first;
+      const int64_t shared = ((copy_of * p.batch + b) * p.nodes + t) * p.states + s0;
+      const V<T> dt = load<T, 8>(p.dt + at), x = load<T, 8>(p.x + at), dy = load<T, 8>(p.d_y + at), dx = dt * x;
+      const T *B = p.B + node * p.states + s0, *C = p.C + node * p.states + s0;
+      V<T> of_x = {}, of_dt = {}, to_B[STATES], to_C[STATES];
+      UNROLL for (int s = 0; s < STATES; s++) {
+        g[s] += dy * C[s];
+        to_C[s] = dy * h[k + 1][s];
+        to_B[s] = g[s] * dx;
+        of_x += g[s] * B[s];
+        const V<T> of_exponent = g[s] * h[k][s] * gates[k][s];
+        of_dt += of_exponent * A[s];
+        dA[s] += of_exponent * dt;
+        g[s] *= gates[k][s];
+      }
+      for (int s = 0; s < STATES; s += 8) {
+        store<T, 8>(p.d_B + shared + s, load<T, 8>(p.d_B + shared + s) + sums_of_eight<T>(to_B + s));
+        store<T, 8>(p.d_C + shared + s, load<T, 8>(p.d_C + shared + s) + sums_of_eight<T>(to_C + s));
+      }
+      const V<T> earlier_x = s0 ? load<T, 8>(p.d_x + at) : V<T>{}, earlier_dt = s0 ? load<T, 8>(p.d_dt + at) : V<T>{};
+      store<T, 8>(p.d_x + at, earlier_x + of_x * dt);
+      store<T, 8>(p.d_dt + at, earlier_dt + of_dt + of_x * x);
+    }
+  }
+
+  // `kept` [chunks, STATES]: the states before each chunk.
+  void run(V<T> *kept) {
+    const int64_t matrix = (b * p.states + s0) * p.channels + c;
+    copy(A, p.A + s0 * p.channels + c, p.channels), copy<T>(dA, nullptr, 0);
+    copy(h[0], p.state ? p.state + matrix : nullptr, p.channels);
+    V<T> *chunk = kept;
+    for (int64_t d = 0; d < p.documents; d++) {
+      if (d) copy<T>(h[0], nullptr, 0);
+      for (int64_t t = p.starts[d]; t < p.starts[d + 1]; t += STEPS, chunk += STATES) {
+        const int64_t last = least(t + STEPS, p.starts[d + 1]);
+        for (int s = 0; s < STATES; s++) chunk[s] = h[0][s];
+        if (last < p.starts[d + 1]) again(t, last);
+        for (int s = 0; s < STATES; s++) h[0][s] = h[last - t][s];
+      }
+    }
+    copy(g, p.d_last ? p.d_last + matrix : nullptr, p.channels);
+    for (int64_t d = p.documents - 1; d >= 0; d--) {
+      const int64_t first = p.starts[d], length = p.starts[d + 1] - first;
+      for (int64_t n = divide_up(length, STEPS) - 1; n >= 0; n--) {
+        chunk -= STATES;
+        for (int s = 0; s < STATES; s++) h[0][s] = chunk[s];
+        const int64_t t = first + n * STEPS, last = least(t + STEPS, first + length);
+        again(t, last);
+        back(t, last);
+      }
+      if (d) copy<T>(g, nullptr, 0);
+    }
+    write(p.d_A + matrix, p.channels, dA);
+    if (p.d_state) write(p.d_state + matrix, p.channels, g);
+  }
+};
+
+template <class T> bool backward(const SelectiveScan<T> &p, int64_t b, int64_t part, int64_t parts) {
+  Memory memory(num_chunks(p) * STATES * sizeof(V<T>) + sizeof(Backward<T>), 2);
+  if (!memory) return false;
+  V<T> *kept = memory.take<V<T>>(num_chunks(p) * STATES);
+  const Range<T> range = channels_of(p, part, parts);
+  Backward<T> pass{p};
+  pass.b = b, pass.copy_of = part;
+  for (pass.c = range.first; pass.c < range.last; pass.c += 8)
+    for (pass.s0 = 0; pass.s0 < p.states; pass.s0 += STATES) pass.run(kept);
+  return true;
+}
+
+}  // namespace
+}  // namespace selective_scan
+
+extern "C" int64_t selective_scan_size() { return sizeof(selective_scan::SelectiveScan<float>); }
+KERNEL(selective_scan_f32, selective_scan::SelectiveScan<float>, selective_scan::forward(*p, b, part, parts))
+KERNEL(selective_scan_f64, selective_scan::SelectiveScan<double>, selective_scan::forward(*p, b, part, parts))
+KERNEL(selective_scan_backward_f32, selective_scan::SelectiveScan<float>, selective_scan::backward(*p, b, part, parts))
+KERNEL(selective_scan_backward_f64, selective_scan::SelectiveScan<double>, selective_scan::backward(*p, b, part, parts))

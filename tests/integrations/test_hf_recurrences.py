@@ -1,0 +1,176 @@
+"""Recurrent layers of transformers' models on our kernels: the same numbers, gradients, tokens; packed sequences."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hf_walk import tiny
+from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LM
+from transformers.models.mamba2 import modeling_mamba2
+
+import mpnn.hf
+from mpnn.integrations.hf import recurrences
+
+EACH = "mamba", "mamba2", "qwen3_next", "kimi_linear", "lfm2"  # one of each recurrence
+OTHERS = (
+    *("falcon_mamba", "falcon_h1", "bamba", "zamba2", "jamba", "granitemoehybrid", "nemotron_h", "qwen3_5_text"),
+    *("qwen3_5_moe_text", "olmo_hybrid", "bailing_hybrid", "minimax", "lfm2_moe", "lfm3"),
+)
+families = pytest.mark.parametrize("family", [*EACH, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+
+IDS = torch.randint(3, 60, (2, 13), generator=torch.Generator().manual_seed(0))
+PADDED = torch.ones_like(IDS)
+PADDED[1, :4] = 0
+LENGTHS = [5, 1, 7]
+
+
+def model(family: str) -> Any:
+    transformers.logging.set_verbosity_error()
+    return tiny(getattr(transformers, CAUSAL_LM[family]))
+
+
+def logits(made: Any, ids: Tensor = IDS, **options: Any) -> Tensor:
+    with torch.no_grad():
+        out: Tensor = made(ids, use_cache=False, **options).logits
+    return out
+
+
+def agree(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max())))
+
+
+def packing() -> dict[str, Any]:
+    """What transformers' `DataCollatorWithFlattening` returns beside the tokens."""
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    documents = {"seq_idx": torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))[None].int()}
+    documents["position_ids"] = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 7, "max_length_k": 7}
+    return documents | lengths
+
+
+@families
+def test_logits_with_and_without_padding(family: str) -> None:
+    made = model(family)
+    expected, padded = logits(made), logits(made, attention_mask=PADDED)
+    handle = mpnn.hf.use(made)
+    assert "as a recurrence" in repr(handle)
+    assert agree(logits(made), expected)
+    assert agree(logits(made, attention_mask=PADDED)[PADDED.bool()], padded[PADDED.bool()])
+    handle.restore()
+    assert torch.equal(logits(made), expected)
+
+
+@families
+def test_generation_with_a_cache(family: str) -> None:
+    made = model(family)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = made.generate(IDS, attention_mask=PADDED, **options)
+    mpnn.hf.use(made)
+    assert torch.equal(made.generate(IDS, attention_mask=PADDED, **options), expected)
+
+
+@families
+def test_gradients_with_checkpointing(family: str) -> None:
+    made = model(family).train()
+
+    def gradients() -> list[Tensor]:
+        made.zero_grad()
+        made(IDS, labels=IDS, use_cache=False).loss.backward()
+        return [p.grad.clone() for p in made.parameters() if p.grad is not None]
+
+    expected = gradients()
+    mpnn.hf.use(made)
+    made.activation_checkpointing_enable()
+    for found, known in zip(gradients(), expected, strict=True):
+        assert (found - known).abs().max() <= 2e-5 * max(1e-3, float(known.abs().max()))
+
+
+@families
+def test_packed_sequences_are_apart(family: str) -> None:
+    """Also in models that drop `seq_idx` on the way to their layers."""
+    made = model(family)
+    mpnn.hf.use(made)
+    ids = IDS[:1]
+    alone = torch.cat([logits(made, document) for document in ids.split(LENGTHS, 1)], 1)
+    assert agree(logits(made, ids, **packing()), alone)
+    assert not agree(logits(made, ids), alone)  # the pass leaves nothing behind
+
+
+def test_packed_sequences_have_no_cache() -> None:
+    made = model("mamba2")
+    mpnn.hf.use(made)
+    with pytest.raises(ValueError, match="packed sequences have no cache here"), torch.no_grad():
+        made(IDS[:1], use_cache=True, **packing())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"seq_idx": torch.zeros(1, 12).int()}, "must have shape"),
+        ({"cu_seq_lens_q": torch.tensor([0, 5])}, "rise from 0"),
+    ],
+)
+def test_wrong_lengths_of_packed_sequences(wrong: dict[str, Tensor], sentence: str) -> None:
+    made = model("mamba2")
+    mpnn.hf.use(made)
+    with pytest.raises(ValueError, match=sentence):
+        logits(made, IDS[:1], **wrong)
+
+
+def test_packing_that_a_recomputation_would_lose_is_refused() -> None:
+    made = model("mamba2").train()
+    mpnn.hf.use(made)
+    made.activation_checkpointing_enable()
+    with pytest.raises(ValueError, match="train on packed sequences without gradient checkpointing"):
+        made(IDS[:1], use_cache=False, **packing())
+    assert recurrences._PASS.packing == {}
+
+
+def test_copies_pickles_and_saved_models(tmp_path: Any) -> None:
+    made = model("mamba2")
+    mpnn.hf.use(made)
+    expected = logits(made)
+    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert torch.equal(logits(other), expected)
+        assert sum(map(recurrences.is_adapted, other.modules())) == 2
+    made.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not any(map(recurrences.is_adapted, loaded.modules()))
+    assert agree(logits(loaded), expected)
+
+
+def test_a_compiled_model_runs_their_code() -> None:
+    made = model("mamba2")
+    mpnn.hf.use(made)
+    compiled = torch.compile(made, backend="eager")
+    assert agree(logits(compiled), logits(made))
+
+
+def test_a_graph_for_a_model_without_attention_is_refused() -> None:
+    made = model("mamba2")
+    with pytest.raises(ValueError, match="are recurrences, which read no graph"):
+        mpnn.hf.use(made, "causal()")
+    assert not any(map(recurrences.is_adapted, made.modules()))
+
+
+def test_a_recurrence_of_other_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a change in transformers."""
+
+    def doubled(hidden_states: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, **_: Any) -> Tensor:
+        return 2 * recurrences.causal_conv1d_fn(hidden_states, weight, bias, activation)
+
+    def renamed(hidden_states: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
+        return hidden_states
+
+    recurrences._adapted.cache_clear()
+    made = model("mamba2")
+    for other, sentence in ((doubled, "computes other numbers"), (renamed, r"not known here: \['dilation'\]")):
+        monkeypatch.setattr(modeling_mamba2, "causal_conv1d_fn", other)
+        with pytest.raises(ValueError, match=sentence):
+            mpnn.hf.use(made)

@@ -1,0 +1,198 @@
+"""Recurrences in C++ against their twins, one node after the other: values and all gradients, states in and out,
+documents, shared heads, gates from 0 to 1."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn.kernels.cpu import library
+from mpnn.kernels.scan import recurrence
+from mpnn.kernels.selective_scan import selective_scan
+from tests.support import recurrences as twin
+
+pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="needs the compiled kernels")
+
+NODES, WIDTH, DEEP = 131, 20, 12
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "near 1": lambda r: -0.01 * r,
+    "1": lambda r: 0 * r,
+    "to exp(-20)": lambda r: -20 * r,
+    "1e-30": lambda r: 0 * r - 69,
+    "0": lambda r: torch.full_like(r, -torch.inf),
+    "resets of 1e-30": lambda r: torch.where(r < 0.05, -69.0, -0.01 * r),
+    "resets of 0": lambda r: torch.where(r < 0.05, -torch.inf, -0.01 * r),
+}
+HEADS = [(1, 1, 4), (2, 2, 4), (4, 4, 4), (4, 2, 1), (1, 1, 1)]  # of query, key and value; there are 4 gates
+DOCUMENTS = [None, [0, 50, 0, 1, 80, 0], [131, 0]]
+KINDS = ["plain", "gated", "delta", "gated delta", "features", "KDA"]
+
+
+def inputs(
+    kind: str, heads: tuple[int, int, int] = (2, 2, 4), gates: str = "to exp(-20)", batch: int = 2
+) -> list[Tensor | None]:
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(batch, NODES, *shape, dtype=torch.float64)
+
+    count = 4 if kind != "plain" else max(heads)
+    key = torch.nn.functional.normalize(numbers(heads[1], WIDTH), dim=-1)
+    log_gate = beta = None
+    if kind in ("gated", "gated delta", "features", "KDA"):
+        log_gate = GATES[gates](
+            torch.rand(batch, NODES, 4, *[WIDTH] * (kind in ("features", "KDA")), dtype=torch.float64)
+        )
+    if kind in ("delta", "gated delta", "KDA"):
+        beta = torch.rand(batch, NODES, 4, dtype=torch.float64)
+        beta[:, ::7] = 0
+    state = torch.randn(batch, count, WIDTH, DEEP, dtype=torch.float64)
+    return [numbers(heads[0], WIDTH), key, numbers(heads[2], DEEP), log_gate, beta, state]
+
+
+def results(
+    function: Callable[..., tuple[Tensor, Tensor]], given: list[Tensor | None], **options: object
+) -> list[Tensor]:
+    """Out, the last state, and the gradient of each input, of a loss that uses both."""
+    leaves = [None if x is None else x.detach().clone().requires_grad_() for x in given]
+    out, last = function(*leaves, **options)
+    generator = torch.Generator().manual_seed(0)
+    loss = sum(
+        (x * torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x.dtype)).sum() for x in (out, last)
+    )
+    used = [x for x in leaves if x is not None]
+    return [out.detach(), last.detach(), *torch.autograd.grad(loss, used)]
+
+
+def worst(found: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest error, relative to the largest number of each tensor."""
+    assert all(x.isfinite().all() for x in found)
+    largest = [float(y.abs().max()) for y in expected]
+    return max(
+        float((x - y).abs().max()) / max(size, 1e-25) for x, y, size in zip(found, expected, largest, strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("documents", DOCUMENTS, ids=str)
+def test_values_and_gradients_are_those_of_the_twin(
+    kind: str, heads: tuple[int, int, int], documents: list[int] | None
+) -> None:
+    given = inputs(kind, heads)
+    options = {"scale": 0.3, "documents": documents}
+    assert worst(results(recurrence, given, **options), results(twin.recurrence, given, **options)) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["gated", "gated delta", "features", "KDA"])
+@pytest.mark.parametrize("gates", GATES)
+def test_any_gate_in_float32(kind: str, gates: str) -> None:
+    given = inputs(kind, gates=gates)
+    single = [None if x is None else x.float() for x in given]
+    expected = results(twin.recurrence, [None if x is None else x.double() for x in single], scale=0.3)
+    assert worst([x.double() for x in results(recurrence, single, scale=0.3)], expected) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_in_two_pieces(kind: str) -> None:
+    given = inputs(kind, (4, 4, 4))
+    whole, last = recurrence(*given)
+    state, pieces = given[-1], []
+    for piece in (slice(0, 49), slice(49, 50), slice(50, None)):
+        out, state = recurrence(*(None if x is None else x[:, piece] for x in given[:-1]), state)
+        pieces.append(out)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+    torch.testing.assert_close(state, last)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_16_bit_features_are_added_up_in_float32(kind: str) -> None:
+    given = [None if x is None else x.bfloat16() for x in inputs(kind, gates="near 1")]
+    found = recurrence(*given)
+    assert found[0].dtype == found[1].dtype == torch.float32
+    expected = twin.recurrence(*(None if x is None else x.double() for x in given))
+    assert worst([x.double() for x in found], list(expected)) < 1e-5
+    out = recurrence(*(None if x is None else x.requires_grad_() for x in given))[0]
+    assert torch.autograd.grad(out.sum(), given[0])[0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits_on_any_number_of_threads(kind: str) -> None:
+    given, found = [None if x is None else x.float() for x in inputs(kind, (1, 1, 4), batch=1)], []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(results(recurrence, given))
+    finally:
+        torch.set_num_threads(before)
+    assert all(x.equal(y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_nodes_the_state_stays(kind: str) -> None:
+    given = [None if x is None else x[:, :0] for x in inputs(kind)[:-1]]
+    state = torch.randn(2, 4, WIDTH, DEEP, dtype=torch.float64)
+    out, last = recurrence(*given, state)
+    assert out.shape == (2, 0, 4, DEEP)
+    assert last.equal(state)
+
+
+def test_strides_and_gradients_of_one_result() -> None:
+    query, key, value, log_gate, beta, state = inputs("KDA", (4, 4, 4))
+    plain = recurrence(query, key, value, log_gate, beta, state)
+    heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key, value, log_gate, beta)]
+    assert recurrence(*heads_first, state)[0].equal(plain[0])
+    assert recurrence(query.mT.contiguous().mT, key, value, log_gate, beta, state)[0].equal(plain[0])
+    for result in (0, 1):
+        grads = [
+            torch.autograd.grad(f(query, key, value.requires_grad_(), log_gate, beta, state)[result].sum(), value)
+            for f in (recurrence, twin.recurrence)
+        ]
+        torch.testing.assert_close(*grads)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    query, key, value, log_gate, _, state = inputs("gated")
+    with pytest.raises(ValueError, match=r"log_gate must have shape \[2, 131, 4\]; got \[2, 131, 3\]"):
+        recurrence(query, key, value, log_gate[..., :3])
+    with pytest.raises(ValueError, match="state must have shape"):
+        recurrence(query, key, value, log_gate, state=state.mT)
+    with pytest.raises(ValueError, match="lengths of documents must sum to the 131 nodes"):
+        recurrence(query, key, value, log_gate, documents=[100])
+    with pytest.raises(ValueError, match="heads that divide 4"):
+        recurrence(query[:, :, :1].expand(-1, -1, 3, -1), key, value, log_gate)
+    found = torch.autograd.grad(recurrence(query.requires_grad_(), key, value)[0].sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated again"):
+        found[0].sum().backward()
+
+
+# ------------------------------------------------------------------------------------------------ selective scan
+
+
+def selective(channels: int, states: int, nodes: int = 75) -> list[Tensor]:
+    x, dt = torch.randn(2, 2, nodes, channels, dtype=torch.float64)
+    B, C = torch.randn(2, 2, nodes, states, dtype=torch.float64)
+    A = -torch.arange(1.0, states + 1).repeat(channels, 1).double()
+    return [x, torch.nn.functional.softplus(dt), A, B, C, torch.randn(2, channels, states, dtype=torch.float64)]
+
+
+@pytest.mark.parametrize("sizes", [(8, 16), (24, 16), (3, 5), (40, 33)], ids=str)
+@pytest.mark.parametrize("documents", [None, [0, 32, 1, 0, 42], [75, 0]], ids=str)
+def test_the_selective_scan(sizes: tuple[int, int], documents: list[int] | None) -> None:
+    given = selective(*sizes)
+    found, expected = (results(f, given, documents=documents) for f in (selective_scan, twin.selective_scan))
+    assert worst(found, expected) < 1e-12
+    single = results(selective_scan, [x.float() for x in given], documents=documents)
+    assert worst([x.double() for x in single], expected) < 1e-5
+
+
+def test_the_selective_scan_in_two_pieces_and_without_nodes() -> None:
+    x, dt, A, B, C, state = selective(24, 16)
+    y, last = selective_scan(x, dt, A, B, C, state)
+    a, between = selective_scan(x[:, :40], dt[:, :40], A, B[:, :40], C[:, :40], state)
+    b, end = selective_scan(x[:, 40:], dt[:, 40:], A, B[:, 40:], C[:, 40:], between)
+    torch.testing.assert_close(torch.cat([a, b], 1), y)
+    torch.testing.assert_close(end, last)
+    assert selective_scan(x[:, :0], dt[:, :0], A, B[:, :0], C[:, :0], state)[1].equal(state)
+    with pytest.raises(ValueError, match="A must have shape"):
+        selective_scan(x, dt, A[:3], B, C)
