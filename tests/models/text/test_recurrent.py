@@ -122,7 +122,8 @@ def test_mamba2_is_that_of_transformers(groups: int) -> None:
         assert worst(parameter.grad, theirs_by_name[name]) < 1e-5, name
     theirs.generation_config.eos_token_id = None
     with torch.no_grad():
-        generated = theirs.generate(ids[:, :20], max_new_tokens=8, do_sample=False)
+        prompt = {"input_ids": ids[:, :20], "attention_mask": torch.ones(2, 20, dtype=torch.int64)}
+        generated = theirs.generate(**prompt, max_new_tokens=8, do_sample=False)
     assert ours.generate(ids[:, :20], 8, temperature=0).equal(generated)
 
 
