@@ -162,6 +162,12 @@ def linformer(ax: Axes) -> None:
     finished(ax, 0.08)
 
 
+def recurrences(ax: Axes) -> None:
+    weights = [[0.75 ** (i - j) if j <= i else 0.0 for j in range(12)] for i in range(12)]
+    ax.imshow(weights, cmap="Blues", vmin=0.0)
+    ax.set(xlabel="source", ylabel="destination")
+
+
 def deepnet(ax: Axes) -> None:
     depth, n = 6, 5
     at = [(float(i), 0.8 * layer) for layer in range(depth) for i in range(n)]
@@ -319,6 +325,7 @@ DRAWN: dict[str, Callable[[Axes], None]] = {
     "llama-family": llama,
     "bert": bert,
     "linformer": linformer,
+    "recurrences": recurrences,
     "deepnet": deepnet,
     "vit": vit,
     "mae": mae,

@@ -30,6 +30,7 @@ ALL, PAST, FUTURE = range(3)
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of scan.h
 LOGITS = 36  # per row of a running sum: the average within its chunk
 _MIN_COLUMNS = 32  # of an item, if one per state is too few for the threads
+_FEW = 3  # nodes that are computed one after the other, not in chunks
 _MIN_PARTS = 4  # of the heads in a backward pass, for any number of threads
 
 
@@ -117,7 +118,7 @@ class _Parameters(Structure):
         ("scale", c_double),
         *((name, _Features) for name in ("query", "key", "value")),
         *((name, c_void_p) for name in ("out", "blocks")),
-        ("num_blocks", c_int64),
+        *((name, c_int64) for name in ("num_blocks", "by_feature")),
         *((name, c_void_p) for name in ("log_gate", "beta", "state", "last")),
         ("d_out", _Features),
         ("d_last", c_void_p),
@@ -275,7 +276,9 @@ class _Recurrence(torch.autograd.Function):
         out = empty(like, p.batch, p.num_dst, heads, p.value_width)
         last = empty(like, p.batch, heads, p.width, p.value_width)
         p.out, p.last = out.data_ptr(), last.data_ptr()
-        if (name := _kernel(log_gate, beta)) == "scan":
+        if p.num_dst <= _FEW and len(ends) == 1:
+            library.run("recurrence_steps", like.dtype, p, p.batch, heads)
+        elif (name := _kernel(log_gate, beta)) == "scan":
             library.run(name, like.dtype, p, p.batch * heads, _column_parts(p.batch * heads, p.value_width))
         else:
             library.run(name, like.dtype, p, p.batch, heads)
@@ -326,6 +329,7 @@ def _parameters(
     p.query, p.key, p.value = (_features(x.unsqueeze(3), heads) for x in features)
     numbers = [None if x is None else x.contiguous().resolve_neg() for x in (log_gate, beta, state)]
     p.log_gate, p.beta, p.state = map(_address, numbers)
+    p.by_feature = log_gate is not None and log_gate.dim() == 4
     blocks = np.array([(a, b, a, b, PAST, 0) for a, b in zip((0, *ends), ends, strict=False)], np.int64)
     p.blocks, p.num_blocks = blocks.ctypes.data, len(blocks)
     return p, (features, numbers, blocks)

@@ -279,7 +279,7 @@ def test_graphs_that_cannot_be_decoded(graph, message):
 
 def test_attention_that_cannot_be_cached_is_refused():
     x, cache = torch.randn(1, 3, DIM), KVCache(4)
-    with pytest.raises(ValueError, match="and AdditiveV2 attention can use a cache; got Additive"):
+    with pytest.raises(ValueError, match="AdditiveV2 and recurrent attention can use a cache; got Additive"):
         MessagePassing(causal(), attention=Additive(DIM, 4, 4))(x, cache=cache)
     dot = MessagePassing(causal(), attention=DotProduct(DIM, HEADS))
     with pytest.raises(ValueError, match=r"a cache does not store gradients; decode under torch.no_grad\(\)"):

@@ -97,7 +97,7 @@ def test_a_sequence_in_two_pieces(kind: str) -> None:
     given = inputs(kind, (4, 4, 4))
     whole, last = recurrence(*given)
     state, pieces = given[-1], []
-    for piece in (slice(0, 49), slice(49, 50), slice(50, None)):
+    for piece in (slice(0, 1), slice(1, 49), slice(49, 50), slice(50, 53), slice(53, None)):
         out, state = recurrence(*(None if x is None else x[:, piece] for x in given[:-1]), state)
         pieces.append(out)
     torch.testing.assert_close(torch.cat(pieces, 1), whole)

@@ -3,6 +3,7 @@
 #include "delta_rule.cpp"
 #include "feature_dropout.cpp"
 #include "feature_gates.cpp"
+#include "recurrence_steps.cpp"
 #include "row_attention.cpp"
 #include "row_reduce.cpp"
 #include "sample_neighbors.cpp"

@@ -39,10 +39,11 @@ template <class T> struct Scan {    // mpnn/kernels/scan.py has the same fields 
   const Block *blocks;
   int64_t num_blocks;
   // recurrences, R = P = 1. Absent: null.
-  const T *log_gate;  // [B, N, G], or [B, N, G, F] for feature_gates.cpp
-  const T *beta;      // [B, N, G]
-  const T *state;     // [B, G, F, D], before the first block
-  T *last;            // the same, after the last block
+  int64_t by_feature;  // whether log_gate has one for each feature
+  const T *log_gate;   // [B, N, G], or [B, N, G, F]
+  const T *beta;       // [B, N, G]
+  const T *state;      // [B, G, F, D], before the first block
+  T *last;             // the same, after the last block
   // their gradients
   Features d_out;
   const T *d_last;

@@ -1,6 +1,7 @@
 """RetNet, Mamba-2 and Gated DeltaNet: against transformers and the papers' formulas, packed documents, decoding."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from mpnn import MessagePassing, attention, graphs
 from mpnn.decoding.cache import KVCache
 from mpnn.models import DeltaNet, DeltaNetConfig, Mamba2, Mamba2Config, RetNet, RetNetConfig, load_weights
 
+SYSTEM = "RetNet, Mamba-2, Gated DeltaNet"
 SIZES = {"vocabulary": 31, "dim": 32, "layers": 2, "context": 200}
 MODELS = {
     "RetNet": lambda: RetNet(RetNetConfig(**SIZES, heads=2, hidden=48)),
@@ -29,6 +31,11 @@ SPECS = {
 
 def tokens(length: int = 67) -> Tensor:
     return torch.randint(31, (2, length))
+
+
+def error(found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """The largest difference, and its bound: roundings of float32 in two layers, relative to the largest number."""
+    return float((found - expected).abs().max().detach()), 1e-5 * float(expected.abs().max().detach())
 
 
 def worst(found: Tensor, expected: Tensor) -> float:
@@ -69,6 +76,28 @@ def test_retention_is_the_papers_formula() -> None:
     torch.testing.assert_close(op(x), op.attention.to_out(heads.transpose(0, 1).flatten(1)))
 
 
+@pytest.mark.usefixtures("seed")
+def test_retnet_is_the_papers_formula(measured: Callable[..., None]) -> None:
+    """Sun et al. 2023, eq. 5 to 9, all pairs at once, in float64."""
+    model, ids = MODELS["RetNet"](), tokens(40)
+    exact = copy.deepcopy(model).double()
+    offset = (torch.arange(40)[:, None] - torch.arange(40)).double()
+    gamma = 1 - 2.0 ** (-5 - torch.arange(2.0, dtype=torch.float64))[:, None, None]
+    decay = (gamma ** offset.clamp(min=0)).tril()
+    frequency = 10000.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
+    turns = torch.polar(torch.ones(40, 8, dtype=torch.float64), torch.arange(40)[:, None] * frequency)
+    x = exact.token(ids)
+    for block in exact.layers:
+        z, query, key, value = block.layer.to_parts(block.layer.norm(x)).split([64, 32, 32, 64], -1)
+        query, key, value = (y.unflatten(-1, (2, -1)).transpose(1, 2) for y in (query, key, value))
+        query, key = (torch.complex(*y.chunk(2, -1)) * turns for y in (query, key))
+        heads = ((query @ key.mH).real / 4 * decay @ value).transpose(1, 2)
+        heads = heads / (heads.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        x = x + block.layer.to_out(heads.flatten(2) * F.silu(z))
+        x = x + block.ffn(block.norm(x))
+    measured(SYSTEM, "formula (RetNet)", *error(model(ids), exact.norm(x) @ exact.token.weight.T))
+
+
 def test_short_convolution_is_a_convolution() -> None:
     op = MessagePassing(graphs.causal() & graphs.window(3), "sum", None, attention.ShortConvolution(6, 4)).double()
     x = torch.randn(2, 20, 6, dtype=torch.float64, requires_grad=True)
@@ -101,7 +130,7 @@ def seed() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.usefixtures("seed")
-def test_mamba2_is_that_of_transformers(groups: int) -> None:
+def test_mamba2_is_that_of_transformers(groups: int, measured: Callable[..., None]) -> None:
     hf = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "num_heads": 8, "head_dim": 8, "state_size": 12, "n_groups": groups, "chunk_size": 16}
     config = hf.Mamba2Config(vocab_size=31, num_hidden_layers=2, **sizes, tie_word_embeddings=False)
@@ -114,6 +143,7 @@ def test_mamba2_is_that_of_transformers(groups: int) -> None:
     ids = tokens()
     mine, expected = ours(ids), theirs(ids).logits
     assert worst(mine, expected) < 1e-5
+    measured(SYSTEM, "Hugging Face Mamba-2", *error(mine, expected))
     direction = torch.randn_like(expected)
     (mine * direction).sum().backward()
     (expected * direction).sum().backward()
@@ -122,12 +152,13 @@ def test_mamba2_is_that_of_transformers(groups: int) -> None:
         assert worst(parameter.grad, theirs_by_name[name]) < 1e-5, name
     theirs.generation_config.eos_token_id = None
     with torch.no_grad():
-        generated = theirs.generate(ids[:, :20], max_new_tokens=8, do_sample=False)
+        prompt = {"input_ids": ids[:, :20], "attention_mask": torch.ones(2, 20, dtype=torch.int64)}
+        generated = theirs.generate(**prompt, max_new_tokens=8, do_sample=False)
     assert ours.generate(ids[:, :20], 8, temperature=0).equal(generated)
 
 
 @pytest.mark.usefixtures("seed")
-def test_a_layer_is_that_of_qwen3_next() -> None:
+def test_a_layer_is_that_of_qwen3_next(measured: Callable[..., None]) -> None:
     hf = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     widths = {"linear_key_head_dim": 8, "linear_value_head_dim": 6, "linear_num_key_heads": 2}
     config = hf.Qwen3NextConfig(hidden_size=32, num_hidden_layers=2, linear_num_value_heads=4, **widths)
@@ -149,6 +180,7 @@ def test_a_layer_is_that_of_qwen3_next() -> None:
     x = torch.randn(2, 67, 32, requires_grad=True)
     mine, expected = ours(x) - x, theirs(x)
     assert worst(mine, expected) < 1e-5
+    measured(SYSTEM, "Hugging Face Qwen3-Next, a layer", *error(mine, expected))
     direction = torch.randn_like(expected)
     assert worst(*(torch.autograd.grad((y * direction).sum(), x)[0] for y in (mine, expected))) < 1e-5
 
