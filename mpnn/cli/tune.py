@@ -48,14 +48,14 @@ def tune(
     from mpnn.engine import tune as engine
 
     began = time.perf_counter()
-    prices = engine.tune()
+    prices = {**engine.tune(), **engine.tune_maps()}
     taken = time.perf_counter() - began
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda temporary: temporary.write_text(tuned.text(prices, threads)))
     except OSError as error:
         refuse(f"cannot write {file}: {error}; name a folder you can write to in the environment variable MPNN_CACHE")
-    known = tuned.shipped()["nanoseconds"]
+    known = {**tuned.shipped()["nanoseconds"], **tuned.shipped()["maps"]["nanoseconds"]}
     for name, costs in prices.items():
         factors = sorted(costs[kind] / known[name][kind] for kind in costs)
         middle = factors[len(factors) // 2]

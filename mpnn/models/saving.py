@@ -318,6 +318,7 @@ _LAYERS = (
             "aggregate",
             "attention",
             "dropout",
+            "maps",
             "message_passing",
             "models",
             "position",

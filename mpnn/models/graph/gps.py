@@ -13,6 +13,7 @@ from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
+from mpnn.maps import Linear
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
@@ -115,8 +116,8 @@ class GPS(Model):
         super().__init__()
         walk_dim = dim // 4 if walk else 0
         self.walk = walk
-        self.embed = nn.Linear(in_dim, dim - walk_dim)
-        self.embed_walk = nn.Sequential(nn.BatchNorm1d(walk), nn.Linear(walk, walk_dim)) if walk else None
+        self.embed = Linear(in_dim, dim - walk_dim)
+        self.embed_walk = nn.Sequential(nn.BatchNorm1d(walk), Linear(walk, walk_dim)) if walk else None
         self.layers = nn.ModuleList(
             GPSLayer(
                 MessagePassing(None, "sum", Add(MLP(dim, dim))), dim, heads, dropout=dropout, attention_dropout=dropout

@@ -14,6 +14,7 @@ from mpnn.attention import Degree, DotProduct
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
+from mpnn.maps import Linear
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.positions import sinusoid
 from mpnn.models.saving import Model
@@ -122,8 +123,8 @@ class GraphBert(Model):
         if residual not in ("raw", "graph"):
             raise ValueError(f'residual must be "raw" or "graph"; got {residual!r}')
         self.dim = dim
-        self.embed = nn.Linear(in_dim, dim)
-        self.residual: nn.Module = nn.Linear(in_dim, dim)
+        self.embed = Linear(in_dim, dim)
+        self.residual: nn.Module = Linear(in_dim, dim)
         if residual == "graph":
             self.residual = MessagePassing(None, "sum", None, Degree(in_dim, dim))
             self.residual_logits = MessagePassing(None, "sum", None, Degree(in_dim, classes))
@@ -137,7 +138,7 @@ class GraphBert(Model):
             )
             for _ in range(layers)
         )
-        self.head = nn.Linear(dim, classes)
+        self.head = Linear(dim, classes)
 
     def forward(self, x: Tensor, subgraphs: Subgraphs) -> Tensor:
         """x [N, in_dim] of all nodes -> logits [T, classes] of the subgraphs' targets."""

@@ -10,6 +10,7 @@ from mpnn.attention import DotProduct
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import edges_into
+from mpnn.maps import Linear
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
@@ -115,7 +116,7 @@ class HeadsOf(DotProduct):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(heads * head_dim, heads, dropout=dropout, edge_dim=edge_dim, source_dim=in_dim)
-        self.to_query = nn.Linear(in_dim, heads * head_dim)
+        self.to_query = Linear(in_dim, heads * head_dim)
         del self.to_out
         self.concat = concat
 
@@ -152,7 +153,7 @@ class GatedResidual(Update):
 
     def __init__(self, dim: int, out_dim: int, f: nn.Module | None = None) -> None:
         super().__init__()
-        self.own, self.gate, self.f = nn.Linear(dim, out_dim), nn.Linear(3 * out_dim, 1, bias=False), f
+        self.own, self.gate, self.f = Linear(dim, out_dim), Linear(3 * out_dim, 1, bias=False), f
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         own = self.own(x)

@@ -10,6 +10,7 @@ from mpnn.attention import Attention
 from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
+from mpnn.maps import Linear
 from mpnn.models.layers.losses import node_loss
 from mpnn.models.saving import Model
 from mpnn.propagation import Propagation
@@ -57,7 +58,7 @@ class MAGNA(Model):
         graph: Topology | Graph | None = None,
     ) -> None:
         super().__init__()
-        self.embed = nn.Linear(in_dim, dim)
+        self.embed = Linear(in_dim, dim)
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(
             Propagation(
@@ -70,7 +71,7 @@ class MAGNA(Model):
             )
             for _ in range(layers)
         )
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, classes)
+        self.norm, self.head = nn.LayerNorm(dim), Linear(dim, classes)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes] over `graph`; default: the graph of the model."""
@@ -112,7 +113,7 @@ class MagnaAttention(Attention):
         if heads < 1 or dim % heads:
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
         self.heads, self.dropout, self.activation = heads, dropout, LeakyReLU()
-        self.to_dst, self.to_src, self.to_value, self.to_out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.to_dst, self.to_src, self.to_value, self.to_out = (Linear(dim, dim, bias=False) for _ in range(4))
         self.by_dst, self.by_src = (nn.Parameter(torch.empty(heads, dim // heads)) for _ in range(2))
         self.relation = nn.Embedding(relations, dim) if relations else None
         self.by_relation = nn.Parameter(torch.empty(heads, dim // heads)) if relations else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Adam
 
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
+from mpnn.maps import Linear
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Concat
@@ -43,7 +44,7 @@ class GraphSAGE(Stack):
     ) -> None:
         widths = [in_dim] + [hidden] * (layers - 1)
         super().__init__([MessagePassing(graph, aggregate, Embed(d, hidden)) for d in widths], dropout)
-        self.head = nn.Linear(hidden, classes)
+        self.head = Linear(hidden, classes)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
         return self.head(super().forward(x, graph))

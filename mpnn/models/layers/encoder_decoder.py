@@ -8,11 +8,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn.decoding.beams import beam_search
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import eval_mode, generate
+from mpnn.maps import linear
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
 from mpnn.models.layers.losses import next_word_loss
@@ -92,7 +92,7 @@ class EncoderDecoder(Model):
 
     def logits(self, states: Tensor) -> Tensor:
         """Returns logits [..., vocabulary] of decoder states [..., dim]: products with the target token embeddings."""
-        return F.linear(states, self.target.token.weight)
+        return linear(states, self.target.token.weight)
 
     def encode(
         self,

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn.dropout import Dropout
 from mpnn.graph.sharding import active
+from mpnn.maps import Linear, linear
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.losses import IGNORED, token_loss
 from mpnn.models.saving import Model
@@ -34,7 +34,7 @@ class MaskedLM(Model):
         config = encoder.config
         self.encoder = encoder
         self.transform = nn.Sequential(
-            nn.Linear(config.dim, config.dim),
+            Linear(config.dim, config.dim),
             ACTIVATIONS[config.activation](),
             nn.LayerNorm(config.dim, eps=config.eps),
         )
@@ -43,7 +43,7 @@ class MaskedLM(Model):
     def forward(self, tokens: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns logits [B, N, vocabulary]. Arguments are those of `Bert.forward`."""
         states = self.encoder(tokens, types, **options).last
-        return F.linear(self.transform(states), self.encoder.embeddings.token.weight, self.bias)
+        return linear(self.transform(states), self.encoder.embeddings.token.weight, self.bias)
 
     def loss(self, tokens: Tensor, targets: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns the mean cross-entropy in nats. targets: int64 [B, N], -100 at positions to ignore."""
@@ -99,7 +99,7 @@ class SentenceClassifier(Model):
         if encoder.pooler is None:
             raise ValueError("SentenceClassifier needs the output of the pooler; create the encoder with pooler=True")
         self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
-        self.to_logits = nn.Linear(encoder.config.dim, classes)
+        self.to_logits = Linear(encoder.config.dim, classes)
 
     def forward(self, tokens: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns logits [B, classes]. Arguments are those of `Bert.forward`.
@@ -125,7 +125,7 @@ class TokenClassifier(Model):
     def __init__(self, encoder: Bert, classes: int) -> None:
         super().__init__()
         self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
-        self.to_logits = nn.Linear(encoder.config.dim, classes)
+        self.to_logits = Linear(encoder.config.dim, classes)
 
     def forward(self, tokens: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns logits [B, N, classes]. Arguments are those of `Bert.forward`."""

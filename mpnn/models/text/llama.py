@@ -20,6 +20,7 @@ from mpnn.decoding.generation import check_causal
 from mpnn.dropout import Dropout
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal
+from mpnn.maps import Linear
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS, topology_per_layer
 from mpnn.models.layers.decoder import Decoder
@@ -107,7 +108,7 @@ class Llama(Decoder):
 
         self.layers = nn.ModuleList(layer(topology) for topology in graphs)
         self.norm = norm(dim)
-        self.head = None if config.tied else nn.Linear(dim, config.vocabulary, bias=False)
+        self.head = None if config.tied else Linear(dim, config.vocabulary, bias=False)
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)

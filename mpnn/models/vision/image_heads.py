@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn.maps import Linear
 from mpnn.models.saving import Model
 from mpnn.models.vision.swin import Swin
 from mpnn.models.vision.vit import ViT
@@ -24,7 +25,7 @@ class ImageClassifier(Model):
     def __init__(self, encoder: ViT | Swin, classes: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.to_logits = nn.Linear(encoder.width, classes)
+        self.to_logits = Linear(encoder.width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, channels, H, W] -> logits [B, classes]."""

@@ -18,6 +18,7 @@ from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import complete
+from mpnn.maps import Linear
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import ACTIVATIONS, transformer_update
 from mpnn.models.layers.images import (
@@ -113,7 +114,7 @@ class ViT(Model):
         self.dropout = Dropout(config.dropout)
         self.layers = PatchLayers(config, graph)
         self.norm = nn.LayerNorm(dim, eps=config.eps)
-        self.pooler = nn.Sequential(nn.Linear(dim, pooler), ACTIVATIONS[pooler_activation]()) if pooler else None
+        self.pooler = nn.Sequential(Linear(dim, pooler), ACTIVATIONS[pooler_activation]()) if pooler else None
 
     def forward(
         self,
