@@ -1,8 +1,8 @@
 """Linear maps by the quicker product: torch's or oneDNN's (`mpnn/kernels/linear.py`).
 
 The choice compares prices, as that of a backend does: nanoseconds of a call, of a multiplication with addition, and of
-a packed number. `costs.json` has them for processors of one family, `mpnn tune` measures those of any other. Where
-neither holds, torch computes all maps.
+a number that is packed or compared. `costs.json` has them for processors of one family, `mpnn tune` measures those of
+any other. Where neither holds, torch computes all maps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.autograd import forward_ad
 
 from mpnn.kernels import linear as onednn
 
-TORCH, ONEDNN = "torch map", "onednn map"  # their names in tables of prices
+TORCH, ONEDNN, KEPT = "torch map", "onednn map", "kept map"  # names in tables of prices
+_MIN_ROWS = 16  # with fewer, the memory limits both products
 _GAIN = 1.1  # oneDNN's product runs where it is expected to be this much quicker: prices are not exact
 
 
@@ -35,26 +36,30 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias) if out is None else out
 
 
-def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool = False) -> Tensor | None:
     """`F.linear(x, weight, bias)` by oneDNN, where this is quicker, or None where torch is to compute it.
 
     Torch computes maps in other dtypes than float32 and on other devices, maps of few rows, of subclasses of tensors,
     under autocast, in forward-mode derivatives and `torch.func`, and in programs that are traced or compiled. It
     computes second derivatives, too.
+
+    Args:
+        transposed: the weight is [K, N].
     """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or weight.dim() != 2:
         return None
-    if not _is_quick(x, weight) or not _is_plain(x, weight, bias):
+    depth, width = weight.shape if transposed else weight.shape[::-1]
+    threads = torch.get_num_threads()
+    if not weight.numel() or x.numel() < depth * least_rows(depth, width, threads, True):
         return None
-    out = onednn.linear(x.reshape(-1, x.shape[-1]), weight, bias, chosen)
-    return out if x.dim() == 2 else out.view(*x.shape[:-1], len(weight))
-
-
-def _is_quick(x: Tensor, weight: Tensor) -> bool:
-    if weight.dim() != 2:
-        return False
-    width, depth = weight.shape
-    return depth > 0 and x.numel() >= depth * least_rows(depth, width, torch.get_num_threads())
+    matrix = weight.t() if transposed else weight
+    if not _is_plain(x, matrix, bias):
+        return None
+    keeps = not onednn.needs_grad(x, weight, bias) and onednn.can_keep(weight)
+    if not keeps and x.numel() < depth * least_rows(depth, width, threads):
+        return None
+    out = onednn.linear(x.reshape(-1, depth), matrix, bias, chosen, weight if keeps else None)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], width)
 
 
 def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -86,51 +91,65 @@ def _is_float32_on_cpu(x: Tensor) -> bool:
 
 
 def counts(rows: int, depth: int, width: int, transposed: bool = False) -> dict[str, dict[str, float]]:
-    """The operations of a product [rows, depth] [depth, width] by torch and by oneDNN. `transposed`: the product is the
-    gradient of a weight, whose two operands are read by columns."""
+    """The operations of a product [rows, depth] [depth, width] by torch, by oneDNN, and by oneDNN with a packed weight
+    that was kept. `transposed`: the gradient of a weight, whose two operands are read by columns and never kept."""
     both = {"call": 1.0, "product": float(rows) * depth * width}
-    packed = depth * (width + rows if transposed else width)
-    return {TORCH: both, ONEDNN: {**both, "packed number": float(packed)}}
+    if transposed:
+        return {TORCH: both, ONEDNN: {**both, "packed number": float(depth * (rows + width))}}
+    size = float(depth * width)
+    return {TORCH: both, ONEDNN: {**both, "packed number": size}, KEPT: {**both, "checked number": size}}
 
 
 def chosen(rows: int, depth: int, width: int, transposed: bool = False) -> bool:
     """Whether oneDNN computes a product [rows, depth] [depth, width] in float32 on the threads that torch uses."""
-    return _is_chosen(rows, depth, width, transposed, torch.get_num_threads())
+    return _is_quicker(ONEDNN, counts(rows, depth, width, transposed), torch.get_num_threads())
 
 
-def _is_chosen(rows: int, depth: int, width: int, transposed: bool, threads: int) -> bool:
+def _is_quicker(name: str, operations: dict[str, dict[str, float]], threads: int) -> bool:
+    """Whether a way to compute a product of so many operations is expected to be quicker than torch's."""
     from mpnn.backends import cost_model  # imports all backends
 
     if onednn.why_missing() is not None or (prices := cost_model.map_prices(threads)) is None:
         return False
-    taken = {
-        name: sum(prices[name][kind] * n for kind, n in cost_model.per_thread(each, threads).items())
-        for name, each in counts(rows, depth, width, transposed).items()
-    }
-    return taken[ONEDNN] * _GAIN < taken[TORCH]
+    ours, torchs = (
+        sum(prices[way][kind] * n for kind, n in cost_model.per_thread(operations[way], threads).items())
+        for way in (name, TORCH)
+    )
+    return ours * _GAIN < torchs
 
 
 @cache
-def least_rows(depth: int, width: int, threads: int) -> float:
-    """The number of rows from which oneDNN computes a map `depth -> width`; infinity where it never does. It packs the
-    weight once per call, so more rows favor it."""
-    few, many = 1, 1 << 24
-    if not _is_chosen(many, depth, width, False, threads):
+def least_rows(depth: int, width: int, threads: int, kept: bool = False) -> float:
+    """The number of rows from which oneDNN computes a map `depth -> width`, if its packed weight may be kept or
+    not; infinity where it never does. What a call does for the weight is divided by the rows, so more rows favor it."""
+
+    def is_quicker(rows: int) -> bool:
+        operations = counts(rows, depth, width)
+        return any(_is_quicker(way, operations, threads) for way in ((ONEDNN, KEPT) if kept else (ONEDNN,)))
+
+    few, many = _MIN_ROWS, 1 << 24
+    if not is_quicker(many):
         return math.inf
     while few < many:
         middle = (few + many) // 2
-        few, many = (few, middle) if _is_chosen(middle, depth, width, False, threads) else (middle + 1, many)
+        few, many = (few, middle) if is_quicker(middle) else (middle + 1, many)
     return few
 
 
 def is_useful() -> bool:
     """Whether oneDNN computes any map on the threads that torch uses."""
-    return least_rows(4096, 4096, torch.get_num_threads()) < math.inf
+    return least_rows(4096, 4096, torch.get_num_threads(), True) < math.inf
 
 
 def described(layers: Iterable[nn.Module], rows: int) -> str:
     """Which product computes the maps of these layers for so many rows: a line of `mpnn.explain`."""
-    maps, threads = [layer for layer in layers if isinstance(layer, nn.Linear)], torch.get_num_threads()
-    quick = [m for m in maps if type(m) is Linear and rows >= least_rows(m.in_features, m.out_features, threads)]
-    quick = [m for m in quick if _is_plain(m.weight[:1], m.weight, m.bias)]
+    maps = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    quick = [
+        m for m in maps if type(m) is Linear and rows >= _rows_from(m) and _is_plain(m.weight[:1], m.weight, m.bias)
+    ]
     return f"{len(quick)} by oneDNN, {len(maps) - len(quick)} by torch, for {rows:,} rows" if maps else ""
+
+
+def _rows_from(layer: nn.Linear) -> float:
+    kept = not onednn.needs_grad(layer.weight) and onednn.can_keep(layer.weight)
+    return least_rows(layer.in_features, layer.out_features, torch.get_num_threads(), kept)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpnn import graphs, maps
 from mpnn.aggregate import Max, Mean, Sum
@@ -52,7 +52,7 @@ def tune_maps(seconds: float | None = None) -> Prices:
     threads, products = torch.get_num_threads(), [(*size, t) for size in _MAPS for t in (False, True)]
     times = _least([_products(*product) for product in products], SECONDS if seconds is None else seconds)
     samples = [
-        Sample({name: cost_model.per_thread(c, threads) for name, c in maps.counts(*product).items()}, taken)
+        Sample({name: cost_model.per_thread(maps.counts(*product)[name], threads) for name in taken}, taken)
         for product, taken in zip(products, times, strict=True)
     ]
     return calibration.fit(tuned.shipped()["maps"]["nanoseconds"], samples, FREEDOM)
@@ -63,10 +63,17 @@ _MAPS = (16, 256, 256), (64, 512, 512), (192, 256, 512), (256, 768, 768), (512, 
 
 
 def _products(rows: int, depth: int, width: int, transposed: bool) -> dict[str, Callable[[], object]]:
-    a, b = torch.ones(rows, depth), torch.ones(width, depth)
+    a: Tensor = torch.ones(rows, depth)
+    b: Tensor = nn.Parameter(torch.ones(width, depth), requires_grad=False)
     if transposed:
         a, b = torch.ones(depth, rows).t(), torch.ones(depth, width).t()
-    return {maps.TORCH: lambda: F.linear(a, b), maps.ONEDNN: lambda: onednn.product(a, b)}
+    works: dict[str, Callable[[], object]] = {
+        maps.TORCH: lambda: F.linear(a, b),
+        maps.ONEDNN: lambda: onednn.product(a, b),
+    }
+    if not transposed and onednn.can_keep(b):
+        works[maps.KEPT] = lambda: onednn.linear(a, b, None, maps.chosen, b)
+    return works
 
 
 def probes() -> Iterator[Round]:

@@ -26,8 +26,7 @@ class Forward:
 
     def __call__(self, input: Tensor) -> Any:
         module: Any = self.module
-        weight = module.weight
-        out = maps.by_onednn(input, weight.t() if _is_transposed(type(module)) else weight, module.bias)
+        out = maps.by_onednn(input, module.weight, module.bias, _is_transposed(type(module)))
         return type(module).forward(module, input) if out is None else out
 
 

@@ -13,6 +13,7 @@ from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.kernels import (
     feature_dropout,
+    linear,
     linear_attention,
     row_attention,
     row_reduce,
@@ -29,6 +30,7 @@ STRUCTS = {
     "row_reduce": row_reduce.RowReduceStruct,
     "tile_attention": tile_attention._Parameters,
     "feature_dropout": feature_dropout._Parameters,
+    "digest": linear._Digest,
     "linear_attention": linear_attention._Parameters,
     "sample_neighbors": sample_neighbors._Parameters,
     "sort_edges": sort_edges._Parameters,

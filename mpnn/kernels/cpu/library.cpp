@@ -1,5 +1,6 @@
 // All CPU kernels as one library, without C++'s standard library. Built by hatch_build.py, loaded by library.py.
 #include "simd.h"
+#include "digest.cpp"
 #include "feature_dropout.cpp"
 #include "linear_attention.cpp"
 #include "row_attention.cpp"
