@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import machine
 from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.kernels import (
@@ -31,6 +32,7 @@ STRUCTS = {
     "tile_attention": tile_attention._Parameters,
     "feature_dropout": feature_dropout._Parameters,
     "digest": linear._Digest,
+    "products": machine.Products,
     "linear_attention": linear_attention._Parameters,
     "sample_neighbors": sample_neighbors._Parameters,
     "sort_edges": sort_edges._Parameters,

@@ -3,6 +3,7 @@
 #include "digest.cpp"
 #include "feature_dropout.cpp"
 #include "linear_attention.cpp"
+#include "products.cpp"
 #include "row_attention.cpp"
 #include "row_reduce.cpp"
 #include "sample_neighbors.cpp"
