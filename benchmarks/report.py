@@ -120,7 +120,7 @@ def plans(results: dict[str, Any]) -> list[str]:
         "",
         *_machine(results),
         "",
-        "| graphs | requests | mean regret | over 1.3 | largest |",
+        "| graphs | rounds | mean regret | over 1.3 | largest |",
         "|---|---|---|---|---|",
     ]
     for row in results["rows"]:

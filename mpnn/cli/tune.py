@@ -22,7 +22,7 @@ def tune(
 ) -> None:
     """Measure how fast this machine runs each backend, so that plans choose the quickest.
 
-    Takes two seconds. Without it, plans use the times of the machine that the library was developed on. What is
+    Takes three seconds. Without it, plans use the times of the machine that the library was developed on. What is
     measured holds for this processor, number of threads and version of torch, and is kept in a file that later
     processes read: in the folder MPNN_CACHE, or mpnn in the folder for caches.
 
