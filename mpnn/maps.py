@@ -30,14 +30,26 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
+def is_candidate(x: Tensor, depth: int) -> bool:
+    """Whether `by_onednn` may compute a map of x [..., depth]: what can be told in a fraction of a microsecond, so that
+    decoding is as quick as with torch alone."""
+    return (
+        not torch.compiler.is_compiling()
+        and _is_useful(torch.get_num_threads())
+        and type(x) is Tensor
+        and not torch._C._get_tracing_state()
+        and x.numel() >= _MIN_ROWS * depth
+    )
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` by the quicker product: x [..., K], weight [N, K], bias [N] -> [..., N]."""
-    out = by_onednn(x, weight, bias)
+    out = by_onednn(x, weight, bias) if is_candidate(x, weight.shape[-1]) else None
     return F.linear(x, weight, bias) if out is None else out
 
 
 def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool = False) -> Tensor | None:
-    """`F.linear(x, weight, bias)` by oneDNN, where this is quicker, or None where torch is to compute it.
+    """`F.linear(x, weight, bias)` of a candidate by oneDNN where this is quicker, or None where torch is to compute it.
 
     Torch computes maps in other dtypes than float32 and on other devices, maps of few rows, of subclasses of tensors,
     under autocast, in forward-mode derivatives and `torch.func`, and in programs that are traced or compiled. It
@@ -46,7 +58,7 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool =
     Args:
         transposed: the weight is [K, N].
     """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or weight.dim() != 2:
+    if weight.dim() != 2:
         return None
     depth, width = weight.shape if transposed else weight.shape[::-1]
     threads = torch.get_num_threads()
@@ -138,7 +150,18 @@ def least_rows(depth: int, width: int, threads: int, kept: bool = False) -> floa
 
 def is_useful() -> bool:
     """Whether oneDNN computes any map on the threads that torch uses."""
-    return least_rows(4096, 4096, torch.get_num_threads(), True) < math.inf
+    return _is_useful(torch.get_num_threads())
+
+
+@cache
+def _is_useful(threads: int) -> bool:
+    return least_rows(4096, 4096, threads, True) < math.inf
+
+
+def forget() -> None:
+    """Drops what was derived from prices, after they changed."""
+    least_rows.cache_clear()
+    _is_useful.cache_clear()
 
 
 def described(layers: Iterable[nn.Module], rows: int) -> str:

@@ -33,7 +33,7 @@ def family(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
     def forget() -> None:
         cost_model.map_prices.cache_clear()
-        maps.least_rows.cache_clear()
+        maps.forget()
 
     def change(name: str) -> None:
         monkeypatch.setattr(tuned, "family", lambda: name)

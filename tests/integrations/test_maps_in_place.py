@@ -171,7 +171,7 @@ def test_subclasses_and_other_dtypes_are_left(products: Products) -> None:
 
 def test_nothing_changes_where_torch_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_model, "map_prices", lambda threads: None)
-    maps.least_rows.cache_clear()
+    maps.forget()
     model = network()
     assert in_place.use(model) == []
     assert "forward" not in vars(model[0])

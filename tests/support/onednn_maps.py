@@ -32,7 +32,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[Products]:
 
     monkeypatch.setattr(onednn, "_by_packed", counted)
     monkeypatch.setattr(cost_model, "map_prices", lambda threads: QUICK)
-    maps.least_rows.cache_clear()
+    maps.forget()
     onednn._kept.clear()
     yield computed
-    maps.least_rows.cache_clear()
+    maps.forget()
