@@ -141,5 +141,6 @@ def fitted(samples: Iterable[Sample]) -> Prices:
 def write(prices: Prices, machine: dict[str, Any]) -> Path:
     """Puts prices into the package, with the machine that they were measured on."""
     path = Path(tuned.__file__).with_name("costs.json")
-    path.write_text(json.dumps({"measured": machine, "nanoseconds": prices}, indent=1) + "\n")
+    table = {"measured": machine, "maps": tuned.shipped()["maps"], "nanoseconds": prices}
+    path.write_text(json.dumps(table, indent=1) + "\n")
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from ctypes import Structure, c_int64, c_void_p
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 
 import torch
 
-from mpnn.backends.tuned import processor
+from mpnn.backends.tuned import family, processor
+from mpnn.kernels.cpu import library
 
 PACKAGES = (
     *("torch", "numpy", "numba", "transformers", "torch-geometric", "local-attention"),
@@ -26,6 +28,7 @@ def about() -> dict[str, Any]:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit(),
         "processor": processor(),
+        "family": family(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -34,6 +37,20 @@ def about() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "versions": {name: _version(name) for name in PACKAGES},
     }
+
+
+class Products(Structure):
+    """`struct Products` of products.cpp."""
+
+    _fields_ = (*((name, c_int64) for name in ("tiles", "rows", "columns", "width")), ("memory", c_void_p))
+
+
+def multiply_in_cache(flops: float, width: int, rows: int = 32, columns: int = 96) -> None:
+    """Products of the shapes of attention's tiles with about so many operations, on the threads that torch uses."""
+    threads = torch.get_num_threads()
+    memory = torch.ones(threads, 2 * columns * width + 2 * rows * width + rows * columns)
+    tiles = round(flops / (4 * rows * columns * width))
+    library.run("products", torch.float32, Products(tiles, rows, columns, width, memory.data_ptr()), parts=threads)
 
 
 def commit() -> str:

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.contest import Entry, Missing
+from benchmarks.machine import multiply_in_cache
 from mpnn import Graph
 
 LOOPED, PADDED = "torch SDPA, looped", "torch SDPA, padded"
+IN_CACHE = "its products in cache"
 
 PACKAGES = {
     "local_attention": "local-attention",
@@ -48,6 +50,26 @@ def heads_first(features: Features) -> Features:
 def nodes_first(x: Tensor) -> Tensor:
     """[1, H, N, D] as [N, H, D], without moving a number."""
     return x[0].transpose(0, 1)
+
+
+def in_cache(flops: float, width: int) -> Entry:
+    """The products of attention alone, of tiles that stay in the cache: the most that a kernel can reach. Backward, 2.5
+    times as many as forward."""
+    leaf = torch.zeros(1, requires_grad=True)
+    return Entry(IN_CACHE, lambda: _Products.apply(leaf, flops, width), (leaf,), checked=False)
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, flops: float, width: int) -> Tensor:
+        ctx.flops, ctx.width = flops, width
+        multiply_in_cache(flops, width)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        multiply_in_cache(2.5 * ctx.flops, ctx.width)
+        return gradient, None, None
 
 
 def dense(features: Features, name: str = "torch SDPA, dense", checked: bool = False, **options: Any) -> Entry:

@@ -120,7 +120,7 @@ def plans(results: dict[str, Any]) -> list[str]:
         "",
         *_machine(results),
         "",
-        "| graphs | requests | mean regret | over 1.3 | largest |",
+        "| graphs | rounds | mean regret | over 1.3 | largest |",
         "|---|---|---|---|---|",
     ]
     for row in results["rows"]:
@@ -152,12 +152,17 @@ def _machine(results: dict[str, Any]) -> list[str]:
     absent = ", ".join(name for name, v in results["versions"].items() if not v)
     lines = [
         *([f"- {results['gpu']}"] if "gpu" in results else []),
-        f"- {results['processor']} ({results['instructions']}), {results['cores']} cores, {results['threads']} used "
+        f"- {_processor(results)} ({results['instructions']}), {results['cores']} cores, {results['threads']} used "
         f"by all entries, {results['memory_gb']} GB; {results['system']}, Python {results['python']}",
         f"- {versions}",
         "; ".join([f"- commit {results['commit']}", results["date"], *_length(results)]),
     ]
     return [*lines, f"- not installed here: {absent}"] if absent else lines
+
+
+def _processor(results: dict[str, Any]) -> str:
+    """The name of the processor, and its family, as virtual machines hide the model."""
+    return results["processor"] + (f", {results['family']}" if results.get("family") else "")
 
 
 def _length(results: dict[str, Any]) -> list[str]:

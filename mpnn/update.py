@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn import validation as check
 from mpnn.dropout import Dropout, DropPath
 from mpnn.graph.arguments import as_integer
+from mpnn.maps import Linear, linear
 
 
 class Update(nn.Module):
@@ -83,7 +83,7 @@ class SelfConnection(Update):
     def __init__(self, dim: int, out_dim: int, f: Callable[[Tensor], Tensor] | None = None, bias: bool = True) -> None:
         super().__init__()
         check.function("f", f)
-        self.linear, self.f = nn.Linear(dim, out_dim, bias), f
+        self.linear, self.f = Linear(dim, out_dim, bias), f
 
     def check(self, x: Tensor, message: Tensor | None) -> None:
         check.fits("SelfConnection", "x", x, check.takes(self.linear))
@@ -103,7 +103,7 @@ class Concat(Update):
         super().__init__()
         as_integer("dim", dim)
         as_integer("out_dim", out_dim)
-        self.linear = nn.Linear(dim + (dim if message_dim is None else message_dim), out_dim, bias)
+        self.linear = Linear(dim + (dim if message_dim is None else message_dim), out_dim, bias)
 
     def check(self, x: Tensor, message: Tensor | None) -> None:
         check.fits("Concat", "x", x, (None, check.takes(self.linear)[1]))
@@ -118,7 +118,7 @@ class Concat(Update):
             return self.linear(torch.cat([x, message], -1))
         # W [x || m] = W_x x + W_m m, which does not write [x || m] or read its gradient in two strided halves
         of_x, of_message = self.linear.weight.split([x.shape[-1], message.shape[-1]], 1)
-        return F.linear(x, of_x, self.linear.bias).add_(F.linear(message, of_message))
+        return linear(x, of_x, self.linear.bias).add_(linear(message, of_message))
 
 
 class GRU(Update):
@@ -258,7 +258,7 @@ class MLP(nn.Sequential):
         dropout: float = 0.0,
     ) -> None:
         hidden = out_dim if hidden is None else hidden
-        super().__init__(nn.Linear(in_dim, hidden), activation(), Dropout(dropout), nn.Linear(hidden, out_dim))
+        super().__init__(Linear(in_dim, hidden), activation(), Dropout(dropout), Linear(hidden, out_dim))
 
 
 class FeedForward(MLP):
@@ -284,8 +284,8 @@ class GatedFeedForward(nn.Module):
         self, dim: int, hidden: int, activation: Callable[[], nn.Module] = nn.SiLU, *, bias: bool = False
     ) -> None:
         super().__init__()
-        self.to_gate, self.to_hidden = nn.Linear(dim, hidden, bias), nn.Linear(dim, hidden, bias)
-        self.to_out = nn.Linear(hidden, dim, bias)
+        self.to_gate, self.to_hidden = Linear(dim, hidden, bias), Linear(dim, hidden, bias)
+        self.to_out = Linear(hidden, dim, bias)
         self.activation = activation()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ class _Function(Update):
 
 def _is_plain(linear: nn.Module) -> bool:
     """Whether this computes `W x + b` and nothing else: it is not quantized, adapted (LoRA) or hooked."""
-    return type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
+    return type(linear) in (Linear, nn.Linear) and not (linear._forward_hooks or linear._forward_pre_hooks)
 
 
 def _require_equal_widths(update: Update, x: Tensor, message: Tensor) -> None:

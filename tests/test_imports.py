@@ -29,17 +29,18 @@ ROOMS: dict[str, set[str]] = {
     "scores": {"edge_tables"},
     "needs": {"graph", "aggregate", "edge_tables", "scores"},
     "round": {"graph", "aggregate", "rng", "edge_tables", "scores", "needs"},
+    "backends": {"graph", "aggregate", "rng", "edge_tables", "scores", "needs", "round", "kernels", "files"},
+    "maps": {"kernels", "backends"},
     "validation": {"graph", "aggregate", "edge_tables", "scores", "round"},
     "graphs": {"registry", "graph", "validation", "kernels", "files", "tables"},
     "dropout": {"graph", "rng", "kernels"},
-    "update": {"graph", "validation", "dropout"},
+    "update": {"graph", "maps", "validation", "dropout"},
     "position": {"graph", "edge_tables", "validation"},
-    "attention": {"graph", "graphs", "edge_tables", "scores", "round", "validation", "position", "kernels"},
+    "attention": {"graph", "graphs", "edge_tables", "scores", "round", "maps", "validation", "position", "kernels"},
     "decoding": {"graph", "round", "attention"},
-    "backends": {"graph", "aggregate", "rng", "edge_tables", "scores", "needs", "round", "kernels", "files"},
     "engine": {
         *("graph", "graphs", "html", "aggregate", "rng", "edge_tables", "scores", "needs", "round", "validation"),
-        "backends",
+        *("backends", "kernels", "maps"),
     },
     "ops": {"graph", "aggregate", "edge_tables", "scores", "round", "validation", "engine"},
     "message_passing": {
@@ -51,11 +52,12 @@ ROOMS: dict[str, set[str]] = {
     "encodings": {"graph"},
     "integrations": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate"),
-        *("decoding", "backends", "engine", "ops"),
+        *("decoding", "backends", "maps", "engine", "ops"),
     },
     "models": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate", "dropout", "update"),
         *("position", "attention", "decoding", "engine", "ops", "message_passing", "propagation", "encodings", "files"),
+        "maps",
         "integrations",  # from_hf and from_pyg
     },
     "distributed": {"graph", "aggregate", "rng", "scores", "round", "attention", "kernels", "ops"},

@@ -11,6 +11,7 @@ from mpnn.attention.heads import check_integers, edges_by_head, join_heads
 from mpnn.attention.spec import Attention, KeyValue
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
+from mpnn.maps import Linear
 from mpnn.round import Round
 from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
 
@@ -48,10 +49,10 @@ class Additive(Attention):
         at_least("heads", heads, 1)
         self.heads, self.concat, self.dropout = heads, concat, dropout
         self.activation = LeakyReLU(negative_slope)
-        self.to_value = nn.Linear(in_dim, heads * out_dim, bias=False)
+        self.to_value = Linear(in_dim, heads * out_dim, bias=False)
         self.by_src = nn.Parameter(torch.empty(heads, out_dim))
         self.by_dst = nn.Parameter(torch.empty(heads, out_dim))
-        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, heads * out_dim, bias=False)
+        self.to_edge = None if edge_dim is None else Linear(edge_dim, heads * out_dim, bias=False)
         self.by_edge = None if edge_dim is None else nn.Parameter(torch.empty(heads, out_dim))
         self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias else None
         for weight in (self.to_value.weight, self.by_src, self.by_dst, self.by_edge):
@@ -110,9 +111,9 @@ class AdditiveV2(KeyValue):
         at_least("heads", heads, 1)
         self.heads, self.concat, self.dropout, self.map_value = heads, concat, dropout, map_value
         self.activation = LeakyReLU() if activation is None else activation
-        self.to_value = nn.Linear(in_dim if source_dim is None else source_dim, heads * out_dim, bias)
-        self.to_query = self.to_value if share else nn.Linear(in_dim, heads * out_dim, bias)
-        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, heads * out_dim, bias=False)
+        self.to_value = Linear(in_dim if source_dim is None else source_dim, heads * out_dim, bias)
+        self.to_query = self.to_value if share else Linear(in_dim, heads * out_dim, bias)
+        self.to_edge = None if edge_dim is None else Linear(edge_dim, heads * out_dim, bias=False)
         self.vector = nn.Parameter(torch.empty(heads, out_dim))
         self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias and map_value else None
         nn.init.xavier_uniform_(self.vector)

@@ -10,6 +10,7 @@ from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import ANY, Attention
 from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL
+from mpnn.maps import Linear
 from mpnn.round import Round
 
 
@@ -28,7 +29,7 @@ class Degree(Attention):
     def __init__(self, in_dim: int, out_dim: int, *, bias: bool = True) -> None:
         super().__init__()
         check_integers(in_dim=in_dim, out_dim=out_dim)
-        self.to_value = nn.Linear(in_dim, out_dim, bias=False)
+        self.to_value = Linear(in_dim, out_dim, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
         nn.init.xavier_uniform_(self.to_value.weight)
 

@@ -11,6 +11,7 @@ from mpnn.attention.heads import check_integers, edges_by_head
 from mpnn.attention.spec import KeyValue
 from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.graph import Graph
+from mpnn.maps import Linear
 from mpnn.position import Position
 from mpnn.round import Round
 from mpnn.scores import Dot
@@ -67,11 +68,11 @@ class DotProduct(KeyValue):
         self.normalize, self.dropout, self.softcap = normalize, dropout, softcap
         self.scale = self.head_dim**-0.5 if scale is None else scale
         wide = heads * self.head_dim
-        self.to_query = nn.Linear(dim if query_dim is None else query_dim, wide, bias)
-        self.to_key = nn.Linear(source_dim, kv_heads * self.head_dim, bias)
-        self.to_value = nn.Linear(source_dim, kv_heads * self.head_dim, bias)
-        self.to_out = nn.Linear(wide, dim, bias)
-        self.to_edge = None if edge_dim is None else nn.Linear(edge_dim, wide, bias=False)
+        self.to_query = Linear(dim if query_dim is None else query_dim, wide, bias)
+        self.to_key = Linear(source_dim, kv_heads * self.head_dim, bias)
+        self.to_value = Linear(source_dim, kv_heads * self.head_dim, bias)
+        self.to_out = Linear(wide, dim, bias)
+        self.to_edge = None if edge_dim is None else Linear(edge_dim, wide, bias=False)
         positions = () if position is None else tuple(position) if isinstance(position, Sequence) else (position,)
         for p in positions:
             if not isinstance(p, Position):

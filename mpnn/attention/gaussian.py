@@ -9,6 +9,7 @@ from mpnn import validation
 from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import ANY, Attention
 from mpnn.graph import Graph
+from mpnn.maps import Linear
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -32,7 +33,7 @@ class Gaussian(Attention):
         super().__init__()
         check_integers(in_dim=in_dim, out_dim=out_dim, kernels=kernels, coordinates=coordinates)
         self.kernels = kernels
-        self.to_value = nn.Linear(in_dim, kernels * out_dim, bias=False)
+        self.to_value = Linear(in_dim, kernels * out_dim, bias=False)
         self.mu, self.sigma = (nn.Parameter(torch.empty(kernels, coordinates)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
         nn.init.xavier_uniform_(self.to_value.weight)

@@ -8,7 +8,7 @@ from math import log
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import validation
@@ -16,6 +16,7 @@ from mpnn.attention.heads import check_integers
 from mpnn.attention.spec import KeyValue
 from mpnn.graph import Graph
 from mpnn.kernels import positive_features
+from mpnn.maps import Linear
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -55,7 +56,7 @@ class Kernel(KeyValue):
         if features != "elu" and (not isinstance(features, int) or features < 1):
             raise ValueError(f'features must be at least 1, or "elu"; got {features!r}')
         self.heads, self.head_dim = heads, dim // heads
-        self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(dim, dim, bias) for _ in range(4))
+        self.to_query, self.to_key, self.to_value, self.to_out = (Linear(dim, dim, bias) for _ in range(4))
         self.register_buffer("directions", None if features == "elu" else _orthogonal(features, self.head_dim, seed))
 
     def takes(self) -> tuple[validation.Takes, validation.Takes]:

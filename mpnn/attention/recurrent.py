@@ -18,6 +18,7 @@ from mpnn.attention.spec import Attention, KeyValue
 from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
+from mpnn.maps import Linear
 from mpnn.position import Position
 from mpnn.round import Round
 from mpnn.scores import Dot
@@ -44,8 +45,8 @@ class Recurrent(Attention):
         super().__init__()
         check_integers(dim=dim)
         self.parts = tuple(parts)
-        self.to_parts = None if mapped else nn.Linear(dim, sum(parts), bias)
-        self.to_out = None if mapped else nn.Linear(message, dim, bias)
+        self.to_parts = None if mapped else Linear(dim, sum(parts), bias)
+        self.to_out = None if mapped else Linear(message, dim, bias)
 
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         expected = (sum(self.parts), None) if self.to_parts is None else validation.takes(self.to_parts)
@@ -135,7 +136,7 @@ class GatedLinear(Recurrent):
         keys, logits = heads * head_dim, heads * head_dim if mapped else rank
         super().__init__(dim, [keys, keys, heads * value_dim, logits], heads * value_dim, bias=bias, mapped=mapped)
         self.heads, self.scale, self.temperature = heads, head_dim**-0.5, temperature
-        self.to_gate = None if mapped else nn.Linear(rank, keys)
+        self.to_gate = None if mapped else Linear(rank, keys)
 
     def terms(self, graph: Graph, *parts: Tensor) -> Round:
         query, key, value, logits = parts

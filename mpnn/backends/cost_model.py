@@ -78,3 +78,14 @@ def prices(threads: int) -> Prices:
     """Nanoseconds by backend and operation: the shipped ones, replaced by those that `mpnn tune` measured here."""
     own = tuned.read(threads)
     return {name: costs | own.get(name, {}) for name, costs in tuned.shipped()["nanoseconds"].items()}
+
+
+@cache
+def map_prices(threads: int) -> Prices | None:
+    """Nanoseconds of linear maps (`mpnn/maps.py`): those that `mpnn tune` measured here; else the shipped ones, on a
+    processor of the family that they were measured on; else None."""
+    shipped, own = tuned.shipped()["maps"], tuned.read(threads)
+    names: Prices = shipped["nanoseconds"]
+    if own.keys() >= names.keys():
+        return {name: costs | own[name] for name, costs in names.items()}
+    return names if tuned.family() == shipped["family"] else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 from functools import cache
 from importlib.resources import files
 from math import inf
@@ -81,3 +82,17 @@ def processor() -> str:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
+
+
+@cache
+def family() -> str:
+    """The maker and the family of the processor, such as "AuthenticAMD 26" (Zen 5), or nothing if unknown."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    maker, number = (re.search(rf"^{name}\s*: (\w+)", text, re.M) for name in ("vendor_id", "cpu family"))
+    if maker is None or number is None:  # as Windows writes it
+        text = platform.processor()
+        maker, number = re.search(r", (\w+)$", text), re.search(r"Family (\d+)", text)
+    return "" if maker is None or number is None else f"{maker[1]} {number[1]}"

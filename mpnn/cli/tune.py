@@ -20,7 +20,7 @@ def tune(
 ) -> None:
     """Measure how fast this machine runs each backend, so that plans choose the quickest.
 
-    Takes two seconds. Without it, plans use the times of the machine that the library was developed on. What is
+    Takes three seconds. Without it, plans use the times of the machine that the library was developed on. What is
     measured holds for this processor, number of threads and version of torch, and is kept in a file that later
     processes read: in the folder MPNN_CACHE, or mpnn in the folder for caches.
 
@@ -46,14 +46,14 @@ def tune(
     from mpnn.engine import tune as engine
 
     began = time.perf_counter()
-    prices = engine.tune()
+    prices = {**engine.tune(), **engine.tune_maps()}
     taken = time.perf_counter() - began
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda temporary: temporary.write_text(tuned.text(prices, threads)))
     except OSError as error:
         refuse(f"cannot write {file}: {error}; name a folder you can write to in the environment variable MPNN_CACHE")
-    known = tuned.shipped()["nanoseconds"]
+    known = {**tuned.shipped()["nanoseconds"], **tuned.shipped()["maps"]["nanoseconds"]}
     for name, costs in prices.items():
         factors = sorted(costs[kind] / known[name][kind] for kind in costs)
         middle = factors[len(factors) // 2]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
 from torch import Tensor
 
-from mpnn import html, validation
+from mpnn import html, maps, validation
 from mpnn.backends import Backend, registered
 from mpnn.needs import missing
 from mpnn.round import Round
@@ -42,12 +42,14 @@ class Candidate:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """The chosen backend and all candidates, the fastest first."""
+    """The chosen backend and all candidates, the fastest first. `maps`: which products compute the linear maps of the
+    operator, if there is one."""
 
     backend: str
     candidates: tuple[Candidate, ...]
     graph: str
     work: str
+    maps: str = ""
 
     @property
     def _shown(self) -> list[Candidate]:
@@ -63,6 +65,8 @@ class Plan:
                 lines.append(f"  {c.name:<{width}} {_seconds(c.seconds):>8}  {_bytes(c.bytes):>8}  {note}")
             else:
                 lines.append(f"  {c.name:<{width}} {'-':>8}  {'-':>8}  no: {c.reason}")
+        if self.maps:
+            lines.append(f"maps    {self.maps}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -72,7 +76,8 @@ class Plan:
             else (c.name, "", "", f"no: {c.reason}")
             for c in self._shown
         ]
-        return html.table(f"plan: {self.backend}", (self.graph, self.work), ("backend", "time", "memory", ""), rows)
+        above = (self.graph, self.work, *([f"linear maps: {self.maps}"] if self.maps else []))
+        return html.table(f"plan: {self.backend}", above, ("backend", "time", "memory", ""), rows)
 
     def __repr__(self) -> str:
         return f"Plan(backend={self.backend!r})"
@@ -158,6 +163,7 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
     Raises:
         TypeError: if `op` has another type, or the arguments do not match the signature of `op`.
     """
+    described = ""
     if isinstance(op, Round):
         if features or call:
             raise TypeError("explain(round) takes no further arguments")
@@ -175,9 +181,10 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
         if "cache" in arguments:  # a call appends to it
             arguments["cache"] = deepcopy(arguments["cache"])
         round = op.rounds(**arguments)[0]
+        described = maps.described(op.modules(), arguments["x"].shape[:-1].numel())
     backend = getattr(op, "backend", "auto")
     validation.round(round.lowered(backend))
-    result = plan(round, backend)
+    result = replace(plan(round, backend), maps=described)
     print(result)
     return result
 

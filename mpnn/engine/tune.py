@@ -13,9 +13,10 @@ from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from mpnn import graphs
+from mpnn import graphs, maps
 from mpnn.aggregate import Max, Mean, Sum
 from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.backends.tuned import Prices
@@ -23,6 +24,7 @@ from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
+from mpnn.kernels import linear as onednn
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
@@ -41,6 +43,37 @@ def tune(seconds: float | None = None) -> Prices:
         own: list[Any] = [b for b in BACKENDS if b.NAME in taken]
         samples.append(Sample({b.NAME: cost_model.per_thread(b.counts(round), threads) for b in own}, taken))
     return calibration.fit(tuned.shipped()["nanoseconds"], samples, FREEDOM)
+
+
+def tune_maps(seconds: float | None = None) -> Prices:
+    """The prices of linear maps (`mpnn/maps.py`), measured in the same way. Empty where torch has no oneDNN."""
+    if onednn.why_missing() is not None:
+        return {}
+    threads, products = torch.get_num_threads(), [(*size, t) for size in _MAPS for t in (False, True)]
+    times = _least([_products(*product) for product in products], SECONDS if seconds is None else seconds)
+    samples = [
+        Sample({name: cost_model.per_thread(maps.counts(*product)[name], threads) for name in taken}, taken)
+        for product, taken in zip(products, times, strict=True)
+    ]
+    return calibration.fit(tuned.shipped()["maps"]["nanoseconds"], samples, FREEDOM)
+
+
+_MAPS = (16, 256, 256), (64, 512, 512), (192, 256, 512), (256, 768, 768), (512, 64, 64), (1024, 64, 256)
+"""Rows, depth and width of the products that are timed."""
+
+
+def _products(rows: int, depth: int, width: int, transposed: bool) -> dict[str, Callable[[], object]]:
+    a: Tensor = torch.ones(rows, depth)
+    b: Tensor = nn.Parameter(torch.ones(width, depth), requires_grad=False)
+    if transposed:
+        a, b = torch.ones(depth, rows).t(), torch.ones(depth, width).t()
+    works: dict[str, Callable[[], object]] = {
+        maps.TORCH: lambda: F.linear(a, b),
+        maps.ONEDNN: lambda: onednn.product(a, b),
+    }
+    if not transposed and onednn.can_keep(b):
+        works[maps.KEPT] = lambda: onednn.linear(a, b, None, maps.chosen, b)
+    return works
 
 
 def probes() -> Iterator[Round]:

@@ -315,6 +315,7 @@ _LAYERS = (
             "aggregate",
             "attention",
             "dropout",
+            "maps",
             "message_passing",
             "models",
             "position",

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import machine
 from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.kernels import (
     feature_dropout,
+    linear,
     row_attention,
     row_reduce,
     sample_neighbors,
@@ -30,6 +32,8 @@ STRUCTS = {
     "row_reduce": row_reduce.RowReduceStruct,
     "tile_attention": tile_attention._Parameters,
     "feature_dropout": feature_dropout._Parameters,
+    "digest": linear._Digest,
+    "products": machine.Products,
     "sample_neighbors": sample_neighbors._Parameters,
     "scan": scan._Parameters,
     "selective_scan": selective_scan._Parameters,

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
+from mpnn.integrations import maps as linear_maps
 from mpnn.integrations.hf import compat, recurrences
 from mpnn.integrations.hf.builders import bound
 from mpnn.integrations.hf.closures import parse
@@ -35,10 +36,11 @@ _TRIED = 512  # tokens over which a topology is tried at once; a run tries its o
 
 
 class Handle:
-    """What `use` changed, which its `repr` lists. `restore()` changes it back."""
+    """What `use` changed, which its `repr` lists. `restore()` changes it back. `maps` is the number of linear maps that
+    run by the quicker product."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.model, self.maps = model, 0
         self._undo: list[Callable[[], None]] = []
         self._later: list[Handle] = []
         for inner in _inner(model):
@@ -48,12 +50,13 @@ class Handle:
             _LATEST[inner] = weakref.ref(self)
 
     def restore(self) -> nn.Module:
-        """Gives the model back the attention, the mask and the forward pass that it had. Later calls of `use` on this
-        model, on one inside it and on one around it are undone first."""
+        """Gives the model back the attention, the mask, the maps and the forward pass that it had. Later calls of `use`
+        on this model, on one inside it and on one around it are undone first."""
         while self._later:
             self._later.pop().restore()
         while self._undo:
             self._undo.pop()()
+        self.maps = 0
         return self.model
 
     def __repr__(self) -> str:
@@ -62,6 +65,7 @@ class Handle:
         recurrent = filter(recurrences.is_adapted, self.model.modules())
         kinds += Counter((type(layer).__name__, "causal(), as a recurrence") for layer in recurrent)
         lines = [f"{count} x {kind} over {text}" for (kind, text), count in kinds.items()]
+        lines += [f"{self.maps} linear maps by the quicker of torch and oneDNN"] if self.maps else []
         return f"Handle of {type(self.model).__name__}: " + ("; ".join(lines) or "nothing is changed")
 
 
@@ -69,8 +73,16 @@ _LATEST: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Handle]] = weakref.Wea
 """The handle of the latest call of `use` that changed a model of transformers."""
 
 
-def use(model: nn.Module, graph: Graphs | None = None, *, causal: bool = True, unpad: bool | None = None) -> Handle:
-    """Runs the attention layers of a transformers model by `mpnn.ops.attend`, in place.
+def use(
+    model: nn.Module,
+    graph: Graphs | None = None,
+    *,
+    causal: bool = True,
+    unpad: bool | None = None,
+    maps: bool = True,
+) -> Handle:
+    """Runs the attention layers of a transformers model by `mpnn.ops.attend`, and its linear maps by the quicker
+    product, in place.
 
     Args:
         model: any model whose attention layers dispatch through transformers' `AttentionInterface`, a Longformer,
@@ -89,6 +101,9 @@ def use(model: nn.Module, graph: Graphs | None = None, *, causal: bool = True, u
         unpad: whether an encoder computes the tokens of a padded batch only, in all of its layers
             (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: where another module contains
             the model, as in sentence-transformers, which ignores those states.
+        maps: whether linear maps (`nn.Linear` and GPT-2's `Conv1D`, not their subclasses) run by oneDNN where this is
+            quicker than torch's product (`mpnn/maps.py`): in float32 on CPU, on processors of AMD with AVX-512 or where
+            `mpnn tune` measured it. They stay the same objects. `torch.jit.script` is refused until `restore()`.
 
     Returns:
         A handle, which lists the changed layers and whose `restore()` undoes the change. The topologies are in
@@ -129,6 +144,10 @@ def use(model: nn.Module, graph: Graphs | None = None, *, causal: bool = True, u
             _check_layers(part, graph)
             if unpad or (unpad is None and part is not model and is_encoder(part.base_model)):
                 handle._undo.append(remove_padding(part.base_model))
+        if maps:
+            taken = linear_maps.use(model)
+            handle._undo += taken
+            handle.maps = len(taken)
     except BaseException:
         handle.restore()
         raise
@@ -136,13 +155,18 @@ def use(model: nn.Module, graph: Graphs | None = None, *, causal: bool = True, u
 
 
 def from_hf(
-    hf_model: PreTrainedModel, graph: Graphs | None = None, *, causal: bool = True, unpad: bool | None = None
+    hf_model: PreTrainedModel,
+    graph: Graphs | None = None,
+    *,
+    causal: bool = True,
+    unpad: bool | None = None,
+    maps: bool = True,
 ) -> Any:
     """A copy of a transformers model whose attention layers run here: the same class, call, weights and outputs.
 
     Args:
         hf_model: the model, which stays as it is.
-        graph, causal, unpad: as for `use`, which changes a model in place.
+        graph, causal, unpad, maps: as for `use`, which changes a model in place.
 
     Raises:
         TypeError: if `hf_model` is no model of transformers.
@@ -152,7 +176,7 @@ def from_hf(
         raise TypeError(f"from_hf takes a model of transformers, such as BertModel; got {type(hf_model).__name__}")
     if meta := [name for name, weight in hf_model.named_parameters() if weight.is_meta]:
         raise ValueError(f"from_hf takes weights that are there; {meta[0]} is on the meta device. Load them before")
-    return use(copy.deepcopy(hf_model), graph, causal=causal, unpad=unpad).model
+    return use(copy.deepcopy(hf_model), graph, causal=causal, unpad=unpad, maps=maps).model
 
 
 def _models(module: nn.Module) -> list[PreTrainedModel]:

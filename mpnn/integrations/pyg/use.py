@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 
 from mpnn.backends import registered
+from mpnn.integrations import maps as linear_maps
 from mpnn.integrations.pyg.convolutions import REPLACEMENTS, Replacement, unknown_option
 
 
@@ -19,26 +21,36 @@ class Report:
     Attributes:
         replaced: name of the module -> class of the convolution.
         left: name of the module -> why it stays PyTorch Geometric's.
+        maps: number of the linear maps that run by the quicker product.
     """
 
     replaced: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    maps: int = 0
     _originals: list[tuple[MessagePassing, type]] = field(default_factory=list, repr=False)
+    _undo_maps: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def restore(self) -> None:
-        """Makes all replaced convolutions PyTorch Geometric's again. Weights keep their values."""
+        """Makes all replaced convolutions and maps PyTorch Geometric's again. Weights keep their values."""
         for conv, original in self._originals:
             conv.__class__ = original
             vars(conv).pop("mpnn_backend", None)
         self._originals.clear()
+        while self._undo_maps:
+            self._undo_maps.pop()()
+        self.maps = 0
 
     def __str__(self) -> str:
         lines = [f"{name} ({kind}): replaced" for name, kind in self.replaced.items()]
-        return "\n".join([*lines, *(f"{name}: left, {reason}" for name, reason in self.left.items())])
+        lines += [f"{name}: left, {reason}" for name, reason in self.left.items()]
+        return "\n".join(
+            [*lines, *([f"{self.maps} linear maps by the quicker of torch and oneDNN"] if self.maps else [])]
+        )
 
 
-def use(model: nn.Module, *, backend: str = "auto") -> Report:
-    """Runs the convolutions of a PyTorch Geometric model on mpnn's kernels, in place.
+def use(model: nn.Module, *, backend: str = "auto", maps: bool = True) -> Report:
+    """Runs the convolutions of a PyTorch Geometric model on mpnn's kernels, and its linear maps by the quicker product,
+    in place.
 
     A replaced convolution stays the same object: it gets a subclass of its class. Its parameters, `state_dict`, hooks,
     call signature and results stay. Convolutions that are not supported stay as they were, and the report lists them
@@ -57,9 +69,11 @@ def use(model: nn.Module, *, backend: str = "auto") -> Report:
         model: a model, or a single convolution.
         backend: "auto", or the name of a backend, for all its replaced convolutions, those of an earlier call included.
             A named backend runs, or raises an error that states the reason: "edge_list" has second derivatives.
+        maps: whether linear maps (`nn.Linear` and PyTorch Geometric's `Linear`, not their subclasses) run by oneDNN
+            where this is quicker than torch's product (`mpnn/maps.py`). They stay the same objects.
 
     Returns:
-        A report with `replaced`, `left` and `restore()`.
+        A report with `replaced`, `left`, `maps` and `restore()`.
 
     Raises:
         TypeError: if `model` is not an `nn.Module`.
@@ -85,6 +99,9 @@ def use(model: nn.Module, *, backend: str = "auto") -> Report:
             module.__class__ = REPLACEMENTS[kind]
         if isinstance(module, Replacement):
             module.mpnn_backend = backend
+    if maps:
+        report._undo_maps = [*linear_maps.use(model)]
+        report.maps = len(report._undo_maps)
     return report
 
 

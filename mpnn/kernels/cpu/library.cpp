@@ -1,8 +1,10 @@
 // All CPU kernels as one library, without C++'s standard library. Built by hatch_build.py, loaded by library.py.
 #include "simd.h"
 #include "delta_rule.cpp"
+#include "digest.cpp"
 #include "feature_dropout.cpp"
 #include "feature_gates.cpp"
+#include "products.cpp"
 #include "recurrence_steps.cpp"
 #include "row_attention.cpp"
 #include "row_reduce.cpp"

@@ -5,6 +5,7 @@ from torch.optim import Adam
 
 from mpnn import Graph, MessagePassing, Topology, ops, validation
 from mpnn.dropout import Dropout
+from mpnn.maps import Linear
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Add
@@ -42,7 +43,7 @@ class GIN(Stack):
     ) -> None:
         widths = [in_dim] + [hidden] * layers
         super().__init__(MessagePassing(graph, "sum", Add(_mlp(d, hidden), learn_eps=learn_eps)) for d in widths[:-1])
-        self.heads = nn.ModuleList(nn.Linear(d, classes) for d in widths)
+        self.heads = nn.ModuleList(Linear(d, classes) for d in widths)
         self.head_dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None) -> Tensor:
@@ -68,10 +69,10 @@ class GIN(Stack):
 
 def _mlp(in_dim: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(in_dim, hidden),
+        Linear(in_dim, hidden),
         BatchNorm(hidden),
         nn.ReLU(),
-        nn.Linear(hidden, hidden),
+        Linear(hidden, hidden),
         BatchNorm(hidden),
         nn.ReLU(),
     )

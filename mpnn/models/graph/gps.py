@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from mpnn import Graph, MessagePassing, Topology, encodings, graphs, ops, validation
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
+from mpnn.maps import Linear
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
 from mpnn.update import MLP, Add, PostNorm
@@ -109,8 +110,8 @@ class GPS(Model):
         super().__init__()
         walk_dim = dim // 4 if walk else 0
         self.walk = walk
-        self.embed = nn.Linear(in_dim, dim - walk_dim)
-        self.embed_walk = nn.Sequential(nn.BatchNorm1d(walk), nn.Linear(walk, walk_dim)) if walk else None
+        self.embed = Linear(in_dim, dim - walk_dim)
+        self.embed_walk = nn.Sequential(nn.BatchNorm1d(walk), Linear(walk, walk_dim)) if walk else None
         self.layers = nn.ModuleList(
             GPSLayer(
                 MessagePassing(None, "sum", Add(MLP(dim, dim))), dim, heads, dropout=dropout, attention_dropout=dropout

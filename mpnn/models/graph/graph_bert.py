@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mpnn import Graph, MessagePassing, Topology, encodings, validation
 from mpnn.attention import Degree, DotProduct
 from mpnn.graphs import complete
+from mpnn.maps import Linear
 from mpnn.models.layers.positions import sinusoid
 from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm
@@ -116,8 +117,8 @@ class GraphBert(Model):
         if residual not in ("raw", "graph"):
             raise ValueError(f'residual must be "raw" or "graph"; got {residual!r}')
         self.dim = dim
-        self.embed = nn.Linear(in_dim, dim)
-        self.residual: nn.Module = nn.Linear(in_dim, dim)
+        self.embed = Linear(in_dim, dim)
+        self.residual: nn.Module = Linear(in_dim, dim)
         if residual == "graph":
             self.residual = MessagePassing(None, "sum", None, Degree(in_dim, dim))
             self.residual_logits = MessagePassing(None, "sum", None, Degree(in_dim, classes))
@@ -131,7 +132,7 @@ class GraphBert(Model):
             )
             for _ in range(layers)
         )
-        self.head = nn.Linear(dim, classes)
+        self.head = Linear(dim, classes)
 
     def forward(self, x: Tensor, subgraphs: Subgraphs) -> Tensor:
         """x [N, in_dim] of all nodes -> logits [T, classes] of the subgraphs' targets."""

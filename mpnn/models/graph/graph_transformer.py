@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import DotProduct
 from mpnn.graphs import edges_into
+from mpnn.maps import Linear
 from mpnn.models.layers.stack import Stack
 from mpnn.round import Round
 from mpnn.scores import Dot
@@ -95,7 +96,7 @@ class HeadsOf(DotProduct):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(heads * head_dim, heads, dropout=dropout, edge_dim=edge_dim, source_dim=in_dim)
-        self.to_query = nn.Linear(in_dim, heads * head_dim)
+        self.to_query = Linear(in_dim, heads * head_dim)
         del self.to_out
         self.concat = concat
 
@@ -132,7 +133,7 @@ class GatedResidual(Update):
 
     def __init__(self, dim: int, out_dim: int, f: nn.Module | None = None) -> None:
         super().__init__()
-        self.own, self.gate, self.f = nn.Linear(dim, out_dim), nn.Linear(3 * out_dim, 1, bias=False), f
+        self.own, self.gate, self.f = Linear(dim, out_dim), Linear(3 * out_dim, 1, bias=False), f
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         own = self.own(x)

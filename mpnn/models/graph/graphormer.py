@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mpnn import Graph, MessagePassing, encodings, graphs, validation
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
+from mpnn.maps import Linear
 from mpnn.models.saving import Model
 from mpnn.position import EdgeBias, Position, Table
 from mpnn.update import FeedForward, PreNorm
@@ -57,7 +58,7 @@ class Graphormer(Model):
     ) -> None:
         super().__init__()
         self.most_degree, self.max_distance, self.steps, self.edge_dim = most_degree, max_distance, steps, edge_dim
-        self.embed = nn.Linear(in_dim, dim)
+        self.embed = Linear(in_dim, dim)
         self.of_indegree, self.of_outdegree = (nn.Embedding(most_degree + 1, dim) for _ in range(2))
         self.virtual = nn.Parameter(torch.randn(1, dim))
         # edge types: distances 0 to max_distance, no path, and pairs with the virtual node
@@ -74,7 +75,7 @@ class Graphormer(Model):
             )
             for _ in range(layers)
         )
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, outputs)
+        self.norm, self.head = nn.LayerNorm(dim), Linear(dim, outputs)
 
     def forward(self, x: Tensor, molecules: Sequence[Graph]) -> Tensor:
         """Returns properties [G, outputs] of G molecules of any sizes.

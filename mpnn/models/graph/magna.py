@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from mpnn import Graph, Topology, validation
 from mpnn.attention import Attention
+from mpnn.maps import Linear
 from mpnn.models.layers.stack import Stack
 from mpnn.propagation import Propagation
 from mpnn.round import Round
@@ -49,7 +50,7 @@ class MAGNA(Stack):
         relations: int = 0,
         graph: Topology | Graph | None = None,
     ) -> None:
-        embed = nn.Linear(in_dim, dim)
+        embed = Linear(in_dim, dim)
         rounds = (
             Propagation(
                 graph,
@@ -63,7 +64,7 @@ class MAGNA(Stack):
         )
         super().__init__(rounds, dropout)
         self.embed = embed
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, classes)
+        self.norm, self.head = nn.LayerNorm(dim), Linear(dim, classes)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes] over `graph`; default: the graph of the model."""
@@ -98,7 +99,7 @@ class MagnaAttention(Attention):
         if heads < 1 or dim % heads:
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
         self.heads, self.dropout, self.activation = heads, dropout, LeakyReLU()
-        self.to_dst, self.to_src, self.to_value, self.to_out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.to_dst, self.to_src, self.to_value, self.to_out = (Linear(dim, dim, bias=False) for _ in range(4))
         self.by_dst, self.by_src = (nn.Parameter(torch.empty(heads, dim // heads)) for _ in range(2))
         self.relation = nn.Embedding(relations, dim) if relations else None
         self.by_relation = nn.Parameter(torch.empty(heads, dim // heads)) if relations else None

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, Topology, aggregate, ops, validation
 from mpnn.attention import EdgeMessage
+from mpnn.maps import Linear
 from mpnn.models.saving import Model
 from mpnn.update import Update
 
@@ -52,22 +53,22 @@ class PNA(Model):
             raise ValueError(f"{towers} towers cannot share a width of {dim} evenly")
         width = dim // towers
         ends, views = 2 if edge_dim is None else 3, len(aggregators) * len(scalers)
-        self.embed = nn.Linear(in_dim, dim)
+        self.embed = Linear(in_dim, dim)
         self.layers = nn.ModuleList(
             MessagePassing(
                 graph,
                 aggregate.PNA(aggregators, scalers, average_log_degree),
-                TowerUpdate([nn.Linear((1 + views) * width, width) for _ in range(towers)], nn.Linear(dim, dim)),
+                TowerUpdate([Linear((1 + views) * width, width) for _ in range(towers)], Linear(dim, dim)),
                 EdgeMessage(
                     TowerMessage(
-                        [nn.Linear(ends * width, width) for _ in range(towers)],
-                        None if edge_dim is None else nn.Linear(edge_dim, width),
+                        [Linear(ends * width, width) for _ in range(towers)],
+                        None if edge_dim is None else Linear(edge_dim, width),
                     )
                 ),
             )
             for _ in range(layers)
         )
-        self.head = nn.Linear(dim, classes)
+        self.head = Linear(dim, classes)
 
     def forward(
         self,

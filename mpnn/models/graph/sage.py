@@ -1,10 +1,11 @@
 """GraphSAGE: each node's features concatenated with an aggregate over its in-neighbors."""
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Adam
 
 from mpnn import Graph, MessagePassing, Topology
+from mpnn.maps import Linear
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Concat
 
@@ -38,7 +39,7 @@ class GraphSAGE(Stack):
     ) -> None:
         widths = [in_dim] + [hidden] * (layers - 1)
         super().__init__([MessagePassing(graph, aggregate, Embed(d, hidden)) for d in widths], dropout)
-        self.head = nn.Linear(hidden, classes)
+        self.head = Linear(hidden, classes)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
         return self.head(super().forward(x, graph))

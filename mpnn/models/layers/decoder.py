@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn import Graph, Topology, engine
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
 from mpnn.dropout import Dropout
 from mpnn.graph.sharding import active, node_numbers
+from mpnn.maps import linear
 from mpnn.models.layers.blocks import embed, lookup, run_layers, topology_per_layer
 from mpnn.models.layers.losses import ignore_document_ends, token_loss
 from mpnn.models.layers.packing import Packing, document_lengths
@@ -87,7 +87,7 @@ class Decoder(Model):
         positions = None if packing is None else packing.position_ids()
         bind = None if graph is None and packing is None else self._bind(tokens, graph, packing)
         last = self.decode(tokens, positions, bind=bind, cache=cache).last
-        return F.linear(last, self.token.weight) if self.head is None else self.head(last)
+        return linear(last, self.token.weight) if self.head is None else self.head(last)
 
     def decode(
         self,

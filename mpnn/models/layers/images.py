@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from mpnn import Topology
 from mpnn.graphs import register
+from mpnn.maps import Linear
 from mpnn.models.layers.positions import sinusoid
 
 Size = tuple[int, int]
@@ -97,7 +98,7 @@ class Patches(nn.Module):
     def __init__(self, channels: int, dim: int, patch: int | Sequence[int]) -> None:
         super().__init__()
         self.channels, self.patch = channels, pair(patch)
-        self.to_dim = nn.Linear(self.patch[0] * self.patch[1] * channels, dim)
+        self.to_dim = Linear(self.patch[0] * self.patch[1] * channels, dim)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps images [B, channels, H, W] to [B, N, dim]. Pixels beyond the last complete patch are ignored."""

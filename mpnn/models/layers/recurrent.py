@@ -13,6 +13,7 @@ from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal, window
+from mpnn.maps import Linear
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import Norm
 from mpnn.update import Activate, Update
@@ -53,7 +54,7 @@ class RecurrentLayer(nn.Module):
         parts = attention.parts
         self.widths = [inner, sum(parts[:convolved]), sum(parts[convolved:])]
         self.norm, self.gated = norm(dim), gated
-        self.to_parts, self.to_out = nn.Linear(dim, sum(self.widths), map_bias), nn.Linear(inner, dim, map_bias)
+        self.to_parts, self.to_out = Linear(dim, sum(self.widths), map_bias), Linear(inner, dim, map_bias)
         self.convolution = None
         if kernel > 1:
             spec = ShortConvolution(self.widths[1], kernel, bias=bias)

@@ -9,6 +9,7 @@ from mpnn import Graph
 from mpnn.attention import DotProduct
 from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset, Relation
+from mpnn.maps import Linear
 from mpnn.models.layers.positions import sinusoid
 from mpnn.round import Round
 from mpnn.scores import Dot
@@ -79,7 +80,7 @@ class RelativeDotProduct(DotProduct):
     ) -> None:
         super().__init__(dim, heads, bias=bias, dropout=dropout)
         self.furthest = furthest
-        self.to_position = nn.Linear(dim, dim, bias=False)
+        self.to_position = Linear(dim, dim, bias=False)
         self.by_content, self.by_position = (nn.Parameter(torch.zeros(heads, self.head_dim)) for _ in range(2))
         self.by_segment = nn.Parameter(torch.zeros(heads, self.head_dim)) if segments else None
         self.segment = nn.Parameter(torch.randn(2, heads, self.head_dim) * 0.02) if segments else None

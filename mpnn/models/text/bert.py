@@ -18,6 +18,7 @@ from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.graph.sharding import active, node_numbers
 from mpnn.graphs import complete
+from mpnn.maps import Linear
 from mpnn.models.layers.blocks import Embeddings, init_bert_weights, run_layers, topology_per_layer, transformer_update
 from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.saving import Model
@@ -97,7 +98,7 @@ class Bert(Model):
         )
         topologies = topology_per_layer(complete() if graph is None else graph, config.layers)
         self.layers = nn.ModuleList(self.layer(config, topology) for topology in topologies)
-        self.pooler = nn.Sequential(nn.Linear(dim, dim), nn.Tanh()) if pooler else None
+        self.pooler = nn.Sequential(Linear(dim, dim), nn.Tanh()) if pooler else None
         for part in self.modules():
             if isinstance(part, (nn.Linear, nn.Embedding)):
                 init_bert_weights(part)

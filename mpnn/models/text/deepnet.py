@@ -38,7 +38,7 @@ def initialize(layer: MessagePassing, beta: float) -> None:
     """
     assert isinstance(layer.attention, DotProduct)
     ffn = getattr(layer.update, "ffn", None)
-    scaled = [layer.attention.to_value, layer.attention.to_out]
+    scaled: list[nn.Linear] = [layer.attention.to_value, layer.attention.to_out]
     scaled += [part for part in ffn if isinstance(part, nn.Linear)] if isinstance(ffn, MLP) else []
     for maps, gain in ((scaled, beta), ([layer.attention.to_query, layer.attention.to_key], 1.0)):
         for linear in maps:

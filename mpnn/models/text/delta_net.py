@@ -18,6 +18,7 @@ from torch import nn
 
 from mpnn.attention import DeltaRule
 from mpnn.dropout import Dropout
+from mpnn.maps import Linear
 from mpnn.models.layers.decoder import Decoder
 from mpnn.models.layers.recurrent import GatedNorm, RecurrentLayer, WithFeedForward, initialize
 from mpnn.update import GatedFeedForward
@@ -82,5 +83,5 @@ class DeltaNet(Decoder):
             for _ in range(config.layers)
         )
         self.norm = norm(config.dim)
-        self.head = None if config.tied else nn.Linear(config.dim, config.vocabulary, bias=False)
+        self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
         initialize(self)

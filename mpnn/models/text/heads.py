@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn.dropout import Dropout
 from mpnn.graph.sharding import active
+from mpnn.maps import Linear, linear
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.losses import IGNORED, token_loss
 from mpnn.models.saving import Model
@@ -33,7 +33,7 @@ class Classifier(Head):
     def __init__(self, encoder: Bert, classes: int) -> None:
         super().__init__()
         self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
-        self.to_logits = nn.Linear(encoder.config.dim, classes)
+        self.to_logits = Linear(encoder.config.dim, classes)
 
 
 class MaskedLM(Head):
@@ -50,7 +50,7 @@ class MaskedLM(Head):
         config = encoder.config
         self.encoder = encoder
         self.transform = nn.Sequential(
-            nn.Linear(config.dim, config.dim),
+            Linear(config.dim, config.dim),
             ACTIVATIONS[config.activation](),
             nn.LayerNorm(config.dim, eps=config.eps),
         )
@@ -59,7 +59,7 @@ class MaskedLM(Head):
     def forward(self, tokens: Tensor, types: Tensor | None = None, **options: Any) -> Tensor:
         """Returns logits [B, N, vocabulary]. Arguments are those of `Bert.forward`."""
         states = self.encoder(tokens, types, **options).last
-        return F.linear(self.transform(states), self.encoder.embeddings.token.weight, self.bias)
+        return linear(self.transform(states), self.encoder.embeddings.token.weight, self.bias)
 
 
 def mask_tokens(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import Attention
 from mpnn.graphs import complete
+from mpnn.maps import Linear
 from mpnn.models.text.bert import Bert, BertConfig, update
 from mpnn.round import Round
 from mpnn.scores import Dot
@@ -50,7 +51,7 @@ class Linformer(Attention):
         if length < 1 or landmarks < 1:
             raise ValueError(f"length and landmarks must be at least 1; got {length} and {landmarks}")
         self.heads, self.head_dim, self.dropout = heads, dim // heads, dropout
-        self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(dim, dim, bias) for _ in range(4))
+        self.to_query, self.to_key, self.to_value, self.to_out = (Linear(dim, dim, bias) for _ in range(4))
         self.mix_keys, self.mix_values = (nn.Parameter(torch.empty(landmarks, length)) for _ in range(2))
         for mix in (self.mix_keys, self.mix_values):
             nn.init.normal_(mix, std=length**-0.5)  # keeps the scale of the mixed features

@@ -17,6 +17,7 @@ from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graphs import causal
+from mpnn.maps import Linear
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.decoder import Decoder, causal_topologies
 from mpnn.position import Llama3Rotary, Rotary
@@ -101,7 +102,7 @@ class Llama(Decoder):
 
         self.layers = nn.ModuleList(layer(topology) for topology in graphs)
         self.norm = norm(dim)
-        self.head = None if config.tied else nn.Linear(dim, config.vocabulary, bias=False)
+        self.head = None if config.tied else Linear(dim, config.vocabulary, bias=False)
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)

@@ -16,6 +16,7 @@ from torch import nn
 
 from mpnn.attention import StateSpace
 from mpnn.dropout import Dropout
+from mpnn.maps import Linear
 from mpnn.models.layers.decoder import Decoder
 from mpnn.models.layers.recurrent import GatedNorm, RecurrentLayer, Skip, initialize
 
@@ -82,5 +83,5 @@ class Mamba2(Decoder):
 
         self.layers = nn.ModuleList(layer() for _ in range(config.layers))
         self.norm = norm(config.dim)
-        self.head = None if config.tied else nn.Linear(config.dim, config.vocabulary, bias=False)
+        self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
         initialize(self)

@@ -21,6 +21,7 @@ from mpnn.dropout import Dropout
 from mpnn.graph.derive import selected
 from mpnn.graphs import chunks
 from mpnn.graphs.content import drop_self_loops
+from mpnn.maps import Linear
 from mpnn.models.layers.blocks import AxialPositions, embed, lookup, transformer_update
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.packing import Packing, require_eager, token_mask
@@ -175,7 +176,7 @@ class ReformerLM(Model):
     def __init__(self, config: ReformerConfig, graph: Topology | None = None) -> None:
         super().__init__()
         self.encoder = Reformer(config, graph)
-        self.to_logits = nn.Linear(2 * config.dim, config.vocabulary)
+        self.to_logits = Linear(2 * config.dim, config.vocabulary)
 
     def forward(self, tokens: Tensor, *, padding_mask: Tensor | None = None) -> Tensor:
         """Returns logits [B, N, vocabulary]. Arguments are those of `Reformer.forward`."""

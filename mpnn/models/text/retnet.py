@@ -15,6 +15,7 @@ from torch import nn
 
 from mpnn.attention import Retention
 from mpnn.dropout import Dropout
+from mpnn.maps import Linear
 from mpnn.models.layers.decoder import Decoder
 from mpnn.models.layers.recurrent import GatedNorm, RecurrentLayer, WithFeedForward, initialize
 from mpnn.position import Rotary
@@ -67,5 +68,5 @@ class RetNet(Decoder):
 
         self.layers = nn.ModuleList(layer() for _ in range(config.layers))
         self.norm = norm(dim)
-        self.head = None if config.tied else nn.Linear(dim, config.vocabulary, bias=False)
+        self.head = None if config.tied else Linear(dim, config.vocabulary, bias=False)
         initialize(self)

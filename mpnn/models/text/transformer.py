@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
@@ -23,6 +22,7 @@ from mpnn.decoding.beams import beam_search
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, eval_mode, generate
 from mpnn.graphs import causal, complete
+from mpnn.maps import linear
 from mpnn.models.layers.blocks import ACTIVATIONS, run_layers
 from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
 from mpnn.models.layers.losses import next_word_loss
@@ -156,7 +156,7 @@ class Transformer(Model):
 
     def logits(self, states: Tensor) -> Tensor:
         """Returns logits [..., vocabulary] of decoder states [..., dim]: products with the target token embeddings."""
-        return F.linear(states, self.target.token.weight)
+        return linear(states, self.target.token.weight)
 
     def encode(
         self,

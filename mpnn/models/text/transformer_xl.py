@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
 from mpnn.decoding.generation import eval_mode, generate
 from mpnn.dropout import Dropout
+from mpnn.maps import linear
 from mpnn.models.layers.blocks import lookup, require_batch
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.relative import RelativeDotProduct
@@ -89,7 +89,7 @@ class TransformerXL(Model):
             source = torch.cat([states, h], 1)
             new_memory.append(source[:, max(0, source.shape[1] - self.remember) :].detach())
             h = layer(h, graphs.memory(states.shape[1]), source)
-        return F.linear(self.dropout(h), self.token.weight, self.bias), new_memory
+        return linear(self.dropout(h), self.token.weight, self.bias), new_memory
 
     def loss(self, tokens: Tensor, targets: Tensor, memory: Memory | None = None) -> tuple[Tensor, list[Tensor]]:
         """Returns the mean cross-entropy of a segment in nats, and its memory. targets: int64 [B, N], -100 at positions

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, Topology
 from mpnn.dropout import Dropout
 from mpnn.graphs import batch, complete, identity, permutation
+from mpnn.maps import linear
 from mpnn.models.layers.blocks import embed, require_batch, transformer_update
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.relative import PositionOffset, RelativeDotProduct
@@ -113,7 +113,7 @@ class XLNet(Model):
         content, query = (self._bind(graph, tokens, types) for graph in (in_order, in_order - identity()))
         queries = self.dropout(self.unknown.expand(*tokens.shape, -1))
         predicted = self.streams(self.embed(tokens), content, queries, query)
-        return F.linear(self.dropout(predicted), self.token.weight, self.bias)
+        return linear(self.dropout(predicted), self.token.weight, self.bias)
 
     def loss(
         self,

@@ -1,8 +1,9 @@
 """Image classification head."""
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn.maps import Linear
 from mpnn.models.saving import Model
 from mpnn.models.vision.swin import Swin
 from mpnn.models.vision.vit import ViT
@@ -22,7 +23,7 @@ class ImageClassifier(Model):
     def __init__(self, encoder: ViT | Swin, classes: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.to_logits = nn.Linear(encoder.width, classes)
+        self.to_logits = Linear(encoder.width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, channels, H, W] -> logits [B, classes]."""

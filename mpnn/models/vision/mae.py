@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import Topology
+from mpnn.maps import Linear
 from mpnn.models.layers.images import GridPositions, Size, patchify
 from mpnn.models.layers.packing import require_eager
 from mpnn.models.saving import Model
@@ -99,12 +100,12 @@ class PixelDecoder(nn.Module):
     def __init__(self, config: MAEConfig, graph: Topology | None = None) -> None:
         super().__init__()
         decoder, grid = config.decoder, config.grid
-        self.to_dim = nn.Linear(config.dim, decoder.dim)
+        self.to_dim = Linear(config.dim, decoder.dim)
         self.mask_token = nn.Parameter(torch.randn(decoder.dim) * 0.02)
         self.positions = GridPositions(grid, decoder.dim, extra=1, sinusoidal=True)
         self.layers = PatchLayers(decoder, graph)
         self.norm = nn.LayerNorm(decoder.dim, eps=decoder.eps)
-        self.to_pixels = nn.Linear(decoder.dim, config.pixels)
+        self.to_pixels = Linear(decoder.dim, config.pixels)
 
     def forward(self, latent: Tensor, seen: Tensor, size: Size, *, stretch: bool = False) -> Tensor:
         """latent [B, 1 + N, dim] -> pixels [B, N, pixels of a patch * C].

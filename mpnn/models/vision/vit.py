@@ -15,6 +15,7 @@ from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.dropout import Dropout
 from mpnn.graphs import complete
+from mpnn.maps import Linear
 from mpnn.models.layers.blocks import run_layers, transformer_update
 from mpnn.models.layers.images import (
     GridPositions,
@@ -87,7 +88,7 @@ class ViT(Model):
         self.dropout = Dropout(config.dropout)
         self.layers = PatchLayers(config, graph)
         self.norm = nn.LayerNorm(dim, eps=config.eps)
-        self.pooler = nn.Sequential(nn.Linear(dim, pooler), nn.Tanh()) if pooler else None
+        self.pooler = nn.Sequential(Linear(dim, pooler), nn.Tanh()) if pooler else None
 
     def forward(
         self,

@@ -1,0 +1,81 @@
+"""Linear maps of other libraries' models by the quicker product (`mpnn/maps.py`), in place.
+
+A map keeps its class, so that whatever looks for `nn.Linear` finds it: its instance gets another `forward`. This is an
+object, not a closure: copies of the map compute with their own weights, and a process that unpickles the map imports
+this module.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from mpnn import maps
+
+
+class Forward:
+    """`forward` of one map: oneDNN's product, or what its class computes."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        weight = module.weight
+        self.depth = 1 if isinstance(weight, UninitializedParameter) else weight.shape[not _is_transposed(type(module))]
+
+    def __call__(self, input: Tensor) -> Any:
+        module = self.module
+        out = None
+        if maps.is_candidate(input, self.depth):
+            out = maps.by_onednn(input, module.weight, module.bias, _is_transposed(type(module)))
+        return type(module).forward(module, input) if out is None else out
+
+
+def use(model: nn.Module) -> list[partial[None]]:
+    """Lets the linear maps of a model run by the quicker product: `nn.Linear`, transformers' `Conv1D` and PyTorch
+    Geometric's `Linear`. Left are their subclasses, maps in another dtype than float32, and maps whose weight is
+    computed (parametrized, pruned, quantized). Nothing changes on processors where torch's product is always quicker.
+
+    Returns:
+        For each map, a function that restores it.
+    """
+    taken = [module for module in model.modules() if _can_take(module)] if maps.is_useful() else []
+    return [_take(module) for module in taken]
+
+
+def _take(module: nn.Module) -> partial[None]:
+    module.forward = Forward(module)
+    return partial(_restore, module, module.forward)
+
+
+def _restore(module: nn.Module, forward: Forward) -> None:
+    if vars(module).get("forward") is forward:  # else another library has wrapped it
+        del module.forward
+
+
+def _can_take(module: nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    return (
+        _is_map(type(module))
+        and "forward" not in vars(module)
+        and type(weight) in (nn.Parameter, UninitializedParameter)
+        and weight is not None
+        and weight.dtype is torch.float32
+    )
+
+
+def _is_map(kind: type) -> bool:
+    return kind is nn.Linear or _is_transposed(kind) or kind is _imported("torch_geometric.nn.dense.linear", "Linear")
+
+
+def _is_transposed(kind: type) -> bool:
+    """Whether the weight is [in, out]: GPT-2's maps."""
+    return kind is _imported("transformers.pytorch_utils", "Conv1D")
+
+
+def _imported(module: str, name: str) -> Any:
+    """A class of a module that was imported before; None if it was not, and no model has such maps."""
+    return getattr(sys.modules.get(module), name, None)

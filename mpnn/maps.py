@@ -1,0 +1,178 @@
+"""Linear maps by the quicker product: torch's or oneDNN's (`mpnn/kernels/linear.py`).
+
+The choice compares prices, as that of a backend does: nanoseconds of a call, of a multiplication with addition, and of
+a number that is packed or compared. `costs.json` has them for processors of one family, `mpnn tune` measures those of
+any other. Where neither holds, torch computes all maps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from mpnn.kernels import linear as onednn
+
+TORCH, ONEDNN, KEPT = "torch map", "onednn map", "kept map"  # names in tables of prices
+_MIN_ROWS = 16  # with fewer, the memory limits both products
+_GAIN = 1.1  # oneDNN's product runs where it is expected to be this much quicker: prices are not exact
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` by the quicker product. Parameters, their names and initialization are those of `nn.Linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
+
+
+def is_candidate(x: Tensor, depth: int) -> bool:
+    """Whether `by_onednn` may compute a map of x [..., depth]: what can be told in a fraction of a microsecond, so that
+    decoding is as quick as with torch alone."""
+    return (
+        not torch.compiler.is_compiling()
+        and _is_useful(torch.get_num_threads())
+        and type(x) is Tensor
+        and not torch._C._get_tracing_state()
+        and x.numel() >= _MIN_ROWS * depth
+    )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear(x, weight, bias)` by the quicker product: x [..., K], weight [N, K], bias [N] -> [..., N]."""
+    out = by_onednn(x, weight, bias) if is_candidate(x, weight.shape[-1]) else None
+    return F.linear(x, weight, bias) if out is None else out
+
+
+def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool = False) -> Tensor | None:
+    """`F.linear(x, weight, bias)` of a candidate by oneDNN where this is quicker, or None where torch is to compute it.
+
+    Torch computes maps in other dtypes than float32 and on other devices, maps of few rows, of subclasses of tensors,
+    under autocast, in forward-mode derivatives and `torch.func`, and in programs that are traced or compiled. It
+    computes second derivatives, too.
+
+    Args:
+        transposed: the weight is [K, N].
+    """
+    if weight.dim() != 2:
+        return None
+    depth, width = weight.shape if transposed else weight.shape[::-1]
+    threads = torch.get_num_threads()
+    if not weight.numel() or x.numel() < depth * least_rows(depth, width, threads, True):
+        return None
+    matrix = weight.t() if transposed else weight
+    if not _is_plain(x, matrix, bias):
+        return None
+    keeps = not onednn.needs_grad(x, weight, bias) and onednn.can_keep(weight)
+    if not keeps and x.numel() < depth * least_rows(depth, width, threads):
+        return None
+    out = onednn.linear(x.reshape(-1, depth), matrix, bias, chosen, weight if keeps else None)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], width)
+
+
+def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether oneDNN's product of these tensors is what torch would compute, in the modes that are on."""
+    operands = (x, weight) if bias is None else (x, weight, bias)
+    return (
+        all(_is_float32_on_cpu(operand) for operand in operands)
+        and x.shape[-1:] == weight.shape[1:]
+        and (bias is None or bias.shape == weight.shape[:1])
+        and torch._C._get_mkldnn_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and (forward_ad._current_level < 0 or all(forward_ad.unpack_dual(t).tangent is None for t in operands))
+    )
+
+
+def _is_float32_on_cpu(x: Tensor) -> bool:
+    return (
+        (type(x) is Tensor or type(x) is nn.Parameter)
+        and x.dtype is torch.float32
+        and x.is_cpu
+        and x.layout is torch.strided
+        and not (x.is_neg() or x.is_nested)
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the choice
+
+
+def counts(rows: int, depth: int, width: int, transposed: bool = False) -> dict[str, dict[str, float]]:
+    """The operations of a product [rows, depth] [depth, width] by torch, by oneDNN, and by oneDNN with a packed weight
+    that was kept. `transposed`: the gradient of a weight, whose two operands are read by columns and never kept."""
+    both = {"call": 1.0, "product": float(rows) * depth * width}
+    if transposed:
+        return {TORCH: both, ONEDNN: {**both, "packed number": float(depth * (rows + width))}}
+    size = float(depth * width)
+    return {TORCH: both, ONEDNN: {**both, "packed number": size}, KEPT: {**both, "checked number": size}}
+
+
+def chosen(rows: int, depth: int, width: int, transposed: bool = False) -> bool:
+    """Whether oneDNN computes a product [rows, depth] [depth, width] in float32 on the threads that torch uses."""
+    return _is_quicker(ONEDNN, counts(rows, depth, width, transposed), torch.get_num_threads())
+
+
+def _is_quicker(name: str, operations: dict[str, dict[str, float]], threads: int) -> bool:
+    """Whether a way to compute a product of so many operations is expected to be quicker than torch's."""
+    from mpnn.backends import cost_model  # imports all backends
+
+    if onednn.why_missing() is not None or (prices := cost_model.map_prices(threads)) is None:
+        return False
+    ours, torchs = (
+        sum(prices[way][kind] * n for kind, n in cost_model.per_thread(operations[way], threads).items())
+        for way in (name, TORCH)
+    )
+    return ours * _GAIN < torchs
+
+
+@cache
+def least_rows(depth: int, width: int, threads: int, kept: bool = False) -> float:
+    """The number of rows from which oneDNN computes a map `depth -> width`, if its packed weight may be kept or
+    not; infinity where it never does. What a call does for the weight is divided by the rows, so more rows favor it."""
+
+    def is_quicker(rows: int) -> bool:
+        operations = counts(rows, depth, width)
+        return any(_is_quicker(way, operations, threads) for way in ((ONEDNN, KEPT) if kept else (ONEDNN,)))
+
+    few, many = _MIN_ROWS, 1 << 24
+    if not is_quicker(many):
+        return math.inf
+    while few < many:
+        middle = (few + many) // 2
+        few, many = (few, middle) if is_quicker(middle) else (middle + 1, many)
+    return few
+
+
+def is_useful() -> bool:
+    """Whether oneDNN computes any map on the threads that torch uses."""
+    return _is_useful(torch.get_num_threads())
+
+
+@cache
+def _is_useful(threads: int) -> bool:
+    return least_rows(4096, 4096, threads, True) < math.inf
+
+
+def forget() -> None:
+    """Drops what was derived from prices, after they changed."""
+    least_rows.cache_clear()
+    _is_useful.cache_clear()
+
+
+def described(layers: Iterable[nn.Module], rows: int) -> str:
+    """Which product computes the maps of these layers for so many rows: a line of `mpnn.explain`."""
+    maps = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    quick = [
+        m for m in maps if type(m) is Linear and rows >= _rows_from(m) and _is_plain(m.weight[:1], m.weight, m.bias)
+    ]
+    return f"{len(quick)} by oneDNN, {len(maps) - len(quick)} by torch, for {rows:,} rows" if maps else ""
+
+
+def _rows_from(layer: nn.Linear) -> float:
+    kept = not onednn.needs_grad(layer.weight) and onednn.can_keep(layer.weight)
+    return least_rows(layer.in_features, layer.out_features, torch.get_num_threads(), kept)

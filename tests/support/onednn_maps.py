@@ -1,0 +1,38 @@
+"""A fixture under which oneDNN computes every map that it may, whatever the processor: its prices are lower."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from mpnn import maps
+from mpnn.backends import cost_model
+from mpnn.kernels import linear as onednn
+
+Products = list[tuple[int, int]]
+
+QUICK = {
+    maps.TORCH: {"call": 1.0, "product": 1.0},
+    maps.ONEDNN: {"call": 0.0, "product": 0.0, "packed number": 0.0},
+    maps.KEPT: {"call": 0.0, "product": 0.0, "checked number": 0.0},
+}
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[Products]:
+    """The rows and the width of each product that oneDNN computed."""
+    if (reason := onednn.why_missing()) is not None:
+        pytest.skip(reason)
+    computed: Products = []
+    by_packed = onednn._by_packed
+
+    def counted(x, packed, bias):  # type: ignore[no-untyped-def]
+        out = by_packed(x, packed, bias)
+        computed.append((out.shape[0], out.shape[1]))
+        return out
+
+    monkeypatch.setattr(onednn, "_by_packed", counted)
+    monkeypatch.setattr(cost_model, "map_prices", lambda threads: QUICK)
+    maps.forget()
+    onednn._kept.clear()
+    yield computed
+    maps.forget()
