@@ -532,7 +532,7 @@ def test_layers_that_read_the_graph_are_counted() -> None:
     text, vision = {**ENCODER, "max_position_embeddings": 20}, {**VISION}
     clip = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision))
     with pytest.warns(UserWarning, match="2 of the 4 attention layers of CLIPModel read the graph"):
-        handle = mpnn.hf.use(clip, "causal() & window(3)")
+        handle = mpnn.hf.use(clip, "causal() & window(3)", maps=False)
     assert repr(handle) == (
         "Handle of CLIPModel: 2 x CLIPAttention over causal() & window(3); 2 x CLIPAttention over the model's own masks"
     )
