@@ -85,6 +85,9 @@ def attend(
     options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence)
     if options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling():
         return _attend_plainly(graph, query, key, value, float(scale), backend)
+    for name, x in (("log_gate", log_gate), ("beta", beta), ("state", state)):
+        if x is not None:
+            validation.tensor(name, x)
     graph = _traced(graph, value)
     round = Round(
         graph,

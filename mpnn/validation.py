@@ -83,9 +83,13 @@ def recurrence(round: Round) -> None:
         )
     if round.return_state and round.return_weights:
         raise ValueError("return_state cannot be combined with return_weights")
-    for name, x in (("log_gate", round.log_gate), ("beta", round.beta), ("state", round.state)):
+    shapes = {"log_gate": "[..., N, H, 1 or D]", "beta": "[..., N, H]", "state": "[..., H, D, D_v]"}
+    for name, shape in shapes.items():
+        x = getattr(round, name)
         if x is None:
             continue
+        if isinstance(x, Tensor) and x.dim() < shape.count(","):
+            raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}")
         tensor(name, x)
         floating(name, x)
         if x.device != round.value.device:

@@ -217,8 +217,13 @@ def test_an_attention_does_not_set_what_the_operator_sets(option: dict[str, Any]
 def test_the_short_way_of_attend_compares_every_keyword() -> None:
     keywords = {p.name for p in signature(ops.attend).parameters.values() if p.kind is p.KEYWORD_ONLY}
     assert len(ops._NO_OPTIONS) == len(keywords - {"scale", "backend"})
-    for name in keywords - {"scale", "backend", "bias", "sinks", "softcap", "normalize", "dropout"}:
+    recurrent = {"log_gate": torch.zeros(N, HEADS), "beta": torch.ones(N, HEADS), "return_state": True}
+    recurrent |= {"state": torch.zeros(HEADS, WIDTH, V.shape[-1])}
+    for name in keywords - {"scale", "backend", "bias", "sinks", "softcap", "normalize", "dropout", *recurrent}:
         assert isinstance(ops.attend(GRAPH, Q, K, V, **{name: True}), tuple)
+    for name, x in recurrent.items():
+        with pytest.raises(ValueError, match="log_gate, beta and states go with sums"):
+            ops.attend(GRAPH, Q, K, V, **{name: x})
 
 
 # ---------------------------------------------------------------------------------------- cached choices
