@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "tests/kernels/test_sort_edges.py",
             "tests/kernels/test_tile_attention.py",
             "tests/kernels/test_sample_neighbors.py",
-            "tests/kernels/test_scan.py",
+            "tests/kernels/test_scan_kernel.py",
             "tests/kernels/test_recurrence.py",
             "tests/backends/test_feature_dropout.py",
         ),
