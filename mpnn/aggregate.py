@@ -22,8 +22,6 @@ Fused kernels run an aggregator without a tensor of E messages if it defines mor
   `compose`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from inspect import signature
@@ -44,7 +42,7 @@ class Index(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def of(dst: Tensor, ptr: Tensor) -> Index:
+    def of(dst: Tensor, ptr: Tensor) -> "Index":
         index = dst.as_subclass(Index)
         index.ptr, index.plain, index.num_dst = ptr, dst, len(ptr) - 1
         return index

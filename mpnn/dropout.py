@@ -5,8 +5,6 @@ Here a counter-based hash decides which elements are dropped (`mpnn.rng`, as for
 elements at a time on all threads.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

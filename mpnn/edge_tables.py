@@ -1,7 +1,5 @@
 """Numbers and vectors of edges: a tensor with a row for each edge, or a table that is looked up by edge type."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -71,7 +69,7 @@ TABLES: tuple[type, ...] = (EmbeddingTable, BiasTable)
 """The tables that kernels look up. Types count exactly: a subclass may override `ids`."""
 
 
-def per_edge(data: PerEdge, graph: Graph, dtype: torch.dtype) -> Tensor:
+def per_edge(data: "PerEdge", graph: Graph, dtype: torch.dtype) -> Tensor:
     """The numbers or vectors of each edge in the caller's order. Tables are cast first, because the gradients of a row
     are summed in the dtype of the table."""
     if isinstance(data, Tensor):
@@ -79,7 +77,7 @@ def per_edge(data: PerEdge, graph: Graph, dtype: torch.dtype) -> Tensor:
     return graph.csr.to_caller(data.table.to(dtype).index_select(0, data.ids(graph)))
 
 
-def numbers(data: PerEdge) -> Tensor:
+def numbers(data: "PerEdge") -> Tensor:
     """The tensor of learned numbers: the rows of a table, or the tensor itself."""
     return data.table if isinstance(data, EmbeddingTable) else data
 

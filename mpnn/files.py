@@ -1,8 +1,6 @@
 """The folder for caches, and atomic file writes: a crash, a full disk or `kill -9` never leaves a partial file under
 the final name."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import mmap

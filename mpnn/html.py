@@ -4,8 +4,6 @@ Pictures are small SVGs in the color of the text, so that they fit light and dar
 sample of rows or edges: the work does not grow with the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 from html import escape

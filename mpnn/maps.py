@@ -5,8 +5,6 @@ a number that is packed or compared. `costs.json` has them for processors of one
 any other. Where neither holds, torch computes all maps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import cache

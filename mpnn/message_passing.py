@@ -1,7 +1,5 @@
 """The operator: one round of message passing over a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

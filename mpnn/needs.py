@@ -7,8 +7,6 @@ So every backend refuses a field that it does not know. Types count exactly: a s
 "own aggregate" or "by own rule", because its methods may compute something else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache

@@ -1,7 +1,5 @@
 """The functional interface: attention and aggregation over a graph, without layers or parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any, cast

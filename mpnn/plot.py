@@ -5,8 +5,6 @@ changed. In matrices, rows are destinations and columns sources, like `Graph.den
 whose density is computed from runs, without an N x N matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -41,7 +39,7 @@ _LONGEST_NAME = 26
 _TITLE, _NAME = 11, 9  # sizes in points
 
 
-def adjacency(graph: Graph, ax: Axes | None = None, *, title: str | None = None, tiles: int = _TILES) -> Axes:
+def adjacency(graph: Graph, ax: "Axes | None" = None, *, title: str | None = None, tiles: int = _TILES) -> "Axes":
     """Adjacency matrix of a graph: a colored cell (row i, column j) for each edge j -> i.
 
     With at most `tiles` nodes on a side, each edge is one cell. Otherwise a cell is a tile of pairs, and darker cells
@@ -66,11 +64,11 @@ def adjacency(graph: Graph, ax: Axes | None = None, *, title: str | None = None,
 def attention(
     graph: Graph,
     weights: Tensor,
-    ax: Axes | None = None,
+    ax: "Axes | None" = None,
     *,
     title: str | None = None,
     labels: Sequence[str] | None = None,
-) -> Axes:
+) -> "Axes":
     """Matrix of attention weights: a cell for each edge, pale where there is no edge; in graphs of more than 256 nodes
     on a side, a cell is the mean over its edges.
 
@@ -102,12 +100,12 @@ def attention(
 
 def curves(
     history: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    ax: Axes | None = None,
+    ax: "Axes | None" = None,
     *,
     title: str = "",
     xlabel: str = "step",
     ylabel: str = "loss",
-) -> Axes:
+) -> "Axes":
     """Learning curves: `history` maps each name to (steps, values). Names are drawn at the ends of the lines."""
     ax = ax or _new_axes((6.4, 4.0))
     ends = []
@@ -132,12 +130,12 @@ def curves(
 
 def network(
     graph: Graph,
-    ax: Axes | None = None,
+    ax: "Axes | None" = None,
     *,
     positions: ArrayLike | None = None,
     classes: Tensor | None = None,
     title: str | None = None,
-) -> Axes:
+) -> "Axes":
     """Node-link diagram of a small graph; arrows point from source to destination.
 
     Args:
@@ -217,7 +215,7 @@ def _bounds(n: int, parts: int) -> Ints:
     return -(-np.arange(parts + 1) * n // max(parts, 1))
 
 
-def _new_axes(size: tuple[float, float]) -> Axes:
+def _new_axes(size: tuple[float, float]) -> "Axes":
     try:
         from matplotlib import pyplot
     except ImportError as error:
@@ -231,8 +229,8 @@ def _width_of_matrix(graph: Graph) -> tuple[float, float]:
 
 
 def _matrix(
-    graph: Graph, shares: NDArray[np.float64], ax: Axes | None, title: str | None, solid: bool = False
-) -> tuple[Axes, Any]:
+    graph: Graph, shares: NDArray[np.float64], ax: "Axes | None", title: str | None, solid: bool = False
+) -> "tuple[Axes, Any]":
     """Draws the cells of a matrix that are not masked: `solid`, or darker the nearer to 1. The image comes second."""
     ax = ax or _new_axes(_width_of_matrix(graph))
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap, PowerNorm
@@ -268,7 +266,7 @@ def _matrix(
     return ax, image
 
 
-def _title(ax: Axes, text: str, pad: float, shape: float | None = None) -> None:
+def _title(ax: "Axes", text: str, pad: float, shape: float | None = None) -> None:
     """Draws the title at the left, wrapped to the width: the average bold letter is about 0.62 of its size wide.
 
     `shape`: the aspect ratio (width / height) of the drawing, if it is fixed.
@@ -284,7 +282,7 @@ def _wrap_text(text: str, letters: int) -> str:
     return "\n".join(line for paragraph in text.splitlines() for line in wrap(paragraph, letters) or [""])
 
 
-def _size_in_inches(ax: Axes) -> tuple[float, float]:
+def _size_in_inches(ax: "Axes") -> tuple[float, float]:
     """Width and height of the axes."""
     figure = ax.get_figure(root=True)
     assert figure is not None
@@ -293,7 +291,7 @@ def _size_in_inches(ax: Axes) -> tuple[float, float]:
     return width * box.width, height * box.height
 
 
-def _whole_ticks() -> Locator:
+def _whole_ticks() -> "Locator":
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(8, integer=True, steps=[1, 2, 4, 5, 8, 10])
@@ -308,7 +306,7 @@ def _bar(image: Any, label: str, ticks: list[str]) -> Any:
     return bar
 
 
-def _label_nodes(ax: Axes, graph: Graph, labels: Sequence[str]) -> None:
+def _label_nodes(ax: "Axes", graph: Graph, labels: Sequence[str]) -> None:
     for axis, n in ((ax.xaxis, graph.num_src), (ax.yaxis, graph.num_dst)):
         if len(labels) != n:
             raise ValueError(f"labels must be one for each of the {n} nodes; got {len(labels)}")
@@ -316,7 +314,7 @@ def _label_nodes(ax: Axes, graph: Graph, labels: Sequence[str]) -> None:
     ax.tick_params(length=0, pad=1.5, labelcolor=INK)
 
 
-def _label_ends(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
+def _label_ends(ax: "Axes", ends: list[tuple[float, float, str, str]]) -> None:
     """Draws names to the right of their lines, moved apart if they would overlap."""
     low, high = ax.get_ylim()
     ends = [
@@ -350,7 +348,7 @@ def _circle(n: int) -> NDArray[np.float64]:
     return np.stack([np.cos(angle), np.sin(angle)], 1)
 
 
-def _links(ax: Axes, graph: Graph, at: NDArray[np.float64], size: float) -> None:
+def _links(ax: "Axes", graph: Graph, at: NDArray[np.float64], size: float) -> None:
     """Draws arrows if there are few edges and the graph is directed, else lines. Self-loops are omitted."""
     from matplotlib.collections import LineCollection
 
@@ -363,7 +361,7 @@ def _links(ax: Axes, graph: Graph, at: NDArray[np.float64], size: float) -> None
         ax.add_collection(LineCollection(np.stack([at[src], at[dst]], 1).tolist(), colors=FRAME, linewidths=width))
 
 
-def _dots(ax: Axes, at: NDArray[np.float64], size: float, classes: Ints | None) -> None:
+def _dots(ax: "Axes", at: NDArray[np.float64], size: float, classes: Ints | None) -> None:
     """Draws the nodes: colored by class, or numbered if there are few."""
     colors = SERIES[0] if classes is None else np.array(CLASSES)[classes % len(CLASSES)]
     ax.scatter(at[:, 0], at[:, 1], s=size, c=colors, edgecolors="white", linewidths=size / 60, zorder=3)
@@ -375,7 +373,7 @@ def _dots(ax: Axes, at: NDArray[np.float64], size: float, classes: Ints | None) 
             ax.annotate(str(node), (x, y), color="white", fontsize=6.5, ha="center", va="center", zorder=4)
 
 
-def _arrows(ax: Axes, tails: NDArray[np.float64], heads: NDArray[np.float64], size: float) -> None:
+def _arrows(ax: "Axes", tails: NDArray[np.float64], heads: NDArray[np.float64], size: float) -> None:
     radius = size**0.5 / 2
     for tail, head in zip(tails, heads, strict=True):
         style = {
@@ -389,7 +387,7 @@ def _arrows(ax: Axes, tails: NDArray[np.float64], heads: NDArray[np.float64], si
         ax.annotate("", xy=tuple(head), xytext=tuple(tail), arrowprops=style)
 
 
-def _name_at(ax: Axes, at: NDArray[np.float64], name: str) -> None:
+def _name_at(ax: "Axes", at: NDArray[np.float64], name: str) -> None:
     from matplotlib.patheffects import withStroke
 
     style: dict[str, Any] = {"color": INK, "fontsize": 13, "fontweight": "bold", "ha": "center", "va": "center"}

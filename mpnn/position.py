@@ -5,8 +5,6 @@ adds a vector per edge type to keys and values (Shaw). Each depends on offsets o
 sequence, and none builds an N x N matrix.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Propagation: messages that travel several hops with the same weights (MAGNA, APPNP)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

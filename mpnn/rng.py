@@ -6,8 +6,6 @@ C. Wellons, "Prospecting for Hash Functions" (2018). Streams number the (batch, 
 are kept or dropped together.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

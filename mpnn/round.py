@@ -21,8 +21,6 @@ differs from its default is a need (`mpnn.needs`) that a backend must serve. So 
 backend until one says that it serves it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -138,7 +136,7 @@ class Round:
         """The dtype of the arithmetic: that of the features, or float32 for 16-bit features."""
         return torch.float32 if self.value.dtype in (torch.float16, torch.bfloat16) else self.value.dtype
 
-    def map(self, visit: Visit) -> Round:
+    def map(self, visit: Visit) -> "Round":
         """The round with `visit(x, name, role)` applied to each of its tensors, and to the table of each of its tables,
         in a fixed order. Raises TypeError for a tensor without a role, because visitors could not slice it."""
         changes = {name: _mapped(visit, name, x, self.roles.get(name)) for name, x in vars(self).items() if _holds(x)}
@@ -179,19 +177,19 @@ class Round:
             None if score is None else _score_form(score),
         )
 
-    def lowered(self, backend: str = "auto") -> Round:
+    def lowered(self, backend: str = "auto") -> "Round":
         """The round with the built-in score that its own score lowers to; the specification runs the score as it is."""
         score = self.score if backend == "edge_list" else lowered(self.score)
         return self if score is self.score else replace(self, score=score)
 
-    def with_tables_per_edge(self) -> Round:
+    def with_tables_per_edge(self) -> "Round":
         """The round with tables by relation looked up for each edge if the graph has explicit positions, because
         kernels compute edge types from node numbers. `dispatch.normalize` calls this."""
         if self.graph.positions is None:
             return self
         return self.map_edges(self._per_edge)
 
-    def map_edges(self, change: Callable[[PerEdge], PerEdge]) -> Round:
+    def map_edges(self, change: Callable[[PerEdge], PerEdge]) -> "Round":
         """The round with its data of edges changed, tables included."""
         score: Any = self.score
         for name, role in () if score is None else score.roles.items():
@@ -235,7 +233,7 @@ class Round:
 
 
 @cache
-def _readers(kind: Any) -> tuple[attrgetter[Any], attrgetter[Any]]:
+def _readers(kind: Any) -> "tuple[attrgetter[Any], attrgetter[Any]]":
     """What reads the fields that hold tensors, and all others that hold plain values."""
     return attrgetter(*kind.roles), attrgetter(*(field.name for field in _plain_fields(kind)))
 

@@ -6,8 +6,6 @@ that they compute. Scores are never modified. They are not frozen dataclasses, b
 create than a sum over a molecule takes to run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Text is UTF-8, one row a line, with commas, semicolons, tabs or blanks between c
 after `#` is a comment. A first row without any number is a header. What is not understood is refused, not skipped.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice

@@ -5,8 +5,6 @@ the features before attention reads them (pre-norm). With `PreNorm(dim, FeedForw
 transformer layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Validation: checks the parts of a round and names the wrong one before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import is_dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Additive attention: GAT (all destinations rank the sources alike), GATv2 and Bahdanau attention."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

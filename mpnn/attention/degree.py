@@ -1,7 +1,5 @@
 """Weights that depend on the graph only: GCN's normalization by degree."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Dot-product attention: the transformer's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Weights that decay with distance: Gaussians of pseudo-coordinates (MoNet) and of learned vectors (VAIN)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Shared by specs with several heads: splits edge attributes by head and joins heads to one message."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from mpnn import validation

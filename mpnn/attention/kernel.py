@@ -1,7 +1,5 @@
 """Linear attention: weights are inner products of feature maps (Performer and others)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from math import log

@@ -1,7 +1,5 @@
 """Specs without attention: mapped values, weights from edge attributes, and messages computed for each edge."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

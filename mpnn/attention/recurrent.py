@@ -2,8 +2,6 @@
 matrix, the state, holds all that a node needs of the nodes before it. The specs differ in gates and in what is stored.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from math import log

@@ -4,8 +4,6 @@ A spec owns its parameters. `forward` maps features to a `Round`, which a backen
 heads to the message. A spec does not compute edges itself.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

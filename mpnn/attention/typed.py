@@ -1,7 +1,5 @@
 """A linear map for each edge type: R-GCN, GGNN, convolution."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

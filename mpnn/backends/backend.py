@@ -1,7 +1,5 @@
 """The protocol that every backend follows. `mpnn.backends` lists the backends there are."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import Tensor

@@ -5,8 +5,6 @@ nanoseconds of each operation on one processor core; `python -m benchmarks fit` 
 them to a user's machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple

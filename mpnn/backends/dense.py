@@ -10,8 +10,6 @@ torch's kernels too. If a query is NaN but the values are not, torch's CPU kerne
 fewer than 8 sources. A check of the result would add 6 to 35 % to a call over up to 64 nodes, and synchronize a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ It supports every round, works in float64, differentiates twice, and is slow. Al
 it.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

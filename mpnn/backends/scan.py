@@ -7,8 +7,6 @@ Without a score, a weight for each head and offset over `causal() & window(radiu
 (`mpnn.kernels.short_convolution`): the sum of a few shifted products.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 from math import lcm
 from typing import cast

@@ -1,7 +1,5 @@
 """Sums, means and extremes with torch_sparse's kernels (the extra `mpnn[scatter]`), without an E x d tensor."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.util import find_spec
 

@@ -4,8 +4,6 @@ They hold for one processor, instruction set, number of threads, version of torc
 combination has its own file in `mpnn.files.cache_dir()`. Only the command `mpnn tune` writes there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -1,7 +1,5 @@
 """Beam search: finds a likely text by extending the likeliest prefixes in parallel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

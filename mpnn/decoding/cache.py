@@ -9,8 +9,6 @@ them, so that a new node costs O(in-degree) instead of O(nodes so far).
             new = layer(new, cache=cache)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,7 +75,7 @@ class KVCache:
             if not entry.fixed:
                 entry.count = entry.seen
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
         """Returns an independent copy for the same layers, so that one prompt can be continued in several ways."""
         other = KVCache(self.length)
         for layer, entry in self._entries.items():
@@ -156,7 +154,7 @@ class KVCache:
         entry = self._states[layer]
         entry.value, entry.count = state, entry.count + nodes
 
-    def _step(self, graph: Graph, start: int, stop: int, num_src: int) -> _Step:
+    def _step(self, graph: Graph, start: int, stop: int, num_src: int) -> "_Step":
         """The rows of nodes `start` to `stop`, computed once for all layers with the same graph."""
         if stop > self.length:
             raise ValueError(f"this cache has a length of {self.length} nodes; with the new ones there would be {stop}")
@@ -233,7 +231,7 @@ class _Step:
     src_positions: Tensor | None
 
     @staticmethod
-    def of(full: Graph, start: int, stop: int, num_src: int, length: int) -> _Step:
+    def of(full: Graph, start: int, stop: int, num_src: int, length: int) -> "_Step":
         rows = full
         if (full.num_dst, full.num_src) != (stop - start, num_src):
             if full.num_dst != length or full.num_src < num_src:

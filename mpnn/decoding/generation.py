@@ -1,7 +1,5 @@
 """Generation: samples token after token. With a cache, each step costs O(in-degree) of the new token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Selection without replacement: orders a set of items by selecting one after the other, as pointer networks do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

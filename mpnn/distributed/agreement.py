@@ -1,7 +1,5 @@
 """Whether all processes compute the same thing: a hash of what each computes is compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from hashlib import sha256

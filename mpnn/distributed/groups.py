@@ -1,16 +1,14 @@
 """The processes that share a graph, however the caller names them."""
 
-from __future__ import annotations
-
 import math
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-Mesh: TypeAlias = "DeviceMesh | dist.ProcessGroup | None"
+Mesh = DeviceMesh | dist.ProcessGroup | None
 """A DeviceMesh of one dimension, a process group, or None for all processes."""
 
 

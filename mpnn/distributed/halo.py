@@ -4,8 +4,6 @@ The halo travels in one all-to-all. In the backward pass, gradients travel back 
 owner, one rank after the other, so that the sum has a fixed order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +39,7 @@ class Part:
     fetched: list[int]
 
     @staticmethod
-    def of(graph: Graph, rank: int, dst: Owners, src: Owners) -> Part:
+    def of(graph: Graph, rank: int, dst: Owners, src: Owners) -> "Part":
         """The part of `rank`, whose destinations and sources have these owners."""
         rows, nodes = rows_of(graph, rank, dst), dst.nodes(rank).to(graph.device)
         mine = src.nodes(rank).to(graph.device)

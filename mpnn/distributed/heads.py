@@ -5,8 +5,6 @@ runs these heads over the whole graph, with any backend, and results are exchang
 on the graph: the transport for `causal()` and `complete()`, whose halo is everything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast

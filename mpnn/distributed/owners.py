@@ -1,7 +1,5 @@
 """Which process owns which nodes: consecutive blocks of nodes, each with its owner."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -22,20 +20,20 @@ class Owners:
         self.bounds, self.owner, self.ranks = bounds, owner, ranks
 
     @staticmethod
-    def of_sizes(sizes: Sequence[int]) -> Owners:
+    def of_sizes(sizes: Sequence[int]) -> "Owners":
         """Rank r owns the `sizes[r]` nodes after those of the ranks before it."""
         bounds = torch.tensor([0, *sizes]).cumsum(0)
         return Owners(bounds, torch.arange(len(sizes)), len(sizes))
 
     @staticmethod
-    def of_nodes(owner: Tensor, ranks: int) -> Owners:
+    def of_nodes(owner: Tensor, ranks: int) -> "Owners":
         """Any assignment: the owner of each node, int64 [num_nodes]."""
         change = (owner.diff() != 0).nonzero().squeeze(1) + 1
         first = torch.cat([change.new_zeros(min(1, len(owner))), change])
         return Owners(torch.cat([first, first.new_tensor([len(owner)])]), owner[first], ranks)
 
     @staticmethod
-    def of_cost(cost: Tensor, ranks: int) -> Owners:
+    def of_cost(cost: Tensor, ranks: int) -> "Owners":
         """Consecutive nodes of about equal cost for each rank. cost: [num_nodes], at least 0."""
         total = cost.double().cumsum(0)
         share = (total[-1] if len(total) else total.new_zeros(())) * torch.arange(1, ranks, dtype=torch.float64) / ranks
@@ -43,12 +41,12 @@ class Owners:
         return Owners.of_sizes(torch.cat([cuts.new_zeros(1), cuts, cuts.new_tensor([len(cost)])]).diff().tolist())
 
     @staticmethod
-    def equal(num_nodes: int, ranks: int) -> Owners:
+    def equal(num_nodes: int, ranks: int) -> "Owners":
         """The same number of consecutive nodes for each rank, up to one."""
         return Owners.of_sizes([num_nodes * (r + 1) // ranks - num_nodes * r // ranks for r in range(ranks)])
 
     @staticmethod
-    def zigzag(num_nodes: int, ranks: int) -> Owners:
+    def zigzag(num_nodes: int, ranks: int) -> "Owners":
         """Rank r owns the r-th block from the front and the r-th from the back of 2 * ranks equal blocks, so that each
         has its share of the long rows of a causal graph (Llama 3: Grattafiori et al. 2024, section 3.3.2)."""
         bounds = torch.tensor([num_nodes * b // (2 * ranks) for b in range(2 * ranks + 1)])

@@ -1,7 +1,5 @@
 """`partition`: which process computes which nodes of a graph, what it fetches for them, and how even that is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,7 +30,7 @@ def partition(
     balance: str = "edges",
     transport: str = "auto",
     node_cost: float = _NODE_COST,
-) -> Partition:
+) -> "Partition":
     """Divides the destinations of a graph over processes. Sources are divided alike, or in equal blocks if the graph
     has another number of them.
 

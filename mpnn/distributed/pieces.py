@@ -1,7 +1,5 @@
 """What transports in pieces share: sources in disjoint sets, whose results are merged by their log-sum-exp."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@ send their queries to every process, and get partial results back, which are mer
 destinations fetch their sources.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Sums over the processes that share a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """`sharded`: a context in which operators compute this process's part of every graph."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,7 +53,7 @@ def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None, transpo
         yield
 
 
-def _of_partition(part: Partition, transport: str) -> _Sharding:
+def _of_partition(part: Partition, transport: str) -> "_Sharding":
     """The sharding of a partition, which is kept with it, so that a graph is planned once for all steps."""
     if part.group is None:
         raise RuntimeError("this partition was planned without processes; sharded needs one of processes")

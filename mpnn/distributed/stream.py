@@ -7,8 +7,6 @@ again and computes each a second time, with the gradients that follow from the m
     out = sum_k w_k out_k,   w_k = exp(lse_k - lse)      d_out_k = w_k d_out,   d_lse_k = w_k <d_out, out_k - out>
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The adjacency of a graph as a sparse matrix, which most encodings use."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-def adjacency(graph: Graph, what: str) -> csr_array:
+def adjacency(graph: Graph, what: str) -> "csr_array":
     """[N, N] in float64: entry (i, j) is the number of edges from j to i.
 
     Raises:

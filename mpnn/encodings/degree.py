@@ -1,7 +1,5 @@
 """Degrees: the numbers of edges into and out of each node."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ The sign of an eigenvector is arbitrary, and so is the basis of an eigenspace. I
 errors or random numbers. Here both are functions of the eigenspace.
 """
 
-from __future__ import annotations
-
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +68,7 @@ def laplacian(graph: Graph, k: int) -> Tensor:
     return torch.from_numpy(out).to(graph.device, torch.get_default_dtype())
 
 
-def _encode_component(similarity: csr_array, k: int) -> Floats:
+def _encode_component(similarity: "csr_array", k: int) -> Floats:
     """Eigenvectors [n, min(k, n - 1)] of a connected component from its D^(-1/2) A D^(-1/2). The largest eigenvalues of
     this matrix are the smallest of the Laplacian."""
     n = similarity.shape[0]
@@ -87,12 +85,12 @@ def _encode_component(similarity: csr_array, k: int) -> Floats:
     return np.stack(columns, 1)
 
 
-def _dense(similarity: csr_array) -> tuple[Floats, Floats]:
+def _dense(similarity: "csr_array") -> tuple[Floats, Floats]:
     values, vectors = np.linalg.eigh(similarity.toarray())
     return values[::-1], vectors[:, ::-1]
 
 
-def _sparse(similarity: csr_array, count: int) -> tuple[Floats, Floats]:
+def _sparse(similarity: "csr_array", count: int) -> tuple[Floats, Floats]:
     """Largest eigenvalues first. Lanczos does not converge if eigenvalues are close together, as in long paths and
     meshes. A factorization of such graphs is cheap."""
     from scipy.sparse.linalg import ArpackNoConvergence, eigsh
@@ -128,7 +126,7 @@ def _complement(direction: Floats) -> Floats:
     return (np.eye(len(direction)) - 2 * np.outer(normal, normal) / (normal @ normal))[:, 1:]
 
 
-def _require_undirected(matrix: csr_array) -> None:
+def _require_undirected(matrix: "csr_array") -> None:
     dst, src = (matrix > matrix.T).nonzero()
     if len(dst):
         raise ValueError(

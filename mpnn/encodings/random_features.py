@@ -1,7 +1,5 @@
 """Random features: they distinguish nodes that no other encoding can distinguish."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Both are matrices over all pairs, for graphs of up to a few thousand nodes, such as molecules.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

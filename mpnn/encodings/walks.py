@@ -1,7 +1,5 @@
 """Random walks: the probability that a walk returns to its start, and the proximity of two nodes over all walks."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,7 +87,7 @@ def _validate_nodes(nodes: Tensor, n: int) -> np.ndarray:
     return rows
 
 
-def _steps(graph: Graph, what: str) -> csr_array:
+def _steps(graph: Graph, what: str) -> "csr_array":
     """`A D^-1`: entry (i, j) is the probability of a step from j to i. A walk leaves a node along one of its outgoing
     edges, all with equal probability, and ends at a node without them. `what` is as of `adjacency`."""
     edges = adjacency(graph, what)

@@ -1,7 +1,5 @@
 """Weisfeiler-Lehman roles: nodes with similar neighborhoods get the same number."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The engine: plans each round once, and runs it on the chosen backend, eagerly or in a traced program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

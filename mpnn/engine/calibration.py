@@ -12,8 +12,6 @@ much slower than the quickest weigh less too: w_qb is the least time of the roun
 `MIN_WEIGHT`. A robust loss (soft L1) stands in place of the squares, so that single disturbed times matter little.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Choices are cached on the graph by the round's signature: rounds of one form ove
 once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import NamedTuple

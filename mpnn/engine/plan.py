@@ -4,8 +4,6 @@ Each backend that supports the round estimates its cost, and the one with the lo
 by name runs, or raises `Refused` with its reason; there is no silent fallback.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The rounds use the operations that decide most plans. Every backend runs them wi
 no assumption is made on how bandwidth, caches or vector instructions of the machine turn into time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace

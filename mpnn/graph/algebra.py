@@ -1,7 +1,5 @@
 """Set algebra on the edges of two graphs over the same nodes."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any, NoReturn

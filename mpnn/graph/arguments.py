@@ -1,7 +1,5 @@
 """Validation of numbers that callers pass, where they pass them. Each error names the argument."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ A bound graph is small, but layers cache derived values on it: edge lists, sorte
 cache counts all of them, and evicts the least recently used graphs when the total exceeds `limit`.
 """
 
-from __future__ import annotations
-
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator

@@ -4,8 +4,6 @@ Block-sparse kernels iterate over the blocks of (destinations, sources) that hol
 which blocks it overlaps and which it covers, so no single pair is visited.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import lcm
 from typing import Any
@@ -35,7 +33,7 @@ class BlockMask:
     high: Ints
 
     @staticmethod
-    def of(runs: Runs, rows: int, columns: int) -> BlockMask:
+    def of(runs: Runs, rows: int, columns: int) -> "BlockMask":
         """Blocks of `rows` destinations by `columns` sources.
 
         The last blocks may exceed the graph. A block that exceeds the sources is never full.

@@ -4,8 +4,6 @@ Linux overcommits memory, so an allocation that is too large rarely fails: the p
 check compares the size with the system's own estimate of available memory, and raises an error instead.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whether a graph is a chain of causal documents, over which gates form a product and the last nodes are convolved."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mpnn.graph.graph import Graph

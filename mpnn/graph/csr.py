@@ -3,8 +3,6 @@
 This file is separate from `Graph` because it does not depend on topologies, runs or attributes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

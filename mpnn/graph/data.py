@@ -7,8 +7,6 @@ many. Strips take memory by the shape of the graph and not by its nodes, so code
 `runs` takes graphs of any size.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Constructors of derived graphs: they change the edges and inherit relation, positions and device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

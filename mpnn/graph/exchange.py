@@ -1,7 +1,5 @@
 """Exchanges: how a process that computes some rows of a graph gets what it needs of the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

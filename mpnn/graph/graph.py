@@ -1,7 +1,5 @@
 """Graph: the edges between a fixed number of sources and destinations, and the graphs that follow from it."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,7 +57,7 @@ class Graph(Algebra, Subgraphs, Transforms):
         """
         return torch.from_numpy(reachability.components(self.runs)).to(self.device)
 
-    def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
+    def plot(self, ax: "Axes | None" = None, **options: Any) -> "Axes":
         """Plots the adjacency matrix, destinations as rows and sources as columns; see `mpnn.plot.adjacency`."""
         axes: Axes = FUNCTIONS["plot"](self, ax=ax, **options)
         return axes

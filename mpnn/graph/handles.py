@@ -4,8 +4,6 @@
 neither a constant nor a size of the program. The same program therefore runs other graphs without recompilation.
 """
 
-from __future__ import annotations
-
 from itertools import count
 from os import urandom
 from typing import Any
@@ -17,7 +15,7 @@ from torch import Tensor
 from mpnn.graph.modes import outside_modes
 
 _NUMBERS = count(int.from_bytes(urandom(7), "big"))  # random start, so that numbers of another process are invalid here
-_KNOWN: WeakValueDictionary[int, Handled] = WeakValueDictionary()
+_KNOWN: "WeakValueDictionary[int, Handled]" = WeakValueDictionary()
 
 
 class Handled:

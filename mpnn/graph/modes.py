@@ -4,8 +4,6 @@ A graph and its cached values serve later calls, in any mode. A tensor made in `
 training, and a tensor made in a transform of `torch.func` (grad, jvp, vmap) is a wrapper that dies with the transform.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ One hop from one source is a cumulative sum over the nodes it has reached, read 
 O(N + runs).
 """
 
-from __future__ import annotations
-
 from math import inf
 from time import perf_counter
 

@@ -6,8 +6,6 @@ inside the kernel from the positions of source and destination, so no N x N tens
 the types as data instead: `edge_type`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@ into `S` and `T`. Before `S[k]`, exactly k intervals have started, so `T[k-1] < 
 (a gap in the union). For two lists of disjoint intervals, `S[k] < T[k-1]` means that two are open (the intersection).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,7 +77,7 @@ class Runs:
         return bool((start[1:] > stop[:-1]).all())
 
     @staticmethod
-    def of(num_dst: int, num_src: int, intervals: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> Runs:
+    def of(num_dst: int, num_src: int, intervals: Iterable[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> "Runs":
         """The union of intervals `(row, start, stop)` of integers that broadcast.
 
         Intervals may be in any order, overlap, be empty or exceed the range; they are clipped, sorted and merged.
@@ -101,12 +99,12 @@ class Runs:
         return _union(num_dst, num_src, _sort(np.concatenate(starts)), _sort(np.concatenate(stops)))
 
     @staticmethod
-    def from_edges(num_dst: int, num_src: int, dst: Ints, src: Ints) -> Runs:
+    def from_edges(num_dst: int, num_src: int, dst: Ints, src: Ints) -> "Runs":
         """The runs that cover exactly these edges; repeated edges count once."""
         return Runs.of(num_dst, num_src, [(dst, src, src + 1)])
 
     @staticmethod
-    def from_labels(labels: Ints) -> Runs:
+    def from_labels(labels: Ints) -> "Runs":
         """Disjoint cliques: every node receives from all nodes of its clique, as runs of consecutive nodes."""
         n = len(labels)
         _, clique = np.unique(labels, return_inverse=True)
@@ -120,7 +118,7 @@ class Runs:
         return Runs(len(ptr) - 1, n, ptr, start, stop).take(clique)
 
     @staticmethod
-    def stack(parts: Sequence[Runs]) -> Runs:
+    def stack(parts: "Sequence[Runs]") -> "Runs":
         """Disjoint union: rows and columns are numbered part by part."""
         column = np.cumsum([0] + [p.num_src for p in parts])
         first = np.cumsum([0] + [len(p.start) for p in parts])
@@ -132,7 +130,7 @@ class Runs:
             np.concatenate([p.stop + c for p, c in zip(parts, column[:-1], strict=True)]),
         )
 
-    def take(self, rows: Ints) -> Runs:
+    def take(self, rows: Ints) -> "Runs":
         """The runs of the given rows, in that order. Rows may repeat."""
         count = self.ptr[rows + 1] - self.ptr[rows]
         require_room(len(rows), self.num_src, int(count.sum()))
@@ -153,7 +151,7 @@ class Runs:
         """The largest number of runs of a row."""
         return int(np.diff(self.ptr).max(initial=0))
 
-    def grouped(self, size: int) -> Iterator[Runs]:
+    def grouped(self, size: int) -> "Iterator[Runs]":
         """The union of every `size` rows as one row, for some of these groups at a time."""
         step = size * max(1, self.num_dst * RUNS_AT_ONCE // (max(self.num_runs, 1) * size))
         for first in range(0, self.num_dst, step):
@@ -200,34 +198,34 @@ class Runs:
         return inside[:, :-1] > 0
 
     @staticmethod
-    def full(num_dst: int, num_src: int) -> Runs:
+    def full(num_dst: int, num_src: int) -> "Runs":
         """The complete graph: every row receives from every source."""
         return Runs.of(num_dst, num_src, [(np.arange(num_dst), 0, num_src)])
 
-    def complement(self) -> Runs:
+    def complement(self) -> "Runs":
         start, stop = self._flat()
         gap_start, gap_stop = np.insert(stop, 0, 0), np.append(start, self.num_dst * (self.num_src + 1))
         gap = gap_start < gap_stop
         row_start, row_stop = Runs.full(*self._size())._flat()
         return _intersect(*self._size(), _merge(gap_start[gap], row_start), _merge(gap_stop[gap], row_stop))
 
-    def __or__(self, other: Runs) -> Runs:
+    def __or__(self, other: "Runs") -> "Runs":
         return _union(*self._size(), *self._merged(other))
 
-    def __and__(self, other: Runs) -> Runs:
+    def __and__(self, other: "Runs") -> "Runs":
         return _intersect(*self._size(), *self._merged(other))
 
-    def __sub__(self, other: Runs) -> Runs:
+    def __sub__(self, other: "Runs") -> "Runs":
         return self & other.complement()
 
-    def __xor__(self, other: Runs) -> Runs:
+    def __xor__(self, other: "Runs") -> "Runs":
         return (self | other) - (self & other)
 
-    def sources(self) -> Runs:
+    def sources(self) -> "Runs":
         """One row with all sources that have at least one edge."""
         return _union(1, self.num_src, np.sort(self.start), np.sort(self.stop))
 
-    def over_sources(self, sources: Runs) -> Runs:
+    def over_sources(self, sources: "Runs") -> "Runs":
         """The same rows with sources renumbered; `sources` is one row that contains all sources of this graph."""
         length = sources.stop - sources.start
         which = np.searchsorted(sources.start, self.start, side="right") - 1
@@ -235,14 +233,14 @@ class Runs:
         base = self.row * (sources.num_edges + 1) + offset
         return _union(self.num_dst, sources.num_edges, base + self.start, base + self.stop)
 
-    def columns(self, sources: NDArray[np.int64]) -> Runs:
+    def columns(self, sources: NDArray[np.int64]) -> "Runs":
         """The columns `sources`, ascending and distinct, renumbered. Sources that are kept side by side stay so."""
         kept = np.zeros(self.num_src + 1, np.int64)
         kept[sources + 1] = 1
         before = np.cumsum(kept)
         return Runs.of(self.num_dst, len(sources), [(self.row, before[self.start], before[self.stop])])
 
-    def transpose(self) -> Runs:
+    def transpose(self) -> "Runs":
         """The same edges with rows and columns exchanged, in O(input runs + output runs).
 
         A run of a column begins or ends where two adjacent rows differ. The symmetric difference of the rows and the
@@ -259,7 +257,7 @@ class Runs:
         ptr = np.concatenate([[0], np.cumsum(np.bincount(column[::2], minlength=self.num_src))])
         return Runs(self.num_src, self.num_dst, ptr, row[::2].copy(), row[1::2].copy())
 
-    def same_as(self, other: Runs) -> bool:
+    def same_as(self, other: "Runs") -> bool:
         return (
             self._size() == other._size()
             and np.array_equal(self.ptr, other.ptr)
@@ -299,7 +297,7 @@ class Runs:
         base = self.row * (self.num_src + 1)
         return base + self.start, base + self.stop
 
-    def _merged(self, other: Runs) -> tuple[Ints, Ints]:
+    def _merged(self, other: "Runs") -> tuple[Ints, Ints]:
         check_same_size(self, other)
         (s1, t1), (s2, t2) = self._flat(), other._flat()
         return _merge(s1, s2), _merge(t1, t2)

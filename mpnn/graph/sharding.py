@@ -3,8 +3,6 @@
 `mpnn.distributed.sharded` says so here, and the operator asks. Without it every process computes whole graphs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol

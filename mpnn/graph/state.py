@@ -4,8 +4,6 @@ Kernels do not check indices, and a pickle may come from anyone. So the state ha
 checked: its type, its shape, its device and its range. `Graph.validate` checks the ends of the edges and their data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

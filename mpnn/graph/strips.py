@@ -10,8 +10,6 @@ of two ends changes by -1, 0 or 1 per row, so a comparison with the same outcome
 this outcome in all rows between. A strip in which some outcome changes is cut at the row where it does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +36,7 @@ class Strips:
     last: Runs
 
     @staticmethod
-    def of(rows: Ints, first: Runs, last: Runs) -> Strips:
+    def of(rows: Ints, first: Runs, last: Runs) -> "Strips":
         """Strips between the boundaries `rows`, from the runs of the first and the last row of each.
 
         Raises:
@@ -55,13 +53,13 @@ class Strips:
         return strips
 
     @staticmethod
-    def of_runs(runs: Runs) -> Strips:
+    def of_runs(runs: Runs) -> "Strips":
         """The strips that neighboring rows form, in O(runs)."""
         ends = np.stack([runs.start, runs.stop])
         return _strips(runs.num_src, _joined(_Intervals(np.arange(runs.num_dst + 1), runs.row, ends, ends)))
 
     @staticmethod
-    def union(num_src: int, rows: Ints, strip: Ints, first: Ints, last: Ints) -> Strips:
+    def union(num_src: int, rows: Ints, strip: Ints, first: Ints, last: Ints) -> "Strips":
         """The union of intervals of sources, as they are in the first and in the last row of their strip.
 
         Args:
@@ -187,7 +185,7 @@ class Strips:
                 out[ptr[top] : ptr[bottom]] = first[which] + below * (last > first)[which]
         return Runs(self.num_dst, self.num_src, ptr, start, stop)
 
-    def between(self, start: int, stop: int) -> Strips:
+    def between(self, start: int, stop: int) -> "Strips":
         """The rows `start` to `stop`."""
         a, b = np.searchsorted(self.rows, start, side="right") - 1, np.searchsorted(self.rows, stop)
         b = max(a, b)
@@ -200,14 +198,14 @@ class Strips:
         parts = parts.select((parts.strip >= first) & (parts.strip < last))
         return _strips(self.num_src, _Intervals(rows, parts.strip - first, parts.first, parts.last))
 
-    def parts(self, period: int) -> Iterator[Strips]:
+    def parts(self, period: int) -> "Iterator[Strips]":
         """The same rows in parts that begin at a multiple of `period` and have some of the runs each."""
         runs = np.arange(0, self.first.num_runs, RUNS_AT_ONCE)
         begins = self.rows[np.searchsorted(self.first.ptr, runs, side="right") - 1] // period * period
         for start, stop in pairwise(distinct(begins, np.array([0, self.num_dst])).tolist()):
             yield self.between(start, stop)
 
-    def split(self, period: int) -> tuple[Strips, Strips]:
+    def split(self, period: int) -> "tuple[Strips, Strips]":
         """The rows of long strips in whole periods, counted from row 0, and the other rows, both renumbered."""
         begin, end = -(-self.rows[:-1] // period) * period, self.rows[1:] // period * period
         long = end - begin >= _PERIODS * period
@@ -225,7 +223,7 @@ class Strips:
             group = pieces.rows[pieces.strip] // size
             yield Runs.of(-(-part.num_dst // size), self.num_src, [(group, pieces.first[0], pieces.last[1])])
 
-    def complement(self) -> Strips:
+    def complement(self) -> "Strips":
         ptr, bound = self.first.ptr, self.num_src
         ends = [
             np.stack([np.insert(runs.stop, ptr[:-1], 0), np.insert(runs.start, ptr[1:], bound)])
@@ -234,16 +232,16 @@ class Strips:
         strip = np.repeat(np.arange(len(self.height)), np.diff(ptr) + 1)
         return Strips.union(bound, self.rows, strip, ends[0], ends[1])
 
-    def __or__(self, other: Strips) -> Strips:
+    def __or__(self, other: "Strips") -> "Strips":
         return _merged(self.num_src, self._with(other), overlaps=False)
 
-    def __and__(self, other: Strips) -> Strips:
+    def __and__(self, other: "Strips") -> "Strips":
         return _merged(self.num_src, self._with(other), overlaps=True)
 
-    def __sub__(self, other: Strips) -> Strips:
+    def __sub__(self, other: "Strips") -> "Strips":
         return self & other.complement()
 
-    def _with(self, other: Strips) -> _Intervals:
+    def _with(self, other: "Strips") -> "_Intervals":
         """The intervals of both graphs, in strips that are cut at the boundaries of both."""
         check_same_size(self, other)
         one, two = self._intervals().cut(other.rows), other._intervals().cut(self.rows)
@@ -254,7 +252,7 @@ class Strips:
             np.concatenate([one.last, two.last], 1),
         )
 
-    def _intervals(self) -> _Intervals:
+    def _intervals(self) -> "_Intervals":
         ends = (np.stack([runs.start, runs.stop]) for runs in (self.first, self.last))
         return _Intervals(self.rows, self.first.row, *ends)
 
@@ -268,10 +266,10 @@ class _Intervals:
     first: Ints
     last: Ints
 
-    def select(self, which: NDArray[np.bool_] | Ints) -> _Intervals:
+    def select(self, which: NDArray[np.bool_] | Ints) -> "_Intervals":
         return _Intervals(self.rows, self.strip[which], self.first[:, which], self.last[:, which])
 
-    def close_up(self, strips: NDArray[np.bool_]) -> _Intervals:
+    def close_up(self, strips: NDArray[np.bool_]) -> "_Intervals":
         """Only these strips, with rows renumbered."""
         rows = np.append(0, np.cumsum(np.diff(self.rows)[strips]))
         inside = strips[self.strip]
@@ -283,7 +281,7 @@ class _Intervals:
         of each interval's strip. They change by -1, 0 or 1 per row."""
         return _change(self.rows[self.strip], first, last)
 
-    def cut(self, *at: Ints) -> _Intervals:
+    def cut(self, *at: Ints) -> "_Intervals":
         """The same intervals in strips that are also cut at these rows, sorted by strip."""
         rows = distinct(self.rows, *at)
         if len(rows) == len(self.rows):

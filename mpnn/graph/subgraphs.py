@@ -1,7 +1,5 @@
 """Parts of a graph: subsets of its destinations, sources or nodes. Positions are preserved."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

@@ -5,8 +5,6 @@ global_nodes(4)`, `permutation(order) - identity()`, `~causal()`. `bind(n)` retu
 cached: layers and steps that bind the same topology at the same size share one graph and its cached values.
 """
 
-from __future__ import annotations
-
 import inspect
 import operator
 import re
@@ -61,7 +59,7 @@ class Topology(Handled, ABC):
         alike: int = 1,
         breaks: Breaks | None = None,
         positional: bool = False,
-    ) -> Topology:
+    ) -> "Topology":
         """Creates a topology from a runs rule.
 
         `rule(i, num_src, *args)` receives all destinations `i`, int64 [num_dst], and returns pairs `(start, stop)` of
@@ -87,7 +85,7 @@ class Topology(Handled, ABC):
         return _Rule(rule, args, memory, relation, alike, breaks, positional)
 
     @staticmethod
-    def cliques(labels: LabelRule, *args: Any, relation: Relation | None = None) -> Topology:
+    def cliques(labels: LabelRule, *args: Any, relation: Relation | None = None) -> "Topology":
         """i receives from j if their labels are equal. These disjoint cliques run as batched dense attention.
 
         `labels(num_nodes, *args)` returns int64 [num_nodes]; `args` as in `of`.
@@ -140,17 +138,17 @@ class Topology(Handled, ABC):
     def _graph(self, num_dst: int, num_src: int) -> Graph:
         """`bind` without the cache, so that the operands of an expression are not cached."""
 
-    def with_relation(self, relation: Relation | Tensor) -> Topology:
+    def with_relation(self, relation: Relation | Tensor) -> "Topology":
         """The same edges with edge types from a `Relation` or an integer matrix [num_dst, num_src]."""
         return _WithRelation(self, as_relation(relation))
 
-    def __or__(self, other: Topology | Graph) -> Any:
+    def __or__(self, other: "Topology | Graph") -> Any:
         return _combine("|", self, other)
 
-    def __and__(self, other: Topology | Graph) -> Any:
+    def __and__(self, other: "Topology | Graph") -> Any:
         return _combine("&", self, other)
 
-    def __sub__(self, other: Topology | Graph) -> Any:
+    def __sub__(self, other: "Topology | Graph") -> Any:
         return _combine("-", self, other)
 
     def __ror__(self, other: Graph) -> Graph:
@@ -162,7 +160,7 @@ class Topology(Handled, ABC):
     def __rsub__(self, other: Graph) -> Graph:
         return other - _like(self, other) if isinstance(other, Graph) else NotImplemented
 
-    def __invert__(self) -> Topology:
+    def __invert__(self) -> "Topology":
         return _Complement(self)
 
     def __bool__(self) -> NoReturn:
@@ -235,7 +233,7 @@ def _combine(symbol: str, left: Topology, right: Topology | Graph) -> Topology |
     return _Algebra(symbol, (*first, *last))
 
 
-def _joins(topology: Topology, symbol: str) -> TypeGuard[_Algebra]:
+def _joins(topology: Topology, symbol: str) -> "TypeGuard[_Algebra]":
     return isinstance(topology, _Algebra) and topology.symbol == symbol
 
 

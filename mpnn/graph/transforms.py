@@ -1,7 +1,5 @@
 """Graphs with other edges between the same nodes: reversed, added, dropped, or k-hop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A `Graph` holds 8 bytes an edge in the caller's order, and what kernels derive f
 8 a node, so graphs of billions of edges fit on a disk and are sampled from there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Graphs built from features at each call: hash buckets and nearest neighbors."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

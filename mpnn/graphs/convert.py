@@ -3,8 +3,6 @@
 Matrices are adjacency matrices `A[dst, src]`: row i holds the in-neighbors of node i. Values are edge attributes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ columns.npy    int32 [E]: the sources of each row, ascending
 edge_ids.npy   int64 [E], if asked for: the index of each edge in the input
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import mmap

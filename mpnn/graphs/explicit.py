@@ -1,8 +1,6 @@
 """Graphs from explicit edges or blocks; batches of graphs; and incidence graphs, in which nodes receive from their
 edges and edges from their ends, to express edge features that are updated in each round."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any

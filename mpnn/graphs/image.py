@@ -3,8 +3,6 @@
 Topologies from an image to a smaller one (`convolution` with a stride, `pooling`) have fewer destinations than sources.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

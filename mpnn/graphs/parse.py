@@ -4,8 +4,6 @@ The text is parsed with `ast` and never executed. It can contain names of builde
 operators and `.with_relation(...)`. `parse` reads the `repr` of these topologies.
 """
 
-from __future__ import annotations
-
 import ast
 import keyword
 import operator

@@ -3,8 +3,6 @@
 Samples are drawn on the CPU from a seed or a generator and returned on the graph's device.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

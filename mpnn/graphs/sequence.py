@@ -3,8 +3,6 @@
 Drawings show destinations as rows and sources as columns; `#` is an edge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

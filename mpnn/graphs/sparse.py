@@ -1,7 +1,5 @@
 """Random and composed sparse topologies: random edges, Longformer, BigBird."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mpnn.graph import capacity

@@ -5,8 +5,6 @@ object, not a closure: copies of the map compute with their own weights, and a p
 this module.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Needs numba: pip install numba. Kernels are compiled once for each function in a
 takes some seconds and is logged once.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `mpnn/kernels/cpu/feature_dropout.cpp` states the formula.
 """
 
-from __future__ import annotations
-
 from ctypes import Structure, c_double, c_int64, c_void_p
 from typing import Any
 

@@ -7,8 +7,6 @@ Another topology or another length therefore runs the same compiled program. Onl
 rounded up to a power of two, is a constant of the program.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -10,8 +10,6 @@ parameter is the same in the next call: fused optimizers and writes through `.da
 version. So each call compares a digest of its numbers, an eighth of the cost of packing (`cpu/digest.cpp`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from ctypes import Structure, addressof, c_int64, c_void_p
 from functools import cache

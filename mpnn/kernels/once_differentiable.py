@@ -6,8 +6,6 @@ when an energy is a sum of outputs, the dependence of the gradient on the featur
 forces needs that dependence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any

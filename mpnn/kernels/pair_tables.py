@@ -5,8 +5,6 @@ values, weights are summed by edge type and then multiplied with the table. If e
 a view: row i of the products begins one position further left than row i - 1.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

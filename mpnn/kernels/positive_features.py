@@ -7,8 +7,6 @@ largest tensors of a layer, so they are computed by chunks of rows that stay in 
 allocates no tensor of their size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ that form with torch operations. No E x D tensor is allocated, forward or backwa
 The formulas and the loops are in `mpnn/kernels/cpu/row_attention.cpp`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p

@@ -1,8 +1,6 @@
 """Aggregation along the rows of a sparse graph, as a differentiable function of tensors; on CPU. The formulas and the
 loops are in `mpnn/kernels/cpu/row_reduce.cpp`, those with a user's own `combine` in `mpnn/kernels/combine.py`."""
 
-from __future__ import annotations
-
 from ctypes import Structure, c_double, c_int64, c_void_p
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parameters of the kernels along the rows of a sparse graph, as in `mpnn/kernels/cpu/rows.h`."""
 
-from __future__ import annotations
-
 from ctypes import Structure, addressof, c_int64, c_void_p
 from functools import cached_property
 from typing import Any

@@ -4,8 +4,6 @@ It reads the columns that it keeps and nothing else of a row, so that a graph in
 of a memory map are asked for before the first is read.
 """
 
-from __future__ import annotations
-
 from ctypes import Structure, addressof, c_int64, c_void_p
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ recurrences are refused. All advance in chunks of nodes. Within a chunk the logi
 matrix products; only one state is in memory. NaN in a source can reach rows of its chunk that do not attend to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from itertools import accumulate
@@ -44,7 +42,7 @@ class Block(NamedTuple):
     stop: int
     extent: int
 
-    def transposed(self) -> Block:
+    def transposed(self) -> "Block":
         return Block(self.start, self.stop, self.first, self.last, (ALL, FUTURE, PAST)[self.extent])
 
 

@@ -2,8 +2,6 @@
 tensors; on CPU. `mpnn/kernels/cpu/selective_scan.cpp` computes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from ctypes import Structure, c_int64, c_void_p
 from typing import Any

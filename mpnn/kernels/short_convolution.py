@@ -1,8 +1,6 @@
 """A causal convolution of each channel with a few weights, as a differentiable function of tensors: as many shifted
 products, which read and write memory less often than a general convolution."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@
 so that kernels need no sinks, and only return lse (Xiao et al. 2023, arXiv:2309.17453; gpt-oss).
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -1,8 +1,6 @@
 """Edges sorted by row, on CPU: a counting sort in `mpnn/kernels/cpu/sort_edges.cpp`. A batch of molecules is sorted in
 each step of training, and torch's sort takes several times as long."""
 
-from __future__ import annotations
-
 from ctypes import Structure, addressof, c_int64, c_void_p
 
 import torch

@@ -3,8 +3,6 @@
 `mpnn/kernels/cpu/tile_attention.cpp` states the formulas and computes them.
 """
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import c_double, c_int64, c_void_p
 from dataclasses import dataclass, field

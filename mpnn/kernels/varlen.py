@@ -1,7 +1,5 @@
 """Attention within groups of different sizes in one call, on CUDA: torch's flash kernel for packed sequences."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import torch

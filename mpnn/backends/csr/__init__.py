@@ -1,7 +1,5 @@
 """Fused row kernels for sparse graphs, on CPU and GPU: one pass along each row, without an E x D tensor."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 from torch import Tensor

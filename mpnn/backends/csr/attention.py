@@ -4,8 +4,6 @@ supports are supported on GPUs too (`mpnn.backends.csr.cuda_attention`).
 Torch operations pad widths to whole vectors and cast 16-bit features to float32, so autograd differentiates both.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ Features of any width and any supported dtype are passed without a copy, except 
 values have different numbers of heads.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

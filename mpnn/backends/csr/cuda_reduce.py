@@ -1,7 +1,5 @@
 """Plain aggregation along the rows of any graph on a GPU: converts a round for `mpnn.kernels.cuda.row_reduce`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The edges of a graph in the orders that CPU kernels read, cached on the graph."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Edge lists and tensors of edges in the form that GPU kernels read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 

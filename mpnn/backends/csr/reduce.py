@@ -5,8 +5,6 @@ An aggregator runs as one kernel if its type is in KINDS or if it has a `combine
 `parts` one after the other.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -8,8 +8,6 @@ runs again, edge by edge in partial tiles. On CUDA, and in gradients, they can r
 because a weight of zero times NaN is NaN.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Biases by offset i - j, as one table that kernels read."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 The kernel looks up biases by offset in a table, and reads all other biases edge by edge.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

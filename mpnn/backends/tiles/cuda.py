@@ -1,7 +1,5 @@
 """Tiles on CUDA, by FlexAttention; see `mpnn.kernels.flex`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -10,8 +10,6 @@ The operators are registered here, so that a process can load a saved program af
 import torch's compiler, so they are imported at the first call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ The string refers by name to objects that text cannot describe, such as a user's
 when the program runs. Parameters of such modules are among the tensors, so that they get gradients.
 """
 
-from __future__ import annotations
-
 import operator
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ saves holds the graph itself instead: a topology as its expression, which fits a
 rows of runs or its edges. The bytes are arrays in numpy's `.npz` format, which holds no code.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from functools import lru_cache

@@ -4,8 +4,6 @@ Text is parsed with `ast` and never executed. It can contain the types in `_FIEL
 else.
 """
 
-from __future__ import annotations
-
 import ast
 from typing import Any
 

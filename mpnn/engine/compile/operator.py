@@ -7,8 +7,6 @@ overwrite tensors that it considers unused and recompute them for the backward. 
 the forward runs a second time on the current tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast

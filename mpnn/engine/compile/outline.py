@@ -1,7 +1,5 @@
 """The stand-in for a graph while a program is traced."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from functools import wraps
@@ -91,7 +89,9 @@ class Outline:
             return self.original.has_edge_types
         return _has_edge_types(self.original, operator.index(self.num_dst), operator.index(self.num_src))
 
-    def derive(self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None) -> Outline:
+    def derive(
+        self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
+    ) -> "Outline":
         """As `Graph.derive`; runs when sizes are known."""
         graph = Outline(self.original, num_dst, self.num_src if num_src is None else num_src, self.device)
         graph.base, graph.recipe = (self.num_dst, self.num_src), (build, *arguments)

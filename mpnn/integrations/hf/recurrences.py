@@ -10,8 +10,6 @@ convolutions begin anew in each. transformers refuses them without its CUDA pack
 these keywords before they reach the layers; a hook of the model keeps them for the layers until the pass ends.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import threading

@@ -1,7 +1,5 @@
 """`use(model, graph)`: a model of transformers keeps its class, weights and configuration, and attends over a graph."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 import weakref

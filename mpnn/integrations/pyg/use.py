@@ -1,7 +1,5 @@
 """`use`: a model of PyTorch Geometric runs on mpnn's kernels, in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The names of the compiled libraries. Shared with `hatch_build.py`, so it imports neither torch nor mpnn."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ There is one library for each kind of processor. Its name holds a digest of the 
 never loaded.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from collections.abc import Callable

@@ -5,8 +5,6 @@ after each of its operations, and other threads would compete with them for the 
 compiled kernels in a forked process or beside a torch with another runtime, run on plain Python threads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The counterpart of `mpnn.kernels.row_attention` for GPUs, with the same arithmet
 and dtype, and nothing waits for the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

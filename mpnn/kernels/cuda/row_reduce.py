@@ -3,8 +3,6 @@
 The counterpart of `mpnn.kernels.row_reduce`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ first, so that no long row is left at the end. Everything is computed on the gra
 A tile is [rows, edges, heads, width], each a power of two, as Triton requires. Its sizes are tuned here.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import NamedTuple
 

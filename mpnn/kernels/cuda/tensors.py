@@ -4,8 +4,6 @@ Indices are those of nodes or edges, [R, E], and of heads, [BH]; both int64, so 
 Masked entries are loaded as zero. Arithmetic is in the type `REAL`: float64 for float64, else float32.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 

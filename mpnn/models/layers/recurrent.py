@@ -1,7 +1,5 @@
 """The layer that recurrent language models share: a short convolution, then a recurrence, both of them rounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -9,8 +9,6 @@ update     z = x + W_O ( norm_h(m) silu(W_G h) ) h = norm(x);  y = z + ffn(norm'
 The layers of Qwen3-Next without softmax are these.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

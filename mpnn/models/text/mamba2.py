@@ -7,8 +7,6 @@ aggregate  "sum"                                 m_i  = sum_{j <= i} w_ij u_j
 update     Skip(heads)                           y_i  = m_i + D_h x_i;   h <- h + W_out norm(y silu(z))
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -6,8 +6,6 @@ aggregate  "sum"                                   m_i  = sum_{j <= i} w_ij v_j
 update     z = x + W_O ( silu(W_G h) * norm_h(m) ) h = norm(x);   y = z + ffn(norm'(z)), ffn(x) = W_2 gelu(W_1 x)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 
