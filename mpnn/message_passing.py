@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from mpnn import engine, html, validation
 from mpnn.aggregate import PNA, SUM, Aggregator, Index, Sum, aggregator
 from mpnn.attention import Attention
+from mpnn.attention.recurrent import Recurrent
 from mpnn.decoding.cache import KVCache
 from mpnn.dropout import drop_edges
 from mpnn.graph import Graph
@@ -267,6 +268,10 @@ class MessagePassing(nn.Module):
 def _check_part(layer: Layer, exchange: Exchange) -> None:
     """Raises ValueError if a layer needs more of a graph than this process's part."""
     attention, aggregate = layer.attention, layer.aggregate
+    if isinstance(attention, Recurrent):
+        raise ValueError(
+            f"{type(attention).__name__} passes a state from node to node, and its nodes are not divided over processes"
+        )
     if attention is not None and attention.depends_on == "graph":
         raise ValueError(
             f"{type(attention).__name__} does not state what its features depend on, so its nodes are not divided over "

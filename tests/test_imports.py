@@ -52,7 +52,7 @@ ROOMS: dict[str, set[str]] = {
     "encodings": {"graph"},
     "integrations": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate"),
-        *("decoding", "backends", "maps", "engine", "ops"),
+        *("decoding", "backends", "kernels", "maps", "engine", "ops"),
     },
     "models": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate", "dropout", "update"),

@@ -246,15 +246,16 @@ def test_vit_over_neighbors_equals_a_mask():
     agree(model, model(images).last, hf_model, expected, 1e-5)  # eager attention takes its softmax in float32
 
 
-def test_a_vit_stretches_positions_and_hides_patches():
+def test_a_vit_stretches_positions():
     sizes = {"image_size": 20, "patch_size": 4, "attn_implementation": "sdpa"}
     hf_model = hugging_face("vit", "ViTForMaskedImageModeling", **sizes).vit
-    model = loaded(ViT, ViTConfig(image=20, patch=4, **PICTURE), hf_model, mask_token=True)
-    images, masked = pictures(16, 28), torch.rand(2, 28) < 0.5
+    hf_model.embeddings.mask_token = None
+    model = loaded(ViT, ViTConfig(image=20, patch=4, **PICTURE), hf_model)
+    images = pictures(16, 28)
     with pytest.raises(ValueError, match="for 5 x 5 patches, and the image has 4 x 7"):
         model(images)
-    expected = hf_model(images, bool_masked_pos=masked, interpolate_pos_encoding=True).last_hidden_state
-    agree(model, model(images, masked, stretch=True).last, hf_model, expected)
+    expected = hf_model(images, interpolate_pos_encoding=True).last_hidden_state
+    agree(model, model(images, stretch=True).last, hf_model, expected)
 
 
 @pytest.mark.parametrize(("ratio", "normalize"), [(0.75, False), (0.6, True), (0.0, False)])
@@ -296,15 +297,16 @@ def test_swin(image, window):
     agree(model, model(images).last, hf_model, hf_model(images).last_hidden_state)
 
 
-def test_a_swin_stretches_positions_and_hides_patches():
+def test_a_swin_stretches_positions():
     sizes = {"embed_dim": 8, "depths": [2, 2], "image_size": 16, "window_size": 2, "use_absolute_embeddings": True}
     options = {"attn_implementation": "sdpa", "encoder_stride": 4}
     hf_model = hugging_face("swin", "SwinForMaskedImageModeling", **sizes, **options).swin
+    hf_model.embeddings.mask_token = None
     config = SwinConfig(16, patch=2, dim=8, depths=(2, 2), heads=(1, 2), window=2, positions=True)
-    model = loaded(Swin, config, hf_model, mask_token=True)
-    images, masked = pictures(24, 20), torch.rand(2, 120) < 0.5
-    expected = hf_model(images, bool_masked_pos=masked, interpolate_pos_encoding=True).last_hidden_state
-    agree(model, model(images, masked, stretch=True).last, hf_model, expected)
+    model = loaded(Swin, config, hf_model)
+    images = pictures(24, 20)
+    expected = hf_model(images, interpolate_pos_encoding=True).last_hidden_state
+    agree(model, model(images, stretch=True).last, hf_model, expected)
 
 
 def test_refuses_models_and_weights_that_do_not_fit():
