@@ -23,7 +23,7 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
     name: function
     for module in (sequence, sparse, image)
     for name, function in vars(module).items()
-    if not name.startswith("_") and getattr(function, "__annotations__", {}).get("return") == "Topology"
+    if not name.startswith("_") and getattr(function, "__annotations__", {}).get("return") is Topology
 }
 """The builders of this package: the public functions that return a topology."""
 

@@ -255,7 +255,7 @@ def _images(name: str, weight: Tensor) -> dict[str, Tensor]:
     last = name.rpartition(".")[2]
     if name.endswith("patches.to_dim.weight"):
         weight = kernel_as_linear(weight)
-    elif last == "class_token":
+    elif last in ("class_token", "mask_token"):
         weight = weight.flatten()
     elif name.endswith("positions.weight"):
         weight = weight[0]
