@@ -6,7 +6,6 @@ transformer layer.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -165,12 +164,19 @@ class PreNorm(_Layer):
 
         z = x + dropout(m),   y = z + dropout(ffn(norm'(z)))
 
-    Without `ffn` the layer returns z. `drop_path` is the probability that a residual branch is dropped, see `DropPath`;
-    `options` are `dropout=0.0` and `norm=nn.LayerNorm`, a function that returns the norm of a width, as of `PostNorm`.
+    Without `ffn` the layer returns z. `drop_path` is the probability that a residual branch is dropped, see `DropPath`.
     """
 
-    def __init__(self, dim: int, ffn: nn.Module | None = None, *, drop_path: float = 0.0, **options: Any) -> None:
-        super().__init__(dim, ffn, **options)
+    def __init__(
+        self,
+        dim: int,
+        ffn: nn.Module | None = None,
+        *,
+        dropout: float = 0.0,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__(dim, ffn, dropout=dropout, norm=norm)
         self.drop_path = DropPath(drop_path)
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -210,8 +216,16 @@ class DeepNorm(PostNorm):
     The depth determines alpha and the scale beta of the initial weights; see `mpnn.models.text.deepnet`.
     """
 
-    def __init__(self, dim: int, ffn: nn.Module | None = None, *, alpha: float, **options: Any) -> None:
-        super().__init__(dim, ffn, **options)
+    def __init__(
+        self,
+        dim: int,
+        ffn: nn.Module | None = None,
+        *,
+        alpha: float,
+        dropout: float = 0.0,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+    ) -> None:
+        super().__init__(dim, ffn, dropout=dropout, norm=norm)
         self.alpha = alpha
 
 
@@ -226,8 +240,10 @@ class Reversible(_Layer):
     ffn: nn.Module
     ffn_norm: nn.Module
 
-    def __init__(self, dim: int, ffn: nn.Module, **options: Any) -> None:
-        super().__init__(dim, ffn, **options)
+    def __init__(
+        self, dim: int, ffn: nn.Module, *, dropout: float = 0.0, norm: Callable[[int], nn.Module] = nn.LayerNorm
+    ) -> None:
+        super().__init__(dim, ffn, dropout=dropout, norm=norm)
 
     def prepare(self, x: Tensor) -> Tensor:
         return self.norm(x.chunk(2, -1)[1])

@@ -49,6 +49,8 @@ def counts(round: Round) -> dict[str, float]:
         operations = {f"{kind} call": 1.0, "edge": edges, f"{kind} number": numbers}
         if round.bias:
             operations |= of_biases(round.bias, "edge", round.graph.num_edges)
+        if round.recurrent:
+            operations["recurrence call"] = 1.0
         if round.normalize == "softmax":
             operations |= {"softmax call": 1.0, "softmax edge": edges}
         if round.dropout:

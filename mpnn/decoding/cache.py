@@ -140,7 +140,9 @@ class KVCache:
         if source is not None or not isinstance(graph, Topology) or documents(graph.bind(self.length)) != [self.length]:
             raise ValueError(f"a recurrence decodes node by node over the topology causal() alone; got {graph}")
         new = graph.bind(stop - start).to(x.device)
-        if start:
+        if (
+            start and getattr(layer.attention, "position", None) is not None
+        ):  # else the graph is the same for each token
             positions = torch.arange(start, stop, device=x.device)
             new = new.with_positions(positions, positions)
         round: Round = layer.attention(x, x, new)

@@ -2,10 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -98,11 +97,32 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return "; ".join(f"{name} was {before.get(name)} and is {now.get(name)} now" for name in changes)
 
 
+class _Sink:
+    """Writes to a file as torch serializes, and keeps the first OSError: torch would replace it by a RuntimeError. A
+    buffer in between would hold all weights and the optimizer's state once more."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, part: Any) -> int:
+        try:
+            if self.error is None:
+                self._file.write(part)
+        except OSError as error:
+            self.error = error
+        return len(part)
+
+    def flush(self) -> None:
+        """Does nothing: closing the file flushes it and raises any error."""
+
+
 def _save(content: Mapping[str, Any], path: Path) -> None:
-    buffer = BytesIO()
-    torch.save(content, buffer)  # which would replace the OSError of a file by a RuntimeError
     with open(path, "w+b") as file:
-        file.write(buffer.getbuffer())
+        sink = _Sink(file)
+        torch.save(content, cast(IO[bytes], sink))
+        if sink.error is not None:
+            raise sink.error
         file.write(digest(file, file.tell()))
 
 

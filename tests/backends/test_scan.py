@@ -10,7 +10,7 @@ from mpnn import MessagePassing, explain, graphs
 from mpnn.aggregate import Max
 from mpnn.attention import Kernel
 from mpnn.backends import edge_list, scan
-from mpnn.engine.plan import refusal as why_not
+from mpnn.engine.plan import choose, refusal as why_not
 from mpnn.graph import Graph
 from mpnn.kernels.scan import linear_attention
 from mpnn.round import Round
@@ -98,3 +98,11 @@ def test_the_plan_takes_it_where_sequences_are_long(topology: object, capsys: py
     assert explain(op, torch.randn(2048, 64)).backend == "scan"
     assert explain(op, torch.randn(8, 64)).backend != "scan"
     assert "scan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("nodes", [1, 16, 256])
+def test_the_plan_takes_it_for_every_recurrence(nodes: int) -> None:
+    """Also for the single node of a decoded token: the specification computes matrices of all pairs and many steps."""
+    x = torch.randn(nodes, 2, 16)
+    gated = Round(graphs.causal().bind(nodes), x, Dot(x, x, 1.0), normalize="none", log_gate=-torch.rand(nodes, 2, 1))
+    assert choose(gated).NAME == "scan"

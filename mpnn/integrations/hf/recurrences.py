@@ -91,9 +91,10 @@ def mamba2_selective_state_update(
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
     z: Tensor | None = None,
-    **_: Any,
+    **options: Any,
 ) -> Tensor:
     """One token: `hidden_states` [B, H, D], with `dt` [B, H, D] and `A` [H, D, S] expanded from numbers of heads."""
+    _lengths(options, hidden_states, state)
     dt, bias = dt[..., 0], None if dt_bias is None else dt_bias[..., 0]
     dt = _step(dt, bias, dt_softplus).float()
     x, groups = hidden_states.float(), B.shape[1]
@@ -332,12 +333,15 @@ _LAYERS = {"transformers.models.minimax.modeling_minimax.MiniMaxLightningAttenti
 
 
 def is_recurrent(layer: nn.Module) -> bool:
-    """Whether this library has the recurrence of this layer."""
+    """Whether this is a layer of transformers whose recurrence this library has. A layer with a `forward` of its own,
+    as accelerate's hooks give it, stays as it is: that one calls transformers' code."""
+    if is_adapted(layer) or "forward" in vars(layer):
+        return False
     return bool(_names(cast(Any, type(layer)))) or _path(type(layer)) in _LAYERS
 
 
 def is_adapted(layer: nn.Module) -> bool:
-    return type(layer) in _THEIRS
+    return type(layer) in _ORIGINALS
 
 
 def adapt(model: nn.Module) -> list[Callable[[], Any]]:
@@ -363,11 +367,11 @@ def adapt(model: nn.Module) -> list[Callable[[], Any]]:
 
 def _restore(model: nn.Module) -> None:
     for module in model.modules():
-        if type(module) in _THEIRS:
-            module.__class__ = _THEIRS[type(module)]
+        if type(module) in _ORIGINALS:
+            module.__class__ = _ORIGINALS[type(module)]
 
 
-_THEIRS: dict[type, Any] = {}
+_ORIGINALS: dict[type, Any] = {}
 """The class of transformers for each class of layers that call this library."""
 
 
@@ -380,13 +384,13 @@ def _adapted(kind: Any) -> Any:
     forward = _rebound(kind.forward) if own is None else _instead_of(kind.forward, own)
     methods = {"forward": forward, "__reduce_ex__": _reduce, "__module__": kind.__module__}
     ours = type(kind.__name__, (kind,), methods)
-    _THEIRS[ours] = kind
+    _ORIGINALS[ours] = kind
     return ours
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
     _, _, *state = cast(Any, nn.Module.__reduce_ex__(self, protocol))
-    return _empty, (_THEIRS[type(self)],), *state
+    return _empty, (_ORIGINALS[type(self)],), *state
 
 
 def _empty(kind: Any) -> Any:
@@ -398,17 +402,17 @@ def _path(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _instead_of(theirs: Any, ours: Callable[..., Any]) -> Any:
+def _instead_of(original: Any, ours: Callable[..., Any]) -> Any:
     """This library's forward pass of a layer of the same parameters, on CPU and outside of traced programs."""
-    known, found = (list(inspect.signature(f).parameters)[1:-1] for f in (ours, theirs))
+    known, found = (list(inspect.signature(f).parameters)[1:-1] for f in (ours, original))
     if known != found:
-        raise ValueError(f"{theirs.__qualname__} takes {found}, and {known} are known here")
+        raise ValueError(f"{original.__qualname__} takes {found}, and {known} are known here")
 
     def forward(layer: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         plain = torch.compiler.is_compiling() or hidden_states.device.type != "cpu"
-        return (theirs if plain else ours)(layer, hidden_states, *args, **options)
+        return (original if plain else ours)(layer, hidden_states, *args, **options)
 
-    return update_wrapper(forward, theirs)
+    return update_wrapper(forward, original)
 
 
 def _names(kind: Any) -> list[str]:
@@ -451,21 +455,21 @@ def _names_of(function: Any) -> list[str]:
 def _shadow(module: str, names: list[str]) -> dict[str, Any]:
     """The globals of a module with this library's functions. It is in `sys.modules`, where torch.compile looks."""
     shadow = ModuleType(f"mpnn_{module.replace('.', '_')}")
-    theirs = vars(sys.modules[module])
-    vars(shadow).update(theirs, __name__=shadow.__name__)
+    original = vars(sys.modules[module])
+    vars(shadow).update(original, __name__=shadow.__name__)
     for name in names:
-        setattr(shadow, name, _chosen(_KNOWN[name], theirs[name]))
+        setattr(shadow, name, _chosen(_KNOWN[name], original[name]))
     sys.modules[shadow.__name__] = shadow
     return vars(shadow)
 
 
-def _chosen(known: _Known, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _chosen(known: _Known, original: Callable[..., Any]) -> Callable[..., Any]:
     """This library's function where it serves the call; else transformers' own."""
 
     def run(*args: Any, **options: Any) -> Any:
         x = args[0] if args else next(iter(options.values()))
         if torch.compiler.is_compiling() or x.device.type != "cpu" or not known.serves(*args, **options):
-            return theirs(*args, **options)
+            return original(*args, **options)
         with torch.autocast("cpu", enabled=False):
             return known.function(*args, **options)
 
@@ -475,9 +479,9 @@ def _chosen(known: _Known, theirs: Callable[..., Any]) -> Callable[..., Any]:
 _CHECKED: set[Any] = set()
 
 
-def _check(name: str, theirs: Callable[..., Any]) -> None:
+def _check(name: str, original: Callable[..., Any]) -> None:
     """Raises ValueError unless a function of transformers has the parameters and the numbers that are known here."""
-    plain: Any = inspect.unwrap(theirs)
+    plain: Any = inspect.unwrap(original)
     if plain.__code__ in _CHECKED:
         return
     ours, example = _KNOWN[name].function, _KNOWN[name].example
