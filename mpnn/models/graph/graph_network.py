@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from mpnn import Graph, MessagePassing, validation
 from mpnn.attention import Typed
 from mpnn.graphs import edges_into, ends_of_edges
+from mpnn.maps import Linear
 from mpnn.models.saving import Model
 from mpnn.update import Concat, SelfConnection
 
@@ -31,9 +32,9 @@ class GraphNetwork(Model):
         self, in_dim: int, edge_dim: int, classes: int, edge_classes: int = 1, dim: int = 64, layers: int = 3
     ) -> None:
         super().__init__()
-        self.embed, self.embed_edge = nn.Linear(in_dim, dim), nn.Linear(edge_dim, dim)
+        self.embed, self.embed_edge = Linear(in_dim, dim), Linear(edge_dim, dim)
         self.layers = nn.ModuleList(GraphNetworkLayer(dim) for _ in range(layers))
-        self.head, self.edge_head = nn.Linear(dim, classes), nn.Linear(dim, edge_classes)
+        self.head, self.edge_head = Linear(dim, classes), Linear(dim, edge_classes)
 
     def forward(self, x: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x [..., N, in_dim], edge_attr [..., E, edge_dim] in the caller's edge order (default: the graph's) -> logits
@@ -55,7 +56,7 @@ class GraphNetworkLayer(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        tail = nn.Sequential(nn.ReLU(), nn.Linear(dim, dim))
+        tail = nn.Sequential(nn.ReLU(), Linear(dim, dim))
         self.edges = MessagePassing(None, "sum", SelfConnection(dim, dim, tail), Typed(dim, dim, 2, bias=False))
         self.nodes = MessagePassing(None, "sum", ConcatMLP(dim))
 
@@ -71,7 +72,7 @@ class ConcatMLP(Concat):
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, dim)
-        self.out = nn.Linear(dim, dim)
+        self.out = Linear(dim, dim)
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         return self.out(super().forward(x, message).relu())

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from mpnn import Graph, Topology
 from mpnn.graphs import absent_edges
+from mpnn.maps import Linear
 from mpnn.models.saving import Model
 
 
@@ -97,7 +98,7 @@ class PairMLP(Model):
 
     def __init__(self, dim: int, hidden: int = 64) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(2 * dim, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.layers = nn.Sequential(Linear(2 * dim, hidden), nn.ReLU(), Linear(hidden, 1))
 
     def forward(self, src: Tensor, dst: Tensor) -> Tensor:
         return self.layers(torch.cat([src, dst], -1)).squeeze(-1)

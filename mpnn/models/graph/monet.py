@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import Gaussian
 from mpnn.graph import sharding
+from mpnn.maps import Linear
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Activate
 
@@ -43,7 +44,7 @@ class MoNet(Stack):
         graph: Topology | Graph | None = None,
     ) -> None:
         width = 2 if coordinates is None else coordinates
-        places = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(2))
+        places = nn.ModuleList(nn.Sequential(Linear(width, width), nn.Tanh()) for _ in range(2))
         first = MessagePassing(None, "mean", Activate(F.relu), Gaussian(in_dim, hidden, kernels, width))
         last = MessagePassing(None, "mean", None, Gaussian(hidden, classes, kernels, width))
         super().__init__([first, last], dropout)

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import EdgeMessage
+from mpnn.maps import Linear
 from mpnn.models.layers.readout import GatedReadout
 from mpnn.models.saving import Model
 from mpnn.update import GRU, MLP
@@ -35,7 +36,7 @@ class MPNN(Model):
     ) -> None:
         super().__init__()
         self.rounds = rounds
-        self.embed = nn.Sequential(nn.Linear(in_dim, dim), nn.ReLU())
+        self.embed = nn.Sequential(Linear(in_dim, dim), nn.ReLU())
         message = EdgeNetwork(MLP(edge_dim, dim * dim, hidden=2 * dim), dim, dim)
         self.layer = MessagePassing(graph, "sum", GRU(dim), EdgeMessage(message))
         self.readout = GatedReadout(dim, in_dim, classes)

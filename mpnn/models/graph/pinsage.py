@@ -5,6 +5,7 @@ from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing
 from mpnn.attention import EdgeWeight
+from mpnn.maps import Linear
 from mpnn.models.graph.sage import Embed
 from mpnn.models.layers.stack import Stack
 
@@ -32,11 +33,11 @@ class PinSage(Stack):
                 None,
                 "sum",
                 Embed(d, hidden, message_dim=hidden),
-                EdgeWeight(nn.Sequential(nn.Linear(d, hidden), nn.ReLU()), normalized=True),
+                EdgeWeight(nn.Sequential(Linear(d, hidden), nn.ReLU()), normalized=True),
             )
             for d in widths
         )
-        self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, out_dim, bias=False))
+        self.head = nn.Sequential(Linear(hidden, hidden), nn.ReLU(), Linear(hidden, out_dim, bias=False))
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:  # type: ignore[override]
         """Returns embeddings [N, out_dim] of items x [N, in_dim]. `graph.edge_attr` holds the visit counts [E]."""

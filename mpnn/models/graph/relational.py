@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import Attention
 from mpnn.graphs import complete
+from mpnn.maps import Linear
 from mpnn.models.saving import Model
 from mpnn.round import Round
 from mpnn.update import Activate
@@ -54,7 +55,7 @@ class RelationalMLP(Model):
             MessagePassing(wiring, "sum", Activate(NormReLU(hidden)), OwnMaps(wiring, d, hidden // nodes))
             for d in widths[:-1]
         )
-        self.head = nn.Linear(hidden, classes)
+        self.head = Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, in_dim] -> logits [B, classes]. Group i gets the i-th contiguous slice of the features."""

@@ -19,6 +19,7 @@ from mpnn.attention import Attention, DotProduct
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.selection import select_in_order
 from mpnn.graphs import causal, complete, identity
+from mpnn.maps import Linear
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
 from mpnn.round import Round
@@ -49,7 +50,7 @@ class TSP(Model):
 
     def __init__(self, dim: int = 128, heads: int = 8, layers: int = 3, hidden: int = 512, clip: float = 10.0) -> None:
         super().__init__()
-        self.embed = nn.Linear(2, dim)
+        self.embed = Linear(2, dim)
         self.layers = nn.ModuleList(
             MessagePassing(
                 complete(),
@@ -61,7 +62,7 @@ class TSP(Model):
         )
         self.nowhere = nn.Parameter(torch.empty(2 * dim).uniform_(-1, 1))
         self.glimpse = MessagePassing(None, "sum", None, DotProduct(dim, heads, bias=False, query_dim=3 * dim))
-        self.to_key = nn.Linear(dim, dim, bias=False)
+        self.to_key = Linear(dim, dim, bias=False)
         self.pointer = MessagePassing(None, "sum", None, Pointer(clip))
 
     def forward(self, cities: Tensor, tours: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, ops
+from mpnn.maps import Linear
 
 
 class GatedReadout(nn.Module):
@@ -21,7 +22,7 @@ class GatedReadout(nn.Module):
 
     def __init__(self, dim: int, in_dim: int, out_dim: int) -> None:
         super().__init__()
-        self.gate, self.vote = (nn.Linear(dim + in_dim, out_dim) for _ in range(2))
+        self.gate, self.vote = (Linear(dim + in_dim, out_dim) for _ in range(2))
 
     def forward(self, h: Tensor, x: Tensor, pool: Graph | None = None) -> Tensor:
         """Returns the readout r.

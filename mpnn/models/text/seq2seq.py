@@ -20,6 +20,7 @@ from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import eval_mode, generate
 from mpnn.dropout import Dropout
 from mpnn.graphs import complete
+from mpnn.maps import Linear
 from mpnn.models.layers.blocks import lookup
 from mpnn.models.layers.cross_attention import CrossAttention
 from mpnn.models.layers.losses import next_word_loss
@@ -80,7 +81,7 @@ class Seq2Seq(Model):
         self.source, self.target = nn.Embedding(vocabulary, embedding), nn.Embedding(target_vocabulary, embedding)
         self.dropout = Dropout(dropout)
         self.reader = nn.GRU(embedding, dim, batch_first=True, bidirectional=True)
-        self.to_state = nn.Linear(dim, dim)
+        self.to_state = Linear(dim, dim)
         self.align = MessagePassing(
             complete(),
             "sum",
@@ -88,8 +89,8 @@ class Seq2Seq(Model):
             AdditiveV2(dim, dim, activation=F.tanh, source_dim=2 * dim, bias=False, map_value=False),
         )
         self.writer = nn.GRUCell(embedding + 2 * dim, dim)
-        self.readout = nn.Linear(dim + embedding + 2 * dim, dim)
-        self.to_logits = nn.Linear(dim // 2, target_vocabulary)
+        self.readout = Linear(dim + embedding + 2 * dim, dim)
+        self.to_logits = Linear(dim // 2, target_vocabulary)
 
     def forward(
         self,
