@@ -11,6 +11,7 @@ matrix products; only one state is in memory. NaN in a source can reach rows of 
 
 from collections.abc import Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
+from functools import lru_cache
 from itertools import accumulate
 from math import gcd
 from typing import Any, NamedTuple
@@ -122,12 +123,14 @@ class _Parameters(Structure):
         ("d_last", c_void_p),
         *((name, _Gradient) for name in ("d_query", "d_key", "d_value")),
         *((name, c_void_p) for name in ("d_log_gate", "d_beta", "d_state")),
+        ("unit", c_int64),
     )
 
 
 def _features(x: Tensor, groups: int) -> _Features:
-    """x [B, N, G, P, F] for this many states; a group of x may serve several."""
-    return _Features(x.data_ptr(), _TYPES.index(x.dtype), *x.stride()[:4], groups // x.shape[2])
+    """x [B, N, G, P, F], or [B, N, G, F], for this many states; a group of x may serve several."""
+    strides = x.stride()[:4] if x.dim() == 5 else (*x.stride()[:3], 0)
+    return _Features(x.data_ptr(), _TYPES.index(x.dtype), *strides, groups // x.shape[2])
 
 
 def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: list[Block]) -> Tensor:
@@ -186,6 +189,7 @@ def recurrence(
     *,
     scale: float = 1.0,
     documents: Sequence[int] | None = None,
+    unit: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """A causal sum with gates, and the delta rule, on CPU:
 
@@ -201,6 +205,7 @@ def recurrence(
         beta: [B, N, H], or None for a plain sum.
         state: [B, H, F, D], S before the first node; None for zeros.
         documents: lengths of documents, which sum to N. Each begins with a state of zeros, but the first with `state`.
+        unit: whether queries and keys are divided by their lengths, sqrt(|x|^2 + 1e-6).
 
     Returns:
         out [B, N, H, D], and S after the last node, [B, H, F, D]; both float32 for 16-bit features.
@@ -227,6 +232,10 @@ def recurrence(
     if not value.numel() or not query.numel():
         last = query.new_zeros(batch, heads, width, deep, dtype=wide) if state is None else state
         return query.new_zeros(batch, nodes, heads, deep, dtype=wide), last
+    if nodes <= _FEW and len(ends) == 1 and not torch.is_grad_enabled():
+        return _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)
+    if unit:
+        query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
     out, last = _Recurrence.apply(query, key, value, log_gate, beta, state, scale, heads, ends)
     return out, last
 
@@ -269,18 +278,7 @@ class _Recurrence(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, log_gate, beta, state)
         ctx.options = options = scale, heads, ends
         ctx.set_materialize_grads(False)
-        p, _held = _parameters(query, key, value, log_gate, beta, state, *options)
-        like = query.new_empty(0, dtype=_wide(query))
-        out = empty(like, p.batch, p.num_dst, heads, p.value_width)
-        last = empty(like, p.batch, heads, p.width, p.value_width)
-        p.out, p.last = out.data_ptr(), last.data_ptr()
-        if p.num_dst <= _FEW and len(ends) == 1:
-            library.run("recurrence_steps", like.dtype, p, p.batch, heads)
-        elif (name := _kernel(log_gate, beta)) == "scan":
-            library.run(name, like.dtype, p, p.batch * heads, _column_parts(p.batch * heads, p.value_width))
-        else:
-            library.run(name, like.dtype, p, p.batch, heads)
-        return out, last
+        return _run(query, key, value, log_gate, beta, state, *options)
 
     @staticmethod
     @once_differentiable
@@ -293,14 +291,45 @@ class _Recurrence(torch.autograd.Function):
         shared = gcd(query.shape[2], key.shape[2], value.shape[2])  # heads beside these share no gradient
         parts = min(heads, max(shared, -(-_MIN_PARTS // p.batch)))
         parts = shared if shared * p.batch >= _MIN_PARTS else parts
-        grads = [zeros(like, parts if x.shape[2] % parts else 1, *x.shape) for x in (query, key, value)]
+        copies = [parts if x.shape[2] % parts else 1 for x in (query, key, value)]
+        grads = [  # a part writes the groups of its heads: all of one copy, or the only one
+            (empty if n == 1 or x.shape[2] == 1 else zeros)(like, n, *x.shape)
+            for n, x in zip(copies, (query, key, value), strict=True)
+        ]
         rest = [None if x is None else empty(like, *x.shape) for x in (log_gate, beta, state)]
-        p.d_out, p.d_last = _features(d_out.unsqueeze(3), heads), _address(d_last)
+        p.d_out, p.d_last = _features(d_out, heads), library.address(d_last)
         p.d_query, p.d_key, p.d_value = (_Gradient(x.data_ptr(), x.shape[3], len(x)) for x in grads)
-        p.d_log_gate, p.d_beta, p.d_state = map(_address, rest)
+        p.d_log_gate, p.d_beta, p.d_state = map(library.address, rest)
         library.run(_kernel(log_gate, beta) + "_backward", like.dtype, p, p.batch, parts)
         sums = [(x[0] if len(x) == 1 else x.sum(0)).to(query.dtype) for x in grads]
         return *sums, *rest, None, None, None
+
+
+def _run(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_gate: Tensor | None,
+    beta: Tensor | None,
+    state: Tensor | None,
+    scale: float,
+    heads: int,
+    ends: tuple[int, ...],
+    unit: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """out and the last state. unit: only of a few nodes of one document."""
+    p, _held = _parameters(query, key, value, log_gate, beta, state, scale, heads, ends)
+    like = query.new_empty(0, dtype=_wide(query))
+    out = empty(like, p.batch, p.num_dst, heads, p.value_width)
+    last = empty(like, p.batch, heads, p.width, p.value_width)
+    p.out, p.last, p.unit = out.data_ptr(), last.data_ptr(), unit
+    if p.num_dst <= _FEW and len(ends) == 1:
+        library.run("recurrence_steps", like.dtype, p, p.batch, heads)
+    elif (name := _kernel(log_gate, beta)) == "scan":
+        library.run(name, like.dtype, p, p.batch * heads, _column_parts(p.batch * heads, p.value_width))
+    else:
+        library.run(name, like.dtype, p, p.batch, heads)
+    return out, last
 
 
 def _kernel(log_gate: Tensor | None, beta: Tensor | None) -> str:
@@ -324,17 +353,19 @@ def _parameters(
     batch, nodes, _, width = query.shape
     p = _Parameters(heads, 1, 1, batch, nodes, width, value.shape[-1], scale)
     features = [_readable(x) for x in (query, key, value)]
-    p.query, p.key, p.value = (_features(x.unsqueeze(3), heads) for x in features)
+    p.query, p.key, p.value = (_features(x, heads) for x in features)
     numbers = [None if x is None else x.contiguous().resolve_neg() for x in (log_gate, beta, state)]
-    p.log_gate, p.beta, p.state = map(_address, numbers)
+    p.log_gate, p.beta, p.state = map(library.address, numbers)
     p.by_feature = log_gate is not None and log_gate.dim() == 4
-    blocks = np.array([(a, b, a, b, PAST, 0) for a, b in zip((0, *ends), ends, strict=False)], np.int64)
+    blocks = _blocks(ends)
     p.blocks, p.num_blocks = blocks.ctypes.data, len(blocks)
     return p, (features, numbers, blocks)
 
 
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+@lru_cache(maxsize=16)
+def _blocks(ends: tuple[int, ...]) -> NDArray[np.int64]:
+    """The fields of the blocks of documents that end there."""
+    return np.array([(a, b, a, b, PAST, 0) for a, b in zip((0, *ends), ends, strict=False)], np.int64)
 
 
 # ------------------------------------------------------------------------------------------------ in torch

@@ -24,10 +24,14 @@ class _Parameters(Structure):
     """`struct SelectiveScan` of selective_scan.cpp, which describes the fields."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("batch", "nodes", "channels", "states")),
-        *((name, c_void_p) for name in ("x", "dt", "A", "B", "C", "state", "y", "last", "starts")),
-        ("documents", c_int64),
-        *((name, c_void_p) for name in ("d_y", "d_last", "d_x", "d_dt", "d_A", "d_B", "d_C", "d_state")),
+        *library.fields(c_int64, "batch nodes channels states"),
+        *library.fields(c_void_p, "x dt"),
+        *library.fields(c_int64, "x_batch x_node dt_batch dt_node"),
+        *library.fields(c_void_p, "A B C state y last starts"),
+        *library.fields(c_int64, "documents softplus"),
+        *library.fields(c_void_p, "bias D z"),
+        *library.fields(c_int64, "z_batch z_node"),
+        *library.fields(c_void_p, "d_y d_last d_x d_dt d_A d_B d_C d_state"),
     )
 
 
@@ -40,20 +44,27 @@ def selective_scan(
     state: Tensor | None = None,
     *,
     documents: Sequence[int] | None = None,
+    softplus: bool = False,
+    bias: Tensor | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mamba's recurrence (Gu and Dao 2023, arXiv:2312.00752, algorithm 2):
 
-        h_t = exp(dt_t A) h_(t-1) + dt_t x_t B_t          y_t = <h_t, C_t>          for each channel
+        h_t = exp(dt_t A) h_(t-1) + dt_t x_t B_t      y_t = (<h_t, C_t> + D x_t) silu(z_t)      for each channel
+
+    Without gradients, one pass over the nodes computes all of it.
 
     Args:
-        x, dt: [batch, N, channels]; dt after softplus.
+        x, dt: [batch, N, channels].
         A: [channels, S], negative. B, C: [batch, N, S].
         state: [batch, channels, S], h before the first node; None for zeros.
         documents: lengths of documents, which sum to N. Each begins with a state of zeros, but the first with `state`.
+        softplus: whether the step is softplus(dt + bias) instead of dt + bias. bias, D: [channels], or None for zeros.
+        z: [batch, N, channels], or None for no factor.
 
     Returns:
-        y [batch, N, channels], without `D x` and the factor silu(z), and the last h, [batch, channels, S]; both
-        float32 for 16-bit features.
+        y [batch, N, channels] and the last h, [batch, channels, S]; both float32 for 16-bit features.
 
     Raises:
         ValueError: if shapes do not fit together.
@@ -68,17 +79,31 @@ def selective_scan(
     check_shape("state", state, batch, channels, states)
     ends = np.array([0, *ends_of(documents, nodes)])
     check_device(x, "selective scans")
+    check_shape("bias", bias, channels)
+    check_shape("D", D, channels)
+    check_shape("z", z, batch, nodes, channels)
     wide = torch.promote_types(x.dtype, torch.float32)
     state = x.new_zeros(batch, channels, states, dtype=wide) if state is None else state.to(wide)
     if not x.numel() or not states:
         return x.new_zeros(batch, nodes, channels, dtype=wide), state
     x, dt, A, B, C = (tensor.to(wide) for tensor in (x, dt, A, B, C))
+    bias, D, z = (None if tensor is None else tensor.to(wide) for tensor in (bias, D, z))
     more_channels, more_states = -channels % _CHANNELS, -states % _STATES
-    x, dt = _padded(x, more_channels), _padded(dt, more_channels)
-    B, C = _padded(B, more_states), _padded(C, more_states)
-    A, state = (_padded(y, more_states, more_channels).mT for y in (A, state))
-    y, last = _SelectiveScan.apply(x, dt, A, B, C, state, ends)
-    return y[..., :channels], last.mT[:, :channels, :states]
+    if torch.is_grad_enabled() or more_channels:
+        dt = dt if bias is None else dt + bias
+        step = F.softplus(dt) if softplus else dt
+        scanned = _padded(x, more_channels), _padded(step, more_channels)
+        rest = _padded(B, more_states), _padded(C, more_states)
+        A, state = (_padded(y, more_states, more_channels).mT for y in (A, state))
+        y, last = _SelectiveScan.apply(*scanned, A, *rest, state, ends)
+        y, last = y[..., :channels], last.mT[:, :channels, :states]
+        y = y if D is None else torch.addcmul(y, x, D)
+        return (y if z is None else y * F.silu(z)), last
+    B, C, A, state = (_padded(y, more_states) for y in (B, C, A, state))
+    x, dt = (y if y.stride(-1) == 1 else y.contiguous() for y in (x, dt))
+    z = z if z is None or z.stride(-1) == 1 else z.contiguous()
+    y, last = _scan((x, dt, A.mT, B, C, state.mT), ends, softplus, bias, D, z)
+    return y, last.mT[:, :, :states]
 
 
 def _padded(x: Tensor, columns: int, rows: int = 0) -> Tensor:
@@ -95,11 +120,7 @@ class _SelectiveScan(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.ends = ends
         ctx.set_materialize_grads(False)
-        y, last = empty(tensors[0], *tensors[0].shape), empty(tensors[0], *tensors[-1].shape)
-        p = _parameters(tensors, ends)
-        p.y, p.last = y.data_ptr(), last.data_ptr()
-        library.run("selective_scan", y.dtype, p, p.batch, p.channels // _CHANNELS)
-        return y, last
+        return _scan(tensors, ends)
 
     @staticmethod
     @once_differentiable
@@ -117,9 +138,32 @@ class _SelectiveScan(torch.autograd.Function):
         return d_x, d_dt, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state, None
 
 
+def _scan(
+    tensors: Sequence[Tensor],
+    ends: Any,
+    softplus: bool = False,
+    bias: Tensor | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """y and the last state [batch, S, channels]."""
+    tensors = [*tensors[:2], *(tensor.contiguous() for tensor in tensors[2:])]
+    x, *_, state = tensors = [tensor.resolve_neg() for tensor in tensors]
+    bias, D = (None if tensor is None else tensor.contiguous().resolve_neg() for tensor in (bias, D))
+    z = None if z is None else z.resolve_neg()
+    y, last = empty(x, *x.shape), empty(x, *state.shape)
+    p = _parameters(tensors, ends)
+    p.y, p.last, p.softplus = y.data_ptr(), last.data_ptr(), softplus
+    p.bias, p.D, p.z = map(library.address, (bias, D, z))
+    p.z_batch, p.z_node = (0, 0) if z is None else z.stride()[:2]
+    library.run("selective_scan", y.dtype, p, p.batch, min(p.channels // _CHANNELS, 4 * torch.get_num_threads()))
+    return y, last
+
+
 def _parameters(tensors: Sequence[Tensor], ends: Any) -> _Parameters:
     """What both passes read. It holds addresses only: the caller keeps the tensors."""
-    x, _, A, *_ = tensors
-    p = _Parameters(*x.shape, len(A), *(tensor.data_ptr() for tensor in tensors))
+    x, dt, A, B, C, state = tensors
+    p = _Parameters(*x.shape, len(A), x.data_ptr(), dt.data_ptr(), *x.stride()[:2], *dt.stride()[:2])
+    p.A, p.B, p.C, p.state = (tensor.data_ptr() for tensor in (A, B, C, state))
     p.starts, p.documents = ends.ctypes.data, len(ends) - 1
     return p

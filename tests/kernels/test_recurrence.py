@@ -10,6 +10,7 @@ from torch import Tensor
 from mpnn.kernels.cpu import library
 from mpnn.kernels.scan import recurrence
 from mpnn.kernels.selective_scan import selective_scan
+from mpnn.kernels.state_update import state_update
 from tests.support import recurrences as twin
 
 pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="needs the compiled kernels")
@@ -196,3 +197,86 @@ def test_the_selective_scan_in_two_pieces_and_without_nodes() -> None:
     assert selective_scan(x[:, :0], dt[:, :0], A, B[:, :0], C[:, :0], state)[1].equal(state)
     with pytest.raises(ValueError, match="A must have shape"):
         selective_scan(x, dt, A[:3], B, C)
+
+
+@pytest.mark.parametrize("channels", [24, 16, 40, 5])
+@pytest.mark.parametrize("softplus", [True, False])
+@pytest.mark.parametrize("strided", [True, False])
+def test_the_selective_scan_of_a_layer(channels: int, softplus: bool, strided: bool) -> None:
+    """Step, skip and factor inside the pass over nodes, without gradients, and around it with gradients."""
+    x, dt, A, B, C, state = selective(channels, 16)
+    x = x.mT.contiguous().mT if strided else x
+    bias, D = torch.randn(2, channels, dtype=torch.float64)
+    bias, z = bias + (0 if softplus else 5), torch.randn_like(x)
+    raw = dt - 0.5 * torch.rand_like(dt)
+    step = torch.nn.functional.softplus(raw + bias) if softplus else raw + bias
+    y, last = twin.selective_scan(x, step, A, B, C, state, documents=[0, 32, 1, 42])
+    expected = [(y + D * x) * torch.nn.functional.silu(z), last]
+    tensors = [x, raw, A, B, C, state]
+    options = {"documents": [0, 32, 1, 42], "softplus": softplus}
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            found = selective_scan(*tensors, **options, bias=bias, D=D, z=z)  # type: ignore[arg-type]
+            assert worst(list(found), expected) < 1e-12
+            numbers = [t.float() for t in (*tensors, bias, D, z)]
+            single = selective_scan(*numbers[:6], **options, **dict(zip(("bias", "D", "z"), numbers[6:], strict=True)))
+            assert worst([t.double() for t in single], expected) < 1e-5
+
+
+def test_a_step_far_below_and_above_zero_is_softplus() -> None:
+    raw = torch.tensor([-200.0, -80, -30, -1e-3, 0, 1e-3, 30, 90, 200] + [0.0] * 7).expand(1, 1, 16)
+    one, zero = torch.ones(1, 1, 16), torch.zeros(16, 16)
+    with torch.no_grad():  # A of zero: h = dt x B, and y = 16 h
+        y, _ = selective_scan(one, raw, zero, one, one, softplus=True)
+    torch.testing.assert_close(y, 16 * torch.nn.functional.softplus(raw), rtol=2e-6, atol=0)
+
+
+# ------------------------------------------------------------------------------------------------ one token
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("sizes", [(4, 2, 64, 128), (3, 1, 5, 7), (2, 2, 16, 33)], ids=str)
+def test_one_token_of_mamba2(sizes: tuple[int, int, int, int], full: bool) -> None:
+    heads, groups, values, keys = sizes
+    state, x, z = torch.randn(2, heads, values, keys), *torch.randn(2, 2, heads, values)
+    dt, A = torch.randn(2, heads), -torch.rand(heads)
+    B, C = torch.randn(2, 2, groups, keys)
+    bias, D = torch.randn(2, heads)
+    step = torch.nn.functional.softplus(dt + bias) if full else dt
+    b, c = (y.double().repeat_interleave(heads // groups, 1)[:, :, None] for y in (B, C))
+    new = (step * A).double().exp()[..., None, None] * state + (step[..., None] * x)[..., None] * b
+    expected = (new * c).sum(-1)
+    expected = (expected + D[:, None] * x) * torch.nn.functional.silu(z) if full else expected
+    options = {"softplus": True, "bias": bias, "D": D, "z": z} if full else {}
+    out = state_update(state, x, dt, A, B, C, **options)
+    assert worst([out.double(), state.double()], [expected, new]) < 2e-6
+
+
+def test_one_token_refuses_what_it_would_write_wrong() -> None:
+    state, x, dt, A, B = (
+        torch.zeros(1, 2, 3, 4),
+        torch.ones(1, 2, 3),
+        torch.ones(1, 2),
+        torch.ones(2),
+        torch.ones(1, 1, 4),
+    )
+    with pytest.raises(ValueError, match="float32 and contiguous"):
+        state_update(state.mT.contiguous().mT, x, dt, A, B, B)
+    with pytest.raises(ValueError, match="3 groups of B and C do not divide 2 heads"):
+        state_update(state, x, dt, A, *[torch.ones(1, 3, 4)] * 2)
+    with pytest.raises(ValueError, match="D must have shape"):
+        state_update(state, x, dt, A, B, B, D=torch.ones(3))
+    assert not state.any()
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated delta", "KDA"])
+def test_queries_and_keys_of_unit_length(kind: str) -> None:
+    """Inside the kernel for a few nodes without gradients, in torch for more."""
+    query, key, *rest, state = inputs(kind)
+    for nodes in (1, 3, NODES):
+        some = [None if y is None else y[:, :nodes].float() for y in (3 * query, 5 * key, *rest)]  # type: ignore[operator]
+        unit = [y * torch.rsqrt((y * y).sum(-1, keepdim=True) + 1e-6) for y in some[:2]]  # type: ignore[operator]
+        with torch.no_grad():
+            found = recurrence(*some, state.float(), unit=True)  # type: ignore[arg-type, union-attr]
+            expected = recurrence(*unit, *some[2:], state.float())  # type: ignore[arg-type, union-attr]
+        assert worst(list(found), list(expected)) < 2e-6

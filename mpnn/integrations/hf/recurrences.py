@@ -27,6 +27,7 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.scan import recurrence
 from mpnn.kernels.selective_scan import selective_scan
 from mpnn.kernels.short_convolution import short_convolution
+from mpnn.kernels.state_update import state_update
 
 PACKED = "seq_idx", "cu_seq_lens_q", "cu_seqlens"
 """The keywords that say where packed sequences begin."""
@@ -77,7 +78,7 @@ def mamba2_chunk_scan(
     out = out.view(x.shape)
     if D is not None:
         out = torch.addcmul(out, x, D[..., None])
-    return (out, last.mT) if return_final_states else out
+    return (out, last.mT.contiguous()) if return_final_states else out  # as the update of a token needs it
 
 
 def mamba2_selective_state_update(
@@ -94,17 +95,19 @@ def mamba2_selective_state_update(
     **options: Any,
 ) -> Tensor:
     """One token: `hidden_states` [B, H, D], with `dt` [B, H, D] and `A` [H, D, S] expanded from numbers of heads."""
-    _lengths(options, hidden_states, state)
-    dt, bias = dt[..., 0], None if dt_bias is None else dt_bias[..., 0]
-    dt = _step(dt, bias, dt_softplus).float()
-    x, groups = hidden_states.float(), B.shape[1]
-    shared = x.shape[1] // groups
-    B, C = (y.float().repeat_interleave(shared, 1) for y in (B, C))
-    state.mul_((dt * A[:, 0, 0].float()).exp()[..., None, None])
-    state.add_((x * dt[..., None])[..., None] * B[:, :, None])
-    out = (state.float() @ C[..., None])[..., 0]
-    out = out if D is None else out + x * D
-    return (out if z is None else out * F.silu(z)).to(hidden_states.dtype)
+    of_heads = {"bias": dt_bias, "D": D}
+    out = state_update(
+        state,
+        hidden_states,
+        dt[..., 0],
+        A[:, 0, 0],
+        B,
+        C,
+        softplus=dt_softplus,
+        z=z,
+        **{name: None if x is None else x[:, 0] for name, x in of_heads.items()},
+    )
+    return out.to(hidden_states.dtype)
 
 
 def mamba_selective_scan(
@@ -123,15 +126,11 @@ def mamba_selective_scan(
     **options: Any,
 ) -> Any:
     """`hidden_states` and `dt` [B, channels, N], `A` [channels, S], `B` and `C` [B, S, N]."""
-    dt = _step(dt.mT, delta_bias, delta_softplus)
-    lengths = _lengths(options, dt, None, return_last_state)
-    x, dt, B, C = (_one_sequence(y, lengths) for y in (hidden_states.mT, dt, B.mT, C.mT))
-    y, last = selective_scan(x, dt, A, B, C, documents=lengths)
+    lengths = _lengths(options, dt.mT, None, return_last_state)
+    x, dt, B, C = (_one_sequence(y.mT, lengths) for y in (hidden_states, dt, B, C))
+    gate = None if z is None else _one_sequence(z.mT, lengths)
+    y, last = selective_scan(x, dt, A, B, C, documents=lengths, softplus=delta_softplus, bias=delta_bias, D=D, z=gate)
     out = y.view(hidden_states.mT.shape).mT
-    if D is not None:
-        out = out + hidden_states * D[:, None]
-    if z is not None:
-        out = out * F.silu(z)
     return (out, last.to(hidden_states.dtype)) if return_last_state else out
 
 
@@ -150,9 +149,8 @@ def gated_delta_rule(
     """`query`, `key` [B, N, H or fewer, F], `value` [B, N, H, D], `g` [B, N, H] or [B, N, H, F], `beta` [B, N, H]."""
     lengths = _lengths(options, beta, initial_state, output_final_state)
     q, k, v, gate, share = (_one_sequence(x.float(), lengths) for x in (query, key, value, g, beta))
-    if use_qk_l2norm_in_kernel:
-        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    out, last = recurrence(q, k, v, gate, share, initial_state, scale=query.shape[-1] ** -0.5, documents=lengths)
+    scale, unit = query.shape[-1] ** -0.5, use_qk_l2norm_in_kernel
+    out, last = recurrence(q, k, v, gate, share, initial_state, scale=scale, documents=lengths, unit=unit)
     return out.view(*value.shape).to(query.dtype), last if output_final_state else None
 
 
@@ -308,11 +306,23 @@ def _delta(features: bool, shared: int) -> dict[str, Any]:
     return x | {"initial_state": _random(2, 4, 5, 3), "output_final_state": True, "use_qk_l2norm_in_kernel": True}
 
 
-def _is_one_number_a_head(state: Tensor, hidden_states: Tensor, dt: Tensor, A: Tensor, *_: Any, **options: Any) -> bool:
+def _is_one_number_a_head(
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    *_: Any,
+    **options: Any,
+) -> bool:
     """Whether a step is of Mamba-2's form, without gradients, so that the state may change in place."""
-    bias = options.get("dt_bias")
-    one = not any(A.stride()[1:]) and not dt.stride(-1) and (bias is None or not bias.stride(-1))
-    return one and not torch.is_grad_enabled() and state.dtype == torch.float32
+    _lengths(options, hidden_states, state)
+    numbers = dt, dt_bias, D
+    one = not any(A.stride()[1:]) and not any(x.stride(-1) for x in numbers if x is not None)
+    return one and not torch.is_grad_enabled() and state.dtype == torch.float32 and state.is_contiguous()
 
 
 _KNOWN: dict[str, _Known] = {

@@ -12,5 +12,6 @@
 #include "scan.cpp"
 #include "selective_scan.cpp"
 #include "sort_edges.cpp"
+#include "state_update.cpp"
 #include "threads.cpp"
 #include "tile_attention.cpp"

@@ -7,27 +7,27 @@
 namespace scan {
 namespace {
 
-// Columns [d, d + 8 N) of one node, or fewer: N vectors of 8, of which the last may be cut off at `width`.
-template <int N, class T>
+// Columns [d, d + L N) of one node, or fewer: N vectors of L, of which the last may be cut off at `width`.
+template <int L, int N, class T>
 INLINE void step_columns(const T *from, T *to, int64_t row, int64_t d, int64_t width, const T *q, const T *k, const T *v,
                          const T *gates, const T *beta, int64_t F, T *out) {
-  const auto each = [&](auto function) { UNROLL for (int n = 0; n < N; n++) function(n, d + 8 * n, width - d - 8 * n); };
-  vec<T, 8> u[N], o[N] = {};
-  each([&](int n, int64_t at, int64_t left) { u[n] = load_first<T, 8>(v + at, left); });
+  const auto each = [&](auto function) { UNROLL for (int n = 0; n < N; n++) function(n, d + L * n, width - d - L * n); };
+  vec<T, L> u[N], o[N] = {};
+  each([&](int n, int64_t at, int64_t left) { u[n] = load_first<T, L>(v + at, left); });
   if (beta) {
     if (from)
       for (int64_t f = 0; f < F; f++)
-        each([&](int n, int64_t at, int64_t left) { u[n] -= k[f] * gates[f] * load_first<T, 8>(from + f * row + at, left); });
+        each([&](int n, int64_t at, int64_t left) { u[n] -= k[f] * gates[f] * load_first<T, L>(from + f * row + at, left); });
     each([&](int n, int64_t, int64_t) { u[n] *= *beta; });
   }
   for (int64_t f = 0; f < F; f++)
     each([&](int n, int64_t at, int64_t left) {
-      vec<T, 8> s = k[f] * u[n];
-      if (from) s += gates[f] * load_first<T, 8>(from + f * row + at, left);
-      store_first<T, 8>(to + f * row + at, s, left);
+      vec<T, L> s = k[f] * u[n];
+      if (from) s += gates[f] * load_first<T, L>(from + f * row + at, left);
+      store_first<T, L>(to + f * row + at, s, left);
       o[n] += q[f] * s;
     });
-  each([&](int n, int64_t at, int64_t left) { store_first<T, 8>(out + at, o[n], left); });
+  each([&](int n, int64_t at, int64_t left) { store_first<T, L>(out + at, o[n], left); });
 }
 
 template <class T> struct Steps {
@@ -35,28 +35,33 @@ template <class T> struct Steps {
   int64_t b, g, copy;
   Memory memory{(3 * stride<T>(p.width) + stride<T>(p.value_width)) * (int64_t)sizeof(T), 4};
   T *q, *k, *v, *gates;
+  static constexpr int L = VECTOR_BYTES / sizeof(T) > 8 ? VECTOR_BYTES / sizeof(T) : 8;
 
   explicit Steps(const Scan<T> &p) : p(p) {
     if (!memory) return;
     q = memory.take<T>(stride<T>(p.width)), k = memory.take<T>(stride<T>(p.width));
     gates = memory.take<T>(stride<T>(p.width)), v = memory.take<T>(stride<T>(p.value_width));
   }
+  // By which a row is divided: sqrt(|x|^2 + 1e-6), or 1.
+  T length(const T *x) const { return p.unit ? T(__builtin_sqrt(dot(x, x, up(p.width, 8)) + 1e-6)) : T(1); }
   void head() {
     const int64_t F = p.width, D = p.value_width;
     const T *from = state_of(p, p.state, b, g);
     T *to = state_of(p, p.last, b, g);
     for (int64_t node = 0; node < p.num_dst; node++, from = to) {
       const int64_t at = (b * p.num_dst + node) * p.groups + g;
-      pack(p.query, p.query.at(b, g, node), 1, 1, F, T(p.scale), q);
+      pack(p.query, p.query.at(b, g, node), 1, 1, F, T(1), q);
       pack(p.key, p.key.at(b, g, node), 1, 1, F, T(1), k);
+      scale_row(q, up(F, 8), T(p.scale) / length(q));
+      scale_row(k, up(F, 8), 1 / length(k));
       pack(p.value, p.value.at(b, g, node), 1, 1, D, T(1), v);
       const bool by_feature = p.by_feature;
       for (int64_t f = 0; f < F; f++)
         gates[f] = !p.log_gate ? 1 : by_feature ? exp1<T>(p.log_gate[at * F + f]) : f ? gates[0] : exp1<T>(p.log_gate[at]);
       const T *beta = p.beta ? p.beta + at : nullptr;
       int64_t d = 0;
-      for (; d + 32 <= D; d += 32) step_columns<4>(from, to, D, d, D, q, k, v, gates, beta, F, p.out + at * D);
-      for (; d < D; d += 8) step_columns<1>(from, to, D, d, D, q, k, v, gates, beta, F, p.out + at * D);
+      for (; d + 4 * L <= D; d += 4 * L) step_columns<L, 4>(from, to, D, d, D, q, k, v, gates, beta, F, p.out + at * D);
+      for (; d < D; d += 8) step_columns<8, 1>(from, to, D, d, D, q, k, v, gates, beta, F, p.out + at * D);
     }
   }
 };

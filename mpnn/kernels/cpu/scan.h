@@ -25,7 +25,9 @@ struct Features {  // x [B, N, G, P, width], each row contiguous
   int64_t at(int64_t b, int64_t g, int64_t n) const { return b * batch + g / shared * group + n * node; }
 };
 
-template <class T> struct Gradient {  // dense [copies, B, N, groups, width], added to; a copy for each part, or one for all
+// Dense [copies, B, N, groups, width], a copy for each part, or one for all. The first head of a part that has a group
+// writes its rows, the others add to them.
+template <class T> struct Gradient {
   T *data;
   int64_t groups, copies;
 };
@@ -49,6 +51,7 @@ template <class T> struct Scan {    // mpnn/kernels/scan.py has the same fields 
   const T *d_last;
   Gradient<T> d_query, d_key, d_value;
   T *d_log_gate, *d_beta, *d_state;
+  int64_t unit;  // of recurrence_steps alone: queries and keys are divided by their lengths
 };
 
 // ------------------------------------------------------------------------------------------------ copies of chunks
@@ -128,17 +131,20 @@ template <class T> void write_state(T *to, int64_t row, const T *S, int64_t F, i
   for (int64_t f = 0; f < F; f++) __builtin_memcpy(to + f * row, S + f * stride<T>(D), D * sizeof(T));
 }
 
-// Adds x [n, width], rows of a buffer, times `factor` to a gradient.
+// Writes x [n, width], rows of a buffer, times `factor` to a gradient, or adds it.
 template <class T>
 void add_rows(const Gradient<T> &to, const Scan<T> &p, int64_t copy, int64_t b, int64_t g, int64_t node, int64_t n,
               int64_t width, T factor, const T *x) {
-  const int64_t group = g / (p.groups / to.groups), own = to.copies > 1 ? copy : 0;
+  const int64_t shared = p.groups / to.groups, group = g / shared, own = to.copies > 1 ? copy : 0;
+  const int64_t first = p.groups * own / to.copies;  // head of this copy
+  const bool adds = g != (first > group * shared ? first : group * shared);
   for (int64_t i = 0; i < n; i++) {
     T *row = to.data + (((own * p.batch + b) * p.num_dst + node + i) * to.groups + group) * width;
     const T *from = x + i * stride<T>(width);
     int64_t d = 0;
-    for (; d + 8 <= width; d += 8) store<T, 8>(row + d, load<T, 8>(row + d) + load<T, 8>(from + d) * factor);
-    for (; d < width; d++) row[d] += from[d] * factor;
+    for (; d + 8 <= width; d += 8)
+      store<T, 8>(row + d, load<T, 8>(from + d) * factor + (adds ? load<T, 8>(row + d) : vec<T, 8>{}));
+    for (; d < width; d++) row[d] = from[d] * factor + (adds ? row[d] : 0);
   }
 }
 

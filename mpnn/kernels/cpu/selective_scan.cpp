@@ -3,8 +3,12 @@
 //
 //     h_tcs = exp(dt_tc A_cs) h_(t-1)cs + dt_tc x_tc B_ts               y_tc = sum_s C_ts h_tcs
 //
-// Eight channels are a vector, the states of a block of 16 are 16 vectors. A document begins with states of 0, the first one
-// with `state`. The backward pass keeps the states before every chunk, computes those of a chunk again, and then, with
+// Channels are the lanes of vectors, the states of a block of 16 are 16 vectors. A document begins with states of 0, the first one
+// with `state`. A pass without gradients also computes what a layer of Mamba does around the scan:
+//
+//     dt = softplus(dt' + b)       out = (y + D x) silu(z)
+//
+// The backward pass keeps the states before every chunk, computes those of a chunk again, and then, with
 // g_t = dy_t C_t + gate_(t+1) g_(t+1), the gradient of h_t,
 //
 //     dC_ts = sum_c dy h       dB_ts = sum_c g dt x       dx = dt sum_s g B       d(dt A) = g h_(t-1) gate
@@ -17,13 +21,18 @@ constexpr int64_t STATES = 16, STEPS = 32;  // states of a block; nodes of a chu
 
 template <class T> struct SelectiveScan {  // mpnn/kernels/selective_scan.py has the same fields in the same order
   int64_t batch, nodes, channels, states;  // channels are a multiple of 8, states one of 16
-  const T *x, *dt;                         // [B, N, channels]
+  const T *x, *dt;                         // [B, N, channels], of which rows may lie apart
+  int64_t x_batch, x_node, dt_batch, dt_node;
   const T *A;                              // [states, channels]
   const T *B, *C;                          // [B, N, states]
   const T *state;                          // [B, states, channels], or null
   T *y, *last;
   const int64_t *starts;  // the first node of each document, and the number of nodes
   int64_t documents;
+  int64_t softplus;     // of a layer, without gradients: whether dt is softplus(dt' + bias)
+  const T *bias, *D;    // [channels], or null
+  const T *z;           // [B, N, channels], or null
+  int64_t z_batch, z_node;
   const T *d_y, *d_last;
   T *d_x, *d_dt;
   T *d_A;         // [B, states, channels]
@@ -36,7 +45,7 @@ template <class T> using V = vec<T, 8>;
 // The gate of each state, and the next states; calls `each(s, gate, before, after)`.
 template <class T, class Each> INLINE void step(V<T> *h, const V<T> *A, V<T> dt, V<T> dx, const T *B, Each each) {
   UNROLL for (int s = 0; s < STATES; s++) {
-    const V<T> gate = exp<T, 8>(dt * A[s]), before = h[s];
+    const V<T> gate = exp_up_to<T, 8>(dt * A[s]), before = h[s];
     h[s] = gate * before + dx * B[s];
     each(s, gate, before, h[s]);
   }
@@ -55,28 +64,62 @@ template <class T> Range<T> channels_of(const SelectiveScan<T> &p, int64_t part,
   return {blocks * part / parts * 8, blocks * (part + 1) / parts * 8};
 }
 
-template <class T> bool forward(const SelectiveScan<T> &p, int64_t b, int64_t part, int64_t parts) {
-  const Range<T> range = channels_of(p, part, parts);
-  for (int64_t c = range.first; c < range.last; c += 8)
-    for (int64_t s0 = 0; s0 < p.states; s0 += STATES) {
-      const int64_t matrix = (b * p.states + s0) * p.channels + c;
-      V<T> A[STATES], h[STATES];
-      copy(A, p.A + s0 * p.channels + c, p.channels);
-      copy(h, p.state ? p.state + matrix : nullptr, p.channels);
-      for (int64_t d = 0; d < p.documents; d++) {
-        if (d) copy<T>(h, nullptr, 0);
-        for (int64_t t = p.starts[d]; t < p.starts[d + 1]; t++) {
-          const int64_t node = b * p.nodes + t, at = node * p.channels + c;
-          const V<T> dt = load<T, 8>(p.dt + at);
-          const T *C = p.C + node * p.states + s0;
-          V<T> y[4] = {s0 ? load<T, 8>(p.y + at) : V<T>{}};
-          step<T>(h, A, dt, dt * load<T, 8>(p.x + at), p.B + node * p.states + s0,
-                  [&](int s, V<T>, V<T>, V<T> h) { y[s % 4] += h * C[s]; });
-          store<T, 8>(p.y + at, (y[0] + y[1]) + (y[2] + y[3]));
+// log(1 + exp(x)) = max(x, 0) + log(1 + e), e = exp(-|x|), and log(1 + e) = 2 artanh(e / (2 + e)) by its series.
+template <class T, int N> vec<T, N> softplus(vec<T, N> x) {
+  constexpr int TERMS = sizeof(T) == 4 ? 8 : 17;
+  const vec<T, N> e = exp_below<T, N>(x < 0 ? x : -x), r = e / (2 + e), square = r * r;
+  vec<T, N> series = {};
+  UNROLL for (int k = TERMS; k > 0; k--) series = series * square + T(1) / (2 * k - 1);
+  return (x > 0 ? x : vec<T, N>{}) + 2 * r * series;
+}
+
+// The states s0 .. s0 + STATES of N channels from c on, through all nodes.
+template <int N, class T> void channels(const SelectiveScan<T> &p, int64_t b, int64_t c, int64_t s0) {
+  using W = vec<T, N>;
+  const bool is_last = s0 + STATES == p.states;
+  const int64_t matrix = (b * p.states + s0) * p.channels + c;
+  W A[STATES], h[STATES];
+  for (int s = 0; s < STATES; s++) {
+    A[s] = load<T, N>(p.A + (s0 + s) * p.channels + c);
+    h[s] = p.state ? load<T, N>(p.state + matrix + s * p.channels) : W{};
+  }
+  const W bias = p.bias ? load<T, N>(p.bias + c) : W{}, D = p.D ? load<T, N>(p.D + c) : W{};
+  for (int64_t d = 0; d < p.documents; d++) {
+    if (d) UNROLL for (int s = 0; s < STATES; s++) h[s] = W{};
+    for (int64_t t = p.starts[d]; t < p.starts[d + 1]; t++) {
+      const W x = load<T, N>(p.x + b * p.x_batch + t * p.x_node + c);
+      W dt = load<T, N>(p.dt + b * p.dt_batch + t * p.dt_node + c) + bias;
+      if (p.softplus) dt = softplus<T, N>(dt);
+      const W dx = dt * x;
+      const T *B = p.B + (b * p.nodes + t) * p.states + s0, *C = p.C + (b * p.nodes + t) * p.states + s0;
+      T *out = p.y + (b * p.nodes + t) * p.channels + c;
+      W y[4] = {s0 ? load<T, N>(out) : W{}};
+      UNROLL for (int s = 0; s < STATES; s++) {
+        h[s] = exp_up_to<T, N>(dt * A[s]) * h[s] + dx * B[s];
+        y[s % 4] += h[s] * C[s];
+      }
+      y[0] = (y[0] + y[1]) + (y[2] + y[3]);
+      if (is_last) {
+        y[0] += D * x;
+        if (p.z) {
+          const W z = load<T, N>(p.z + b * p.z_batch + t * p.z_node + c);
+          y[0] *= z * sigmoid<T, N>(z);
         }
       }
-      write(p.last + matrix, p.channels, h);
+      store<T, N>(out, y[0]);
     }
+  }
+  for (int s = 0; s < STATES; s++) store<T, N>(p.last + matrix + s * p.channels, h[s]);
+}
+
+template <class T> bool forward(const SelectiveScan<T> &p, int64_t b, int64_t part, int64_t parts) {
+  constexpr int64_t MOST = VECTOR_BYTES / sizeof(T) > 8 ? VECTOR_BYTES / sizeof(T) : 8;
+  const Range<T> range = channels_of(p, part, parts);
+  int64_t c = range.first;
+  for (; c + MOST <= range.last; c += MOST)
+    for (int64_t s0 = 0; s0 < p.states; s0 += STATES) channels<MOST>(p, b, c, s0);
+  for (; c < range.last; c += 8)
+    for (int64_t s0 = 0; s0 < p.states; s0 += STATES) channels<8>(p, b, c, s0);
   return true;
 }
 

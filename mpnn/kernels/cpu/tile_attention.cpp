@@ -92,45 +92,6 @@ template <class T> using Vector = vec<T, LANES<T>>;
 template <class T> INLINE Vector<T> load(const T *x) { return ::load<T, LANES<T>>(x); }
 template <class T> INLINE void store(T *x, Vector<T> value) { ::store<T, LANES<T>>(x, value); }
 
-template <class T> struct Exp2;  // (2^f - 1) / f on [-1/2, 1/2]
-template <> struct Exp2<float> {  // the least largest relative error of 2^f, 1e-7
-  static constexpr float coefficients[] = {1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f,
-                                           6.931470037e-1f};
-};
-template <> struct Exp2<double> {  // the Taylor series: log(2)^k / k!
-  static constexpr double coefficients[] = {1.3691488853904128881e-12, 2.5678435993488205141e-11,
-                                            4.4455382718708114976e-10, 7.0549116208011233299e-9,
-                                            1.0178086009239699728e-7,  1.3215486790144309488e-6,
-                                            1.5252733804059840280e-5,  1.5403530393381609954e-4,
-                                            1.3333558146428443423e-3,  9.6181291076284771620e-3,
-                                            5.5504108664821579953e-2,  2.4022650695910071233e-1,
-                                            6.9314718055994530942e-1};
-};
-template <class T> INLINE Vector<T> exp2_slope(Vector<T> f) {
-  Vector<T> slope{};
-  for (T c : Exp2<T>::coefficients) slope = slope * f + c;
-  return slope;
-}
-
-// 2^n power, for integers n.
-template <class T> INLINE Vector<T> times_exp2(Vector<T> power, Vector<T> n) {
-  using Ints = vec<typename bits_of<T>::type, LANES<T>>;
-  const auto exponent = __builtin_convertvector(__builtin_convertvector(n, vec<int32_t, LANES<T>>), Ints);
-  return (Vector<T>)((Ints)power + (exponent << bits_of<T>::mantissa));
-}
-
-// exp(x) for x below 88 (709 in float64), as 2^n 2^f; beyond, the bits overflow: `exp` of simd.h takes any x. Off by
-// some |x| units in the last place, which for x < 0 is less than one of exp(0). Exactly 0 for x = -inf, so that a pair
-// that is no edge weighs nothing.
-template <class T> INLINE Vector<T> exp_below(Vector<T> x) {
-#pragma clang fp reassociate(off)
-  constexpr T LOWEST = -bits_of<T>::bias;
-  Vector<T> y = x * T(1.4426950408889634);
-  y = LOWEST > y ? splat<T, LANES<T>>(LOWEST) : y;  // NaN passes
-  const Vector<T> n = __builtin_elementwise_rint(y), f = y - n;
-  return times_exp2<T>(exp2_slope<T>(f) * f + 1, n);  // at LOWEST, the power is 1 and the bits are all 0
-}
-
 // tanh(x) = (e - 1) / (e + 1) with e = exp(2 x), from e - 1: near zero, e itself would leave no digits of x.
 template <class T> INLINE Vector<T> tanh_of(Vector<T> x) {
 #pragma clang fp reassociate(off)
@@ -138,8 +99,8 @@ template <class T> INLINE Vector<T> tanh_of(Vector<T> x) {
   Vector<T> y = x * T(2 * 1.4426950408889634);
   y = y > MOST ? splat<T, LANES<T>>(MOST) : y;  // NaN passes
   y = y < -MOST ? splat<T, LANES<T>>(-MOST) : y;
-  const Vector<T> n = __builtin_elementwise_rint(y), f = y - n, one = splat<T, LANES<T>>(1), power = times_exp2<T>(one, n);
-  const Vector<T> e_less_1 = power * (exp2_slope<T>(f) * f) + (power - 1);
+  const Vector<T> n = __builtin_elementwise_rint(y), f = y - n, one = splat<T, LANES<T>>(1), power = times_exp2<T, LANES<T>>(one, n);
+  const Vector<T> e_less_1 = power * (exp2_slope<T, LANES<T>>(f) * f) + (power - 1);
   return e_less_1 / (e_less_1 + 2);
 }
 
@@ -265,7 +226,7 @@ template <class T> void online_softmax(T *s, int64_t columns, Running<T> &runnin
     }
   for (int n = 0; n < ACROSS; n++) {
     shift[n] = max[n] > -infinity<T>() ? max[n] : V{};  // -inf - -inf would be NaN
-    const V factor = exp_below<T>(load(running.max + n * LANES<T>) - shift[n]);
+    const V factor = exp_below<T, LANES<T>>(load(running.max + n * LANES<T>) - shift[n]);
     sum[n] = load(running.sum + n * LANES<T>) * factor;
     store(rescale + n * LANES<T>, factor);
     store(running.max + n * LANES<T>, max[n]);
@@ -273,7 +234,7 @@ template <class T> void online_softmax(T *s, int64_t columns, Running<T> &runnin
   for (int64_t c = 0; c < columns; c++)
     for (int n = 0; n < ACROSS; n++) {
       T *at = s + c * ROWS + n * LANES<T>;
-      const V weight = exp_below<T>(load(at) - shift[n]);
+      const V weight = exp_below<T, LANES<T>>(load(at) - shift[n]);
       store(at, weight);
       sum[n] += weight;
     }
@@ -285,7 +246,7 @@ template <class T> void softmax_gradient(T *s, T *g, int64_t columns, const T *l
   using V = Vector<T>;
   for (int64_t c = 0; c < columns; c++)
     for (int r = 0; r < ROWS; r += LANES<T>) {
-      const V weight = exp_below<T>(load(s + c * ROWS + r) - load(lse + r));
+      const V weight = exp_below<T, LANES<T>>(load(s + c * ROWS + r) - load(lse + r));
       store(s + c * ROWS + r, weight);
       store(g + c * ROWS + r, weight * (load(g + c * ROWS + r) - load(delta + r)));
     }
