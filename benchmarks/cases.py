@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import irregular, layers, sequences, small, whole
+from benchmarks import irregular, layers, recurrences, sequences, small, whole
 from benchmarks.contest import Case
 from benchmarks.sizes import Sizes
 
@@ -14,6 +14,7 @@ def all_cases(sizes: Sizes, backend: str = "auto") -> list[Case]:
         *irregular.cases(sizes, backend),
         *layers.cases(sizes, backend),
         *whole.cases(sizes, backend),
+        *recurrences.cases(sizes),
         *small.cases(sizes),
     ]
 

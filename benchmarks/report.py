@@ -25,6 +25,7 @@ GROUPS = {
     "model": "Whole models",
     "workload": "From input to result",
     "linear": "Linear attention",
+    "recurrence": "Recurrences, against the torch code of transformers",
     "overhead": "Overhead",
     "binding": "Binding",
 }
