@@ -17,6 +17,9 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS))
 
 import site_pages  # noqa: E402
+from sphinx.ext import autosummary  # noqa: E402
+
+autosummary.WELL_KNOWN_ABBREVIATIONS += ("eq.",)  # which end no sentence
 
 project = "mpnn"
 author = "mpnn developers"
@@ -26,7 +29,10 @@ copyright = "mpnn developers, MIT license"
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
     "sphinx_design",
 ]
 exclude_patterns = ["img/**", "_generated/.*"]
@@ -39,7 +45,11 @@ nb_execution_raise_on_error = True
 suppress_warnings = ["misc.highlighting_failure", "myst.header"]
 
 default_role = "code"
-autodoc_typehints = "none"  # shapes and dtypes are in the text, types in the signature
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+templates_path = ["_templates"]
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": False}
 add_module_names = False
@@ -56,7 +66,11 @@ html_theme_options: dict[str, Any] = {
     "navigation_with_keys": True,
     "show_prev_next": True,
     "header_links_before_dropdown": 8,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": {
+        "[!_]**": ["page-toc"],
+        "_generated/[!a]*": ["page-toc"],
+        "_generated/api/*": [],
+    },
     "footer_start": ["copyright"],
     "footer_end": [],
     "show_toc_level": 2,

@@ -10,6 +10,8 @@ import importlib.util
 import json
 import re
 import sys
+import textwrap
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
@@ -47,11 +49,21 @@ def table(records: list[dict[str, Any]]) -> str:
             f"On {', '.join(hardware)}, with the commit of each:",
             "",
             "```sh",
-            *(f"{command:<64} # {'; '.join(models)}" for command, models in sorted(commands.items())),
+            *chain.from_iterable(commented(*item) for item in sorted(commands.items())),
             "```",
             "",
         ]
     )
+
+
+def commented(command: str, models: list[str]) -> list[str]:
+    """A command below what it computes, in lines of at most 88 columns."""
+    head, *rest = textwrap.wrap("; ".join(models), 86)
+    return [
+        f"# {head}",
+        *(f"# {line}" for line in rest),
+        " \\\n    ".join(textwrap.wrap(command, 82)),
+    ]
 
 
 def row(record: dict[str, Any]) -> str:

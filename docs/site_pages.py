@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def output(arguments: list[str]) -> str:
 
     from mpnn.cli.app import app
 
-    environment = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
+    environment = {"COLUMNS": "88", "TERM": "dumb", "NO_COLOR": "1"}
     result = CliRunner().invoke(app, arguments, env=environment, prog_name="mpnn")
     if result.exit_code:
         raise RuntimeError(f"mpnn {' '.join(arguments)} failed: {result.output}")
@@ -113,8 +114,27 @@ def _is_outside(target: Path) -> bool:
 
 
 def as_restructured_text(app: Any, what: str, name: str, object: Any, options: Any, lines: list[str]) -> None:
-    """Indented blocks, which are formulas or code, become literal blocks; sections such as `Args:` stay."""
-    lines[:] = literal_blocks(lines)
+    """Indented blocks, which are formulas or code, become literal blocks; sections such as `Args:` stay.
+    Public names in backticks become links."""
+    lines[:] = [line if line.startswith(" " * 8) else linked(line) for line in literal_blocks(lines)]
+
+
+def linked(line: str) -> str:
+    """A line whose names of classes, and of functions with their module, lead to their pages."""
+    return re.sub(
+        r"`([\w.]+)`(?!_)",
+        lambda name: f":py:obj:`{name[1]} <{to}>`" if (to := public().get(name[1])) else name[0],
+        line,
+    )
+
+
+@cache
+def public() -> dict[str, str]:
+    """Full names by how docstrings write them: `DotProduct`, `graphs.causal`, `mpnn.ops.attend`."""
+    pages = (DOCS / "reference").glob("*.md")
+    full = [name for page in pages for name in re.findall(r"^   ~(mpnn\.[\w.]+)$", page.read_text("utf-8"), re.M)]
+    short = {name.split(".")[-1]: name for name in full if name.split(".")[-1][0].isupper()}
+    return short | {".".join(name.split(".")[-2:]): name for name in full} | {name: name for name in full}
 
 
 def literal_blocks(lines: list[str]) -> list[str]:

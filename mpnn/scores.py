@@ -63,7 +63,7 @@ class Score(Protocol):
 
 @dataclass(eq=False)
 class Dot:
-    """`scale * <query_i, key_j + edge_key_ij>`, optionally `softcap * tanh(. / softcap)`.
+    """`scale * <query_i, key_j + edge_key_ij>`, where `softcap` makes of a logit l `softcap * tanh(l / softcap)`.
 
     query [..., N_dst, H, D]; key [..., N_src, H_kv, D] with H a multiple of H_kv (grouped heads share a key);
     edge_key [E, H, D] in the caller's edge order, or a table [edge types, H, D].

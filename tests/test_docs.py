@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -100,3 +101,27 @@ def test_the_table_of_results_says_what_was_recorded() -> None:
         script, *options = record["command"].removeprefix("python ").split()
         assert (ROOT / script).is_file()
         assert not {"--steps", "--limit"} & set(options), f"{path.name} records a test run"
+
+
+def test_code_on_pages_has_88_columns() -> None:
+    """More do not fit beside both side bars of the site at 1280 px."""
+    pages = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.md"))
+    for page in pages:
+        if "_generated" in page.parts:
+            continue
+        for block in re.findall(r"^```(?:python|sh|text)\n(.*?)^```", page.read_text(), re.M | re.S):
+            wide = [line for line in block.splitlines() if len(line) > 88]
+            assert not wide, f"{page.name}: more than 88 columns: {wide[0]}"
+
+
+@pytest.mark.parametrize("module", ["attention", "graphs", "models", "update", "position", "ops", "hf", "pyg"])
+def test_every_public_name_has_its_page(module: str) -> None:
+    inner = {"CompressedGraph", "DistMult", "Function", "Inner", "Model", "Near", "PairMLP", "PerNode"}
+    inner |= {"Subgraphs", "GPSLayer"}
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    package = importlib.import_module(f"mpnn.{module}")
+    exported = getattr(package, "__all__", None) or [name for name in dir(package) if not name.startswith("_")]
+    for name in exported:
+        thing = getattr(package, name)
+        if isinstance(thing, type) and thing.__module__.startswith(f"mpnn.{module}") and name not in inner:
+            assert f"   ~mpnn.{module}.{name}\n" in pages, f"docs/reference has no mpnn.{module}.{name}"

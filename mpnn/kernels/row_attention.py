@@ -143,8 +143,7 @@ def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
 class _RowAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = Tensors(*_plain(*tensors))
-        out, stats, weights = _forward(spec, inputs)
+        out, stats, weights = _forward(spec, _readable(spec, *tensors))
         ctx.spec = spec
         ctx.save_for_backward(out, stats, weights if spec.return_weights else None, *tensors)
         ctx.set_materialize_grads(False)
@@ -177,6 +176,20 @@ class _Saved(NamedTuple):
 
 def _plain(*tensors: Tensor | None) -> Iterator[Any]:
     return (x if x is None else memory.plain(x) for x in tensors)
+
+
+def _readable(spec: Spec, *tensors: Tensor | None) -> Tensors:
+    """The inputs of the forward pass. A copy of keys and values costs more than it saves where few edges read them, as
+    those of a new token read a cache with heads outside of nodes."""
+    values: Any = tensors[0]
+    few = spec.score != ADDITIVE and spec.rows.num_edges <= values.shape[-3]
+
+    def readable(name: str, x: Tensor | None) -> Any:
+        if few and x is not None and name in ("key", "value") and x.dim() <= 4 and x.stride(-1) == 1:
+            return x.detach().resolve_neg()
+        return x if x is None else memory.plain(x)
+
+    return Tensors(*map(readable, Tensors._fields, tensors))
 
 
 def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,9 +20,9 @@ class RowsStruct(Structure):
 
 
 class NodeTensor(Structure):
-    """[batch, nodes, heads, width], contiguous."""
+    """[batch, nodes, heads, width]; the width is contiguous."""
 
-    _fields_ = (("data", c_void_p), *fields(c_int64, "heads width batch_stride"))
+    _fields_ = (("data", c_void_p), *fields(c_int64, "heads width batch_stride node_stride head_stride"))
 
 
 class EdgeTensor(Structure):
@@ -92,9 +92,11 @@ class Rows:
 def node_tensor(x: Tensor | None, trailing: int) -> NodeTensor:
     """A tensor [..., N, heads, width], or with two `trailing` dimensions [..., N, heads] of width 1."""
     if x is None:
-        return NodeTensor(None, 1, 0, 0)
-    nodes, heads, width = (*x.shape[-trailing:], 1)[:3]
-    return NodeTensor(x.data_ptr(), heads, width, nodes * heads * width)
+        return NodeTensor(None, 1, 0, 0, 0, 0)
+    heads, width = (*x.shape[1 - trailing :], 1)[:2]
+    strides = (*x.stride()[-trailing:], 1)[:2]
+    between = x.stride(-1 - trailing) if x.dim() > trailing else 0
+    return NodeTensor(x.data_ptr(), heads, width, between, *strides)
 
 
 def edge_tensor(x: Tensor | None, trailing: int, ids: Tensor | None = None) -> EdgeTensor:

@@ -364,3 +364,26 @@ def test_a_rule_that_gives_types_beyond_its_count_is_refused() -> None:
     x = leaf(5, 1, 8)
     with pytest.raises(IndexError, match=r"edge types from 0 to 4, and its count is 3: its ids must lie in \[0, 3\)"):
         ops.attend(graphs.causal().bind(5), x, x, x, bias=BiasTable(leaf(3, 1), Distance()), backend="csr")
+
+
+@pytest.mark.parametrize("kv_heads", [6, 2])
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_few_rows_read_a_cache_with_heads_outside_of_nodes(
+    kv_heads: int, batch: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """As the cache of a decoder lies: without a copy where few edges read it, and the same in all strides."""
+    graph = (graphs.causal() & graphs.window(40)).bind(97).rows(96, 97)
+    query = torch.randn(*batch, 1, 6, 16, dtype=dtype)
+    cache = torch.randn(*batch, kv_heads, 97, 48, dtype=dtype)
+    key, value = cache[..., 16:32].transpose(-3, -2), cache[..., 32:].transpose(-3, -2)
+
+    def results(backend: str, leaves: list[Tensor]) -> list[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in leaves]
+        out = ops.attend(graph, *leaves, backend=backend)
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    expected = results("edge_list", [query, key, value])
+    for leaves in ([query, key, value], [query, key.contiguous(), value], [query, key, value.contiguous()]):
+        for a, b in zip(results("csr", leaves), expected, strict=True):
+            torch.testing.assert_close(a, b)

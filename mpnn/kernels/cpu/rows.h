@@ -37,10 +37,10 @@ struct Rows {
   }
 };
 
-// [batch, nodes, heads, width]; null data: absent. Several of H heads may share one of these.
+// [batch, nodes, heads, width]; null data: absent. Several of H heads may share one of these. Results are contiguous.
 template <class T> struct NodeTensor {
   T *data;
-  int64_t heads, width, batch_stride;
+  int64_t heads, width, batch_stride, node_stride, head_stride;
 
   int64_t size() const { return heads * width; }
   T *entry(int64_t b) const { return data + b * batch_stride; }
@@ -116,11 +116,11 @@ template <class T> struct Reads {
   int64_t *head;    // of each vector of H heads
   int64_t *offset;  // of each vector, among the features of a node
   int64_t *start;   // of each head, among the features of a node
-  int64_t size, vectors, per_head;
+  int64_t stride, apart, heads, vectors, per_head;  // of nodes; from one of the shared heads to the next; how many
 
   template <class U> void plan(Workspace &memory, const NodeTensor<U> &x, int64_t heads, int64_t room) {
     data = nullptr;
-    size = x.size();
+    stride = x.node_stride, apart = x.head_stride, this->heads = x.heads;
     per_head = (x.width + LANES - 1) / LANES;
     vectors = heads * per_head;
     at = memory.take<int64_t>(room);
@@ -129,7 +129,7 @@ template <class T> struct Reads {
     offset = memory.take<int64_t>(vectors);
     if (!memory.memory) return;
     for (int64_t h = 0; h < heads; h++) {
-      start[h] = h * x.heads / heads * x.width;
+      start[h] = h * x.heads / heads * x.head_stride;
       for (int64_t v = 0; v < per_head; v++) {
         head[h * per_head + v] = h;
         offset[h * per_head + v] = start[h] + v * LANES;
@@ -139,18 +139,22 @@ template <class T> struct Reads {
   // Edges read the nodes at their other ends; some after the block's are known too, to be fetched early.
   void by_column(const Rows &rows, int64_t begin, int64_t n) {
     int64_t known = rows.num_edges - begin;
-    for (int64_t e = 0; e < n + AHEAD; e++) at[e] = rows.col[begin + (e < known ? e : known - 1)] * size;
+    for (int64_t e = 0; e < n + AHEAD; e++) at[e] = rows.col[begin + (e < known ? e : known - 1)] * stride;
   }
   // Edges read the nodes of their rows.
   void by_row(const Rows &rows, const Segments &segments, int64_t n) {
     for (int64_t k = 0; k < segments.count; k++) {
-      int64_t from = rows.node_of(segments.row[k]) * size;
+      int64_t from = rows.node_of(segments.row[k]) * stride;
       for (int64_t e = segments.first[k]; e < segments.first[k + 1]; e++) at[e] = from;
     }
     for (int64_t e = n; e < n + AHEAD; e++) at[e] = at[n - 1];
   }
   const T *of(int64_t e, int64_t h) const { return data + at[e] + start[h]; }
-  void fetch(int64_t e) const { prefetch(data + at[e + AHEAD], size); }
+  void fetch(int64_t e) const {
+    const T *from = data + at[e + AHEAD];
+    if (apart == per_head * LANES) return prefetch(from, heads * apart);
+    for (int64_t h = 0; h < heads; h++) prefetch(from + h * apart, per_head * LANES);
+  }
 };
 
 // sums[v] += weight of the edge and head * vector v of what the edge reads, over the edges begin to end of a block.
