@@ -76,6 +76,10 @@ def _page(results: dict[str, Any], pictures: dict[str, Path]) -> list[str]:
     return [*lines, "", *_bars(rows), "", *_left_out(rows)]
 
 
+def _is_no_peer(name: str) -> bool:
+    return "mpnn" in name or name == "its products in cache" or name.endswith(" nodes")
+
+
 def _peers(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
     if not ratios:
         return []
@@ -102,7 +106,7 @@ def times_faster(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[flo
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for name, entry in row.get("entries", {}).items():
-            if row["group"] != "overhead" and name != row["ours"] and "median" in entry and "mpnn" not in name:
+            if row["group"] != "overhead" and name != row["ours"] and "median" in entry and not _is_no_peer(name):
                 ratio = entry["median"] / row["entries"][row["ours"]]["median"]
                 direction = FORWARD if row["direction"] == FORWARD else BOTH  # a training step goes both ways
                 found.setdefault(name, {}).setdefault(direction, []).append(ratio)
@@ -144,8 +148,13 @@ def _tables(rows: Sequence[dict[str, Any]], pictures: dict[str, Path]) -> list[s
             lines += ["", f"## {title}", ""]
             if group in pictures:
                 lines += [f"![{title}](img/{pictures[group].name})", ""]
-            lines += table(members)
+            lines += behind(f"{len(members)} rows", table(members))
     return lines
+
+
+def behind(summary: str, lines: Sequence[str]) -> list[str]:
+    """Lines that are shown when the summary is clicked."""
+    return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>"]
 
 
 def _machine(results: dict[str, Any]) -> list[str]:
@@ -190,17 +199,17 @@ def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
         + f"{count['pass']} passed, {count['miss']} missed, {count['not measured']} not measured"
         + (f", {len(refused)} cases failed." if refused else "."),
         "",
-        "| case | direction | bar | measured | |",
-        "|---|---|---|---|---|",
     ]
+    rows_of_bars = ["| case | direction | bar | measured | |", "|---|---|---|---|---|"]
     for v in sorted(verdicts, key=lambda v: ("miss", "not measured", "pass").index(v["status"])):
         note = f": {v['why']}" if v["status"] == "not measured" else ""
         shown = "-" if v["measured"] is None else amount(v["measured"], v["kind"])
         mark = "**miss**" if v["status"] == "miss" else v["status"]
-        lines.append(f"| {v['case']} | {v['direction']} | {v['text']} | {shown} | {mark}{note} |")
+        rows_of_bars.append(f"| {v['case']} | {v['direction']} | {v['text']} | {shown} | {mark}{note} |")
     for row in refused:
-        lines.append(f"| {row['group']}: {row['case']} | {row['direction']} | | - | **failed**: {row['error']} |")
-    return lines
+        failed = f"**failed**: {row['error']}"
+        rows_of_bars.append(f"| {row['group']}: {row['case']} | {row['direction']} | | - | {failed} |")
+    return [*lines, *behind("All bars", rows_of_bars)]
 
 
 def amount(measured: float, kind: str) -> str:
