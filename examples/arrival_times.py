@@ -1,6 +1,6 @@
 """Arrival times: a graph network over streets predicts trips better than models of single streets.
 
-In a simulated city (`mpnn.data.city`), queues spread backwards from each street to the streets that lead into it. The
+In a simulated city (`city.py`), queues spread backwards from each street to the streets that lead into it. The
 example trains on trips of twelve days and predicts the trips of three others. It compares four predictions: the sum of
 times at free speed, the sum of times at the speeds measured at departure, a linear model of each segment, and a graph
 network over the segments of a route and the streets that leave it (`mpnn.models.ArrivalTimes`).
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from city import Trips, city, trips
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -21,7 +22,6 @@ from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
 from mpnn import Graph, graphs
-from mpnn.data import Trips, city, trips
 from mpnn.models import ArrivalTimes
 
 LEARNED, NEW = range(12), range(12, 15)  # days

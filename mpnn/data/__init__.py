@@ -7,7 +7,6 @@
 | `tu("MUTAG")`, `tu("PROTEINS")` | small graphs for graph classification |
 | `digits()` | points for classification (scikit-learn) |
 | `fashion_mnist(split)` | pictures of clothes, 28 x 28 pixels |
-| `city()`, `trips(city, ...)` | simulated traffic, to predict the times of segments and routes |
 | `tinyshakespeare()`, `pydoc_topics()` | text for character models |
 | `multi30k(split)` | English-German sentence pairs |
 | `neighbor_batches(graph, nodes, fanouts, features)` | sampled batches for training on graphs of any size |
@@ -15,7 +14,6 @@
 | `cities()`, `tsp_weights()` | travelling salesman instances, and the weights of a model for them |
 """
 
-from mpnn.data.city import City as City, Trips as Trips, city as city, trips as trips
 from mpnn.data.digits import PointClassification as PointClassification, digits as digits
 from mpnn.data.errors import DamagedFile as DamagedFile, DatasetNotFound as DatasetNotFound
 from mpnn.data.fashion_mnist import fashion_mnist as fashion_mnist

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import city
 import numpy as np
 import pytest
 import torch
 
-from mpnn import data
-from mpnn.data.city import FEATURES
-
 
 @pytest.fixture(scope="module")
-def town() -> data.City:
-    return data.city(side=6, days=2, seed=3)
+def town() -> city.City:
+    return city.city(side=6, days=2, seed=3)
 
 
-def test_streets_join_neighboring_crossings_both_ways(town: data.City) -> None:
+def test_streets_join_neighboring_crossings_both_ways(town: city.City) -> None:
     assert len(town.start) == 4 * 6 * 5
     assert set(np.abs(town.end - town.start)) == {1, 6}
     there = set(zip(town.start.tolist(), town.end.tolist(), strict=True))
     assert {(end, start) for start, end in there} == there
 
 
-def test_queues_grow_backwards(town: data.City) -> None:
+def test_queues_grow_backwards(town: city.City) -> None:
     """Two minutes after a street is blocked, those that lead into it are fuller, and those that it leads into are not
     (later they may be: a queue goes round the block)."""
     day = town.congestion[0]
@@ -38,16 +36,16 @@ def test_queues_grow_backwards(town: data.City) -> None:
     assert abs(np.mean(ahead)) < 0.02
 
 
-def test_the_same_seeds_give_the_same_trips(town: data.City) -> None:
-    again = data.city(side=6, days=2, seed=3)
+def test_the_same_seeds_give_the_same_trips(town: city.City) -> None:
+    again = city.city(side=6, days=2, seed=3)
     assert (again.congestion == town.congestion).all()
-    one, other = (data.Trips.join(data.trips(c, 3, [0], seed=1)) for c in (town, again))
-    for field in fields(data.Trips):
+    one, other = (city.Trips.join(city.trips(c, 3, [0], seed=1)) for c in (town, again))
+    for field in fields(city.Trips):
         assert torch.equal(getattr(one, field.name), getattr(other, field.name))
 
 
-def test_a_trip_drives_on_from_segment_to_segment(town: data.City) -> None:
-    trips = list(data.trips(town, 5, [0, 1], seed=2))
+def test_a_trip_drives_on_from_segment_to_segment(town: city.City) -> None:
+    trips = list(city.trips(town, 5, [0, 1], seed=2))
     assert len(trips) == 5
     for trip in trips:
         on = int(trip.on_route.sum())
@@ -61,10 +59,10 @@ def test_a_trip_drives_on_from_segment_to_segment(town: data.City) -> None:
         assert not trip.segment_minutes[on:].any()
 
 
-def test_features_are_what_their_names_say(town: data.City) -> None:
-    trip = data.Trips.join(data.trips(town, 20, [0, 1], seed=2))
-    column = {name: trip.x[:, k] for k, name in enumerate(FEATURES)}
-    assert trip.x.shape[1] == len(FEATURES)
+def test_features_are_what_their_names_say(town: city.City) -> None:
+    trip = city.Trips.join(city.trips(town, 20, [0, 1], seed=2))
+    column = {name: trip.x[:, k] for k, name in enumerate(city.FEATURES)}
+    assert trip.x.shape[1] == len(city.FEATURES)
     torch.testing.assert_close(column["speed"], column["free"] / column["now"])
     assert torch.equal(column["on route"].bool(), trip.on_route)
     assert (trip.segment_minutes >= column["free"])[trip.on_route].all(), "no segment is driven faster than allowed"
@@ -73,19 +71,19 @@ def test_features_are_what_their_names_say(town: data.City) -> None:
     assert abs(ratio.mean() - 1) < 4 * 0.15 / len(ratio) ** 0.5
 
 
-def test_joined_trips_stay_apart(town: data.City) -> None:
-    parts = data.trips(town, 3, [0], seed=5)
-    whole = data.Trips.join(parts)
+def test_joined_trips_stay_apart(town: city.City) -> None:
+    parts = city.trips(town, 3, [0], seed=5)
+    whole = city.Trips.join(parts)
     src, dst = whole.edge_index
     assert torch.equal(whole.route[src], whole.route[dst])
     assert whole.route.tolist() == [k for k, part in enumerate(parts) for _ in part.route]
     assert whole.route_minutes.tolist() == [part.route_minutes.item() for part in parts]
 
 
-def test_refusals_say_what_there_is(town: data.City) -> None:
+def test_refusals_say_what_there_is(town: city.City) -> None:
     with pytest.raises(ValueError, match="at least 2 and at least one day; got 1 and 3"):
-        data.city(side=1, days=3)
+        city.city(side=1, days=3)
     with pytest.raises(ValueError, match=r"among the 2 of the city, counted from 0; got \[0, 2, 0, 2\]"):
-        data.trips(town, 1, [0, 2])
+        city.trips(town, 1, [0, 2])
     with pytest.raises(ValueError, match="too many for a city of 3 x 3"):
-        data.trips(data.city(side=3, days=1), 1, [0])
+        city.trips(city.city(side=3, days=1), 1, [0])
