@@ -528,6 +528,31 @@ def test_models_without_attention_layers_are_refused() -> None:
         mpnn.hf.use(model, "window(3)")
 
 
+def test_each_tower_of_a_model_takes_a_graph_of_its_own() -> None:
+    text, vision = {**ENCODER, "max_position_embeddings": 20}, {**VISION}
+    clip = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision)).eval()
+    pixels = torch.randn(2, 3, clip.config.vision_config.image_size, clip.config.vision_config.image_size)
+    towers = (clip.vision_model, {"pixel_values": pixels}), (clip.text_model, {"input_ids": IDS})
+    over = {"vision": "window(2) | global_nodes(1)", "text": graphs.causal() & graphs.window(3)}
+
+    def states() -> list[Tensor]:
+        with torch.no_grad():
+            return [tower(**inputs).last_hidden_state for tower, inputs in towers]
+
+    own = states()
+    handle = mpnn.hf.use(clip, over)
+    found = states()
+    handle.restore()
+    assert all(x.equal(y) for x, y in zip(states(), own, strict=True))
+    for (tower, _), graph in zip(towers, over.values(), strict=True):
+        mpnn.hf.use(tower, graph)
+    for one, alone, before in zip(found, states(), own, strict=True):
+        torch.testing.assert_close(one, alone, **CLOSE)
+        assert not torch.allclose(one, before, **CLOSE)
+    with pytest.raises(ValueError, match=r"keys \['vision'\], towers of CLIPModel, beside \['0'\]; its towers are"):
+        mpnn.hf.use(clip, {"vision": "window(2)", "0": "causal()"})
+
+
 def test_layers_that_read_the_graph_are_counted() -> None:
     text, vision = {**ENCODER, "max_position_embeddings": 20}, {**VISION}
     clip = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision))

@@ -21,7 +21,7 @@ from mpnn.integrations.hf.interface import NAME, ROLES, must_be_causal, role_of,
 from mpnn.integrations.hf.offset_bias import by_offset
 from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
-Graphs = str | Topology | Mapping[Any, str | Topology] | Callable[[int], str | Topology | None]
+Graphs = str | Topology | Mapping[Any, Any] | Callable[[int], str | Topology | None]
 
 NATIVE = "longformer", "big_bird", "reformer", "xlnet", "openai-gpt"
 """Families whose attention does not dispatch; `native.py` has classes for their layers."""
@@ -91,7 +91,9 @@ def use(
             topology or its text, such as "causal() & window(256)"; a dictionary from layer types (of
             `config.layer_types`) or layer numbers to these; or a function of the layer's number. For an
             encoder-decoder: a dictionary with some of the keys "encoder", "decoder" and "cross"; the destinations of
-            "cross" are the decoder's tokens, its sources the encoder's. Layers without an entry keep their mask.
+            "cross" are the decoder's tokens, its sources the encoder's. For a model of several towers, such as CLIP or
+            LLaVA: a dictionary from "text", "vision", ... (its sub-configurations) to any of these; without it, the
+            graph is the text's. Layers without an entry keep their mask.
             Positions count from the first token that is not padding, and from the start of each packed sequence.
         causal: whether a decoder, whose own masks are causal, refuses a topology with edges from later tokens, over
             which it would read the tokens that it predicts. False allows it on purpose. Encoders are not concerned.
@@ -278,7 +280,31 @@ class _SetImplementation:
 
 
 def _set_graph(model: PreTrainedModel, graph: Graphs, causal: bool) -> None:
-    config = model.config.get_text_config()
+    towers = _towers(model.config)
+    named = set(graph) & set(towers) if isinstance(graph, Mapping) else set()
+    if not named:
+        return _set_graph_of(model, model.config.get_text_config(), graph, causal)
+    assert isinstance(graph, Mapping)
+    if others := set(graph) - named:
+        raise ValueError(
+            f"the graph has the keys {sorted(map(str, named))}, towers of {type(model).__name__}, beside "
+            f"{sorted(map(str, others))}; its towers are {', '.join(towers)}"
+        )
+    for name in sorted(named):
+        _set_graph_of(model, towers[name], graph[name], causal)
+        if not any(text_of(layer) is not None and type(layer.config) is type(towers[name]) for layer in _layers(model)):
+            raise ValueError(f"no attention layer of the {name} tower of {type(model).__name__} reads a graph")
+
+
+def _towers(config: PretrainedConfig) -> dict[str, PretrainedConfig]:
+    """The configurations of a model's towers, such as "text" and "vision". Layers are found by the class of their
+    configuration, so that towers of one class are none."""
+    parts = {name.removesuffix("_config"): getattr(config, name, None) for name in config.sub_configs}
+    count = Counter(map(type, parts.values()))
+    return {name: part for name, part in parts.items() if part is not None and count[type(part)] == 1}
+
+
+def _set_graph_of(model: PreTrainedModel, config: PretrainedConfig, graph: Graphs, causal: bool) -> None:
     spec = _text_by_role(graph, model) if config.is_encoder_decoder else _text(graph, config)
     if getattr(config, "add_cross_attention", False):
         raise ValueError(
