@@ -292,7 +292,8 @@ def _set_graph(model: PreTrainedModel, graph: Graphs, causal: bool) -> None:
         )
     for name in sorted(named):
         _set_graph_of(model, towers[name], graph[name], causal)
-        if not any(text_of(layer) is not None and type(layer.config) is type(towers[name]) for layer in _layers(model)):
+        readers = {type(getattr(layer, "config", None)) for layer in _layers(model) if text_of(layer) is not None}
+        if type(towers[name]) not in readers:
             raise ValueError(f"no attention layer of the {name} tower of {type(model).__name__} reads a graph")
 
 
