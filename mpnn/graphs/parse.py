@@ -74,7 +74,8 @@ def parse(text: str) -> Topology:
     """The topology that the text describes.
 
     `|` is union, `&` intersection, `-` difference and `~` complement. `-` binds tighter than `&`, and `&` tighter than
-    `|`, as in Python. The parentheses of a builder without arguments are optional.
+    `|`, as in Python. The parentheses of a builder without arguments are optional, and so is `graphs.` or
+    `mpnn.graphs.` before its name.
 
     Raises:
         ValueError: if the text is not such an expression. The message names the column.
@@ -99,9 +100,9 @@ def _topology(node: ast.expr, text: str) -> Topology:
             return _chain(node, text)
         case ast.UnaryOp(ast.Invert(), inner):
             return ~_topology(inner, text)
-        case ast.Name(name):
+        case ast.Name() | ast.Attribute() if name := _name(node):
             return _build(node, text, name, [], {})
-        case ast.Call(ast.Name(name), args, keywords):
+        case ast.Call(function, args, keywords) if name := _name(function):
             kinds = _LITERALS if name in _REGISTERED else _INTEGERS
             named = {str(k.arg): _value(k.value, text, kinds) for k in keywords}
             if len(named) < len(keywords):
@@ -110,6 +111,16 @@ def _topology(node: ast.expr, text: str) -> Topology:
         case ast.Call(ast.Attribute(inner, "with_relation"), [relation], []):
             return _topology(inner, text).with_relation(_relation(relation, text))
     raise _error(node, text, "expected a topology such as window(256), or two joined by | & -")
+
+
+def _name(node: ast.expr) -> str | None:
+    """The name of a builder, written `causal`, `graphs.causal` or `mpnn.graphs.causal`."""
+    match node:
+        case ast.Name(name) | ast.Attribute(ast.Name("graphs"), name):
+            return name
+        case ast.Attribute(ast.Attribute(ast.Name("mpnn"), "graphs"), name):
+            return name
+    return None
 
 
 def _chain(node: ast.BinOp, text: str) -> Topology:

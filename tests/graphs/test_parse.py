@@ -36,6 +36,8 @@ causal, window, identity = graphs.causal(), graphs.window(2), graphs.identity()
         ("bigbird(block=1, seed=3) # as published", graphs.bigbird(block=1, seed=3)),
         ("memory(0x10)", graphs.memory(16)),
         ("window(1_000)", graphs.window(1000)),
+        ("graphs.causal() & mpnn.graphs.window(2)", causal & window),
+        ("graphs.causal", causal),
     ],
 )
 def test_text_gives_the_topology(text: str, topology: Topology) -> None:

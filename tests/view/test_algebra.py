@@ -69,6 +69,7 @@ EVERY_BUILDER = [
 ]
 COMBINED = [
     ("causal & window(3)", 20, 20),
+    ("graphs.causal() & mpnn.graphs.window(3)", 20, 20),
     ("causal | window(3)", 31, 20),
     ("causal - window(3) - identity", 20, 20),
     ("~causal", 9, 9),
@@ -98,6 +99,8 @@ REFUSED = [
     ("window([1])", 4),
     ("window(1.5)", 4),
     ("cousal", 4),
+    ("mpnn.causal", 4),
+    ("sequence.causal", 4),
     ("constructor", 4),
     ("causal &", 4),
     ("(causal", 4),

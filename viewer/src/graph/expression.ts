@@ -94,7 +94,10 @@ class Parser {
     return this.builder();
   }
 
+  /** A builder, written `causal`, `graphs.causal` or `mpnn.graphs.causal`. */
   private builder(): Part {
+    const ahead = (text: string): boolean => text.split(" ").every((word, k) => this.tokens[this.next + k]?.text === word);
+    this.next += ahead("mpnn . graphs .") ? 4 : ahead("graphs .") ? 2 : 0;
     const name = this.peek();
     if (!/^[A-Za-z_]/.test(name)) throw this.error("expected a topology such as window(256)");
     if (!Object.hasOwn(BUILDERS, name)) {
