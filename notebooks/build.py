@@ -1,14 +1,16 @@
-"""Writes the notebooks from pages of Markdown: `python notebooks/build.py`.
+"""Writes the notebooks from pages of Markdown, and runs them: `python notebooks/build.py [NAME ...]`.
 
 A page is easy to review and to edit; a notebook is easy to open and to run. Each block of Python in a page becomes a
-cell of code, and the text between two blocks a cell of text. The notebooks have no outputs; tests/test_notebooks.py
-checks that they are up to date, and runs them.
+cell of code, and the text between two blocks a cell of text. The notebooks carry their outputs, so that they can be
+read where nothing runs; tests/test_notebooks.py checks that their cells are those of the pages, and runs them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +43,36 @@ def _cell(number: int, kind: str, text: str) -> dict[str, Any]:
     return cell | {"source": text.splitlines(keepends=True)}
 
 
-def written(page: Path) -> str:
-    return json.dumps(notebook(page), indent=1, ensure_ascii=False) + "\n"
+def without_outputs(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [cell | ({"execution_count": None, "outputs": []} if cell["cell_type"] == "code" else {}) for cell in cells]
+
+
+def run(page: Path) -> dict[str, Any]:
+    """The notebook of a page with its outputs, without progress bars. Cells write files into a folder that is removed."""
+    import nbclient
+    import nbformat
+
+    node = nbformat.reads(json.dumps(notebook(page)), 4)
+    with tempfile.TemporaryDirectory() as folder:
+        nbclient.NotebookClient(node, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    for cell in node["cells"]:
+        cell["metadata"] = {}  # the times of the run
+        if cell["cell_type"] == "code":
+            cell["outputs"] = [out for out in cell["outputs"] if out.get("name") != "stderr"]
+    return {**notebook(page), "cells": json.loads(nbformat.writes(node))["cells"]}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="pages, such as citation_graph; all if there are none")
+    names = parser.parse_args().names
+    if unknown := set(names) - {page.stem for page in PAGES}:
+        parser.error(f"there is no page {sorted(unknown)[0]}; there are {', '.join(page.stem for page in PAGES)}")
     for page in PAGES:
-        (HERE / f"{page.stem}.ipynb").write_text(written(page), encoding="utf-8")
+        if not names or page.stem in names:
+            print(f"running {page.stem}", flush=True)
+            text = json.dumps(run(page), indent=1, ensure_ascii=False) + "\n"
+            (HERE / f"{page.stem}.ipynb").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
