@@ -48,7 +48,7 @@ def without_outputs(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run(page: Path) -> dict[str, Any]:
-    """The notebook of a page with its outputs, without progress bars. Cells write files into a folder that is removed."""
+    """The notebook of a page with its outputs, but no progress bars. Files of its cells go into a temporary folder."""
     import nbclient
     import nbformat
 
