@@ -1,6 +1,5 @@
 """`mpnn compare --hf`: the perplexity of a published language model under each graph, without training."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +13,6 @@ from torch import Tensor
 
 from mpnn import Graph
 from mpnn.cli import page
-from mpnn.cli.measure import machine, versions
-from mpnn.files import write_atomically
 from mpnn.train.comparison import half_interval, paired_gaps
 
 OWN = "the model's own masks"
@@ -170,20 +167,12 @@ def rows(readings: Sequence[Reading]) -> list[tuple[str, ...]]:
 
 
 def write(out: Path, name: str, what: str, readings: Sequence[Reading]) -> None:
-    """Writes compare.json and index.html into a folder."""
-    content = {
-        "model": name,
-        "read": what,
-        "verdict": verdict(readings),
-        "machine": machine(),
-        "versions": versions(),
-        "graphs": [{**asdict(one), "perplexity": one.perplexity} for one in readings],
-    }
-    write_atomically(out / "compare.json", lambda path: path.write_text(json.dumps(content, indent=1) + "\n"))
+    """Writes the results and the page into a folder."""
+    graphs = [{**asdict(one), "perplexity": one.perplexity} for one in readings]
+    content = {"model": name, "read": what, "verdict": verdict(readings), "graphs": graphs}
     numbered = [(str(rank), *row) for rank, row in enumerate(rows(readings), 1)]
     parts = [page.paragraph(verdict(readings)), page.table(("", *HEADINGS), numbered), page.paragraph(what)]
-    document = page.page(f"{name} over other graphs", parts, [("machine", machine()), ("versions", versions())])
-    write_atomically(out / "index.html", lambda path: path.write_text(document, encoding="utf-8"))
+    page.save(out, content, f"{name} over other graphs", parts)
 
 
 def text_of(file: Path | None) -> str:
