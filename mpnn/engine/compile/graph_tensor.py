@@ -112,9 +112,10 @@ def _save(graph: Topology | Graph) -> Tensor:
             torch.save(graph, file)
             _read(file.getvalue())
     except UnpicklingError:
+        relation = getattr(graph, "relation", None)
         raise ValueError(
-            f"torch.export cannot save a graph with edge types from {graph.relation}; pass them as data, "
-            f"edge_type of graphs.from_edges. {ADVICE[0].upper()}{ADVICE[1:]}"
+            f"torch.export cannot save a graph with edge types from {relation}; pass them as data, edge_type of "
+            f"graphs.from_edges. {ADVICE[0].upper()}{ADVICE[1:]}"
         ) from None
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
