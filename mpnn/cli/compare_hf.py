@@ -45,12 +45,9 @@ def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]
     """The model, which runs its own masks in mpnn, and up to 16 pieces of the text [pieces, context], spread evenly.
 
     `context` is the model's if it is None, at most 2,048 tokens and at most the text."""
-    try:
-        import transformers
+    import mpnn.hf  # says if transformers is missing  # isort: skip
+    import transformers
 
-        import mpnn.hf
-    except ImportError:
-        raise ImportError("--hf needs transformers, which is not installed; run: pip install transformers") from None
     tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(name, output_loading_info=True)
     model, loading = loaded
