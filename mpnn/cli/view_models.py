@@ -32,9 +32,7 @@ def record_each(
 
 def transformers_model(name: str) -> Any:
     """A model of transformers in a folder, or of this name on the Hub, in evaluation mode."""
-    import_module(
-        "mpnn.hf"
-    )  # says if transformers is missing, and registers the attention of saved models that name it
+    import_module("mpnn.hf")  # says if transformers is missing; registers the attention that saved models name
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
