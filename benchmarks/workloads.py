@@ -23,8 +23,9 @@ from benchmarks.irregular import citations
 from benchmarks.peers import unless_missing
 from benchmarks.truth import Agreement
 from benchmarks.whole_models import torch_products
+from examples.published_tours import cities, published_model, tsp_weights
 from mpnn import Graph, graphs
-from mpnn.data import cities, sentences, tsp_weights, tu
+from mpnn.data import sentences, tu
 from mpnn.integrations.hf import from_hf
 from mpnn.models import GAT, GIN, TSP
 from mpnn.models.graph.tsp import tour_length
@@ -276,7 +277,7 @@ def _longformer(scale: Scale) -> Contest:
 
 def _tours(scale: Scale) -> Contest:
     """The published policy of Kool et al. 2019; tours must be the same but where two cities are as likely."""
-    model = TSP.from_published(tsp_weights())
+    model = published_model(tsp_weights())
     points = cities(scale.tours, scale.towns)
 
     entries = [

@@ -116,8 +116,8 @@ def _positions(axes: Any) -> None:
     """48 positions down, the numbers of their encodings across."""
     encodings = {
         "sinusoidal": positions.sinusoidal(48, 32),
-        "binary": positions.binary(48, 6),
-        "normalized": positions.normalized(48),
+        "binary": torch.arange(48)[:, None] >> torch.arange(6) & 1,
+        "normalized": torch.linspace(0, 1, 48),
     }
     for ax, (name, numbers) in zip(axes, encodings.items(), strict=True):
         rows = numbers.reshape(48, -1)

@@ -21,12 +21,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from experiment import Outcome, Row, measure, parser
+from fashion_mnist import fashion_mnist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW
 
 from mpnn import graphs
-from mpnn.data import digits, fashion_mnist
+from mpnn.data import digits
 from mpnn.models import Convolution, ImageClassifier, Swin, SwinConfig, ViT, ViTConfig
 from mpnn.train.loop import Settings, fit, shuffled, warm_cosine
 

@@ -14,11 +14,11 @@ import argparse
 
 import matplotlib.pyplot as plt
 import torch
+from published_tours import cities as published_cities, published_model, tsp_weights
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from mpnn import data
 from mpnn.models import TSP
 from mpnn.models.graph.tsp import tour_length
 
@@ -59,8 +59,8 @@ def draw(cities: Tensor, tours: dict[str, Tensor], path: str) -> None:
 
 def main() -> None:
     options = arguments()
-    model, generator = TSP.from_published(data.tsp_weights()), torch.Generator().manual_seed(0)
-    cities = data.cities(options.instances)
+    model, generator = published_model(tsp_weights()), torch.Generator().manual_seed(0)
+    cities = published_cities(options.instances)
     pieces = cities.split(max(1, 20_000 // options.draws))
     tours_by_method = {
         "nearest neighbor": nearest_neighbor(cities),

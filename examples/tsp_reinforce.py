@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 from experiment import Outcome, Row, console, measure, parser
+from published_tours import cities as published_cities
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import ttest_rel
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mpnn import data
 from mpnn.models import TSP
 from mpnn.models.graph.tsp import tour_length
 from mpnn.train.loop import Settings, fit, warm_cosine
@@ -112,7 +112,7 @@ def main() -> None:
     options.add_argument("--dim", type=int, default=64, help=f"width, a multiple of {HEADS} (the number of heads)")
     options.add_argument("--instances", type=int, default=500, help="number of published instances for the test")
     options = options.parse_args()
-    cities, steps = data.cities(options.instances), options.steps or 2_000
+    cities, steps = published_cities(options.instances), options.steps or 2_000
     best = torch.tensor([optimal_length(instance.double().numpy()) for instance in cities])
     row = Row(
         "tsp-reinforce",

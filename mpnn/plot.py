@@ -106,14 +106,15 @@ def curves(
     xlabel: str = "step",
     ylabel: str = "loss",
 ) -> "Axes":
-    """Learning curves: `history` maps each name to (steps, values). Names are drawn at the ends of the lines."""
+    """Learning curves: `history` maps each name to (steps, values). Names stand beside the axes in the colors of the
+    lines, and in the order of their ends."""
     ax = ax or _new_axes((6.4, 4.0))
-    ends = []
+    ends: list[tuple[float, Any]] = []
     for k, (name, (at, values)) in enumerate(history.items()):
-        color = SERIES[k % len(SERIES)]
-        ax.plot(at, values, color=color, linewidth=1.8, marker="o" if len(values) < 30 else None, markersize=3.5)
-        if len(values):
-            ends.append((float(at[-1]), float(values[-1]), name, color))
+        style: dict[str, Any] = {"color": SERIES[k % len(SERIES)], "marker": "o" if len(values) < 30 else None}
+        lines = ax.plot(at, values, label=_wrap_text(name, _LONGEST_NAME), linewidth=1.8, markersize=3.5, **style)
+        if name and len(values):
+            ends.append((-float(values[-1]), lines[0]))
     _title(ax, title, 10)
     ax.tick_params(colors=MUTED, labelsize=8.5, length=3, width=0.6)
     ax.grid(axis="y", color="#e4e8ed", linewidth=0.8)
@@ -124,7 +125,10 @@ def curves(
         ax.xaxis.set_major_locator(_whole_ticks())
     ax.set_xlabel(xlabel, color=MUTED, fontsize=9)
     ax.set_ylabel(ylabel, color=MUTED, fontsize=9)
-    _label_ends(ax, ends)
+    if ends:
+        handles = [line for _, line in sorted(ends, key=lambda end: end[0])]
+        place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "handlelength": 0.8}
+        ax.legend(handles=handles, labelcolor="linecolor", frameon=False, fontsize=_NAME, **place)
     return ax
 
 
@@ -168,25 +172,18 @@ def network(
 
 
 def springs(graph: Graph, start: ArrayLike | None = None, rounds: int = 60) -> NDArray[np.float64]:
-    """Force-directed layout [N, 2]: all nodes repel each other, and edges attract (Fruchterman & Reingold 1991).
+    """Force-directed layout [N, 2] by networkx: all nodes repel each other, and edges attract (Fruchterman & Reingold
+    1991). `start` [N, 2] defaults to a circle."""
+    import networkx
 
-    Each round costs O(N^2). `start` [N, 2] defaults to a circle; pass it for more than a few hundred nodes.
-    """
     n = graph.num_dst
     at = _circle(n) if start is None else np.asarray(start).astype(float)
+    at = at + np.random.default_rng(0).normal(0.0, 0.01 / max(n, 1) ** 0.5, (n, 2))  # breaks the symmetry of the start
     dst, src = graph.runs.edges()
-    length = 1 / max(n, 1) ** 0.5
-    at = at + np.random.default_rng(0).normal(0.0, 0.01 * length, (n, 2))  # breaks the symmetry of the start
-    for heat in np.linspace(0.1, 0.0, rounds, endpoint=False):
-        square = (at**2).sum(1)
-        away = length**2 / np.maximum(square[:, None] + square - 2 * at @ at.T, 1e-4 * length**2)
-        move = at * away.sum(1)[:, None] - away @ at
-        link = at[src] - at[dst]
-        pull = link * np.linalg.norm(link, axis=1)[:, None] / length
-        for axis in (0, 1):
-            move[:, axis] += np.bincount(dst, pull[:, axis], minlength=n) - np.bincount(src, pull[:, axis], minlength=n)
-        at = at + heat * move / np.maximum(np.linalg.norm(move, axis=1), 0.01 * length)[:, None]
-    return at
+    links = networkx.empty_graph(n)
+    links.add_edges_from(zip(src.tolist(), dst.tolist(), strict=True))
+    places = networkx.spring_layout(links, pos=dict(enumerate(at)), iterations=rounds, seed=0)
+    return np.array([places[node] for node in range(n)]).reshape(n, 2)
 
 
 def density(runs: Runs, rows: int, columns: int) -> NDArray[np.float64]:
@@ -312,34 +309,6 @@ def _label_nodes(ax: "Axes", graph: Graph, labels: Sequence[str]) -> None:
             raise ValueError(f"labels must be one for each of the {n} nodes; got {len(labels)}")
         axis.set_ticks(range(n), labels=list(labels), family="monospace", fontsize=min(9.0, 300 / max(n, 1)))
     ax.tick_params(length=0, pad=1.5, labelcolor=INK)
-
-
-def _label_ends(ax: "Axes", ends: list[tuple[float, float, str, str]]) -> None:
-    """Draws names to the right of their lines, moved apart if they would overlap."""
-    low, high = ax.get_ylim()
-    ends = [
-        (x, y, _wrap_text(name, _LONGEST_NAME), color) for x, y, name, color in sorted(ends, key=lambda end: end[1])
-    ]
-    points = [1.3 * _NAME * (1 + name.count("\n")) + 2 for _, _, name, _ in ends]
-    room = np.array(points) * (high - low) / (72 * _size_in_inches(ax)[1])
-    at = _separate(np.array([y for _, y, *_ in ends]), room, low)
-    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": _NAME, "va": "center"}
-    for (x, _, name, color), y in zip(ends, at, strict=True):  # not clipped: y may be above the axes
-        ax.annotate(name, (x, y), (7, 0), color=color, annotation_clip=False, **style)
-
-
-def _separate(targets: NDArray[np.float64], room: NDArray[np.float64], low: float = -np.inf) -> NDArray[np.float64]:
-    """The non-overlapping centers above `low` that are closest to the ascending `targets` by least squares
-    (isotonic regression). `room` is the height of each label. Overlapping labels are grouped around their mean."""
-    stacked = np.cumsum(room) - room / 2
-    groups: list[tuple[float, int]] = []
-    for lowest in targets - stacked:
-        mean, count = float(lowest), 1
-        while groups and groups[-1][0] > mean:
-            below, many = groups.pop()
-            mean, count = (below * many + mean * count) / (many + count), many + count
-        groups.append((mean, count))
-    return stacked + np.repeat([max(mean, low) for mean, _ in groups], [count for _, count in groups])
 
 
 def _circle(n: int) -> NDArray[np.float64]:

@@ -210,8 +210,6 @@ def test_pagerank_equals_the_formula(graph: Graph, alpha: float, measured) -> No
     found = encodings.pagerank(graph, alpha)
     measured(SYSTEM, "formula", (found.double() - expected).abs().max(), BOUND)
     assert_close(found.sum(0), torch.ones(N))  # every walk stops somewhere
-    some = torch.tensor([3, 0, 3])
-    assert_close(encodings.pagerank(graph, alpha, some), found[some])
 
 
 def test_degrees_by_hand(directed: Graph) -> None:
@@ -261,12 +259,6 @@ def test_sizes_are_integers_and_not_negative(encode, graph: Graph) -> None:
         encode(graph, -1)
     with pytest.raises(TypeError, match=r"must be an integer; got 1\.5"):
         encode(graph, 1.5)
-
-
-@pytest.mark.parametrize("nodes", [[-1], [3], [0.0], [True, False, True], 0])
-def test_pagerank_refuses_rows_that_are_no_nodes(nodes) -> None:
-    with pytest.raises(ValueError, match=r"nodes must be integers \[rows\] from 0 to 2; got"):
-        encodings.pagerank(graphs.window(1).bind(3), nodes=torch.tensor(nodes))
 
 
 def test_structured_graphs_are_encoded_too() -> None:

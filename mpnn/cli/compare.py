@@ -1,11 +1,9 @@
 """`mpnn compare`: which graph suits the data? One model over several graphs, and a verdict."""
 
 import itertools
-import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +19,12 @@ from torch.optim import Optimizer
 
 from mpnn.cli import page, pictures
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, table, warn
-from mpnn.cli.measure import backends, estimates, machine, versions
+from mpnn.cli.measure import backends, estimates
 from mpnn.cli.options import Defaults, Options, takes
-from mpnn.cli.search import UnusableGraph, best_numbers, bounds, require_optuna
 from mpnn.cli.stop import Stopped, stop_between_steps
 from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
-from mpnn.files import write_atomically
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.comparison import Comparison, Curve, Train, compare as compare_graphs, spread
+from mpnn.train.comparison import Comparison, Curve, compare as compare_graphs, spread
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
 
 _SIZES = {**asdict(TextSettings()), "context": 256, "batch": 16, "lr": 2e-3}
@@ -45,7 +41,7 @@ _VALIDATIONS = 5  # in the first round
 _WARM_STEPS = 20
 _MIN_STEPS = 20
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-RESULTS, PAGE, CURVES, COSTS = "compare.json", "index.html", "curves.png", "costs.png"
+CURVES, COSTS = "curves.png", "costs.png"
 HEADINGS = ("", "graph", "edges", "reach", "backend", "estimated", "a step", "rate", "equal time", "equal steps", "end")
 LEGEND = {
     "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
@@ -88,15 +84,6 @@ def compare(
     seeds: Annotated[
         int | None, typer.Option(help="Number of seeds of weights and batches.", min=1, show_default=str(_SEEDS))
     ] = None,
-    search: Annotated[
-        int,
-        typer.Option(
-            metavar="TRIALS",
-            help="Let Optuna choose the numbers in ranges such as window(8..64), in so many short trainings and a "
-            "quarter of --budget, instead of trying them doubled.",
-            min=0,
-        ),
-    ] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.", file_okay=False)] = Path("runs/compare"),
     force: Annotated[bool, typer.Option("--force", help="Replace the results in --out.")] = False,
 ) -> None:
@@ -114,12 +101,11 @@ def compare(
     Examples:
       mpnn compare --file novel.txt --budget 10m
       mpnn compare --graphs "causal; causal & window(16..256); strided(16)" --seeds 3
-      mpnn compare --graphs "causal; causal & window(4..128)" --search 12
       mpnn compare --task cora --graphs "cora; knn(8); identity" --budget 2m
       mpnn compare --hf ./my-llama --file my.txt --graphs "causal; causal & window(64..512)"
     """
     if hf is not None:
-        for name, value in (("search", search), ("budget", budget), ("seeds", seeds)):
+        for name, value in (("budget", budget), ("seeds", seeds)):
             if value:
                 refuse(f"--{name} is for training, and --hf trains nothing; leave it out")
         context = options.context  # None: that of the model
@@ -130,80 +116,39 @@ def compare(
     budget, seeds = budget or _BUDGET, seeds or _SEEDS
     with exit_on_invalid_input():
         require_accelerate()
-        if search:
-            require_optuna()
         seconds = _seconds(budget)
     _refuse_to_replace(out, force)
     with folder(out):
         with exit_on_invalid_input():
             options = options.resolved(DEFAULTS)
             contest = _Contest.of(options)
-            written = contest.default_graphs if graphs is None else graphs
-            expressions = _separated(written) if search else expanded(written)
-            if search and not any(map(bounds, expressions)):
-                raise ValueError(
-                    '--search needs a range in --graphs; write for example "causal; causal & window(4..128)"'
-                )
-        if search:
-            expressions = _searched(contest, expressions, search, seconds / 4)
-            seconds = seconds * 3 / 4
-        with exit_on_invalid_input():
+            expressions = expanded(contest.default_graphs if graphs is None else graphs)
             share = seconds / 3 / (len(expressions) * len(_RATES))
             candidates = _candidates(contest, expressions, share)
         began = perf_counter()
-        with _training(contest) as train:
-            found = compare_graphs(
-                [one.graph for one in candidates],
-                [contest.rate * factor for factor in _RATES],
-                list(range(seeds)),
-                seconds,
-                train,
-                lambda line: console.print(line, soft_wrap=True),
-                contest.unit,
-            )
+        try:
+            with exit_on_failure(), TemporaryDirectory() as work, stop_between_steps() as check:
+                found = compare_graphs(
+                    [one.graph for one in candidates],
+                    [contest.rate * factor for factor in _RATES],
+                    list(range(seeds)),
+                    seconds,
+                    partial(_train, contest, Path(work), check),
+                    lambda line: console.print(line, soft_wrap=True),
+                    contest.unit,
+                )
+        except Stopped as stop:
+            warn("stopped; no results were written")
+            raise typer.Exit(stop.exit_code) from None
         rows = _rows(found, candidates)
         console.print(_table(rows))
         console.print(found.verdict(), soft_wrap=True)
         _warn_at_the_edge(found, contest.rate)
         with exit_on_failure():
             _write(out, found, contest, rows, options, budget, perf_counter() - began)
-        console.print(f"\nthe page with pictures: {out / PAGE}\n{contest.code(found.last[0].graph)}", soft_wrap=True)
-
-
-@contextmanager
-def _training(contest: "_Contest") -> Iterator[Train]:
-    """Trains in a temporary folder. Ctrl-C ends the command with a sentence."""
-    try:
-        with exit_on_failure(), TemporaryDirectory() as work, stop_between_steps() as check:
-            yield partial(_train, contest, Path(work), check)
-    except Stopped as stop:
-        warn("stopped; no results were written")
-        raise typer.Exit(stop.exit_code) from None
-
-
-def _searched(contest: "_Contest", expressions: Sequence[str], trials: int, seconds: float) -> list[str]:
-    """The expressions, with each range replaced by the number that Optuna found best."""
-    ranged = [expression for expression in expressions if bounds(expression)]
-    share, best = seconds / (trials * len(ranged)), {}
-
-    def error_of(graph: str) -> float:
-        try:
-            contest.make(graph, 0)
-        except ValueError as why:
-            raise UnusableGraph(str(why)) from None
-        return train(graph, contest.rate, 0, share).after_seconds(share)
-
-    with _training(contest) as train:
-        for expression in ranged:
-            try:
-                best[expression], error = best_numbers(expression, trials, error_of)
-            except UnusableGraph as why:
-                refuse(str(why))
-            console.print(
-                f"{expression}: {trials} trials of {share:.2g} s, best {best[expression]} ({error:.3g}{contest.unit})",
-                soft_wrap=True,
-            )
-    return list(dict.fromkeys(best.get(expression, expression) for expression in expressions))
+        console.print(
+            f"\nthe page with pictures: {out / page.PAGE}\n{contest.code(found.last[0].graph)}", soft_wrap=True
+        )
 
 
 def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str | None, out: Path, force: bool) -> None:
@@ -223,11 +168,11 @@ def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str |
         console.print(table(compare_hf.HEADINGS, compare_hf.rows(readings)))
         console.print(compare_hf.verdict(readings), soft_wrap=True)
         compare_hf.write(out, name, what, readings)
-        console.print(f"the page: {out / PAGE}", soft_wrap=True)
+        console.print(f"the page: {out / page.PAGE}", soft_wrap=True)
 
 
 def _refuse_to_replace(out: Path, force: bool) -> None:
-    if (out / RESULTS).exists() and not force:
+    if (out / page.RESULTS).exists() and not force:
         refuse(f"{out} holds a comparison: name another folder with --out, or replace it with --force")
 
 
@@ -237,7 +182,7 @@ def _refuse_to_replace(out: Path, force: bool) -> None:
 def expanded(graphs: str) -> list[str]:
     """The expressions between the semicolons; `a..b` in one stands for a, 2a, 4a, ... up to b."""
     found = []
-    for expression in _separated(graphs):
+    for expression in filter(None, map(str.strip, graphs.split(";"))):
         pieces = re.split(r"(\d+\s*\.\.\s*\d+)", expression)
         choices = [_doubled(piece) if k % 2 else [piece] for k, piece in enumerate(pieces)]
         found += ["".join(choice) for choice in itertools.product(*choices)]
@@ -246,12 +191,10 @@ def expanded(graphs: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _separated(graphs: str) -> list[str]:
-    return list(filter(None, map(str.strip, graphs.split(";"))))
-
-
 def _doubled(piece: str) -> list[str]:
-    ((low, high),) = bounds(piece)
+    low, high = map(int, piece.split(".."))
+    if not 0 < low <= high:
+        raise ValueError(f"{low}..{high} is an empty range; write the smaller number first, from 1 on")
     return [str(low << k) for k in range((high // low).bit_length())]
 
 
@@ -462,11 +405,8 @@ def _write(
         "options": asdict(replace(options, lr=contest.rate)),
         "budget": budget,
         "took": seconds,
-        "machine": machine(),
-        "versions": versions(),
         "graphs": [{**asdict(result), "seconds_per_step": result.seconds_per_step} for result in found.results],
     }
-    write_atomically(out / RESULTS, lambda path: path.write_text(json.dumps(content, indent=1) + "\n"))
     parts = [
         page.paragraph(found.verdict()),
         page.table(HEADINGS, rows),
@@ -479,9 +419,8 @@ def _write(
         "<h2>Use the winner</h2>",
         f"<pre>{contest.code(found.last[0].graph)}</pre>",
     ]  # fmt: skip
-    facts = [("machine", machine()), ("versions", versions()), ("took", f"{seconds / 60:.1f} min, budget {budget}")]
-    document = page.page(f"Which graph suits {contest.name}?", parts, facts)
-    write_atomically(out / PAGE, lambda path: path.write_text(document, encoding="utf-8"))
+    took = ("took", f"{seconds / 60:.1f} min, budget {budget}")
+    page.save(out, content, f"Which graph suits {contest.name}?", parts, took)
 
 
 def _described(found: Comparison) -> str:

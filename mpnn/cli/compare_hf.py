@@ -1,6 +1,5 @@
 """`mpnn compare --hf`: the perplexity of a published language model under each graph, without training."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +13,6 @@ from torch import Tensor
 
 from mpnn import Graph
 from mpnn.cli import page
-from mpnn.cli.measure import machine, versions
-from mpnn.files import write_atomically
 from mpnn.train.comparison import half_interval, paired_gaps
 
 OWN = "the model's own masks"
@@ -48,12 +45,9 @@ def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]
     """The model, which runs its own masks in mpnn, and up to 16 pieces of the text [pieces, context], spread evenly.
 
     `context` is the model's if it is None, at most 2,048 tokens and at most the text."""
-    try:
-        import transformers
+    import mpnn.hf  # says if transformers is missing  # isort: skip
+    import transformers
 
-        import mpnn.hf
-    except ImportError:
-        raise ImportError("--hf needs transformers, which is not installed; run: pip install transformers") from None
     tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(name, output_loading_info=True)
     model, loading = loaded
@@ -170,20 +164,12 @@ def rows(readings: Sequence[Reading]) -> list[tuple[str, ...]]:
 
 
 def write(out: Path, name: str, what: str, readings: Sequence[Reading]) -> None:
-    """Writes compare.json and index.html into a folder."""
-    content = {
-        "model": name,
-        "read": what,
-        "verdict": verdict(readings),
-        "machine": machine(),
-        "versions": versions(),
-        "graphs": [{**asdict(one), "perplexity": one.perplexity} for one in readings],
-    }
-    write_atomically(out / "compare.json", lambda path: path.write_text(json.dumps(content, indent=1) + "\n"))
+    """Writes the results and the page into a folder."""
+    graphs = [{**asdict(one), "perplexity": one.perplexity} for one in readings]
+    content = {"model": name, "read": what, "verdict": verdict(readings), "graphs": graphs}
     numbered = [(str(rank), *row) for rank, row in enumerate(rows(readings), 1)]
     parts = [page.paragraph(verdict(readings)), page.table(("", *HEADINGS), numbered), page.paragraph(what)]
-    document = page.page(f"{name} over other graphs", parts, [("machine", machine()), ("versions", versions())])
-    write_atomically(out / "index.html", lambda path: path.write_text(document, encoding="utf-8"))
+    page.save(out, content, f"{name} over other graphs", parts)
 
 
 def text_of(file: Path | None) -> str:

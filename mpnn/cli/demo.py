@@ -15,6 +15,7 @@ from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, fa
 from mpnn.cli.demo_page import Results, Times
 from mpnn.cli.lengths import attention_seconds, step_seconds
 from mpnn.cli.measure import machine, one_thread, versions
+from mpnn.cli.page import PAGE
 from mpnn.cli.recall import RecallRun
 from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
@@ -29,7 +30,6 @@ LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
 ATTENTION_LENGTH = 2048
 SELF_LOOPS_ONLY = "identity"
 EPOCHS = 100
-PAGE = "index.html"
 
 
 def demo(

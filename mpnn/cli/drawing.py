@@ -66,10 +66,6 @@ def _colored(cells: NDArray[np.float64]) -> Text:
 def _color(level: float) -> Color | None:
     if np.isnan(level):
         return None
-    stops = np.array([_rgb(stop) for stop in SEQUENTIAL])
+    stops = np.array([Color.parse(stop).get_truecolor() for stop in SEQUENTIAL])
     red, green, blue = (np.interp(level, np.linspace(0, 1, len(stops)), channel) for channel in stops.T)
     return Color.from_rgb(red, green, blue) if level > 0 else Color.parse(EMPTY)
-
-
-def _rgb(code: str) -> tuple[int, int, int]:
-    return int(code[1:3], 16), int(code[3:5], 16), int(code[5:7], 16)

@@ -1,6 +1,7 @@
 """What the pages of models share: loading a model of transformers, and recording its attention over each graph."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,9 @@ def record_each(
 
 def transformers_model(name: str) -> Any:
     """A model of transformers in a folder, or of this name on the Hub, in evaluation mode."""
-    try:
-        import transformers
+    import_module("mpnn.hf")  # says if transformers is missing; registers the attention that saved models name
+    import transformers
 
-        import mpnn.hf  # noqa: F401  registers the attention of saved models that name it
-    except ImportError:
-        raise ImportError("models need transformers, which is not installed; run: pip install transformers") from None
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     try:

@@ -6,17 +6,14 @@
 | `node_tables(features, labels, edges)` | files of your own for node classification |
 | `tu("MUTAG")`, `tu("PROTEINS")` | small graphs for graph classification |
 | `digits()` | points for classification (scikit-learn) |
-| `fashion_mnist(split)` | pictures of clothes, 28 x 28 pixels |
 | `tinyshakespeare()`, `pydoc_topics()` | text for character models |
 | `multi30k(split)` | English-German sentence pairs |
 | `neighbor_batches(graph, nodes, fanouts, features)` | sampled batches for training on graphs of any size |
 | `sentences()` | sentences for semantic search |
-| `cities()`, `tsp_weights()` | travelling salesman instances, and the weights of a model for them |
 """
 
 from mpnn.data.digits import PointClassification as PointClassification, digits as digits
 from mpnn.data.errors import DamagedFile as DamagedFile, DatasetNotFound as DatasetNotFound
-from mpnn.data.fashion_mnist import fashion_mnist as fashion_mnist
 from mpnn.data.locate import locate as locate
 from mpnn.data.neighbors import NeighborBatch as NeighborBatch, neighbor_batches as neighbor_batches
 from mpnn.data.planetoid import (
@@ -35,6 +32,5 @@ from mpnn.data.text import (
     pydoc_topics as pydoc_topics,
     tinyshakespeare as tinyshakespeare,
 )
-from mpnn.data.tsp import cities as cities, tsp_weights as tsp_weights
 from mpnn.data.tu import GraphClassification as GraphClassification, SmallGraph as SmallGraph, tu as tu
 from mpnn.files import cache_dir as cache_dir

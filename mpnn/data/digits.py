@@ -47,20 +47,14 @@ def digits() -> PointClassification:
             "the digits come with scikit-learn, which is not installed; run: pip install scikit-learn"
         ) from error
     images, labels = load_digits(return_X_y=True)
-    order = np.random.RandomState(0).permutation(len(labels))
+    node, order = np.arange(len(labels)), np.random.RandomState(0).permutation(len(labels))
     train = np.concatenate([order[labels[order] == c][:_LABELED_PER_CLASS] for c in range(10)])
     rest = order[~np.isin(order, train)]
     return PointClassification(
         # The maximum is 16: each pixel counts the set bits in a block of 4 x 4.
         x=torch.from_numpy(images.astype(np.float32) / 16),
         y=torch.from_numpy(labels.astype(np.int64)),
-        train_mask=_mask(len(labels), train),
-        val_mask=_mask(len(labels), rest[:_VALIDATION]),
-        test_mask=_mask(len(labels), rest[_VALIDATION:]),
+        train_mask=torch.from_numpy(np.isin(node, train)),
+        val_mask=torch.from_numpy(np.isin(node, rest[:_VALIDATION])),
+        test_mask=torch.from_numpy(np.isin(node, rest[_VALIDATION:])),
     )
-
-
-def _mask(count: int, nodes: np.ndarray) -> Tensor:
-    mask = torch.zeros(count, dtype=torch.bool)
-    mask[torch.from_numpy(nodes)] = True
-    return mask

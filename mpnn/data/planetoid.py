@@ -14,7 +14,7 @@ from mpnn.data.links import both_directions
 from mpnn.data.locate import locate
 from mpnn.data.pickles import load_plain
 from mpnn.data.read import read_verified
-from mpnn.data.sources import CITESEER, CORA, Source
+from mpnn.data.sources import SOURCES, Source
 
 _VALIDATION_NODES = 500
 
@@ -65,7 +65,7 @@ def cora() -> NodeClassification:
     Raises:
         DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
     """
-    return read_planetoid(locate("cora"), CORA)
+    return read_planetoid(locate("cora"), SOURCES["cora"])
 
 
 def citeseer() -> NodeClassification:
@@ -77,7 +77,7 @@ def citeseer() -> NodeClassification:
     Raises:
         DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
     """
-    return read_planetoid(locate("citeseer"), CITESEER)
+    return read_planetoid(locate("citeseer"), SOURCES["citeseer"])
 
 
 def read_planetoid(folder: Path, source: Source) -> NodeClassification:

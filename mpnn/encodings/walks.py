@@ -49,20 +49,17 @@ def random_walk(graph: Graph, steps: int) -> Tensor:
     return torch.from_numpy(out).to(graph.device, torch.get_default_dtype())
 
 
-def pagerank(graph: Graph, alpha: float = 0.15, nodes: Tensor | None = None) -> Tensor:
-    """Rows of `alpha (I - (1 - alpha) A D^-1)^-1`: the intimacy of Graph-BERT (Zhang et al. 2020).
+def pagerank(graph: Graph, alpha: float = 0.15) -> Tensor:
+    """`alpha (I - (1 - alpha) A D^-1)^-1`: the intimacy of Graph-BERT (Zhang et al. 2020).
 
     Entry (i, j) is the probability that a walk from j, which stops before each step with probability alpha, stops at i.
     It is computed by one sparse factorization.
 
-    Args:
-        nodes: the rows to return, integers; default: all rows, in order.
-
     Returns:
-        [len(nodes), N] in torch's default dtype, on the graph's device.
+        [N, N] in torch's default dtype, on the graph's device.
 
     Raises:
-        ValueError: if alpha is not in (0, 1], `nodes` are not valid node numbers, or the graph has two sets of nodes.
+        ValueError: if alpha is not in (0, 1], or the graph has two sets of nodes.
     """
     from scipy.sparse import eye_array
     from scipy.sparse.linalg import splu
@@ -71,20 +68,11 @@ def pagerank(graph: Graph, alpha: float = 0.15, nodes: Tensor | None = None) -> 
         raise ValueError(f"alpha must lie in (0, 1]; got {alpha}")
     n = graph.num_dst
     walk = _steps(graph, "PageRank")
-    rows = np.arange(n) if nodes is None else _validate_nodes(nodes, n)
-    solution = np.zeros((n, len(rows)))
-    solution[rows, np.arange(len(rows))] = alpha
+    solution = alpha * np.eye(n)
     if n:
         system = eye_array(n) - (1 - alpha) * walk
         solution = splu(system.T.tocsc()).solve(solution)
     return torch.from_numpy(np.ascontiguousarray(solution.T)).to(graph.device, torch.get_default_dtype())
-
-
-def _validate_nodes(nodes: Tensor, n: int) -> np.ndarray:
-    rows = np.asarray(nodes.cpu())
-    if rows.ndim != 1 or rows.dtype.kind not in "iu" or ((rows < 0) | (rows >= n)).any():
-        raise ValueError(f"nodes must be integers [rows] from 0 to {n - 1}; got {nodes}")
-    return rows
 
 
 def _steps(graph: Graph, what: str) -> "csr_array":

@@ -9,10 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mpnn.cli import compare_hf, search
+from mpnn.cli import compare_hf
 from mpnn.cli.app import app
 from mpnn.cli.compare import expanded
-from mpnn.cli.search import UnusableGraph, best_numbers, bounds
 
 RUN = CliRunner()
 compare, loop = import_module("mpnn.cli.compare"), import_module("mpnn.train.loop")
@@ -151,48 +150,4 @@ def test_what_cannot_be_compared_is_refused(options: list[str], message: str, tm
     done = RUN.invoke(app, ["compare", *options, "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
     assert message in done.output
-    assert not (tmp_path / "out").exists()
-
-
-def test_search_finds_the_number_of_the_least_error() -> None:
-    pytest.importorskip("optuna")
-    asked: list[str] = []
-
-    def error(graph: str) -> float:
-        asked.append(graph)
-        if graph == "window(1)":
-            raise UnusableGraph("too narrow")
-        return abs(int(graph.split("(")[1][:-1]) - 20) / 100
-
-    best, least = best_numbers("window(1..64)", 30, error)
-    assert abs(int(best.split("(")[1][:-1]) - 20) <= 3
-    assert least == error(best)
-    assert len(set(asked[:-1])) == len(asked[:-1]), "a graph is measured once"
-    with pytest.raises(UnusableGraph, match=r"no trial of window\(1\.\.1\) ended with a finite error: too narrow"):
-        best_numbers("window(1..1)", 2, error)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("clock")
-def test_a_search_ends_in_a_comparison(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    command = ["compare", "--task", "digits", "--graphs", "knn(2..8); identity", "--search", "2", "--seeds", "1"]
-    done = RUN.invoke(app, [*command, "--budget", "80s", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    assert "knn(2..8): 2 trials of 10 s, best knn(" in done.output
-    graphs = {one["graph"] for one in json.loads((tmp_path / "compare.json").read_text())["graphs"]}
-    assert len(graphs) == 2
-    assert "identity" in graphs
-
-
-def test_search_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"9\.\.3 is an empty range"):
-        bounds("window(9..3)")
-    done = RUN.invoke(app, ["compare", "--search", "3", "--hf", "no/model", "--out", str(tmp_path / "out")])
-    assert done.exit_code == 2
-    assert "--hf trains nothing" in done.output
-    monkeypatch.setattr(search, "find_spec", lambda name: None)
-    done = RUN.invoke(app, ["compare", "--search", "3", "--out", str(tmp_path / "out")])
-    assert done.exit_code == 2
-    assert "--search needs Optuna, which is not installed; run: pip install optuna" in done.output
     assert not (tmp_path / "out").exists()

@@ -5,10 +5,10 @@ import struct
 
 import pytest
 import torch
+from fashion_mnist import fashion_mnist, read_idx
 from real_data import real
 
 from mpnn.data.errors import DamagedFile
-from mpnn.data.fashion_mnist import fashion_mnist, read_idx
 
 CONTENT = struct.pack(">BBBBIII", 0, 0, 8, 3, 2, 1, 3) + bytes(range(6))
 

@@ -190,7 +190,9 @@ def test_every_source_is_complete(source):
             assert len(bytes.fromhex(file.sha256)) == 32
 
 
-@pytest.mark.parametrize("source", [sources.CORA, sources.TINYSHAKESPEARE, sources.MULTI30K], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "source", [sources.SOURCES[name] for name in ("cora", "tinyshakespeare", "multi30k")], ids=lambda s: s.name
+)
 def test_the_checksums_are_those_of_the_real_files(source):
     folder = real(locate, source.name)
     for file in source.files:

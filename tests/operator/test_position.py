@@ -8,7 +8,7 @@ from error_bound import error_bound
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
-from mpnn.models.layers.positions import binary, normalized, sinusoidal
+from mpnn.models.layers.positions import sinusoidal
 from mpnn.position import T5, ALiBi, Rotary, Shaw
 
 EXACT = error_bound(1, 16, torch.float64)
@@ -55,28 +55,6 @@ def test_halves_are_those_of_marian(dim, measured):
     marian = pytest.importorskip("transformers.models.marian.modeling_marian")
     theirs = marian.MarianSinusoidalPositionalEmbedding(100, dim).create_weight()
     measured("Positional encodings", "Hugging Face Marian", largest(theirs - sinusoidal(100, dim, halves=True)), BOUND)
-
-
-# ------------------------------------------------------------------------------------------------ counter-examples
-
-
-def test_binary_neighbors_are_not_near():
-    assert binary(8, 3).int().tolist()[:4] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]]
-    bits = binary(16, 4)
-    distance = torch.cdist(bits, bits, p=1)
-    assert distance[7, 8] == 4
-    assert distance[8, 10] == 1
-    waves = sinusoidal(16, 4)
-    assert torch.cdist(waves, waves).diagonal(1).max() < torch.cdist(waves, waves).diagonal(2).min()
-    with pytest.raises(ValueError, match="3 bits encode at most 8 positions; got a length of 9"):
-        binary(9, 3)
-
-
-def test_a_normalized_step_depends_on_the_length():
-    short, long = normalized(5), normalized(101)
-    assert (short[1] - short[0]).item() == pytest.approx(0.25)
-    assert (long[1] - long[0]).item() == pytest.approx(0.01)
-    assert torch.equal(sinusoidal(5, 8), sinusoidal(101, 8)[:5])
 
 
 # ------------------------------------------------------------------------------------------------ relative ones

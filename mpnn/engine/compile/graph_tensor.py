@@ -2,28 +2,26 @@
 
 `torch.compile` refers to a graph by its number in this process (`mpnn.graph.handles`). A program that `torch.export`
 saves holds the graph itself instead: a topology as its expression, which fits all lengths, and any other graph as its
-rows of runs or its edges. The bytes are arrays in numpy's `.npz` format, which holds no code.
+rows of runs or its edges. The bytes are those of `torch.save`, read with `weights_only=True`, which runs no code.
 """
 
 import io
 from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
+from pickle import UnpicklingError
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch._guards import tracing
 from torch.fx.experimental.symbolic_shapes import has_static_value
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mpnn.engine.compile.names import describe, restore
 from mpnn.engine.compile.outline import Outline, bound, constant
 from mpnn.graph import Graph
 from mpnn.graph.handles import resolve
-from mpnn.graph.relations import Relation, Table
-from mpnn.graph.runs import Runs
 from mpnn.graph.topology import Topology
 from mpnn.graphs.parse import parse
 
@@ -48,7 +46,7 @@ def graph_from_tensor(token: Tensor) -> Topology | Graph:
 
     Raises:
         RuntimeError: if the token is the number of a graph that was freed.
-        ValueError: if the bytes were not written by `graph_to_tensor`.
+        UnpicklingError, ValueError: if the bytes hold anything else than a graph or topology.
     """
     if token.dim() == 0:
         return resolve(token)
@@ -91,54 +89,34 @@ def _refuse_any_length(topology: Topology, derived: bool) -> None:
 @constant
 @lru_cache(maxsize=256)
 def _topology(topology: Topology) -> Tensor:
-    return _save({"topology": np.array(repr(topology))})
+    return _save(topology)
 
 
 @constant
 def _graph(topology: Topology | Graph, num_dst: int, num_src: int, *recipe: Any) -> Tensor:
     graph = bound(topology, num_dst, num_src)
-    return graph.cached(("embedded", *recipe), lambda: _save(_arrays(_derive(graph, *recipe))))
+    return graph.cached(("embedded", *recipe), lambda: _save(_derive(graph, *recipe)))
 
 
 def _derive(graph: Graph, build: Callable[..., Graph] | None = None, *arguments: Any) -> Graph:
-    return graph if build is None else build(graph, *arguments)
+    """The graph on the CPU, without edge attributes, which are tensors of the program."""
+    derived = (graph if build is None else build(graph, *arguments)).to(torch.device("cpu")).alias()
+    derived.edge_attr = None
+    return derived
 
 
-def _arrays(graph: Graph) -> dict[str, Any]:
-    """All arrays of a graph that a round may depend on, except edge attributes, which are tensors of the program."""
-    arrays: dict[str, Any] = {"size": np.array([graph.num_dst, graph.num_src, graph.shift])}
-    if graph.is_explicit:
-        arrays["edges"] = graph.edge_index
-    elif graph.labels is not None:
-        arrays["labels"] = graph.labels
-    else:
-        arrays |= {"row": graph.runs.row, "start": graph.runs.start, "stop": graph.runs.stop}
-    if graph.edge_type_rule is not None:
-        arrays |= _relation(graph.edge_type_rule)
-    elif graph.has_edge_types:
-        arrays["edge_type"] = graph.edge_type
-    if graph.positions is not None:
-        arrays["dst_at"], arrays["src_at"] = graph.positions
-    if graph.order is not None:
-        arrays["order"] = graph.order
-    return {name: x.cpu().numpy() if isinstance(x, Tensor) else x for name, x in arrays.items()}
-
-
-def _relation(relation: Relation) -> dict[str, Any]:
-    if type(relation) is Table:
-        return {"table": relation.classes}
-    text = describe(relation)
-    if text is None:
-        raise ValueError(
-            f"torch.export cannot save a graph with edge types from {relation}; pass them as data, "
-            f"edge_type of graphs.from_edges. {ADVICE[0].upper()}{ADVICE[1:]}"
-        )
-    return {"relation": np.array(text)}
-
-
-def _save(arrays: dict[str, Any]) -> Tensor:
+def _save(graph: Topology | Graph) -> Tensor:
     file = io.BytesIO()
-    np.savez(file, **arrays)
+    try:
+        with tracing(None):  # else torch would save fake tensors
+            torch.save(graph, file)
+            _read(file.getvalue())
+    except UnpicklingError:
+        relation = getattr(graph, "relation", None)
+        raise ValueError(
+            f"torch.export cannot save a graph with edge types from {relation}; pass them as data, edge_type of "
+            f"graphs.from_edges. {ADVICE[0].upper()}{ADVICE[1:]}"
+        ) from None
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
 
@@ -146,32 +124,5 @@ def _save(arrays: dict[str, Any]) -> Tensor:
 
 
 def _read(data: bytes) -> Topology | Graph:
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        arrays = dict(file)
-    if "topology" in arrays:
-        return parse(str(arrays["topology"]))
-    num_dst, num_src, shift = (int(n) for n in arrays["size"])
-    edges, positions, relation = arrays.get("edges"), None, None
-    if "relation" in arrays:
-        relation = restore(str(arrays["relation"]))
-    elif "table" in arrays:
-        relation = Table(torch.from_numpy(arrays["table"]))
-    if "dst_at" in arrays:
-        positions = torch.from_numpy(arrays["dst_at"]), torch.from_numpy(arrays["src_at"])
-    runs = None
-    if "row" in arrays:
-        runs = Runs.of(num_dst, num_src, [(arrays["row"], arrays["start"], arrays["stop"])])
-    graph = Graph(
-        num_dst,
-        num_src,
-        runs=runs,
-        labels=arrays.get("labels"),
-        edges=None if edges is None else torch.from_numpy(edges),
-        edge_type=torch.from_numpy(arrays["edge_type"]) if "edge_type" in arrays else None,
-        relation=relation,
-        shift=shift,
-        positions=positions,
-    )
-    if "order" in arrays:
-        graph.order = torch.from_numpy(arrays["order"])
-    return graph.validate() if edges is not None else graph
+    graph: Topology | Graph = torch.load(io.BytesIO(data), weights_only=True)
+    return graph

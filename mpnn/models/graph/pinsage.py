@@ -61,16 +61,3 @@ class PinSage(Stack):
         positive_score = (query_z * F.embedding(positive, z)).sum(-1)
         negative_score = (query_z[:, None] * F.embedding(negative.reshape(len(query), -1), z)).sum(-1)
         return F.relu(negative_score - positive_score[:, None] + margin).mean()
-
-    def recommend(self, z: Tensor, query: Tensor, count: int) -> Tensor:
-        """Returns the `count` highest-scoring other items for each query, best first: int64 [Q, count].
-
-        Args:
-            z: embeddings [N, out_dim].
-            query: items, int64 [Q].
-            count: number of items to return, less than N.
-        """
-        if not 0 <= count < len(z):
-            raise ValueError(f"count must be less than the {len(z)} items; got {count}")
-        score = z[query] @ z.T
-        return score.scatter(1, query[:, None], float("-inf")).topk(count).indices

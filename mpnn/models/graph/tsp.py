@@ -9,8 +9,6 @@ The features of a tour are the mean of all cities and the first and the last cit
 the weights of the pointer are the probabilities of the next city.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
@@ -114,23 +112,6 @@ class TSP(Model):
             advantage = tour_length(cities, tours) - tour_length(cities, baseline.solve(cities))
         return (advantage * self._log_probability(h, tours)).mean()
 
-    @classmethod
-    def from_published(cls, weights: Mapping[str, Tensor]) -> "TSP":
-        """Creates the model from the authors' published weights, in evaluation mode; see `mpnn.data.tsp_weights`.
-
-        Raises:
-            ValueError: if the weights are not those of an attention model for the TSP.
-        """
-        try:
-            heads, dim, _ = weights["embedder.layers.0.0.module.W_query"].shape
-            layers = sum(name.endswith(".W_query") for name in weights)
-            hidden = len(weights["embedder.layers.0.2.module.0.weight"])
-            model = cls(dim, heads, layers, hidden)
-            model.load_state_dict(_state_from_published(weights, layers))
-        except (KeyError, RuntimeError) as error:
-            raise ValueError(f"these are not the weights of an attention model for the TSP: {error}") from None
-        return model.eval()
-
     def _log_probability(self, h: Tensor, tours: Tensor) -> Tensor:
         """Cities' features [B, N, dim] and tours [B, N] -> log-probabilities [B]."""
         count = h.shape[1]
@@ -184,40 +165,3 @@ def tour_length(cities: Tensor, tours: Tensor) -> Tensor:
     """Lengths [B] of closed tours int64 [B, N] through points [B, N, 2]."""
     path = torch.take_along_dim(cities, tours[..., None], 1)
     return (path - path.roll(-1, 1)).norm(dim=-1).sum(-1)
-
-
-def _state_from_published(weights: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Converts the authors' state dict, whose maps have one [dim, D] slice per head, to that of a `TSP`."""
-    state = {
-        "embed.weight": weights["init_embed.weight"],
-        "embed.bias": weights["init_embed.bias"],
-        "nowhere": weights["W_placeholder"],
-        "glimpse.attention.to_query.weight": torch.cat(
-            [weights["project_fixed_context.weight"], weights["project_step_context.weight"]], 1
-        ),
-        "glimpse.attention.to_out.weight": weights["project_out.weight"],
-    }
-    node_maps = weights["project_node_embeddings.weight"].chunk(3)
-    for name, weight in zip(
-        ("glimpse.attention.to_key", "glimpse.attention.to_value", "to_key"), node_maps, strict=True
-    ):
-        state[f"{name}.weight"] = weight
-    for k in range(layers):
-        source, target = f"embedder.layers.{k}.", f"layers.{k}."
-        for a, b in (("query", "query"), ("key", "key"), ("val", "value")):
-            weight = weights[f"{source}0.module.W_{a}"].transpose(1, 2).flatten(0, 1)
-            state[f"{target}attention.to_{b}.weight"] = weight
-        state[f"{target}attention.to_out.weight"] = weights[f"{source}0.module.W_out"].flatten(0, 1).T
-        for a, b in (
-            ("1.normalizer", "norm"),
-            ("3.normalizer", "ffn_norm"),
-            ("2.module.0", "ffn.0"),
-            ("2.module.2", "ffn.3"),
-        ):
-            prefix = f"{source}{a}."
-            state |= {
-                f"{target}update.{b}.{name.removeprefix(prefix)}": weight
-                for name, weight in weights.items()
-                if name.startswith(prefix)
-            }
-    return state

@@ -28,7 +28,7 @@ class ImageOutput:
     """Output of an encoder for a batch of images.
 
     last: output of the last layer, [B, nodes, dim]. pooled: one vector per image, [B, width]. weights: attention
-    weights of each layer or stage, as documented by the encoder.
+    weights of each layer, as documented by the encoder; None without them.
     """
 
     last: Tensor

@@ -15,10 +15,7 @@ from functools import partial
 from torch import nn
 
 from mpnn.attention import DeltaRule
-from mpnn.dropout import Dropout
-from mpnn.maps import Linear
-from mpnn.models.layers.decoder import Decoder
-from mpnn.models.layers.recurrent import GatedNorm, RecurrentLayer, WithFeedForward, initialize
+from mpnn.models.layers.recurrent import GatedNorm, RecurrentDecoder, RecurrentLayer, WithFeedForward
 from mpnn.update import GatedFeedForward
 
 
@@ -62,7 +59,7 @@ class DeltaNetConfig:
         return RecurrentLayer(self.dim, attention, gated, values, norm, kernel=self.kernel)
 
 
-class DeltaNet(Decoder):
+class DeltaNet(RecurrentDecoder):
     """Decoder-only language model of the delta rule. A new token costs as much at any length (`generate`).
 
     Args:
@@ -70,16 +67,9 @@ class DeltaNet(Decoder):
     """
 
     def __init__(self, config: DeltaNetConfig) -> None:
-        super().__init__()
         norm = partial(nn.RMSNorm, eps=config.eps)
-        self.context = config.context
-        self.token = nn.Embedding(config.vocabulary, config.dim)
-        self.position = None
-        self.dropout = Dropout(0.0)
-        self.layers = nn.ModuleList(
+        layers = (
             WithFeedForward(config.layer(), norm(config.dim), GatedFeedForward(config.dim, config.hidden, nn.SiLU))
             for _ in range(config.layers)
         )
-        self.norm = norm(config.dim)
-        self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
-        initialize(self)
+        super().__init__(config, layers, norm)

@@ -13,10 +13,7 @@ from functools import partial
 from torch import nn
 
 from mpnn.attention import StateSpace
-from mpnn.dropout import Dropout
-from mpnn.maps import Linear
-from mpnn.models.layers.decoder import Decoder
-from mpnn.models.layers.recurrent import GatedNorm, RecurrentLayer, Skip, initialize
+from mpnn.models.layers.recurrent import GatedNorm, RecurrentDecoder, RecurrentLayer, Skip
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Mamba2Config:
     tied: bool = True
 
 
-class Mamba2(Decoder):
+class Mamba2(RecurrentDecoder):
     """Decoder-only language model of state spaces. A new token costs as much at any length (`generate`).
 
     Args:
@@ -53,15 +50,10 @@ class Mamba2(Decoder):
     """
 
     def __init__(self, config: Mamba2Config) -> None:
-        super().__init__()
         norm, inner = partial(nn.RMSNorm, eps=config.eps), config.expand * config.dim
         if inner % config.head_dim:
             raise ValueError(f"a layer is {inner} wide, which is no multiple of head_dim={config.head_dim}")
         heads = inner // config.head_dim
-        self.context = config.context
-        self.token = nn.Embedding(config.vocabulary, config.dim)
-        self.position = None
-        self.dropout = Dropout(0.0)
 
         def layer() -> RecurrentLayer:
             attention = StateSpace(
@@ -79,7 +71,4 @@ class Mamba2(Decoder):
                 map_bias=config.bias,
             )
 
-        self.layers = nn.ModuleList(layer() for _ in range(config.layers))
-        self.norm = norm(config.dim)
-        self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
-        initialize(self)
+        super().__init__(config, (layer() for _ in range(config.layers)), norm)

@@ -12,10 +12,7 @@ from functools import partial
 from torch import nn
 
 from mpnn.attention import Retention
-from mpnn.dropout import Dropout
-from mpnn.maps import Linear
-from mpnn.models.layers.decoder import Decoder
-from mpnn.models.layers.recurrent import GatedNorm, RecurrentLayer, WithFeedForward, initialize
+from mpnn.models.layers.recurrent import GatedNorm, RecurrentDecoder, RecurrentLayer, WithFeedForward
 from mpnn.position import Rotary
 from mpnn.update import FeedForward
 
@@ -40,7 +37,7 @@ class RetNetConfig:
     tied: bool = True
 
 
-class RetNet(Decoder):
+class RetNet(RecurrentDecoder):
     """Decoder-only language model of retention. A new token costs as much at any length (`generate`).
 
     Args:
@@ -48,13 +45,8 @@ class RetNet(Decoder):
     """
 
     def __init__(self, config: RetNetConfig) -> None:
-        super().__init__()
         dim, heads, norm = config.dim, config.heads, partial(nn.LayerNorm, eps=config.eps)
         values = 2 * dim if config.value_dim is None else config.value_dim
-        self.context = config.context
-        self.token = nn.Embedding(config.vocabulary, dim)
-        self.position = None
-        self.dropout = Dropout(0.0)
 
         def layer() -> WithFeedForward:
             rotary = Rotary(dim // heads, config.base)
@@ -64,7 +56,4 @@ class RetNet(Decoder):
                 RecurrentLayer(dim, attention, gated, values, norm), norm(dim), FeedForward(dim, config.hidden, nn.GELU)
             )
 
-        self.layers = nn.ModuleList(layer() for _ in range(config.layers))
-        self.norm = norm(dim)
-        self.head = None if config.tied else Linear(dim, config.vocabulary, bias=False)
-        initialize(self)
+        super().__init__(config, (layer() for _ in range(config.layers)), norm)

@@ -23,7 +23,7 @@ from mpnn.graphs import pooling
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, pair
 from mpnn.models.saving import Model
-from mpnn.models.vision.swin_windows import pad_nodes, weights_by_window, window_topology
+from mpnn.models.vision.swin_windows import pad_nodes, window_topology
 from mpnn.position import Table
 from mpnn.update import FeedForward, PreNorm
 
@@ -82,34 +82,24 @@ class Swin(Model):
         self.stages = nn.ModuleList(Stage(config, k, graph, drop_paths, merges=k < last) for k in range(last + 1))
         self.norm = nn.LayerNorm(self.width, eps=config.eps)
 
-    def forward(
-        self,
-        images: Tensor,
-        *,
-        stretch: bool = False,
-        return_weights: bool = False,
-    ) -> ImageOutput:
+    def forward(self, images: Tensor, *, stretch: bool = False) -> ImageOutput:
         """One pass over images.
 
         Args:
             images: [B, channels, H, W], padded with zeros to whole patches.
             stretch: whether position embeddings are interpolated to images of another size.
-            return_weights: whether to return the attention weights.
 
         Returns:
-            last [B, patches of the last stage, width]; pooled [B, width], its mean; weights: those of the last layer
-            of each stage, [B, windows, heads, S, S] over the S positions of each window. Rows of padding are zeros.
+            last [B, patches of the last stage, width]; pooled [B, width], its mean.
         """
         images, size = self.pad_images(images)
         x = self.patch_norm(self.patches(images))
         x = x if self.positions is None else x + self.positions(size, stretch=stretch)
         x = self.dropout(x)
-        weights = []
         for stage in self.stages:
-            x, size, stage_weights = stage(x, size, return_weights)
-            weights.append(stage_weights)
+            x, size = stage(x, size)
         last = self.norm(x)
-        return ImageOutput(last, last.mean(1), tuple(weights) if return_weights else None)
+        return ImageOutput(last, last.mean(1))
 
     def pad_images(self, images: Tensor) -> tuple[Tensor, Size]:
         """Pads images with zeros to whole patches. Returns the images and their grid of patches."""
@@ -132,14 +122,11 @@ class Stage(nn.Module):
         )
         self.merge = PatchMerging(dim) if merges else None
 
-    def forward(self, x: Tensor, size: Size, return_weights: bool = False) -> tuple[Tensor, Size, Tensor | None]:
-        """x [B, N, dim] over a grid of `size` -> the next stage's input, its grid, and the last layer's weights."""
-        weights = None
-        for k, layer in enumerate(self.layers):
-            x, weights = layer(x, size, return_weights and k == len(self.layers) - 1)
-        if self.merge is None:
-            return x, size, weights
-        return *self.merge(x, size), weights
+    def forward(self, x: Tensor, size: Size) -> tuple[Tensor, Size]:
+        """x [B, N, dim] over a grid of `size` -> the next stage's input and its grid."""
+        for layer in self.layers:
+            x = layer(x, size)
+        return (x, size) if self.merge is None else self.merge(x, size)
 
 
 class WindowLayer(nn.Module):
@@ -157,15 +144,10 @@ class WindowLayer(nn.Module):
         update = PreNorm(dim, ffn, dropout=config.dropout, norm=norm, drop_path=drop_path)
         self.round = MessagePassing(None, "sum", update, attention)
 
-    def forward(self, x: Tensor, size: Size, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """x [B, N, dim] over a grid of `size` -> the same shape, and the weights [B, windows, heads, S, S] or None."""
-        topology, padded, cell, shift = build_once(window_topology, self.graph, self.window, self.shifted, *size)
-        source = None if padded == size else partial(pad_nodes, size=size, padded=padded)
-        if not return_weights:
-            return self.round(x, topology, source=source), None
-        y, weights = self.round(x, topology, source=source, return_weights=True)
-        graph = topology.bind(size[0] * size[1], padded[0] * padded[1]).to(x.device)
-        return y, weights_by_window(weights, graph, size, padded, cell, shift)
+    def forward(self, x: Tensor, size: Size) -> Tensor:
+        """x [B, N, dim] over a grid of `size` -> the same shape."""
+        topology, padded = build_once(window_topology, self.graph, self.window, self.shifted, *size)
+        return self.round(x, topology, source=None if padded == size else partial(pad_nodes, size=size, padded=padded))
 
 
 class PatchMerging(nn.Module):

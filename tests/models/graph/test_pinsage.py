@@ -83,11 +83,6 @@ def test_the_loss_is_a_hinge_over_all_that_do_not_go_with_the_query(graph: Graph
     torch.testing.assert_close(model.loss(x, graph, query, good, bad[:, 0]), torch.stack([terms[0], terms[3]]).mean())
 
 
-def test_items_are_recommended_by_their_products_and_never_themselves() -> None:
-    z = torch.tensor([[1.0, 0], [0.9, 0.05], [0, 1], [0.5, 0.1]])
-    assert PinSage(IN, OUT).recommend(z, torch.tensor([0, 2]), 2).tolist() == [[1, 3], [3, 1]]
-
-
 def test_an_item_without_in_neighbors_has_an_embedding_of_its_own(graph: Graph) -> None:
     assert graph.degree()[-1] == 0
     z = PinSage(IN, OUT, HIDDEN)(torch.randn(ITEMS, IN), graph)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from error_bound import error_bound
 from parity import moved, same_gradients
+from published_tours import cities as published_cities, published_model, tsp_weights
 
 from mpnn import data
 from mpnn.models.graph.tsp import TSP, tour_length
@@ -127,27 +128,27 @@ SPREAD = 0.31
 
 
 def test_published_weights_find_short_tours():
-    model, cities = TSP.from_published(real(data.tsp_weights)), data.cities(300)
+    model, cities = published_model(real(tsp_weights)), published_cities(300)
     mean = tour_length(cities, model.solve(cities)).mean().item()
     assert abs(mean - 3.847) < 4 * SPREAD / 300**0.5
 
 
 @pytest.mark.slow
 def test_published_weights_reach_the_published_length(measured):
-    model = TSP.from_published(real(data.tsp_weights))
-    lengths = torch.cat([tour_length(cities, model.solve(cities)) for cities in data.cities().split(1000)])
+    model = published_model(real(tsp_weights))
+    lengths = torch.cat([tour_length(cities, model.solve(cities)) for cities in published_cities().split(1000)])
     measured(SYSTEM, "published greedy tour 3.8470", abs(lengths.double().mean().item() - 3.8470), 1e-3)
     assert abs(lengths.std().item() - SPREAD) < 0.01
 
 
 def test_instances_are_the_first_of_the_published_ones():
-    assert torch.equal(data.cities(3), data.cities(50)[:3])
-    assert data.cities(2).dtype == torch.float32
-    assert data.cities(1)[0, 0].tolist() == pytest.approx([0.1915194503788923, 0.6221087710398319])
+    assert torch.equal(published_cities(3), published_cities(50)[:3])
+    assert published_cities(2).dtype == torch.float32
+    assert published_cities(1)[0, 0].tolist() == pytest.approx([0.1915194503788923, 0.6221087710398319])
 
 
 def test_bad_input_gets_a_sentence():
     with pytest.raises(ValueError, match=r"cities must be points \[B, N, 2\] with B and N at least 1; got \[5, 2\]"):
         TSP(dim=8, heads=2, layers=1).solve(torch.rand(5, 2))
     with pytest.raises(ValueError, match="not the weights of an attention model for the TSP: 'embedder"):
-        TSP.from_published({})
+        published_model({})
