@@ -24,6 +24,7 @@ from mpnn.graph import Graph
 from mpnn.graph.handles import resolve
 from mpnn.graph.relations import Relation, Table
 from mpnn.graph.runs import Runs
+from mpnn.graph.stacked import StackedGraph
 from mpnn.graph.topology import Topology
 from mpnn.graphs.parse import parse
 
@@ -106,6 +107,10 @@ def _derive(graph: Graph, build: Callable[..., Graph] | None = None, *arguments:
 
 def _arrays(graph: Graph) -> dict[str, Any]:
     """All arrays of a graph that a round may depend on, except edge attributes, which are tensors of the program."""
+    if isinstance(graph, StackedGraph):
+        if graph.shift or graph.relation is not None or graph.positions is not None:
+            raise ValueError(f"torch.export cannot save {graph} with positions or edge types; {ADVICE}")
+        return {**_arrays(graph.flat), "stack": np.array(graph.stack)}
     arrays: dict[str, Any] = {"size": np.array([graph.num_dst, graph.num_src, graph.shift])}
     if graph.is_explicit:
         arrays["edges"] = graph.edge_index
@@ -174,4 +179,5 @@ def _read(data: bytes) -> Topology | Graph:
     )
     if "order" in arrays:
         graph.order = torch.from_numpy(arrays["order"])
-    return graph.validate() if edges is not None else graph
+    graph = graph.validate() if edges is not None else graph
+    return StackedGraph(graph, tuple(arrays["stack"].tolist())) if "stack" in arrays else graph
