@@ -128,12 +128,13 @@ def _check_dimensions(name: str, x: Tensor) -> None:
 
 def _runs_of_bools(flags: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
     """Pointers, starts and stops of the runs of True in each row."""
-    padded = np.zeros((len(flags), flags.shape[1] + 2), np.int8)
+    width = flags.shape[1] + 2
+    padded = np.zeros((len(flags), width), np.int8)
     padded[:, 1:-1] = flags
-    steps = np.diff(padded, axis=1)
-    begins = steps == 1
-    ptr = np.append(0, np.cumsum(begins.sum(1)))
-    return ptr, begins.nonzero()[1], (steps == -1).nonzero()[1]
+    steps = np.diff(padded.reshape(-1))  # from one row to the next, from absent to absent
+    begins, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
+    ptr = np.append(0, np.cumsum(np.bincount(begins // width, minlength=len(flags))))
+    return ptr, begins % width, ends % width
 
 
 def _stacked(runs: Runs, choice: Tensor, name: str) -> Graph:
