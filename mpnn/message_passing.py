@@ -247,6 +247,8 @@ class MessagePassing(nn.Module):
         is_part = not compiles and isinstance(graph, Graph) and graph.exchange is not LOCAL
         if sharding is not None and compiles:
             raise ValueError("torch.compile does not trace layers over a part of a graph; leave them uncompiled")
+        if sharding is not None and isinstance(graph, Graph) and graph.stack:
+            raise ValueError(f"{graph} differs by item and head, and its nodes are not divided over processes")
         if sharding is not None and not is_part:
             graph = sharding.part(graph, num_dst, num_src, layer).to(x.device)
         if isinstance(graph, Topology):

@@ -81,7 +81,8 @@ def attend(
         check_scale(scale)
     of_recurrence = (log_gate, beta, state, return_state)
     options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence)
-    if options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling():
+    is_plain = options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling()
+    if is_plain and not graph.stack:
         return _attend_plainly(graph, query, key, value, float(scale), backend)
     for name, x in (("log_gate", log_gate), ("beta", beta), ("state", state)):
         if x is not None:

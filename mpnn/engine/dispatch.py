@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mpnn import rng, validation
 from mpnn.backends import Backend, registered
+from mpnn.engine import folding
 from mpnn.engine.plan import Direct, choose, direct
 from mpnn.graph import Graph
 from mpnn.round import Round
@@ -34,6 +35,8 @@ class Choice(NamedTuple):
 def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """`mpnn.engine.run` outside of traced programs."""
     validation.graph(round.graph)
+    if round.graph.stack:
+        return folding.run(round, lambda folded: run(folded, backend))
     round = normalize(round, backend)
     try:
         chosen = cached_choice(round.graph, backend, round.signature, lambda: round)

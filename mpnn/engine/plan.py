@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mpnn import html, maps, validation
 from mpnn.backends import Backend, registered
+from mpnn.engine import folding
 from mpnn.needs import missing
 from mpnn.round import Round
 
@@ -141,6 +142,7 @@ def direct(chosen: Backend, round: Round) -> Direct | None:
 
 def plan(round: Round, backend: str = "auto") -> Plan:
     """The chosen backend, and the estimate or the reason of each candidate."""
+    round = folding.fold(round) if round.graph.stack else round
     round = round.lowered(backend).with_tables_per_edge()
     candidates = []
     for b in registered():

@@ -31,8 +31,8 @@ class Algebra(GraphData):
         """
         if not isinstance(other, GraphData):
             return NotImplemented
-        _refuse_loss("|", self, other)
-        return structured(self, _merged(self, other, operator.or_), **_common("|", self, other))
+        refuse_loss("|", self, other)
+        return structured(self, _merged(self, other, operator.or_), **common("|", self, other))
 
     def __and__(self: G, other: G) -> G:
         """The edges in both graphs. Keeps order, repeated edges and data of the graph with edge data, or of the
@@ -42,22 +42,22 @@ class Algebra(GraphData):
         one, two = self, other
         if _has_data(two) or (two.is_explicit and not one.is_explicit):
             one, two = two, one
-        _refuse_loss("&", two)
-        runs, common = _merged(one, two, operator.and_), _common("&", one, two)
+        refuse_loss("&", two)
+        runs, alike = _merged(one, two, operator.and_), common("&", one, two)
         if one.is_explicit:
-            return _edges_in(one, runs, common)
+            return _edges_in(one, runs, alike)
         labels = None
         if isinstance(runs, Runs) and one.labels is not None and two.labels is not None:
             labels = np.unique(np.stack([one.labels, two.labels]), axis=1, return_inverse=True)[1].reshape(-1)
-        return structured(one, runs, labels=labels, **common)
+        return structured(one, runs, labels=labels, **alike)
 
     def __sub__(self: G, other: G) -> G:
         """The edges in this graph only. An explicit graph keeps its order, repeated edges and data. Raises as `|`."""
         if not isinstance(other, GraphData):
             return NotImplemented
         runs = _merged(self, other, operator.sub)
-        common = _common("-", self, other) | {"relation": self.relation}
-        return _edges_in(self, runs, common) if self.is_explicit else structured(self, runs, **common)
+        alike = common("-", self, other) | {"relation": self.relation}
+        return _edges_in(self, runs, alike) if self.is_explicit else structured(self, runs, **alike)
 
     def __invert__(self: G) -> G:
         """The complement: all pairs that are not edges."""
@@ -85,18 +85,18 @@ def _merged(one: GraphData, other: GraphData, merge: Callable[[Any, Any], Any]) 
     return merged
 
 
-def _edges_in(graph: G, runs: Strips | Runs, common: dict[str, Any]) -> G:
+def _edges_in(graph: G, runs: Strips | Runs, alike: dict[str, Any]) -> G:
     """The explicit edges that are also in `runs`, with their data."""
     assert isinstance(runs, Runs)  # an explicit graph has no strips
     src, dst = graph.stored_edges.cpu().long().numpy()
-    return selected(graph, torch.from_numpy(runs.contains(dst, src)).to(graph.device), **common)
+    return selected(graph, torch.from_numpy(runs.contains(dst, src)).to(graph.device), **alike)
 
 
 def _has_data(graph: GraphData) -> bool:
     return any(data is not None for data in graph.edge_data.values())
 
 
-def _refuse_loss(symbol: str, *graphs: GraphData) -> None:
+def refuse_loss(symbol: str, *graphs: GraphData) -> None:
     """Raises ValueError if one of these operands has edge data: the result keeps its edges, but not their data."""
     for graph in filter(_has_data, graphs):
         raise ValueError(
@@ -106,7 +106,7 @@ def _refuse_loss(symbol: str, *graphs: GraphData) -> None:
         )
 
 
-def _common(symbol: str, one: GraphData, other: GraphData) -> dict[str, Any]:
+def common(symbol: str, one: GraphData, other: GraphData) -> dict[str, Any]:
     """The relation, shift and positions of the result: what one operand has and the other has not, or both alike."""
     at = one.positions, other.positions
     alike = {

@@ -33,6 +33,8 @@ class GraphData(Handled):
     """The data of a `Graph`, and what follows from them alone. `Graph` adds the methods that make other graphs."""
 
     exchange: Exchange = LOCAL  # of the class, so that whole graphs neither store nor pickle it
+    stack: tuple[int, ...] = ()
+    """The numbers of items and heads of a `StackedGraph`, whose edges differ by item and head."""
 
     def __init__(
         self,

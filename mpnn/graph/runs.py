@@ -213,7 +213,21 @@ class Runs:
         return _union(*self._size(), *self._merged(other))
 
     def __and__(self, other: "Runs") -> "Runs":
+        for one, two in ((self, other), (other, self)):
+            if two.most_runs <= 1:
+                return one._clipped(two)
         return _intersect(*self._size(), *self._merged(other))
+
+    def _clipped(self, other: "Runs") -> "Runs":
+        """The intersection with rows of at most one run, without sorting."""
+        check_same_size(self, other)
+        least, most = np.zeros((2, self.num_dst), np.int64)
+        least[other.row], most[other.row] = other.start, other.stop
+        row = self.row
+        start, stop = np.maximum(self.start, least[row]), np.minimum(self.stop, most[row])
+        inside = start < stop
+        ptr = np.append(0, np.cumsum(np.bincount(row[inside], minlength=self.num_dst)))
+        return Runs(self.num_dst, self.num_src, ptr, start[inside], stop[inside])
 
     def __sub__(self, other: "Runs") -> "Runs":
         return self & other.complement()

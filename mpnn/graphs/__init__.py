@@ -10,6 +10,8 @@ from mpnn.graph import Graph
 from mpnn.graph.bind_cache import CACHE as cache
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps
 from mpnn.graph.runs import Runs
+from mpnn.graph.stacked import StackedGraph
+from mpnn.graphs.choice import blocks, chosen
 from mpnn.graphs.compressed import CompressedGraph, compressed
 from mpnn.graphs.content import chunks, knn, lsh
 from mpnn.graphs.convert import (
@@ -46,15 +48,18 @@ from mpnn.graphs.sequence import (
 from mpnn.graphs.sparse import bigbird, longformer, random
 
 # What pickles of topologies and graphs name. Each checks what it reads, so `torch.load(weights_only=True)` may call it.
-add_safe_globals([parse, Graph, Runs, Offset, GridOffset, Taps, Flipped, Table])
+add_safe_globals([parse, Graph, StackedGraph, Runs, Offset, GridOffset, Taps, Flipped, Table])
 
 __all__ = [
     "CompressedGraph",
+    "StackedGraph",
     "absent_edges",
     "batch",
     "bigbird",
+    "blocks",
     "cache",
     "causal",
+    "chosen",
     "chunks",
     "complete",
     "compressed",

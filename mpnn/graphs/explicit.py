@@ -73,7 +73,8 @@ def from_blocks(
     """A graph of `num_blocks` blocks of `size` nodes. For each pair of blocks, every node of the destination block
     receives from every node of the source block.
 
-    Pairs may repeat. Repeated edges count each time, in a softmax too.
+    Pairs may repeat. Repeated edges count each time, in a softmax too. Pairs that are distinct and have no types are
+    kept as runs, so their edges are never written out, and are in the order of a structured graph.
 
     ::
 
@@ -89,6 +90,10 @@ def from_blocks(
     """
     at_least("size", size, 1)
     pairs = from_edges(block_index, num_blocks, edge_type=edge_type)
+    if pairs.edge_type is None and pairs.runs.num_edges == pairs.num_edges:
+        runs = pairs.runs.take(np.arange(pairs.num_dst * size) // size)
+        nodes = Runs(runs.num_dst, pairs.num_src * size, runs.ptr, runs.start * size, runs.stop * size)
+        return Graph.from_runs(nodes).to(pairs.device)
     within = torch.arange(size * size, device=pairs.device)
     src, dst = pairs.edge_index[..., None] * size + torch.stack([within % size, within // size])[:, None]
     edge_type = None if pairs.edge_type is None else pairs.edge_type.repeat_interleave(size * size)

@@ -244,12 +244,14 @@ def test_what_would_see_a_part_of_the_nodes_refuses_inside_sharded(one_process):
     heads = graphs.windows(4, 2, 2).bind(8).with_relation(torch.zeros(8, 8, dtype=torch.int64))
     classifier = SentenceClassifier(Bert(BertConfig(20, 8, 1, 2, 8, 64)), 3)
     roberta = Bert(BertConfig(20, 8, 1, 2, 8, 64, after_pad=True))
-    tokens = torch.arange(6)[None]
+    tokens, chosen = torch.arange(6)[None], graphs.chosen(torch.zeros(1, 2, 8, 1, dtype=torch.int64), 8)
     with sharded():
         with pytest.raises(ValueError, match="call them outside"):
             ops.attend(graph, x, x, x)
         with pytest.raises(ValueError, match="call them outside"):
             ops.aggregate(graph, x[:, 0])
+        with pytest.raises(ValueError, match="differs by item and head, and its nodes are not divided"):
+            MessagePassing(chosen, "sum", None, DotProduct(4, 2))(x[:, 0])
         with pytest.raises(ValueError, match="set its dropout to 0"):
             MessagePassing(heads, "sum", None, PerHead(4, 2, dropout=0.5))(x[:, 0])
         with pytest.raises(ValueError, match="one process has the first token"):

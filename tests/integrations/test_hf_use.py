@@ -433,25 +433,13 @@ def test_a_graph_that_the_cache_does_not_fit_is_refused() -> None:
         model.generate(IDS, max_new_tokens=4, do_sample=False, eos_token_id=None)
 
 
-@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "a_new_option"])
+@pytest.mark.parametrize("name", ["sinks", "cache", "a_new_option"])
 def test_keywords_that_may_change_the_result_are_refused(name: str) -> None:
     model = tiny("llama")
     mpnn.hf.use(model)
     with pytest.raises(ValueError, match=rf"LlamaAttention .* \({name}=\), which mpnn does not support"):
         model(IDS, **{name: torch.zeros(1)})
     model(IDS, num_items_in_batch=torch.tensor(3), **{name: None})
-
-
-@pytest.mark.parametrize("index_topk", [4, 64])
-def test_sources_chosen_by_content_are_refused(index_topk: int) -> None:
-    config = hf.DeepseekV32Config(
-        **ENCODER, num_key_value_heads=4, moe_intermediate_size=24, n_routed_experts=4, num_experts_per_tok=2,
-        n_group=1, topk_group=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
-        index_n_heads=2, index_head_dim=16, index_topk=index_topk,
-    )  # fmt: skip
-    model = mpnn.hf.use(hf.DeepseekV32ForCausalLM(config)).model
-    with pytest.raises(ValueError, match="chooses the sources of each token by content"):
-        model(IDS)
 
 
 @pytest.mark.parametrize("graph", ["causal() & (window(2) | random(3, seed=1))", "causal() & bigbird(4)"])

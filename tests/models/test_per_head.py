@@ -1,9 +1,12 @@
 """Heads that attend over their own graphs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from mpnn import MessagePassing, graphs
+from mpnn import MessagePassing, engine, graphs
+from mpnn.attention import DotProduct
 from mpnn.models.layers.per_head import PerHead
 from mpnn.position import ALiBi
 
@@ -25,11 +28,18 @@ def test_each_head_attends_over_its_own_graph():
         layer(x, graphs.from_edges(edges, 5, edge_type=heads + 1))
 
 
-def test_heads_that_share_keys_or_positions_attend_over_one_graph():
-    edges = graphs.from_edges([[0, 1], [1, 0]], edge_type=torch.tensor([0, 1]))
-    for options in ({"kv_heads": 1}, {"position": ALiBi(2)}):
-        with pytest.raises(ValueError, match="per-head graphs need"):
-            MessagePassing(edges, "sum", None, PerHead(8, 2, **options))(torch.randn(2, 8))
+@pytest.mark.parametrize("options", [{"kv_heads": 1}, {"kv_heads": 2}, {"position": ALiBi(4)}, {"softcap": 2.0}])
+def test_heads_of_their_own_graphs_share_keys_and_know_positions(options):
+    one, two = graphs.causal().bind(5), graphs.window(1).bind(5)
+    edges, op, x = torch.cat([one.edge_index, two.edge_index], 1), PerHead(8, 4, **options), torch.randn(5, 8)
+    heads = torch.tensor([1] * one.num_edges + [3] * two.num_edges)
+    typed = graphs.from_edges(edges, 5, edge_type=heads)
+    out = MessagePassing(typed, "sum", None, op).rounds(x)[0]
+    found = engine.run(out)[0]
+    assert not found[:, [0, 2]].any()  # heads without edges
+    for head, graph in ((1, one), (3, two)):
+        alone = engine.run(replace(DotProduct.round(op, *op.project(x, x, graph), graph), reduce=out.reduce))[0]
+        torch.testing.assert_close(found[:, head], alone[:, head])
 
 
 @pytest.mark.parametrize("sources", [4, 6])

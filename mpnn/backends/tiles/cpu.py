@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
+from mpnn.backends.tiles import split
 from mpnn.backends.tiles.bias import by_offset, table
 from mpnn.edge_tables import PerEdge
 from mpnn.graph import Graph
@@ -40,8 +41,16 @@ def refusal(round: Round) -> str | None:
 
 
 def counts(round: Round) -> dict[str, float]:
-    """Pairs in tiles times heads, products on them, tiles, and components of nodes that are copied."""
-    graph, score = round.graph, round.score
+    """The counts of the cheaper way: of whole destinations, or of split ones."""
+    ways = [_counts(round, round.graph, 0)]
+    if (pieces := _pieces(round)) is not None:
+        ways.append(_counts(round, pieces.graph, len(pieces.row)))
+    return min(ways, key=lambda way: priced("tiles", way, 0.0).seconds)
+
+
+def _counts(round: Round, graph: Graph, pieces: int) -> dict[str, float]:
+    """Pairs in tiles times heads, products on them, tiles, and components of nodes and of pieces that are copied."""
+    score = round.score
     assert isinstance(score, Dot)
     (tiles, area), batch = _tile_counts(graph), round.batch.numel()
     heads, widths = batch * round.heads, score.query.shape[-1] + round.value.shape[-1]
@@ -51,6 +60,8 @@ def counts(round: Round) -> dict[str, float]:
     operations = {"call": 1.0, f"{kind}pair": pairs, f"{kind}product": pairs * widths}
     operations |= {"tile": float(tiles * heads), "node number": float(batch * nodes * widths)}
     operations["row of tiles"] = float(-(-graph.num_dst // ROWS) * heads)
+    if pieces:
+        operations["piece number"] = float(batch * pieces * round.heads * widths)
     if round.dropout:
         operations["dropped pair"] = pairs
     if per_edge := [b for b in round.bias if not by_offset(b)]:
@@ -70,9 +81,13 @@ def estimate(round: Round) -> Estimate:
 def run(round: Round) -> tuple[Tensor, Tensor | None]:
     graph, score, value = round.graph, round.score, round.value
     assert isinstance(score, Dot)
+    pieces = _pieces(round)
+    pieces = pieces if pieces is not None and "piece number" in counts(round) else None
     query, key, padded = map(_pad, (score.query, score.key, value))
     if key.shape[2] != padded.shape[2]:
         key, padded = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, padded))
+    if pieces is not None:
+        query, graph = query.index_select(1, pieces.row), pieces.graph
     out, lse = TileAttention.apply(
         query,
         key,
@@ -84,13 +99,22 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
         _dropout(round),
         graph.cached("tiles: layout", lambda: _layout(graph)),
     )
+    if pieces is not None:
+        out, lse = split.merge(pieces, out, lse)
     if round.sinks is not None:
         out = out * share_of_edges(lse.mT, round.sinks)[..., None]
     out = out[..., : value.shape[-1]].to(value.dtype)
     out = out.view(*round.batch, *out.shape[1:])
     if not round.return_lse:
         return out, None
-    return out, lse.masked_fill(lse == torch.inf, -torch.inf).mT.view(*round.batch, graph.num_dst, round.heads)
+    return out, lse.masked_fill(lse == torch.inf, -torch.inf).mT.view(*round.batch, round.graph.num_dst, round.heads)
+
+
+def _pieces(round: Round) -> split.Pieces | None:
+    """The pieces of the graph's rows, if the round may run over them: sums of 16-bit pieces would be rounded."""
+    if round.bias or round.dropout or round.value.dtype.itemsize == 2:
+        return None
+    return round.graph.cached("tiles: pieces", lambda: split.pieces(round.graph))
 
 
 def _tile_counts(graph: Graph) -> tuple[int, int]:

@@ -100,8 +100,10 @@ def _graph(topology: Topology | Graph, num_dst: int, num_src: int, *recipe: Any)
 
 def _derive(graph: Graph, build: Callable[..., Graph] | None = None, *arguments: Any) -> Graph:
     """The graph on the CPU, without edge attributes, which are tensors of the program."""
-    derived = (graph if build is None else build(graph, *arguments)).to(torch.device("cpu")).alias()
-    derived.edge_attr = None
+    derived = (graph if build is None else build(graph, *arguments)).to(torch.device("cpu"))
+    if derived.edge_attr is not None:
+        derived = derived.alias()
+        derived.edge_attr = None
     return derived
 
 

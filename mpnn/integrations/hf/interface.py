@@ -17,7 +17,7 @@ from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from mpnn import Graph, ops
-from mpnn.integrations.hf import compat, masks, traced
+from mpnn.integrations.hf import choices, compat, masks, traced
 from mpnn.integrations.hf.closures import Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
@@ -39,8 +39,6 @@ _HARMLESS = frozenset({
 and what they say about sources is in the mask."""
 
 _REFUSED = {
-    "indices": "chooses the sources of each token by content, in a kernel of its own",
-    "block_indices": "chooses the sources of each token by content, in a kernel of its own",
     "sinks": "has sinks that depend on the token",
     "cache": "runs over a paged cache",
 }
@@ -114,6 +112,8 @@ def _attend(
     position_bias: Tensor | OffsetBias | None = None,
     cu_seq_lens_k: Tensor | None = None,
     output_attentions: bool | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     for name, option in others.items():
@@ -134,12 +134,19 @@ def _attend(
         by_offset = position_bias
     elif not has_no_bias(module):
         dense = position_bias
+    if indices is not None and isinstance(mask, Tensor) and mask.dtype == torch.bool and text_of(module) is None:
+        indices, mask, is_causal = choices.allowed(indices, mask[..., :keys]), None, False
     mask, dense = _mask_and_bias(module, mask, dense, is_causal, (batch, queries, keys))
     if cu_seq_lens_k is not None:
         mask = mask.within(cu_seq_lens_k)
     if torch.compiler.is_compiling():
         topology = text_of(module), must_be_causal(module)
         graph, is_flat = traced.graph(mask, topology, batch, keys, query.device)
+    elif block_indices is not None:
+        graph, is_flat = choices.of_blocks(module, block_indices, mask, _instead(module, mask), keys), False
+    elif indices is not None:
+        within = mask.graph(_instead(module, mask), batch, keys, query.device, flat=True)[0]
+        graph, is_flat = choices.of_indices(indices, keys, within), True
     else:
         graph, is_flat = mask.graph(_instead(module, mask), batch, keys, query.device)
     features = [x.transpose(1, 2) for x in (query, key, value)]

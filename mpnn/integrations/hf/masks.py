@@ -96,7 +96,8 @@ class Mask:
         raise AttributeError(f"{name!r}: {_COMPUTES}")
 
     def __getitem__(self, index: Any) -> Any:
-        return self.__getattr__("[...]")
+        """The pairs of one new token, which indexers of DeepSeek V3.2 and others read as those of a prompt."""
+        return self.dense()[index].to(self.device or "cpu") if self.sizes.queries == 1 else self.__getattr__("[...]")
 
     @cached_property
     def rules(self) -> list[Rule]:

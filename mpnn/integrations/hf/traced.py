@@ -16,7 +16,7 @@ from mpnn import Graph
 from mpnn.integrations.hf.closures import Band, Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 
-_MATERIALIZED = "position_bias", "cu_seq_lens_k", "output_attentions"
+_MATERIALIZED = "position_bias", "cu_seq_lens_k", "output_attentions", "indices", "block_indices"
 
 torch.library.define(
     "mpnn::mask_graph",

@@ -1,0 +1,115 @@
+"""Tiles of split destinations: the same numbers as the specification, chosen where rows differ and runs are long."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mpnn import Topology, graphs
+from mpnn.backends import edge_list
+from mpnn.backends.tiles import cpu, split
+from mpnn.engine import folding
+from mpnn.engine.plan import choose
+from mpnn.graph import Graph
+from mpnn.round import Round
+from mpnn.scores import Dot
+from tests.support.capabilities import GRAPHS
+
+STRUCTURED = {name: graph for name, graph in GRAPHS.items() if not graph.is_explicit and graph.runs.num_runs}
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def round_over(graph: Graph, batch: tuple[int, ...] = (2,), heads: tuple[int, int] = (4, 2)) -> Round:
+    query, key = leaf(*batch, graph.num_dst, heads[0], 5), leaf(*batch, graph.num_src, heads[1], 5)
+    return Round(graph, leaf(*batch, graph.num_src, heads[1], 8), Dot(query, key, 0.4))
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every graph of runs is split. Returns a list of the numbers of pieces that were merged."""
+    merged: list[int] = []
+    merge = split.merge
+
+    def counted(pieces: split.Pieces, *results: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        merged.append(len(pieces.row))
+        return merge(pieces, *results)
+
+    def pieces_of(round: Round) -> split.Pieces | None:
+        return split.pieces(Graph.from_runs(round.graph.runs))
+
+    monkeypatch.setattr(split, "merge", counted)
+    monkeypatch.setattr(split, "_MIN_LENGTH", 0)
+    monkeypatch.setattr(split, "_few", lambda runs: False)
+    monkeypatch.setattr(cpu, "_pieces", pieces_of)
+    monkeypatch.setattr(cpu, "counts", lambda round: {"piece number": 1.0})
+    return merged
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.5}, {"sinks": True}, {"return_lse": True}], ids=str)
+def test_split_destinations_agree_with_the_specification(
+    name: str, options: dict[str, object], always: list[int]
+) -> None:
+    graph = STRUCTURED[name]
+    round = round_over(graph)
+    if "softcap" in options:
+        round = replace(round, score=replace(round.score, softcap=1.5))
+    if "sinks" in options:
+        round = replace(round, sinks=leaf(4))
+    round = replace(round, return_lse="return_lse" in options)
+    found, expected = cpu.run(round), edge_list.run(round)
+    assert always == [graph.runs.num_runs]
+    inputs, weight = round.tensors, torch.randn_like(expected[0])
+    finite = None if found[1] is None else expected[1].isfinite()  # type: ignore[union-attr]
+    totals = []
+    for out, lse in (found, expected):
+        total = (out * weight).sum()
+        totals.append(total if lse is None else total + lse[finite].sin().sum())
+    for one, two in ((found[0], expected[0]), *zip(*(torch.autograd.grad(x, inputs) for x in totals), strict=True)):
+        torch.testing.assert_close(one, two, atol=1e-10, rtol=1e-10)
+    if found[1] is not None:
+        torch.testing.assert_close(found[1], expected[1], atol=1e-10, rtol=1e-10)
+
+
+def chosen_blocks(size: int, length: int = 512, top: int = 4) -> Round:
+    scores = torch.rand(1, 2, length, length // size)
+    picked = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.topk(top, -1).indices, True)
+    graph = graphs.blocks(picked, size, length) & graphs.causal()
+    query, key, value = (torch.randn(1, length, 2, 32, requires_grad=True) for _ in range(3))
+    return folding.fold(Round(graph, value, Dot(query, key, 0.2)))
+
+
+def test_the_plan_splits_destinations_whose_blocks_differ() -> None:
+    round = chosen_blocks(64, 2048)
+    assert choose(round).NAME == "tiles"
+    assert "piece number" in cpu.counts(round)
+    pieces = split.pieces(round.graph)
+    assert pieces is not None
+    assert cpu._tile_counts(pieces.graph)[1] < cpu._tile_counts(round.graph)[1] / 3  # pairs in tiles
+
+
+@pytest.mark.parametrize("topology", [graphs.causal(), graphs.window(50), graphs.longformer(64, globals=4)])
+def test_rows_whose_neighbors_are_alike_stay_whole(topology: Topology) -> None:
+    assert "piece number" not in cpu.counts(round_over(topology.bind(2048), (), (2, 2)))
+
+
+def test_single_sources_are_not_split() -> None:
+    graph = graphs.chosen(torch.randint(0, 2048, (2048, 8)), 2048)
+    assert split.pieces(graph) is None
+
+
+@pytest.mark.parametrize("change", ["bfloat16", "dropout", "bias"])
+def test_what_pieces_do_not_compute_runs_over_whole_destinations(change: str) -> None:
+    round = chosen_blocks(64, 2048)
+    if change == "dropout":
+        round = replace(round, dropout=0.5, seed=torch.tensor(1))
+    elif change == "bias":
+        round = replace(round, bias=(torch.zeros(round.graph.num_edges, 1),))
+    else:
+        score = replace(round.score, query=round.score.query.bfloat16(), key=round.score.key.bfloat16())
+        round = replace(round, value=round.value.bfloat16(), score=score)
+    assert "piece number" not in cpu.counts(round)
+    assert cpu._pieces(round) is None
