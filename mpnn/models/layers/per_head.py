@@ -55,7 +55,7 @@ class SharedKey(PerHead):
 def heads_to_nodes(round: Round, graph: Graph, heads: int) -> Round:
     """Returns the round with heads as nodes: query, key and value [..., N, H, D] become [..., H * N, 1, D]."""
     score = round.score
-    if type(score) is not Dot or score.edge_key is not None or round.bias or round.edge_value is not None:
+    if type(score) is not Dot or score.edge_key is not None or round.biased or round.edge_value is not None:
         raise ValueError("per-head graphs need plain dot-product attention, without positions, edge features or biases")
     if {x.shape[-2] for x in (score.query, score.key, round.value)} != {heads}:
         raise ValueError(f"per-head graphs need as many key and value heads as query heads; expected {heads} of each")
