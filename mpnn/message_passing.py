@@ -217,7 +217,7 @@ class MessagePassing(nn.Module):
     def _edge_scale(self, round: Round) -> float:
         """The factor that keeps the expectation of a message while edges are dropped: 1 / (1 - p) for a sum whose
         weights are not normalized, which grows with the number of edges."""
-        balanced = round.weighted and round.normalize == "softmax"
+        balanced = round.weighted and round.normalize in ("softmax", "softmax_dst")
         balanced = balanced or (self.attention is not None and self.attention.balanced)
         drops = self.training and self.edge_dropout and not balanced and type(self.aggregate) is Sum
         return 1 / (1 - self.edge_dropout) if drops else 1.0
@@ -278,6 +278,11 @@ def _check_part(layer: Layer, exchange: Exchange) -> None:
         raise ValueError(
             f"{type(attention).__name__} does not state what its features depend on, so its nodes are not divided over "
             'processes; if those of a node depend on that node alone, write depends_on = "node" in the class'
+        )
+    if attention is not None and attention.normalize == "softmax_dst" and exchange.transport != "heads":
+        raise ValueError(
+            'normalize="softmax_dst" adds up over the destinations of each source, which are divided over processes; '
+            'take transport="heads"'
         )
     if (reason := exchange.refusal(layer)) is not None:
         raise ValueError(f'transport="{exchange.transport}" cannot run this layer: {reason}; take transport="halo"')

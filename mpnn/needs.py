@@ -24,7 +24,9 @@ AGGREGATES = frozenset(_AGGREGATES.values())
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 DEVICES = frozenset({"cpu", "cuda", "another device"})
 NORMALIZED = frozenset({"softmax", "sigmoid", "unnormalized"})
-_RESERVED = AGGREGATES | FLOATS | DEVICES | NORMALIZED | {"gradient", *(kind.__name__ for kind in BUILT_IN)}
+_RESERVED = (
+    AGGREGATES | FLOATS | DEVICES | NORMALIZED | {"softmax_dst", "gradient", *(kind.__name__ for kind in BUILT_IN)}
+)
 """Needs that are not named after a field: a field of such a name is the need "field ..."."""
 
 
@@ -49,11 +51,13 @@ SENTENCES = {
     "own score": "it has no kernel for {score}, which does not lower to a built-in score",
     "own activation": "its additive scores support LeakyReLU and tanh, and not {activation}",
     "softmax": "it does not normalize by softmax",
+    "softmax_dst": "it does not normalize over the destinations of a source",
     "sigmoid": "it does not normalize by sigmoid",
     "unnormalized": "it does not support scores that are not normalized",
     "softcap": "it does not support softcap",
     **{need: f"it does not support {need}"
        for name in ("bias", "edge_key", "edge_value", "edge") for need in sorted(on_edges(name))},
+    "bias by nodes": "it does not add biases of nodes",
     "dropout": "it does not drop single weights",
     "head_ids": "its dropout numbers the heads of this process, not of the whole round",
     "node_ids": "its dropout numbers the nodes of this process, not of the whole graph",
@@ -162,6 +166,10 @@ def _edges(name: str, data: Any) -> Iterable[str]:
         yield f"{name} of type {type(data).__name__}"
 
 
+def _of_nodes(round: Any, x: Any) -> Iterable[str]:
+    return () if x is None else ("bias by nodes",)
+
+
 def _nothing(owner: Any, value: Any) -> Iterable[str]:
     return ()
 
@@ -171,6 +179,8 @@ FINER: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     "value": _value,
     "score": _score,
     "bias": lambda round, biases: (need for bias in biases for need in _edges("bias", bias)),
+    "dst_bias": _of_nodes,
+    "src_bias": _of_nodes,
     "edge_value": lambda round, data: _edges("edge_value", data),
     "normalize": _normalize,
     "seed": _nothing,  # goes with dropout

@@ -13,7 +13,7 @@ from mpnn.edge_tables import PerEdge
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.sharding import active
-from mpnn.round import Round
+from mpnn.round import NodeBias, Round
 from mpnn.scores import Dot, check_scale
 
 
@@ -23,7 +23,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     *,
-    bias: PerEdge | None = None,
+    bias: PerEdge | NodeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -46,12 +46,14 @@ def attend(
 
     Args:
         query: [..., N_dst, H, D]. key: [..., N_src, H_kv, D]. value: [..., N_src, H_kv, D_v]; H a multiple of H_kv.
-        bias: [E, H] or [E, 1] in the caller's edge order, or a `BiasTable`, which holds a bias for each edge type.
+        bias: [E, H] or [E, 1] in the caller's edge order; a `BiasTable`, which holds a bias for each edge type; or a
+            `NodeBias`, numbers of the two ends of an edge.
         scale: default 1 / sqrt(D).
         softcap: a positive number that bounds the products.
         sinks: [H], the logit of one more source of each destination, whose value is 0 (gpt-oss; Xiao et al. 2023,
             arXiv:2309.17453): the weights of a row add up to less than 1. For normalize="softmax".
-        normalize: "softmax", "sigmoid" or "none".
+        normalize: "softmax"; "softmax_dst", over the destinations of each source (slot attention, Locatello et al.
+            2020, arXiv:2006.15055); "sigmoid" or "none".
         dropout: probability that a weight is dropped; the mask is drawn from torch's default generator.
         backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
         return_weights: also return the weights before dropout, [..., E, H] in the caller's edge order.
@@ -92,7 +94,7 @@ def attend(
         graph,
         value,
         Dot(query, key, float(scale), softcap=softcap),
-        bias=() if bias is None else (bias,),
+        bias=() if bias is None else (cast(Any, bias),),
         normalize=normalize,
         dropout=dropout,
         reduce=SUM,

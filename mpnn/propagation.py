@@ -53,7 +53,7 @@ class Propagation(MessagePassing):
         out = scale * out + self.teleport * value
         hop = replace(round, return_weights=False)
         if weights is not None:
-            hop = replace(hop, score=None, bias=(weights,), normalize="none", sinks=None)
+            hop = replace(hop, score=None, bias=(weights,), normalize="none", sinks=None, dst_bias=None, src_bias=None)
         for _ in range(self.hops - 1):
             message, _ = engine.run(replace(hop, value=exchange(out, -3)), self.backend)
             out = scale * message + self.teleport * value

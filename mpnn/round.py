@@ -39,7 +39,22 @@ from mpnn.needs import has_own, needs_of
 from mpnn.scores import PARAMETER, Role, Score, lowered, slope_of
 
 Visit = Callable[[Tensor, str, Role], Tensor]
-NORMALIZERS = ("softmax", "sigmoid", "none")
+NORMALIZERS = ("softmax", "softmax_dst", "sigmoid", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class NodeBias:
+    """A bias from numbers of nodes: `dst_i + src_j` is added to the logit of the edge j -> i.
+
+    The two numbers are added to one another first. So differences of large numbers, such as the running sums of the
+    forgetting transformer (Lin et al. 2025, arXiv:2503.02130), are as accurate as the numbers are.
+
+    Args:
+        dst: [..., N_dst, H]. src: [..., N_src, H]. H may be 1, for a number that all heads share. None is no number.
+    """
+
+    dst: Tensor | None = None
+    src: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -50,9 +65,12 @@ class Round:
         value: [..., N_src, H_kv, D]; the result is [..., N_dst, H, D].
         score: gives the logit of each edge, see `mpnn.scores`. Without score and bias every weight is 1; without score
             and with `normalize="none"` the weights are the sum of the biases.
-        bias: tensors [..., E, H] or [..., E, 1] in the caller's edge order, or tables, `BiasTable` [edge types, H].
+        bias: tensors [..., E, H] or [..., E, 1] in the caller's edge order, or tables, `BiasTable` [edge types, H]. The
+            constructor moves the numbers of a `NodeBias` to dst_bias and src_bias.
+        dst_bias, src_bias: [..., N_dst, H or 1] and [..., N_src, H or 1], added to the logits of the edges of a node.
         edge_value: vectors added to the values of an edge, [..., E, H, D] or a table.
-        normalize: "softmax", "sigmoid" or "none".
+        normalize: "softmax" over the in-neighbors, "softmax_dst" over the destinations of each source, "sigmoid" or
+            "none".
         dropout: the probability that a weight is dropped. seed: int64 scalar; drawn when the round runs, unless set.
         reduce: an `Aggregator`; None for a sum.
         return_weights: return the weights before dropout, [..., E, H]. return_lse: return the log-sum-exp of each
@@ -81,11 +99,15 @@ class Round:
     beta: Tensor | None = None
     state: Tensor | None = None
     return_state: bool = False
+    dst_bias: Tensor | None = None
+    src_bias: Tensor | None = None
     head_ids: tuple[int, int] | None = None
 
     roles: ClassVar = {
         "value": Role("src", grouped=True),
         "bias": Role("edge", vectors=False),
+        "dst_bias": Role("dst", vectors=False),
+        "src_bias": Role("src", vectors=False),
         "edge_value": Role("edge"),
         "sinks": PARAMETER,
         "log_gate": Role("dst"),
@@ -99,11 +121,25 @@ class Round:
             self.reduce = SUM
         if type(self.bias) is not tuple:
             raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
+        for bias in cast("tuple[Any, ...]", self.bias):
+            if type(bias) is NodeBias:
+                self.dst_bias, self.src_bias = _plus(self.dst_bias, bias.dst), _plus(self.src_bias, bias.src)
+                self.bias = tuple(other for other in self.bias if other is not bias)
 
     @property
     def weighted(self) -> bool:
         """Whether edges have weights: by a score or by biases."""
-        return self.score is not None or bool(self.bias)
+        return self.score is not None or self.biased
+
+    @property
+    def biased(self) -> bool:
+        """Whether there are biases, of edges or of nodes."""
+        return bool(self.bias) or self.dst_bias is not None or self.src_bias is not None
+
+    @property
+    def biases(self) -> tuple[PerEdge, ...]:
+        """The biases of edges, then those of nodes."""
+        return (*self.bias, *(x for x in (self.dst_bias, self.src_bias) if x is not None))
 
     @property
     def recurrent(self) -> bool:
@@ -117,14 +153,14 @@ class Round:
             held = [(self.log_gate, 2), (self.beta, 1), (self.state, 3)]
             held += [] if score is None else [(getattr(score, "query", None), 2), (getattr(score, "key", None), 2)]
             return max([*heads, *(x.shape[-k] for x, k in held if x is not None)])
-        if score is None and not self.bias:
+        if not self.weighted:
             return heads[0]
         for name, role in () if score is None else score.roles.items():
             if role.of == "dst":
                 return int(getattr(score, name).shape[-role.trailing])
             if (data := getattr(score, name)) is not None:
                 heads.append(numbers(data).shape[-role.trailing])
-        return max([*heads, *(numbers(b).shape[-1] for b in self.bias)])
+        return max([*heads, *(numbers(b).shape[-1] for b in self.biases)])
 
     @property
     def batch(self) -> torch.Size:
@@ -215,6 +251,18 @@ class Round:
         """The sum of these biases, [..., E, H or 1] in the caller's edge order, in the dtype of the arithmetic."""
         return total([per_edge(bias, self.graph, self.accumulate_dtype) for bias in biases])
 
+    def node_biases(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """dst_bias and src_bias for all entries of the batch and all heads, [..., N, H], in the dtype of the
+        arithmetic. One that is absent is zeros beside the other."""
+        if self.dst_bias is None and self.src_bias is None:
+            return None, None
+        zeros, heads = self.value.new_zeros((), dtype=self.accumulate_dtype), self.heads
+        dst, src = (zeros if x is None else x.to(self.accumulate_dtype) for x in (self.dst_bias, self.src_bias))
+        return (
+            dst.expand(*self.batch, self.graph.num_dst, heads),
+            src.expand(*self.batch, self.graph.num_src, heads),
+        )
+
     def dropout_keys(self) -> Tensor | None:
         """What dropout hashes with the ends of edges, for each batch entry and head, int32 [B * H]; see `mpnn.rng`.
         None if no weight is dropped."""
@@ -236,6 +284,10 @@ class Round:
 def _readers(kind: Any) -> "tuple[attrgetter[Any], attrgetter[Any]]":
     """What reads the fields that hold tensors, and all others that hold plain values."""
     return attrgetter(*kind.roles), attrgetter(*(field.name for field in _plain_fields(kind)))
+
+
+def _plus(x: Tensor | None, more: Tensor | None) -> Tensor | None:
+    return more if x is None else x if more is None else x + more
 
 
 def _plain_fields(kind: Any) -> list[Any]:

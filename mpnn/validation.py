@@ -73,7 +73,7 @@ def recurrence(round: Round) -> None:
     """Raises ValueError or TypeError unless the round is a causal sum of values weighted by dot products alone, and its
     gates, beta and state fit."""
     score, plain = round.score, round.normalize == "none" and type(round.reduce) is Sum
-    plain = plain and not (round.bias or round.edge_value is not None or round.dropout or round.return_lse)
+    plain = plain and not (round.biased or round.edge_value is not None or round.dropout or round.return_lse)
     if type(score) is not Dot or score.softcap is not None or score.edge_key is not None or not plain:
         raise ValueError(
             "log_gate, beta and states go with sums weighted by dot products alone: normalize='none', without bias, "
@@ -239,7 +239,7 @@ def device(graph: Graph, x: Tensor) -> None:
 def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> None:
     """Validates the features of the graph's "sources" or "destinations", with `trailing` dimensions after the nodes."""
     tensor(name, x)
-    shape = f"[..., N, {'H, D' if trailing == 2 else 'D'}]"
+    shape = f"[..., N, {'H, D' if trailing == 2 else 'H' if name.endswith('bias') else 'D'}]"
     if x.dim() < trailing + 1:
         hint = f": for one head, {name}.unsqueeze(-2)" if x.dim() == trailing == 2 else ""
         raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}{hint}")
@@ -278,7 +278,12 @@ def _on_nodes(round: Round) -> list[tuple[str, Tensor, str, int]]:
         if role.of != "edge":
             nodes = "destinations" if role.of == "dst" else "sources"
             tensors.append((name, getattr(round.score, name), nodes, role.trailing))
+    tensors += [(name, x, nodes, 1) for name, x, nodes in _node_biases(round) if x is not None]
     return tensors
+
+
+def _node_biases(round: Round) -> list[tuple[str, Tensor | None, str]]:
+    return [("dst_bias", round.dst_bias, "destinations"), ("src_bias", round.src_bias, "sources")]
 
 
 def _on_edges(round: Round) -> list[tuple[str, PerEdge, int]]:
@@ -293,6 +298,7 @@ def _heads(round: Round) -> list[tuple[str, int, bool]]:
     """The tensors of nodes: name, number of heads, and whether several heads may share one of them."""
     nodes = [(name, role) for name, role in _roles(round) if role.of != "edge"]
     heads = [(name, getattr(round.score, name).shape[-role.trailing], role.grouped) for name, role in nodes]
+    heads += [(name, x.shape[-1], False) for name, x, _ in _node_biases(round) if x is not None and x.shape[-1] != 1]
     return [("value", round.value.shape[-2], True), *heads]
 
 

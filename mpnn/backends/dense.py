@@ -39,7 +39,8 @@ _MAX_SCORES = 1 << 29  # of logits in memory, over all heads and batches; 2 GB i
 
 SERVES = (
     FLOATS | DEVICES | NORMALIZED | on_edges("bias") | by_rule("edge_key") | by_rule("edge_value")
-    | {"Dot", "sum", "softcap", "sinks", "dropout", "head_ids", "node_ids", "return_weights"}
+    | {"Dot", "softmax_dst", "bias by nodes"}
+    | {"sum", "softcap", "sinks", "dropout", "head_ids", "node_ids", "return_weights"}
     | {"explicit graph", "gradient"}
 )  # fmt: skip
 _FOR_PAIRS = "edge_key and edge_value would be materialized for all pairs, unless they are tables by relation"
@@ -77,7 +78,7 @@ def counts(round: Round) -> dict[str, float]:
     masked, biased = not by_cliques and shape is None, _is_biased(round)
     operations = {"direct call" if direct(round) else "call": 1.0}
     if biased:
-        operations |= {"biased pair": pairs, **of_biases(round.bias, "pair", pairs / max(heads, 1))}
+        operations |= {"biased pair": pairs, **of_biases(round.biases, "pair", pairs / max(heads, 1))}
     if masked:
         operations |= {"mask call": 1.0, "masked pair": pairs}
     if written:
@@ -91,7 +92,7 @@ def counts(round: Round) -> dict[str, float]:
     else:
         narrow = round.value.dtype != round.accumulate_dtype and graph.device.type == "cpu"
         kind = "double " if round.accumulate_dtype == torch.float64 else "narrow " * narrow
-        if not by_cliques and not round.bias and shape == "causal":
+        if not by_cliques and not biased and shape == "causal":
             # blocks of sources on the diagonal are computed in full
             pairs *= 0.5 + min(0.5, 256 / max(num_src, 1))
         operations |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
@@ -289,10 +290,13 @@ def _materialized(
     logits = logits if score.softcap is None else score.softcap * (logits / score.softcap).tanh()
     logits = logits if bias is None else logits + bias
     allowed = block.pairs
-    if round.normalize == "softmax":
+    if round.normalize in ("softmax", "softmax_dst"):
         logits = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
-        if round.sinks is None:
-            weights = _softmax(logits, bool(round.bias))
+        if round.normalize == "softmax_dst":
+            logits = logits if block.empty is None else logits.masked_fill(block.empty[:, None], -torch.inf)
+            weights = _softmax(logits.mT, True).mT
+        elif round.sinks is None:
+            weights = _softmax(logits, round.biased)
         else:
             sinks = round.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
             weights = _softmax(torch.cat([logits, sinks], -1), True)[..., :-1]
@@ -342,7 +346,15 @@ def _bias(round: Round, block: _Block, q: Tensor) -> Tensor | None:
         scaled, keys = score.scale * q.to(round.accumulate_dtype), vectors.table.to(round.accumulate_dtype)
         products = pair_tables.products(scaled, keys, total(same_rule))
         parts.append(_select(products, vectors, round.graph, block))
+    dst_bias, src_bias = round.node_biases()
+    if dst_bias is not None and src_bias is not None:  # their sum first: of two large numbers it may be a small one
+        parts.insert(0, _of_block(dst_bias, block.dst)[..., None] + _of_block(src_bias, block.src)[..., None, :])
     return total(parts)
+
+
+def _of_block(x: Tensor, nodes: Tensor) -> Tensor:
+    """The numbers x [..., N, H] of the nodes [C, S] of a block, [..., C, H, S]."""
+    return x.index_select(-2, nodes.flatten()).unflatten(-2, nodes.shape).mT
 
 
 def _select(products: Tensor, vectors: EmbeddingTable, graph: Graph, block: _Block) -> Tensor:
@@ -434,7 +446,7 @@ def _classes(round: Round) -> int:
 def _is_biased(round: Round) -> bool:
     """Whether a bias is added to the logit of each pair."""
     assert isinstance(round.score, Dot)
-    return bool(round.bias) or round.score.edge_key is not None
+    return round.biased or round.score.edge_key is not None
 
 
 def _has_logits_in_memory(round: Round) -> bool:
@@ -443,7 +455,7 @@ def _has_logits_in_memory(round: Round) -> bool:
         return _is_materialized(round)
     score = round.score
     assert isinstance(score, Dot)
-    learned = [numbers(data) for data in (*round.bias, score.edge_key) if data is not None]
+    learned = [numbers(data) for data in (*round.biases, score.edge_key) if data is not None]
     return any(x.requires_grad for x in learned) or (score.edge_key is not None and score.query.requires_grad)
 
 

@@ -27,7 +27,7 @@ SERVES = (
     FLOATS | DEVICES | NORMALIZED | AGGREGATES
     | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value") | on_edges("edge")
     | {"no score", "Dot", "AdditiveScore", "AdditiveV2Score", "own score", "own activation", "softcap",
-       "log_gate", "beta", "state", "return_state",
+       "softmax_dst", "bias by nodes", "log_gate", "beta", "state", "return_state",
        "sinks", "dropout", "head_ids", "node_ids", "return_weights", "return_lse", "aggregate of parts",
        "own aggregate", "explicit graph", "gradient"}
 )  # fmt: skip
@@ -47,11 +47,11 @@ def counts(round: Round) -> dict[str, float]:
     else:
         kind = _kind(round)
         operations = {f"{kind} call": 1.0, "edge": edges, f"{kind} number": numbers}
-        if round.bias:
-            operations |= of_biases(round.bias, "edge", round.graph.num_edges)
+        if round.biased:
+            operations |= of_biases(round.biases, "edge", round.graph.num_edges)
         if round.recurrent:
             operations["recurrence call"] = 1.0
-        if round.normalize == "softmax":
+        if round.normalize in ("softmax", "softmax_dst"):
             operations |= {"softmax call": 1.0, "softmax edge": edges}
         if round.dropout:
             operations |= {"dropout call": 1.0, "dropped edge": edges}
@@ -170,6 +170,10 @@ def _all_heads(x: Tensor, round: Round) -> Tensor:
 def _sum_of_logits(round: Round, csr: CSR) -> Tensor | None:
     """The score with its biases, [E, ..., H] in CSR order; None if edges have no weights."""
     terms = [_per_edge(b, round, csr, trailing=1) for b in round.bias]
+    dst_bias, src_bias = round.node_biases()
+    if dst_bias is not None and src_bias is not None:  # their sum first: of two large numbers it may be a small one
+        dst_bias, src_bias = _nodes_first(dst_bias, round, 1), _nodes_first(src_bias, round, 1)
+        terms.append(dst_bias.index_select(0, csr.row) + src_bias.index_select(0, csr.col))
     if round.score is not None:
         terms.append(_logits(round.score, round, csr))
     return total(terms)
@@ -182,6 +186,9 @@ def _weights(logits: Tensor, round: Round, index: Index) -> Tensor:
         return _softmax_with_sinks(logits, index, round.sinks)
     if round.normalize == "softmax":
         return segment_softmax(logits, index)
+    if round.normalize == "softmax_dst":
+        csr = round.graph.csr  # its edges are not sorted by source, which a softmax does not need
+        return segment_softmax(logits, Index.of(csr.col, round.graph.csc.ptr))
     return logits.sigmoid() if round.normalize == "sigmoid" else logits
 
 

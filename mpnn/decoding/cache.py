@@ -105,6 +105,10 @@ class KVCache:
         if edge_attr is not None or layer.mixes_values or (layer.training and layer.edge_dropout):
             raise ValueError("a cache cannot be combined with edge_attr, hops, teleport or edge_dropout")
         attention = layer.attention
+        if attention is not None and attention.normalize == "softmax_dst":
+            raise ValueError(
+                'with normalize="softmax_dst" a node depends on later ones, which a cache does not have yet'
+            )
         if isinstance(attention, Recurrent):
             return self._recurrence(layer, graph, x, source)
         if not isinstance(attention, KeyValue) or type(attention).forward is not KeyValue.forward:

@@ -42,7 +42,7 @@ class Tensors(NamedTuple):
     `ADDITIVE`: query [..., N_dst, H], key [..., N_src, H]. `ACTIVATED`: query, key [..., N, H, D], vector [H, D]. D and
     DV are multiples of LANES. Per edge or per edge type: edge_key [..., E, H or 1, width] is added to keys or under the
     activation, edge_value [..., E, H or 1, width] to values, edge_term [..., E, H or 1] under the activation, bias and
-    table [..., E, H or 1] to the logits.
+    table [..., E, H or 1] to the logits; dst_bias [..., N_dst, H] and src_bias [..., N_src, H] too, both or neither.
     """
 
     value: Tensor
@@ -54,6 +54,8 @@ class Tensors(NamedTuple):
     edge_term: Tensor | None = None
     bias: Tensor | None = None
     table: Tensor | None = None
+    dst_bias: Tensor | None = None
+    src_bias: Tensor | None = None
 
 
 _TRAILING = {"edge_key": 3, "edge_value": 3, "edge_term": 2, "bias": 2, "table": 2}  # dimensions after the batch
@@ -91,6 +93,8 @@ class RowAttention(Structure):
         *fields(NodeTensor, "query key value"),
         ("vector", c_void_p),
         *fields(EdgeTensor, "edge_key edge_value edge_term bias table"),
+        *fields(c_void_p, "row_bias col_bias"),
+        ("num_cols", c_int64),
         *fields(c_void_p, "dropout_keys row_ids col_ids"),
         ("threshold", c_int64),
         ("keep_scale", c_double),
@@ -224,6 +228,9 @@ def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int, *, by_sourc
     for name, trailing in _TRAILING.items():
         ids = spec.types[name].ids if name in spec.types else None
         setattr(p, name, edge_tensor(getattr(inputs, name), trailing, ids))
+    if inputs.dst_bias is not None and inputs.src_bias is not None:
+        row, col = (inputs.dst_bias, inputs.src_bias)[:: -1 if by_source else 1]
+        p.row_bias, p.col_bias, p.num_cols = row.data_ptr(), col.data_ptr(), col.shape[-2]
     p.threshold, p.keep_scale = threshold(spec.dropout), 1 / (1 - spec.dropout)
     dst_ids, src_ids = spec.dropout_ids or (None, None)
     row_ids, col_ids = (src_ids, dst_ids) if by_source else (dst_ids, src_ids)
@@ -253,9 +260,10 @@ class _Backward:
         self.parts = num_parts(spec.by_source(), self.width)
         # numbers of each edge: the gradient of its logit; for tables also its weight and the gradient of its bias
         with_weight = "edge_value" in self.tables
-        with_bias = "table" in self.tables and (spec.softcap != 0 or spec.score in (ADDITIVE, ACTIVATED))
+        of_nodes = bool({"dst_bias", "src_bias"} & self.wanted)
+        with_bias = ("table" in self.tables or of_nodes) and (spec.softcap != 0 or spec.score in (ADDITIVE, ACTIVATED))
         self.weight_at, self.bias_at = (1 if with_weight else -1), (1 + with_weight if with_bias else -1)
-        self.stride = 1 + with_weight + with_bias if "query" in self.wanted or self.tables else 0
+        self.stride = 1 + with_weight + with_bias if "query" in self.wanted or self.tables or of_nodes else 0
         self.numbers = inputs.value.new_empty(self.count, spec.rows.num_edges, self.stride, self.heads)
         self.results: dict[str, Tensor] = {}
 
@@ -267,6 +275,10 @@ class _Backward:
                 self._by_destination()
             for name in self.tables:
                 self._by_type(name)
+            for name, rows in (("dst_bias", self.spec.rows), ("src_bias", self.spec.by_source())):
+                if name in self.wanted:
+                    p = RowSums(kind=_NUMBERS, factor=1.0, which=max(self.bias_at, 0))
+                    self.results[name] = self._sums(p, rows, getattr(self.inputs, name).shape, 2)
         for name, x in self.inputs._asdict().items():
             if name in self.wanted and name not in self.results:  # no edges
                 self.results[name] = torch.zeros_like(x)

@@ -49,6 +49,7 @@ class _Parameters(ctypes.Structure):
         *fields(_Features, "query key value out"),
         *fields(c_void_p, "lse table bias"),
         *fields(c_int64, "edges bias_batch"),
+        *fields(c_void_p, "dst_bias src_bias"),
         *fields(c_void_p, "dropout_keys dst_ids src_ids"),
         *fields(c_int64, "dropout_threshold"),
         *fields(c_double, "dropout_growth"),
@@ -56,7 +57,7 @@ class _Parameters(ctypes.Structure):
         *fields(_Tiles, "tiles"),
         *fields(c_int64, "slots"),
         *fields(_Features, "d_out d_query d_key d_value"),
-        *fields(c_void_p, "d_lse d_table d_bias segments"),
+        *fields(c_void_p, "d_lse d_table d_bias d_src_bias segments"),
         *fields(c_int64, "num_segments shared_batch"),
     ]
 
@@ -109,29 +110,29 @@ class Dropout:
 
 
 class TileAttention(torch.autograd.Function):
-    """`TileAttention.apply(query, key, value, table, bias, scale, softcap, dropout, layout)`
+    """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, scale, softcap, dropout, layout)`
 
     Returns out [B, N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
 
     query [B, N_dst, H, D], key [B, N_src, KV, D], value [B, N_src, KV, DV]; all float32, float64, bfloat16 or float16,
     widths multiples of 8. table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to
-    the logits after `softcap`. Each of these and `dropout` may be None. 16-bit features are summed in float32, which is
-    the dtype of lse, table and bias.
+    the logits after `softcap`, as are dst_bias [B, H, N_dst] and src_bias [B, H, N_src], both or neither. Each of these
+    and `dropout` may be None. 16-bit features are summed in float32, which is the dtype of lse, table and biases.
     """
 
     @staticmethod
     def forward(ctx, *arguments: Any) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
-        query, key, value, table, bias, *options = arguments
+        query, key, value, table, bias, dst_bias, src_bias, *options = arguments
         layout: Layout = options[-1]
         batch, num_dst, heads, _ = query.shape
         out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(_wide(query), batch, heads, num_dst)
-        ctx.save_for_backward(query, key, value, table, bias, out, lse)
+        ctx.save_for_backward(query, key, value, table, bias, dst_bias, src_bias, out, lse)
         ctx.options = options
         ctx.set_materialize_grads(False)
         if not out.numel() or not value.numel():
             return out.zero_(), lse.fill_(torch.inf)
         query, key, value = map(_readable, (query, key, value))
-        p = _parameters((query, key, value, table, bias, out, lse), *options)
+        p = _parameters((query, key, value, table, bias, dst_bias, src_bias, out, lse), *options)
         p.tiles = layout.structs[0]
         p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * lse.element_size())
         _run("forward", query.dtype, p, batch * heads * -(-num_dst // ROWS), layout)
@@ -140,45 +141,48 @@ class TileAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, d_out: Tensor | None, d_lse: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
-        query, key, value, table, bias, out, lse = ctx.saved_tensors
+        query, key, value, table, bias, dst_bias, src_bias, out, lse = ctx.saved_tensors
         layout = ctx.options[-1]
         d_out = torch.zeros_like(out) if d_out is None else d_out
         d_lse = None if d_lse is None else d_lse.contiguous().resolve_neg()
         if not d_out.numel() or not value.numel():
-            inputs = (query, key, value, table, bias)
+            inputs = (query, key, value, table, bias, dst_bias, src_bias)
             return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 4
         query, key, value, d_out = map(_readable, (query, key, value, d_out))
-        p = _parameters((query, key, value, table, bias, out, lse), *ctx.options)
+        p = _parameters((query, key, value, table, bias, dst_bias, src_bias, out, lse), *ctx.options)
         p.shared_batch = p.batch if bias is not None and len(bias) < p.batch else 1
         groups = p.batch // p.shared_batch * p.key_heads
         segments = layout.segments(-(-_SEGMENTS // groups))
         p.num_segments, p.segments = len(segments) - 1, segments.ctypes.data
         d_query = zeros(lse, p.num_segments, *query.shape)
         d_key, d_value = (zeros(lse, *x.shape) for x in (key, value))
-        d_bias = None if bias is None else torch.zeros_like(bias)
+        d_bias, d_src_bias = (None if x is None else torch.zeros_like(x) for x in (bias, src_bias))
+        # dst_bias moves all logits of a row, so that only lse depends on it
+        d_dst_bias = None if dst_bias is None else torch.zeros_like(dst_bias) if d_lse is None else d_lse
         d_table = None
         if table is not None:
             d_table = table.new_zeros(p.batch // p.shared_batch * p.num_segments, *table.shape)
         p.d_out, p.d_query, p.d_key, p.d_value = map(_features, (d_out, d_query.flatten(0, 1), d_key, d_value))
-        p.d_lse, p.d_table, p.d_bias = map(address, (d_lse, d_table, d_bias))
+        p.d_lse, p.d_table, p.d_bias, p.d_src_bias = map(address, (d_lse, d_table, d_bias, d_src_bias))
         p.tiles = layout.structs[1]
         p.slots = _slots(layout.reach[1], 2 * ROWS * (p.width + p.value_width + 1) * lse.element_size())
         _run("backward", query.dtype, p, groups * p.num_segments, layout)
         d_query = (d_query[0] if len(d_query) == 1 else d_query.sum(0)).to(query.dtype)
         d_key, d_value = d_key.to(key.dtype), d_value.to(value.dtype)
-        return d_query, d_key, d_value, None if d_table is None else d_table.sum(0), d_bias, *[None] * 4
+        d_table = None if d_table is None else d_table.sum(0)
+        return d_query, d_key, d_value, d_table, d_bias, d_dst_bias, d_src_bias, *[None] * 4
 
 
 def _parameters(
     tensors: tuple[Any, ...], scale: float, softcap: float | None, dropout: Dropout | None, layout: Layout
 ) -> _Parameters:
     """What both passes read. It holds addresses only: the caller keeps the tensors."""
-    p, (query, key, value, table, bias, out, lse) = _Parameters(), tensors
+    p, (query, key, value, table, bias, dst_bias, src_bias, out, lse) = _Parameters(), tensors
     p.batch, p.num_dst, p.heads, p.width = query.shape
     _, p.num_src, p.key_heads, p.value_width = value.shape
     p.scale, p.softcap = scale, softcap or 0.0
     p.query, p.key, p.value, p.out = map(_features, (query, key, value, out))
-    p.lse, p.table, p.bias = map(address, (lse, table, bias))
+    p.lse, p.table, p.bias, p.dst_bias, p.src_bias = map(address, (lse, table, bias, dst_bias, src_bias))
     if bias is not None:
         p.edges, p.bias_batch = bias.shape[-1], bias.stride(0) if len(bias) > 1 else 0
     if dropout is not None:

@@ -110,6 +110,12 @@ def table(graph: Graph, heads: int = HEADS) -> BiasTable:
     return BiasTable(leaf(relation.count, heads), relation)
 
 
+def of_nodes(plain: Round, heads: int = HEADS, batch: tuple[int, ...] = (), **options: Any) -> Round:
+    """The request with a bias by the nodes of each edge."""
+    dst, src = (leaf(*batch, n, heads) for n in (plain.graph.num_dst, plain.graph.num_src))
+    return replace(plain, dst_bias=dst, src_bias=src, **options)
+
+
 def vectors(relation: Relation, heads: int, width: int) -> EmbeddingTable:
     return EmbeddingTable(leaf(relation.count, heads, width), relation)
 
@@ -245,6 +251,42 @@ REQUESTS: dict[str, Callable[[Graph], Round]] = {
     "additive v2, tanh, with edge terms": lambda g: additive_v2(g, torch.tanh, edge=True),
     "own score": lambda g: own_score(g, Distance),
     "own score that lowers": lambda g: own_score(g, Product),
+    "bias by nodes": lambda g: of_nodes(request(g)),
+    "bias by nodes, shared by heads, batched": lambda g: of_nodes(request(g, (2, 1)), 1, (2, 1), bias=(table(g),)),
+    "bias by sources, sinks, grouped heads, softcap": lambda g: replace(
+        of_nodes(REQUESTS["sinks, grouped heads, softcap"](g), HEADS, (2,)), dst_bias=None
+    ),
+    "bias by nodes, dropout, `edge_key`": lambda g: of_nodes(
+        on_keys(request(g, (2,)), Offset(2)), HEADS, (2,), bias=(leaf(g.num_edges, 1),), **DROPOUT
+    ),
+    "bias by nodes, sigmoid": lambda g: of_nodes(request(g), normalize="sigmoid"),
+    "bias by nodes, unnormalized": lambda g: of_nodes(request(g), normalize="none"),
+    "bias by nodes, returned weights": lambda g: of_nodes(request(g, (2,)), 1, (2,), return_weights=True),
+    "additive, bias by nodes": lambda g: of_nodes(additive(g, torch.tanh)),
+    "softmax of biases of nodes": lambda g: of_nodes(replace(request(g), score=None)),
+    "softmax over destinations": lambda g: replace(request(g), normalize="softmax_dst"),
+    "softmax over destinations, grouped heads, softcap, biases": lambda g: of_nodes(
+        replace(REQUESTS["softcap"](g), value=request(g, (), 2, 2).value), normalize="softmax_dst",
+        bias=(table(g), leaf(g.num_edges, HEADS)),
+    ),
+    "softmax over destinations, batched, dropout": lambda g: replace(
+        request(g, (2,), 2, 1), normalize="softmax_dst", **DROPOUT
+    ),
+    "softmax over destinations, returned weights": lambda g: replace(
+        request(g, (2,)), normalize="softmax_dst", return_weights=True
+    ),
+    "softmax over destinations, `edge_key` by offset": lambda g: replace(
+        on_keys(request(g), Offset(2)), normalize="softmax_dst"
+    ),
+    "softmax over destinations, additive with edge terms": lambda g: replace(
+        additive(g, edge=True), normalize="softmax_dst"
+    ),
+    "softmax over destinations, additive v2 with edge terms": lambda g: replace(
+        additive_v2(g, edge=True), normalize="softmax_dst"
+    ),
+    "softmax over destinations of biases": lambda g: replace(
+        request(g), score=None, bias=(leaf(g.num_edges, HEADS),), normalize="softmax_dst"
+    ),
     "softmax of biases": lambda g: replace(request(g), score=None, bias=(leaf(g.num_edges, HEADS),)),
     **{
         f"aggregation: {reduce}": lambda g, reduce=reduce: aggregation(g, reduce)
@@ -272,7 +314,7 @@ def converted(asked: Round, convert: Callable[[Tensor], Tensor]) -> Round:
 
     score = asked.score and replace(asked.score, **{name: one(x) for name, x in vars(asked.score).items()})
     bias = tuple(map(one, asked.bias))
-    rest = {name: one(getattr(asked, name)) for name in ("value", "edge_value", "sinks")}
+    rest = {name: one(getattr(asked, name)) for name in ("value", "edge_value", "sinks", "dst_bias", "src_bias")}
     return replace(asked, score=score, bias=bias, **rest)
 
 

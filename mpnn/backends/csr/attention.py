@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.aggregate import Mean
+from mpnn.backends import by_source
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.csr import edges
 from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
@@ -31,6 +32,7 @@ _COSTS = {CONSTANT: "biased", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "acti
 
 SERVES = (
     FLOATS | NORMALIZED | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value") | on_edges("edge")
+    | {"softmax_dst", "bias by nodes"}
     | {"cpu", "no score", "Dot", "AdditiveScore", "AdditiveV2Score", "softcap", "sum", "mean", "sinks", "dropout",
        "head_ids", "node_ids", "return_weights", "return_lse", "explicit graph", "gradient"}
 )  # fmt: skip
@@ -50,6 +52,8 @@ def refusal(round: Round) -> str | None:
     for name, data, width in vectors:
         if data is not None and (wide := numbers(data).shape[-1]) != width:
             return f"{name} is {wide} wide, and the features it is added to are {width} wide"
+    if (why := by_source.refusal(round)) is not None:
+        return why
     if max(round.graph.num_dst, round.graph.num_src) >= 2**31:
         return "it numbers nodes with 32 bits"
     return None
@@ -70,13 +74,14 @@ def counts(round: Round) -> dict[str, float]:
     }
     if kind == "activated":
         operations["activated number"] = edges * width
-    if round.bias:
-        operations |= of_biases(round.bias, "edge", graph.num_edges)
+    if round.biased:
+        operations |= of_biases(round.biases, "edge", graph.num_edges)
     added = (round.edge_value, round.score.edge_key if isinstance(round.score, Dot) else None)
     if vectors := sum(vector is not None for vector in added):
         operations["vector number"] = edges * width * vectors
     if round.dropout:
         operations["dropped head"] = edges * round.heads
+    operations = {what: n * by_source.passes(round) for what, n in operations.items()}
     operations = both_ways(operations, round.needs_grad)
     if round.needs_grad:  # the forward pass reads those sources that have edges; the backward pass writes all
         operations["attending number, back"] = float(max(graph.num_dst, graph.num_src) * batch * width)
@@ -90,6 +95,9 @@ def estimate(round: Round) -> Estimate:
 
 def run(round: Round) -> tuple[Tensor, Tensor | None]:
     graph, dtype = round.graph, round.accumulate_dtype
+    by_destination = round.weighted and round.normalize == "softmax_dst"
+    if by_destination:
+        round = by_source.over_sources(round, run)
     tables = [b for b in round.bias if isinstance(b, EmbeddingTable)]  # the kernel looks up one of them
     table = tables[0] if tables else None
     bias = round.edge_bias(b for b in round.bias if b is not table)
@@ -131,12 +139,14 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
         round.dropout,
         graph.node_ids,
         round.return_weights,
-        round.return_lse or round.sinks is not None,
+        round.return_lse or round.sinks is not None or by_destination,
     )
     operands = {name: None if x is None else numbers(x).to(dtype) for name, x in on_edges.items()}
-    out, weights, lse = row_attention.attend(spec, Tensors(_pad(round.value, dtype), query, key, vector, **operands))
-    if round.sinks is not None:
-        share = share_of_edges(lse, round.sinks)
+    dst_bias, src_bias = round.node_biases()
+    tensors = Tensors(_pad(round.value, dtype), query, key, vector, **operands, dst_bias=dst_bias, src_bias=src_bias)
+    out, weights, lse = row_attention.attend(spec, tensors)
+    if round.sinks is not None or by_destination:
+        share = by_source.sums(lse) if round.sinks is None else share_of_edges(lse, round.sinks)
         out = out * share[..., None]
         if round.return_weights:
             weights = weights * share.index_select(-2, graph.ends[1])

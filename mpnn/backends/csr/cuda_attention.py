@@ -17,8 +17,10 @@ from mpnn.kernels.row_spec import NORMALIZERS
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 
-SERVES = (attention.SERVES | {"cuda"}) - {"cpu", "sinks", "return_lse", "node_ids"}
+SERVES = (attention.SERVES | {"cuda"}) - {"cpu", "sinks", "return_lse", "node_ids", "bias by nodes", "softmax_dst"}
 REASONS = {"sinks": "on CUDA it does not support sinks", "return_lse": "on CUDA it does not return lse",
+    "bias by nodes": "on CUDA it does not add biases of nodes",
+    "softmax_dst": "on CUDA it does not normalize over the destinations of a source",
     "node_ids": "on CUDA its dropout hashes the numbers of nodes in the part, not in the whole graph"}  # fmt: skip
 
 

@@ -29,9 +29,11 @@ _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "sum", Max: "extreme", Min: "ext
 
 
 def is_plain(round: Round) -> bool:
-    """Whether this aggregates without attention: no score, normalizer, dropout, edge_value or returned weights."""
+    """Whether this aggregates without attention: no score, normalizer, dropout, edge_value, biases of nodes or returned
+    weights."""
     unscored = round.score is None and round.normalize == "none" and round.edge_value is None
-    return unscored and not round.dropout and not round.return_weights
+    of_nodes = round.dst_bias is not None or round.src_bias is not None
+    return unscored and not of_nodes and not round.dropout and not round.return_weights
 
 
 SERVES = FLOATS | AGGREGATES | on_edges("bias") | {

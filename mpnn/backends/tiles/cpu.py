@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn.backends import by_source
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.tiles import split
 from mpnn.backends.tiles.bias import by_offset, table
@@ -22,7 +23,8 @@ from mpnn.round import Round
 from mpnn.scores import Dot
 
 SERVES = FLOATS | on_edges("bias") | {
-    "cpu", "Dot", "softmax", "softcap", "sum", "sinks", "dropout", "head_ids", "node_ids", "return_lse", "gradient"
+    "cpu", "Dot", "softmax", "softmax_dst", "softcap", "bias by nodes", "sum", "sinks", "dropout", "head_ids",
+    "node_ids", "return_lse", "gradient"
 }  # fmt: skip
 _FOR_PAIRS = "edge_key and edge_value would be materialized for all pairs"
 REASONS = {
@@ -66,6 +68,9 @@ def _counts(round: Round, graph: Graph, pieces: int) -> dict[str, float]:
         operations["dropped pair"] = pairs
     if per_edge := [b for b in round.bias if not by_offset(b)]:
         operations |= {"biased edge": float(graph.num_edges * heads), **of_biases(per_edge, "edge", graph.num_edges)}
+    if round.dst_bias is not None or round.src_bias is not None:
+        operations["bias call"] = 1.0
+    operations = {what: n * by_source.passes(round) for what, n in operations.items()}
     return both_ways(operations, round.needs_grad)
 
 
@@ -81,6 +86,9 @@ def estimate(round: Round) -> Estimate:
 def run(round: Round) -> tuple[Tensor, Tensor | None]:
     graph, score, value = round.graph, round.score, round.value
     assert isinstance(score, Dot)
+    by_destination = round.normalize == "softmax_dst"
+    if by_destination:
+        round = by_source.over_sources(round, run)
     pieces = _pieces(round)
     pieces = pieces if pieces is not None and "piece number" in counts(round) else None
     query, key, padded = map(_pad, (score.query, score.key, value))
@@ -94,6 +102,7 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
         padded,
         table(round, ROWS),
         _per_edge([b for b in round.bias if not by_offset(b)], round),
+        *(None if x is None else _heads_first(x) for x in round.node_biases()),
         score.scale,
         score.softcap,
         _dropout(round),
@@ -101,6 +110,8 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
     )
     if pieces is not None:
         out, lse = split.merge(pieces, out, lse)
+    if by_destination:
+        out = out * by_source.sums(lse).mT[..., None]
     if round.sinks is not None:
         out = out * share_of_edges(lse.mT, round.sinks)[..., None]
     out = out[..., : value.shape[-1]].to(value.dtype)
@@ -112,7 +123,7 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
 
 def _pieces(round: Round) -> split.Pieces | None:
     """The pieces of the graph's rows, if the round may run over them: sums of 16-bit pieces would be rounded."""
-    if round.bias or round.dropout or round.value.dtype.itemsize == 2:
+    if round.biased or round.normalize != "softmax" or round.dropout or round.value.dtype.itemsize == 2:
         return None
     return round.graph.cached("tiles: pieces", lambda: split.pieces(round.graph))
 
@@ -144,6 +155,11 @@ def _pad(x: Tensor) -> Tensor:
     return F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
 
 
+def _heads_first(x: Tensor) -> Tensor:
+    """x [..., N, H] as [B, H, N]."""
+    return (x.flatten(0, -3) if x.dim() > 2 else x[None]).mT.contiguous()
+
+
 def _per_edge(biases: list[PerEdge], round: Round) -> Tensor | None:
     """The sum of all biases per edge, [B or 1, H, E]."""
     total = round.edge_bias(biases)
@@ -151,7 +167,7 @@ def _per_edge(biases: list[PerEdge], round: Round) -> Tensor | None:
         return None
     batch = round.batch if total.dim() > 2 else torch.Size(())
     total = total.expand(*batch, round.graph.num_edges, round.heads)
-    return total.reshape(batch.numel(), *total.shape[-2:]).transpose(1, 2).contiguous()
+    return _heads_first(total)
 
 
 def _dropout(round: Round) -> Dropout | None:

@@ -23,11 +23,13 @@ _MIN_WIDTH = 16  # of a head, the least operand of a tensor core
 
 
 SERVES = (cpu.SERVES | {"cuda"}) - on_edges("bias") - {
-    "cpu", "float64", "sinks", "return_lse", "dropout", "head_ids", "node_ids"
+    "cpu", "float64", "sinks", "return_lse", "dropout", "head_ids", "node_ids", "bias by nodes", "softmax_dst"
 } | {"bias by Offset"}  # fmt: skip
 REASONS = cpu.REASONS | {
     "float64": "FlexAttention has no float64",
     "dropout": "FlexAttention has no dropout of weights",
+    "bias by nodes": "on CUDA it does not add biases of nodes",
+    "softmax_dst": "on CUDA it does not normalize over the destinations of a source",
     **dict.fromkeys(on_edges("bias"), "on CUDA it supports only biases by offset j - i"),
 }
 

@@ -28,6 +28,8 @@ template <class T> struct RowAttention {
   const T *vector;                            // [heads, width], ACTIVATED
   EdgeTensor<const T> edge_key, edge_value;   // vectors added to keys (or under the activation), and to values
   EdgeTensor<const T> edge_term, bias, table; // numbers added under the activation, and to logits
+  const T *row_bias, *col_bias;               // added to logits, [batch, rows, heads], [batch, num_cols, heads]; or both null
+  int64_t num_cols;
   const uint32_t *dropout_keys;                       // dropout's, [batch, heads]; null: no dropout
   const uint32_t *row_ids, *col_ids;          // what dropout hashes in place of node numbers; null: the numbers
   int64_t threshold;
@@ -196,6 +198,21 @@ static void activated_dots(const RowAttention<T> &p, const Block<T> &block, int6
   }
 }
 
+// s += row_bias + col_bias. Their sum comes first: of two large numbers it may be a small one.
+template <class T> static void add_node_biases(const RowAttention<T> &p, const Segments &segments, int64_t b, int64_t first, T *s) {
+#pragma clang fp reassociate(off)
+  for (int64_t k = 0; k < segments.count; k++) {
+    const T *row = p.row_bias + (b * p.rows.num_rows + p.rows.node_of(segments.row[k])) * p.heads;
+    for (int64_t e = segments.first[k]; e < segments.first[k + 1]; e++) {
+      const T *col = p.col_bias + (b * p.num_cols + p.rows.col[first + e]) * p.heads;
+      for (int64_t h = 0; h < p.heads; h++) {
+        const T sum = row[h] + col[h];
+        s[e * p.heads + h] += sum;
+      }
+    }
+  }
+}
+
 // The logits of n edges into block.s, and what the derivative of an activation or of soft capping needs into block.raw.
 template <class T>
 static void logits(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, int64_t n, bool fetch_query, bool fetch_key) {
@@ -235,6 +252,7 @@ static void logits(const RowAttention<T> &p, const Block<T> &block, int64_t b, i
   }
   add_numbers(p.bias, p.rows, b, first, n, heads, s);
   add_numbers(p.table, p.rows, b, first, n, heads, s);
+  if (p.row_bias) add_node_biases(p, block.segments, b, first, s);
 }
 
 template <class T> INLINE void sigmoids(T *s, int64_t count) {

@@ -63,6 +63,7 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
   T *lse;                // [B, H, num_dst]; +inf for a row without edges
   const T *table, *bias;  // [H, num_dst + num_src - 1 + ROWS] by i - j + num_src - 1; [B or 1, H, edges]; or null
   int64_t edges, bias_batch;
+  const T *dst_bias, *src_bias;  // [B, H, num_dst], [B, H, num_src]; or both null
   const uint32_t *dropout_keys;  // [B, H], or null
   const uint32_t *dst_ids, *src_ids;  // what dropout hashes in place of node numbers, [num_dst], [num_src]; or null
   int64_t dropout_threshold;
@@ -73,7 +74,7 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
 
   Features d_out, d_query, d_key, d_value;  // d_query [segments, B, num_dst, H, D]
   const T *d_lse;                             // [B, H, num_dst], or null
-  T *d_table, *d_bias;                        // d_table [B / shared_batch * segments, H, ...]
+  T *d_table, *d_bias, *d_src_bias;           // d_table [B / shared_batch * segments, H, ...]
   const int64_t *segments;                    // num_segments + 1 boundaries among key tiles
   int64_t num_segments, shared_batch;         // batch entries of an item: those that share a bias
 };
@@ -187,6 +188,21 @@ template <class T> int64_t in_table(const TileAttention<T> &p, const Tile &t, in
   return t.h * table_length(p) + t.i - t.j - c + p.num_src - 1;
 }
 
+// s += dst_bias_i + src_bias_j. Their sum comes first: of two large numbers it may be a small one.
+template <class T> void add_node_biases(T *s, const TileAttention<T> &p, const Tile &t) {
+#pragma clang fp reassociate(off)
+  const int64_t bh = t.b * p.heads + t.h;
+  T dst[ROWS] = {};
+  for (int64_t r = 0; r < t.rows; r++) dst[r] = p.dst_bias[bh * p.num_dst + t.i + r];
+  for (int64_t c = 0; c < t.columns && t.j + c < p.num_src; c++) {
+    const T src = p.src_bias[bh * p.num_src + t.j + c];
+    for (int r = 0; r < ROWS; r++) {
+      const T sum = dst[r] + src;
+      s[c * ROWS + r] += sum;
+    }
+  }
+}
+
 // s = S of a tile from k [columns, width] and q_transposed [width, ROWS], one of which the caller has scaled; slope =
 // cap' if there is a softcap.
 template <class T>
@@ -204,6 +220,7 @@ void logits(const TileAttention<T> &p, const Tile &t, const T *k, const T *q_tra
       for (int64_t c = from; c < to; c++) s[c * ROWS + r] += bias[edge + c - from];
     });
   }
+  if (p.dst_bias) add_node_biases(s, p, t);
   if (!t.full) mask(s, p.runs, t);
 }
 
@@ -457,6 +474,9 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t par
             for (int64_t c = from; c < to; c++) d_bias[edge + c - from] += g[c * ROWS + r];
           });
         }
+        if (p.d_src_bias)
+          for (int64_t c = 0; c < keys_left; c++)
+            for (int r = 0; r < ROWS; r++) p.d_src_bias[bh * p.num_src + t.j + c] += g[c * ROWS + r];
         if (p.softcap != 0)
           for (int64_t at = 0; at < t.columns * ROWS; at++) g[at] *= slope[at];
 
