@@ -44,6 +44,7 @@ from mpnn.graphs.sequence import (
     window,
 )
 from mpnn.graphs.sparse import bigbird, longformer, random
+from mpnn.graphs.trees import rollouts, tree
 
 # What pickles of topologies and graphs name. Each checks what it reads, so `torch.load(weights_only=True)` may call it.
 add_safe_globals([parse, Graph, Runs, Offset, GridOffset, Taps, Flipped, Table])
@@ -87,6 +88,7 @@ __all__ = [
     "random",
     "random_walk_neighbors",
     "register",
+    "rollouts",
     "sampled",
     "strided",
     "to_networkx",
@@ -94,6 +96,7 @@ __all__ = [
     "to_scipy",
     "to_sparse_tensor",
     "to_torch_sparse",
+    "tree",
     "window",
     "windows",
     "write_csr",
