@@ -119,7 +119,7 @@ class Rollouts:
         config = configs[0].get_text_config() if configs else None
         require_family(config)
         if compat.implementation(config) != "mpnn":
-            raise ValueError(f"{type(model).__name__} attends by {compat.implementation(config)!r}; mpnn.hf.use(model)")
+            raise ValueError(f"{type(model).__name__} attends by {compat.implementation(config)!r}; call mpnn.hf.use(model)")
 
     def __call__(self, groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         tokens, parents, answers, first = [], [], [], 0
@@ -162,8 +162,8 @@ def log_probs(logits: Tensor, batch: Mapping[str, Any]) -> list[Tensor]:
     if logits.shape[:2] != tokens.shape:
         raise ValueError(f"the row has {tokens.shape[1]} tokens, and the logits are of shape {list(logits.shape)}")
     logits = logits[0].to(torch.promote_types(logits.dtype, torch.float32))
-    before = [logits[max(answer.start - 1, 0) : answer.stop - 1] for answer in mask.answers]
     targets = [tokens[0, answer].to(logits.device) for answer in mask.answers]
+    before = [logits[max(answer.start - 1, 0) :][: len(y)] for answer, y in zip(mask.answers, targets, strict=True)]
     return [-F.cross_entropy(x, y, reduction="none") for x, y in zip(before, targets, strict=True)]
 
 
