@@ -212,8 +212,8 @@ def workloads(
     """Times whole workloads, from input to result, here and in the library that people use for them today.
 
     An epoch of GIN over proteins, GAT over 169,000 nodes, sentence embeddings, GPT-2's prompt and 64 tokens, a step of
-    Longformer at 4,096 tokens, 1,000 tours of 50 cities, layers of BERT, Llama, GPT-2 and ViT; some ten minutes. Exit
-    code 1: a result of ours was wrong.
+    Longformer at 4,096 tokens, 1,000 tours of 50 cities, prompts with answers, layers of BERT, Llama, GPT-2 and ViT;
+    some ten minutes. Exit code 1: a result of ours was wrong.
     """
     torch.set_num_threads(threads)
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import molecules, whole_models
+from benchmarks import molecules, rollouts, whole_models
 from benchmarks.contest import FORWARD, OURS, STEP, Bar, Case, Contest, Entry
 from benchmarks.irregular import citations
 from benchmarks.peers import unless_missing
@@ -74,6 +74,7 @@ def cases(scale: Scale) -> Iterator[Case]:
     yield Case("workload", name, partial(_longformer, scale), (STEP,))
     yield Case("workload", f"{scale.tours:,} greedy tours of {scale.towns} cities", partial(_tours, scale), (FORWARD,))
     yield from molecules.cases(scale.batch)
+    yield from rollouts.cases(small=scale is SMALL)
     yield from whole_models.cases(small=scale is SMALL)
 
 

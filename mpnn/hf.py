@@ -9,6 +9,7 @@ handle.restore()
 
 from mpnn.integrations.hf.interface import attend, record
 from mpnn.integrations.hf.masks import Mask
+from mpnn.integrations.hf.trees import Rollouts, TreeMask, log_probs
 from mpnn.integrations.hf.use import Handle, is_causal, use
 
-__all__ = ["Handle", "Mask", "attend", "is_causal", "record", "use"]
+__all__ = ["Handle", "Mask", "Rollouts", "TreeMask", "attend", "is_causal", "log_probs", "record", "use"]

@@ -46,6 +46,7 @@ from mpnn.graphs.sequence import (
     window,
 )
 from mpnn.graphs.sparse import bigbird, longformer, random
+from mpnn.graphs.trees import rollouts, tree
 
 # What pickles of topologies and graphs name. Each checks what it reads, so `torch.load(weights_only=True)` may call it.
 add_safe_globals([parse, Graph, StackedGraph, Runs, Offset, GridOffset, Taps, Flipped, Table])
@@ -92,6 +93,7 @@ __all__ = [
     "random",
     "random_walk_neighbors",
     "register",
+    "rollouts",
     "sampled",
     "strided",
     "to_networkx",
@@ -99,6 +101,7 @@ __all__ = [
     "to_scipy",
     "to_sparse_tensor",
     "to_torch_sparse",
+    "tree",
     "window",
     "windows",
     "write_csr",

@@ -13,6 +13,7 @@ from torch import Tensor
 from mpnn import Topology
 from mpnn.decoding.generation import check_causal
 from mpnn.graph.runs import Runs
+from mpnn.graphs import trees
 
 Ints = NDArray[np.int64]
 
@@ -89,6 +90,12 @@ def packed(i: Ints, num_src: int, positions: bytes, inner: Topology, from_start:
         first = 0 if from_start else int(place[begin])
         parts.append(window_of(inner, length, length, first, first))
     return Runs.stack(parts).take(i)
+
+
+@_builder
+def tree(i: Ints, num_src: int, parents: bytes, inner: Topology) -> Runs:
+    """A causal topology along the paths of a tree, with the parent of each token, int64 [N]."""
+    return trees.along(trees.paths(np.frombuffer(parents, np.int64)).runs(), inner).take(i)
 
 
 @_builder

@@ -27,6 +27,7 @@ from mpnn.integrations.hf.builders import (
     packed,
     placed,
     runs_of_bools,
+    tree,
     window_of,
 )
 
@@ -52,13 +53,14 @@ class Rule(NamedTuple):
     """What the tokens of one sequence attend to.
 
     is_causal: no edges from later tokens. is_special: it has a part that no topology can replace. positions: of packed
-    sequences, int64 by token, within which the topology is.
+    sequences, int64 by token, within which the topology is. parents: of the tokens of a tree, likewise.
     """
 
     topology: Topology
     is_causal: bool = False
     is_special: bool = False
     positions: bytes | None = None
+    parents: bytes | None = None
 
     def join(self, other: "Rule") -> "Rule":
         """Both rules."""
@@ -71,7 +73,18 @@ class Rule(NamedTuple):
 
     def within(self, positions: bytes) -> "Rule":
         """The rule within packed sequences, unless it is so already."""
+        if self.parents:
+            raise ValueError("a tree of texts has no cu_seq_lens: tokens without a parent begin a text")
         return self if self.positions else Rule(packed(positions, self.topology), *self[1:3], positions)
+
+    def along(self, parents: bytes) -> "Rule":
+        """The rule along the paths of a tree of texts."""
+        if self.is_special or not self.is_causal:
+            raise ValueError(
+                "this model's mask is not causal, or has a part of its own (blocks of image tokens, a mask function that "
+                "was passed), which does not say what the texts of a tree attend to; compute them as separate texts"
+            )
+        return Rule(tree(parents, self.topology), is_causal=True, parents=parents)
 
     def replaced(self, topology: Topology, first: int, first_key: int, causal: bool) -> Topology:
         """A user's topology instead of this one, with the first token behind the padding. `causal`: it must have no
@@ -81,6 +94,8 @@ class Rule(NamedTuple):
                 "this model's mask has a part of its own (blocks of image tokens, a mask function or a 4-D mask that "
                 "was passed), which a topology cannot replace; call mpnn.hf.use(model) without graph"
             )
+        if self.parents:
+            return tree(self.parents, placed(topology, 0, 0, causal))
         if self.positions:
             return packed(self.positions, placed(topology, 0, 0, causal and self.is_causal), True)
         return placed(topology, first, first_key, causal and self.is_causal)

@@ -19,6 +19,7 @@ from mpnn.graph.runs import Runs
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.builders import crossed, runs_of_bools, sources, window_of
 from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, banded, is_combined, special
+from mpnn.integrations.hf.trees import TreeMask
 
 _COMPUTES = (
     "this model computes with its mask, and with attn_implementation='mpnn' the mask is a graph, not a tensor; keep "
@@ -179,16 +180,21 @@ def _mask(
     q_offset: Any,
     kv_offset: Any,
     mask_function: Callable[..., Any] = compat.causal_mask_function,
-    attention_mask: Tensor | Mask | None = None,
+    attention_mask: Tensor | Mask | TreeMask | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     device: Any = None,
+    config: compat.PretrainedConfig | None = None,
     **_: Any,
 ) -> Mask | Tensor:
     if isinstance(attention_mask, Mask):  # created before, by `generate`
         return attention_mask
     sizes = Sizes(int(q_length), int(kv_length), int(q_offset), int(kv_offset))
+    if isinstance(attention_mask, TreeMask):
+        result = Mask(batch_size, sizes, device=device)
+        result.rules = [attention_mask.rule(Described(mask_function, batch_size, sizes, use_vmap, device), config)]
+        return result
     padding = _padding(attention_mask, sizes)
     skips = allow_is_causal_skip or allow_is_bidirectional_skip or use_vmap or sizes.queries == 1
     if not skips and not is_combined(mask_function):
@@ -220,7 +226,8 @@ def _traced(batch: int, *sizes: Any, **options: Any) -> Mask | Tensor:
     attention_mask = options.get("attention_mask")
     if isinstance(attention_mask, Mask):
         return attention_mask
-    ends = None if _has_tensors(**options) else as_band(options["mask_function"])
+    decided = isinstance(attention_mask, TreeMask) or _has_tensors(**options)
+    ends = None if decided else as_band(options["mask_function"])
     if ends is not None:
         placed = Sizes(*sizes)
         return Mask(batch, placed, ends, _padding(attention_mask, placed))

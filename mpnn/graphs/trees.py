@@ -1,0 +1,151 @@
+"""Trees of texts: texts that share their beginnings, as one prompt with several answers. Each token is a node, and
+attends to itself and to its ancestors, so one pass computes what separate texts would compute again and again."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graph.arguments import at_least, integers
+from mpnn.graph.runs import Ints, Runs, require_room
+from mpnn.graph.strips import Strips
+from mpnn.graph.topology import Topology
+
+_CHAIN = 16  # nodes of a chain, on average, below which strips take as much memory as the runs
+
+
+def tree(parent: Sequence[int] | Tensor, topology: Topology | None = None) -> Graph:
+    """i receives from itself and from its ancestors: `causal()` along each path from a root to a node.
+
+    `positions` of the graph are the depths of the nodes, from 0 at a root, so that rotary embeddings and other relative
+    positions see each path as one text. A chain of nodes, each the parent of the next, is one strip of rows; a graph of
+    few chains takes time in proportion to its nodes.
+
+    ::
+
+        tree([-1, 0, 1, 1, 0])   #....
+                                 ##...
+                                 ###..
+                                 ##.#.
+                                 #...#
+
+    Args:
+        parent: the parent of each node, integers [N]; -1 for a root. Parents come before their children.
+        topology: over depths: i receives from those of its ancestors to which it attends along its path. `tree(parent,
+            causal() & window(256))` is a window over each text; `tree(parent) & window(256)` compares the numbers of
+            nodes instead. None: from all.
+
+    Raises:
+        TypeError: if `parent` does not hold integers.
+        ValueError: if a parent does not come before its child, or the topology has edges to later positions.
+    """
+    parents = parents_of(parent)
+    strips = paths(parents)
+    depth = torch.from_numpy(depths(strips))
+    edges = strips if topology is None else along(strips.runs(), topology)
+    if isinstance(edges, Strips) and len(parents) < _CHAIN * len(edges.height):
+        edges = edges.runs()
+    graph = Graph.from_runs(edges)
+    graph.name = "tree" if topology is None else f"tree, {topology}"
+    return graph.with_positions(depth, depth)
+
+
+def rollouts(prompt: int, answers: Sequence[int] | Tensor, topology: Topology | None = None) -> Graph:
+    """A prompt of `prompt` tokens, followed by answers of these lengths: each answer receives from the prompt and from
+    its own earlier tokens, not from other answers.
+
+    `positions` go on from the prompt in each answer. `graphs.batch` joins several such groups. `topology`: as for
+    `tree`.
+
+    ::
+
+        rollouts(2, [1, 2])   #....
+                              ##...
+                              ###..
+                              ##.#.
+                              ##.##
+
+    Raises:
+        TypeError, ValueError: if a length is not an integer, or is negative; as `tree`.
+    """
+    graph = tree(torch.from_numpy(answers_after(prompt, answers)), topology)
+    graph.name = f"rollouts({graph.num_dst - sum(integers('answers', answers))}, {len(list(answers))} answers)"
+    return graph
+
+
+def answers_after(prompt: int, answers: Sequence[int] | Tensor) -> Ints:
+    """The parent of each token of a prompt and its answers, int64 [N]."""
+    lengths = integers("answers", answers)
+    sizes = [at_least("prompt", prompt, 0), *(at_least(f"answers[{k}]", n, 0) for k, n in enumerate(lengths))]
+    parent = np.arange(sum(sizes)) - 1
+    first = np.cumsum(sizes)[:-1]
+    parent[first[first < len(parent)]] = sizes[0] - 1
+    return parent
+
+
+def parents_of(parent: Sequence[int] | Tensor) -> Ints:
+    """The parents of nodes as int64 [N], validated."""
+    array = parent.detach().cpu().numpy() if isinstance(parent, Tensor) else np.asarray(parent)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise TypeError(f"parent must hold an integer for each node; got {array.dtype} of shape {list(array.shape)}")
+    array = array.astype(np.int64)
+    wrong = (array < -1) | (array >= np.arange(len(array)))
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise ValueError(
+            f"the parent of node {i} is {array[i]}; it must be -1, for a root, or a node before {i}: sort the nodes so "
+            "that parents come before their children"
+        )
+    return array
+
+
+def paths(parent: Ints) -> Strips:
+    """The nodes from a root to each node, as a strip of rows for each chain of nodes."""
+    n = len(parent)
+    begins = np.append(True, parent[1:] != np.arange(n - 1))[:n]
+    head, chain = np.flatnonzero(begins), np.cumsum(begins) - 1
+    rows, strip, count = np.append(head, n), np.arange(len(head)), len(head)
+    runs = [np.stack([strip, head, rows[1:]])]  # of the last row of each strip, the nearest to the node first
+    while len(strip):
+        stop = parent[runs[-1][1]] + 1
+        strip, stop = strip[stop > 0], stop[stop > 0]
+        runs.append(np.stack([strip, head[chain[stop - 1]], stop]))
+        count += len(strip)
+        require_room(len(head), n, count)
+    strip, start, stop = np.concatenate(runs, 1)
+    ptr = np.append(0, np.cumsum(np.bincount(strip, minlength=len(head))))
+    order = np.lexsort([start, strip])
+    last = Runs(len(head), n, ptr, start[order], stop[order])
+    own = last.stop.copy()
+    own[ptr[1:] - 1] = head + 1
+    return Strips(rows, Runs(len(head), n, ptr, last.start, own), last)
+
+
+def depths(paths: Strips) -> Ints:
+    """The depth of each node, int64 [N]: the number of its ancestors."""
+    first, last = paths.first.degree(), paths.last.degree()
+    slope = (last - first) // np.maximum(paths.height - 1, 1)
+    at_zero, slope = (np.repeat(x, paths.height) for x in (first - 1 - paths.rows[:-1] * slope, slope))
+    return at_zero + slope * np.arange(paths.num_dst)
+
+
+def along(paths: Runs, topology: Topology) -> Runs:
+    """The nodes on the path to each node to which it attends over a topology on depths."""
+    depth = paths.degree() - 1
+    most = int(depth.max(initial=-1)) + 1
+    by_depth = topology.bind(most).runs
+    late = by_depth.stop > by_depth.row + 1
+    if late.any():
+        i = int(by_depth.row[late.argmax()])
+        raise ValueError(
+            f"in {topology}, position {i} attends to position {by_depth.stop[late.argmax()] - 1}, and a node of a tree "
+            f"attends to itself and its ancestors only; use causal() & ({topology})"
+        )
+    node, first = paths.row, depth[paths.start]
+    length = paths.stop - paths.start
+    segment = np.arange(len(node))
+    inside = by_depth.take(depth[node]) & Runs.of(len(node), most, [(segment, first, first + length)])
+    shift = (paths.start - first)[inside.row]
+    return Runs.of(len(depth), len(depth), [(node[inside.row], inside.start + shift, inside.stop + shift)])
