@@ -65,7 +65,8 @@ def compare(
         typer.Option(
             metavar="EXPR; EXPR",
             help="Graphs to compare, with semicolons between them; window(8..64) stands for window(8), window(16), "
-            "window(32) and window(64). Default: four for text, three for nodes.",
+            "window(32) and window(64). A colon adds an attention, as mpnn train --attention names it: "
+            "causal:retention. Default: four for text, three for nodes.",
         ),
     ] = None,
     hf: Annotated[
@@ -103,7 +104,8 @@ def compare(
     """Find out which graph suits your data: train one model over several graphs, and compare them at equal time and at
     equal steps.
 
-    Weights start the same and batches are the same; only the graph differs.
+    Weights start the same and batches are the same; only the graph differs,
+    and the attention where one is named.
     Each graph keeps the best of three learning rates; then all seeds train,
     and after each round the worse half of the graphs drops out. The learning
     rate does not decay, so a longer mpnn train reaches lower losses.
@@ -115,6 +117,7 @@ def compare(
       mpnn compare --file novel.txt --budget 10m
       mpnn compare --graphs "causal; causal & window(16..256); strided(16)" --seeds 3
       mpnn compare --graphs "causal; causal & window(4..128)" --search 12
+      mpnn compare --graphs "causal; causal:retention; causal:delta"
       mpnn compare --task cora --graphs "cora; knn(8); identity" --budget 2m
       mpnn compare --hf ./my-llama --file my.txt --graphs "causal; causal & window(64..512)"
     """
@@ -216,8 +219,11 @@ def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str |
         what = f"{type(model).__name__} read {count} pieces of {tokens:,} tokens of {file or 'the manual of Python'}"
         console.print(what, soft_wrap=True)
         default = f"causal; causal & window({max(tokens // 16, 1)}..{max(tokens // 4, 1)})"
+        expressions = expanded(default if graphs is None else graphs)
+        if named := [one for one in expressions if _parts(one)[1]]:
+            raise ValueError(f"a published model keeps its attention: write {named[0]!r} without a colon")
         readings = []
-        for reading in compare_hf.read(model, pieces, expanded(default if graphs is None else graphs)):
+        for reading in compare_hf.read(model, pieces, expressions):
             readings.append(reading)
             console.print(f"  {reading.graph}: perplexity {reading.perplexity:.4g}", soft_wrap=True)
         console.print(table(compare_hf.HEADINGS, compare_hf.rows(readings)))
@@ -248,6 +254,12 @@ def expanded(graphs: str) -> list[str]:
 
 def _separated(graphs: str) -> list[str]:
     return list(filter(None, map(str.strip, graphs.split(";"))))
+
+
+def _parts(expression: str) -> tuple[str, dict[str, str]]:
+    """The graph of an expression, and the attention after its colon, if there is one."""
+    graph, colon, attention = expression.partition(":")
+    return graph.strip(), {"attention": attention.strip()} if colon else {}
 
 
 def _doubled(piece: str) -> list[str]:
@@ -284,23 +296,37 @@ class _Contest:
             stride = max(math.isqrt(sizes.context), 1)
             near = f"causal & window({max(sizes.context // 16, 1)}..{max(sizes.context // 4, 1)})"
             size = f"{len(corpus.characters)}, {sizes.dim}, {sizes.heads}, {sizes.layers}"
-            return _Contest(
-                corpus.name,
-                lambda graph, seed: TextRun(graph, corpus, sizes, seed),
-                sizes.lr,
-                " nats",
-                f"causal; {near}; strided({stride})",
-                lambda graph: f'model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context})',
-            )
+
+            def text_run(expression: str, seed: int) -> Run:
+                graph, attention = _parts(expression)
+                return TextRun(graph, corpus, replace(sizes, **attention), seed)
+
+            def text_code(expression: str) -> str:
+                graph, attention = _parts(expression)
+                more = "".join(f', {name}="{value}"' for name, value in attention.items())
+                return f'model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context}{more})'
+
+            default_graphs = f"causal; {near}; strided({stride})"
+            return _Contest(corpus.name, text_run, sizes.lr, " nats", default_graphs, text_code)
         nodes = options.nodes()
         own = nodes.own_graph
+
+        def node_run(expression: str, seed: int) -> Run:
+            graph, attention = _parts(expression)
+            return NodeRun(graph, nodes, 1, seed, **attention)
+
+        def node_code(expression: str) -> str:
+            graph, attention = _parts(expression)
+            more = "".join(f" --{name} {value}" for name, value in attention.items())
+            return f'mpnn train --task {nodes.name} --graph "{graph}"{more}'
+
         return _Contest(
             nodes.name,
-            lambda graph, seed: NodeRun(graph, nodes, 1, seed),
+            node_run,
             nodes.lr if options.lr is None else options.lr,
             " of the nodes wrong",
             f"{own}; knn(16); identity" if own == "knn(8)" else f"{own}; knn(8); identity",
-            lambda graph: f'mpnn train --task {nodes.name} --graph "{graph}"',
+            node_code,
         )
 
 
