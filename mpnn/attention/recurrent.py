@@ -242,6 +242,8 @@ class ShortConvolution(KeyValue):
 
         m_i = b + sum_{j in N(i)} w_(i - j) * h_j          over `causal() & window(kernel - 1)`
 
+    A cache keeps the last `kernel - 1` nodes.
+
     Args:
         channels: width of the features. kernel: number of weights of a channel. bias: whether there is a b.
     """
@@ -256,6 +258,10 @@ class ShortConvolution(KeyValue):
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -(kernel**-0.5), kernel**-0.5)
+
+    @property
+    def num_past(self) -> int:  # type: ignore[override]
+        return len(self.weight) - 1
 
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         return (self.weight.shape[1], None), (self.weight.shape[1], None)

@@ -59,7 +59,13 @@ class Attention(nn.Module, ABC):
 
 class KeyValue(Attention):
     """Attention whose queries, keys and values each depend on one node only, so that the keys and values of earlier
-    nodes can be cached (`mpnn.decoding.cache`)."""
+    nodes can be cached (`mpnn.decoding.cache`).
+
+    Attributes:
+        num_past: the number of preceding nodes that a cache keeps; None for all.
+    """
+
+    num_past: int | None = None
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         return self.round(*self.project(dst, src, graph), graph, edge_attr)

@@ -3,7 +3,8 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,11 @@ from mpnn.cli import page, pictures
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, table, warn
 from mpnn.cli.measure import backends, estimates
 from mpnn.cli.options import Defaults, Options, takes
+from mpnn.cli.search import UnusableGraph, best_numbers, bounds, require_optuna
 from mpnn.cli.stop import Stopped, stop_between_steps
 from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.comparison import Comparison, Curve, compare as compare_graphs, spread
+from mpnn.train.comparison import Comparison, Curve, Train, compare as compare_graphs, spread
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
 
 _SIZES = {**asdict(TextSettings()), "context": 256, "batch": 16, "lr": 2e-3}
@@ -61,7 +63,8 @@ def compare(
         typer.Option(
             metavar="EXPR; EXPR",
             help="Graphs to compare, with semicolons between them; window(8..64) stands for window(8), window(16), "
-            "window(32) and window(64). Default: four for text, three for nodes.",
+            "window(32) and window(64). A colon adds an attention, as mpnn train --attention names it: "
+            "causal:retention. Default: four for text, three for nodes.",
         ),
     ] = None,
     hf: Annotated[
@@ -84,13 +87,23 @@ def compare(
     seeds: Annotated[
         int | None, typer.Option(help="Number of seeds of weights and batches.", min=1, show_default=str(_SEEDS))
     ] = None,
+    search: Annotated[
+        int,
+        typer.Option(
+            metavar="TRIALS",
+            help="Let Optuna choose the numbers in ranges such as window(8..64), in so many short trainings and a "
+            "quarter of --budget, instead of trying them doubled.",
+            min=0,
+        ),
+    ] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.", file_okay=False)] = Path("runs/compare"),
     force: Annotated[bool, typer.Option("--force", help="Replace the results in --out.")] = False,
 ) -> None:
     """Find out which graph suits your data: train one model over several graphs, and compare them at equal time and at
     equal steps.
 
-    Weights start the same and batches are the same; only the graph differs.
+    Weights start the same and batches are the same; only the graph differs,
+    and the attention where one is named.
     Each graph keeps the best of three learning rates; then all seeds train,
     and after each round the worse half of the graphs drops out. The learning
     rate does not decay, so a longer mpnn train reaches lower losses.
@@ -101,11 +114,13 @@ def compare(
     Examples:
       mpnn compare --file novel.txt --budget 10m
       mpnn compare --graphs "causal; causal & window(16..256); strided(16)" --seeds 3
+      mpnn compare --graphs "causal; causal & window(4..128)" --search 12
+      mpnn compare --graphs "causal; causal:retention; causal:delta"
       mpnn compare --task cora --graphs "cora; knn(8); identity" --budget 2m
       mpnn compare --hf ./my-llama --file my.txt --graphs "causal; causal & window(64..512)"
     """
     if hf is not None:
-        for name, value in (("budget", budget), ("seeds", seeds)):
+        for name, value in (("search", search), ("budget", budget), ("seeds", seeds)):
             if value:
                 refuse(f"--{name} is for training, and --hf trains nothing; leave it out")
         context = options.context  # None: that of the model
@@ -116,30 +131,37 @@ def compare(
     budget, seeds = budget or _BUDGET, seeds or _SEEDS
     with exit_on_invalid_input():
         require_accelerate()
+        if search:
+            require_optuna()
         seconds = _seconds(budget)
     _refuse_to_replace(out, force)
     with folder(out):
         with exit_on_invalid_input():
             options = options.resolved(DEFAULTS)
             contest = _Contest.of(options)
-            expressions = expanded(contest.default_graphs if graphs is None else graphs)
+            written = contest.default_graphs if graphs is None else graphs
+            expressions = _separated(written) if search else expanded(written)
+            if search and not any(map(bounds, expressions)):
+                raise ValueError(
+                    '--search needs a range in --graphs; write for example "causal; causal & window(4..128)"'
+                )
+        if search:
+            expressions = _searched(contest, expressions, search, seconds / 4)
+            seconds = seconds * 3 / 4
+        with exit_on_invalid_input():
             share = seconds / 3 / (len(expressions) * len(_RATES))
             candidates = _candidates(contest, expressions, share)
         began = perf_counter()
-        try:
-            with exit_on_failure(), TemporaryDirectory() as work, stop_between_steps() as check:
-                found = compare_graphs(
-                    [one.graph for one in candidates],
-                    [contest.rate * factor for factor in _RATES],
-                    list(range(seeds)),
-                    seconds,
-                    partial(_train, contest, Path(work), check),
-                    lambda line: console.print(line, soft_wrap=True),
-                    contest.unit,
-                )
-        except Stopped as stop:
-            warn("stopped; no results were written")
-            raise typer.Exit(stop.exit_code) from None
+        with _training(contest) as train:
+            found = compare_graphs(
+                [one.graph for one in candidates],
+                [contest.rate * factor for factor in _RATES],
+                list(range(seeds)),
+                seconds,
+                train,
+                lambda line: console.print(line, soft_wrap=True),
+                contest.unit,
+            )
         rows = _rows(found, candidates)
         console.print(_table(rows))
         console.print(found.verdict(), soft_wrap=True)
@@ -149,6 +171,42 @@ def compare(
         console.print(
             f"\nthe page with pictures: {out / page.PAGE}\n{contest.code(found.last[0].graph)}", soft_wrap=True
         )
+
+
+@contextmanager
+def _training(contest: "_Contest") -> Iterator[Train]:
+    """Trains in a temporary folder. Ctrl-C ends the command with a sentence."""
+    try:
+        with exit_on_failure(), TemporaryDirectory() as work, stop_between_steps() as check:
+            yield partial(_train, contest, Path(work), check)
+    except Stopped as stop:
+        warn("stopped; no results were written")
+        raise typer.Exit(stop.exit_code) from None
+
+
+def _searched(contest: "_Contest", expressions: Sequence[str], trials: int, seconds: float) -> list[str]:
+    """The expressions, with each range replaced by the number that Optuna found best."""
+    ranged = [expression for expression in expressions if bounds(expression)]
+    share, best = seconds / (trials * len(ranged)), {}
+
+    def error_of(graph: str) -> float:
+        try:
+            contest.make(graph, 0)
+        except ValueError as why:
+            raise UnusableGraph(str(why)) from None
+        return train(graph, contest.rate, 0, share).after_seconds(share)
+
+    with _training(contest) as train:
+        for expression in ranged:
+            try:
+                best[expression], error = best_numbers(expression, trials, error_of)
+            except UnusableGraph as why:
+                refuse(str(why))
+            console.print(
+                f"{expression}: {trials} trials of {share:.2g} s, best {best[expression]} ({error:.3g}{contest.unit})",
+                soft_wrap=True,
+            )
+    return list(dict.fromkeys(best.get(expression, expression) for expression in expressions))
 
 
 def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str | None, out: Path, force: bool) -> None:
@@ -161,8 +219,11 @@ def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str |
         what = f"{type(model).__name__} read {count} pieces of {tokens:,} tokens of {file or 'the manual of Python'}"
         console.print(what, soft_wrap=True)
         default = f"causal; causal & window({max(tokens // 16, 1)}..{max(tokens // 4, 1)})"
+        expressions = expanded(default if graphs is None else graphs)
+        if named := [one for one in expressions if _parts(one)[1]]:
+            raise ValueError(f"a published model keeps its attention: write {named[0]!r} without a colon")
         readings = []
-        for reading in compare_hf.read(model, pieces, expanded(default if graphs is None else graphs)):
+        for reading in compare_hf.read(model, pieces, expressions):
             readings.append(reading)
             console.print(f"  {reading.graph}: perplexity {reading.perplexity:.4g}", soft_wrap=True)
         console.print(table(compare_hf.HEADINGS, compare_hf.rows(readings)))
@@ -182,7 +243,7 @@ def _refuse_to_replace(out: Path, force: bool) -> None:
 def expanded(graphs: str) -> list[str]:
     """The expressions between the semicolons; `a..b` in one stands for a, 2a, 4a, ... up to b."""
     found = []
-    for expression in filter(None, map(str.strip, graphs.split(";"))):
+    for expression in _separated(graphs):
         pieces = re.split(r"(\d+\s*\.\.\s*\d+)", expression)
         choices = [_doubled(piece) if k % 2 else [piece] for k, piece in enumerate(pieces)]
         found += ["".join(choice) for choice in itertools.product(*choices)]
@@ -191,10 +252,18 @@ def expanded(graphs: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _separated(graphs: str) -> list[str]:
+    return list(filter(None, map(str.strip, graphs.split(";"))))
+
+
+def _parts(expression: str) -> tuple[str, dict[str, str]]:
+    """The graph of an expression, and the attention after its colon, if there is one."""
+    graph, colon, attention = expression.partition(":")
+    return graph.strip(), {"attention": attention.strip()} if colon else {}
+
+
 def _doubled(piece: str) -> list[str]:
-    low, high = map(int, piece.split(".."))
-    if not 0 < low <= high:
-        raise ValueError(f"{low}..{high} is an empty range; write the smaller number first, from 1 on")
+    ((low, high),) = bounds(piece)
     return [str(low << k) for k in range((high // low).bit_length())]
 
 
@@ -227,23 +296,37 @@ class _Contest:
             stride = max(math.isqrt(sizes.context), 1)
             near = f"causal & window({max(sizes.context // 16, 1)}..{max(sizes.context // 4, 1)})"
             size = f"{len(corpus.characters)}, {sizes.dim}, {sizes.heads}, {sizes.layers}"
-            return _Contest(
-                corpus.name,
-                lambda graph, seed: TextRun(graph, corpus, sizes, seed),
-                sizes.lr,
-                " nats",
-                f"causal; {near}; strided({stride})",
-                lambda graph: f'model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context})',
-            )
+
+            def text_run(expression: str, seed: int) -> Run:
+                graph, attention = _parts(expression)
+                return TextRun(graph, corpus, replace(sizes, **attention), seed)
+
+            def text_code(expression: str) -> str:
+                graph, attention = _parts(expression)
+                more = "".join(f', {name}="{value}"' for name, value in attention.items())
+                return f'model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context}{more})'
+
+            default_graphs = f"causal; {near}; strided({stride})"
+            return _Contest(corpus.name, text_run, sizes.lr, " nats", default_graphs, text_code)
         nodes = options.nodes()
         own = nodes.own_graph
+
+        def node_run(expression: str, seed: int) -> Run:
+            graph, attention = _parts(expression)
+            return NodeRun(graph, nodes, 1, seed, **attention)
+
+        def node_code(expression: str) -> str:
+            graph, attention = _parts(expression)
+            more = "".join(f" --{name} {value}" for name, value in attention.items())
+            return f'mpnn train --task {nodes.name} --graph "{graph}"{more}'
+
         return _Contest(
             nodes.name,
-            lambda graph, seed: NodeRun(graph, nodes, 1, seed),
+            node_run,
             nodes.lr if options.lr is None else options.lr,
             " of the nodes wrong",
             f"{own}; knn(16); identity" if own == "knn(8)" else f"{own}; knn(8); identity",
-            lambda graph: f'mpnn train --task {nodes.name} --graph "{graph}"',
+            node_code,
         )
 
 

@@ -64,7 +64,8 @@ class Options:
     steps: int | None = _option(int, "Training steps (text) or epochs (nodes).")
     attention: str | None = _option(
         str,
-        "For text: dot, additive or linear. For nodes: additive (GAT), additive_v2, dot, degree (GCN) or none.",
+        "For text: dot, additive, linear; over causal alone retention, gated, state_space, delta. "
+        "For nodes: additive (GAT), additive_v2, dot, degree (GCN) or none.",
         metavar="NAME",
     )
     aggregate: str | None = _option(

@@ -60,20 +60,22 @@ class KVCache:
         """Truncates the cache to the first `count` nodes. Other nodes may then follow.
 
         Raises:
-            ValueError: if the cache has fewer than `count` nodes, or a recurrence that has seen more: its state holds
-                the sum of all nodes.
+            ValueError: if the cache has fewer than `count` nodes, or a recurrence or a short convolution that has seen
+                more: it keeps a state, or the last nodes, alone.
         """
         cached = max([self.count, *(entry.seen for entry in self._entries.values())])
         if not 0 <= count <= cached:
             raise ValueError(f"count must be from 0 to {cached}, the number of nodes in the cache; got {count}")
-        if count and any(count < state.count for state in self._states.values()):
+        partial = [state.count for state in self._states.values()]
+        partial += [entry.count for entry in self._entries.values() if entry.dropped]
+        if count and count < max(partial, default=0):
             raise ValueError("a recurrence cannot forget nodes: copy the cache before them, or crop(0)")
         if not count:
             self._states.clear()
         for entry in self._entries.values():
             entry.seen = min(entry.seen, count)
             if not entry.fixed:
-                entry.count = entry.seen
+                entry.count, entry.dropped = entry.seen, min(entry.dropped, count)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
         """Returns an independent copy for the same layers, so that one prompt can be continued in several ways."""
@@ -132,7 +134,9 @@ class KVCache:
         query, key, value = attention.project(x, new, step.edgeless(entry.count, new.shape[-2]))
         entry.append(key, value, self.length if source is None else num_src)
         entry.seen = stop
-        key, value = step.gather(entry.key), step.gather(entry.value)
+        key, value = step.gather(entry.key, entry.dropped), step.gather(entry.value, entry.dropped)
+        if attention.num_past is not None and not entry.fixed:
+            entry.keep_last(attention.num_past)
         return attention.round(query, key, value, step.graph, step.graph.edge_attr)
 
     def _recurrence(self, layer: Any, graph: Topology | Graph, x: Tensor, source: Tensor | None) -> Round:
@@ -181,7 +185,7 @@ class _State:
 
 @dataclass(eq=False)
 class _Entry:
-    """Keys and values of one layer, [..., capacity, H_kv, D], of which the first `count` are valid.
+    """Keys and values of one layer, [..., capacity, H_kv, D], of `count` nodes without the first `dropped`.
 
     `seen`: number of destinations processed; `fixed`: whether the sources are another set of nodes, complete from the
     beginning.
@@ -190,6 +194,7 @@ class _Entry:
     fixed: bool
     seen: int = 0
     count: int = 0
+    dropped: int = 0
     key: Tensor = None  # type: ignore[assignment]
     value: Tensor = None  # type: ignore[assignment]
 
@@ -201,12 +206,18 @@ class _Entry:
             return
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError("a cache does not store gradients; decode under torch.no_grad()")
-        stop = self.count + key.shape[-3]
+        stored = self.count - self.dropped
+        capacity = min(max(stored + key.shape[-3], 2 * stored), max_capacity)
         self.key, self.value = (
-            _append(old, new, self.count, min(max(stop, 2 * self.count), max_capacity))
-            for old, new in ((self.key, key), (self.value, value))
+            _append(old, new, stored, capacity) for old, new in ((self.key, key), (self.value, value))
         )
-        self.count = stop
+        self.count += key.shape[-3]
+
+    def keep_last(self, nodes: int) -> None:
+        """Drops all but the last nodes, and their memory."""
+        first, stop = max(self.count - self.dropped - nodes, 0), self.count - self.dropped
+        self.key, self.value = (x[..., first:stop, :, :].clone() for x in (self.key, self.value))
+        self.dropped += first
 
 
 def _append(old: Tensor | None, new: Tensor, count: int, capacity: int) -> Tensor:
@@ -258,9 +269,17 @@ class _Step:
         index = slice(first, last) if last - first == len(sources) else sources
         return _Step(start, stop, index, graph, None if rows.positions is None else rows.positions[1])
 
-    def gather(self, x: Tensor) -> Tensor:
-        """Selects the in-neighbors from keys or values [..., T, H_kv, D]."""
-        return x[..., self.index, :, :] if isinstance(self.index, slice) else x.index_select(-3, self.index)
+    def gather(self, x: Tensor, dropped: int) -> Tensor:
+        """Selects the in-neighbors from keys or values [..., T, H_kv, D] of the nodes after the first `dropped`."""
+        first = self.index.start if isinstance(self.index, slice) else self.index[0]
+        if dropped and self.graph.num_src and first < dropped:
+            raise ValueError(
+                f"nodes {self.start} to {self.stop - 1} attend to node {first}, and this attention keeps the nodes "
+                f"from {dropped} on; decode over causal() & window(radius) with a radius below its kernel"
+            )
+        if isinstance(self.index, slice):
+            return x[..., self.index.start - dropped : self.index.stop - dropped, :, :]
+        return x.index_select(-3, self.index - dropped)
 
     def edgeless(self, first: int, count: int) -> Graph:
         """A graph without edges of the new nodes and the sources `first` to `first + count`, with their positions."""

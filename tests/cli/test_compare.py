@@ -9,9 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mpnn.cli import compare_hf
+from mpnn.cli import compare_hf, search
 from mpnn.cli.app import app
 from mpnn.cli.compare import expanded
+from mpnn.cli.search import UnusableGraph, best_numbers, bounds
+from mpnn.models import GAT, GCN
 
 RUN = CliRunner()
 compare, loop = import_module("mpnn.cli.compare"), import_module("mpnn.train.loop")
@@ -68,6 +70,33 @@ def test_a_comparison_of_texts(tmp_path: Path) -> None:
     assert 'mpnn.models.GPT(15, 8, 1, 1, mpnn.graphs.parse("causal"), context=16)' in done.output
 
 
+@pytest.mark.usefixtures("clock")
+def test_an_attention_stands_beside_a_graph(tmp_path: Path) -> None:
+    file = tmp_path / "own.txt"
+    file.write_text("to be or not to be, that is the question. " * 60)
+    sizes = ["--context", "16", "--dim", "8", "--heads", "1", "--layers", "1", "--batch", "4"]
+    out = ["--budget", "30s", "--seeds", "1", "--out", str(tmp_path / "out")]
+    graphs = "causal:retention; causal : delta; causal:soft; causal & window(2):gated"
+    done = RUN.invoke(app, ["compare", "--file", str(file), *sizes, *out, "--graphs", graphs])
+    assert done.exit_code == 0, done.output
+    output = " ".join(done.output.split())
+    assert "causal:soft is left out: GPT has no attention 'soft'" in output
+    assert "window(2):gated is left out: log_gate, beta and states need causal()" in output
+    kinds = {"causal:retention": "retention", "causal : delta": "delta"}
+    results = json.loads((tmp_path / "out" / "compare.json").read_text())["graphs"]
+    assert {one["graph"] for one in results} == set(kinds)
+    assert results[0]["curves"]["0"]["errors"] != results[1]["curves"]["0"]["errors"]
+    codes = [f'parse("causal"), context=16, attention="{kind}")' for kind in kinds.values()]
+    assert sum(code in done.output for code in codes) == 1, "that of the winner"
+
+
+def test_an_attention_of_nodes_stands_beside_a_graph() -> None:
+    contest = compare._Contest.of(compare.Options(task="digits").resolved(compare.DEFAULTS))
+    assert type(contest.make("knn(4):degree", 0).model) is GCN
+    assert type(contest.make("knn(4)", 0).model) is GAT
+    assert contest.code("knn(4):degree") == 'mpnn train --task digits --graph "knn(4)" --attention degree'
+
+
 def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
@@ -105,6 +134,8 @@ def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:
     assert compare_hf.load(str(tmp_path / "model"), text)[1].shape == (16, 64), "the model's context"
     new = ["--force", "--context"]
     assert "takes at most 64 tokens" in " ".join(RUN.invoke(app, ["compare", *options, *new, "128"]).output.split())
+    other = RUN.invoke(app, ["compare", *options, *new, "32", "--graphs", "causal; causal:delta"])
+    assert "a published model keeps its attention: write 'causal:delta' without" in " ".join(other.output.split())
     for graph in ("complete", "window(4)", "causal; window(4)"):
         acausal = RUN.invoke(app, ["compare", *options, *new, "32", "--graphs", graph])
         assert acausal.exit_code == 2
@@ -150,4 +181,48 @@ def test_what_cannot_be_compared_is_refused(options: list[str], message: str, tm
     done = RUN.invoke(app, ["compare", *options, "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
     assert message in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_search_finds_the_number_of_the_least_error() -> None:
+    pytest.importorskip("optuna")
+    asked: list[str] = []
+
+    def error(graph: str) -> float:
+        asked.append(graph)
+        if graph == "window(1)":
+            raise UnusableGraph("too narrow")
+        return abs(int(graph.split("(")[1][:-1]) - 20) / 100
+
+    best, least = best_numbers("window(1..64)", 30, error)
+    assert abs(int(best.split("(")[1][:-1]) - 20) <= 3
+    assert least == error(best)
+    assert len(set(asked[:-1])) == len(asked[:-1]), "a graph is measured once"
+    with pytest.raises(UnusableGraph, match=r"no trial of window\(1\.\.1\) ended with a finite error: too narrow"):
+        best_numbers("window(1..1)", 2, error)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("clock")
+def test_a_search_ends_in_a_comparison(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    command = ["compare", "--task", "digits", "--graphs", "knn(2..8); identity", "--search", "2", "--seeds", "1"]
+    done = RUN.invoke(app, [*command, "--budget", "80s", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "knn(2..8): 2 trials of 10 s, best knn(" in done.output
+    graphs = {one["graph"] for one in json.loads((tmp_path / "compare.json").read_text())["graphs"]}
+    assert len(graphs) == 2
+    assert "identity" in graphs
+
+
+def test_search_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"9\.\.3 is an empty range"):
+        bounds("window(9..3)")
+    done = RUN.invoke(app, ["compare", "--search", "3", "--hf", "no/model", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "--hf trains nothing" in done.output
+    monkeypatch.setattr(search, "find_spec", lambda name: None)
+    done = RUN.invoke(app, ["compare", "--search", "3", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "--search needs Optuna, which is not installed; run: pip install optuna" in done.output
     assert not (tmp_path / "out").exists()

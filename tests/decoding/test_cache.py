@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpnn.attention import Additive, DotProduct
+from mpnn.attention import Additive, DotProduct, ShortConvolution
 from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.relations import GridOffset
@@ -234,6 +234,53 @@ def test_a_step_gathers_only_its_in_neighbors():
         one(torch.randn(1, 1023, DIM, dtype=torch.float64), cache=cache)
         one(torch.randn(1, 1, DIM, dtype=torch.float64), cache=cache)
     assert asked == [1023, int(strided(32).bind(1024).degree()[-1])] == [1023, 63]
+
+
+# ------------------------------------------------------------------------------------------------ short convolutions
+
+
+def convolution(graph=None) -> MessagePassing:
+    graph = causal() & window(3) if graph is None else graph
+    return MessagePassing(graph, "sum", None, ShortConvolution(DIM, 4)).double()
+
+
+@pytest.mark.parametrize("pieces", [*PIECES.values(), [2, 1, 20]], ids=[*PIECES, "a long piece"])
+@torch.no_grad()
+def test_a_short_convolution_keeps_its_last_nodes(pieces):
+    one, cache, done = convolution(), KVCache(N), []
+    x = torch.randn(2, N, DIM, dtype=torch.float64)
+    for new in x.split(pieces, -2):
+        done.append(one(new, cache=cache))
+        (entry,) = cache._entries.values()
+        assert entry.value.untyped_storage().nbytes() <= 2 * 3 * DIM * 8
+        assert len(entry.value[0]) == min(3, cache.count)
+    assert largest(torch.cat(done, -2) - one(x)) < EXACT
+
+
+@torch.no_grad()
+def test_a_cache_of_a_short_convolution_is_copied_and_selected_but_not_cropped():
+    one, cache = convolution(), KVCache(N)
+    x = torch.randn(2, N, DIM, dtype=torch.float64)
+    one(x[:, :2], cache=cache)
+    cache.crop(1)  # the first nodes are all there
+    one(x[:, 1:9], cache=cache)
+    other = copy.deepcopy(cache)
+    other.select(torch.tensor([1, 1]))
+    one(torch.randn(2, 3, DIM, dtype=torch.float64), cache=cache)
+    mixed = torch.cat([x[[1, 1], :9], x[:, 9:]], 1)
+    assert largest(one(x[:, 9:], cache=other) - one(mixed)[:, 9:]) < EXACT
+    with pytest.raises(ValueError, match="cannot forget nodes: copy the cache before them, or crop"):
+        cache.crop(9)
+    cache.crop(0)
+    assert largest(one(x, cache=cache) - one(x)) < EXACT
+
+
+@torch.no_grad()
+def test_a_short_convolution_over_more_nodes_is_refused_in_decoding():
+    one, cache = convolution(causal() & window(5)), KVCache(N)
+    one(torch.randn(1, 9, DIM, dtype=torch.float64), cache=cache)
+    with pytest.raises(ValueError, match="nodes 9 to 9 attend to node 4, and this attention keeps the nodes"):
+        one(torch.randn(1, 1, DIM, dtype=torch.float64), cache=cache)
 
 
 # ------------------------------------------------------------------------------------------------ rows and places

@@ -14,7 +14,7 @@ from functools import partial
 from torch import nn
 
 from mpnn import MessagePassing, Topology
-from mpnn.attention import AdditiveV2, Attention, DotProduct, Kernel
+from mpnn.attention import AdditiveV2, Attention, DeltaRule, DotProduct, GatedLinear, Kernel, Retention, StateSpace
 from mpnn.dropout import Dropout
 from mpnn.graphs import causal
 from mpnn.models.layers.blocks import transformer_update
@@ -108,7 +108,8 @@ class GPT(CausalTransformer):
         graph: topology of the attention, for every length up to `context`.
         context: number of learned positions, which is the maximum sequence length.
         dropout: of embeddings, attention weights, and the outputs of attention and feed-forward network.
-        attention: a name in `ATTENTIONS`. "linear" has no dropout of attention weights, because it computes none.
+        attention: a name in `ATTENTIONS`. Only "dot" and "additive" have dropout of attention weights: the others
+            compute none. Recurrences ("retention", "gated", "state_space", "delta") need the graph `causal()`.
         aggregate: how the weighted messages of a node are combined: "sum" or the name of any other aggregator.
 
     Raises:
@@ -166,8 +167,13 @@ ATTENTIONS: dict[str, Callable[[GPTConfig], Attention]] = {
     "dot": lambda config: DotProduct(config.dim, config.heads, dropout=config.attention_dropout),
     "additive": _additive,
     "linear": lambda config: Kernel(config.dim, config.heads, features="elu"),
+    "retention": lambda config: Retention(config.dim, config.heads),
+    "gated": lambda config: GatedLinear(config.dim, config.heads),
+    "state_space": lambda config: StateSpace(config.dim, config.heads, state=config.dim // config.heads),
+    "delta": lambda config: DeltaRule(config.dim, config.heads),
 }
-"""Attention of `GPT` by name: Vaswani et al. 2017; Brody et al. 2022; Katharopoulos et al. 2020."""
+"""Attention of `GPT` by name: Vaswani et al. 2017; Brody et al. 2022; Katharopoulos et al. 2020; and recurrences (Sun
+et al. 2023; Yang et al. 2023; Dao and Gu 2024; Yang et al. 2024)."""
 
 
 def update(config: GPTConfig) -> Update:

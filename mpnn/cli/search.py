@@ -1,0 +1,62 @@
+"""The numbers of a graph, such as the radius of a window, found by Optuna for `mpnn compare --search`."""
+
+import math
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+
+RANGE = re.compile(r"(\d+)\s*\.\.\s*(\d+)")
+_SEED = 0
+
+
+class UnusableGraph(Exception):
+    """The model cannot use the graph, or no number gives a graph that it can learn over."""
+
+
+def require_optuna() -> None:
+    """Raises ImportError, which says how to get it, if Optuna is not installed."""
+    if find_spec("optuna") is None:
+        raise ImportError("--search needs Optuna, which is not installed; run: pip install optuna")
+
+
+def bounds(expression: str) -> list[tuple[int, int]]:
+    """The ranges a..b of an expression."""
+    found = [(int(low), int(high)) for low, high in RANGE.findall(expression)]
+    for low, high in found:
+        if not 0 < low <= high:
+            raise ValueError(f"{low}..{high} is an empty range; write the smaller number first, from 1 on")
+    return found
+
+
+def best_numbers(expression: str, trials: int, error: Callable[[str], float]) -> tuple[str, float]:
+    """Replaces each range a..b of the expression by the number with the smallest error, and returns the error as well.
+
+    Optuna's tree-structured Parzen estimator (Bergstra et al. 2011) proposes the numbers, on a logarithmic scale, from
+    the errors of the trials before. A graph is measured once.
+
+    Args:
+        error: the error of a graph. It raises UnusableGraph for a graph that the model cannot use.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    ranges, measured = bounds(expression), dict[str, float]()
+    refused = ""
+
+    def objective(trial: optuna.Trial) -> float:
+        nonlocal refused
+        numbers = iter([trial.suggest_int(str(k), low, high, log=True) for k, (low, high) in enumerate(ranges)])
+        graph = RANGE.sub(lambda _: str(next(numbers)), expression)
+        if graph not in measured:
+            try:
+                measured[graph] = error(graph)
+            except UnusableGraph as why:
+                measured[graph], refused = math.inf, str(why)
+        return measured[graph]
+
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=_SEED))
+    study.optimize(objective, n_trials=trials)
+    best = min(measured, key=measured.__getitem__)
+    if not math.isfinite(measured[best]):
+        raise UnusableGraph(f"no trial of {expression} ended with a finite error{refused and ': ' + refused}")
+    return best, measured[best]
