@@ -18,8 +18,9 @@ from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL, Exchange, Layer
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
+from mpnn.graphs.explicit import edges_into
 from mpnn.round import Round
-from mpnn.update import Update, as_update
+from mpnn.update import EdgeUpdate, Update, as_update
 
 Source = Tensor | Callable[[Tensor], Tensor] | None
 """Features of the sources, or a function that computes them from the prepared features of the destinations."""
@@ -41,6 +42,9 @@ class MessagePassing(nn.Module):
         update: an `Update` such as `PreNorm(dim, FeedForward(dim))`, a function of (x, message), or None to return the
             message itself.
         attention: an `Attention` such as `DotProduct(dim, heads)`, or None to weight all sources equally.
+        edges: an `EdgeUpdate(dim, edge_dim)`. Edges then have states: each call computes the new ones from edge_attr
+            and the features h at both ends, passes them to the attention, and returns (y, states). Without attention
+            the message is the aggregate of the new states of incoming edges.
         edge_dropout: the probability that an edge is dropped from a round in training (DropEdge, Rong et al. 2020).
             Means and normalized weights are taken over the remaining edges. Sums are scaled by 1 / (1 - p), which
             keeps their expectation.
@@ -60,6 +64,7 @@ class MessagePassing(nn.Module):
         update: Update | Callable[[Tensor, Tensor], Tensor] | None = None,
         attention: Attention | None = None,
         *,
+        edges: EdgeUpdate | None = None,
         edge_dropout: float = 0.0,
         backend: str = "auto",
     ) -> None:
@@ -67,7 +72,7 @@ class MessagePassing(nn.Module):
         self.graph, self.backend, self.edge_dropout = graph, backend, edge_dropout
         self.aggregate: Any = aggregate
         self.update: Update = update  # type: ignore[assignment]  # __setattr__ converts it to an Update
-        self.attention = attention
+        self.attention, self.edges = attention, edges
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Validates a part of the operator, in the constructor and when it is replaced."""
@@ -94,7 +99,7 @@ class MessagePassing(nn.Module):
             cache: keys and values of the preceding nodes. `x` holds the nodes that follow them and attend to them.
 
         Returns:
-            y [..., N, d_out], or (y, weights).
+            y [..., N, d_out], or (y, weights), or (y, states [..., E, F] in the caller's edge order).
         """
         if self.gradient_checkpointing and self.training and cache is None and torch.is_grad_enabled():
             run = partial(self._forward, graph, return_weights, None)
@@ -111,6 +116,8 @@ class MessagePassing(nn.Module):
         edge_attr: Tensor | None,
     ) -> Any:
         """`forward` without checkpointing; tensors come last."""
+        if self.edges is not None:
+            edge_attr = self._new_states(self.edges, graph, return_weights, cache, x, source, edge_attr)
         rounds = self.rounds(x, graph, source, edge_attr, return_weights, cache)
         exchange = LOCAL if torch.compiler.is_compiling() else rounds[0].graph.exchange
         out, weights = exchange.run(rounds, self._run)
@@ -123,7 +130,36 @@ class MessagePassing(nn.Module):
         except RuntimeError:  # torch's own message names no argument
             self.update.check(x, message)
             raise
+        if self.edges is not None:
+            return y, edge_attr
         return (y, weights) if return_weights else y
+
+    def _new_states(
+        self,
+        edges: EdgeUpdate,
+        graph: Topology | Graph | None,
+        return_weights: bool,
+        cache: KVCache | None,
+        x: Tensor,
+        source: Source,
+        edge_attr: Tensor | None,
+    ) -> Tensor:
+        """The new states of all edges, in the caller's order."""
+        if cache is not None or return_weights or self.edge_dropout:
+            raise ValueError("an operator with edges= takes no cache, return_weights or edge_dropout")
+        _check_features("x", x)
+        dst = self.update.prepare(x)
+        src = source(dst) if callable(source) else dst if source is None else source
+        graph = self._graph_or_default(graph)
+        if active() is not None or (isinstance(graph, Graph) and graph.exchange is not LOCAL):
+            raise ValueError("states of edges are not divided over processes: call it outside of mpnn.distributed")
+        bound = self._bound(graph, dst, src, Layer(None, self.aggregate, False, False, False))
+        edge_attr = bound.edge_attr if edge_attr is None else _checked_edges(edge_attr, bound)
+        if edge_attr is None:
+            raise ValueError(
+                "an operator with edges= needs their states: pass edge_attr, or a graph that has edge_attr"
+            )
+        return edges(edge_attr, dst, src, bound)
 
     def rounds(
         self,
@@ -184,6 +220,9 @@ class MessagePassing(nn.Module):
             if return_weights:
                 raise ValueError("edges dropped by edge_dropout have no weights to return; call eval() first")
             bound, edge_attr = drop_edges(bound, edge_attr, self.edge_dropout)
+        if self.edges is not None and attention is None and edge_attr is not None:
+            into = bound.derive(edges_into, num_dst=bound.num_dst, num_src=bound.num_edges)
+            return (Round(into, edge_attr.unsqueeze(-2)),)
         if attention is None:
             return (Round(bound, exchange(src).unsqueeze(-2)),)
         return exchange.rounds(attention, dst, src, bound, edge_attr)
@@ -338,6 +377,12 @@ def _check_order(name: str, argument: Any, *wrong: type) -> None:
         )
 
 
+def _edges_or_none(edges: Any) -> EdgeUpdate | None:
+    if edges is not None and not isinstance(edges, EdgeUpdate):
+        raise TypeError(f"edges must be an EdgeUpdate or None; got {_describe(edges)}")
+    return edges
+
+
 def _edge_dropout(p: Any) -> float:
     validation.rate("edge_dropout", p)
     return float(p)
@@ -348,6 +393,7 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "aggregate": _aggregator,
     "update": _update,
     "attention": _attention_or_none,
+    "edges": _edges_or_none,
     "edge_dropout": _edge_dropout,
 }
 """For each attribute of an operator, the function that validates and converts it."""

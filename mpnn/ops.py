@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn import engine, validation
-from mpnn.aggregate import SUM, aggregator
+from mpnn.aggregate import SUM, Max, Mean, Min, Sum, Var, aggregator
 from mpnn.edge_tables import PerEdge
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
@@ -161,25 +161,44 @@ def aggregate(
         reduce: a name ("sum", "mean", "max", ...), an object with `reduce(messages, index)`, or a function of
             (messages, index). Messages are [E, batch..., 1, F]. See `mpnn.aggregate`; its `per_node` is for
             aggregators that rank messages.
-        weight: [E] or [E, 1] in the caller's edge order.
+        weight: in the caller's edge order: [E] or [E, 1], one for each edge; or [E, F] or [..., E, F], one for each
+            edge and feature, for "sum", "mean", "max", "min" and "var". `csr` writes no tensor of E x F products.
 
     Returns:
         [..., N_dst, F]; F is wider if the aggregator returns several numbers per feature. Destinations without
-        in-neighbors get zeros.
+        in-neighbors get zeros. Sums and means on a CPU can be differentiated any number of times, by x and weight.
     """
     validation.graph(graph)
     _refuse_parts()
     graph = _traced(graph, x)
     validation.features("x", x, "sources", 1, graph)
     bias: tuple[PerEdge, ...] = ()
+    aggregate, width = _aggregator(reduce), 1
     if weight is not None:
-        validation.tensor("weight", weight)
-        validation.floating("weight", weight, f": call .to({x.dtype})")
-        if weight.shape not in ((graph.num_edges,), (graph.num_edges, 1)):
-            raise ValueError(f"weight must have shape [{graph.num_edges}], one for each edge; got {list(weight.shape)}")
-        bias = (weight.view(-1, 1),)
-    round = Round(graph, x.unsqueeze(-2), bias=bias, normalize="none", reduce=_aggregator(reduce))
-    return engine.run(round, backend)[0].squeeze(-2)
+        width = _weight_width(weight, graph.num_edges, x)
+        if width > 1 and type(aggregate) not in (Sum, Mean, Max, Min, Var):
+            raise ValueError(
+                f"{type(aggregate).__name__} may compare the features of a message, and weight has one number for each "
+                'of them; the aggregators for such weights are "sum", "mean", "max", "min" and "var"'
+            )
+        bias = (weight if weight.dim() > 1 else weight.view(-1, 1),)
+    dim = -1 if width > 1 else -2  # with a weight for each feature, each is a head of width 1
+    round = Round(graph, x.unsqueeze(dim), bias=bias, normalize="none", reduce=aggregate)
+    return engine.run(round, backend)[0].squeeze(dim)
+
+
+def _weight_width(weight: Tensor, num_edges: int, x: Tensor) -> int:
+    """The width of weights for features x, 1 or F. Raises ValueError or TypeError if they do not fit."""
+    validation.tensor("weight", weight)
+    validation.floating("weight", weight, f": call .to({x.dtype})")
+    features = x.shape[-1]
+    fits = weight.dim() > 1 and weight.shape[-2] == num_edges and weight.shape[-1] in (1, features)
+    if weight.shape != (num_edges,) and not (fits and weight.shape[:-2] in ((), x.shape[:-2])):
+        raise ValueError(
+            f"weight must have shape [{num_edges}], one for each edge, or [{num_edges}, {features}], one for each edge "
+            f"and feature, also after the dimensions {list(x.shape[:-2])} of x; got {list(weight.shape)}"
+        )
+    return 1 if weight.dim() == 1 else weight.shape[-1]
 
 
 def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float, backend: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 An update is None (the message itself), a module or function of `(x, message)`, or an `Update`, which may also transform
 the features before attention reads them (pre-norm). With `PreNorm(dim, FeedForward(dim))` one operator is one complete
-transformer layer.
+transformer layer. An `EdgeUpdate` computes new states of edges.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from mpnn import validation as check
 from mpnn.dropout import Dropout, DropPath
+from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
+from mpnn.graph.csr import CSR
+from mpnn.kernels import edge_sum
 from mpnn.maps import Linear, linear
 
 
@@ -258,6 +261,79 @@ class Reversible(_Layer):
         x1, x2 = x.chunk(2, -1)
         y1 = x1 + self.dropout(message)
         return torch.cat([y1, x2 + self.dropout(self.ffn(self.ffn_norm(y1)))], -1)
+
+
+class EdgeUpdate(nn.Module):
+    """The new state of an edge from its own and its ends (Battaglia et al. 2018, arXiv:1806.01261, algorithm 1), for
+    `MessagePassing(..., edges=EdgeUpdate(dim, edge_dim))`.
+
+        e_ij <- f( W_e e_ij + W_d x_i + W_s x_j + b )          and with residual: e_ij + f( ... )
+
+    `W [e_ij || x_i || x_j]` is the same map with one matrix. Taken apart, the maps of nodes run once for each node, and
+    no tensor holds the ends of edges.
+
+    Args:
+        dim: width of the destinations' features, and of the sources' unless src_dim is passed.
+        edge_dim: width of the states.
+        out_dim: width of the sum; default edge_dim.
+        f: a module or function applied to the sum, such as `nn.Sequential(nn.ReLU(), Linear(out_dim, edge_dim))`; None
+            for the identity.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        edge_dim: int,
+        out_dim: int | None = None,
+        f: Callable[[Tensor], Tensor] | None = torch.relu,
+        *,
+        src_dim: int | None = None,
+        residual: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check.function("f", f)
+        as_integer("dim", dim)
+        as_integer("edge_dim", edge_dim)
+        out_dim = edge_dim if out_dim is None else out_dim
+        self.of_edge = Linear(edge_dim, out_dim, bias=False)
+        self.of_dst = Linear(dim, out_dim, bias)
+        self.of_src = Linear(dim if src_dim is None else src_dim, out_dim, bias=False)
+        self.f, self.residual = f, residual
+
+    def forward(self, edge: Tensor, dst: Tensor, src: Tensor, graph: Graph) -> Tensor:
+        """edge [..., E, edge_dim] in the caller's order, or [E, edge_dim] for the whole batch; dst [..., N_dst, dim],
+        src [..., N_src, src_dim] -> [..., E, F]."""
+        for name, x, map in (("edge_attr", edge, self.of_edge), ("x", dst, self.of_dst), ("source", src, self.of_src)):
+            check.fits("EdgeUpdate", name, x, check.takes(map))
+        if edge.shape[:-2] not in ((), dst.shape[:-2]) or edge.shape[-2] != graph.num_edges:
+            expected = [*dst.shape[:-2], graph.num_edges, self.of_edge.in_features]
+            raise ValueError(f"edge_attr must hold a state for each edge, {expected}; got {list(edge.shape)}")
+        edge = edge.expand(*dst.shape[:-2], *edge.shape[-2:])
+        total = self._total(edge, self.of_dst(dst), self.of_src(src), graph)
+        new = total if self.f is None else self.f(total)
+        return edge + new if self.residual else new
+
+    def _total(self, edge: Tensor, of_dst: Tensor, of_src: Tensor, graph: Graph) -> Tensor:
+        """`W_e e_ij + a_i + b_j`."""
+        if not (_is_plain(self.of_edge) and edge_sum.serves(edge, self.of_edge.weight, of_dst, of_src)):
+            from_src, to_dst = graph.ends
+            return self.of_edge(edge) + of_dst.index_select(-2, to_dst) + of_src.index_select(-2, from_src)
+        ends = graph.cached("ends of edges as rows", lambda: _ends(graph))
+        count = edge.shape[:-2].numel()
+        edges, dst, src = (x.reshape(count, *x.shape[-2:]) for x in (edge, of_dst, of_src))
+        out: Tensor = edge_sum.EdgeSum.apply(edges, self.of_edge.weight, dst, src, *ends)
+        return out.view(*edge.shape[:-1], out.shape[-1])
+
+
+def _ends(graph: Graph) -> tuple[edge_sum.Ends, edge_sum.Ends]:
+    """The destinations and the sources of edges."""
+    from_src, to_dst = graph.ends
+
+    def ends(node: Tensor, edges: CSR) -> edge_sum.Ends:
+        return edge_sum.Ends.of(node, edges.ptr, torch.arange(len(node)) if edges.edge_id is None else edges.edge_id)
+
+    return ends(to_dst, graph.csr), ends(from_src, graph.csc)
 
 
 class MLP(nn.Sequential):

@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "validation": {"graph", "aggregate", "edge_tables", "scores", "round"},
     "graphs": {"registry", "graph", "validation", "kernels", "files", "tables"},
     "dropout": {"graph", "rng", "kernels"},
-    "update": {"graph", "maps", "validation", "dropout"},
+    "update": {"graph", "kernels", "maps", "validation", "dropout"},
     "position": {"graph", "edge_tables", "validation"},
     "attention": {"graph", "graphs", "edge_tables", "scores", "round", "maps", "validation", "position", "kernels"},
     "decoding": {"graph", "round", "attention"},
@@ -44,7 +44,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "ops": {"graph", "aggregate", "edge_tables", "scores", "round", "validation", "engine"},
     "message_passing": {
-        *("graph", "html", "aggregate", "update", "dropout", "round", "validation", "attention", "decoding", "engine")
+        *("graph", "graphs", "html", "aggregate", "update", "dropout", "round", "validation", "attention", "decoding"),
+        "engine",
     },
     "propagation": {"graph", "round", "engine", "message_passing"},
     "data": {"files", "tables", "graph", "graphs"},

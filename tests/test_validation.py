@@ -190,8 +190,16 @@ X = torch.zeros(5, 2)
 AGGREGATE_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "nodes": ({"x": X[:3]}, "x has 3 nodes (shape [3, 2]), but Graph(3 x 5, 4 edges) has 5 sources"),
     "a vector": ({"x": X[:, 0]}, "x must have shape [..., N, D]; got [5]"),
-    "too few weights": ({"weight": torch.zeros(3)}, "weight must have shape [4], one for each edge; got [3]"),
-    "a matrix of weights": ({"weight": torch.zeros(4, 2)}, "weight must have shape [4]"),
+    "too few weights": (
+        {"weight": torch.zeros(3)},
+        "weight must have shape [4], one for each edge, or [4, 2], one for each edge and feature",
+    ),
+    "weights of other widths": ({"weight": torch.zeros(4, 3)}, "weight must have shape [4]"),
+    "weights of a batch": ({"weight": torch.zeros(7, 4, 2)}, "after the dimensions [] of x; got [7, 4, 2]"),
+    "a weight a feature and an aggregator that ranks": (
+        {"weight": torch.zeros(4, 2), "reduce": "median"},
+        "Median may compare the features of a message",
+    ),
     "aggregator": ({"reduce": "average"}, "there is no aggregator 'average'; there are sum, mean, max"),
     "device of the features": ({"x": X.to("meta")}, "the graph is on cpu and the features on meta"),
 }

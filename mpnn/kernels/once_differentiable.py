@@ -21,11 +21,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(backward)
     def once(ctx: Any, *gradients: Tensor | None) -> Any:
-        if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in gradients):
-            raise RuntimeError(
-                "this backend computes one gradient at a time, not a batch (is_grads_batched=True, or jacobian and "
-                'hessian with vectorize=True): call torch.autograd.grad in a loop, or name backend="edge_list"'
-            )
+        refuse_batches(*gradients)
         with torch.no_grad():
             results = backward(ctx, *gradients)
         if not torch.is_grad_enabled():  # no create_graph=True
@@ -34,6 +30,15 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(_Last.apply(x, *inputs) if inputs and x is not None else x for x in results)
 
     return once
+
+
+def refuse_batches(*gradients: Tensor | None) -> None:
+    """Raises RuntimeError for batches of gradients."""
+    if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in gradients):
+        raise RuntimeError(
+            "this backend computes one gradient at a time, not a batch (is_grads_batched=True, or jacobian and "
+            'hessian with vectorize=True): call torch.autograd.grad in a loop, or name backend="edge_list"'
+        )
 
 
 class _Last(torch.autograd.Function):

@@ -11,12 +11,13 @@ from mpnn.kernels import combine
 from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, fields
-from mpnn.kernels.memory import empty, plain
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.memory import empty, plain, zeros
+from mpnn.kernels.once_differentiable import once_differentiable, refuse_batches
 from mpnn.kernels.rows import Rows, RowsStruct
 
 KINDS = ("sum", "mean", "max", "min", "var")
 _SUM, _SQUARES, _EXTREME, _COUNTED = 0, 1, 2, 3  # what the kernels fold
+_LINEAR = ("sum", "mean")
 _FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES}
 _MAX_PARTS, _MIN_COMPONENTS = 16, 1 << 18  # components of a part's edges
 
@@ -58,7 +59,7 @@ class RowReduce(torch.autograd.Function):
         if kind == "var":
             compared, _ = _fold(value, weight, rows, "mean")
         out, count = _fold(value, weight, rows, kind, compared, counted=columns is not None)
-        linear = kind in ("sum", "mean")  # the gradient of the value does not depend on it
+        linear = kind in _LINEAR  # the gradient of the value does not depend on it
         if compared is None and not linear:
             compared = out
         needs_value = not linear or (weight is not None and weight.requires_grad)
@@ -67,26 +68,71 @@ class RowReduce(torch.autograd.Function):
         return out.to(value.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
-        value, weight, compared, count = ctx.saved_tensors
-        rows, columns, kind = ctx.rows, ctx.columns, ctx.kind
-        if columns is None:
+        if ctx.columns is None:
             raise RuntimeError("this was planned without gradients; run it again with gradients enabled")
-        if kind == "mean":
-            count = rows.degree.to(_wide(d_out.dtype))
-        elif kind == "var":
-            count = rows.degree.to(_wide(d_out.dtype)) / 2
-        if count is not None:
-            d_out = torch.div(d_out, count, out=empty(count, *d_out.shape))
-        d_out = plain(d_out)
-        if value is None:
-            d_value, d_weight = _fold(d_out, weight, columns, "sum")[0], None
-        else:
-            with_weight = weight is not None and ctx.needs_input_grad[1]
+        if ctx.kind not in _LINEAR:
+            return _gradients(ctx, d_out)
+        refuse_batches(d_out)
+        value, weight, _, _ = ctx.saved_tensors
+        if ctx.kind == "mean":
+            d_out = _divided(d_out, ctx.rows.degree.to(_wide(d_out.dtype)))
+        if value is not None:
             value, d_out = (x.to(_wide(x.dtype)) for x in (value, d_out))
-            d_value, d_weight = _fold_backward(d_out, compared, value, weight, columns, kind, with_weight)
+        d_value, d_weight = _Adjoint.apply(d_out, value, weight, ctx.rows, ctx.columns)
         return d_value.to(ctx.dtype), d_weight, None, None, None
+
+
+class _Adjoint(torch.autograd.Function):
+    """The gradients of a sum: dx_j = sum_i w_ij dy_i, and dw_ij = <dy_i, x_j> if x is passed. Like the sum they are
+    linear in each of dy, w and x, so that their gradients are sums and gradients of sums, to any order. x is passed
+    wherever w requires a gradient."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, d_out: Tensor, value: Tensor | None, weight: Tensor | None, rows: Rows, columns: Rows
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.rows, ctx.columns = rows, columns
+        ctx.save_for_backward(d_out, value, weight)
+        ctx.set_materialize_grads(False)
+        if value is None:
+            return _fold(d_out, weight, columns, "sum")[0], None
+        return _fold_backward(plain(d_out), None, value, weight, columns, "sum", True)
+
+    @staticmethod
+    def backward(ctx, of_value: Tensor | None, of_weight: Tensor | None = None) -> Any:  # type: ignore[no-untyped-def]
+        refuse_batches(of_value, of_weight)
+        d_out, value, weight = ctx.saved_tensors
+        rows, columns = ctx.rows, ctx.columns
+        terms = []
+        if of_value is not None:
+            terms.append(RowReduce.apply(of_value, weight, rows, columns, "sum"))
+        if of_weight is not None:
+            terms.append(RowReduce.apply(value, of_weight, rows, columns, "sum"))
+        d_value = d_weight = None
+        if value is not None and terms:
+            of_value = torch.zeros_like(value) if of_value is None else of_value
+            of_weight = torch.zeros_like(weight) if of_weight is None else of_weight
+            d_value, d_weight = _Adjoint.apply(d_out, of_value, of_weight, rows, columns)
+        return sum(terms) if terms else None, d_value, d_weight, None, None
+
+
+@once_differentiable
+def _gradients(ctx: Any, d_out: Tensor) -> Any:
+    """Gradients of what is not linear: extremes, variances and aggregators with a `combine`."""
+    value, weight, compared, count = ctx.saved_tensors
+    if ctx.kind == "var":
+        count = ctx.rows.degree.to(_wide(d_out.dtype)) / 2
+    if count is not None:
+        d_out = _divided(d_out, count)
+    with_weight = weight is not None and ctx.needs_input_grad[1]
+    value, d_out = (x.to(_wide(x.dtype)) for x in (value, plain(d_out)))
+    d_value, d_weight = _fold_backward(d_out, compared, value, weight, ctx.columns, ctx.kind, with_weight)
+    return d_value.to(ctx.dtype), d_weight, None, None, None
+
+
+def _divided(d_out: Tensor, count: Tensor) -> Tensor:
+    return d_out / count if torch.is_grad_enabled() else torch.div(d_out, count, out=empty(count, *d_out.shape))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -130,7 +176,10 @@ def _fold_backward(
     """Gradients of the value and, if `with_weight`, of the weight."""
     value, d_value = plain(value), empty(value, *value.shape)
     weight = None if weight is None else plain(weight)
-    d_weight = value.new_zeros(len(value), *weight.shape[1:]) if with_weight and weight is not None else None
+    d_weight = None
+    if with_weight and weight is not None:
+        allocate = zeros if isinstance(kind, Associative) or not d_value.numel() else empty
+        d_weight = allocate(value, len(value), *weight.shape[1:])
     if d_value.numel():
         parts = num_parts(columns, value.shape[2])
         if isinstance(kind, Associative):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from capabilities import GRAPHS, supported
+from live_memory import LiveMemory
 from row_cases import (  # noqa: F401 - fixtures
     CPU,
     TRITON,
@@ -354,3 +355,38 @@ def test_narrow_sums_are_rounded_once() -> None:
     # 60 terms of up to 4 in float32, and one rounding
     assert out.dtype == torch.bfloat16
     assert ((out.double() - expected).abs() <= rounding(TRITON, out.dtype) * expected.abs() + 60 * 240 * 2**-24).all()
+
+
+@pytest.mark.parametrize("shape", [(131,), (3, 8), (2, 1, 5)], ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "var"])
+def test_a_weight_for_each_feature(reduce: str, shape: tuple[int, ...]) -> None:
+    """Against the formula in plain torch, over a graph with repeated edges and nodes without edges. Weights are of the
+    whole batch or of each of its items."""
+    *batch, width = shape
+    src, dst = torch.randint(0, 11, (60,)), torch.randint(0, 4, (60,))
+    graph = graphs.from_edges(torch.stack([src, dst]), 11)
+    how = {"sum": Sum(), "mean": Mean(), "max": Max(), "min": Min(), "var": Var()}[reduce]
+    for of_batch in {(), tuple(batch)}:
+        x, weight = leaf(*batch, 11, width), leaf(*of_batch, 60, width)
+        order = dst.argsort(stable=True)
+        messages = (x[..., src, :] * weight)[..., order, :].movedim(-2, 0)
+        plain = how.reduce(messages, Index.of(dst[order], graph.csr.ptr)).movedim(0, -2)
+        d_out = torch.randn_like(plain)
+        for backend in ("csr", "edge_list", "auto"):
+            out = ops.aggregate(graph, x, reduce, weight=weight, backend=backend)
+            torch.testing.assert_close(out, plain, **CLOSE)
+            pairs = (torch.autograd.grad(y, (x, weight), d_out, retain_graph=True) for y in (out, plain))
+            for found, expected in zip(*pairs, strict=True):
+                torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_a_weight_for_each_feature_writes_no_products_of_edges() -> None:
+    """Beside the gradient of the weights, nothing has their size."""
+    graph = graphs.from_edges(torch.randint(0, 50, (2, 4000)), 50)
+    x, weight = torch.randn(50, 128, requires_grad=True), torch.randn(4000, 128, requires_grad=True)
+    ops.aggregate(graph, x, weight=weight, backend="csr").sum().backward()  # sorts the edges
+    x.grad = weight.grad = None
+    with LiveMemory() as memory:
+        out = ops.aggregate(graph, x, weight=weight, backend="csr")
+        out.sum().backward()
+    assert memory.peak < 1.2 * weight.nbytes

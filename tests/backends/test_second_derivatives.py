@@ -33,12 +33,47 @@ def test_forces_that_are_trained_on_are_refused_and_not_forgotten(linear: bool, 
     assert torch.autograd.grad(loss("edge_list"), positions)[0].isfinite().all()
 
 
-def test_second_derivatives_by_weights_are_refused() -> None:
+@pytest.mark.parametrize("width", [None, 1, 3], ids=["plain", "a weight an edge", "a weight an edge and feature"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_sums_and_means_differentiate_for_ever(reduce: str, width: int | None) -> None:
+    graph = graphs.from_edges(torch.tensor([[0, 2, 2, 1, 3, 3, 0], [1, 1, 0, 1, 0, 0, 2]]), 4)
+    x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    weight = () if width is None else (torch.randn(7, width, dtype=torch.float64, requires_grad=True),)
+
+    def aggregate(x: torch.Tensor, *weight: torch.Tensor) -> torch.Tensor:
+        return ops.aggregate(graph, x, reduce, weight=weight[0] if weight else None, backend="csr")
+
+    assert torch.autograd.gradgradcheck(aggregate, (x, *weight))
+    for frozen in (x, *weight):
+        if weight:  # one of the two is a constant
+            inputs = [y.detach().requires_grad_(y is not frozen) for y in (x, *weight)]
+            assert torch.autograd.gradgradcheck(aggregate, inputs)
+
+    def third(backend: str) -> tuple[torch.Tensor, ...]:
+        """The third derivative by x, and its derivatives by x and by the weight, which no step before asked for."""
+        derivative = x
+        for _ in range(3):
+            y = ops.aggregate(graph, derivative * x, reduce, weight=weight[0] if weight else None, backend=backend)
+            (derivative,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+        return derivative, *torch.autograd.grad(derivative.sum(), (x, *weight))
+
+    torch.testing.assert_close(third("csr"), third("edge_list"))
+
+
+@pytest.mark.parametrize("reduce", ["max", "var"])
+def test_second_derivatives_of_what_is_not_linear_are_refused(reduce: str) -> None:
     x, weight = leaf().flatten(1), torch.rand(GRAPH.num_edges, dtype=torch.float64, requires_grad=True)
-    out = ops.aggregate(GRAPH, x, weight=weight, backend="csr")
+    out = ops.aggregate(GRAPH, x, reduce, weight=weight, backend="csr")
     (found,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         found.square().sum().backward()
+
+
+def test_batches_of_gradients_of_sums_are_refused() -> None:
+    x = leaf().flatten(1)
+    out = ops.aggregate(GRAPH, x, backend="csr")
+    with pytest.raises(RuntimeError, match="one gradient at a time"):
+        torch.autograd.grad(out, x, torch.randn(3, *out.shape, dtype=out.dtype), is_grads_batched=True)
 
 
 def test_first_derivatives_come_with_create_graph_too() -> None:

@@ -300,6 +300,9 @@ REQUESTS: dict[str, Callable[[Graph], Round]] = {
         f"weighted aggregation: {reduce}": lambda g, reduce=reduce: aggregation(g, reduce, weighted=True)
         for reduce in ("sum", "mean", "max")
     },
+    "aggregation: a weight for each feature": lambda g: replace(
+        aggregation(g), value=leaf(2, g.num_src, WIDTH, 1), bias=(leaf(g.num_edges, WIDTH),)
+    ),
 }  # fmt: skip
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -361,16 +364,23 @@ def _twice(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, ...
 DERIVATIVES: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
     "`backward()`, `torch.autograd.grad`": lambda f, x: torch.autograd.grad(f(x.requires_grad_()), x),
     "second derivatives (`create_graph=True`)": _twice,
+    "second derivatives of sums and means": _twice,
     "`torch.func.grad`, `jacrev`": lambda f, x: torch.func.grad(f)(x),
     "`torch.func.jvp`": lambda f, x: torch.func.jvp(f, (x,), (x,)),
     "`torch.vmap`": lambda f, x: torch.vmap(f)(torch.stack([x, x])),
 }
 
 
+_OF_ROUND = {"second derivatives of sums and means": "weighted aggregation: mean"}  # not of the simple request
+
+
 def differentiates(backend: Backend, how: str) -> bool:
     """Whether a derivative works, tried on a small float64 request whose heads are all of one width. A derivative that
     works must be that of `edge_list`."""
-    asked = converted(simple(backend)(GRAPHS["causal"]), Tensor.detach)
+    make = REQUESTS[_OF_ROUND[how]] if how in _OF_ROUND else simple(backend)
+    if refusal(backend, make(GRAPHS["causal"])) is not None:
+        return False
+    asked = converted(make(GRAPHS["causal"]), Tensor.detach)
     asked = replace(asked, value=torch.randn(*asked.batch, 13, HEADS, WIDTH, dtype=torch.float64))
 
     def derivative(name: str) -> Any:

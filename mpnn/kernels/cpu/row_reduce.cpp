@@ -4,11 +4,12 @@
 //     SQUARES   y_i = sum_j (w_ij x_j - mean_i)^2     dx_j = sum_i w_ij dy_i (w_ij x_j - mean_i)
 //     EXTREME   y_i = max_j w_ij x_j                  dx_j = sum_i w_ij dy_i [w_ij x_j = y_i]
 //
-// No E x D tensor is written. The backward pass goes along the rows of the transposed graph. Rows that begin in a part
+// With as many weights of an edge as features, a sum multiplies them one by one (CHANNELS), w_ij and x_j [D], and the
+// gradient of a weight is dw_ij = dy_i x_j. No E x D tensor but gradients of weights is written. The backward pass goes along the rows of the transposed graph. Rows that begin in a part
 // of the edges are written in place; a part's share of the row before goes to `partial`, and `join` adds it.
 #include "rows.h"
 
-enum { SUM, SQUARES, EXTREME, COUNTED };  // COUNTED: EXTREME, and how many messages are equal to it
+enum { SUM, SQUARES, EXTREME, COUNTED, CHANNELS };  // COUNTED: EXTREME, and how many messages are equal to it
 
 template <class T> struct RowReduce {
   Rows rows;
@@ -34,7 +35,9 @@ template <class T, class S> struct Fold {
   const RowReduce<T> &p;
   const S *x;               // of this entry of the batch
   const T *compared;
-  const T *staged;          // [edges, heads] weights
+  const T *weight;          // [E, heads], of this entry of the batch, and its gradient: for CHANNELS
+  T *d_weight;
+  const T *staged;          // [edges, heads] weights, for the others
   T *dot;                   // [edges, heads]: <dy_i, x_j> for the gradients of weights; null: not asked
   int64_t first, n;
   bool begins;              // the row's sums start here
@@ -46,14 +49,14 @@ template <class T, class S, int KIND, bool BACKWARD, int COUNT, bool PARTLY = fa
 INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left, bool fetch, const T *own, T *out, T *count) {
   using X = vec<T, LANES>;
   const RowReduce<T> &p = f.p;
-  constexpr bool extreme = KIND >= EXTREME;
+  constexpr bool extreme = KIND == EXTREME || KIND == COUNTED, linear = KIND == SUM || KIND == CHANNELS;
   const T start = extreme && !BACKWARD ? -infinity<T>() : 0;
   auto first = [&](auto *from) { return PARTLY ? load_first_as<T, LANES>(from, left) : load_as<T, LANES>(from); };
   X total[COUNT], equal[COUNT], mine[COUNT];
   UNROLL for (int k = 0; k < COUNT; k++) {
     total[k] = f.begins ? splat<T, LANES>(start) : first(out + d + k * LANES);
     if (KIND == COUNTED) equal[k] = f.begins ? X{} : first(count + d + k * LANES);
-    if (BACKWARD ? KIND != SUM || f.dot : KIND == SQUARES) mine[k] = first(own + d + k * LANES);
+    if (BACKWARD ? !linear || f.dot : KIND == SQUARES) mine[k] = first(own + d + k * LANES);
   }
   const int32_t *col = p.rows.col + f.first;
   const int64_t known = p.rows.num_edges - f.first - 1, size = p.size, heads = p.heads, n = f.n;
@@ -64,15 +67,19 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
     if (fetch) {
       int64_t later = (int64_t)col[e + FEATURES_AHEAD < known ? e + FEATURES_AHEAD : known] * size;
       prefetch(x + later, size);
-      if (BACKWARD && KIND != SUM) prefetch(compared + later, size);
+      if (BACKWARD && !linear) prefetch(compared + later, size);
+      if (KIND == CHANNELS) prefetch(f.weight + p.rows.edge_of(f.first + (e + FEATURES_AHEAD < known ? e + FEATURES_AHEAD : known)) * size, size);
     }
-    int64_t at = (int64_t)col[e] * size + d;
-    T w = staged[e * heads];
+    int64_t at = (int64_t)col[e] * size + d, own_weights = KIND == CHANNELS ? p.rows.edge_of(f.first + e) * size + d : 0;
+    T w = KIND == CHANNELS ? 1 : staged[e * heads];
     X product{};
     UNROLL for (int k = 0; k < COUNT; k++) {
       X value = first(x + at + k * LANES);
-      if (BACKWARD) {
-        if (KIND != SUM) {
+      if (KIND == CHANNELS) {
+        total[k] += first(f.weight + own_weights + k * LANES) * value;
+        if (BACKWARD && dot) store_first<T, LANES>(f.d_weight + own_weights + k * LANES, value * mine[k], PARTLY ? left : LANES);
+      } else if (BACKWARD) {
+        if (!linear) {
           X other = first(compared + at + k * LANES), m = w * mine[k];
           const X unequal = other == other ? X{} : other;  // an extreme of NaN has no gradient but NaN
           value = KIND == SQUARES ? value * (m - other) : m == other ? value : unequal;
@@ -92,7 +99,7 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
         total[k] += w * value;
       }
     }
-    if (BACKWARD && dot) dot[e * heads + h] += sum<T, LANES>(product);
+    if (BACKWARD && dot && KIND != CHANNELS) dot[e * heads + h] += sum<T, LANES>(product);
   }
   UNROLL for (int k = 0; k < COUNT; k++) {
     store_first<T, LANES>(out + d + k * LANES, total[k] * f.factor, PARTLY ? left : LANES);
@@ -102,9 +109,9 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
 
 template <class T, class S, int KIND, bool BACKWARD>
 static void fold_block(const Fold<T, S> &f, const T *own, T *out, T *count) {
-  int64_t width = f.p.size / f.p.heads;
+  int64_t heads = KIND == CHANNELS ? 1 : f.p.heads, width = f.p.size / heads;
   bool fetch = true;
-  for (int64_t h = 0; h < f.p.heads; h++)
+  for (int64_t h = 0; h < heads; h++)
     for (int64_t d = h * width, stop = d + width; d < stop; fetch = false) {
       int64_t left = stop - d;
       if (left >= 8 * LANES) fold_vectors<T, S, KIND, BACKWARD, 8>(f, h, d, left, fetch, own, out, count), d += 8 * LANES;
@@ -130,17 +137,17 @@ static void fold_row(const RowReduce<T> &p, int64_t b, int64_t begin, int64_t en
   if (begin == end)
     for (int64_t d = 0; d < p.size; d++) out[d] = 0;
   const T *weight = p.weight ? p.weight + b * p.weight_stride : nullptr;
+  T *d_weight = p.d_weight ? p.d_weight + b * p.rows.num_edges * p.heads : nullptr;
   int64_t features = p.num_cols * p.size;
   for (int64_t at = begin; at < end; at += EDGES) {
     int64_t n = end - at < EDGES ? end - at : EDGES;
-    if (weight) stage(p, weight, at, n, staged);
-    if (dot) __builtin_memset(dot, 0, n * p.heads * sizeof(T));
-    Fold<T, S> f{p, (const S *)p.x + b * features, p.compared + (p.compared ? b * features : 0), staged, dot, at, n, at == begin, at + n == end ? factor : (T)1};
+    if (weight && KIND != CHANNELS) stage(p, weight, at, n, staged);
+    if (dot && KIND != CHANNELS) __builtin_memset(dot, 0, n * p.heads * sizeof(T));
+    Fold<T, S> f{p, (const S *)p.x + b * features, p.compared + (p.compared ? b * features : 0), weight, d_weight, staged, dot, at, n, at == begin, at + n == end ? factor : (T)1};
     fold_block<T, S, KIND, BACKWARD>(f, own, out, count);
-    if (dot)
+    if (dot && KIND != CHANNELS)
       for (int64_t e = 0; e < n; e++)
-        for (int64_t h = 0; h < p.heads; h++)
-          p.d_weight[(b * p.rows.num_edges + p.rows.edge_of(at + e)) * p.heads + h] = dot[e * p.heads + h];
+        for (int64_t h = 0; h < p.heads; h++) d_weight[p.rows.edge_of(at + e) * p.heads + h] = dot[e * p.heads + h];
   }
 }
 
@@ -206,6 +213,7 @@ template <class T> static void join_reduced(const RowReduce<T> &p, int64_t b) {
 }
 
 template <class T, class S, bool BACKWARD> static bool reduce(const RowReduce<T> &p, int64_t b, int64_t part) {
+  if (p.kind == SUM && p.weight && p.heads == p.size && p.size > 1) return reduce_part<T, S, CHANNELS, BACKWARD>(p, b, part);
   if (p.kind == SUM) return reduce_part<T, S, SUM, BACKWARD>(p, b, part);
   if (p.kind == SQUARES) return reduce_part<T, S, SQUARES, BACKWARD>(p, b, part);
   if (p.kind == EXTREME || BACKWARD) return reduce_part<T, S, EXTREME, BACKWARD>(p, b, part);
