@@ -22,10 +22,10 @@ from torch.optim import Optimizer
 from mpnn.cli import page, pictures
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, table, warn
 from mpnn.cli.measure import backends, estimates, machine, versions
-from mpnn.cli.options import Defaults, Options, takes
+from mpnn.cli.options import FILES, Defaults, Options, takes
 from mpnn.cli.search import UnusableGraph, best_numbers, bounds, require_optuna
 from mpnn.cli.stop import Stopped, stop_between_steps
-from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
+from mpnn.cli.tasks import MEASURES, NodeRun, NodeSettings, Run, TextRun, TextSettings
 from mpnn.files import write_atomically
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.comparison import Comparison, Curve, Train, compare as compare_graphs, spread
@@ -33,10 +33,12 @@ from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_ac
 
 _SIZES = {**asdict(TextSettings()), "context": 256, "batch": 16, "lr": 2e-3}
 _SIZE_NAMES = ("context", "dim", "heads", "layers", "batch", "lr")
+_NODES = asdict(NodeSettings())
 DEFAULTS: Defaults = {
     "text": {**{name: _SIZES[name] for name in _SIZE_NAMES}, "text": "pydoc", "file": None},
-    "cora": {"lr": None},
-    "digits": {"lr": None},
+    "cora": _NODES,
+    "digits": _NODES,
+    "edges": {**_NODES, **FILES, "problem": "classes"},
     "hf": {"file": None, "context": 256},
 }
 _BUDGET, _SEEDS = "5m", 3
@@ -57,7 +59,7 @@ LEGEND = {
 }
 
 
-@takes(DEFAULTS, "task", "file", "text", *_SIZE_NAMES)
+@takes(DEFAULTS, "task", "file", "text", *_SIZE_NAMES, *(n for n in DEFAULTS["edges"] if n not in _SIZE_NAMES))
 def compare(
     options: Options,
     graphs: Annotated[
@@ -116,6 +118,7 @@ def compare(
       mpnn compare --graphs "causal; causal & window(16..256); strided(16)" --seeds 3
       mpnn compare --graphs "causal; causal & window(4..128)" --search 12
       mpnn compare --task cora --graphs "cora; knn(8); identity" --budget 2m
+      mpnn compare --nodes people.csv --target job --edges friends.csv --budget 2m
       mpnn compare --hf ./my-llama --file my.txt --graphs "causal; causal & window(64..512)"
     """
     if hf is not None:
@@ -292,15 +295,16 @@ class _Contest:
                 f"causal; {near}; strided({stride})",
                 lambda graph: f'model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context})',
             )
-        nodes = options.nodes()
-        own = nodes.own_graph
+        nodes, of_nodes = options.load_nodes(), options.node_sizes()
+        own, problem = nodes.own_graph, nodes.outputs.problem
+        options_of_data = "(the same options)" if nodes.name == "edges" else f"--task {nodes.name}"
         return _Contest(
             nodes.name,
-            lambda graph, seed: NodeRun(graph, nodes, 1, seed),
+            lambda graph, seed: NodeRun(graph, nodes, 1, seed, of_nodes),
             nodes.lr if options.lr is None else options.lr,
-            " of the nodes wrong",
+            " of the nodes wrong" if problem == "classes" else f" below {MEASURES[problem]} 1",
             f"{own}; knn(16); identity" if own == "knn(8)" else f"{own}; knn(8); identity",
-            lambda graph: f'mpnn train --task {nodes.name} --graph "{graph}"',
+            lambda graph: f'mpnn train {options_of_data} --graph "{graph}"',
         )
 
 

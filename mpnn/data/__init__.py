@@ -3,7 +3,7 @@
 | loader | content |
 |---|---|
 | `cora()`, `citeseer()` | citation graphs for node classification |
-| `node_tables(features, labels, edges)` | files of your own for node classification |
+| `node_tables(nodes, labels, edges)` | files of your own: nodes with classes, labels or numbers, and edges |
 | `tu("MUTAG")`, `tu("PROTEINS")` | small graphs for graph classification |
 | `digits()` | points for classification (scikit-learn) |
 | `fashion_mnist(split)` | pictures of clothes, 28 x 28 pixels |
