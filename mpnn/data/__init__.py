@@ -10,6 +10,7 @@
 | `tinyshakespeare()`, `pydoc_topics()` | text for character models |
 | `multi30k(split)` | English-German sentence pairs |
 | `neighbor_batches(graph, nodes, fanouts, features)` | sampled batches for training on graphs of any size |
+| `split_links(graph)` | links for training, validation and test, and pairs without a link |
 | `sentences()` | sentences for semantic search |
 | `cities()`, `tsp_weights()` | travelling salesman instances, and the weights of a model for them |
 """
@@ -17,6 +18,7 @@
 from mpnn.data.digits import PointClassification as PointClassification, digits as digits
 from mpnn.data.errors import DamagedFile as DamagedFile, DatasetNotFound as DatasetNotFound
 from mpnn.data.fashion_mnist import fashion_mnist as fashion_mnist
+from mpnn.data.links import LinkSplit as LinkSplit, split_links as split_links
 from mpnn.data.locate import locate as locate
 from mpnn.data.neighbors import NeighborBatch as NeighborBatch, neighbor_batches as neighbor_batches
 from mpnn.data.planetoid import (
