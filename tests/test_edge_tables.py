@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpnn import graphs
-from mpnn.tables import edge_chunks, named, read_numbers
+from mpnn.tables import column_names, edge_chunks, named, read_columns
 
 EDGES = [[0, 1], [1, 2]]  # 0 -> 1, 1 -> 2
 
@@ -61,7 +61,10 @@ def test_columns_are_named(tmp_path: Path, text: str, columns: tuple) -> None:
         ("0\t1\n1,2\n", "line 2 of .* has 1 columns"),
         ("a,b\n0,1\n\n1,,2\n", "line 4 of .* has 3 columns"),
         ("0,1\n1,\n", "line 2 of .* has '' in place of a number$"),
-        ("src,dst\nann,bob\n", "line 2 of .* has 'ann' in place of a number; number the nodes from 0 first"),
+        (
+            "src,dst\nann,bob\n",
+            "line 2 of .* has 'ann' in place of a number in column 'src'; number the nodes",
+        ),
         ("ann,0\nbob,1\n", "line 1 of .* has 'ann' in place of a number"),
         ("1_0,2\n", "line 1 of .* has '1_0' in place of a number"),
         ("ann,bob\n", "at least one row"),
@@ -116,10 +119,27 @@ def test_arrays_of_edges_stand_or_lie(tmp_path: Path) -> None:
 def test_rows_of_nodes_have_no_gaps(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("# features\n\na,b\n1,2\n# the second\n3,4\n\n")
-    assert read_numbers(path).tolist() == [[1, 2], [3, 4]]
+    assert column_names(path) == ["a", "b"]
+    table = read_columns(path, ["b", "a"])
+    assert {name: column.tolist() for name, column in table.columns.items()} == {"b": [2, 4], "a": [1, 3]}
+    assert (table.lines, table.where(1)) == ([4, 6], f"line 6 of {path}")
     path.write_text("1,2\n\n3,4\n")
     with pytest.raises(ValueError, match=r"line 2 of .*x\.csv is empty, so that it is unclear which node"):
-        read_numbers(path)
+        read_columns(path, ["0"])
+
+
+def test_words_are_read_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('id,0,name\n007, 1.50 ,"Bob, the second # cook"\n')  # pandas numbers columns without names
+    table = read_columns(path, ["0"], ["id", "name"])
+    assert {name: column.tolist() for name, column in table.columns.items()} == {
+        "0": [1.5],
+        "id": ["007"],
+        "name": ["Bob, the second # cook"],
+    }
+    path.write_text("id,name\n1,a,b\n")
+    with pytest.raises(ValueError, match=r"line 2 of .* has 3 columns, and the first row has 2"):
+        read_columns(path, text=["id"])
 
 
 def test_columns_are_written_with_a_comma() -> None:

@@ -21,20 +21,22 @@ from torch.optim import Optimizer
 from mpnn.cli import page, pictures
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, table, warn
 from mpnn.cli.measure import backends, estimates
-from mpnn.cli.options import Defaults, Options, takes
+from mpnn.cli.options import FILES, Defaults, Options, takes
 from mpnn.cli.search import UnusableGraph, best_numbers, bounds, require_optuna
 from mpnn.cli.stop import Stopped, stop_between_steps
-from mpnn.cli.tasks import NodeRun, Run, TextRun, TextSettings
+from mpnn.cli.tasks import MEASURES, NodeRun, NodeSettings, Run, TextRun, TextSettings
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.comparison import Comparison, Curve, Train, compare as compare_graphs, spread
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
 
 _SIZES = {**asdict(TextSettings()), "context": 256, "batch": 16, "lr": 2e-3}
 _SIZE_NAMES = ("context", "dim", "heads", "layers", "batch", "lr")
+_NODES = asdict(NodeSettings())
 DEFAULTS: Defaults = {
     "text": {**{name: _SIZES[name] for name in _SIZE_NAMES}, "text": "pydoc", "file": None},
-    "cora": {"lr": None},
-    "digits": {"lr": None},
+    "cora": _NODES,
+    "digits": _NODES,
+    "edges": {**_NODES, **FILES, "problem": "classes"},
     "hf": {"file": None, "context": 256},
 }
 _BUDGET, _SEEDS = "5m", 3
@@ -55,7 +57,7 @@ LEGEND = {
 }
 
 
-@takes(DEFAULTS, "task", "file", "text", *_SIZE_NAMES)
+@takes(DEFAULTS, "task", "file", "text", *_SIZE_NAMES, *(n for n in DEFAULTS["edges"] if n not in _SIZE_NAMES))
 def compare(
     options: Options,
     graphs: Annotated[
@@ -63,8 +65,8 @@ def compare(
         typer.Option(
             metavar="EXPR; EXPR",
             help="Graphs to compare, with semicolons between them; window(8..64) stands for window(8), window(16), "
-            "window(32) and window(64). A colon adds an attention, as mpnn train --attention names it: "
-            "causal:retention. Default: four for text, three for nodes.",
+            "window(32) and window(64). A colon adds an attention of text or a model of nodes, as mpnn "
+            "train --attention and --model name them: causal:retention, cora:gcn. Default: four for text, three for nodes.",
         ),
     ] = None,
     hf: Annotated[
@@ -103,7 +105,7 @@ def compare(
     equal steps.
 
     Weights start the same and batches are the same; only the graph differs,
-    and the attention where one is named.
+    and the attention or model where one is named.
     Each graph keeps the best of three learning rates; then all seeds train,
     and after each round the worse half of the graphs drops out. The learning
     rate does not decay, so a longer mpnn train reaches lower losses.
@@ -117,6 +119,7 @@ def compare(
       mpnn compare --graphs "causal; causal & window(4..128)" --search 12
       mpnn compare --graphs "causal; causal:retention; causal:delta"
       mpnn compare --task cora --graphs "cora; knn(8); identity" --budget 2m
+      mpnn compare --nodes people.csv --target job --edges friends.csv --budget 2m
       mpnn compare --hf ./my-llama --file my.txt --graphs "causal; causal & window(64..512)"
     """
     if hf is not None:
@@ -220,7 +223,7 @@ def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str |
         console.print(what, soft_wrap=True)
         default = f"causal; causal & window({max(tokens // 16, 1)}..{max(tokens // 4, 1)})"
         expressions = expanded(default if graphs is None else graphs)
-        if named := [one for one in expressions if _parts(one)[1]]:
+        if named := [one for one in expressions if ":" in one]:
             raise ValueError(f"a published model keeps its attention: write {named[0]!r} without a colon")
         readings = []
         for reading in compare_hf.read(model, pieces, expressions):
@@ -256,10 +259,10 @@ def _separated(graphs: str) -> list[str]:
     return list(filter(None, map(str.strip, graphs.split(";"))))
 
 
-def _parts(expression: str) -> tuple[str, dict[str, str]]:
-    """The graph of an expression, and the attention after its colon, if there is one."""
-    graph, colon, attention = expression.partition(":")
-    return graph.strip(), {"attention": attention.strip()} if colon else {}
+def _parts(expression: str, option: str) -> tuple[str, dict[str, Any]]:
+    """The graph of an expression, and what its colon adds, if there is one: a value of the option."""
+    graph, colon, value = expression.partition(":")
+    return graph.strip(), {option: value.strip()} if colon else {}
 
 
 def _doubled(piece: str) -> list[str]:
@@ -298,33 +301,34 @@ class _Contest:
             size = f"{len(corpus.characters)}, {sizes.dim}, {sizes.heads}, {sizes.layers}"
 
             def text_run(expression: str, seed: int) -> Run:
-                graph, attention = _parts(expression)
+                graph, attention = _parts(expression, "attention")
                 return TextRun(graph, corpus, replace(sizes, **attention), seed)
 
             def text_code(expression: str) -> str:
-                graph, attention = _parts(expression)
+                graph, attention = _parts(expression, "attention")
                 more = "".join(f', {name}="{value}"' for name, value in attention.items())
                 return f'model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context}{more})'
 
             default_graphs = f"causal; {near}; strided({stride})"
             return _Contest(corpus.name, text_run, sizes.lr, " nats", default_graphs, text_code)
-        nodes = options.nodes()
-        own = nodes.own_graph
+        nodes, of_nodes = options.load_nodes(), options.node_sizes()
+        own, problem = nodes.own_graph, nodes.outputs.problem
+        options_of_data = "(the same options)" if nodes.name == "edges" else f"--task {nodes.name}"
 
         def node_run(expression: str, seed: int) -> Run:
-            graph, attention = _parts(expression)
-            return NodeRun(graph, nodes, 1, seed, **attention)
+            graph, model = _parts(expression, "model")
+            return NodeRun(graph, nodes, 1, seed, replace(of_nodes, **model))
 
         def node_code(expression: str) -> str:
-            graph, attention = _parts(expression)
-            more = "".join(f" --{name} {value}" for name, value in attention.items())
-            return f'mpnn train --task {nodes.name} --graph "{graph}"{more}'
+            graph, model = _parts(expression, "model")
+            more = "".join(f" --{name} {value}" for name, value in model.items())
+            return f'mpnn train {options_of_data} --graph "{graph}"{more}'
 
         return _Contest(
             nodes.name,
             node_run,
             nodes.lr if options.lr is None else options.lr,
-            " of the nodes wrong",
+            " of the nodes wrong" if problem == "classes" else f" below {MEASURES[problem]} 1",
             f"{own}; knn(16); identity" if own == "knn(8)" else f"{own}; knn(8); identity",
             node_code,
         )

@@ -16,20 +16,22 @@ import typer
 
 from mpnn import data
 from mpnn.cli import tasks
-from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings
+from mpnn.cli.tasks import Corpus, NodeRun, Nodes, NodeSettings, Run, TextRun, TextSettings
+from mpnn.data.tables import EdgeFile, Problem
 from mpnn.tables import named
 
 EPOCHS = 200
 Defaults = Mapping[str, Mapping[str, Any]]
 """The options of each task, with their defaults; None for one that has no default, or that depends on the data."""
 
-_SHARED = {"graph": None, "seed": 0, "device": "cpu", "aggregate": "sum", "precision": "float32"}
-_NODES = {**_SHARED, "steps": EPOCHS, "attention": "additive"}
+_SHARED = {"graph": None, "seed": 0, "device": "cpu", "precision": "float32"}
+_NODES = {**asdict(NodeSettings()), **_SHARED, "steps": EPOCHS}
+FILES = dict.fromkeys(("nodes", "labels", "edges", "columns", "target", "weights", "directed", "split", "ignore"))
 DEFAULTS: Defaults = {
     "text": {**asdict(TextSettings()), **_SHARED, "text": "pydoc", "file": None},
     "cora": _NODES,
     "digits": _NODES,
-    "edges": {**_NODES, "edges": None, "features": None, "labels": None, "columns": None},
+    "edges": {**_NODES, **FILES, "problem": "classes"},
 }
 _NAMES = {"text": "data"}  # of options whose name is another than that of the field
 
@@ -37,6 +39,7 @@ _NAMES = {"text": "data"}  # of options whose name is another than that of the f
 Task = Literal["text", "cora", "digits"]
 TextName = Literal["pydoc", "tinyshakespeare"]
 Arithmetic = Literal["float32", "bf16", "fp16"]
+NodeModel = Literal["gat", "gatv2", "gcn", "sage", "gin", "transformer", "gnn"]
 
 
 def _option(kind: Any, help: str, panel: str | None = None, metavar: str | None = None, **more: Any) -> Any:
@@ -44,7 +47,7 @@ def _option(kind: Any, help: str, panel: str | None = None, metavar: str | None 
     return field(default=None, metadata={"kind": kind, "settings": settings})
 
 
-_TEXT, _OWN = "Text only", "A graph of your own"
+_TEXT, _NODE, _OWN = "Text only", "Nodes only", "A graph of your own"
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Options:
 
     task: str | None = _option(
         Task,
-        "A GPT on characters (text), or a GAT on nodes (cora, digits). Default: text, unless --features are given.",
+        "A GPT on characters (text), or a GAT on nodes (cora, digits). Default: text, unless --nodes are given.",
     )
     graph: str | None = _option(
         str,
@@ -64,12 +67,13 @@ class Options:
     steps: int | None = _option(int, "Training steps (text) or epochs (nodes).")
     attention: str | None = _option(
         str,
-        "For text: dot, additive, linear; over causal alone retention, gated, state_space, delta. "
-        "For nodes: additive (GAT), additive_v2, dot, degree (GCN) or none.",
+        "dot, additive or linear; over causal alone retention, gated, state_space or delta.",
+        _TEXT,
         metavar="NAME",
     )
+    model: str | None = _option(NodeModel, "The network of nodes.", _NODE)
     aggregate: str | None = _option(
-        str, "How messages are combined: sum, mean, max, ... For nodes, see --attention.", metavar="NAME"
+        str, "How messages are combined: sum, mean, max, ... For nodes, --model sage and gnn have it.", metavar="NAME"
     )
     precision: str | None = _option(
         Arithmetic,
@@ -81,27 +85,53 @@ class Options:
     text: str | None = _option(TextName, "Which text.", _TEXT)
     file: str | None = _option(Path, "Your own text file (UTF-8), instead of --data.", _TEXT, dir_okay=False)
     context: int | None = _option(int, "Number of characters that the model reads at a time.", _TEXT)
-    dim: int | None = _option(int, "Width of the model.", _TEXT)
-    heads: int | None = _option(int, "Attention heads; must divide --dim.", _TEXT)
-    layers: int | None = _option(int, "Number of layers.", _TEXT)
+    dim: int | None = _option(int, "Width of the model. Without it, nodes have that of the model's paper.")
+    heads: int | None = _option(int, "Attention heads; must divide --dim.")
+    layers: int | None = _option(int, "Number of layers.")
     batch: int | None = _option(int, "Crops of text per step.", _TEXT)
-    lr: float | None = _option(float, "Maximum learning rate; mpnn compare tries half and twice of it, too.", _TEXT)
-    features: str | None = _option(
+    lr: float | None = _option(float, "Maximum learning rate; mpnn compare tries half and twice of it, too.")
+    dropout: float | None = _option(float, "Share of features and attention weights dropped in training.", _NODE)
+    nodes: str | None = _option(
         Path,
-        "Your own nodes: a row of numbers for each (.npy, or text with commas, semicolons, tabs or blanks).",
+        "Your own nodes: a row of features for each (.npy, Parquet, or text with commas, semicolons, tabs or blanks). "
+        "A column id names them.",
         _OWN,
+        flags=("--nodes", "--features"),
         dir_okay=False,
     )
-    labels: str | None = _option(Path, "Their classes: one integer from 0 a row; -1 if unknown.", _OWN, dir_okay=False)
+    labels: str | None = _option(
+        Path, "A table of what to learn, unless columns of --nodes are: by id, or in their order.", _OWN, dir_okay=False
+    )
+    target: str | None = _option(
+        str,
+        "The columns to learn, of --labels (default: all) or of --nodes. Empty cells are unknown.",
+        _OWN,
+        metavar="COLUMN,...",
+    )
+    problem: str | None = _option(
+        Problem, "classes: names, or integers with -1 for unknown ones; multilabel: 0 or 1; regression: numbers.", _OWN
+    )
     edges: str | None = _option(
         Path,
-        "Their links: two node numbers from 0 a row, used in both directions. Without it, --graph is knn(8).",
+        "Their links: two ids, or node numbers from 0, a row. Without it, --graph is knn(8).",
         _OWN,
         dir_okay=False,
     )
     columns: str | None = _option(
         str, "The two columns of --edges, by name or by number from 0, if it has more.", _OWN, metavar="SRC,DST"
     )
+    weights: str | None = _option(str, "The column of --edges with weights, 0 or more.", _OWN, metavar="COLUMN")
+    directed: bool | None = _option(
+        bool, "Edges count from source to destination only, not in both directions.", _OWN, flags=("--directed",)
+    )
+    split: str | None = _option(
+        Path,
+        "A table with a column split (train, val or test), or with train_mask, val_mask, test_mask (0 or 1), unless "
+        "--nodes has them. Default: 60%, 20% and 20% of the labeled nodes, at random.",
+        _OWN,
+        dir_okay=False,
+    )
+    ignore: str | None = _option(str, "Columns of --nodes that are no features.", _OWN, metavar="COLUMN,...")
 
     @staticmethod
     def read(written: Any) -> "Options":
@@ -115,7 +145,7 @@ class Options:
         """The options with the defaults of their task, or of `task`."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         known = {"task"} if task is None else set()
-        task = task or self.task or ("edges" if given.keys() & {"edges", "features", "labels"} else "text")
+        task = task or self.task or ("edges" if given.keys() & FILES.keys() else "text")
         for name in (name for name in given if name not in known | defaults[task].keys()):
             whose = [_described(other) for other in defaults if name in defaults[other]]
             raise ValueError(
@@ -126,6 +156,8 @@ class Options:
         for name in ("context", "dim", "heads", "layers", "batch", "lr", "steps"):
             if not 0 < given.get(name, 1) < math.inf:
                 raise ValueError(f"--{name} must be more than 0; got {given[name]}")
+        if not 0 <= given.get("dropout", 0) < 1:
+            raise ValueError(f"--dropout must be at least 0 and less than 1; got {self.dropout}")
         full = {**defaults[task], **given, "task": task}
         if self.file is not None:
             full["text"] = None
@@ -145,33 +177,56 @@ class Options:
             raise ValueError("--precision fp16 needs a GPU: torch computes it on GPUs only; use bf16, or --device cuda")
         if options.task == "text":
             return TextRun(options.graph or "causal", options.corpus(), options.sizes(), options.seed, options.device)
-        nodes = options.nodes()
+        nodes = options.load_nodes()
         return NodeRun(
             options.graph or nodes.own_graph,
             nodes,
             options.steps,
             options.seed,
-            attention=options.attention,
-            aggregate=options.aggregate,
+            options.node_sizes(),
             device=options.device,
             precision=options.precision,
         )
 
     def sizes(self) -> TextSettings:
         """The options of a text model, of resolved options."""
-        values = {one.name: getattr(self, one.name) for one in fields(TextSettings)}
-        return TextSettings(**{name: value for name, value in values.items() if value is not None})
+        return TextSettings(**self._values(TextSettings))
 
-    def nodes(self) -> Nodes:
+    def node_sizes(self) -> NodeSettings:
+        """The options of a model of nodes, of resolved options."""
+        return NodeSettings(**self._values(NodeSettings))
+
+    def _values(self, settings: type[TextSettings | NodeSettings]) -> dict[str, Any]:
+        values = {one.name: getattr(self, one.name) for one in fields(settings)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def load_nodes(self) -> Nodes:
         """The nodes, of resolved options. Raises ValueError or OSError if the files cannot be read."""
-        if self.task == "edges":
-            if self.features is None or self.labels is None:
-                raise ValueError(
-                    "a graph of your own needs --features and --labels, and --edges unless --graph makes them"
-                )
-            edges = None if self.edges is None else Path(self.edges)
-            return Nodes.of_files(Path(self.features), Path(self.labels), edges, self.seed or 0, named(self.columns))
-        return Nodes.cora() if self.task == "cora" else Nodes.digits()
+        if self.task != "edges":
+            return Nodes.cora() if self.task == "cora" else Nodes.digits()
+        if self.nodes is None or (self.labels is None and self.target is None):
+            raise ValueError(
+                "a graph of your own needs --nodes with --target or --labels, and --edges unless --graph makes them"
+            )
+        return Nodes.of_files(
+            Path(self.nodes),
+            self.edge_file(),
+            self.seed or 0,
+            labels=self.labels and Path(self.labels),
+            target=_listed(self.target),
+            problem=self.problem,
+            split=self.split and Path(self.split),
+            ignore=_listed(self.ignore) or (),
+        )
+
+    def edge_file(self) -> EdgeFile | None:
+        """The table of edges; None if there is none, which also --columns, --weights and --directed need."""
+        if self.edges is None:
+            for name in ("columns", "weights", "directed"):
+                if getattr(self, name):
+                    raise ValueError(f"--{name} is about --edges, which is missing")
+            return None
+        return EdgeFile(Path(self.edges), named(self.columns), self.weights, bool(self.directed))
 
     def corpus(self) -> Corpus:
         """The text, of resolved options. Raises ValueError or OSError if the file cannot be read."""
@@ -214,8 +269,9 @@ def _typed(one: Field[Any], defaults: Defaults) -> Any:
             by_value.setdefault(values[one.name], []).append("text" if task == "text" else "nodes")
     shown = [f"{value} for {whose[0]}" for value, whose in by_value.items()]
     default = next(iter(by_value)) if len(by_value) == 1 else "; ".join(shown)
-    name = f"--{_NAMES.get(one.name, one.name)}"
-    option = typer.Option(name, show_default=str(default) if shown else False, **one.metadata["settings"])
+    settings = {**one.metadata["settings"]}
+    flags = settings.pop("flags", (f"--{_NAMES.get(one.name, one.name)}",))
+    option = typer.Option(*flags, show_default=str(default) if shown else False, **settings)
     optional = one.metadata["kind"] | None
     return Annotated[optional, option]
 
@@ -226,7 +282,11 @@ def _plain(value: Any) -> Any:
 
 
 def _described(task: str) -> str:
-    return {"edges": "a graph of your own (--features and --labels)", "hf": "--hf"}.get(task, f"--task {task}")
+    return {"edges": "a graph of your own (--nodes)", "hf": "--hf"}.get(task, f"--task {task}")
+
+
+def _listed(names: str | None) -> list[str] | None:
+    return None if names is None else [name.strip() for name in names.split(",")]
 
 
 def _check_device(name: str | None) -> None:

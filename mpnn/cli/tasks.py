@@ -1,5 +1,7 @@
 """The two kinds of training runs of the command line, and the table of their results."""
 
+import inspect
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,28 +18,28 @@ from rich.progress import Progress as Bars, TaskID
 from rich.table import Table
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
 from mpnn import Graph, MessagePassing, data
 from mpnn.cli import console
 from mpnn.cli.measure import backends, bytes_for_backward
 from mpnn.cli.stop import stop_between_steps
+from mpnn.data.tables import EdgeFile, NodeInputs, Outputs
 from mpnn.files import write_atomically
 from mpnn.graphs import from_edges, knn, parse
-from mpnn.models import GAT, GCN, GNN, GPT, GATv2, GraphTransformer
+from mpnn.models import GAT, GCN, GIN, GNN, GPT, GATv2, GraphSAGE, GraphTransformer
 from mpnn.models.saving import Model
-from mpnn.tables import Columns
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.language_model import adamw, fit_language_model, language_model_loss
 from mpnn.train.loop import History, Precision, Progress
-from mpnn.train.node_classifier import fit_node_classifier, node_scores
+from mpnn.train.node_classifier import fit_node_classifier, node_loss, node_scores
 
 _VALIDATION = 0.1
 _VALIDATIONS = 10
 _CROPS = 64  # of the validation text that `mpnn compare` reads at a time: some four steps of training
 _WEIGHT_DECAY = 5e-4  # of the GAT and GCN papers
-CHARACTERS = "characters.txt"
+CHARACTERS, NODES = "characters.txt", "nodes.json"
+MEASURES = {"classes": "accuracy", "multilabel": "F1", "regression": "R2"}
 
 HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory", "loss or\naccuracy")
 _LEFT_ALIGNED = ("task", "graph", "backend")
@@ -47,7 +49,7 @@ LEGEND = {
     "time": "median over all steps of forward, backward and optimizer step",
     "memory": "what the forward pass of a training step stores for the backward pass besides parameters",
     "loss": "nats per character on the validation text",
-    "accuracy": "on the test nodes; recall: of the asked letter, in the second half of new strings",
+    "accuracy": "of test nodes (F1 of labels, R2 of numbers); recall: of the asked letter, in the second half of texts",
 }
 
 
@@ -120,52 +122,102 @@ class Nodes:
         return Nodes("cora", normalized, "cora", dropout=0.6, lr=0.005, patience=100)
 
     @staticmethod
-    def of_files(
-        features: Path, labels: Path, edges: Path | None, seed: int, columns: Columns | None = None
-    ) -> "Nodes":
+    def of_files(nodes: Path, edges: EdgeFile | None, seed: int, **tables: Any) -> "Nodes":
         """The graph in files of the user's own, see `mpnn.data.node_tables`."""
-        nodes = data.node_tables(features, labels, edges, seed, columns)
-        files = [path.read_bytes() for path in (features, labels, edges) if path is not None]
-        digest = sha256(b"".join(sha256(content).digest() for content in files)).hexdigest()[:8]
+        content = data.node_tables(nodes, edges=edges, seed=seed, **tables)
+        paths = [nodes, tables.get("labels"), None if edges is None else edges.path, tables.get("split")]
+        digests = [sha256(path.read_bytes()).digest() for path in paths if path is not None]
+        digest = sha256(b"".join(digests)).hexdigest()[:8]
         own = "knn(8)" if edges is None else "edges"
-        return Nodes("edges", nodes, own, dropout=0.5, lr=0.01, patience=None, digest=digest)
+        return Nodes("edges", content, own, dropout=0.5, lr=0.01, patience=None, digest=digest)
+
+    @property
+    def outputs(self) -> Outputs:
+        """What the outputs of a model mean."""
+        known = getattr(self.data, "outputs", None)
+        return known or Outputs("classes", tuple(map(str, range(self.data.num_classes))))
 
     def to(self, device: str) -> "Nodes":
         """The same nodes on a device."""
-        tensors = {f.name: getattr(self.data, f.name).to(device) for f in fields(self.data)}
+        values = {f.name: getattr(self.data, f.name) for f in fields(self.data)}
+        tensors = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, data=replace(self.data, **tensors))
 
     def graph(self, expression: str) -> Graph:
-        """Parses `cora` or `edges` (the links of the data) or `knn(k)` (k nearest by features), all undirected
-        and with self-loops, or any other topology, used unchanged."""
-        nearest = re.fullmatch(r"\s*knn\((\d+)\)\s*", expression)
-        if nearest is not None:
-            return knn(self.data.x.cpu(), int(nearest[1])).undirected().with_self_loops().to(self.data.x.device)
-        if isinstance(self.data, data.NodeClassification) and expression.strip() == self.name:
-            return from_edges(self.data.edge_index, self.data.num_nodes).with_self_loops()
-        return parse(expression).bind(len(self.data.x)).to(self.data.x.device)
+        """The graph of `graph_over`."""
+        return graph_over(self.data, self.name, expression)
+
+    def save(self, folder: Path) -> None:
+        """Writes names of nodes and features, and what outputs mean."""
+        names = {name: getattr(self.data, name, None) for name in ("ids", "inputs")}
+        text = json.dumps({**names, "outputs": asdict(self.outputs)}) + "\n"
+        write_atomically(folder / NODES, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-NODE_MODELS: dict[str, type[GAT | GCN | GNN | GraphTransformer]] = {
-    "additive": GAT,
-    "additive_v2": GATv2,
-    "dot": GraphTransformer,
-    "degree": GCN,
-    "none": GNN,
+def graph_over(nodes: data.PointClassification | NodeInputs, name: str, expression: str) -> Graph:
+    """Parses `name`, `cora` or `edges` (the links of the data), or `knn(k)` (k nearest by features, undirected), both
+    with self-loops, or any other topology, used unchanged."""
+    x, edges = nodes.x, getattr(nodes, "edge_index", None)
+    weight = getattr(nodes, "edge_weight", None)
+    if edges is not None and expression.strip() == name:
+        attributes = None if weight is None else weight[:, None]
+        return from_edges(edges, len(x), edge_attr=attributes).with_self_loops(fill=1.0)
+    if weight is not None:
+        raise ValueError(f"--weights are those of --edges; leave --graph {expression} out")
+    nearest = re.fullmatch(r"\s*knn\((\d+)\)\s*", expression)
+    if nearest is not None:
+        return knn(x.cpu(), int(nearest[1])).undirected().with_self_loops().to(x.device)
+    return parse(expression).bind(len(x)).to(x.device)
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """A model of nodes; None stands for the default of the model or of the data."""
+
+    model: str = "gat"
+    aggregate: str | None = None
+    dim: int | None = None
+    heads: int | None = None
+    layers: int | None = None
+    dropout: float | None = None
+    lr: float | None = None
+
+
+NodeModel = GAT | GCN | GIN | GNN | GraphSAGE | GraphTransformer
+NODE_MODELS: dict[str, type[NodeModel]] = {
+    "gat": GAT,
+    "gatv2": GATv2,
+    "gcn": GCN,
+    "sage": GraphSAGE,
+    "gin": GIN,
+    "transformer": GraphTransformer,
+    "gnn": GNN,
 }
-"""The models of nodes, by their attention."""
 
 
-def node_model(nodes: Nodes, attention: str, aggregate: str) -> GAT | GCN | GNN | GraphTransformer:
-    """A model of two or three layers with this attention."""
-    if attention not in NODE_MODELS:
-        raise ValueError(f"there is no attention {attention!r} for nodes; there are {', '.join(NODE_MODELS)}")
-    sizes = nodes.data.x.shape[1], int(nodes.data.y.max()) + 1
-    if attention == "none":
-        return GNN(*sizes, aggregate=aggregate, dropout=nodes.dropout)
-    if aggregate != "sum":
-        raise ValueError(f"the messages of attention are summed; for --aggregate {aggregate}, use --attention none")
-    return NODE_MODELS[attention](*sizes, dropout=nodes.dropout)
+def node_model(nodes: Nodes, settings: NodeSettings) -> NodeModel:
+    """The model of these settings. A setting that it lacks is refused."""
+    if settings.model not in NODE_MODELS:
+        raise ValueError(f"there is no model {settings.model!r} of nodes; there are {', '.join(NODE_MODELS)}")
+    kind = NODE_MODELS[settings.model]
+    takes = inspect.signature(kind).parameters
+    wanted = {
+        name: value for name, value in asdict(settings).items() if value is not None and name not in ("model", "lr")
+    }
+    if (width := wanted.pop("dim", None)) is not None:
+        heads = settings.heads or takes["heads"].default if "heads" in takes else 1
+        if width % heads:
+            raise ValueError(f"{heads} heads do not divide a width of {width}; choose another --dim or --heads")
+        wanted["hidden"] = width // heads
+    if getattr(nodes.data, "edge_weight", None) is not None and settings.model != "gcn":
+        wanted["edge_dim"] = 1
+    for name in wanted:
+        if name not in takes:
+            option = "weights" if name == "edge_dim" else name
+            whose = [other for other, model in NODE_MODELS.items() if name in inspect.signature(model).parameters]
+            whose += ["gcn"] if name == "edge_dim" else []
+            raise ValueError(f"{settings.model} has no --{option}; choose --model {', '.join(whose)}")
+    return kind(nodes.data.x.shape[1], len(nodes.outputs.names), **{"dropout": nodes.dropout, **wanted})
 
 
 @dataclass(frozen=True)
@@ -334,9 +386,8 @@ class NodeRun(Run):
         nodes: Nodes,
         epochs: int,
         seed: int,
+        sizes: NodeSettings = NodeSettings(),
         *,
-        attention: str = "additive",
-        aggregate: str = "sum",
         device: str = "cpu",
         precision: Precision = "no",
     ) -> None:
@@ -345,11 +396,12 @@ class NodeRun(Run):
         self.nodes, self.seed = nodes.to(device), seed
         nodes = self.nodes
         self.graph = nodes.graph(expression)
+        self.rate = sizes.lr or nodes.lr
         self.settings = {"task": nodes.name, "graph": expression, "seed": seed, "steps": epochs}
-        self.settings |= {"attention": attention, "aggregate": aggregate, "device": device, "data": nodes.digest}
-        self.settings["precision"] = precision
+        self.settings |= {"device": device, "data": nodes.digest, "precision": precision}
+        self.settings |= {name: value for name, value in asdict(sizes).items() if value is not None}
         torch.manual_seed(seed)
-        self.model = node_model(nodes, attention, aggregate).to(device)
+        self.model = node_model(nodes, sizes).to(device)
         self.layers = sum(isinstance(module, MessagePassing) for module in self.model.modules())
         self._random = torch.get_rng_state()
 
@@ -359,7 +411,7 @@ class NodeRun(Run):
             self.model,
             self.graph,
             self.nodes.data,
-            self.optimizer(self.nodes.lr),
+            self.optimizer(self.rate),
             epochs=self.steps,
             patience=self.nodes.patience,
             precision=self.precision,
@@ -372,7 +424,7 @@ class NodeRun(Run):
 
     def loss(self) -> Tensor:
         nodes = self.nodes.data
-        return F.cross_entropy(self.model(nodes.x, self.graph)[nodes.train_mask], nodes.y[nodes.train_mask])
+        return node_loss(self.model(nodes.x, self.graph)[nodes.train_mask], nodes.y[nodes.train_mask])
 
     def optimizer(self, rate: float) -> Optimizer:
         return Adam(self.model.parameters(), lr=rate, weight_decay=_WEIGHT_DECAY)
@@ -383,9 +435,20 @@ class NodeRun(Run):
         return 1 - node_scores(self.model, self.graph, nodes, mask)[1]
 
     def evaluate(self, model: Model) -> str:
-        nodes = self.nodes.data
-        loss, accuracy = node_scores(model, self.graph, nodes, nodes.test_mask)
-        return f"accuracy {accuracy:.1%}, loss {loss:.3f} nats, on {int(nodes.test_mask.sum()):,} test nodes"
+        nodes, outputs = self.nodes.data, self.nodes.outputs
+        loss, score = node_scores(model, self.graph, nodes, nodes.test_mask)
+        where = f"on {int(nodes.test_mask.sum()):,} test nodes"
+        if outputs.problem != "regression":
+            return f"{MEASURES[outputs.problem]} {score:.1%}, loss {loss:.3f} nats, {where}"
+        with torch.no_grad():
+            error = (model(nodes.x, self.graph) - nodes.y)[nodes.test_mask].square().mean(0).sqrt().tolist()
+        errors = [f"{e * s:.4g} ({name})" for e, s, name in zip(error, outputs.std, outputs.names, strict=True)]
+        return f"R2 {score:.1%}, root mean squared error {', '.join(errors)}, {where}"
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.nodes.save(folder)
+        super().save(folder)
 
 
 def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Trained]:

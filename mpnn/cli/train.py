@@ -4,7 +4,7 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from safetensors import SafetensorError
@@ -23,7 +23,7 @@ from mpnn.cli.console import (
 )
 from mpnn.cli.options import DEFAULTS, Options, takes
 from mpnn.cli.stop import Stopped
-from mpnn.cli.tasks import CHARACTERS, Run, Trained
+from mpnn.cli.tasks import CHARACTERS, NODES, Run, Trained
 from mpnn.files import write_atomically
 from mpnn.models.saving import CONFIG, WEIGHTS, Model
 from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
@@ -63,7 +63,8 @@ def train(
 
     The command writes the model (config.json and model.safetensors, as
     save_pretrained does), for text also characters.txt (the vocabulary in the
-    order of its numbers), graph.png, curves.png and run.json (the settings and
+    order of its numbers), for nodes nodes.json (their ids, the features, and
+    what outputs mean), graph.png, curves.png and run.json (the settings and
     the result). Only --force overwrites a finished run.
 
     Ctrl-C stops a run after the current step, and saves a checkpoint and, in
@@ -82,7 +83,8 @@ def train(
       mpnn train --data tinyshakespeare --graph "strided(16)" --context 256
       mpnn train --task cora --out runs/cora
       mpnn train --task digits --graph identity --force
-      mpnn train --edges links.csv --features x.npy --labels y.csv --attention none --aggregate max
+      mpnn train --nodes people.csv --target job --edges friends.csv --model gcn
+      mpnn train --edges links.csv --features x.npy --labels y.csv --model gnn --aggregate max
     """
     with exit_on_invalid_input():
         require_accelerate()
@@ -141,7 +143,7 @@ def _check_finished(out: Path, run: Run) -> None:
 def _delete(out: Path, checkpoint: Checkpoint) -> None:
     """Deletes the files of a run and nothing else. The checkpoint is last, because it marks the run as unfinished."""
     with exit_on_invalid_input():
-        for name in (FINISHED, WEIGHTS, CONFIG, CHARACTERS, GRAPH, CURVES):
+        for name in (FINISHED, WEIGHTS, CONFIG, CHARACTERS, NODES, GRAPH, CURVES):
             (out / name).unlink(missing_ok=True)
         shutil.rmtree(out / STOPPED, ignore_errors=True)
         checkpoint.delete()
@@ -208,16 +210,21 @@ def _checkpoint_note(checkpoint: Checkpoint) -> str:
     return f"the checkpoint{step} is in {checkpoint.path}; the same command with --resume continues it"
 
 
-def saved_run(folder: Path) -> tuple[Run, Model]:
-    """The run, with its data, and its trained model."""
+def saved_options(folder: Path) -> tuple[Options, dict[str, Any]]:
+    """The options and the settings of the run in a folder."""
     path = folder / FINISHED
     if not path.is_file():
         raise ValueError(f"{folder} has no {FINISHED}: name a folder that mpnn train saved a finished run in")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        options, settings = Options.read(content["options"]), dict(content["settings"])
+        return Options.read(content["options"]), dict(content["settings"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged or of another version of mpnn ({error}); train the model again") from None
+
+
+def saved_run(folder: Path) -> tuple[Run, Model]:
+    """The run, with its data, and its trained model."""
+    options, settings = saved_options(folder)
     run = options.run()
     if changes := differences(settings, run.settings):
         raise ValueError(f"the data of {folder} changed since its training: {changes}")

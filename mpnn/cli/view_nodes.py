@@ -33,9 +33,11 @@ def of_run(folder: str, node: int | None, graphs: Sequence[str] | None) -> Page:
     """
     run, model = saved_run(Path(folder))
     assert isinstance(run, NodeRun)
-    if any(layer.attention is None for layer in model.modules() if isinstance(layer, MessagePassing)):
-        raise ValueError(f"the model in {folder} has no attention; train one with --attention additive, dot or degree")
     nodes = run.nodes
+    if nodes.outputs.problem != "classes":
+        raise ValueError(f"the page shows classes of nodes, and {folder} has {nodes.outputs.problem}")
+    if any(layer.attention is None for layer in model.modules() if isinstance(layer, MessagePassing)):
+        raise ValueError(f"the model in {folder} has no attention; train one with --model gat, transformer or gcn")
 
     def bind(expression: str) -> Graph:
         return nodes.graph(expression) if expression else run.graph

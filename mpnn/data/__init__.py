@@ -3,17 +3,19 @@
 | loader | content |
 |---|---|
 | `cora()`, `citeseer()` | citation graphs for node classification |
-| `node_tables(features, labels, edges)` | files of your own for node classification |
+| `node_tables(nodes, labels, edges)` | files of your own: nodes with classes, labels or numbers, and edges |
 | `tu("MUTAG")`, `tu("PROTEINS")` | small graphs for graph classification |
 | `digits()` | points for classification (scikit-learn) |
 | `tinyshakespeare()`, `pydoc_topics()` | text for character models |
 | `multi30k(split)` | English-German sentence pairs |
 | `neighbor_batches(graph, nodes, fanouts, features)` | sampled batches for training on graphs of any size |
+| `split_links(graph)` | links for training, validation and test, and pairs without a link |
 | `sentences()` | sentences for semantic search |
 """
 
 from mpnn.data.digits import PointClassification as PointClassification, digits as digits
 from mpnn.data.errors import DamagedFile as DamagedFile, DatasetNotFound as DatasetNotFound
+from mpnn.data.links import LinkSplit as LinkSplit, split_links as split_links
 from mpnn.data.locate import locate as locate
 from mpnn.data.neighbors import NeighborBatch as NeighborBatch, neighbor_batches as neighbor_batches
 from mpnn.data.planetoid import (

@@ -57,6 +57,8 @@ def neighbor_batches(
     seed: int = 0,
     shuffle: bool = True,
     prefetch: int = 2,
+    rank: int = 0,
+    world: int = 1,
 ) -> Iterator[NeighborBatch]:
     """One epoch over `nodes` in batches, each with sampled in-neighbors. Pass another `seed` in each epoch.
 
@@ -79,6 +81,8 @@ def neighbor_batches(
         batch_size: the number of nodes of a batch; the last may have fewer.
         shuffle: whether to visit the nodes in an order drawn from the seed.
         prefetch: the number of batches that a thread prepares in advance; 0 prepares each when it is asked for.
+        rank, world: this process and the number of processes, which pass the same other arguments. Each gets its share
+            of the nodes, in equally many batches of at most `batch_size`.
 
     Raises:
         ValueError: an argument does not fit; before the first batch. Errors of the thread are raised at its batch.
@@ -95,10 +99,25 @@ def neighbor_batches(
     check_nodes(nodes.cpu().numpy(), graph.num_dst)
     if shuffle:
         nodes = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(seed))]
-    parts = nodes.split(batch_size) if len(nodes) else ()
+    parts = _shares(nodes, batch_size, rank, world) if len(nodes) else ()
     whole = _Whole.of(graph)
     prepared = (sampled_batch(whole, part, fanouts, features, seed) for part in parts)
     return in_advance(prepared, prefetch) if prefetch else prepared
+
+
+def _shares(nodes: Tensor, batch_size: int, rank: int, world: int) -> Sequence[Tensor]:
+    """The nodes of each batch of one process. Each node is in one batch of one process."""
+    if not 0 <= rank < world:
+        raise ValueError(f"rank must be from 0 to world - 1; got rank {rank} of world {world}")
+    if world == 1:
+        return nodes.split(batch_size)
+    count = -(-len(nodes) // (batch_size * world))
+    if len(nodes) // world < count:
+        raise ValueError(
+            f"{len(nodes)} nodes make no {count} batches for each of {world} processes: pass a multiple of {world} "
+            "nodes, or a larger batch_size"
+        )
+    return nodes[rank::world].tensor_split(count)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class History:
         train_loss, seconds: one number for each step. `seconds` excludes validation.
         val_step: the number of steps before each validation.
         val: the results of all validations, by the name of the measure.
-        test_accuracy: for nodes only, measured once, with the final weights.
+        test_accuracy: for nodes only, measured once, with the final weights; F1 of labels, R^2 of numbers.
     """
 
     train_loss: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Node classification on one graph: all training nodes in each step."""
+"""Nodes of one graph with targets: all training nodes in each step."""
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,8 @@ def fit_node_classifier(
     both were at least as good as in all epochs before (Velickovic et al. 2018).
 
     Args:
-        data: features, classes and masks, on one device with the model and the graph.
+        data: features, targets and masks, on one device with the model and the graph. The dtype of `y` decides what is
+            learned, see `node_loss`.
         optimizer: for the model's parameters, such as `model.optimizer()` of the models in `mpnn.models`, which follows
             their papers.
         precision: "bf16" or "fp16" for mixed precision, see `mpnn.train.loop.Settings`.
@@ -48,12 +49,11 @@ def fit_node_classifier(
         checkpoint.describe(graph=repr(graph), nodes=len(data.y), optimizer=" ".join(repr(optimizer).split()))
 
     def loss(k: int) -> Tensor:
-        logits = model(data.x, graph)
-        return F.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
+        return node_loss(model(data.x, graph)[data.train_mask], data.y[data.train_mask])
 
     def validate() -> dict[str, float]:
-        value, accuracy = node_scores(model, graph, data, data.val_mask)
-        return {"loss": value, "accuracy": accuracy}
+        value, score = node_scores(model, graph, data, data.val_mask)
+        return {"loss": value, "accuracy": score}
 
     history = fit(
         model,
@@ -68,10 +68,32 @@ def fit_node_classifier(
     return history
 
 
+def node_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    """The loss of outputs [N, C]: cross-entropy in nats of classes, int64 [N], and of labels, bool [N, C] (mean over
+    labels); mean squared error of numbers [N, C]."""
+    if y.dtype == torch.int64:
+        return F.cross_entropy(outputs, y)
+    if y.dtype == torch.bool:
+        return F.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype))
+    return F.mse_loss(outputs, y)
+
+
+def node_score(outputs: Tensor, y: Tensor) -> float:
+    """How good outputs [N, C] are, 1 at best: the accuracy of classes, int64 [N]; F1 over all labels, bool [N, C];
+    R^2 of numbers [N, C], mean over columns."""
+    if y.dtype == torch.int64:
+        return (outputs.argmax(-1) == y).float().mean().item()
+    if y.dtype == torch.bool:
+        hits, claims = ((outputs > 0) & y).sum(), (outputs > 0).sum() + y.sum()
+        return (2 * hits / claims.clamp(min=1)).item()
+    spread = (y - y.mean(0)).square().sum(0).clamp(min=torch.finfo(y.dtype).eps)
+    return (1 - (outputs - y).square().sum(0) / spread).mean().item()
+
+
 @torch.no_grad()
 def node_scores(
     model: nn.Module, graph: Topology | Graph, data: PointClassification, mask: Tensor
 ) -> tuple[float, float]:
-    """Mean cross-entropy in nats and accuracy (0 to 1) on the nodes of a mask."""
-    logits, y = model.eval()(data.x, graph)[mask], data.y[mask]
-    return F.cross_entropy(logits, y).item(), (logits.argmax(-1) == y).float().mean().item()
+    """`node_loss` and `node_score` on the nodes of a mask."""
+    outputs, y = model.eval()(data.x, graph)[mask], data.y[mask]
+    return node_loss(outputs, y).item(), node_score(outputs, y)

@@ -32,6 +32,7 @@ COMMANDS = [
     "train",
     "generate",
     "eval",
+    "predict",
     "data",
     "data get",
     "data list",
@@ -402,24 +403,24 @@ def test_train_on_a_graph_of_one_s_own(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("\n".join(f"{i},{i + 3}" for i in range(27)))
     files = ["--features", tmp_path / "x.npy", "--labels", tmp_path / "y.txt"]
     edges = ["--edges", tmp_path / "e.csv"]
-    for attention in ("additive", "additive_v2", "dot", "degree", "none"):
-        options = ["--attention", attention, "--steps", "40", "--out", tmp_path / attention]
+    for model in ("gat", "gatv2", "transformer", "gcn", "gnn", "sage", "gin"):
+        options = ["--model", model, "--steps", "40", "--out", tmp_path / model]
         result = run("train", *files, *edges, *options)
         assert result.exit_code == 0, result.output
         assert "84" in result.output  # 27 links in both directions and 30 self-loops
-        written = json.loads((tmp_path / attention / "run.json").read_text())["options"]
-        assert (written["task"], written["attention"], written["dim"]) == ("edges", attention, None)
-        measured = run("eval", tmp_path / attention).output
-        assert json.loads((tmp_path / attention / "run.json").read_text())["result"] in measured
+        written = json.loads((tmp_path / model / "run.json").read_text())["options"]
+        assert (written["task"], written["model"], written["dim"]) == ("edges", model, None)
+        measured = run("eval", tmp_path / model).output
+        assert json.loads((tmp_path / model / "run.json").read_text())["result"] in measured
         assert "on 6 test nodes" in measured
     (tmp_path / "e.csv").write_text("0,1\n")
-    assert "changed since its training: data was " in refusal("eval", tmp_path / "dot")
+    assert "changed since its training: data was " in refusal("eval", tmp_path / "gcn")
     (tmp_path / "e.csv").write_text("id,src,dst\n7,0,1\n")
     assert "has 3 columns ('id', 'src', 'dst')" in refusal("train", *files, *edges, "--out", tmp_path / "three")
     named = ["--columns", "src,dst", "--steps", "1", "--out", tmp_path / "three"]
     assert run("train", *files, *edges, *named).exit_code == 0
     assert "on 6 test nodes" in run("eval", tmp_path / "three").output
-    options = ["--attention", "none", "--aggregate", "max", "--graph", "knn(4)", "--steps", "2"]
+    options = ["--model", "gnn", "--aggregate", "max", "--graph", "knn(4)", "--steps", "2"]
     assert run("train", *files, *options, "--out", tmp_path / "max").exit_code == 0
 
 
@@ -486,16 +487,28 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
         (["train", "--seed", "9" * 30], "--seed must fit into 64 bits"),
         (["train", "--graph", ""], "--graph is empty"),
         (["train", "--task", "digits", "--file", "my.txt"], "--file does not apply to --task digits, only to"),
-        (["train", "--task", "cora", "--dim", "32"], "--dim does not apply to --task cora, only to --task text"),
-        (["train", "--features", "x.npy", "--labels", "y.csv", "--lr", "1"], "--lr does not apply to a graph"),
+        (
+            ["train", "--task", "cora", "--context", "32"],
+            "--context does not apply to --task cora, only to",
+        ),
+        (["train", "--dropout", "0.1"], "--dropout does not apply to --task text, only to"),
+        (["train", "--task", "digits", "--dropout", "1"], "--dropout must be at least 0 and less than 1; got 1.0"),
+        (["train", "--task", "digits", "--dim", "30"], "8 heads do not divide a width of 30"),
+        (["train", "--task", "digits", "--model", "sage", "--heads", "2"], "sage has no --heads; choose --model gat,"),
+        (["train", "--nodes", "x.csv", "--target", "y", "--directed"], "--directed is about --edges, which is missing"),
+        (["predict", "."], "has no run.json: name a folder"),
+        (["predict", ".", "-o", "p.npy"], "predictions are a table of text; name it p.csv"),
         (["train", "--task", "text", "--edges", "e.csv"], "--edges does not apply to --task text, only to a graph of"),
         (["train", "--file", "my.txt", "--data", "pydoc"], "--data names another; leave one of them out"),
         (["train", "--dim", str(10**15)], "this does not fit into memory"),
         (["train", "--attention", "degree"], "GPT has no attention 'degree'; it has dot, additive, linear"),
-        (["train", "--task", "digits", "--attention", "linear"], "there is no attention 'linear' for nodes"),
-        (["train", "--task", "digits", "--aggregate", "max"], "for --aggregate max, use --attention none"),
+        (
+            ["train", "--task", "digits", "--attention", "linear"],
+            "--attention does not apply to --task digits, only",
+        ),
+        (["train", "--task", "digits", "--aggregate", "max"], "gat has no --aggregate; choose --model sage, gnn"),
         (["train", "--aggregate", "maximum"], "maximum"),
-        (["train", "--edges", "e.csv"], "a graph of your own needs --features and --labels"),
+        (["train", "--edges", "e.csv"], "a graph of your own needs --nodes with --target or"),
         (["train", "--features", "x.npy", "--labels", "y.npy"], "x.npy: No such file or directory"),
         (["eval", "."], "has no run.json: name a folder that mpnn train saved a finished run in"),
     ],

@@ -90,11 +90,11 @@ def test_an_attention_stands_beside_a_graph(tmp_path: Path) -> None:
     assert sum(code in done.output for code in codes) == 1, "that of the winner"
 
 
-def test_an_attention_of_nodes_stands_beside_a_graph() -> None:
+def test_a_model_of_nodes_stands_beside_a_graph() -> None:
     contest = compare._Contest.of(compare.Options(task="digits").resolved(compare.DEFAULTS))
-    assert type(contest.make("knn(4):degree", 0).model) is GCN
+    assert type(contest.make("knn(4):gcn", 0).model) is GCN
     assert type(contest.make("knn(4)", 0).model) is GAT
-    assert contest.code("knn(4):degree") == 'mpnn train --task digits --graph "knn(4)" --attention degree'
+    assert contest.code("knn(4):gcn") == 'mpnn train --task digits --graph "knn(4)" --model gcn'
 
 
 def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:

@@ -173,3 +173,26 @@ def test_refusals(options, sentence):
     settings = {"nodes": torch.arange(N), "fanouts": [2], "features": X, "batch_size": 4, **options}
     with pytest.raises(ValueError, match=sentence):
         neighbor_batches(GRAPH, **settings)
+
+
+@pytest.mark.parametrize(("count", "batch_size", "world"), [(100, 7, 3), (101, 10, 4), (12, 100, 5), (30, 1, 3)])
+def test_processes_share_the_nodes_in_equally_many_batches(count: int, batch_size: int, world: int) -> None:
+    graph = graphs.from_edges(torch.randint(120, (2, 500)), 120)
+    nodes = torch.arange(count)
+    batches = [
+        [*neighbor_batches(graph, nodes, [3], batch_size=batch_size, seed=4, rank=rank, world=world)]
+        for rank in range(world)
+    ]
+    assert len({len(own) for own in batches}) == 1
+    sizes = [len(batch.nodes) for own in batches for batch in own]
+    assert 1 <= min(sizes) <= max(sizes) <= batch_size
+    visited = torch.cat([batch.nodes for own in batches for batch in own])
+    assert visited.sort().values.tolist() == nodes.tolist()
+
+
+def test_nodes_that_processes_cannot_share_are_refused() -> None:
+    graph = graphs.from_edges(torch.randint(9, (2, 30)), 9)
+    with pytest.raises(ValueError, match="7 nodes make no 3 batches for each of 3 processes: pass a multiple of 3"):
+        neighbor_batches(graph, torch.arange(7), [2], batch_size=1, rank=0, world=3)
+    with pytest.raises(ValueError, match="rank must be from 0 to world - 1; got rank 3 of world 3"):
+        neighbor_batches(graph, torch.arange(7), [2], batch_size=1, rank=3, world=3)

@@ -1,12 +1,17 @@
 """Graphs from files of one's own: what is read, how it is split, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from mpnn.data import DamagedFile, node_tables
+from mpnn.data.tables import EdgeFile, node_inputs
+
+PEOPLE = "id,age,job,team\nann,30,cook,a\nbob,41,,a\neve,25,nurse,b\ndan,50,cook,b\nzoe,33,nurse,b\n"
+KNOWS = "from,to,hours\nann,bob,1.5\nbob,eve,2\neve,bob,2\ndan,dan,9\n"
 
 
 @pytest.fixture
@@ -15,7 +20,16 @@ def files(tmp_path: Path) -> dict[str, Path]:
     np.save(tmp_path / "x.npy", np.eye(10))
     (tmp_path / "y.txt").write_text("# class\n" + "0\n1\n" * 4 + "1\n-1\n")
     (tmp_path / "e.csv").write_text("".join(f"{i},{i + 1}\n" for i in range(9)) + "1,0\n")
-    return {"features": tmp_path / "x.npy", "labels": tmp_path / "y.txt", "edges": tmp_path / "e.csv"}
+    return {"nodes": tmp_path / "x.npy", "labels": tmp_path / "y.txt", "edges": tmp_path / "e.csv"}
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> dict[str, Any]:
+    """Five people with names, in one table with what is learned: their jobs."""
+    (tmp_path / "people.csv").write_text(PEOPLE)
+    (tmp_path / "knows.csv").write_text(KNOWS)
+    edges = EdgeFile(tmp_path / "knows.csv", weights="hours")
+    return {"nodes": tmp_path / "people.csv", "edges": edges, "target": ["job"], "ignore": ["team"]}
 
 
 def test_tables_become_a_graph_with_a_split_of_its_labeled_nodes(files: dict[str, Path]) -> None:
@@ -26,20 +40,108 @@ def test_tables_become_a_graph_with_a_split_of_its_labeled_nodes(files: dict[str
     assert parts.sum(1).tolist() == [5, 2, 2]
     assert parts.sum(0).tolist() == [1] * 9 + [0]
     assert torch.equal(data.train_mask, node_tables(**files).train_mask)
-    assert node_tables(files["features"], files["labels"]).edge_index.shape == (2, 0)
+    assert node_tables(files["nodes"], files["labels"]).edge_index.shape == (2, 0)
+
+
+def test_names_of_nodes_and_classes_are_kept(people: dict[str, Any]) -> None:
+    data = node_tables(**people)
+    assert (data.ids, data.inputs, data.outputs.names) == (
+        ("ann", "bob", "eve", "dan", "zoe"),
+        ("age",),
+        ("cook", "nurse"),
+    )
+    assert data.y.tolist() == [0, 0, 1, 0, 1]
+    assert not (data.train_mask | data.val_mask | data.test_mask)[1]  # Bob's job is unknown
+    assert data.edge_index.T.tolist() == [[1, 0], [0, 1], [2, 1], [1, 2]]  # by dst, then src; Dan's loop is gone
+    assert data.edge_weight is not None
+    assert data.edge_weight.tolist() == [1.5, 1.5, 2, 2]
+
+
+def test_directed_edges_count_once(people: dict[str, Any]) -> None:
+    people["edges"] = EdgeFile(people["edges"].path, ("from", "to"), directed=True)
+    data = node_tables(**people)
+    assert data.edge_index.T.tolist() == [[0, 1], [2, 1], [1, 2]]
+    assert data.edge_weight is None
+
+
+def test_rows_of_other_tables_are_found_by_their_id(people: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("job,id\nnurse,zoe\ncook,ann\ncook,dan\nnurse,eve\n")
+    (tmp_path / "parts.csv").write_text("split,id\ntest,zoe\nval,eve\ntrain,dan\ntrain,ann\n")
+    people |= {"labels": tmp_path / "jobs.csv", "split": tmp_path / "parts.csv", "target": None}
+    people["ignore"] = ["team", "job"]
+    data = node_tables(**people)
+    assert data.y.tolist() == [0, 0, 1, 0, 1]
+    masks = data.train_mask, data.val_mask, data.test_mask
+    assert [mask.nonzero().flatten().tolist() for mask in masks] == [[0, 3], [2], [4]]
+
+
+def test_masks_state_the_split(files: dict[str, Path], tmp_path: Path) -> None:
+    rows = [f"{int(k < 4)},{k in (4, 5)},{1.0 if k in (6, 7) else ''}" for k in range(10)]
+    (tmp_path / "masks.csv").write_text("train_mask,val_mask,test_mask\n" + "\n".join(rows))
+    data = node_tables(**files, split=tmp_path / "masks.csv")
+    assert data.train_mask.tolist() == [True] * 4 + [False] * 6
+    assert data.val_mask.nonzero().flatten().tolist() == [4, 5]
+    assert data.test_mask.nonzero().flatten().tolist() == [6, 7]
+
+
+def test_several_labels_and_numbers_are_targets(files: dict[str, Path]) -> None:
+    files["labels"].write_text("likes,owns\n" + "1,0\n0,1\n" * 4 + ",\n1,1\n")
+    data = node_tables(**files, problem="multilabel")
+    assert data.y.dtype == torch.bool
+    assert data.y[:2].tolist() == [[True, False], [False, True]]
+    assert data.outputs.names == ("likes", "owns")
+    files["labels"].write_text("price\n" + "".join(f"{k}.5\n" for k in range(10)))
+    data = node_tables(**files, problem="regression")
+    assert data.y[data.train_mask].mean().abs() < 1e-6
+    numbers = data.y * torch.tensor(data.outputs.std) + torch.tensor(data.outputs.mean)
+    torch.testing.assert_close(numbers[:, 0], torch.arange(10) + 0.5)
+
+
+def test_classes_are_numbers_of_any_kind(files: dict[str, Path]) -> None:
+    files["labels"].write_text("year\n" + "2010.0\n1999.0\n" * 4 + "\n".join(["-1", "1999"]))  # pandas, of a gap
+    assert node_tables(**files).outputs.names == ("1999", "2010")
+
+
+def test_other_nodes_need_the_features_of_the_model(people: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("age,height,id\n20,1.8,kim\n")
+    inputs = node_inputs(tmp_path / "new.csv", None, ["age"])
+    assert (inputs.x.tolist(), inputs.ids) == ([[20.0]], ("kim",))
+    with pytest.raises(DamagedFile, match=r"new\.csv has no column 'weight'; it has 'age', 'height', 'id'"):
+        node_inputs(tmp_path / "new.csv", None, ["weight"])
+
+
+def test_parquet_holds_the_same(people: dict[str, Any], tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
+    expected = node_tables(**people)
+    for name in ("people", "knows"):
+        table = csv.read_csv(tmp_path / f"{name}.csv", convert_options=csv.ConvertOptions(strings_can_be_null=True))
+        assert isinstance(table, pyarrow.Table)
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+    edges = EdgeFile(tmp_path / "knows.parquet", weights="hours")
+    data = node_tables(**people | {"nodes": tmp_path / "people.parquet", "edges": edges})
+    assert (data.ids, data.outputs.names) == (expected.ids, expected.outputs.names)
+    for name in ("x", "y", "train_mask", "edge_index", "edge_weight"):
+        assert torch.equal(getattr(data, name), getattr(expected, name))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("edges", "0,1\n3,10\n", r"row 2 of .*e.csv links 3 and 10, but .*x.npy has 10 nodes, numbered from 0"),
+        ("edges", "0,1\n3,10\n", r"line 2 of .*e.csv has no two of the 10 nodes of .*x.npy, numbered from 0"),
         ("edges", "a,b\n1,x\n", r"line 2 of .*e.csv has 'x' in place of a number"),
-        ("labels", "10\n" * 10, "has class 10 but no class 0; number the classes 0, 1, 2, ... without gaps"),
+        ("edges", "a,b,c\n1,2,3\n", r"has 3 columns \('a', 'b', 'c'\), and edges have two"),
+        ("labels", "10\n" * 10, "has one class only, 10"),
         ("labels", "0\n1\n\n" + "0\n" * 7, r"line 3 of .*y.txt is empty"),
         ("labels", "0\n1\n0\n" + "-1\n" * 7, "has 3 labeled nodes; training, validation and test need 4 at least"),
-        ("labels", "0\n1\n", r"must have one label for each of the 10 rows"),
-        ("labels", "0.5\n" * 10, r"row 1 of .*y.txt must have whole numbers below 2\^53; got \[0.5\]"),
-        ("labels", "-1\n" * 10, "must have classes from 0"),
+        ("labels", "0\n1\n", r"must have one row for each of the 10 rows"),
+        ("labels", "cook\n" * 10, r"must have one row for each of the 10 rows of .*; it has 9"),  # no header
+        ("labels", "0\n0.5\n" * 5, r"line 2 of .*y.txt has a number that is no class.* problem to regression"),
+        ("labels", "0\n-2\n" * 5, r"line 2 of .*y.txt has a number that is no class"),
+        ("labels", "c\n" + "0\n1\n" * 4 + "x\n0\n", r"line 10 of .*y.txt has a word in column 'c' among numbers"),
+        ("labels", "c\n" + "0\n1\n" * 4 + "nan\n0\n", r"line 10 of .*y.txt has a word in column 'c' among numbers"),
+        ("labels", "c,d\n" + "0,1\n" * 10, "has 2 columns to learn, c, d, and classes are one"),
+        ("labels", "-1\n" * 10, "has 0 labeled nodes"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, text: str, why: str) -> None:
@@ -48,26 +150,87 @@ def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, t
         node_tables(**files)
 
 
+@pytest.mark.parametrize(
+    ("people_text", "knows_text", "why"),
+    [
+        (PEOPLE + "ann,1,cook,a\n", KNOWS, r"line 7 of .*people.csv has the id of a row above; ids are unique"),
+        (PEOPLE + ",1,cook,a\n", KNOWS, r"line 7 of .*people.csv has no id"),
+        (
+            PEOPLE.replace("30", "old"),
+            KNOWS,
+            r"line 2 .* has 'old' .* in column 'age'; features are numbers: .* ignore",
+        ),
+        (PEOPLE.replace("id,", ","), KNOWS, "column 0 of .*people.csv has no name; pandas' to_csv"),
+        (PEOPLE.replace("team", "age"), KNOWS, "has 4 columns, and two are named 'age'"),
+        (PEOPLE.replace("team", "squad"), KNOWS, "has no column 'team'; it has 'id', 'age', 'job', 'squad'"),
+        (PEOPLE, KNOWS + "kim,ann,1\n", r"line 6 of .*knows.csv has a node in column 'from' that is no id of .*people"),
+        (PEOPLE, KNOWS + "ann,bob,7\n", r"line 6 of .*knows.csv repeats an edge with another weight"),
+        (PEOPLE, KNOWS.replace("1.5", "-1"), r"line 2 of .*knows.csv has a weight that is negative or not finite"),
+        (PEOPLE, KNOWS.replace("1.5", ""), r"line 2 of .*knows.csv has '' in place of a number in column 'hours'"),
+        (PEOPLE, KNOWS.replace("hours", "days"), "has no column 'hours'; it has 'from', 'to', 'days'"),
+        (PEOPLE, KNOWS.replace("from,to", "ann,bob"), "the first line of .* links 'ann' and 'bob'; write a header"),
+    ],
+)
+def test_tables_with_names_that_do_not_fit_are_refused(
+    people: dict[str, Any], people_text: str, knows_text: str, why: str
+) -> None:
+    people["nodes"].write_text(people_text)
+    people["edges"].path.write_text(knows_text)
+    with pytest.raises(DamagedFile, match=why):
+        node_tables(**people)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "split\n" + "train\n" * 4 + "val\n" * 3 + "test\n" * 3,
+            "line 11 .* puts a node into a part, and its target is",
+        ),
+        ("split\n" + "train\n" * 4 + "valid\n" * 6, "line 6 .* has a split other than train, val, test and nothing"),
+        ("split\n" + "train\n" * 9 + '""\n', "leaves a part empty; training needs nodes in train, val, test"),
+        ("train_mask,val_mask,test_mask\n" + "1,1,0\n" * 10, "line 2 .* puts a node into two parts"),
+        ("train_mask,val_mask\n" + "1,0\n" * 10, "has no column 'test_mask'"),
+    ],
+)
+def test_a_wrong_split_is_refused(files: dict[str, Path], tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "split.csv").write_text(text)
+    with pytest.raises(DamagedFile, match=why):
+        node_tables(**files, split=tmp_path / "split.csv")
+
+
+def test_targets_with_gaps_or_other_labels_are_refused(files: dict[str, Path]) -> None:
+    files["labels"].write_text("a,b\n" + "1,0\n" * 9 + "1,\n")
+    with pytest.raises(DamagedFile, match=r"line 11 of .* has some of the targets; fill all of them, or none"):
+        node_tables(**files, problem="regression")
+    files["labels"].write_text("a,b\n" + "1,0\n" * 9 + "1,2\n")
+    with pytest.raises(DamagedFile, match=r"line 11 of .* has a label other than 0 and 1"):
+        node_tables(**files, problem="multilabel")
+
+
 def test_features_that_are_not_finite_are_refused(files: dict[str, Path]) -> None:
     x = np.eye(10)
     x[3, 2] = np.nan
-    np.save(files["features"], x)
+    np.save(files["nodes"], x)
     with pytest.raises(DamagedFile, match=r"row 4 of .* has a number that is NaN"):
         node_tables(**files)
-
-
-def test_features_beyond_float32_are_refused(files: dict[str, Path]) -> None:
-    np.save(files["features"], np.eye(10) * 1e300)
+    np.save(files["nodes"], np.eye(10) * 1e300)
     with pytest.raises(DamagedFile, match=r"row 1 of .* too large for float32"):
         node_tables(**files)
 
 
 def test_columns_of_edges_are_named(files: dict[str, Path]) -> None:
     files["edges"].write_text("id,src,dst\n7,0,1\n8,1,2\n")
-    assert node_tables(**files, columns=("src", "dst")).edge_index.shape == (2, 4)
+    edges = EdgeFile(files["edges"], ("src", "dst"))
+    assert node_tables(**files | {"edges": edges}).edge_index.shape == (2, 4)
+
+
+def test_text_after_a_hash_belongs_to_a_word(files: dict[str, Path]) -> None:
+    files["labels"].write_text("# languages\nlanguage\n" + "C#\nC\n" * 5)
+    assert node_tables(**files).outputs.names == ("C", "C#")
 
 
 def test_arrays_of_python_objects_are_refused(files: dict[str, Path]) -> None:
-    np.save(files["features"], np.array([[print]], dtype=object), allow_pickle=True)
+    np.save(files["nodes"], np.array([[print]], dtype=object), allow_pickle=True)
     with pytest.raises(DamagedFile, match="not a table of numbers"):
         node_tables(**files)

@@ -98,6 +98,6 @@ def test_refusals(folder: Path, tmp_path: Path, arguments: tuple[str, ...], sent
 
 
 def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
-    done = run(trained(tmp_path, "--attention", "none"), "-o", tmp_path / "page.html")
+    done = run(trained(tmp_path, "--model", "gnn"), "-o", tmp_path / "page.html")
     assert done.exit_code == 2, done.output
     assert "has no attention" in done.stderr

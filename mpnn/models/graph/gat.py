@@ -1,5 +1,7 @@
 """GAT: additive attention over the in-neighbors of each node."""
 
+from functools import partial
+
 from torch.nn import functional as F
 from torch.optim import Adam
 
@@ -21,9 +23,11 @@ class GAT(Stack):
 
     Args:
         in_dim, classes: widths of the input features and of the logits.
-        hidden: width of each head of the first layer.
-        heads: number of heads of the first layer.
+        hidden: width of each head of each layer but the last.
+        heads: number of heads of each layer but the last.
         out_heads: number of heads of the last layer.
+        layers: number of layers.
+        edge_dim: width of edge attributes that take part in the score; None if there are none.
         dropout: dropout probability of the features that enter each layer and of the attention weights.
         graph: topology or graph of every layer; None if each call passes one.
     """
@@ -38,14 +42,16 @@ class GAT(Stack):
         heads: int = 8,
         *,
         out_heads: int = 1,
+        layers: int = 2,
+        edge_dim: int | None = None,
         dropout: float = 0.6,
         graph: Topology | Graph | None = None,
     ) -> None:
-        hidden_attention = self.spec(in_dim, hidden, heads, dropout=dropout)
-        output_attention = self.spec(hidden * heads, classes, out_heads, dropout=dropout, concat=False)
-        first = MessagePassing(graph, "sum", Activate(F.elu), hidden_attention)
-        last = MessagePassing(graph, "sum", None, output_attention)
-        super().__init__([first, last], dropout)
+        widths = [in_dim] + [hidden * heads] * (layers - 1)
+        attention = partial(self.spec, dropout=dropout, edge_dim=edge_dim)
+        rounds = [MessagePassing(graph, "sum", Activate(F.elu), attention(d, hidden, heads)) for d in widths[:-1]]
+        last = MessagePassing(graph, "sum", None, attention(widths[-1], classes, out_heads, concat=False))
+        super().__init__([*rounds, last], dropout)
 
     def optimizer(self, lr: float = 0.005, weight_decay: float = 5e-4) -> Adam:
         """Adam as published (section 3.3), with L2 regularization of all parameters."""

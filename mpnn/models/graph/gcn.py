@@ -18,11 +18,13 @@ class GCN(Stack):
 
         logits = A relu( A X W_0 ) W_1,   A_ij = 1 / sqrt(d_i d_j) for each edge j -> i
 
-    In the paper each node has a self-loop: pass `graph.with_self_loops()`.
+    In the paper each node has a self-loop: pass `graph.with_self_loops()`. Edges with one attribute are weighted, see
+    `mpnn.attention.Degree`.
 
     Args:
         in_dim, classes: widths of the input features and of the logits.
-        hidden: width between the two layers.
+        hidden: width between layers.
+        layers: number of layers.
         dropout: dropout probability of the features that enter each layer.
         graph: topology or graph of every layer; None if each call passes one.
     """
@@ -32,16 +34,19 @@ class GCN(Stack):
         in_dim: int,
         classes: int,
         hidden: int = 16,
+        layers: int = 2,
         *,
         dropout: float = 0.5,
         graph: Topology | Graph | None = None,
     ) -> None:
-        first = MessagePassing(graph, "sum", Activate(F.relu), Degree(in_dim, hidden, bias=False))
-        last = MessagePassing(graph, "sum", None, Degree(hidden, classes, bias=False))
-        super().__init__([first, last], dropout)
+        widths = [in_dim] + [hidden] * (layers - 1)
+        rounds = [MessagePassing(graph, "sum", Activate(F.relu), Degree(d, hidden, bias=False)) for d in widths[:-1]]
+        super().__init__(
+            [*rounds, MessagePassing(graph, "sum", None, Degree(widths[-1], classes, bias=False))], dropout
+        )
 
     def optimizer(self, lr: float = 0.01, weight_decay: float = 5e-4) -> Adam:
         """Adam as published (section 5.2), with L2 regularization of the first layer only."""
-        first, last = self.layers
+        first, *others = self.layers
         regularized: dict[str, Any] = {"params": first.parameters(), "weight_decay": weight_decay}
-        return Adam([regularized, {"params": last.parameters()}], lr=lr)
+        return Adam([regularized, {"params": [p for layer in others for p in layer.parameters()]}], lr=lr)

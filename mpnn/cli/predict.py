@@ -1,0 +1,104 @@
+"""`mpnn predict`: what a model of nodes that `mpnn train` saved says about each node, as a table."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from mpnn.cli.console import check_file, console, exit_on_failure, exit_on_invalid_input
+from mpnn.cli.tasks import NODE_MODELS, NODES, NodeRun, graph_over
+from mpnn.cli.train import saved_options, saved_run
+from mpnn.data.tables import Outputs, node_inputs
+from mpnn.files import write_atomically
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", file_okay=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The table to write.")] = Path("predictions.csv"),
+    nodes: Annotated[
+        Path | None, typer.Option(help="Other nodes, with the features of the run's; their targets are not read.")
+    ] = None,
+    edges: Annotated[
+        Path | None, typer.Option(help="The edges of these nodes. Default: those of the run, of which all are kept.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the table if it exists.")] = False,
+) -> None:
+    """Write what a model of nodes that mpnn train saved says about each node.
+
+    The table has a row for each node: its id (or its number from 0), then the
+    most likely class and the probability of each class; for several labels, 0
+    or 1 for each and their probabilities; for regression, the numbers.
+    \b
+    Examples:
+      mpnn predict runs/train -o predictions.csv
+      mpnn predict runs/train --nodes new.csv --edges new_edges.csv -o new_predictions.csv
+    """
+    with exit_on_invalid_input():
+        check_file(out, (".csv",), "predictions are a table of text", force)
+        ids, outputs, values = _predicted(folder, nodes, edges)
+    with exit_on_failure():
+        write_atomically(out, lambda path: _write(path, _rows(ids, outputs, values)))
+    console.print(f"{len(values):,} predictions in {out}", soft_wrap=True)
+
+
+def _predicted(folder: Path, nodes: Path | None, edges: Path | None) -> tuple[Sequence[str], Outputs, Tensor]:
+    """The names of the nodes, what outputs mean, and the outputs [N, C]."""
+    options, settings = saved_options(folder)
+    if options.task == "text":
+        raise ValueError(f"{folder} has a model of text; mpnn generate continues text")
+    saved = _saved_names(folder)
+    if nodes is None and edges is None:
+        run, model = saved_run(folder)
+        assert isinstance(run, NodeRun)
+        x, graph, ids = run.nodes.data.x, run.graph, saved["ids"]
+    else:
+        if options.nodes is None or (edges is not None and options.edges is None):
+            raise ValueError(f"{folder} was trained without {'--nodes' if options.nodes is None else '--edges'}")
+        changed = replace(options, edges=options.edges if edges is None else str(edges))
+        inputs = node_inputs(nodes or Path(options.nodes), changed.edge_file(), saved["inputs"])
+        device = str(options.device)
+        model = NODE_MODELS[str(options.model)].from_pretrained(folder).to(device)
+        graph = graph_over(inputs, "edges", settings["graph"]).to(device)
+        x, ids = inputs.x.to(device), inputs.ids
+    with torch.no_grad():
+        values = model.eval()(x, graph).cpu()
+    return ids or [*map(str, range(len(values)))], saved["outputs"], values
+
+
+def _saved_names(folder: Path) -> dict[str, Any]:
+    """What `mpnn.cli.tasks.Nodes.save` wrote."""
+    path = folder / NODES
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        return {"ids": saved["ids"], "inputs": saved["inputs"], "outputs": Outputs(**saved["outputs"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged or of another version of mpnn ({error}); train the model again") from None
+
+
+def _rows(ids: Sequence[str], outputs: Outputs, values: Tensor) -> Iterator[list[Any]]:
+    """The header and the rows of the table."""
+    names = outputs.names
+    if outputs.problem == "regression":
+        yield ["id", *names]
+        numbers = values * torch.tensor(outputs.std) + torch.tensor(outputs.mean)
+        yield from ([name, *_written(row)] for name, row in zip(ids, numbers, strict=True))
+        return
+    several = outputs.problem == "multilabel"
+    yield ["id", *(names if several else ["class"]), *(f"p_{name}" for name in names)]
+    for name, row in zip(ids, values.sigmoid() if several else values.softmax(-1), strict=True):
+        yield [name, *((row > 0.5).int().tolist() if several else [names[int(row.argmax())]]), *_written(row)]
+
+
+def _written(numbers: Tensor) -> list[str]:
+    return [f"{number:.6g}" for number in numbers.tolist()]
+
+
+def _write(path: Path, rows: Iterator[list[Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)

@@ -1,0 +1,103 @@
+"""The how-to from tables to predictions, run from its own words; and what else `mpnn predict` writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mpnn.cli.app import app
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/howto/own_graph.md"
+
+
+def run(command: str) -> str:
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refusal(command: str) -> str:
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    return result.stderr
+
+
+def paste(number: int) -> str:
+    """Runs a block of commands of the page, as somebody who pastes it into a terminal; `mpnn` in this process."""
+    output = ""
+    block = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.S)[number]
+    for statement in re.findall(r"cat > .*?\nEND\n|mpnn .*?[^\\]\n", block, re.S):
+        if statement.startswith("mpnn "):
+            output += run(statement.replace("\\\n", " ").removeprefix("mpnn ").replace("30s", "2s"))
+        else:
+            subprocess.run(["bash", "-ec", statement], check=True)
+    return output
+
+
+def rows(path: str) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+@pytest.fixture
+def clubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The run of the page; the folder of the test is the current one. Returns what the commands printed."""
+    monkeypatch.chdir(tmp_path)
+    return paste(0)
+
+
+def test_the_page_leads_from_tables_to_predictions(clubs: str) -> None:
+    assert "accuracy 100.0%, loss" in clubs
+    assert "12 predictions in predictions.csv" in clubs
+    table = {row["id"]: row for row in rows("predictions.csv")}
+    assert [*table["fay"]] == ["id", "class", "p_chess", "p_dance"]
+    assert (table["fay"]["class"], table["lea"]["class"]) == ("chess", "dance")
+    assert float(table["fay"]["p_chess"]) + float(table["fay"]["p_dance"]) == pytest.approx(1, abs=1e-5)
+    saved = json.loads(Path("runs/clubs/nodes.json").read_text())
+    assert saved["ids"][:2] == ["ann", "bob"]
+    assert saved["inputs"] == ["age", "hours_online"]
+    assert "2 predictions in new_predictions.csv" in paste(1)
+    assert [row["id"] for row in rows("new_predictions.csv")] == ["max", "nia"]
+    assert "predictions.csv exists: name another file" in refusal("predict runs/clubs -o predictions.csv")
+    bad = "predict runs/clubs --nodes new_knows.csv -o p.csv"
+    assert "new_knows.csv has no column 'age'; it has 'from', 'to', 'days'" in refusal(bad)
+    assert "'from' that is no id of new_people.csv" in refusal(bad.replace("new_knows", "new_people"))
+    assert not Path("p.csv").exists()
+    Path("people.csv").write_text(Path("people.csv").read_text().replace("14,2.5", "14,2.6"))
+    assert "changed since its training: data was" in refusal("predict runs/clubs -o p.csv")
+    Path("runs/clubs/nodes.json").write_text("{}")
+    assert "nodes.json is damaged or of another version" in refusal("predict runs/clubs -o p.csv")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")
+def test_graphs_of_tables_are_compared(clubs: str) -> None:
+    assert "mpnn train (the same options) --graph" in paste(2)
+
+
+def test_labels_and_numbers_are_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers in their own units: y = 1000 + 10 x, which the model sees standardized."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{k / 10 - 1},{1000 + 10 * (k / 10 - 1)},{int(k < 10)},{k % 2}" for k in range(20)]
+    Path("t.csv").write_text("x,y,low,odd\n" + "\n".join(lines))
+    common = "train --nodes t.csv --graph identity --model gnn --dim 32 --lr 0.01 --steps 80 --dropout 0"
+    run(f"{common} --target y --ignore low,odd --problem regression --out numbers")
+    run("predict numbers -o numbers.csv")
+    numbers = rows("numbers.csv")
+    assert [*numbers[0]] == ["id", "y"]
+    assert float(numbers[7]["y"]) == pytest.approx(997, abs=1.5)
+    assert re.match(r"R2 (99\.\d|100\.0)%, root mean squared error \S+ \(y\), on 4 test nodes", run("eval numbers"))
+    run(f"{common} --target low,odd --ignore y --problem multilabel --out labels")
+    run("predict labels -o labels.csv")
+    first, *_, last = rows("labels.csv")
+    assert [*first] == ["id", "low", "odd", "p_low", "p_odd"]
+    assert (first["low"], last["low"]) == ("1", "0")
+    assert "F1 " in run("eval labels")
+    assert "classes of nodes, and labels has multilabel" in refusal("view labels --node 1 -o page.html")
