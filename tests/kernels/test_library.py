@@ -2,8 +2,10 @@
 backends serve every request."""
 
 import ctypes
+import ctypes.util
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from mpnn.kernels import (
     sort_edges,
     tile_attention,
 )
-from mpnn.kernels.cpu import files, library
+from mpnn.kernels.cpu import files, library, threads
 
 ROOT = Path(__file__).parents[2]
 STRUCTS = {
@@ -101,3 +103,77 @@ def test_torchs_variable_chooses_the_kind_of_processor(capability: str, expected
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
     assert done.stdout.startswith(expected)
+
+
+def test_llvms_openmp_runs_the_parts() -> None:
+    """The team of macOS and Windows, here with a runtime in Python whose team has three threads: LLVM's passes the data
+    after two numbers of the thread, and its team may be larger or smaller than the count."""
+    location, numbers = ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)
+    function = ctypes.CFUNCTYPE(None, numbers, numbers, ctypes.c_void_p)
+    teams: list[tuple[int, int]] = []
+
+    @ctypes.CFUNCTYPE(None, location, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+    def fork(where: int, arguments: int, run: int, data: int) -> None:
+        teams.append((ctypes.c_int32.from_address(where + 4).value, arguments))
+        for k in range(3):
+            number = ctypes.c_int32(k)
+            function(run)(number, number, data)
+
+    parts: list[tuple[int, int, int]] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+    def kernel(parameters: int, entry: int, part: int, count: int) -> bool:
+        parts.append((entry, part, count))
+        return (entry, part) != (4, 1)
+
+    def run(team: object, entries: int) -> bool:
+        return library._run_parts()(kernel, None, 3, entries, 2, team, True, 8)
+
+    assert not run(fork, 2)  # one part had no memory
+    assert parts == [(3, 0, 2), (3, 1, 2), (4, 0, 2), (4, 1, 2)]
+    assert teams == [(2, 1)]
+    assert run(None, 1)
+    assert len(teams) == 1
+
+
+OPENMP = ctypes.util.find_library("omp")
+
+
+@pytest.mark.skipif(OPENMP is None, reason="LLVM's OpenMP is not installed: Debian's package libomp5")
+def test_threads_of_llvms_openmp_share_the_parts() -> None:
+    """A runtime of its own beside torch's: the parts run at the same time, on its threads."""
+    fork = ctypes.CDLL(OPENMP).__kmpc_fork_call
+    both = threading.Barrier(2, timeout=60)
+    names: set[int] = set()
+
+    @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+    def kernel(parameters: int, entry: int, part: int, count: int) -> bool:
+        both.wait()
+        names.add(threading.get_native_id())
+        return True
+
+    ctypes.CDLL(OPENMP).omp_set_num_threads(2)
+    assert library._run_parts()(kernel, None, 0, 2, 1, fork, True, 2)
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("system", "file", "function", "forks"),
+    [
+        ("linux", "libtorch_cpu.so", "GOMP_parallel", False),
+        ("darwin", "libtorch_cpu.dylib", "__kmpc_fork_call", True),
+        ("win32", "libiomp5md.dll", "__kmpc_fork_call", True),
+    ],
+)
+def test_kernels_run_on_the_threads_of_torchs_own_runtime(
+    system: str, file: str, function: str, forks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    symbol = ctypes.c_int64()
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: {str(tmp_path / file): {function: symbol}}[path])
+    monkeypatch.setattr(ctypes, "cast", lambda value, kind: ctypes.c_void_p(ctypes.addressof(value)))
+    assert threads._team.__wrapped__(system, tmp_path) == (ctypes.addressof(symbol), forks)
+
+
+def test_without_a_known_runtime_python_threads_share_the_parts(tmp_path: Path) -> None:
+    assert threads._team.__wrapped__("linux", tmp_path) is None
+    assert threads._team.__wrapped__("freebsd", tmp_path) is None

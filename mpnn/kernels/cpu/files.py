@@ -13,6 +13,6 @@ def digest(folder: Path = FOLDER) -> str:
     return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sources)).hexdigest()[:12]
 
 
-def file_name(processor: str, digest: str) -> str:
-    suffix = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
+def file_name(processor: str, digest: str, system: str = sys.platform) -> str:
+    suffix = {"win32": "dll", "darwin": "dylib"}.get(system, "so")
     return f"kernels-{processor}-{digest}.{suffix}"

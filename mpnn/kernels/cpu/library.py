@@ -72,7 +72,7 @@ def run(
 
         complete = all(threads.each(range(entries * parts), part))
     else:
-        complete = _run_parts()(kernel, address, first_entry, entries, parts, team, count)
+        complete = _run_parts()(kernel, address, first_entry, entries, parts, *(team or (None, False)), count)
     if not complete:
         raise MemoryError(f"no memory for the intermediate results of {name}")
 
@@ -97,7 +97,8 @@ def _run_parts() -> Any:
     """`run_parts` of threads.cpp."""
     run_parts = _load().run_parts
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    run_parts.restype, run_parts.argtypes = ctypes.c_bool, [pointer, pointer, number, number, number, pointer, number]
+    run_parts.restype = ctypes.c_bool
+    run_parts.argtypes = [pointer, pointer, number, number, number, pointer, ctypes.c_bool, number]
     return run_parts
 
 

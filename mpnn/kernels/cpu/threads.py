@@ -7,11 +7,12 @@ compiled kernels in a forked process or beside a torch with another runtime, run
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -19,24 +20,37 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _PROCESS = os.getpid()
+# A handle of torch's library finds what that depends on: torch's runtime, even if others are loaded in this process. On
+# Windows handles do not, but torch's wheel holds the one runtime that it loads.
+_RUNTIMES = {
+    "linux": ("libtorch_cpu.so", "GOMP_parallel"),
+    "darwin": ("libtorch_cpu.dylib", "__kmpc_fork_call"),
+    "win32": ("libiomp5md.dll", "__kmpc_fork_call"),
+}
 
 
-def team() -> int | None:
-    """The address of `GOMP_parallel`, which runs a function on torch's own threads, or None.
+class Team(NamedTuple):
+    """The address of a function that runs another on torch's own threads. `forks`: it is `__kmpc_fork_call` of LLVM's
+    and Intel's OpenMP, not `GOMP_parallel` of GNU's (threads.cpp)."""
 
-    It is None if torch's runtime has no such function (macOS, Windows), and in a forked process, where the runtime's
-    threads no longer exist and calling it can hang.
-    """
-    return _team() if os.getpid() == _PROCESS else None
+    address: int
+    forks: bool
+
+
+def team() -> Team | None:
+    """torch's threads, or None if its runtime is not known here, and in a forked process, where the runtime's threads
+    no longer exist and calling it can hang."""
+    return _team(sys.platform, Path(torch.__file__).parent / "lib") if os.getpid() == _PROCESS else None
 
 
 @cache
-def _team() -> int | None:
-    try:  # a handle finds what its library depends on: torch's runtime, even if others are loaded in this process
-        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(torch_cpu.GOMP_parallel, ctypes.c_void_p).value
+def _team(system: str, folder: Path) -> Team | None:
+    file, function = _RUNTIMES.get(system, ("", ""))
+    try:
+        address = ctypes.cast(ctypes.CDLL(str(folder / file))[function], ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
+    return Team(address or 0, function != "GOMP_parallel")
 
 
 def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:
