@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -65,8 +65,8 @@ def compare(
         typer.Option(
             metavar="EXPR; EXPR",
             help="Graphs to compare, with semicolons between them; window(8..64) stands for window(8), window(16), "
-            "window(32) and window(64). A colon adds an attention of text or a model of nodes, as mpnn "
-            "train --attention and --model name them: causal:retention, cora:gcn. Default: four for text, three for nodes.",
+            "window(32) and window(64). A colon adds a value of --attention (text) or --model (nodes) of mpnn train: "
+            "causal:retention, cora:gcn. Default: four for text, three for nodes.",
         ),
     ] = None,
     hf: Annotated[
