@@ -362,8 +362,8 @@ def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> 
             )
             continue
         found.append(one)
-        cells = f"{one.edges:,}", f"{one.reach:.1%}", one.backend, f"{one.seconds * 1e3:.1f} ms", _megabytes(one.bytes)
-        rows.append((one.graph, *cells))
+        cost = f"{one.seconds * 1e3:.1f} ms", f"{one.bytes / 1e6:.1f} MB"
+        rows.append((one.graph, f"{one.edges:,}", f"{one.reach:.1%}", one.backend, *cost))
     if not found:
         raise ValueError("no graph is left to compare")
     headings = "graph", "edges", "reach", "backend", "estimated time", "estimated memory"
@@ -494,12 +494,14 @@ def _write(
         "took": seconds,
         "graphs": [{**asdict(result), "seconds_per_step": result.seconds_per_step} for result in found.results],
     }
+    ends = "; ".join(f"{result.graph}: {spread(result.errors())}" for result in found.results)
     parts = [
         page.paragraph(found.verdict()),
         page.table(HEADINGS, rows),
         page.legend(LEGEND),
-        page.picture(out / CURVES, _described(found), "Validation error against training time. Lines are means "
-                     "over seeds, bands the range. The learning rate does not decay."),
+        page.picture(out / CURVES, f"Learning curves. Errors at the end: {ends}.",
+                     "Validation error against training time. Lines are means over seeds, bands the range. The "
+                     "learning rate does not decay."),
         page.picture(out / COSTS, "Error against the cost of a step, one point for each graph.",
                      "Validation error after equal steps against the cost of a step, mean and standard "
                      "deviation. Grey: another graph is as cheap and better."),
@@ -508,12 +510,3 @@ def _write(
     ]  # fmt: skip
     took = ("took", f"{seconds / 60:.1f} min, budget {budget}")
     page.save(out, content, f"Which graph suits {contest.name}?", parts, took)
-
-
-def _described(found: Comparison) -> str:
-    ends = "; ".join(f"{result.graph}: {spread(result.errors())}" for result in found.results)
-    return f"Learning curves. Errors at the end: {ends}."
-
-
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:.1f} MB"

@@ -1,26 +1,25 @@
 """How the time of a training step grows with the length of the text, over several graphs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 
 import torch
 
 from mpnn import Topology, ops
+from mpnn.engine.tune import least
 from mpnn.models import GPT
 
 _VOCABULARY, _DIM, _HEADS, _LAYERS = 96, 64, 4, 2  # those of the demo's text model
-_ROUNDS = 2
 
 
 def step_seconds(topologies: Mapping[str, Topology], lengths: Sequence[int]) -> dict[str, list[float]]:
     """Seconds of a training step (forward, backward, update) of a GPT on one text of each length, for each topology."""
-    by_length = [_quickest({name: _step(t, n) for name, t in topologies.items()}) for n in lengths]
+    by_length = [least([{name: _step(t, n) for name, t in topologies.items()}], 0)[0] for n in lengths]
     return {name: [of[name] for of in by_length] for name in topologies}
 
 
 def attention_seconds(topologies: Mapping[str, Topology], length: int) -> dict[str, float]:
     """Seconds of attention alone, forward and backward, in the sizes of that GPT."""
-    return _quickest({name: _attention(topology, length) for name, topology in topologies.items()})
+    return least([{name: _attention(topology, length) for name, topology in topologies.items()}], 0)[0]
 
 
 def _step(topology: Topology, length: int) -> Callable[[], object]:
@@ -40,16 +39,3 @@ def _attention(topology: Topology, length: int) -> Callable[[], object]:
     graph = topology.bind(length)
     query, key, value = (torch.randn(1, length, _HEADS, _DIM // _HEADS, requires_grad=True) for _ in range(3))
     return lambda: ops.attend(graph, query, key, value).sum().backward()
-
-
-def _quickest(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The least seconds of each call. They take turns, so that a busy moment of the machine meets all of them; the
-    first round, which binds graphs and plans, does not count."""
-    seconds = dict.fromkeys(calls, float("inf"))
-    for turn in range(_ROUNDS + 1):
-        for name, call in calls.items():
-            start = perf_counter()
-            call()
-            if turn:
-                seconds[name] = min(seconds[name], perf_counter() - start)
-    return seconds

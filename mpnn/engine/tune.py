@@ -37,7 +37,7 @@ def tune(seconds: float | None = None) -> Prices:
     seconds = SECONDS if seconds is None else seconds
     threads, samples = torch.get_num_threads(), []
     rounds = list(probes())
-    for round, taken in zip(rounds, _least(list(map(_works, rounds)), seconds), strict=True):
+    for round, taken in zip(rounds, least(list(map(_works, rounds)), seconds), strict=True):
         own: list[Any] = [b for b in BACKENDS if b.NAME in taken]
         samples.append(Sample({b.NAME: cost_model.per_thread(b.counts(round), threads) for b in own}, taken))
     return calibration.fit(tuned.shipped()["nanoseconds"], samples, FREEDOM)
@@ -48,7 +48,7 @@ def tune_maps(seconds: float | None = None) -> Prices:
     if onednn.why_missing() is not None:
         return {}
     threads, products = torch.get_num_threads(), [(*size, t) for size in _MAPS for t in (False, True)]
-    times = _least([_products(*product) for product in products], SECONDS if seconds is None else seconds)
+    times = least([_products(*product) for product in products], SECONDS if seconds is None else seconds)
     samples = [
         Sample({name: cost_model.per_thread(maps.counts(*product)[name], threads) for name in taken}, taken)
         for product, taken in zip(products, times, strict=True)
@@ -132,7 +132,7 @@ def _works(round: Round) -> dict[str, Callable[[], object]]:
     return {b.NAME: work(b.run) for b in BACKENDS if expected.get(b.NAME, inf) < _SLOW * min(expected.values())}
 
 
-def _least(every: list[dict[str, Callable[[], object]]], seconds: float) -> list[dict[str, float]]:
+def least(every: list[dict[str, Callable[[], object]]], seconds: float) -> list[dict[str, float]]:
     """The least time of each function, in turns: a busy moment disturbs one turn of all, not all turns of one."""
     times = [dict.fromkeys(works, inf) for works in every]
     ends, turns = time.perf_counter() + seconds, 0

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 
@@ -97,32 +97,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return "; ".join(f"{name} was {before.get(name)} and is {now.get(name)} now" for name in changes)
 
 
-class _Sink:
-    """Writes to a file as torch serializes, and keeps the first OSError: torch would replace it by a RuntimeError. A
-    buffer in between would hold all weights and the optimizer's state once more."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, part: Any) -> int:
-        try:
-            if self.error is None:
-                self._file.write(part)
-        except OSError as error:
-            self.error = error
-        return len(part)
-
-    def flush(self) -> None:
-        """Does nothing: closing the file flushes it and raises any error."""
-
-
 def _save(content: Mapping[str, Any], path: Path) -> None:
     with open(path, "w+b") as file:
-        sink = _Sink(file)
-        torch.save(content, cast(IO[bytes], sink))
-        if sink.error is not None:
-            raise sink.error
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # of a full disk, in whose place torch raises its own
+                raise error.__context__ from None
+            raise
         file.write(digest(file, file.tell()))
 
 

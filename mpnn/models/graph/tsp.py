@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from mpnn import Graph, MessagePassing
 from mpnn.attention import Attention, DotProduct
 from mpnn.decoding.cache import KVCache
-from mpnn.decoding.selection import select_in_order
 from mpnn.graphs import causal, complete, identity
 from mpnn.maps import Linear
 from mpnn.models.layers.blocks import BatchNorm
@@ -131,19 +130,24 @@ class TSP(Model):
         return self.pointer(glimpse, graph, source=keys, return_weights=True)[1].squeeze(-1)
 
     def _tours(self, h: Tensor, *, sample: bool = False, generator: torch.Generator | None = None) -> Tensor:
-        """Returns greedy or sampled tours [B, N] over cities' features [B, N, dim]."""
+        """Returns greedy or sampled tours [B, N] over cities' features [B, N, dim], one city after the other."""
         batch, count, dim = h.shape
         mean, nodes, keys = h.mean(1), h.flatten(0, 1), self.to_key(h.flatten(0, 1))
         before, cache = self.nowhere.expand(batch, 2 * dim), KVCache(batch * count)
-
-        def step(tours: Tensor, unvisited: Graph) -> Tensor:
-            nonlocal before
+        unvisited = torch.ones(batch, count, dtype=torch.bool, device=h.device)
+        tours = torch.empty(batch, 0, dtype=torch.int64, device=h.device)
+        for left in range(count, 0, -1):
             if tours.shape[1]:
                 last = torch.take_along_dim(h, tours[:, -1:, None], 1).squeeze(1)
                 before = torch.cat([last if tours.shape[1] == 1 else before[:, :dim], last], -1)
-            return self._probability(torch.cat([mean, before], -1), unvisited, nodes, keys, cache)
-
-        return select_in_order(step, batch, count, h.device, sample=sample, generator=generator)
+            tour, city = unvisited.nonzero(as_tuple=True)
+            graph = Graph.from_edges(torch.stack([tour * count + city, tour]), batch, batch * count)
+            p = self._probability(torch.cat([mean, before], -1), graph, nodes, keys, cache).view(batch, left)
+            choice = torch.multinomial(p, 1, generator=generator) if sample else p.argmax(1, keepdim=True)
+            city = city.view(batch, left).gather(1, choice)
+            unvisited.scatter_(1, city, False)
+            tours = torch.cat([tours, city], 1)
+        return tours
 
 
 class Pointer(Attention):
