@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
+from mpnn.graph.runs import Ints
 from mpnn.graphs import trees
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.closures import Described, Rule
@@ -21,8 +23,8 @@ FAMILIES = frozenset({
 """Families whose decoders a test compares with separate texts: they take positions from `position_ids` alone."""
 
 _ONLY = (
-    "a TreeMask is no tensor, and this model's attention cannot read it; call mpnn.hf.use(model), for one of the families "
-    f"{', '.join(sorted(FAMILIES))}"
+    "a TreeMask is no tensor, and this model's attention cannot read it; call mpnn.hf.use(model), for one of the "
+    f"families {', '.join(sorted(FAMILIES))}"
 )
 
 
@@ -67,7 +69,7 @@ class TreeMask:
         if (first_query + queries, keys, first_key) != (tokens, tokens, 0):
             raise ValueError(
                 f"the tree has {tokens} tokens, and the model has {queries} new ones, from {first_query} on, and the "
-                f"keys {first_key} to {first_key + keys}: a tree holds all tokens, also those in the cache, and takes no "
+                f"keys {first_key} to {first_key + keys}: a tree holds all tokens, also cached ones, and takes no "
                 "sliding cache that has dropped some"
             )
         return described.rules()[0].along(self.parents)
@@ -83,7 +85,7 @@ class TreeMask:
         raise TypeError(f"torch.{function.__name__}: {_ONLY}")
 
 
-def require_family(config: compat.PretrainedConfig | None) -> None:
+def require_family(config: Any) -> None:
     """Raises ValueError if the layers of a model may read more than its mask and `position_ids`."""
     family = getattr(config, "model_type", None)
     if family not in FAMILIES:
@@ -115,28 +117,19 @@ class Rollouts:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        configs = [part.config for part in model.modules() if hasattr(part, "config")]
-        config = configs[0].get_text_config() if configs else None
+        config = next((part.config for part in model.modules() if isinstance(part, PreTrainedModel)), None)
         require_family(config)
-        if compat.implementation(config) != "mpnn":
-            raise ValueError(f"{type(model).__name__} attends by {compat.implementation(config)!r}; call mpnn.hf.use(model)")
+        if (name := compat.implementation(config)) != "mpnn":
+            raise ValueError(f"{type(model).__name__} attends by {name!r}; call mpnn.hf.use(model)")
 
     def __call__(self, groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         tokens, parents, answers, first = [], [], [], 0
         for k, group in enumerate(groups):
-            prompt = _tokens(f"the prompt of group {k}", group["prompt"])
-            replies = [_tokens(f"answer {n} of group {k}", answer) for n, answer in enumerate(group["answers"])]
-            if not len(prompt):
-                raise ValueError(f"the prompt of group {k} has no token, so nothing predicts the first of an answer")
-            filled = [torch.cat([prompt[-1:], answer]) for answer in replies if len(answer)]
-            tokens += [prompt[:-1], *filled]
-            parent = trees.answers_after(len(prompt) - 1, [len(answer) for answer in filled])
+            row, parent, ends = _packed(k, group)
+            tokens.append(row)
             parents.append(np.where(parent < 0, -1, parent + first))
-            stop = first + len(prompt) - 1
-            for answer in replies:
-                stop += len(answer) + bool(len(answer))
-                answers.append(slice(stop - len(answer), stop))
-            first += len(parent)
+            answers += [slice(first + start, first + stop) for start, stop in ends]
+            first += len(row)
         if not any(answer.stop > answer.start for answer in answers):
             raise ValueError("no answer has a token, so there is nothing to train on")
         row, mask = torch.cat(tokens)[None], TreeMask(torch.from_numpy(np.concatenate(parents)), answers)
@@ -144,6 +137,19 @@ class Rollouts:
         for answer in answers:
             labels[:, answer] = row[:, answer]
         return {"input_ids": row, "attention_mask": mask, "position_ids": mask.position_ids, "labels": labels}
+
+
+def _packed(k: int, group: Mapping[str, Any]) -> tuple[Tensor, Ints, list[tuple[int, int]]]:
+    """The tokens of a group's row, their parents, and where each answer begins and ends."""
+    prompt = _tokens(f"the prompt of group {k}", group["prompt"])
+    if not len(prompt):
+        raise ValueError(f"the prompt of group {k} has no token, so nothing predicts the first one of an answer")
+    answers = [_tokens(f"answer {n} of group {k}", answer) for n, answer in enumerate(group["answers"])]
+    behind = [torch.cat([prompt[-1:], answer]) if len(answer) else answer for answer in answers]
+    stops = (len(prompt) - 1 + np.cumsum([len(part) for part in behind])).tolist()
+    ends = [(stop - len(answer), stop) for stop, answer in zip(stops, answers, strict=True)]
+    parent = trees.answers_after(len(prompt) - 1, [len(part) for part in behind])
+    return torch.cat([prompt[:-1], *behind]), parent, ends
 
 
 def log_probs(logits: Tensor, batch: Mapping[str, Any]) -> list[Tensor]:
