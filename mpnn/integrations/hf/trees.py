@@ -117,7 +117,7 @@ class Rollouts:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        config = next((part.config for part in model.modules() if isinstance(part, PreTrainedModel)), None)
+        config: Any = next((part.config for part in model.modules() if isinstance(part, PreTrainedModel)), None)
         require_family(config)
         if (name := compat.implementation(config)) != "mpnn":
             raise ValueError(f"{type(model).__name__} attends by {name!r}; call mpnn.hf.use(model)")
