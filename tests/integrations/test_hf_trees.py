@@ -278,6 +278,7 @@ def test_groups_that_cannot_be_packed_are_named() -> None:
 # -------------------------------------------------------------------------------------------------- with others
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch, where a program breaks
 def test_a_compiled_model_computes_the_same() -> None:
     torch.compiler.reset()
