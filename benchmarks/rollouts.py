@@ -1,8 +1,14 @@
-"""A prompt with several answers: a training step over one tree against one over separate texts."""
+"""A prompt with several answers: a training step over one tree against one over separate texts.
+
+`python -m benchmarks workloads --only rollouts` times both by the clock. On a machine that does other work,
+`python -m benchmarks.rollouts 7` takes seven turns of each and compares the least processor times.
+"""
 
 from __future__ import annotations
 
 import copy
+import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -10,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.contest import OURS, STEP, Bar, Case, Contest, Entry
+from benchmarks.measure import peak
 from benchmarks.truth import Agreement
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
@@ -96,3 +103,26 @@ def _llama(prompt: int, answers: int, length: int) -> Contest:
     ]
     bars = [Bar(f"at least 3 times faster than {PEER}", 3.0, "at least", STEP, PEER)]
     return Contest(entries, Agreement(), "each other's loss", bars, {"tokens": prompt + answers * (length + 1)})
+
+
+def main(turns: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    for case in cases(small=False):
+        ours, peer = (entry for entry in case.make().entries if isinstance(entry, Entry))
+        seconds: dict[str, list[float]] = {ours.name: [], peer.name: []}
+        for _ in range(turns):
+            for entry in (ours, peer):
+                began = time.process_time()
+                entry.call()
+                seconds[entry.name].append(time.process_time() - began)
+        memory = {entry.name: peak(entry.call) or 0 for entry in (ours, peer)}
+        print(case.title)
+        for name, times in seconds.items():
+            print(f"    {name:36} {min(times):6.2f} s {memory[name] / 1e6:8.1f} MB")
+        ratios = min(seconds[peer.name]) / min(seconds[ours.name]), memory[peer.name] / (memory[ours.name] or 1)
+        print("    {:.2f} times less time, {:.2f} times less memory".format(*ratios), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,7 +1,7 @@
 """GRPO and DPO with each prompt and its answers as one tree, on a small Llama of transformers.
 
-1. GRPO (Shao et al. 2024): the model answers prompts of random letters, and is rewarded for each letter of an answer that
-   is the first of the prompt. The mean reward goes up.
+1. GRPO (Shao et al. 2024): the model answers prompts of random letters, and is rewarded for each vowel. The mean reward
+   goes up.
 2. DPO (Rafailov et al. 2023): a copy learns from pairs of those answers, the better against the worse.
 3. A step over separate texts computes each prompt again for each answer. A table compares loss, time and tokens.
 
@@ -25,13 +25,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import mpnn.hf
 
-LETTERS = 12
+LETTERS, VOWELS = 12, (0, 4, 8)  # a to l
 
 
 def grpo_loss(new: list[Tensor], old: list[Tensor], advantages: Tensor, clip: float = 0.2) -> Tensor:
     """GRPO's loss without its KL term, of the log-probabilities of each answer's tokens.
 
-        -mean over answers, mean over tokens of min(r A, clamp(r, 1 - clip, 1 + clip) A),  r = exp(new - old)
+    -mean over answers, mean over tokens of min(r A, clamp(r, 1 - clip, 1 + clip) A),  r = exp(new - old)
     """
     losses = []
     for log_probs, before, advantage in zip(new, old, advantages, strict=True):
@@ -73,33 +73,33 @@ def answers_to(model: LlamaForCausalLM, prompts: Tensor, answers: int, length: i
     model.eval()
     texts = model.generate(
         prompts, max_new_tokens=length, min_new_tokens=length, num_return_sequences=answers, do_sample=True,
-        pad_token_id=0, eos_token_id=None,
+        pad_token_id=LETTERS, eos_token_id=None,
     )  # fmt: skip
     model.train()
     return texts[:, prompts.shape[1] :].view(len(prompts), answers, length)
 
 
-def reward(prompts: Tensor, answers: Tensor) -> Tensor:
-    """The share of letters that are the first of the prompt, [groups, answers]."""
-    return (answers == prompts[:, None, :1]).double().mean(-1).float()
+def reward(answers: Tensor) -> Tensor:
+    """The share of vowels, [groups, answers]."""
+    return torch.isin(answers, torch.tensor(VOWELS)).float().mean(-1)
 
 
 def main(steps: int, prompt: int, answers: int, length: int) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=LETTERS, hidden_size=128, intermediate_size=344, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=LETTERS + 1, hidden_size=128, intermediate_size=344, num_hidden_layers=2, num_attention_heads=4,
         max_position_embeddings=prompt + length, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     mpnn.hf.use(model)
     collate = mpnn.hf.Rollouts(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
     rewards = []
     for _ in range(steps):
         prompts = torch.randint(LETTERS, (4, prompt))
         sampled = answers_to(model, prompts, answers, length)
-        rewards.append(reward(prompts, sampled))
+        rewards.append(reward(sampled))
         batch = collate([{"prompt": p, "answers": list(a)} for p, a in zip(prompts, sampled, strict=True)])
         new = log_probs(model, batch)
         loss = grpo_loss(new, [x.detach() for x in new], advantages_of(rewards[-1]))
@@ -111,9 +111,7 @@ def main(steps: int, prompt: int, answers: int, length: int) -> None:
     policy = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
     best, worst = rewards[-1].argmax(1), rewards[-1].argmin(1)
-    pairs = [
-        {"prompt": p, "answers": [a[i], a[k]]} for p, a, i, k in zip(prompts, sampled, best, worst, strict=True)
-    ]
+    pairs = [{"prompt": p, "answers": [a[i], a[k]]} for p, a, i, k in zip(prompts, sampled, best, worst, strict=True)]
     batch, losses = collate(pairs), []
     with torch.no_grad():
         reference = torch.stack([x.sum() for x in log_probs(model, batch)]).view(-1, 2)
@@ -134,7 +132,7 @@ def main(steps: int, prompt: int, answers: int, length: int) -> None:
     ):
         begin = time.perf_counter()
         new = compute()
-        loss = grpo_loss(new, [x.detach() + 0.1 for x in new], advantages_of(reward(prompts[:1], sampled[:1])))
+        loss = grpo_loss(new, [1.1 * x.detach() for x in new], advantages_of(reward(sampled[:1])))
         loss.backward()
         table.add_row(name, f"{tokens:,}", f"{loss.item():.6f}", f"{time.perf_counter() - begin:.2f}")
     Console().print(table)
@@ -143,7 +141,7 @@ def main(steps: int, prompt: int, answers: int, length: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=15, help="steps of each training (default: %(default)s)")
-    parser.add_argument("--prompt", type=int, default=500, help="tokens of a prompt (default: %(default)s)")
+    parser.add_argument("--prompt", type=int, default=300, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--answers", type=int, default=8, help="answers to each prompt (default: %(default)s)")
     parser.add_argument("--length", type=int, default=32, help="tokens of an answer (default: %(default)s)")
     main(**vars(parser.parse_args()))

@@ -6,7 +6,7 @@
    decoding would have chosen is accepted, with one more token, and the cache keeps the tokens of that path (SpecInfer,
    Miao et al. 2024; Medusa, Cai et al. 2024).
 
-    python examples/speculative.py                                       a minute on two cores
+    python examples/speculative.py                                       two minutes on two cores
     python examples/speculative.py --train 2 --tokens 12                 a quick test
 """
 
@@ -35,7 +35,7 @@ def llama(vocabulary: int, dim: int, layers: int) -> LlamaForCausalLM:
 
 def train(model: LlamaForCausalLM, text: Tensor, steps: int) -> float:
     """Trains on random passages of 128 characters; the last loss."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(steps):
         passages = text.unfold(0, 128, 1)[torch.randint(len(text) - 127, (16,))]
         loss = model(passages, labels=passages).loss
@@ -120,7 +120,7 @@ def main(train_steps: int, tokens: int, widths: list[int]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--train", type=int, default=150, dest="train_steps", help="steps of training (default: %(default)s)"
+        "--train", type=int, default=200, dest="train_steps", help="steps of training (default: %(default)s)"
     )
     parser.add_argument("--tokens", type=int, default=200, help="tokens to generate (default: %(default)s)")
     parser.add_argument(

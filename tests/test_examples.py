@@ -59,6 +59,14 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--steps 2 --context 300",
         ["300 packed tokens", "transformers, sdpa", "causal() & window(256)"],
     ),
+    "rollouts.py": (
+        "--steps 1 --prompt 9 --answers 3 --length 4",
+        ["GRPO, 1 steps: mean reward", "DPO, 1 steps: loss 0.693", "separate texts", "one tree"],
+    ),
+    "speculative.py": (
+        "--train 2 --tokens 12",
+        ["a tree of drafts, [3, 2, 1, 1]: 12 tokens in ", "passes of the large model, the same tokens as greedy"],
+    ),
     "longer_encoder.py": (
         "--steps 1 --context 600",
         ["MiniLM on 600 tokens", "transformers, sdpa", "longformer(256, globals=1)"],

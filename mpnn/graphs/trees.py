@@ -1,5 +1,4 @@
-"""Trees of texts: texts that share their beginnings, as one prompt with several answers. Each token is a node, and
-attends to itself and to its ancestors, so one pass computes what separate texts would compute again and again."""
+"""Texts that share their beginnings, such as a prompt with several answers, as trees: a pass computes a token once."""
 
 from collections.abc import Sequence
 
@@ -13,15 +12,11 @@ from mpnn.graph.runs import Ints, Runs, require_room
 from mpnn.graph.strips import Strips
 from mpnn.graph.topology import Topology
 
-_CHAIN = 16  # nodes of a chain, on average, below which strips take as much memory as the runs
-
 
 def tree(parent: Sequence[int] | Tensor, topology: Topology | None = None) -> Graph:
     """i receives from itself and from its ancestors: `causal()` along each path from a root to a node.
 
-    `positions` of the graph are the depths of the nodes, from 0 at a root, so that rotary embeddings and other relative
-    positions see each path as one text. A chain of nodes, each the parent of the next, is one strip of rows; a graph of
-    few chains takes time in proportion to its nodes.
+    `positions` are the depths of the nodes, so that relative positions see each path as one text.
 
     ::
 
@@ -33,31 +28,19 @@ def tree(parent: Sequence[int] | Tensor, topology: Topology | None = None) -> Gr
 
     Args:
         parent: the parent of each node, integers [N]; -1 for a root. Parents come before their children.
-        topology: over depths: i receives from those of its ancestors to which it attends along its path. `tree(parent,
-            causal() & window(256))` is a window over each text; `tree(parent) & window(256)` compares the numbers of
-            nodes instead. None: from all.
-
-    Raises:
-        TypeError: if `parent` does not hold integers.
-        ValueError: if a parent does not come before its child, or the topology has edges to later positions.
+        topology: restricts each path, by depth; it must have no edges to later positions. `tree(parent, causal() &
+            window(256))` is a window over each text; `tree(parent) & window(256)` compares the numbers of nodes.
     """
-    parents = parents_of(parent)
-    strips = paths(parents)
-    depth = torch.from_numpy(depths(strips))
-    edges = strips if topology is None else along(strips.runs(), topology)
-    if isinstance(edges, Strips) and len(parents) < _CHAIN * len(edges.height):
-        edges = edges.runs()
-    graph = Graph.from_runs(edges)
+    graph = Graph.from_runs(paths(parents_of(parent)))
+    depth = graph.degree() - 1
+    graph = graph if topology is None else Graph.from_runs(along(graph.runs, topology))
     graph.name = "tree" if topology is None else f"tree, {topology}"
     return graph.with_positions(depth, depth)
 
 
 def rollouts(prompt: int, answers: Sequence[int] | Tensor, topology: Topology | None = None) -> Graph:
     """A prompt of `prompt` tokens, followed by answers of these lengths: each answer receives from the prompt and from
-    its own earlier tokens, not from other answers.
-
-    `positions` go on from the prompt in each answer. `graphs.batch` joins several such groups. `topology`: as for
-    `tree`.
+    its own earlier tokens. `positions` and `topology` are as for `tree`, and `graphs.batch` joins several groups.
 
     ::
 
@@ -66,13 +49,8 @@ def rollouts(prompt: int, answers: Sequence[int] | Tensor, topology: Topology | 
                               ###..
                               ##.#.
                               ##.##
-
-    Raises:
-        TypeError, ValueError: if a length is not an integer, or is negative; as `tree`.
     """
-    graph = tree(torch.from_numpy(answers_after(prompt, answers)), topology)
-    graph.name = f"rollouts({graph.num_dst - sum(integers('answers', answers))}, {len(list(answers))} answers)"
-    return graph
+    return tree(torch.from_numpy(answers_after(prompt, answers)), topology)
 
 
 def answers_after(prompt: int, answers: Sequence[int] | Tensor) -> Ints:
@@ -94,10 +72,7 @@ def parents_of(parent: Sequence[int] | Tensor) -> Ints:
     wrong = (array < -1) | (array >= np.arange(len(array)))
     if wrong.any():
         i = int(wrong.argmax())
-        raise ValueError(
-            f"the parent of node {i} is {array[i]}; it must be -1, for a root, or a node before {i}: sort the nodes so "
-            "that parents come before their children"
-        )
+        raise ValueError(f"the parent of node {i} is {array[i]}; it must be -1, for a root, or a node before {i}")
     return array
 
 
@@ -123,14 +98,6 @@ def paths(parent: Ints) -> Strips:
     return Strips(rows, Runs(len(head), n, ptr, last.start, own), last)
 
 
-def depths(paths: Strips) -> Ints:
-    """The depth of each node, int64 [N]: the number of its ancestors."""
-    first, last = paths.first.degree(), paths.last.degree()
-    slope = (last - first) // np.maximum(paths.height - 1, 1)
-    at_zero, slope = (np.repeat(x, paths.height) for x in (first - 1 - paths.rows[:-1] * slope, slope))
-    return at_zero + slope * np.arange(paths.num_dst)
-
-
 def along(paths: Runs, topology: Topology) -> Runs:
     """The nodes on the path to each node to which it attends over a topology on depths."""
     depth = paths.degree() - 1
@@ -144,8 +111,7 @@ def along(paths: Runs, topology: Topology) -> Runs:
             f"attends to itself and its ancestors only; use causal() & ({topology})"
         )
     node, first = paths.row, depth[paths.start]
-    length = paths.stop - paths.start
-    segment = np.arange(len(node))
-    inside = by_depth.take(depth[node]) & Runs.of(len(node), most, [(segment, first, first + length)])
+    of_path = Runs.of(len(node), most, [(np.arange(len(node)), first, first + paths.stop - paths.start)])
+    inside = by_depth.take(depth[node]) & of_path
     shift = (paths.start - first)[inside.row]
     return Runs.of(len(depth), len(depth), [(node[inside.row], inside.start + shift, inside.stop + shift)])

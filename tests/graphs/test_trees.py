@@ -68,10 +68,8 @@ def test_rollouts_are_a_prompt_and_answers_behind_it() -> None:
     graph = graphs.rollouts(3, [2, 0, 1])
     assert torch.equal(graph.dense(), graphs.tree([-1, 0, 1, 2, 3, 2]).dense())
     assert graph.node_positions()[1].tolist() == [0, 1, 2, 3, 4, 3]
-    assert repr(graph) == "Graph(rollouts(3, 3 answers): 6 nodes, 19 edges)"
-    assert torch.equal(
-        graphs.rollouts(0, [2, 3]).dense(), (graphs.causal() & graphs.documents([2, 3])).bind(5).dense()
-    )
+    assert repr(graph) == "Graph(tree: 6 nodes, 19 edges)"
+    assert torch.equal(graphs.rollouts(0, [2, 3]).dense(), (graphs.causal() & graphs.documents([2, 3])).bind(5).dense())
     windowed = graphs.rollouts(3, [2, 1], graphs.causal() & graphs.window(1))
     assert windowed.edge_index.T.tolist() == [
         [0, 0], [0, 1], [1, 1], [1, 2], [2, 2], [2, 3], [3, 3], [3, 4], [4, 4], [2, 5], [5, 5],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -265,7 +266,7 @@ def test_groups_that_cannot_be_packed_are_named() -> None:
     collate = mpnn.hf.Rollouts(model)
     with pytest.raises(ValueError, match="the prompt of group 1 has no token"):
         collate([GROUPS[0], {"prompt": [], "answers": [[3]]}])
-    with pytest.raises(TypeError, match="answer 1 of group 0 must be a list of token numbers; got torch.float32"):
+    with pytest.raises(TypeError, match=r"answer 1 of group 0 must be a list of token numbers; got torch\.float32"):
         collate([{"prompt": [3], "answers": [[3], [0.5]]}])
     with pytest.raises(ValueError, match="no answer has a token"):
         collate([{"prompt": [3], "answers": [[]]}])
@@ -277,6 +278,7 @@ def test_groups_that_cannot_be_packed_are_named() -> None:
 # -------------------------------------------------------------------------------------------------- with others
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch, where a program breaks
 def test_a_compiled_model_computes_the_same() -> None:
     torch.compiler.reset()
@@ -304,3 +306,91 @@ def test_the_trainer_of_transformers_takes_the_collator(tmp_path: Any) -> None:
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[0] == pytest.approx(expected, abs=1e-3)
     assert losses[1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of trl and its packages
+def test_losses_and_gradients_are_those_of_trl(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of GRPO and one of DPO over padded separate texts, computed by TRL's trainers (TRL 1.16)."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    import rollouts
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = Tokenizer(WordLevel({str(k): k for k in range(60)}, unk_token="0"))
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="2", bos_token="1")
+    options = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": []}
+    groups = [{"prompt": group["prompt"], "answers": [a for a in group["answers"] if a][:2]} for group in GROUPS[:2]]
+    ours = float_llama()
+    mpnn.hf.use(ours)
+    batch = mpnn.hf.Rollouts(ours)(groups)
+    theirs = float_llama().train()
+
+    answers = [answer for group in groups for answer in group["answers"]]
+    prompt_ids, prompt_mask = padded([group["prompt"] for group in groups for _ in group["answers"]], left=True)
+    ids, mask = padded(answers, left=False)
+    torch.manual_seed(2)
+    old = [x.detach() + 0.3 * torch.randn_like(x) for x in rollouts.log_probs(ours, batch)]
+    padded_old = torch.nn.utils.rnn.pad_sequence(old, batch_first=True)
+    advantages = torch.tensor([0.3, -1.2, 0.9, -0.5])
+    grpo = trl.GRPOTrainer(
+        model=theirs,
+        args=trl.GRPOConfig(
+            **options, per_device_train_batch_size=4, num_generations=2, max_completion_length=9, loss_type="grpo"
+        ),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["3 4"] * 4}),
+        processing_class=tokenizer,
+    )
+    grpo.current_gradient_accumulation_steps = 1
+    inputs = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": ids, "completion_mask": mask}
+    inputs |= {"advantages": advantages, "old_per_token_logps": padded_old}
+    expected = grpo._compute_loss(theirs, inputs)
+    same_step(expected, theirs, rollouts.grpo_loss(rollouts.log_probs(ours, batch), old, advantages), ours)
+
+    reference, theirs = float_llama(), float_llama().train()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    dpo = trl.DPOTrainer(
+        model=theirs,
+        ref_model=reference,
+        args=trl.DPOConfig(**options, beta=0.1),
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["3"], "chosen": ["4"], "rejected": ["5"]}),
+        processing_class=tokenizer,
+    )
+    pairs = [
+        {"prompt_ids": group["prompt"], "chosen_ids": group["answers"][0], "rejected_ids": group["answers"][1]}
+        for group in groups
+    ]
+    expected = dpo.compute_loss(theirs, dpo.data_collator(pairs))
+    mpnn.hf.use(reference)
+    policy, before = (
+        torch.stack([x.sum() for x in rollouts.log_probs(model, batch)]).view(-1, 2) for model in (ours, reference)
+    )
+    same_step(expected, theirs, rollouts.dpo_loss(policy, before.detach()), ours)
+
+
+def float_llama() -> Any:
+    torch.manual_seed(0)
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**DECODER, initializer_range=0.3))
+
+
+def padded(texts: list[list[int]], left: bool) -> tuple[Tensor, Tensor]:
+    length = max(map(len, texts))
+    ids, mask = torch.zeros(2, len(texts), length, dtype=torch.long)
+    for k, text in enumerate(texts):
+        inside = slice(length - len(text), None) if left else slice(len(text))
+        ids[k, inside], mask[k, inside] = torch.tensor(text), 1
+    return ids, mask
+
+
+def same_step(expected: Tensor, theirs: Any, loss: Tensor, ours: Any) -> None:
+    theirs.zero_grad()
+    expected.backward()
+    ours.zero_grad()
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-5 * float(other.grad.abs().max()))

@@ -79,10 +79,10 @@ class Rule(NamedTuple):
 
     def along(self, parents: bytes) -> "Rule":
         """The rule along the paths of a tree of texts."""
-        if self.is_special or not self.is_causal:
+        if self.is_special or self.positions or not self.is_causal:
             raise ValueError(
-                "this model's mask is not causal, or has a part of its own (blocks of image tokens, a mask function that "
-                "was passed), which does not say what the texts of a tree attend to; compute them as separate texts"
+                "this model's mask is not causal, or has a part of its own (blocks of image tokens, a mask function "
+                "that was passed), which does not say what the texts of a tree attend to; compute separate texts"
             )
         return Rule(tree(parents, self.topology), is_causal=True, parents=parents)
 

@@ -1,6 +1,5 @@
-"""Trees of texts for decoders of transformers: a mask that says the parent of each token, and rollouts packed into one
-row of tokens. The tree travels as the batch's `attention_mask`, through the model, checkpointing and data loaders, and
-becomes a graph where transformers asks for a mask (masks.py)."""
+"""Trees of texts for decoders of transformers. A tree travels as the batch's `attention_mask`, through data loaders,
+the model and checkpointing, and becomes a graph where transformers asks for a mask (masks.py)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -9,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
+from mpnn.graph.runs import Ints
 from mpnn.graphs import trees
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.closures import Described, Rule
@@ -21,36 +22,25 @@ FAMILIES = frozenset({
 """Families whose decoders a test compares with separate texts: they take positions from `position_ids` alone."""
 
 _ONLY = (
-    "a TreeMask is no tensor, and this model's attention cannot read it; call mpnn.hf.use(model), for one of the families "
-    f"{', '.join(sorted(FAMILIES))}"
+    "a TreeMask is no tensor, and this model's attention cannot read it; call mpnn.hf.use(model), for one of the "
+    f"families {', '.join(sorted(FAMILIES))}"
 )
 
 
 class TreeMask:
-    """The `attention_mask` of one row of tokens that form a tree: each attends to itself and to its ancestors, over the
-    model's own windows, or the graph of `mpnn.hf.use`, which then count depths.
+    """The `attention_mask` of one row of tokens that form a tree. Call a decoder with `position_ids=mask.position_ids`,
+    int64 [1, N], which are depths. Each token attends to itself and to its ancestors; the model's own windows, or the
+    graph of `mpnn.hf.use`, count depths. With a cache, the tree holds the cached tokens too.
 
-    Call a decoder with `attention_mask=mask, position_ids=mask.position_ids`. With a cache, the tree holds the cached
-    tokens, too, and `position_ids` are those of the new ones.
-
-    Args:
-        parent: the parent of each token, integers [N], as for `graphs.tree`.
-        answers: the tokens of each answer, as slices of the row; see `log_probs`.
-
-    Attributes:
-        position_ids: the depths of the tokens, int64 [1, N].
+    `parent` [N] is as for `graphs.tree`; `answers` are the slices of the row that `log_probs` reads.
     """
 
     ndim = 2
 
     def __init__(self, parent: Sequence[int] | Tensor, answers: Iterable[slice] = ()) -> None:
-        parents = trees.parents_of(parent)
-        self.parents, self.answers = parents.tobytes(), tuple(answers)
-        self.position_ids = torch.from_numpy(trees.depths(trees.paths(parents)))[None]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return 1, self.position_ids.shape[1]
+        self.parents, self.answers = trees.parents_of(parent).tobytes(), tuple(answers)
+        self.position_ids = trees.tree(parent).node_positions()[0][None]
+        self.shape = tuple(self.position_ids.shape)
 
     def to(self, *args: Any, **options: Any) -> "TreeMask":
         """The same mask: it has no device."""
@@ -61,13 +51,13 @@ class TreeMask:
     def rule(self, described: Described, config: compat.PretrainedConfig | None) -> Rule:
         """The rule of the model's own mask along the paths of the tree."""
         require_family(config)
-        tokens, (queries, keys, first_query, first_key) = self.shape[1], described.sizes
+        tokens, (queries, keys, first_query, first_key) = self.position_ids.shape[1], described.sizes
         if described.batch != 1:
             raise ValueError(f"a TreeMask is for one row of tokens; got a batch of {described.batch}")
         if (first_query + queries, keys, first_key) != (tokens, tokens, 0):
             raise ValueError(
                 f"the tree has {tokens} tokens, and the model has {queries} new ones, from {first_query} on, and the "
-                f"keys {first_key} to {first_key + keys}: a tree holds all tokens, also those in the cache, and takes no "
+                f"keys {first_key} to {first_key + keys}: a tree holds all tokens, also cached ones, and takes no "
                 "sliding cache that has dropped some"
             )
         return described.rules()[0].along(self.parents)
@@ -78,65 +68,43 @@ class TreeMask:
     def __getitem__(self, index: Any) -> NoReturn:
         raise TypeError(_ONLY)
 
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise TypeError(f"torch.{function.__name__}: {_ONLY}")
 
-
-def require_family(config: compat.PretrainedConfig | None) -> None:
+def require_family(config: Any) -> None:
     """Raises ValueError if the layers of a model may read more than its mask and `position_ids`."""
     family = getattr(config, "model_type", None)
     if family not in FAMILIES:
         raise ValueError(
-            f"trees of texts were not compared with separate texts for models of the type {family}, whose recurrent "
-            "layers or positions may follow the row instead of the tree; those that were are "
-            f"{', '.join(sorted(FAMILIES))}"
+            f"trees of texts were not compared with separate texts for models of the type {family}, whose layers may "
+            f"follow the row instead of the tree; those that were are {', '.join(sorted(FAMILIES))}"
         )
 
 
 class Rollouts:
-    """Collates prompts with their answers into one row of tokens for a decoder in place, which computes each prompt
-    once.
+    """Collates groups, each a mapping with the tokens of a "prompt" and a list of "answers", into one row for a decoder
+    in place: `input_ids`, `labels` and `position_ids`, int64 [1, N], and a `TreeMask` as `attention_mask`.
 
-    A group is a mapping with the tokens of a "prompt" and a list of "answers", as lists or tensors of integers. The row
-    holds each group's prompt without its last token, then each answer behind a copy of that token, which predicts the
-    answer's first one. So labels shift by one along the row, as models do it: `model(**batch).loss` is the mean over
-    the tokens of all answers, in the model's own loss.
+    The row holds a prompt without its last token, then each answer behind a copy of that token, which predicts the
+    answer's first one. So labels shift by one along the row, as models shift them: `model(**batch).loss` is the mean
+    over the tokens of all answers. Labels of other tokens are -100. An answer without tokens takes no place.
 
-    Returns a dictionary: `input_ids`, `labels` and `position_ids`, int64 [1, N], and a `TreeMask` as `attention_mask`.
-    Labels are -100 but for answers. An answer without tokens takes no place.
-
-    Args:
-        model: the model that computes the batches; it is checked, and not kept.
-
-    Raises:
-        ValueError: if the model does not run on `attn_implementation="mpnn"`, or is of a family for which trees were
-            not compared with separate texts; if a prompt has no token.
+    `model` computes the batches. It is checked, and not kept: ValueError, if it does not attend by mpnn, or is of a
+    family that was not compared with separate texts.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        configs = [part.config for part in model.modules() if hasattr(part, "config")]
-        config = configs[0].get_text_config() if configs else None
+        config: Any = next((part.config for part in model.modules() if isinstance(part, PreTrainedModel)), None)
         require_family(config)
-        if compat.implementation(config) != "mpnn":
-            raise ValueError(f"{type(model).__name__} attends by {compat.implementation(config)!r}; call mpnn.hf.use(model)")
+        if (name := compat.implementation(config)) != "mpnn":
+            raise ValueError(f"{type(model).__name__} attends by {name!r}; call mpnn.hf.use(model)")
 
     def __call__(self, groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         tokens, parents, answers, first = [], [], [], 0
         for k, group in enumerate(groups):
-            prompt = _tokens(f"the prompt of group {k}", group["prompt"])
-            replies = [_tokens(f"answer {n} of group {k}", answer) for n, answer in enumerate(group["answers"])]
-            if not len(prompt):
-                raise ValueError(f"the prompt of group {k} has no token, so nothing predicts the first of an answer")
-            filled = [torch.cat([prompt[-1:], answer]) for answer in replies if len(answer)]
-            tokens += [prompt[:-1], *filled]
-            parent = trees.answers_after(len(prompt) - 1, [len(answer) for answer in filled])
+            row, parent, ends = _packed(k, group)
+            tokens.append(row)
             parents.append(np.where(parent < 0, -1, parent + first))
-            stop = first + len(prompt) - 1
-            for answer in replies:
-                stop += len(answer) + bool(len(answer))
-                answers.append(slice(stop - len(answer), stop))
-            first += len(parent)
+            answers += [slice(first + start, first + stop) for start, stop in ends]
+            first += len(row)
         if not any(answer.stop > answer.start for answer in answers):
             raise ValueError("no answer has a token, so there is nothing to train on")
         row, mask = torch.cat(tokens)[None], TreeMask(torch.from_numpy(np.concatenate(parents)), answers)
@@ -146,17 +114,25 @@ class Rollouts:
         return {"input_ids": row, "attention_mask": mask, "position_ids": mask.position_ids, "labels": labels}
 
 
+def _packed(k: int, group: Mapping[str, Any]) -> tuple[Tensor, Ints, list[tuple[int, int]]]:
+    """The tokens of a group's row, their parents, and where each answer begins and ends."""
+    prompt = _tokens(f"the prompt of group {k}", group["prompt"])
+    if not len(prompt):
+        raise ValueError(f"the prompt of group {k} has no token, so nothing predicts the first one of an answer")
+    answers = [_tokens(f"answer {n} of group {k}", answer) for n, answer in enumerate(group["answers"])]
+    behind = [torch.cat([prompt[-1:], answer]) if len(answer) else answer for answer in answers]
+    stops = (len(prompt) - 1 + np.cumsum([len(part) for part in behind])).tolist()
+    ends = [(stop - len(answer), stop) for stop, answer in zip(stops, answers, strict=True)]
+    return torch.cat([prompt[:-1], *behind]), trees.answers_after(len(prompt) - 1, list(map(len, behind))), ends
+
+
 def log_probs(logits: Tensor, batch: Mapping[str, Any]) -> list[Tensor]:
     """The log-probabilities of the tokens of each answer of a batch of `Rollouts`, in the order of groups and answers.
 
         log p(a_t | prompt, a_1 .. a_t-1) = log softmax(logits of the token before)[a_t]
 
-    Args:
-        logits: of the decoder over the whole row, [1, N, vocabulary], with or without gradients.
-        batch: what `Rollouts` returned.
-
-    Returns:
-        One tensor for each answer, [its length], at least in float32. The mean of all, negated, is the loss.
+    `logits` are those of the whole row, [1, N, vocabulary]. Each tensor is [length of the answer], at least in float32;
+    the mean of all numbers, negated, is the loss.
     """
     tokens, mask = batch["input_ids"], batch["attention_mask"]
     if logits.shape[:2] != tokens.shape:
