@@ -52,18 +52,17 @@ class TopK(DotProduct):
         self.to_index_weight = Linear(query_dim, index_heads, bias=False)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        _refuse_edges(self, edge_attr)
-        chosen = graphs.chosen(self.choose(dst, src, graph), graph.num_src)
-        return super().forward(dst, src, chosen & _edges_of(graph))
+        _check(self, dst, graph, edge_attr)
+        return super().forward(dst, src, graphs.chosen(self.choose(dst, src, graph), graph.num_src) & graph)
 
     @torch.no_grad()
     def choose(self, dst: Tensor, src: Tensor, graph: Graph) -> Tensor:
         """The chosen sources, int64 [N_dst, k] or [B, N_dst, k], -1 where a destination has fewer in-neighbors."""
-        _check_batch(self, dst)
         parts = []
-        for rows, scores in self._scores(dst, src):
+        for rows in _rows(dst, src.shape[-2] * self.index_heads):
             edges = graph.rows(rows.start, rows.stop).dense()
-            best = scores.masked_fill(~edges, -torch.inf).topk(min(self.k, graph.num_src), -1)
+            scores = self._index(dst[..., rows, :], src).masked_fill(~edges, -torch.inf)
+            best = scores.topk(min(self.k, graph.num_src), -1)
             parts.append(best.indices.masked_fill(best.values == -torch.inf, -1))
         return torch.cat(parts, -2) if parts else torch.zeros(*dst.shape[:-1], 0, dtype=torch.int64)
 
@@ -84,17 +83,12 @@ class TopK(DotProduct):
         if not plain or self.normalize != "softmax":
             raise ValueError("index_loss needs logits that are products: no biases, softcap or other normalizer")
         total = dst.new_zeros(())
-        for rows in _rows(dst, self.k * self.heads * self.head_dim):
+        for rows in _rows(dst, max(self.k * self.heads * self.head_dim, src.shape[-2] * self.index_heads)):
             at = indices[..., rows, :]
             p = _weights(score, rows, at)
             scored = checkpoint(self._scores_at, dst[..., rows, :], src, at, use_reentrant=False)
             total = total + (torch.special.xlogy(p, p) - p * scored.log_softmax(-1).masked_fill(at < 0, 0.0)).sum()
         return total / (indices >= 0).any(-1).sum().clamp(min=1)
-
-    def _scores(self, dst: Tensor, src: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The indexer's scores [..., rows, N_src] of some destinations at a time."""
-        for rows in _rows(dst, src.shape[-2] * self.index_heads):
-            yield rows, self._index(dst[..., rows, :], src)
 
     def _index(self, dst: Tensor, src: Tensor) -> Tensor:
         query = self.to_index_query(dst).unflatten(-1, (self.index_heads, -1))
@@ -130,14 +124,13 @@ class BlockTopK(DotProduct):
         self.size, self.top = size, top
 
     def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        _refuse_edges(self, edge_attr)
+        _check(self, query[..., 0], graph, edge_attr)
         chosen = graphs.blocks(self.choose(query, key, graph), self.size, graph.num_src, num_dst=graph.num_dst)
-        return super().round(query, key, value, chosen & _edges_of(graph))
+        return super().round(query, key, value, chosen & graph)
 
     @torch.no_grad()
     def choose(self, query: Tensor, key: Tensor, graph: Graph) -> Tensor:
         """The chosen blocks, bool [B or 1, H, N_dst, blocks], for queries and keys [..., N, H, D]."""
-        _check_batch(self, query[..., 0])
         if graph.positions is not None:
             raise ValueError("BlockTopK counts blocks from the first node, and this graph has other positions")
         visible, whole = (
@@ -164,22 +157,13 @@ class BlockTopK(DotProduct):
         return torch.from_numpy(count > 0), torch.from_numpy(count == last - first)
 
 
-def _edges_of(graph: Graph) -> Graph:
-    """The graph, without the data that edges of the choice do not have."""
-    if graph.edge_attr is not None or graph.stack:
-        raise ValueError(f"attention that chooses its edges needs a graph without edge attributes; got {graph}")
-    return graph
-
-
-def _refuse_edges(attention: DotProduct, edge_attr: Tensor | None) -> None:
-    if edge_attr is not None or attention.to_edge is not None:
-        raise ValueError(f"{type(attention).__name__} chooses its edges, so it takes no edge_attr and no edge_dim")
-
-
-def _check_batch(attention: DotProduct, x: Tensor) -> None:
-    """Raises ValueError unless x is [N, d] or [B, N, d]."""
+def _check(attention: DotProduct, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> None:
+    """Raises ValueError unless x is [N, d] or [B, N, d], and edges have no attributes."""
+    name = type(attention).__name__
     if x.dim() > 3:
-        raise ValueError(f"{type(attention).__name__} takes features [N, d] or [B, N, d]; got {list(x.shape)}")
+        raise ValueError(f"{name} takes features [N, d] or [B, N, d]; got {list(x.shape)}")
+    if edge_attr is not None or attention.to_edge is not None or graph.edge_attr is not None or graph.stack:
+        raise ValueError(f"{name} chooses its edges, so it takes no edge_attr, no edge_dim and no chosen graph")
 
 
 def _rows(dst: Tensor, numbers: int) -> Iterator[slice]:

@@ -11,8 +11,10 @@ from mpnn.attention import BlockTopK, DotProduct, TopK
 from mpnn.decoding.cache import KVCache
 from mpnn.graph.stacked import StackedGraph
 from mpnn.position import ALiBi, Rotary
+from tests.support.error_bound import error_bound, largest
 
 B, N, DIM, HEADS = 2, 22, 16, 4
+BOUND = error_bound(1, N, torch.float64)
 
 
 def layer(attention: Any, graph: Any = None) -> MessagePassing:
@@ -28,11 +30,13 @@ def attend(attention: DotProduct, x: Tensor, pairs: Tensor) -> Tensor:
     return attention.merge(torch.einsum("bhij,bjhd->bihd", weights, value))
 
 
-def assert_same(op: MessagePassing, found: Tensor, expected: Tensor, x: Tensor) -> None:
+def assert_same(op: MessagePassing, found: Tensor, expected: Tensor, x: Tensor) -> float:
+    """The largest difference of the outputs."""
     inputs, weight = [x, *(p for p in op.parameters())], torch.randn_like(expected)
     pairs = [torch.autograd.grad(y, inputs, weight, allow_unused=True) for y in (found, expected)]
     for one, two in ((found, expected), *zip(*pairs, strict=True)):
         torch.testing.assert_close(one, two, atol=1e-10, rtol=1e-10)
+    return largest((found - expected).detach())
 
 
 def index_scores(attention: TopK, x: Tensor) -> Tensor:
@@ -54,11 +58,11 @@ def top_pairs(attention: TopK, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_heads": 2}, {"position": Rotary(4)}], ids=str)
-def test_top_k_attends_to_the_sources_that_the_indexer_scores_highest(options: dict[str, Any]) -> None:
+def test_top_k_attends_to_the_sources_that_the_indexer_scores_highest(options: dict[str, Any], measured: Any) -> None:
     op, x = layer(TopK(DIM, HEADS, 5, index_heads=2, index_dim=8, **options)), torch.randn(B, N, DIM).double()
     x.requires_grad_()
     expected = attend(op.attention, x, top_pairs(op.attention, x)[:, None])
-    assert_same(op, op(x), expected, x)
+    measured("MoBA, DSA", "formula (DSA)", assert_same(op, op(x), expected, x), BOUND)
     torch.testing.assert_close(op(x[0]), expected[0])
     assert op.rounds(x)[0].graph.degree().max() == 5
 
@@ -104,11 +108,11 @@ def moba_pairs(attention: BlockTopK, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_heads": 2}, {"position": Rotary(4)}], ids=str)
-def test_block_top_k_is_moba(options: dict[str, Any]) -> None:
+def test_block_top_k_is_moba(options: dict[str, Any], measured: Any) -> None:
     op, x = layer(BlockTopK(DIM, HEADS, 4, 3, **options)), torch.randn(B, N, DIM).double()
     x.requires_grad_()
     expected = attend(op.attention, x, moba_pairs(op.attention, x))
-    assert_same(op, op(x), expected, x)
+    measured("MoBA, DSA", "formula (MoBA)", assert_same(op, op(x), expected, x), BOUND)
     torch.testing.assert_close(op(x[0]), expected[0])
 
 
