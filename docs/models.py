@@ -94,6 +94,8 @@ def draw(text: str) -> None:
                 graph.plot(ax, title="")
     with _saved("reformer", plt.subplots(figsize=(3, 3), layout="constrained")) as ax:
         _hashed().plot(ax, title="")
+    with _saved("moba", plt.subplots(figsize=(3, 3), layout="constrained")) as ax:
+        _chosen().plot(ax, title="")
     with _saved("positional-encodings", plt.subplots(1, 3, figsize=(8, 3), layout="constrained")) as axes:
         _positions(axes)
 
@@ -110,6 +112,16 @@ def _hashed() -> Graph:
     """24 nodes in a random order, as of a hash, in chunks of 4."""
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
     return graphs.chunks(order[None], size=4, num_nodes=24)
+
+
+def _chosen() -> Graph:
+    """24 nodes in blocks of 4: each attends to its own block and to the two others of largest random numbers."""
+    own = torch.arange(24)[:, None] // 4 == torch.arange(6)
+    numbers = torch.rand(24, 6, generator=torch.Generator().manual_seed(0)).masked_fill(own, 2.0)
+    earlier = torch.arange(6) <= torch.arange(24)[:, None] // 4
+    best = numbers.masked_fill(~earlier, -1.0).topk(3).indices
+    chosen = torch.zeros(24, 6, dtype=torch.bool).scatter(1, best, True)
+    return graphs.blocks(chosen, 4, 24) & graphs.causal().bind(24)
 
 
 def _positions(axes: Any) -> None:

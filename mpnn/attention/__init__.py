@@ -1,6 +1,7 @@
 """Attention specs: how destinations weight their sources, and which values the sources send."""
 
 from mpnn.attention.additive import Additive, AdditiveV2
+from mpnn.attention.choice import BlockTopK, TopK
 from mpnn.attention.degree import Degree, degree_weights
 from mpnn.attention.dot_product import DotProduct
 from mpnn.attention.gaussian import Gaussian, Near
@@ -14,6 +15,7 @@ __all__ = [
     "Additive",
     "AdditiveV2",
     "Attention",
+    "BlockTopK",
     "Degree",
     "DeltaRule",
     "DotProduct",
@@ -30,6 +32,7 @@ __all__ = [
     "Retention",
     "ShortConvolution",
     "StateSpace",
+    "TopK",
     "Typed",
     "degree_weights",
 ]

@@ -114,9 +114,8 @@ def _to_heads(round: Round, x: Tensor, trailing: int) -> Tensor:
 
 def _per_edge(graph: StackedGraph, folded: Graph, round: Round, data: PerEdge) -> PerEdge:
     """A table by a rule of edge types, looked up for each edge of the folded graph and its head."""
-    assert isinstance(data, EmbeddingTable)
-    assert type(data) in TABLES
-    assert data.relation is not None
+    if not isinstance(data, EmbeddingTable) or type(data) not in TABLES or data.relation is None:
+        raise ValueError(f"{graph} cannot run this: {_PER_EDGE}")  # of an own score, whose needs do not say it
     src, dst = folded.ends
     at_dst, at_src = graph.node_positions()
     types = data.relation.ids(at_dst[dst % graph.num_dst], at_src[src % graph.num_src])

@@ -1,7 +1,7 @@
 """Rounds over graphs that differ by item and head: each backend against a formula over matrices, in float64."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from mpnn.graph.relations import Offset
 from mpnn.graph.stacked import StackedGraph
 from mpnn.position import ALiBi
 from mpnn.round import Round
-from mpnn.scores import Dot
+from mpnn.scores import Dot, Role
 
 B, N, H, D = 3, 10, 4, 8
 BACKENDS = ["auto", "edge_list", "dense", "csr", "tiles"]
@@ -155,6 +155,17 @@ def test_explain_shows_the_graphs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Graph(3 x 4 graphs: 120 nodes" in capsys.readouterr().out
 
 
+@dataclass
+class Weighed:
+    """A score of edges alone, which no need describes."""
+
+    weight: Tensor
+    roles: ClassVar = {"weight": Role("edge", vectors=False)}
+
+    def logits(self, weight: Tensor) -> Tensor:
+        return weight
+
+
 def refused(graph: StackedGraph, **options: Any) -> Any:
     x = torch.randn(B, N, H, D)
     return ops.attend(graph, x, x, x, **options)
@@ -165,6 +176,8 @@ def test_what_does_not_fold_is_refused_with_a_sentence() -> None:
     for options in ({"bias": torch.zeros(graph.num_edges, H)}, {"return_weights": True}):
         with pytest.raises(ValueError, match="no common list of edges"):
             refused(graph, **options)
+    with pytest.raises(ValueError, match="no common list of edges"):
+        engine.run(Round(graph, leaf(B, N, H, D), Weighed(torch.zeros(graph.num_edges, H).double())))
     with pytest.raises(ValueError, match="cannot run this"):
         refused(graph, normalize="none", beta=torch.ones(B, N, H))
     with pytest.raises(ValueError, match=r"features of a batch of 2; got \[3, 10, 4, 8\]"):
