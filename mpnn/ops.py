@@ -13,7 +13,7 @@ from mpnn.edge_tables import PerEdge
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.sharding import active
-from mpnn.round import NodeBias, Round
+from mpnn.round import NodeBias as NodeBias, Round
 from mpnn.scores import Dot, check_scale
 
 
@@ -23,7 +23,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     *,
-    bias: PerEdge | NodeBias | None = None,
+    bias: PerEdge | NodeBias | tuple[PerEdge | NodeBias, ...] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -47,7 +47,7 @@ def attend(
     Args:
         query: [..., N_dst, H, D]. key: [..., N_src, H_kv, D]. value: [..., N_src, H_kv, D_v]; H a multiple of H_kv.
         bias: [E, H] or [E, 1] in the caller's edge order; a `BiasTable`, which holds a bias for each edge type; or a
-            `NodeBias`, numbers of the two ends of an edge.
+            `NodeBias`, numbers of the two ends of an edge. A tuple of these is their sum.
         scale: default 1 / sqrt(D).
         softcap: a positive number that bounds the products.
         sinks: [H], the logit of one more source of each destination, whose value is 0 (gpt-oss; Xiao et al. 2023,
@@ -94,7 +94,7 @@ def attend(
         graph,
         value,
         Dot(query, key, float(scale), softcap=softcap),
-        bias=() if bias is None else (cast(Any, bias),),
+        bias=() if bias is None else cast(Any, bias if type(bias) is tuple else (bias,)),
         normalize=normalize,
         dropout=dropout,
         reduce=SUM,

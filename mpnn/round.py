@@ -121,7 +121,8 @@ class Round:
             self.reduce = SUM
         if type(self.bias) is not tuple:
             raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
-        for bias in cast("tuple[Any, ...]", self.bias):
+        bias: Any
+        for bias in self.bias:
             if type(bias) is NodeBias:
                 self.dst_bias, self.src_bias = _plus(self.dst_bias, bias.dst), _plus(self.src_bias, bias.src)
                 self.bias = tuple(other for other in self.bias if other is not bias)

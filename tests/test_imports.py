@@ -43,6 +43,7 @@ ROOMS: dict[str, set[str]] = {
         *("backends", "kernels", "maps"),
     },
     "ops": {"graph", "aggregate", "edge_tables", "scores", "round", "validation", "engine"},
+    "flex": {"graph", "graphs", "edge_tables", "ops"},
     "message_passing": {
         *("graph", "graphs", "html", "aggregate", "update", "dropout", "round", "validation", "attention", "decoding"),
         "engine",

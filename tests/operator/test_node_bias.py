@@ -231,6 +231,7 @@ def test_an_unweighted_round_has_nothing_to_normalize() -> None:
 # ---------------------------------------------------------------------------------------- systems
 
 Measured = Callable[[str, str, float, float], None]
+SYSTEMS = "slot attention, Sinkhorn attention, forgetting transformer"
 
 
 def largest(found: Tensor, right: Tensor, inputs: list[Tensor]) -> float:
@@ -273,7 +274,7 @@ def test_slot_attention(backend: str, measured: Measured) -> None:
     for _ in range(3):
         found, right = step(found, ours), step(right, formula)
     error = largest(found, right, [inputs, *to_q.parameters(), *to_k.parameters(), *cell.parameters()])
-    measured("slot attention", "formula, float64", error, 1e-10)
+    measured(SYSTEMS, "slot attention, formula", error, 1e-10)
 
 
 @pytest.mark.parametrize("backend", ["edge_list", "tiles", "csr"])
@@ -293,7 +294,7 @@ def test_sinkhorn_attention(backend: str, measured: Measured) -> None:
         weights = weights / weights.sum(-2, keepdim=True)
     weights = weights / weights.sum(-1, keepdim=True)
     error = largest(out, torch.einsum("hij,jhd->ihd", weights, v), inputs)
-    measured("Sinkhorn attention", "formula, float64", error, 1e-10)
+    measured(SYSTEMS, "Sinkhorn attention, formula", error, 1e-10)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -311,7 +312,7 @@ def test_forgetting_transformer(backend: str, measured: Measured) -> None:
     logits = torch.einsum("bihd,bjhd->bhij", q, k) * 8**-0.5 + forgotten
     weights = logits.masked_fill(~graph.dense(), -torch.inf).softmax(-1)
     error = largest(out, torch.einsum("bhij,bjhd->bihd", weights, v), [q, k, v, gate])
-    measured("forgetting transformer", "formula, float64", error, 1e-10)
+    measured(SYSTEMS, "forgetting transformer, formula", error, 1e-10)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
