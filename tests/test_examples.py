@@ -84,6 +84,13 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--seeds 1 --steps 2 --kinds T5 learned",
         ["T5: ", "learned: ", " at 1 to 8 lengths; 1 seeds"],
     ),
+    "recall.py": (
+        "--steps 2",
+        [
+            "each key is named once, softmax over a window, by numbers in the state: 512: ",
+            "keys are named twice, gated",
+        ],
+    ),
     "sparse_or_dense.py": (
         "--nodes 128 --seconds 0",
         ["128 nodes, window: quicker than dense ", "power law", "the plan chose the quickest in "],

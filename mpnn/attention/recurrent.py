@@ -70,6 +70,12 @@ def _head_dim(dim: int, heads: int, head_dim: int | None) -> int:
     return dim // heads if head_dim is None else head_dim
 
 
+def _step_bias(heads: int) -> nn.Parameter:
+    """b such that softplus(b) is a step between 0.001 and 0.1, as Mamba and Gated DeltaNet begin."""
+    step = torch.exp(torch.empty(heads).uniform_(log(1e-3), log(0.1)))
+    return nn.Parameter(step + torch.log(-torch.expm1(-step)))
+
+
 class Retention(Recurrent):
     """Retention (Sun et al. 2023, arXiv:2307.08621, eq. 6 and 8): a constant gate for each head.
 
@@ -175,8 +181,7 @@ class StateSpace(Recurrent):
         super().__init__(dim, [width, groups * state, groups * state, heads], width, bias=bias, mapped=mapped)
         self.heads, self.groups, self.limits = heads, groups, limits
         self.log_decay = nn.Parameter(torch.arange(1.0, heads + 1).log())  # a_h = 1 .. H, as published
-        step = torch.exp(torch.empty(heads).uniform_(log(1e-3), log(0.1)))
-        self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus(step_bias) = step
+        self.step_bias = _step_bias(heads)
 
     def terms(self, graph: Graph, *parts: Tensor) -> Round:
         x, key, query, logits = parts
@@ -221,7 +226,7 @@ class DeltaRule(Recurrent):
         super().__init__(dim, [keys, keys, values] + [heads] * (1 + gated), values, bias=bias, mapped=mapped)
         self.heads, self.key_heads, self.scale = heads, key_heads, head_dim**-0.5
         self.log_decay = nn.Parameter(torch.empty(heads).uniform_(0.01, 16).log()) if gated else None
-        self.step_bias = nn.Parameter(torch.ones(heads)) if gated else None
+        self.step_bias = _step_bias(heads) if gated else None
 
     def terms(self, graph: Graph, *parts: Tensor) -> Round:
         query, key, value, beta, *steps = parts

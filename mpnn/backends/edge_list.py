@@ -50,7 +50,8 @@ def counts(round: Round) -> dict[str, float]:
         if round.biased:
             operations |= of_biases(round.biases, "edge", round.graph.num_edges)
         if round.recurrent:
-            operations["recurrence call"] = 1.0
+            states = round.batch.numel() * round.heads * cast(Dot, round.score).key.shape[-1]
+            operations |= {"recurrence call": 1.0, "state number": float(states * round.value.shape[-1])}
         if round.normalize in ("softmax", "softmax_dst"):
             operations |= {"softmax call": 1.0, "softmax edge": edges}
         if round.dropout:

@@ -78,8 +78,8 @@ def counts(round: Round) -> dict[str, float]:
     nodes = sum(b.last - b.first + b.stop - b.start for b in blocks)
     logits = sum((b.last - b.first) * min(LOGITS, b.last - b.first) for b in blocks if b.extent != ALL)
     kind = "double " if round.accumulate_dtype == torch.float64 else ""
-    operations = {
-        "call": 1.0,
+    calls = {"recurrence call": 1.0, "state number": float(heads * deep * wide)} if round.recurrent else {"call": 1.0}
+    operations = calls | {
         "block": float(heads * len(blocks)),
         f"{kind}product": float(heads * (nodes * deep * wide + logits * (deep + wide))),
         f"{kind}number": float(heads * nodes * (deep + wide)),

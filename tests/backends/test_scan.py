@@ -106,3 +106,13 @@ def test_the_plan_takes_it_for_every_recurrence(nodes: int) -> None:
     x = torch.randn(nodes, 2, 16)
     gated = Round(graphs.causal().bind(nodes), x, Dot(x, x, 1.0), normalize="none", log_gate=-torch.rand(nodes, 2, 1))
     assert choose(gated).NAME == "scan"
+
+
+@pytest.mark.parametrize(
+    ("batch", "nodes", "heads", "width", "name"), [(32, 2, 4, 64, "edge_list"), (1, 4, 1, 16, "scan")]
+)
+def test_the_plan_of_training_over_few_nodes(batch: int, nodes: int, heads: int, width: int, name: str) -> None:
+    """Gradients of large states cost `scan` passes over them, and all pairs of two nodes cost little."""
+    x, gate = torch.randn(batch, nodes, heads, width).requires_grad_(), -torch.rand(batch, nodes, heads, 1)
+    gated = Round(graphs.causal().bind(nodes), x, Dot(x, x, 1.0), normalize="none", log_gate=gate)
+    assert {choose(gated).NAME} == {name}

@@ -124,6 +124,23 @@ def test_packed_sequences_are_apart(family: str) -> None:
     assert not agree(logits(made, ids), alone)  # the pass leaves nothing behind
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2"])
+def test_positions_that_restart_are_packed_sequences(family: str) -> None:
+    """As for the attention layers of these models, which transformers packs by positions alone."""
+    made, ids, positions = model(family), IDS[:1], packing()["position_ids"]
+    mpnn.hf.use(made)
+    alone = torch.cat([logits(made, document) for document in ids.split(LENGTHS, 1)], 1)
+    assert agree(logits(made, ids, position_ids=positions), alone)
+    assert agree(logits(made, ids.repeat(2, 1), position_ids=positions), alone)
+    with torch.no_grad():
+        assert agree(made(ids, None, positions, use_cache=False).logits, alone)
+    assert not agree(logits(made, ids, position_ids=positions, attention_mask=torch.ones_like(ids)), alone)
+    assert agree(logits(made, ids, position_ids=torch.arange(13)[None]), logits(made, ids))
+    with pytest.raises(ValueError, match="packed sequences have no cache here"):
+        made(ids, position_ids=positions, use_cache=True)
+    assert recurrences._PASS.packing == {}
+
+
 def test_packed_sequences_have_no_cache() -> None:
     made = model("mamba2")
     mpnn.hf.use(made)

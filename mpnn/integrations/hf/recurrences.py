@@ -190,9 +190,13 @@ def _step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- packed sequences
 
 
+_NO_CACHE = "packed sequences have no cache here; call the model with use_cache=False"
+
+
 class _Pass(threading.local):
     """The packing of the model's forward pass that runs in this thread, for layers that are not given it."""
 
+    model: nn.Module | None = None
     packing: Mapping[str, Tensor] = {}
     is_recomputed = False
 
@@ -215,7 +219,7 @@ def _lengths(
     if not packing:
         return None
     if state is not None or returns_state:
-        raise ValueError("packed sequences have no cache here; call the model with use_cache=False")
+        raise ValueError(_NO_CACHE)
     if (ids := packing.get("seq_idx")) is not None:
         return _runs(ids, x)
     ends = next(iter(packing.values()))
@@ -242,10 +246,30 @@ def _one_sequence(x: Tensor, lengths: list[int] | None) -> Tensor:
     return x if lengths is None else x.reshape(1, -1, *x.shape[2:])
 
 
-def _enter(model: nn.Module, args: Any, options: Mapping[str, Any]) -> None:
+def _packing(model: Any, args: Any, options: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The keywords of a call that say where packed sequences begin; or, as for attention in transformers, the sequences
+    whose `position_ids` do not go on, in a call without a mask and a cache."""
+    options = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **options}
     packing = {name: options[name] for name in PACKED if options.get(name) is not None}
+    positions, others = options.get("position_ids"), ("attention_mask", "past_key_values", "cache_params")
+    if packing or not isinstance(positions, Tensor) or any(options.get(name) is not None for name in others):
+        return packing
+    if positions.dim() != 2 or positions.device.type != "cpu" or torch.compiler.is_compiling():
+        return {}
+    breaks = positions.diff(dim=-1) != 1
+    if not breaks.any():
+        return {}
+    use_cache = options.get("use_cache")
+    if getattr(model.config, "use_cache", False) if use_cache is None else use_cache:
+        raise ValueError(_NO_CACHE)
+    x = options["input_ids"] if options.get("input_ids") is not None else options["inputs_embeds"]
+    return {"seq_idx": F.pad(breaks, (1, 0)).cumsum(-1).expand(len(x), -1)}
+
+
+def _enter(model: nn.Module, args: Any, options: Mapping[str, Any]) -> None:
+    packing = _packing(model, args, options)
     if packing:
-        _PASS.packing = packing
+        _PASS.model, _PASS.packing = model, packing
         _PASS.is_recomputed = any(module.training and _is_recomputed(module) for module in model.modules())
 
 
@@ -254,8 +278,8 @@ def _is_recomputed(module: Any) -> bool:
 
 
 def _leave(model: nn.Module, args: Any, options: Mapping[str, Any], output: Any) -> None:
-    if any(options.get(name) is not None for name in PACKED):
-        _PASS.packing, _PASS.is_recomputed = {}, False
+    if _PASS.model is model:
+        _PASS.model, _PASS.packing, _PASS.is_recomputed = None, {}, False
 
 
 # ------------------------------------------------------------------------------------------------ layers of a model

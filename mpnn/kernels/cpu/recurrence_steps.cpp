@@ -60,6 +60,7 @@ template <class T> struct Steps {
         gates[f] = !p.log_gate ? 1 : by_feature ? exp1<T>(p.log_gate[at * F + f]) : f ? gates[0] : exp1<T>(p.log_gate[at]);
       const T *beta = p.beta ? p.beta + at : nullptr;
       int64_t d = 0;
+      for (; d + 8 * L <= D; d += 8 * L) step_columns<L, 8>(from, to, D, d, D, q, k, v, gates, beta, F, p.out + at * D);
       for (; d + 4 * L <= D; d += 4 * L) step_columns<L, 4>(from, to, D, d, D, q, k, v, gates, beta, F, p.out + at * D);
       for (; d < D; d += 8) step_columns<8, 1>(from, to, D, d, D, q, k, v, gates, beta, F, p.out + at * D);
     }
