@@ -76,6 +76,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--steps 3 --deepest 1",
         ["path: window(1), diameter 10: ", "hub: global_nodes(1), diameter 2", "trained and predicted"],
     ),
+    "claims.py": (
+        "--steps 2 --lengths 32 64",
+        ["attention, distance 50: ", "GIN: 0", "random walks: 0.25", "identity: river, money: 1", "LSTM, N = 64: "],
+    ),
     "heads_as_hedge.py": (
         "--seeds 1 --steps 2",
         ["usual initialization, sum, by heads: 1: ", "bad initialization, PNA, by heads: 1: "],

@@ -50,7 +50,11 @@ class Block(NamedTuple):
 # ------------------------------------------------------------------------------------------------ linear attention
 
 
-@torch.library.custom_op("mpnn::linear_attention", mutates_args=())
+@torch.library.custom_op(
+    "mpnn::linear_attention",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, float scale, int[] blocks) -> Tensor",  # torch 2.6 infers no list
+)
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: list[int]) -> Tensor:
     """`out_i = scale sum_j <query_i, key_j> value_j` over the in-neighbors j of i in the blocks.
 
