@@ -92,12 +92,14 @@ def column_names(path: Path) -> list[str]:
     return names
 
 
-def read_columns(path: Path, numbers: Sequence[str] = (), text: Sequence[str] = (), hint: str = "") -> Table:
+def read_columns(
+    path: Path, numbers: Sequence[str] = (), text: Sequence[str] = (), hint: str = "", gaps: bool = False
+) -> Table:
     """These columns of a file: text, `.parquet` (needs pyarrow) or `.npy`, whose numbers stay numbers.
 
     Args:
         numbers: columns to read as float64. text: columns to read as they are. Names are those of `column_names`.
-        hint: ends the message about text in place of a number.
+        hint: ends the message about text in place of a number. gaps: whether empty lines are allowed.
 
     Raises:
         ValueError: a cell of `numbers` is none, or an empty line stands between rows: a row of its own, or none?
@@ -109,7 +111,7 @@ def read_columns(path: Path, numbers: Sequence[str] = (), text: Sequence[str] = 
         return _parquet_columns(path, numbers, text)
     lines: list[int] = []
     parts: list[list[NDArray[Any]]] = []
-    for rows, head in _text(path, _CHUNK, gaps=False, comments=not text):
+    for rows, head in _text(path, _CHUNK, gaps, comments=not text):
         of_numbers, of_text = ([head.columns.index(name) for name in names] for names in (numbers, text))
         values = _numbers(path, rows, head, of_numbers, hint).T if numbers else ()
         parts.append([*values, *(_strings(path, rows, head, of_text) if text else ())])

@@ -241,10 +241,11 @@ def _links(edges: EdgeFile, nodes: Path, ids: Sequence[str] | None) -> tuple[Tab
     columns = edges.columns or ([name for name in names if name not in weights] if weights else None)
     ends = [names[k] for k in edge_columns(path, names, len(names), columns)]
     if ids is None:
-        table = read_columns(path, [*ends, *weights], hint="; number the nodes from 0, or name them in a column id")
+        hint = "; number the nodes from 0, or name them in a column id"
+        table = read_columns(path, [*ends, *weights], hint=hint, gaps=True)
         links = whole_numbers(np.stack([table.columns[end] for end in ends], 1), path, table.lines).T
     else:
-        table = read_columns(path, weights, ends)
+        table = read_columns(path, weights, ends, gaps=True)
         if {*ends} <= {*ids}:
             raise ValueError(f"the first line of {path} links {ends[0]!r} and {ends[1]!r}; write a header above it")
         links = np.stack([_numbers_of(table, end, ids, nodes) for end in ends])

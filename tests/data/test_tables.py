@@ -225,6 +225,13 @@ def test_columns_of_edges_are_named(files: dict[str, Path]) -> None:
     assert node_tables(**files | {"edges": edges}).edge_index.shape == (2, 4)
 
 
+def test_edges_may_have_empty_lines_between_them(files: dict[str, Path], people: dict[str, Any]) -> None:
+    files["edges"].write_text("0,1\n\n1,2  # the second\n")
+    assert node_tables(**files).edge_index.shape == (2, 4)
+    people["edges"].path.write_text(KNOWS.replace("\n", "\n\n"))
+    assert node_tables(**people).edge_index.shape == (2, 4)
+
+
 def test_text_after_a_hash_belongs_to_a_word(files: dict[str, Path]) -> None:
     files["labels"].write_text("# languages\nlanguage\n" + "C#\nC\n" * 5)
     assert node_tables(**files).outputs.names == ("C", "C#")

@@ -9,11 +9,13 @@ that it does not compute go to the base class:
   `decomposed_layers`, with methods set on the instance, inside `torch.compile` or `torch.jit.trace`
 - features that are not floating point or on the meta device, matrices in COO that are not coalesced, or in CSC
 
-To add a convolution: write its subclass, list it in `CONVOLUTIONS`, and its options in `OPTIONS`.
+To add a convolution: name it in a row of `_variant` or write its subclass, list it in `CONVOLUTIONS`, and its options
+in `OPTIONS`.
 """
 
 import math
 from collections.abc import Sequence
+from functools import wraps
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -44,7 +46,8 @@ OPTIONS = {
     *("share_weights", "beta", "root_weight", "normalize", "improved", "cached", "project", "combine_root"),
     *("nn", "eps", "train_eps", "num_layers", "num_relations", "num_bases", "num_blocks", "is_sorted"),
     *("aggregators", "scalers", "deg", "towers", "pre_layers", "post_layers", "divide_input", "act", "act_kwargs"),
-    "train_norm",
+    *("train_norm", "K", "alpha", "theta", "layer", "shared_weights", "normalization", "diag_lambda", "channels"),
+    *("t", "learn_t", "p", "learn_p", "msg_norm", "learn_msg_scale", "norm", "expansion", "num_filters", "cutoff"),
 }
 """The options of all convolutions. A convolution with an option that is not listed runs here only at its default."""
 
@@ -132,15 +135,16 @@ class Replacement:
 
 
 class WeightedSum(Replacement):
-    """Messages that are the source's features, times `edge_weight` if there is one."""
+    """Messages that are the source's features, times the edge's weight if there is one."""
 
     several_aggregators = True
+    weight_name = "edge_weight"
 
     def propagate(self, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
         conv: Any = self
         x = inputs["x"]
         features = [z for z in (x if isinstance(x, (tuple, list)) else (x,)) if z is not None]
-        ours = inputs.keys() <= {"x", "edge_weight", "edge_type_ptr"} and inputs.get("edge_type_ptr") is None
+        ours = inputs.keys() <= {"x", self.weight_name, "edge_type_ptr"} and inputs.get("edge_type_ptr") is None
         if not ours or not self.computes(edge_index, *features, size=size):
             result: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return result
@@ -156,28 +160,38 @@ class WeightedSum(Replacement):
         return _joined(parts)
 
 
-class SAGEConv(WeightedSum, pyg.SAGEConv):
-    pass
-
-
-class GINConv(WeightedSum, pyg.GINConv):
-    pass
-
-
-class GraphConv(WeightedSum, pyg.GraphConv):
-    pass
-
-
-class GatedGraphConv(WeightedSum, pyg.GatedGraphConv):
-    pass
-
-
 class SimpleConv(WeightedSum, pyg.SimpleConv):
     @classmethod
     def refusal(cls, conv: Any) -> str | None:
         if conv.combine_root == "self_loop":
             return "combine_root = 'self_loop', which creates edges at each call"
         return super().refusal(conv)
+
+
+def _variant(base: type, kind: Any, **members: Any) -> Any:
+    """The subclass of a convolution `kind` that differs from it by `base` alone."""
+    return type(kind.__name__, (base, kind), {"__module__": __name__, **members})
+
+
+SAGEConv, GINConv, GraphConv, GatedGraphConv = (
+    _variant(WeightedSum, kind) for kind in (pyg.SAGEConv, pyg.GINConv, pyg.GraphConv, pyg.GatedGraphConv)
+)
+
+
+def _normalized_sum(kind: Any, **members: Any) -> Any:
+    """A convolution whose `forward` computes weights from an `edge_index`; it takes a `Graph` in its place."""
+
+    @wraps(kind.forward)
+    def forward(self: Any, *inputs: Any, **named: Any) -> Any:
+        return kind.forward(self, *map(edges_of, inputs), **{name: edges_of(value) for name, value in named.items()})
+
+    return _variant(WeightedSum, kind, forward=forward, **members)
+
+
+APPNP, ClusterGCNConv, GCN2Conv, LGConv, SGConv, TAGConv = map(
+    _normalized_sum, (pyg.APPNP, pyg.ClusterGCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.SGConv, pyg.TAGConv)
+)
+ChebConv = _normalized_sum(pyg.ChebConv, weight_name="norm")
 
 
 class GCNConv(WeightedSum, pyg.GCNConv):
@@ -299,22 +313,24 @@ class EdgeMessages(Replacement):
     """Messages that the convolution's own `message` computes for each edge; only their aggregation is replaced."""
 
     several_aggregators = True
-    both_ends = False
 
     def propagate(self, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
         conv: Any = self
-        x = inputs["x"]
+        x = (inputs["q"], inputs["k"]) if "k" in inputs else inputs["x"]  # ResGatedGraphConv has no x
         features = [z for z in (x if isinstance(x, (tuple, list)) else (x,)) if z is not None]
-        ours = inputs.keys() == {"x", "edge_attr"} and is_edge_list(edge_index)
-        if not ours or not self.computes(edge_index, *features, size=size):
+        if not is_edge_list(edge_index) or not self.computes(edge_index, *features, size=size):
             result: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return result
-        graph, sender = self.bind(edge_index, size, x)
-        src, dst = graph.edge_index
-        ends = {"x_j": sender.index_select(conv.node_dim, src)}
-        if self.both_ends:
-            ends["x_i"] = x.index_select(conv.node_dim, dst)
-        messages = conv.message(**ends, edge_attr=inputs["edge_attr"])
+        graph, _ = self.bind(edge_index, size, x)
+        ends = dict(zip(("_j", "_i"), enumerate(graph.edge_index), strict=True))
+
+        def collected(name: str) -> Any:
+            if name[-2:] not in ends:
+                return inputs[name]
+            side, nodes = ends[name[-2:]]
+            return _pair(inputs[name[:-2]])[side].index_select(conv.node_dim, nodes)
+
+        messages = conv.message(**{name: collected(name) for name in signature(conv.message).parameters})
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
         parts = [
             ops.aggregate(into, messages.flatten(1), reduce, backend=self.mpnn_backend)
@@ -324,17 +340,18 @@ class EdgeMessages(Replacement):
         return _scaled(conv.aggr_module, out, graph)
 
 
-class GINEConv(EdgeMessages, pyg.GINEConv):
-    pass
-
-
-class PNAConv(EdgeMessages, pyg.PNAConv):
-    node_dim_needed, both_ends = 0, True
+CFConv, EdgeConv, GENConv, GINEConv, ResGatedGraphConv = (
+    _variant(EdgeMessages, kind)
+    for kind in (pyg.models.schnet.CFConv, pyg.EdgeConv, pyg.GENConv, pyg.GINEConv, pyg.ResGatedGraphConv)
+)
+PNAConv = _variant(EdgeMessages, pyg.PNAConv, node_dim_needed=0)
 
 
 CONVOLUTIONS: tuple[type[Any], ...] = (
     *(GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, GatedGraphConv),
     *(GraphConv, PNAConv, RGCNConv, SAGEConv, SimpleConv, TransformerConv),
+    *(APPNP, ChebConv, ClusterGCNConv, GCN2Conv, LGConv, SGConv, TAGConv),
+    *(CFConv, EdgeConv, GENConv, ResGatedGraphConv),
 )
 REPLACEMENTS = {kind.__bases__[-1]: kind for kind in CONVOLUTIONS}
 """Class in `torch_geometric.nn` -> its replacement."""
@@ -414,14 +431,14 @@ def _scaled(module: Any, out: Tensor, graph: Graph) -> Tensor:
 def _weight(conv: Any, edges: Any, inputs: dict[str, Any]) -> Tensor | None:
     """The weights of the edges. As PyTorch Geometric: the values of a matrix where it multiplies by the matrix, else
     those passed."""
-    weight: Tensor | None = inputs.get("edge_weight")
+    weight: Tensor | None = inputs.get(conv.weight_name)
     if is_edge_list(edges):
         return None if weight is None else weight.view(-1)
     values = values_of(edges)
     if conv.fuse:
         drops = not isinstance(edges, Tensor) and isinstance(conv, (SAGEConv, GINConv, RGCNConv))
         return None if drops else values
-    return (values if weight is None else weight) if "edge_weight" in inputs else None
+    return (values if weight is None else weight) if conv.weight_name in inputs else None
 
 
 def _edge_index(graph: Graph) -> Tensor:

@@ -139,7 +139,7 @@ def test_conversions_that_are_refused() -> None:
         "GCNConv with flow = 'targ": pyg.GCNConv(2, 2, flow="target_to_source"),
         "this SAGEConv: aggr = 'lstm'": pyg.SAGEConv(2, 2, aggr="lstm"),
         "this SAGEConv: aggr = 'var'": pyg.SAGEConv(4, 3, aggr="var", aggr_kwargs={"semi_grad": True}),
-        "ChebConv is not supported": pyg.GPSConv(4, pyg.ChebConv(4, 4, 2), 2),
+        "FeaStConv is not supported": pyg.GPSConv(4, pyg.FeaStConv(4, 4), 2),
     }
     for message, conv in refused.items():
         with pytest.raises(ValueError, match=message):

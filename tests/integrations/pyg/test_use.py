@@ -341,7 +341,7 @@ class Net(nn.Module):
     def __init__(self, kind: Any = None) -> None:
         super().__init__()
         kind = pyg.GATConv if kind is None else kind
-        self.first, self.other, self.second = kind(IN, 8), pyg.ChebConv(8, 8, 2), kind(8, OUT)
+        self.first, self.other, self.second = kind(IN, 8), pyg.FeaStConv(8, 8), kind(8, OUT)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.second(self.other(self.first(x, edge_index).relu(), edge_index).relu(), edge_index)
@@ -370,8 +370,8 @@ def test_the_report_and_the_way_back() -> None:
     expected = model(x, EDGES)
     report = mpnn.pyg.use(model)
     assert report.replaced == {"first": "GATConv", "second": "GATConv"}
-    assert report.left == {"other": "ChebConv is not supported"}
-    assert "other: left, ChebConv" in str(report)
+    assert report.left == {"other": "FeaStConv is not supported"}
+    assert "other: left, FeaStConv" in str(report)
     assert list(model.state_dict()) == keys
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     torch.testing.assert_close(model(x, EDGES), expected)
@@ -509,3 +509,34 @@ def test_programs_contain_pygs_own_operations(kind: str) -> None:
     program = torch.export.export(model, (x, EDGES), dynamic_shapes=({0: nodes}, {1: edges})).module()
     torch.testing.assert_close(program(x, EDGES), expected)
     torch.testing.assert_close(program(other, EDGES[:, :30]), model(other, EDGES[:, :30]))
+
+
+def test_convolutions_with_further_inputs_agree() -> None:
+    """GCN2Conv takes the first features again, SchNet's CFConv distances and their expansion."""
+    x = torch.randn(N, IN, dtype=torch.float64, requires_grad=True)
+    weight, distance = attributes("weight", EDGES.shape[1]), torch.rand(EDGES.shape[1], dtype=torch.float64)
+    first = pair_of(lambda: pyg.GCN2Conv(IN, 0.1, 0.5, layer=2))
+    filters = nn.Sequential(nn.Linear(1, IN), nn.Softplus())
+    second = pair_of(lambda: pyg.models.schnet.CFConv(IN, OUT, IN, filters, 5.0))
+    for (conv, ours), inputs in ((first, (x.detach(), EDGES, weight)), (second, (EDGES, distance, distance[:, None]))):
+        expected, found = conv(x, *inputs), ours(x, *inputs)
+        torch.testing.assert_close(found, expected)
+        leaves = [x, *conv.parameters()], [x, *ours.parameters()]
+        grads = [torch.autograd.grad(y.square().sum(), own) for y, own in zip((expected, found), leaves, strict=True)]
+        torch.testing.assert_close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("name", ["LG", "APPNP", "SG", "TAG", "ClusterGCN", "Cheb", "Edge", "GEN, max", "ResGated"])
+def test_the_aggregation_runs_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, kind = CASES[name]
+    _, ours = pair_of(make)
+    calls, aggregate = [], convolutions.ops.aggregate
+
+    def counted(*args: Any, **options: Any) -> Tensor:
+        calls.append(args)
+        return aggregate(*args, **options)
+
+    monkeypatch.setattr(convolutions.ops, "aggregate", counted)
+    attr = attributes(kind, EDGES.shape[1])
+    ours(torch.randn(N, IN, dtype=torch.float64), EDGES, *(() if attr is None else (attr,)))
+    assert len(calls) == {"APPNP": 3, "SG": 2, "TAG": 2, "Cheb": 2}.get(name, 1)
