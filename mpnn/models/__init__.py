@@ -19,7 +19,8 @@ from mpnn.models.graph.graph_bert import (
     Subgraphs as Subgraphs,
     intimate_subgraphs as intimate_subgraphs,
 )
-from mpnn.models.graph.graph_network import GraphNetwork as GraphNetwork
+from mpnn.models.graph.graph_cast import GraphCast as GraphCast
+from mpnn.models.graph.graph_network import GraphBlock as GraphBlock, GraphNetwork as GraphNetwork
 from mpnn.models.graph.graph_transformer import GraphTransformer as GraphTransformer
 from mpnn.models.graph.graphormer import Graphormer as Graphormer
 from mpnn.models.graph.link_prediction import (
@@ -29,6 +30,7 @@ from mpnn.models.graph.link_prediction import (
     PairMLP as PairMLP,
 )
 from mpnn.models.graph.magna import MAGNA as MAGNA
+from mpnn.models.graph.mesh_graph_net import MeshGraphNet as MeshGraphNet
 from mpnn.models.graph.monet import MoNet as MoNet
 from mpnn.models.graph.mpnn import MPNN as MPNN
 from mpnn.models.graph.pinsage import PinSage as PinSage

@@ -161,6 +161,11 @@ def graph_network(model: Any, w: World) -> Outputs:
     return {"nodes": of_nodes, "edges": of_edges}
 
 
+def graph_cast(model: Any, w: World) -> Outputs:
+    """Nodes are the grid and the mesh."""
+    return {"nodes": model(w.x, w.x, w.featured(), w.featured(), w.featured())}
+
+
 GRAPHS: dict[str, OnGraphs] = {
     "ArrivalTimes": OnGraphs(lambda: models.ArrivalTimes(IN, EDGE, 8), arrival_times),
     "DistMult": links(lambda: models.DistMult(8, TYPES), typed=True),
@@ -178,6 +183,7 @@ GRAPHS: dict[str, OnGraphs] = {
         lambda m, w: {"nodes": m(w.x, w.plain(), graphs.documents(list(w.sizes)))},
     ),
     "GraphBert": OnGraphs(lambda: models.GraphBert(IN, CLASSES), lambda m, w: {"nodes": m(w.x, w.subgraphs)}),
+    "GraphCast": OnGraphs(lambda: models.GraphCast(IN, IN, EDGE, CLASSES, 8, 1), graph_cast),
     "GraphNetwork": OnGraphs(lambda: models.GraphNetwork(IN, EDGE, CLASSES, 2, 8, 2), graph_network),
     "GraphSAGE": nodes("GraphSAGE", 8),
     "GraphTransformer": nodes("GraphTransformer", 4, 2, over=World.featured, edge_dim=EDGE),
@@ -187,6 +193,9 @@ GRAPHS: dict[str, OnGraphs] = {
     "Inner": links(models.Inner),
     "LinkPredictor": links(models.Inner),
     "MAGNA": nodes("MAGNA", DIM, 2, 2, relations=TYPES, over=World.classed),
+    "MeshGraphNet": OnGraphs(
+        lambda: models.MeshGraphNet(IN, EDGE, CLASSES, 8, 2), lambda m, w: {"nodes": m(w.x, w.featured())}
+    ),
     "MPNN": nodes_and_graphs(lambda: models.MPNN(IN, EDGE, CLASSES, 8), World.featured),
     "MoNet": nodes("MoNet", 8),
     "PNA": nodes_and_graphs(
