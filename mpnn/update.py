@@ -345,7 +345,7 @@ def _steps(f: Any) -> list[tuple[Callable[..., Tensor], tuple[Tensor, ...]]] | N
     if type(f) is nn.Sequential:
         parts = [_steps(part) for part in f]
         return None if None in parts else [step for part in parts for step in part or ()]
-    if _is_plain(f):
+    if isinstance(f, nn.Linear) and _is_plain(f):
         return [(linear, (f.weight,) if f.bias is None else (f.weight, f.bias))]
     if type(f) is nn.LayerNorm and len(f.normalized_shape) == 1 and f.bias is not None:
         shape, eps = f.normalized_shape, f.eps

@@ -121,9 +121,10 @@ class EdgeMap(torch.autograd.Function):
         d_edge = empty(edge, *edge.shape) if needs[0] else None
         d_weight, totals = torch.zeros_like(weight), [torch.zeros_like(p) for p in parameters if p.requires_grad]
         d_dst, d_src = torch.zeros_like(of_dst), torch.zeros_like(of_src)
-        of_edges = (edge, *(x for x in (d_edge, d_new) if x is not None))
-        of_nodes = (of_dst, of_src, d_dst, d_src, *(() if d_sums is None else (d_sums,)))
-        for (e, *more), (a, b, of_a, of_b, *d_total), ends in _blocks(*ctx.ends, len(weight), of_edges, of_nodes):
+        of_edges = [edge, *(x for x in (d_edge, d_new) if x is not None)]
+        of_nodes = [of_dst, of_src, d_dst, d_src, *(() if d_sums is None else (d_sums,))]
+        dst, src = ctx.ends
+        for (e, *more), (a, b, of_a, of_b, *d_total), ends in _blocks(dst, src, len(weight), of_edges, of_nodes):
             z = _sums(weight, ends, e, a, b).requires_grad_()
             with torch.enable_grad():
                 f = _after(ctx.steps, z, parameters)
@@ -137,8 +138,8 @@ class EdgeMap(torch.autograd.Function):
             d_weight.addmm_(of_z.t(), e)
             if d_edge is not None:
                 torch.addmm(d_f, of_z, weight, out=more[0]) if ctx.residual else torch.mm(of_z, weight, out=more[0])
-        gradients = iter(totals)
-        of_parameters = (next(gradients) if need else None for need in needs[4:])
+        sums = iter(totals)
+        of_parameters = (next(sums) if need else None for need in needs[4:])
         return None, None, None, None, d_edge, d_weight, d_dst, d_src, *of_parameters
 
 
@@ -159,7 +160,7 @@ def _after(steps: Sequence[Step], z: Tensor, parameters: Sequence[Tensor]) -> Te
 
 
 def _blocks(
-    dst: Ends, src: Ends, width: int, of_edges: tuple[Tensor, ...], of_nodes: tuple[Tensor, ...]
+    dst: Ends, src: Ends, width: int, of_edges: Sequence[Tensor], of_nodes: Sequence[Tensor]
 ) -> Iterator[tuple[list[Tensor], list[Tensor], tuple[Tensor, Tensor]]]:
     """For each entry of the batch and each block of edges: the rows of tensors [B, E, ...], the entries of tensors
     [B, N, ...], and the two ends of the edges."""
