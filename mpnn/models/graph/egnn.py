@@ -47,10 +47,9 @@ class EGNNLayer(nn.Module):
         edges = EdgeUpdate(dim, 1, dim, nn.Sequential(nn.SiLU(), Linear(dim, dim), nn.SiLU()))
         update = ResidualConcat(dim, nn.Sequential(nn.SiLU(), Linear(dim, dim)))
         self.states = MessagePassing(None, "sum", update, edges=edges)
-        self.move = nn.Sequential(Linear(dim, dim), nn.SiLU(), Linear(dim, 1, bias=False))
-        nn.init.xavier_uniform_(
-            self.move[-1].weight, gain=0.001
-        )  # positions hardly move at first, as in the authors' code
+        last = Linear(dim, 1, bias=False)
+        nn.init.xavier_uniform_(last.weight, gain=0.001)  # positions hardly move at first, as in the authors' code
+        self.move = nn.Sequential(Linear(dim, dim), nn.SiLU(), last)
 
     def forward(self, h: Tensor, positions: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         """h [N, dim], positions [N, n] -> the same shapes, updated."""
