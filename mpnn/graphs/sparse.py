@@ -52,12 +52,12 @@ def expander(degree: int, seed: int = 0) -> Topology:
 
     ::
 
-        expander(2)   .#..#.
-                      #....#
-                      ...#.#
+        expander(2)   ..#..#
                       ..#.#.
+                      ##....
+                      ....##
+                      .#.#..
                       #..#..
-                      .##...
     """
     at_least("seed", seed, 0)
     if at_least("degree", degree, 2) % 2:
