@@ -117,7 +117,9 @@ class MessagePassing(nn.Module):
     ) -> Any:
         """`forward` without checkpointing; tensors come last."""
         if self.edges is not None:
-            edge_attr = self._new_states(self.edges, graph, return_weights, cache, x, source, edge_attr)
+            edge_attr, sums = self._new_states(self.edges, graph, return_weights, cache, x, source, edge_attr)
+            if sums is not None and self.attention is None and type(self.aggregate) is Sum and self.backend == "auto":
+                return self.update(x, sums), edge_attr
         rounds = self.rounds(x, graph, source, edge_attr, return_weights, cache)
         exchange = LOCAL if torch.compiler.is_compiling() else rounds[0].graph.exchange
         out, weights = exchange.run(rounds, self._run)
@@ -143,8 +145,8 @@ class MessagePassing(nn.Module):
         x: Tensor,
         source: Source,
         edge_attr: Tensor | None,
-    ) -> Tensor:
-        """The new states of all edges, in the caller's order."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """The new states of all edges, in the caller's order, and their sums where the kernel has them."""
         if cache is not None or return_weights or self.edge_dropout:
             raise ValueError("an operator with edges= takes no cache, return_weights or edge_dropout")
         _check_features("x", x)

@@ -6,8 +6,10 @@ transformer layer. An `EdgeUpdate` computes new states of edges.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpnn import validation as check
@@ -301,29 +303,54 @@ class EdgeUpdate(nn.Module):
         self.of_src = Linear(dim if src_dim is None else src_dim, out_dim, bias=False)
         self.f, self.residual = f, residual
 
-    def forward(self, edge: Tensor, dst: Tensor, src: Tensor, graph: Graph) -> Tensor:
+    def forward(self, edge: Tensor, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor | None]:
         """edge [..., E, edge_dim] in the caller's order, or [E, edge_dim] for the whole batch; dst [..., N_dst, dim],
-        src [..., N_src, src_dim] -> [..., E, F]."""
+        src [..., N_src, src_dim] -> new states [..., E, F], and their sums at each destination, [..., N_dst, F], where
+        the kernel computes them on the way, else None."""
         for name, x, map in (("edge_attr", edge, self.of_edge), ("x", dst, self.of_dst), ("source", src, self.of_src)):
             check.fits("EdgeUpdate", name, x, check.takes(map))
         if edge.shape[:-2] not in ((), dst.shape[:-2]) or edge.shape[-2] != graph.num_edges:
             expected = [*dst.shape[:-2], graph.num_edges, self.of_edge.in_features]
             raise ValueError(f"edge_attr must hold a state for each edge, {expected}; got {list(edge.shape)}")
-        edge = edge.expand(*dst.shape[:-2], *edge.shape[-2:])
-        total = self._total(edge, self.of_dst(dst), self.of_src(src), graph)
-        new = total if self.f is None else self.f(total)
-        return edge + new if self.residual else new
-
-    def _total(self, edge: Tensor, of_dst: Tensor, of_src: Tensor, graph: Graph) -> Tensor:
-        """`W_e e_ij + a_i + b_j`."""
-        if not (_is_plain(self.of_edge) and edge_sum.serves(edge, self.of_edge.weight, of_dst, of_src)):
-            from_src, to_dst = graph.ends
-            return self.of_edge(edge) + of_dst.index_select(-2, to_dst) + of_src.index_select(-2, from_src)
+        edge, of_dst, of_src = edge.expand(*dst.shape[:-2], *edge.shape[-2:]), self.of_dst(dst), self.of_src(src)
+        steps = _steps(self.f)
+        of_f = [p for _, parameters in steps or () for p in parameters]
+        serves = edge_sum.serves(edge, self.of_edge.weight, of_dst, of_src, *of_f)
+        if steps is None or not _is_plain(self.of_edge) or not serves:
+            return self._by_torch(edge, of_dst, of_src, graph), None
         ends = graph.cached("ends of edges as rows", lambda: _ends(graph))
         count = edge.shape[:-2].numel()
         edges, dst, src = (x.reshape(count, *x.shape[-2:]) for x in (edge, of_dst, of_src))
-        out: Tensor = edge_sum.EdgeSum.apply(edges, self.of_edge.weight, dst, src, *ends)
-        return out.view(*edge.shape[:-1], out.shape[-1])
+        counted = [(step, len(parameters)) for step, parameters in steps]
+        new, sums = edge_sum.EdgeMap.apply(counted, self.residual, *ends, edges, self.of_edge.weight, dst, src, *of_f)
+        return new.view(*edge.shape[:-1], new.shape[-1]), sums.view(*of_dst.shape[:-1], new.shape[-1])
+
+    def _by_torch(self, edge: Tensor, of_dst: Tensor, of_src: Tensor, graph: Graph) -> Tensor:
+        from_src, to_dst = graph.ends
+        total = self.of_edge(edge) + of_dst.index_select(-2, to_dst) + of_src.index_select(-2, from_src)
+        new = total if self.f is None else self.f(total)
+        return edge + new if self.residual else new
+
+
+_OF_ROWS = (nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.LeakyReLU, nn.ELU, nn.Identity)
+
+
+def _steps(f: Any) -> list[tuple[Callable[..., Tensor], tuple[Tensor, ...]]] | None:
+    """A function of rows as functions of rows and of parameters; None if it is not known to map each row by itself, in
+    the same way each time."""
+    if f is None or f is torch.relu:
+        return [] if f is None else [(f, ())]
+    if not isinstance(f, nn.Module) or f._forward_hooks or f._forward_pre_hooks:
+        return None
+    if type(f) is nn.Sequential:
+        parts = [_steps(part) for part in f]
+        return None if None in parts else [step for part in parts for step in part or ()]
+    if isinstance(f, nn.Linear) and _is_plain(f):
+        return [(linear, (f.weight,) if f.bias is None else (f.weight, f.bias))]
+    if type(f) is nn.LayerNorm and len(f.normalized_shape) == 1 and f.bias is not None:
+        shape, eps = f.normalized_shape, f.eps
+        return [(lambda z, weight, bias: F.layer_norm(z, shape, weight, bias, eps), (f.weight, f.bias))]
+    return [(f.forward, ())] if type(f) in _OF_ROWS else None
 
 
 def _ends(graph: Graph) -> tuple[edge_sum.Ends, edge_sum.Ends]:

@@ -6,7 +6,7 @@ from mpnn.attention.degree import Degree, degree_weights
 from mpnn.attention.dot_product import DotProduct
 from mpnn.attention.gaussian import Gaussian, Near
 from mpnn.attention.kernel import Kernel
-from mpnn.attention.messages import EdgeMessage, EdgeWeight, Mapped, Message
+from mpnn.attention.messages import EdgeFilter, EdgeMessage, EdgeWeight, Mapped, Message
 from mpnn.attention.recurrent import DeltaRule, GatedLinear, Recurrent, Retention, ShortConvolution, StateSpace
 from mpnn.attention.spec import Attention, KeyValue
 from mpnn.attention.typed import Typed
@@ -19,6 +19,7 @@ __all__ = [
     "Degree",
     "DeltaRule",
     "DotProduct",
+    "EdgeFilter",
     "EdgeMessage",
     "EdgeWeight",
     "GatedLinear",

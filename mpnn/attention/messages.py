@@ -75,6 +75,35 @@ class EdgeWeight(Mapped):
         return replace(round, bias=(weight.to(src.dtype)[:, None],))
 
 
+class EdgeFilter(Mapped):
+    """`Mapped` with a weight for each edge and feature, a function of `edge_attr`, as the filters of SchNet (Schütt
+    et al. 2017). `csr` writes no tensor of products.
+
+        m_i = out( reduce_j filter(e_ij) * value(h_j) )
+
+    Args:
+        filter: `edge_attr -> weights [E, F]`, F the width of `value(h)`; None for edge_attr itself.
+    """
+
+    def __init__(
+        self, filter: nn.Module | None = None, value: nn.Module | None = None, out: nn.Module | None = None
+    ) -> None:
+        super().__init__(value, out)
+        self.filter = filter
+
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        if edge_attr is None:
+            raise ValueError("EdgeFilter needs features of edges: pass edge_attr, or a graph that has edge_attr")
+        value = src if self.value is None else self.value(src)
+        weight = edge_attr if self.filter is None else self.filter(edge_attr)
+        if weight.shape[-2:] != (graph.num_edges, value.shape[-1]):
+            raise ValueError(
+                f"the filter must return weights [{graph.num_edges}, {value.shape[-1]}], one for each edge and "
+                f"feature; got {list(weight.shape)}"
+            )
+        return Round(graph, value.unsqueeze(-1), bias=(weight.to(value.dtype),))
+
+
 def _normalize(weight: Tensor, graph: Graph) -> Tensor:
     """Weights [E] divided by their sum at each destination; 0 if the sum is 0. Computed in float32 or wider."""
     weight, dst = weight.to(torch.promote_types(weight.dtype, torch.float32)), graph.ends[1]

@@ -29,7 +29,9 @@ from mpnn.graphs.convert import (
 )
 from mpnn.graphs.disk import open_csr, write_csr
 from mpnn.graphs.explicit import batch, edges_into, ends_of_edges, from_blocks, from_edges
+from mpnn.graphs.geometry import edge_vectors, farthest, line_graph, radius
 from mpnn.graphs.image import convolution, grid, neighborhood, pooling, windows
+from mpnn.graphs.mesh import icosphere, icosphere_points
 from mpnn.graphs.parse import parse, register
 from mpnn.graphs.sampling import absent_edges, random_walk_neighbors, sampled
 from mpnn.graphs.sequence import (
@@ -45,7 +47,7 @@ from mpnn.graphs.sequence import (
     strided,
     window,
 )
-from mpnn.graphs.sparse import bigbird, longformer, random
+from mpnn.graphs.sparse import bigbird, expander, longformer, random
 from mpnn.graphs.trees import rollouts, tree
 
 # What pickles of topologies and graphs name. Each checks what it reads, so `torch.load(weights_only=True)` may call it.
@@ -66,8 +68,11 @@ __all__ = [
     "compressed",
     "convolution",
     "documents",
+    "edge_vectors",
     "edges_into",
     "ends_of_edges",
+    "expander",
+    "farthest",
     "fixed",
     "from_blocks",
     "from_dgl",
@@ -79,8 +84,11 @@ __all__ = [
     "from_torch_sparse",
     "global_nodes",
     "grid",
+    "icosphere",
+    "icosphere_points",
     "identity",
     "knn",
+    "line_graph",
     "longformer",
     "lsh",
     "memory",
@@ -90,6 +98,7 @@ __all__ = [
     "permutation",
     "pooling",
     "prefix",
+    "radius",
     "random",
     "random_walk_neighbors",
     "register",

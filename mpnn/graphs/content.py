@@ -7,8 +7,10 @@ from torch import Tensor
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer, at_least
 from mpnn.graph.derive import selected
+from mpnn.graphs.geometry import nearest
 
 _CHUNK = 1 << 24
+_FEW_POINTS, _FEW_DIMENSIONS = 4096, 8  # from which on, and up to which, a tree is faster than all pairs
 
 
 @torch.no_grad()
@@ -90,7 +92,7 @@ def chunks(
 
 
 @torch.no_grad()
-def knn(x: Tensor, k: int) -> Graph:
+def knn(x: Tensor, k: int, labels: Tensor | None = None) -> Graph:
     """i receives from its k nearest other nodes by Euclidean distance, nearest first. Ties go to the lower index.
 
     ::
@@ -101,12 +103,17 @@ def knn(x: Tensor, k: int) -> Graph:
                                                                ..#.
 
     Args:
-        x: features [N, d].
+        x: features [N, d]. Few dimensions of many finite points are searched by a tree, in float64.
+        labels: integers [N]; points with different labels, as of different clouds of a batch, are no neighbors.
 
     Raises:
-        ValueError: if x is not a matrix or contains NaN, or there are fewer than k other nodes.
+        ValueError: if x is not a matrix or contains NaN, or there are fewer than k other nodes (of a label).
     """
     _check_features("knn", x)
+    if labels is not None or (len(x) > _FEW_POINTS and x.shape[1] <= _FEW_DIMENSIONS and bool(x.isfinite().all())):
+        src = torch.from_numpy(nearest(x, at_least("k", k, 0), labels)).to(x.device).reshape(-1)
+        dst = torch.arange(len(x), device=x.device).repeat_interleave(k)
+        return Graph.from_edges(torch.stack([src, dst]), len(x), len(x), name=f"knn({k})")
     if x.isnan().any():
         raise ValueError(f"knn needs features without NaN; those of node {_first(x.isnan())} hold NaN")
     at_least("k", k, 0)

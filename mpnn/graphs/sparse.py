@@ -45,6 +45,38 @@ def _random(i: Ints, num_src: int, degree: int, block: int = 1, seed: int = 0) -
     return _blocks(drawn, block)
 
 
+def expander(degree: int, seed: int = 0) -> Topology:
+    """A random graph of at most `degree` in-neighbors whose nodes are few steps from one another: each node receives
+    from the two neighbors on each of degree / 2 random cycles through all nodes (Exphormer, Shirzad et al. 2023,
+    arXiv:2303.06147). The same seed and size give the same edges.
+
+    ::
+
+        expander(2)   ..#..#
+                      ..#.#.
+                      ##....
+                      ....##
+                      .#.#..
+                      #..#..
+    """
+    at_least("seed", seed, 0)
+    if at_least("degree", degree, 2) % 2:
+        raise ValueError(f"degree must be even, two for each cycle; got {degree}")
+    return Topology.of(_expander, int(degree), int(seed))
+
+
+def _expander(i: Ints, num_src: int, degree: int, seed: int = 0) -> Pairs:
+    if len(i) != num_src:
+        raise ValueError(f"expander needs as many sources as destinations; got {len(i)} x {num_src}")
+    generator = np.random.default_rng([seed, num_src])
+    for _ in range(degree // 2 if num_src > 1 else 0):
+        cycle = generator.permutation(num_src)
+        for shift in (1, -1):
+            source = np.empty_like(cycle)
+            source[cycle] = np.roll(cycle, shift)
+            yield source, source + 1
+
+
 def longformer(window: int, globals: int | list[int] = 0) -> Topology:
     """`window(w // 2) | global_nodes(g)`: w is the full width, as in Longformer (Beltagy et al. 2020).
 

@@ -1,4 +1,5 @@
-"""A linear map of each edge plus terms of its two ends, as a differentiable function of tensors on CPU:
+"""A linear map of each edge plus terms of its two ends, and functions of the result, as differentiable functions of
+tensors on CPU:
 
     z_ij = W e_ij + a_i + b_j          da_i = sum_j dz_ij          db_j = sum_i dz_ij
 
@@ -6,6 +7,7 @@ The edges are taken a block at a time, so that the rows gathered from the ends s
 are written once. The sums are segment sums (`mpnn.kernels.row_reduce`), which differentiate again, as all else here.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from mpnn.kernels.once_differentiable import refuse_batches
 from mpnn.kernels.row_reduce import RowReduce
 from mpnn.kernels.rows import Rows
 
-_BLOCK = 1 << 17  # numbers of a block of the result
+_BLOCK = 1 << 18  # numbers of a block: a megabyte
 
 
 class Ends(NamedTuple):
@@ -45,32 +47,133 @@ def serves(*operands: Tensor) -> bool:
     )
 
 
+Step = tuple[Callable[..., Tensor], int]
+"""A function `(z [rows, width], *parameters) -> [rows, width]` of each row by itself; the number of its parameters."""
+
+
 class EdgeSum(torch.autograd.Function):
-    """`EdgeSum.apply(edge, weight, of_dst, of_src, dst, src)` -> z [B, E, H], for edge [B, E, D], weight [H, D], of_dst
+    """`EdgeSum.apply(dst, src, edge, weight, of_dst, of_src)` -> z [B, E, H], for edge [B, E, D], weight [H, D], of_dst
     [B, N_dst, H] and of_src [B, N_src, H], float32 or float64; `dst` and `src` are the `Ends` of the edges."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, edge: Tensor, weight: Tensor, of_dst: Tensor, of_src: Tensor, dst: Ends, src: Ends
+        ctx, dst: Ends, src: Ends, edge: Tensor, weight: Tensor, of_dst: Tensor, of_src: Tensor
     ) -> Tensor:
         ctx.save_for_backward(edge, weight)
-        ctx.dst, ctx.src = dst, src
-        size = max(1, _BLOCK // max(1, len(weight)))
+        ctx.ends = dst, src
         out = empty(edge, *edge.shape[:-1], len(weight))
-        blocks = list(zip(dst.node.split(size), src.node.split(size), strict=True))
-        for entry, e, a, b in zip(out, edge, of_dst, of_src, strict=True):
-            for z, rows, (i, j) in zip(entry.split(size), e.split(size), blocks, strict=True):
-                torch.addmm(a.index_select(0, i).add_(b.index_select(0, j)), rows, weight.t(), out=z)
+        for (e, z), (a, b), ends in _blocks(dst, src, len(weight), (edge, out), (of_dst, of_src)):
+            _sums(weight, ends, e, a, b, out=z)
         return out
 
     @staticmethod
     def backward(ctx, dz: Tensor) -> Any:  # type: ignore[no-untyped-def]
         refuse_batches(dz)
         edge, weight = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        dz = dz.contiguous()
+        needs = ctx.needs_input_grad[2:]
         d_edge = dz @ weight if needs[0] else None
         d_weight = dz.flatten(0, 1).mT @ edge.flatten(0, 1) if needs[1] else None
-        ends = ((ctx.dst, needs[2]), (ctx.src, needs[3]))
-        sums = [RowReduce.apply(dz, None, end.edges, end.nodes, "sum") if need else None for end, need in ends]
-        return d_edge, d_weight, *sums, None, None
+        dz = dz.contiguous()
+        sums = [RowReduce.apply(dz, None, end.edges, end.nodes, "sum") for end in ctx.ends]
+        return None, None, d_edge, d_weight, *sums
+
+
+class EdgeMap(torch.autograd.Function):
+    """`EdgeMap.apply(steps, residual, dst, src, edge, weight, of_dst, of_src, *parameters)` -> new [B, E, F], and sums
+    [B, N_dst, F] of them at each destination. new: the rows of `EdgeSum` after the steps, plus the edges if `residual`.
+
+    Both passes take a block at a time through everything, so that nothing between leaves the cache; the backward pass
+    computes it again.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, steps: Sequence[Step], residual: bool, dst: Ends, src: Ends, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        edge, weight, of_dst, of_src, *parameters = tensors
+        ctx.steps, ctx.residual, ctx.ends = steps, residual, (dst, src)
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        width = edge.shape[-1] if residual else _after(steps, edge.new_empty(0, len(weight)), parameters).shape[-1]
+        out, sums = empty(edge, *edge.shape[:-1], width), edge.new_zeros(*of_dst.shape[:-1], width)
+        for (e, new), (a, b, total), ends in _blocks(dst, src, len(weight), (edge, out), (of_dst, of_src, sums)):
+            f = _after(steps, _sums(weight, ends, e, a, b), parameters)
+            if residual:
+                torch.add(e, f, out=new)
+            else:
+                new.copy_(f)
+            total.index_add_(0, ends[0], new)
+        return out, sums
+
+    @staticmethod
+    def backward(ctx, d_new: Tensor | None, d_sums: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
+        refuse_batches(d_new, d_sums)
+        tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[4:]
+        given = [d for d in (d_new, d_sums) if d is not None]
+        if torch.is_grad_enabled():  # the gradients are to be differentiated
+            wanted = [x for x, need in zip(tensors, needs, strict=True) if need]
+            outputs = _by_torch(ctx.steps, ctx.residual, *ctx.ends, *tensors)
+            outputs = [y for y, d in zip(outputs, (d_new, d_sums), strict=True) if d is not None]
+            results = iter(torch.autograd.grad(outputs, wanted, given, create_graph=True))
+            return None, None, None, None, *(next(results) if need else None for need in needs)
+        edge, weight, of_dst, of_src, *parameters = (x.detach() for x in tensors)
+        parameters = [p.requires_grad_(need) for p, need in zip(parameters, needs[4:], strict=True)]
+        d_edge = empty(edge, *edge.shape) if needs[0] else None
+        d_weight, totals = torch.zeros_like(weight), [torch.zeros_like(p) for p in parameters if p.requires_grad]
+        d_dst, d_src = torch.zeros_like(of_dst), torch.zeros_like(of_src)
+        of_edges = [edge, *(x for x in (d_edge, d_new) if x is not None)]
+        of_nodes = [of_dst, of_src, d_dst, d_src, *(() if d_sums is None else (d_sums,))]
+        dst, src = ctx.ends
+        for (e, *more), (a, b, of_a, of_b, *d_total), ends in _blocks(dst, src, len(weight), of_edges, of_nodes):
+            z = _sums(weight, ends, e, a, b).requires_grad_()
+            with torch.enable_grad():
+                f = _after(ctx.steps, z, parameters)
+            d_f = d_total[0].index_select(0, ends[0]) if d_total else torch.zeros_like(f)
+            d_f = d_f if d_new is None else d_f.add_(more[-1])
+            of_z, *gradients = torch.autograd.grad(f, [z, *(p for p in parameters if p.requires_grad)], d_f)
+            for total, gradient in zip(totals, gradients, strict=True):
+                total.add_(gradient)
+            of_a.index_add_(0, ends[0], of_z)
+            of_b.index_add_(0, ends[1], of_z)
+            d_weight.addmm_(of_z.t(), e)
+            if d_edge is not None:
+                torch.addmm(d_f, of_z, weight, out=more[0]) if ctx.residual else torch.mm(of_z, weight, out=more[0])
+        sums = iter(totals)
+        of_parameters = (next(sums) if need else None for need in needs[4:])
+        return None, None, None, None, d_edge, d_weight, d_dst, d_src, *of_parameters
+
+
+def _by_torch(steps: Sequence[Step], residual: bool, dst: Ends, src: Ends, *tensors: Tensor) -> list[Tensor]:
+    """`EdgeMap` step by step, which autograd differentiates."""
+    edge, weight, of_dst, of_src, *parameters = tensors
+    new = _after(steps, EdgeSum.apply(dst, src, edge, weight, of_dst, of_src), parameters)
+    new = edge + new if residual else new
+    return [new, RowReduce.apply(new, None, dst.edges, dst.nodes, "sum")]
+
+
+def _after(steps: Sequence[Step], z: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    at = 0
+    for step, count in steps:
+        z = step(z, *parameters[at : at + count])
+        at += count
+    return z
+
+
+def _blocks(
+    dst: Ends, src: Ends, width: int, of_edges: Sequence[Tensor], of_nodes: Sequence[Tensor]
+) -> Iterator[tuple[list[Tensor], list[Tensor], tuple[Tensor, Tensor]]]:
+    """For each entry of the batch and each block of edges: the rows of tensors [B, E, ...], the entries of tensors
+    [B, N, ...], and the two ends of the edges."""
+    size, num_edges = max(1, _BLOCK // max(1, width)), len(dst.node)
+    for entry in range(len(of_edges[0])):
+        for first in range(0, num_edges, size):
+            block = slice(first, first + size)
+            rows = [x[entry, block] for x in of_edges]
+            yield rows, [x[entry] for x in of_nodes], (dst.node[block], src.node[block])
+
+
+def _sums(
+    weight: Tensor, ends: tuple[Tensor, Tensor], edge: Tensor, of_dst: Tensor, of_src: Tensor, out: Tensor | None = None
+) -> Tensor:
+    at_ends = of_dst.index_select(0, ends[0]).add_(of_src.index_select(0, ends[1]))
+    return torch.addmm(at_ends, edge, weight.t(), out=out)

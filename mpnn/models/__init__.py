@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mpnn.models.graph.arrival_times import ArrivalTimes as ArrivalTimes
+from mpnn.models.graph.egnn import EGNN as EGNN
 from mpnn.models.graph.gat import GAT as GAT
 from mpnn.models.graph.gatv2 import GATv2 as GATv2
 from mpnn.models.graph.gcn import GCN as GCN
@@ -19,7 +20,8 @@ from mpnn.models.graph.graph_bert import (
     Subgraphs as Subgraphs,
     intimate_subgraphs as intimate_subgraphs,
 )
-from mpnn.models.graph.graph_network import GraphNetwork as GraphNetwork
+from mpnn.models.graph.graph_cast import GraphCast as GraphCast
+from mpnn.models.graph.graph_network import GraphBlock as GraphBlock, GraphNetwork as GraphNetwork
 from mpnn.models.graph.graph_transformer import GraphTransformer as GraphTransformer
 from mpnn.models.graph.graphormer import Graphormer as Graphormer
 from mpnn.models.graph.link_prediction import (
@@ -29,13 +31,16 @@ from mpnn.models.graph.link_prediction import (
     PairMLP as PairMLP,
 )
 from mpnn.models.graph.magna import MAGNA as MAGNA
+from mpnn.models.graph.mesh_graph_net import MeshGraphNet as MeshGraphNet
 from mpnn.models.graph.monet import MoNet as MoNet
 from mpnn.models.graph.mpnn import MPNN as MPNN
+from mpnn.models.graph.painn import PaiNN as PaiNN
 from mpnn.models.graph.pinsage import PinSage as PinSage
 from mpnn.models.graph.pna import PNA as PNA
 from mpnn.models.graph.relational import RelationalMLP as RelationalMLP
 from mpnn.models.graph.rgcn import RGCN as RGCN
 from mpnn.models.graph.sage import GraphSAGE as GraphSAGE
+from mpnn.models.graph.schnet import SchNet as SchNet
 from mpnn.models.graph.tsp import TSP as TSP
 from mpnn.models.graph.vain import VAIN as VAIN
 from mpnn.models.published import load_weights as load_weights

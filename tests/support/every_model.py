@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mpnn import MessagePassing, graphs, models
+from mpnn import MessagePassing, graphs, models, ops
 from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.models.text import sparse_transformer
@@ -161,9 +161,29 @@ def graph_network(model: Any, w: World) -> Outputs:
     return {"nodes": of_nodes, "edges": of_edges}
 
 
+def graph_block(model: Any, w: World) -> Outputs:
+    globals_of = ops.aggregate(w.pool(), w.x[..., :2])
+    return dict(zip(("nodes", "edges", "graphs"), model(w.x, w.attr, globals_of, w.plain(), w.pool()), strict=True))
+
+
+def graph_cast(model: Any, w: World) -> Outputs:
+    """Nodes are the grid and the mesh."""
+    return {"nodes": model(w.x, w.x, w.featured(), w.featured(), w.featured())}
+
+
+def atoms(model: Any, w: World) -> Outputs:
+    args = (w.x[:, 3] > 0).long(), w.x[:, :3], w.plain()
+    return {"nodes": model(*args), "graphs": model(*args, w.pool())}
+
+
+def moving(model: Any, w: World) -> Outputs:
+    return {"nodes": torch.cat(model(w.x, w.x[:, :3], w.plain()), 1)}
+
+
 GRAPHS: dict[str, OnGraphs] = {
     "ArrivalTimes": OnGraphs(lambda: models.ArrivalTimes(IN, EDGE, 8), arrival_times),
     "DistMult": links(lambda: models.DistMult(8, TYPES), typed=True),
+    "EGNN": OnGraphs(lambda: models.EGNN(IN, CLASSES, 8, 2), moving),
     "GAT": nodes("GAT"),
     "GATv2": nodes("GATv2"),
     "GCN": nodes("GCN"),
@@ -178,6 +198,8 @@ GRAPHS: dict[str, OnGraphs] = {
         lambda m, w: {"nodes": m(w.x, w.plain(), graphs.documents(list(w.sizes)))},
     ),
     "GraphBert": OnGraphs(lambda: models.GraphBert(IN, CLASSES), lambda m, w: {"nodes": m(w.x, w.subgraphs)}),
+    "GraphBlock": OnGraphs(lambda: models.GraphBlock(IN, EDGE, 2, 8), graph_block),
+    "GraphCast": OnGraphs(lambda: models.GraphCast(IN, IN, EDGE, CLASSES, 8, 1), graph_cast),
     "GraphNetwork": OnGraphs(lambda: models.GraphNetwork(IN, EDGE, CLASSES, 2, 8, 2), graph_network),
     "GraphSAGE": nodes("GraphSAGE", 8),
     "GraphTransformer": nodes("GraphTransformer", 4, 2, over=World.featured, edge_dim=EDGE),
@@ -187,14 +209,19 @@ GRAPHS: dict[str, OnGraphs] = {
     "Inner": links(models.Inner),
     "LinkPredictor": links(models.Inner),
     "MAGNA": nodes("MAGNA", DIM, 2, 2, relations=TYPES, over=World.classed),
+    "MeshGraphNet": OnGraphs(
+        lambda: models.MeshGraphNet(IN, EDGE, CLASSES, 8, 2), lambda m, w: {"nodes": m(w.x, w.featured())}
+    ),
     "MPNN": nodes_and_graphs(lambda: models.MPNN(IN, EDGE, CLASSES, 8), World.featured),
     "MoNet": nodes("MoNet", 8),
     "PNA": nodes_and_graphs(
         lambda: models.PNA(IN, CLASSES, DIM, 2, towers=2, edge_dim=EDGE, average_log_degree=1.0), World.featured
     ),
+    "PaiNN": OnGraphs(lambda: models.PaiNN(8, 2, 6, 6.0, 2, CLASSES), atoms),
     "PairMLP": links(lambda: models.PairMLP(8, 8)),
     "PinSage": nodes("PinSage", 8, over=World.visited),
     "RGCN": nodes("RGCN", TYPES, 8, bases=2, over=World.classed),
+    "SchNet": OnGraphs(lambda: models.SchNet(8, 6, 2, 6, 6.0, 2, CLASSES), atoms),
     "VAIN": nodes("VAIN", 8),
 }
 

@@ -1,13 +1,14 @@
-"""Graph network with edge states, which are updated from both endpoints of the edge."""
+"""Graph networks with states of edges, which are updated from both endpoints of the edge, and of whole graphs."""
 
+import torch
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, validation
+from mpnn import Graph, MessagePassing, ops, validation
 from mpnn.attention import Typed
 from mpnn.graphs import edges_into, ends_of_edges
 from mpnn.maps import Linear
 from mpnn.models.saving import Model
-from mpnn.update import Concat, SelfConnection
+from mpnn.update import MLP, Concat, EdgeUpdate, SelfConnection
 
 
 class GraphNetwork(Model):
@@ -76,3 +77,40 @@ class ConcatMLP(Concat):
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         return self.out(super().forward(x, message).relu())
+
+
+class GraphBlock(nn.Module):
+    """The full block of graph networks (Battaglia et al. 2018, algorithm 1), for a batch of graphs, each
+    with global features u.
+
+        e_ij <- f_e( [e_ij || x_i || x_j || u] )     x_i <- f_v( [x_i || u || sum_j e_ij] )
+        u <- f_u( [u || mean_i x_i || mean_ij e_ij] )
+
+    f_e, f_v and f_u are MLPs with one hidden layer.
+
+    Args:
+        dim, edge_dim, global_dim: widths of the features of nodes, edges and graphs.
+        hidden: width of the hidden layers; default dim.
+    """
+
+    def __init__(self, dim: int, edge_dim: int, global_dim: int, hidden: int | None = None) -> None:
+        super().__init__()
+        hidden = dim if hidden is None else hidden
+        rest = nn.Sequential(nn.ReLU(), Linear(hidden, edge_dim))
+        edges = EdgeUpdate(dim + global_dim, edge_dim, hidden, rest, src_dim=dim)
+        self.nodes = MessagePassing(None, "sum", Concat(dim + global_dim, hidden, edge_dim), edges=edges)
+        self.rest_of_nodes = nn.Sequential(nn.ReLU(), Linear(hidden, dim))
+        self.globals = MLP(global_dim + dim + edge_dim, global_dim, hidden)
+
+    def forward(
+        self, x: Tensor, edge_attr: Tensor, u: Tensor, graph: Graph, pool: Graph
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x [..., N, dim], edge_attr [..., E, edge_dim], u [..., G, global_dim] -> the same shapes, updated. In `pool`,
+        each of G destinations receives from the nodes of one graph."""
+        of_graph = ops.aggregate(pool.derive(Graph.reverse, num_dst=pool.num_src, num_src=pool.num_dst), u)
+        h, edge_attr = self.nodes(torch.cat([x, of_graph], -1), graph, source=x, edge_attr=edge_attr)
+        x = self.rest_of_nodes(h)
+        into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
+        num_edges = ops.aggregate(pool, graph.degree().to(x.dtype)[:, None]).clamp(min=1)
+        mean_edge = ops.aggregate(pool, ops.aggregate(into, edge_attr)) / num_edges
+        return x, edge_attr, self.globals(torch.cat([u, ops.aggregate(pool, x, "mean"), mean_edge], -1))

@@ -1,0 +1,71 @@
+"""SchNet: filters that are continuous functions of the distance between atoms."""
+
+from torch import Tensor, nn
+
+from mpnn import Graph, MessagePassing
+from mpnn.attention import EdgeFilter
+from mpnn.graphs import edge_vectors
+from mpnn.maps import Linear
+from mpnn.models.layers.molecules import RadialBasis, RadialFilter, ShiftedSoftplus, sum_of
+from mpnn.models.saving import Model
+from mpnn.update import Update
+
+
+class SchNet(Model):
+    """SchNet (Schütt et al. 2017, arXiv:1706.08566, section 4). The energy of a molecule does not change if it is
+    rotated or moved, and its derivatives, the forces, train: every sum over edges differentiates twice.
+
+        h_i <- h_i + V ssp( U sum_j (W h_j) * f(|p_j - p_i|) + b )
+
+    - topology: atoms within the cutoff, `graphs.radius(positions, cutoff)`
+    - attention: none; a weight for each edge and feature, f: an MLP of Gaussians of the distance, times a cutoff
+    - aggregate: sum
+    - update: residual, two maps with a shifted softplus
+
+    Args:
+        dim: width of the states. filters: width of the messages. layers: number of rounds.
+        gaussians: number of Gaussians. cutoff: the distance from which on atoms do not interact.
+        types: number of types of atoms. out_dim: width of the result, 1 for an energy.
+    """
+
+    def __init__(
+        self,
+        dim: int = 128,
+        filters: int = 128,
+        layers: int = 6,
+        gaussians: int = 50,
+        cutoff: float = 10.0,
+        types: int = 100,
+        out_dim: int = 1,
+    ) -> None:
+        super().__init__()
+        self.embed, self.basis = nn.Embedding(types, dim), RadialBasis(cutoff, gaussians)
+        self.layers = nn.ModuleList(_layer(dim, filters, gaussians) for _ in range(layers))
+        self.head = nn.Sequential(Linear(dim, dim // 2), ShiftedSoftplus(), Linear(dim // 2, out_dim))
+
+    def forward(
+        self, types: Tensor, positions: Tensor, graph: Graph, pool: Graph | None = None, cell: Tensor | None = None
+    ) -> Tensor:
+        """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
+        `cell` [3, 3] is that of a periodic graph of `graphs.radius`."""
+        h, basis = self.embed(types), self.basis(edge_vectors(graph, positions, cell).norm(dim=-1))
+        for layer in self.layers:
+            h = layer(h, graph, edge_attr=basis)
+        return sum_of(self.head(h), pool)
+
+
+class Residual(Update):
+    """`y = x + f(m)`."""
+
+    def __init__(self, f: nn.Module) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: Tensor, message: Tensor) -> Tensor:
+        return x + self.f(message)
+
+
+def _layer(dim: int, filters: int, gaussians: int) -> MessagePassing:
+    network = nn.Sequential(Linear(gaussians, filters), ShiftedSoftplus(), Linear(filters, filters))
+    attention = EdgeFilter(RadialFilter(network), Linear(dim, filters, bias=False), Linear(filters, dim))
+    return MessagePassing(None, "sum", Residual(nn.Sequential(ShiftedSoftplus(), Linear(dim, dim))), attention)

@@ -1,0 +1,61 @@
+"""What models of atoms share: functions of distances, the readout of a molecule, and forces."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mpnn import Graph, ops
+
+
+class RadialBasis(nn.Module):
+    """Distances [E] -> Gaussians of them and a smooth cutoff, [E, count + 1] (Schütt et al. 2017, section 4.1; Behler
+    2011):
+
+        exp( -(d - mu_k)^2 / (2 delta^2) )          ( cos(pi d / cutoff) + 1 ) / 2, 0 beyond the cutoff
+
+    The centers mu_k are `count` numbers from 0 to the cutoff, delta apart.
+    """
+
+    centers: Tensor
+
+    def __init__(self, cutoff: float, count: int) -> None:
+        super().__init__()
+        self.cutoff, self.delta = cutoff, cutoff / (count - 1)
+        self.register_buffer("centers", torch.linspace(0.0, cutoff, count))
+
+    def forward(self, distance: Tensor) -> Tensor:
+        gaussians = torch.exp(-0.5 * ((distance[:, None] - self.centers) / self.delta).square())
+        smooth = 0.5 * (torch.cos(distance * (math.pi / self.cutoff)) + 1.0) * (distance <= self.cutoff)
+        return torch.cat([gaussians, smooth[:, None]], 1)
+
+
+class RadialFilter(nn.Module):
+    """What `RadialBasis` returns -> a weight for each edge and feature: an MLP of the Gaussians, times the cutoff."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, basis: Tensor) -> Tensor:
+        return self.network(basis[..., :-1]) * basis[..., -1:]
+
+
+class ShiftedSoftplus(nn.Module):
+    """`log(e^x + 1) - log 2`: smooth, and 0 at 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softplus(x) - math.log(2.0)
+
+
+def sum_of(values: Tensor, pool: Graph | None) -> Tensor:
+    """Values of atoms [N, d], or their sums over molecules [G, d]: in `pool`, each of G destinations receives from the
+    atoms of one molecule."""
+    return values if pool is None else ops.aggregate(pool, values)
+
+
+def forces(energy: Tensor, positions: Tensor, *, create_graph: bool = False) -> Tensor:
+    """`-dE / dp`, the force on each atom [N, 3]. positions require gradients; `create_graph` to train on forces."""
+    (gradient,) = torch.autograd.grad(energy.sum(), positions, create_graph=create_graph)
+    return -gradient

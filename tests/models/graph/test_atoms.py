@@ -1,0 +1,165 @@
+"""Models of atoms: SchNet with the weights of PyTorch Geometric, EGNN and PaiNN against their formulas written out, all
+under rotations and translations, and forces that train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from error_bound import error_bound
+from torch import Tensor, nn
+
+from mpnn import Graph, graphs
+from mpnn.attention import EdgeFilter
+from mpnn.models import EGNN, PaiNN, SchNet
+from mpnn.models.layers.molecules import forces
+
+SYSTEM = "SchNet, EGNN, PaiNN"
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+N, CUTOFF = 12, 1.6
+
+
+def molecules(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Graph, Graph]:
+    """Types, positions, neighbors and the molecule of each atom; the last atom is alone."""
+    types, positions = torch.randint(1, 4, (N,)), 2 * torch.rand(N, 3, dtype=dtype)
+    positions[-1] += 9
+    of_atom = torch.tensor([0] * 7 + [1] * 5)
+    pool = graphs.from_edges(torch.stack([torch.arange(N), of_atom]), num_src=N, num_dst=2)
+    return types, positions.requires_grad_(), graphs.radius(positions, CUTOFF, labels=of_atom), pool
+
+
+def turned(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions after a random rotation and translation, and the rotation."""
+    rotation, _ = torch.linalg.qr(torch.randn(3, 3, dtype=positions.dtype))
+    return positions @ rotation.T + torch.randn(3, dtype=positions.dtype), rotation
+
+
+def of_pyg(ours: SchNet, theirs: Any) -> None:
+    """Copies PyTorch Geometric's weights."""
+    pairs: list[tuple[nn.Module, nn.Module]] = [(ours.embed, theirs.embedding)]
+    pairs += [(ours.head[0], theirs.lin1), (ours.head[2], theirs.lin2)]
+    for layer, block in zip(ours.layers, theirs.interactions, strict=True):
+        attention = layer.attention
+        pairs += [(attention.filter.network, block.mlp), (attention.value, block.conv.lin1)]
+        pairs += [(attention.out, block.conv.lin2), (layer.update.f[1], block.lin)]
+    for mine, other in pairs:
+        mine.load_state_dict(other.state_dict())
+    # constants that it rounds to float32
+    theirs.distance_expansion.offset = ours.basis.centers
+    theirs.distance_expansion.coeff = -0.5 / ours.basis.delta**2
+    for module in theirs.modules():
+        if hasattr(module, "shift"):
+            module.shift = math.log(2)
+
+
+@DTYPES
+def test_schnet_is_that_of_pyg(dtype: torch.dtype, measured: Callable[..., None]) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    types, positions, graph, pool = molecules(dtype)
+
+    def neighbors(at: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        src, dst = graph.edge_index
+        return graph.edge_index, (at[src] - at[dst]).norm(dim=-1)
+
+    theirs = pyg.SchNet(8, 6, 2, 10, CUTOFF, interaction_graph=neighbors).to(dtype)
+    ours = SchNet(8, 6, 2, 10, CUTOFF).to(dtype)
+    of_pyg(ours, theirs)
+    results = []
+    for energy in (ours(types, positions, graph, pool), theirs(types, positions, pool.edge_index[1])):
+        force = forces(energy, positions, create_graph=True)
+        results.append((energy, force, *torch.autograd.grad(force.square().sum(), positions)))
+    for found, expected in zip(*results, strict=True):
+        scale = expected.abs().max().clamp(min=1).item()
+        error = (found - expected).abs().max().item() / scale
+        measured(SYSTEM, "PyTorch Geometric SchNet", error, error_bound(12, 40, dtype))
+
+
+def test_egnn_is_its_formula(measured: Callable[..., None]) -> None:
+    _, positions, graph, _ = molecules()
+    model, x = EGNN(4, 2, 8, 2).double(), torch.randn(N, 4, dtype=torch.float64)
+    for layer in model.layers:
+        nn.init.normal_(layer.move[-1].weight)
+    h, at = model.embed(x), positions
+    src, dst = graph.edge_index
+    for layer in model.layers:
+        edges, update = layer.states.edges, layer.states.update
+        squares = (at[dst] - at[src]).square().sum(1, keepdim=True)
+        weight = torch.cat([edges.of_edge.weight, edges.of_dst.weight, edges.of_src.weight], 1)
+        message = edges.f(F.linear(torch.cat([squares, h[dst], h[src]], 1), weight, edges.of_dst.bias))
+        moves = torch.zeros_like(at).index_add(0, dst, (at[dst] - at[src]) * layer.move(message))
+        received = torch.zeros_like(h).index_add(0, dst, message)
+        h = h + update.f(update.linear(torch.cat([h, received], 1)))
+        at = at + moves / graph.degree().clamp(min=1)[:, None]
+    for found, expected in zip(model(x, positions, graph), (model.head(h), at), strict=True):
+        measured(SYSTEM, "formula", (found - expected).abs().max().item(), 1e-10)
+
+
+def test_painn_is_its_formula(measured: Callable[..., None]) -> None:
+    types, positions, graph, pool = molecules()
+    model = PaiNN(8, 2, 6, CUTOFF).double()
+    src, dst = graph.edge_index
+    vectors = positions[src] - positions[dst]
+    basis, unit = model.basis(vectors.norm(dim=1)), vectors / vectors.norm(dim=1, keepdim=True)
+    s = model.embed(types)
+    v = s.new_zeros(N, 3, 8)
+    for layer in model.layers:
+        a, b, c = (layer.of_source(s)[src] * layer.filter(basis)).chunk(3, -1)
+        s = s + torch.zeros_like(s).index_add(0, dst, a)
+        v = v + torch.zeros_like(v).index_add(0, dst, v[src] * b[:, None] + unit[..., None] * c[:, None])
+        u, w = layer.mix(v).chunk(2, -1)
+        f_ss, f_sv, f_vv = layer.gates(torch.cat([s, (w.square().sum(1) + 1e-8).sqrt()], -1)).chunk(3, -1)
+        s, v = s + f_ss + f_sv * (u * w).sum(1), v + f_vv[:, None] * u
+    expected = torch.zeros(2, 1, dtype=torch.float64).index_add(0, pool.edge_index[1], model.head(s))
+    found = model(types, positions, graph, pool)
+    measured(SYSTEM, "formula", (found - expected).abs().max().item(), 1e-10)
+
+
+@pytest.mark.parametrize("make", [lambda: SchNet(8, 6, 2, 10, CUTOFF), lambda: PaiNN(8, 2, 6, CUTOFF)])
+def test_energies_stay_and_forces_turn(make: Callable[[], nn.Module]) -> None:
+    types, positions, graph, pool = molecules()
+    model = make().double()
+    moved, rotation = turned(positions)
+    energy, after = model(types, positions, graph, pool), model(types, moved, graph, pool)
+    torch.testing.assert_close(after, energy, rtol=1e-10, atol=1e-10)
+    leaf = moved.detach().requires_grad_()
+    turned_force = forces(model(types, leaf, graph, pool), leaf)
+    torch.testing.assert_close(turned_force, forces(energy, positions) @ rotation.T, rtol=1e-9, atol=1e-10)
+
+
+def test_positions_of_egnn_turn() -> None:
+    _, positions, graph, _ = molecules()
+    model, x = EGNN(4, 2, 8, 2).double(), torch.randn(N, 4, dtype=torch.float64)
+    for layer in model.layers:
+        nn.init.normal_(layer.move[-1].weight)
+    rotation, shift = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0], torch.randn(3, dtype=torch.float64)
+    (y, at), (z, there) = model(x, positions, graph), model(x, positions @ rotation.T + shift, graph)
+    torch.testing.assert_close(z, y, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(there, at @ rotation.T + shift, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("make", [lambda: SchNet(4, 4, 1, 5, 2.0), lambda: PaiNN(4, 1, 5, 2.0)])
+def test_forces_train_by_csr(make: Callable[[], nn.Module]) -> None:
+    """Second derivatives, by positions and by weights, against finite differences, in a periodic cell."""
+    types = torch.tensor([1, 2, 1])
+    positions, cell = torch.rand(3, 3, dtype=torch.float64, requires_grad=True), torch.eye(3, dtype=torch.float64) * 1.5
+    graph, model = graphs.radius(positions, 1.2, cell=cell), make().double()
+
+    def energy(positions: Tensor, cell: Tensor) -> Tensor:
+        return model(types, positions, graph, cell=cell).sum()
+
+    assert torch.autograd.gradgradcheck(energy, (positions, cell.requires_grad_()))
+    force = forces(energy(positions, cell), positions, create_graph=True)
+    force.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.embed.parameters())
+
+
+def test_filters_that_do_not_fit_are_refused() -> None:
+    graph, x = graphs.from_edges([[0, 1], [1, 0]], 2), torch.randn(2, 3)
+    with pytest.raises(ValueError, match=r"weights \[2, 3\], one for each edge and feature; got \[2, 1\]"):
+        EdgeFilter()(x, x, graph, torch.randn(2, 1))
+    with pytest.raises(ValueError, match="EdgeFilter needs features of edges"):
+        EdgeFilter()(x, x, graph)
