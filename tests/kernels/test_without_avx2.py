@@ -61,16 +61,6 @@ compare("gates", attend(graphs.causal().bind(23), normalize="none", log_gate=gat
 """
 RAN = ["complete()", "window(2) | global_nodes(1)", "edges", "Additive", "AdditiveV2", "Kernel", "std", "dense"]
 RAN += ["gates"]
-    "complete()",
-    "window(2) | global_nodes(1)",
-    "edges",
-    "Additive",
-    "AdditiveV2",
-    "Kernel",
-    "std",
-    "dense",
-    "gates",
-]
 EMULATOR = shutil.which("qemu-x86_64") or shutil.which("qemu-x86_64-static")
 
 
