@@ -286,8 +286,8 @@ def _converted(mask: Any) -> BlockMask:
     same = bool((blocks == blocks[:1, :1]).all())
 
     def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        block = q // rows, kv // columns
-        return (blocks[0, 0][block] if same else blocks[(b, h, *block)]) & mask_mod(b, h, q, kv)
+        row, column = q // rows, kv // columns
+        return (blocks[0, 0, row, column] if same else blocks[b, h, row, column]) & mask_mod(b, h, q, kv)
 
     _check_device(blocks.device)
     return BlockMask(within, _graphs([_trace(within)], *mask.shape))
