@@ -48,6 +48,7 @@ def test_every_topology_of_the_builders_can_be_written() -> None:
     from_data = {"batch", "cache", "chunks", "knn", "lsh", "parse", "register"}
     from_data |= {"absent_edges", "edges_into", "ends_of_edges", "random_walk_neighbors", "sampled"}
     from_data |= {"radius", "edge_vectors", "line_graph", "farthest", "icosphere", "icosphere_points"}
+    from_data |= {"StackedGraph", "blocks", "chosen", "tree", "rollouts"}
     from_data |= {"CompressedGraph", "compressed", "open_csr", "write_csr"}
     others = {name for name in graphs.__all__ if name.startswith(("from_", "to_"))}
     assert set(BUILDERS) == set(graphs.__all__) - from_data - others

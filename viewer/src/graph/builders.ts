@@ -33,6 +33,7 @@ export const BUILDERS: Record<string, Builder> = {
   permutation: { parameters: { order: null }, rule: permutation },
   memory: rows({ length: null }, memory, { length: 0 }),
   random: { parameters: { degree: null, block: 1, seed: 0 }, rule: random },
+  expander: { parameters: { degree: null, seed: 0 }, rule: expander },
   longformer: { parameters: { window: null, globals: 0 }, rule: longformer },
   bigbird: { parameters: { block: 64, window: 3, random: 3, globals: 2, seed: 0 }, rule: bigbird },
   grid: { parameters: { height: null, width: null, connectivity: 4 }, rule: grid },
@@ -151,6 +152,25 @@ function random(numDst: number, numSrc: number, args: Record<string, Value>): Ru
   const drawn = draw(new Generator([seed, groups, numSrc]), new Array(groups).fill(columns), degree / block);
   return build(numDst, numSrc, (i, add) => {
     for (const j of drawn[Math.floor(i / block)]) add(j * block, (j + 1) * block);
+  });
+}
+
+function expander(numDst: number, numSrc: number, args: Record<string, Value>): Runs {
+  const { degree, seed } = integers(args, { degree: 2, seed: 0 });
+  if (degree % 2) throw new Error(`degree must be even, two for each cycle; got ${degree}`);
+  if (numDst !== numSrc) {
+    throw new Error(`expander needs as many sources as destinations; got ${numDst} x ${numSrc}`);
+  }
+  const generator = new Generator([seed, numSrc]);
+  const sources: number[][] = Array.from({ length: numSrc }, () => []);
+  for (let cycles = numSrc > 1 ? degree / 2 : 0; cycles > 0; cycles--) {
+    const cycle = generator.permutation(numSrc);
+    for (const [k, node] of cycle.entries()) {
+      sources[node].push(cycle.at(k - 1)!, cycle[(k + 1) % numSrc]);
+    }
+  }
+  return build(numDst, numSrc, (i, add) => {
+    for (const j of sources[i]) add(j, j + 1);
   });
 }
 

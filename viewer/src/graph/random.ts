@@ -1,7 +1,8 @@
-// numpy's default_rng, bit by bit, so that `random` and `bigbird` have the same edges here as in Python:
+// numpy's default_rng, bit by bit, so that `random`, `expander` and `bigbird` have the same edges here as in Python:
 // SeedSequence (numpy/random/bit_generator.pyx) and PCG64 (O'Neill 2014), with Lemire's bounded integers (2019).
 
 const MOST_DRAWN = 1 << 20; // numbers, about a second
+const TOO_MANY = "so many random edges take too long in a browser; use fewer nodes, or a smaller degree";
 
 // Integers of 128 bits are eight limbs of 16 bits, the lowest first: several times as fast as BigInt.
 const LIMBS = 8;
@@ -45,6 +46,17 @@ export class Generator {
       const remainder = (upper % BASE) * BASE + (lower % BASE);
       if (remainder >= bound || remainder >= threshold) return Math.floor(upper / BASE);
     }
+  }
+
+  /** 0, ..., size - 1 in random order. */
+  permutation(size: number): number[] {
+    if (size > MOST_DRAWN) throw new Error(TOO_MANY);
+    const order = Array.from({ length: size }, (_, k) => k);
+    for (let i = size - 1; i > 0; i--) {
+      const j = this.below(i + 1);
+      [order[i], order[j]] = [order[j], order[i]];
+    }
+    return order;
   }
 
   /** state = state * MULTIPLIER + increment, modulo 2^128. */
@@ -119,7 +131,7 @@ export function draw(generator: Generator, available: number[], count: number): 
   count = Math.min(count, most);
   const isDense = count * 8 >= most;
   if (available.length * (isDense ? most : count) > MOST_DRAWN) {
-    throw new Error("so many random edges take too long in a browser; use fewer nodes, or a smaller degree");
+    throw new Error(TOO_MANY);
   }
   if (isDense) {
     return available.map((limit) => {
