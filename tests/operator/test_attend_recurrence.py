@@ -171,3 +171,22 @@ def test_documents_of_graphs() -> None:
     assert documents(graphs.from_edges(torch.cat([pairs, pairs], 1), 3)) is None
     for topology in (graphs.window(1), graphs.complete(), graphs.causal() - graphs.identity(), graphs.prefix(2)):
         assert documents(topology.bind(4)) is None
+
+
+@pytest.mark.parametrize("nodes", [5, 70, 131], ids=str)
+@pytest.mark.parametrize("form", ["a head", "a feature"])
+@pytest.mark.parametrize("delta", [False, True])
+def test_nodes_behind_the_last_one_that_is_read_get_a_gradient_of_exactly_0(nodes: int, form: str, delta: bool) -> None:
+    torch.manual_seed(0)
+    shape = (nodes, 2, 6) if form == "a feature" else (nodes, 2)
+    read, last = nodes // 2, nodes // 2 + 1
+    features = [torch.randn(nodes, 2, 6, requires_grad=True) for _ in range(3)]
+    gates = torch.nn.functional.logsigmoid(torch.randn(*shape)).requires_grad_()
+    beta = torch.rand(nodes, 2, requires_grad=True) if delta else None
+    options = {"normalize": "none", "log_gate": gates, "beta": beta, "backend": "scan"}
+    out = ops.attend(graphs.causal().bind(nodes), *features, **options)
+    out[: read + 1].square().sum().backward()
+    for x in (*features, gates, *([beta] if delta else [])):
+        assert x.grad is not None
+        assert not x.grad[last:].any()
+        assert x.grad[1:last].any()

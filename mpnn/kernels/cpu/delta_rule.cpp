@@ -196,6 +196,7 @@ template <class T> struct DeltaBackward : Delta<T> {
     add_rows(p.d_query, p, copy, b, g, node, n, p.width, T(p.scale), dq);
     add_rows(p.d_key, p, copy, b, g, node, n, p.width, T(1), write_k);
 
+    const double behind = inner(S + F * D, Z, p.width, D, deep);
     for (int64_t f = 0; f < p.width; f++) scale_row(Z + f * D, deep, decays.whole);
     for (int64_t i = 0; i < n; i++) {
       scale_row(q + i * F, wide, decays.before[i]);
@@ -203,12 +204,7 @@ template <class T> struct DeltaBackward : Delta<T> {
     }
     product<STEP, true, T>({q, 1, F}, {o, D}, {Z, D}, up(p.width, STEP), n, deep);
     product<STEP, true, T>({k, 1, F}, {dr, D}, {Z, D}, up(p.width, STEP), n, deep);
-    double total = 0;
-    for (int64_t f = 0; f < p.width; f++) total += (double)dot(S + f * D, Z + f * D, deep);
-    for (int64_t i = 0; p.d_log_gate && i < n; i++) {
-      p.d_log_gate[this->gate(node + i)] = (T)total;
-      total -= (double)dL[i];
-    }
+    if (p.d_log_gate) add_up(inner(S, Z, p.width, D, deep), behind, dL, 1, n, p.d_log_gate + this->gate(node), p.groups);
   }
 
   void head() {

@@ -144,7 +144,7 @@ template <class T> struct ByFeatureBackward : ByFeature<T> {
   const int64_t chunks = most_chunks(p, SHORT);
   Memory memory{(Base::size() + SHORT * (5 * F + 4 * D + 2 * C) + (F + D) * C + 2 * F * D + chunks * SHORT * D +
                  (chunks + 1) * F * D + F) * (int64_t)sizeof(T), 28};
-  T *dq, *read_k, *write_k, *ends, *dL, *u, *o, *dr, *predicted, *u_transposed, *X, *Y, *Z, *turned, *es, *states, *total;
+  T *dq, *read_k, *write_k, *ends, *dL, *u, *o, *dr, *predicted, *u_transposed, *X, *Y, *Z, *turned, *es, *states, *behind;
 
   explicit ByFeatureBackward(const Scan<T> &p) : Base(p) {
     if (!memory) return;
@@ -154,7 +154,7 @@ template <class T> struct ByFeatureBackward : ByFeature<T> {
     o = memory.take<T>(2 * SHORT * D), dr = o + SHORT * D;
     u = memory.take<T>(SHORT * D), predicted = memory.take<T>(SHORT * D), u_transposed = memory.take<T>(D * C);
     X = memory.take<T>(SHORT * C), Y = memory.take<T>(SHORT * C);
-    Z = memory.take<T>(F * D), turned = memory.take<T>(D * F), total = memory.take<T>(F);
+    Z = memory.take<T>(F * D), turned = memory.take<T>(D * F), behind = memory.take<T>(F);
     es = memory.take<T>(chunks * SHORT * D), states = memory.take<T>((chunks + 1) * F * D);
   }
 
@@ -248,6 +248,7 @@ template <class T> struct ByFeatureBackward : ByFeature<T> {
     add_rows(p.d_query, p, copy, b, g, node, n, p.width, T(p.scale), dq);
     add_rows(p.d_key, p, copy, b, g, node, n, p.width, T(1), write_k);
 
+    for (int64_t f = 0; f < p.width; f++) behind[f] = dot(S + (F + f) * D, Z + f * D, deep);
     this->scale_state(Z);
     this->times_before(q);
     product<STEP, true, T>({q, 1, F}, {o, D}, {Z, D}, up(p.width, STEP), n, deep);
@@ -256,12 +257,9 @@ template <class T> struct ByFeatureBackward : ByFeature<T> {
       for (int64_t at = 0; at < n * F; at += F) scale_row(k + at, wide, T(-1));
       product<STEP, true, T>({k, 1, F}, {dr, D}, {Z, D}, up(p.width, STEP), n, deep);
     }
-    for (int64_t f = 0; f < p.width; f++) total[f] = dot(S + f * D, Z + f * D, deep);
-    for (int64_t i = 0; i < n; i++)
-      for (int64_t f = 0; f < p.width; f++) {
-        p.d_log_gate[this->gate(node + i) * p.width + f] = total[f];
-        total[f] -= dL[i * F + f];
-      }
+    T *const d_log_gate = p.d_log_gate + this->gate(node) * p.width;
+    for (int64_t f = 0; f < p.width; f++)
+      add_up(dot(S + f * D, Z + f * D, deep), behind[f], dL + f, F, n, d_log_gate + f, p.groups * p.width);
   }
   void transposed_keys() {  // ends [SHORT, F]: the keys, decayed to the end of the chunk
     for (int64_t f = 0; f < wide; f += 8)

@@ -147,13 +147,13 @@ template <class T> bool run(const Scan<T> &p, const Item &item) {
 // node of a chunk, for which the states of a document are kept; then node i's edges as a destination, <q_i, dq_i>, leave the
 // sum, and those as a source, <k_i, dk_i>, enter it. A sum along the whole sequence instead would add up roundings: sums over
 // gates (Mamba's A) are 100 times as exact. Both products hold the edge i -> i, which no gate decays, and which may be larger
-// than all others: it is left out. For edges within a chunk, E_ij = decay_ij <q_i, k_j> <do_i, v_j>, the products are sums of
-// rows and of columns of E, j < i.
+// than all others: it is left out. Where nothing comes from behind a chunk, the sum starts there, with 0 (`add_up`). For edges
+// within a chunk, E_ij = decay_ij <q_i, k_j> <do_i, v_j>, the products are sums of rows and of columns of E, j < i.
 template <class T> struct Backward {
   const Scan<T> &p;
   const int64_t F = stride<T>(p.width), D = stride<T>(p.value_width), C = stride<T>(CHUNK);
   const int64_t wide = up(p.width, 8), deep = up(p.value_width, 8), chunks = most_chunks(p, CHUNK);
-  Memory memory{(CHUNK * (3 * F + 3 * D + 3 * C) + 2 * F * D + (F + D) * C + chunks * (CHUNK + D * F)) * (int64_t)sizeof(T), 16};
+  Memory memory{(CHUNK * (3 * F + 3 * D + 3 * C) + 2 * F * D + (F + D) * C + chunks * CHUNK + (chunks + 1) * D * F) * (int64_t)sizeof(T), 16};
   T *q, *k, *v, *o, *dk, *dv, *P, *W, *k_transposed, *v_transposed, *turned, *Z, *dL, *states;
   Decays<T> decays;
   int64_t b, g, copy;
@@ -165,7 +165,7 @@ template <class T> struct Backward {
     P = memory.take<T>(CHUNK * C), W = memory.take<T>(CHUNK * C);
     k_transposed = memory.take<T>(F * C), v_transposed = memory.take<T>(D * C);
     turned = memory.take<T>(D * F), Z = memory.take<T>(F * D);  // T of the pass forwards, Z^T of the pass backwards
-    dL = memory.take<T>(chunks * CHUNK), states = memory.take<T>(chunks * D * F);
+    dL = memory.take<T>(chunks * CHUNK), states = memory.take<T>((chunks + 1) * D * F);
   }
   void read(int64_t node, int64_t n) {
     const int64_t gate = (b * p.num_dst + node) * p.groups + g;
@@ -212,6 +212,7 @@ template <class T> struct Backward {
 
   // All other gradients of a chunk; Z and Z^T go back to its start, where T was `state`.
   void backwards(int64_t node, int64_t n, const T *state, T *dL) {
+    const double behind = inner(state + D * F, turned, p.value_width, F, wide);
     read(node, n);
     transposed(k, CHUNK, p.width, k_transposed);
     lower_logits<T>(W, q, F, k_transposed, p.width, nullptr);
@@ -231,12 +232,9 @@ template <class T> struct Backward {
     scale_rows(q, n, p.width, decays.before);
     product<STEP, true, T>({q, 1, F}, {o, D}, {Z, D}, up(p.width, STEP), n, deep);
     transposed(Z, p.width, p.value_width, turned);
-    double total = 0;
-    for (int64_t d = 0; d < p.value_width; d++) total += (double)dot(state + d * F, turned + d * F, wide);
-    for (int64_t i = 0; p.d_log_gate && i < n; i++) {
-      p.d_log_gate[(b * p.num_dst + node + i) * p.groups + g] = (T)total;
-      total -= (double)dL[i];
-    }
+    if (!p.d_log_gate) return;
+    T *const d_log_gate = p.d_log_gate + (b * p.num_dst + node) * p.groups + g;
+    add_up(inner(state, turned, p.value_width, F, wide), behind, dL, 1, n, d_log_gate, p.groups);
   }
 
   void head() {
@@ -249,6 +247,7 @@ template <class T> struct Backward {
         __builtin_memcpy(states + c * D * F, turned, p.value_width * F * sizeof(T));
         forwards(first + c * CHUNK, least(CHUNK, length - c * CHUNK), dL + c * CHUNK);
       }
+      __builtin_memcpy(states + count * D * F, turned, p.value_width * F * sizeof(T));
       read_state(Z, is_last ? state_of(p, p.d_last, b, g) : nullptr, p.value_width, p.width, p.value_width);
       transposed(Z, p.width, p.value_width, turned);
       for (int64_t c = count - 1; c >= 0; c--)

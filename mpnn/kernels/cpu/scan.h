@@ -241,6 +241,27 @@ template <int64_t C, bool TURNED, class T> NOINLINE void solve(const T *A, T *U,
   for (; width > 0; width -= 8, U += 8) solve_columns<C, TURNED, 8, 1>(A, A_row, U, U_row);
 }
 
+// ------------------------------------------------------------------------------------------------ gradients of gates
+
+// <A, B> of two matrices of `rows` rows.
+template <class T> double inner(const T *A, const T *B, int64_t rows, int64_t stride, int64_t width) {
+  double total = 0;
+  for (int64_t at = 0; at < rows * stride; at += stride) total += (double)dot(A + at, B + at, width);
+  return total;
+}
+
+// The gradients of the gates of a chunk: `first` at its first node, less dL of each node, which leaves `behind`. If that is 0,
+// because no later node has a gradient, they are added up from the end: nodes behind the last one that the loss reads get
+// exactly 0. Else from the start, where the sum is as small as the gates are.
+template <class T>
+void add_up(double first, double behind, const T *dL, int64_t step, int64_t n, T *to, int64_t row) {
+  if (behind == 0) {
+    for (int64_t i = n - 1; i >= 0; i--) to[i * row] = (T)(behind += (double)dL[i * step]);
+    return;
+  }
+  for (int64_t i = 0; i < n; first -= (double)dL[i++ * step]) to[i * row] = (T)first;
+}
+
 // ------------------------------------------------------------------------------------------------ one head after the other
 
 // The number of chunks of C nodes of the longest document.
