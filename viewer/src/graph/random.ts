@@ -48,12 +48,14 @@ export class Generator {
     }
   }
 
-  /** 0, ..., size - 1 in random order. */
+  /** 0, ..., size - 1 in random order. numpy draws its numbers by their lowest bits here, and rejects too large ones. */
   permutation(size: number): number[] {
     if (size > MOST_DRAWN) throw new Error(TOO_MANY);
     const order = Array.from({ length: size }, (_, k) => k);
     for (let i = size - 1; i > 0; i--) {
-      const j = this.below(i + 1);
+      const mask = 2 ** (32 - Math.clz32(i)) - 1;
+      let j = this.next32() & mask;
+      while (j > i) j = this.next32() & mask;
       [order[i], order[j]] = [order[j], order[i]];
     }
     return order;
