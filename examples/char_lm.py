@@ -51,7 +51,9 @@ def main() -> None:
         for name in options.models:
             if equal == "time" and (name == "causal" or "causal" not in milliseconds):
                 continue
-            count = steps if equal == "steps" else round(steps * milliseconds["causal"] / milliseconds[name])
+            count = steps
+            if equal == "time":
+                count = max(round(steps * milliseconds["causal"] / milliseconds[name]), 1)
             sizes = {"steps": count, "dim": options.dim, "context": options.context, "corpus": corpus}
             run = partial(train, name, models, len(characters), train_tokens, val_tokens, sizes)
             published, source = PUBLISHED if (name, corpus) == ("causal", "tinyshakespeare") else ("none", "")

@@ -83,11 +83,11 @@ class StackedGraph(Graph):
         return graph
 
     def dense(self) -> Tensor:
-        """The adjacencies, bool [*stack, num_dst, num_src]."""
+        """The adjacencies, bool [..., num_dst, num_src], behind the dimensions of `stack`."""
         return self.flat.dense().view(*self.stack, self.num_dst, self.num_src)
 
     def degree(self) -> Tensor:
-        """The in-degrees, int64 [*stack, num_dst]."""
+        """The in-degrees, int64 [..., num_dst], behind the dimensions of `stack`."""
         return self.flat.degree().view(*self.stack, self.num_dst)
 
     def validate(self) -> "StackedGraph":
