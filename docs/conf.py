@@ -81,7 +81,21 @@ html_show_sourcelink = False
 html_sidebars = {"try": [], "index": []}
 
 
+def link_back(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    """Pages of sources link to the names under which their objects are documented. viewcode takes the module of the
+    first such name for all objects of a source."""
+
+    def named(link: re.Match[str]) -> str:
+        page, anchor = link[1], link[2]
+        _, kind, member = anchor.partition("." + page.rpartition(".")[2])
+        return f"api/{page}.html#{page}{member}" if kind else link[0]
+
+    if pagename.startswith("_modules/"):
+        context["body"] = re.sub(r"api/([\w.]+)\.html#([\w.]+)", named, context["body"])
+
+
 def setup(app: Any) -> None:
+    app.connect("html-page-context", link_back)
     site_pages.write(DOCS / "_generated")
     site_pages.viewers(DOCS / "_generated" / ".viewers")
     app.connect("source-read", site_pages.links_that_work_here)
