@@ -15,12 +15,15 @@ from mpnn import backends
 from mpnn.backends import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[1]
+LONG = ("decoders.md", "operator.md")  # whose code takes more than a few seconds
 PAGES = [
-    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if "```python" in page.read_text()
+    pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in LONG else [])
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if "```python" in page.read_text()
 ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES)
 def test_code_in_docs_runs(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # for what a page writes
     monkeypatch.setattr(backends, "_registered", BACKENDS)  # forgets the page's own afterwards

@@ -133,7 +133,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
 DATA = {"depth_and_smoothing.py": "cora", "graph_classification.py": "MUTAG", "links.py": "cora"}
 
 # The default suite runs those that take a few seconds, the slow one all.
-QUICK = ("semantic_search.py", "custom_aggregator.py", "custom_topology.py", "explain_plan.py")
+QUICK = ("custom_aggregator.py", "explain_plan.py")
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,7 @@ def test_translation_runs_by_itself(tmp_path):
     assert len(list((tmp_path / "results").glob("*-alignment.png"))) == 6
 
 
+@pytest.mark.slow
 def test_tsp_runs_by_itself(tmp_path):
     real(locate, "tsp")
     words = ["20 instances of 20 cities", "nearest neighbor", "attention, best of 5", "is drawn in tsp.png"]

@@ -54,6 +54,7 @@ def test_a_time_that_was_disturbed_for_all_backends_alike_changes_little() -> No
     assert prices["a"]["call"] < 150
 
 
+@pytest.mark.slow
 def test_every_operation_that_requests_count_has_a_positive_price() -> None:
     plain, graph, counted = [request for _, request in fit.cases()], graphs.causal().bind(6), set()
     drawn = [requests.draw(0, index).request for index in range(60)]

@@ -395,6 +395,7 @@ def test_eval_measures_what_train_reported(trained: Path) -> None:
     assert "run.json is damaged or of another version" in refusal("eval", trained)
 
 
+@pytest.mark.slow
 def test_train_on_a_graph_of_one_s_own(tmp_path: Path) -> None:
     torch.manual_seed(0)
     y = torch.arange(30) % 3

@@ -107,7 +107,8 @@ ON_SEQUENCES: dict[str, Callable[[], MessagePassing]] = {
 # A compilation takes seconds. These share their code paths with the others.
 SLOW = ("window, grouped, soft cap", "alibi", "shaw", "aggregation", "bahdanau", "gcn", "edges add numbers", "std")
 SLOW += ("pna, wider than its messages", "a learned aggregator", "kernel", "rotary", "transformer-xl", "diffusion")
-SLOW += ("a learned activation", "edges add vectors")
+SLOW += ("a learned activation", "edges add vectors", "causal, dropout", "t5", "gatv2", "a map for each type of edges")
+SLOW += ("other nodes as sources", "returned weights", "a relation that is no offset", "a graph of its own")
 
 
 def some_slow(names: Iterable[str]) -> list[Any]:
@@ -179,8 +180,9 @@ OTHERS: dict[str, tuple[Callable[[], MessagePassing], tuple[int, ...], Callable[
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "sizes", "call", "programs"), OTHERS.values(), ids=OTHERS)
-def test_other_models(make: Any, sizes: tuple[int, ...], call: Callable[[int], Call], programs: int) -> None:
+@pytest.mark.parametrize("name", some_slow(OTHERS))
+def test_other_models(name: str) -> None:
+    make, sizes, call, programs = OTHERS[name]
     assert check_against_eager(make(), sizes, call) == programs
 
 
@@ -229,6 +231,7 @@ def test_every_aggregator_by_its_name_or_as_a_function(reduce: Any) -> None:
 # ---------------------------------------------------------------------------------------------------- sizes
 
 
+@pytest.mark.slow
 def test_fifty_lengths_take_two_compilations() -> None:
     model = layer(graphs.causal() & graphs.window(4))
     compiled_model, counter = program(model)

@@ -109,6 +109,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[
     return {name: (there, torch.load(path.with_suffix(".outputs"))) for name, (path, there) in here.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_another_process_computes_the_same(name: str, elsewhere: Any) -> None:
     here, there = elsewhere[name]

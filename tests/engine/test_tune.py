@@ -58,6 +58,7 @@ def mean_regret(drawn: list[Works], prices: Prices, truth: Prices) -> float:
     return fmean(ratios)
 
 
+@pytest.mark.slow
 def test_plans_become_right_on_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped, before, after = tuned.shipped()["nanoseconds"], [], []
     drawn, probes = [works(requests.draw(0, index).request) for index in range(150)], list(map(works, tune.probes()))

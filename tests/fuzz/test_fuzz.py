@@ -1,4 +1,6 @@
-"""2,000 cases of the fuzzer, new ones each day; and tests of the fuzzer itself: it finds a planted error.
+"""2,000 cases of the fuzzer, new ones each day (728 of them are quick tests); and tests of the fuzzer itself.
+
+It finds a planted error.
 
 `MPNN_FUZZ_SEED=N` repeats the cases of another day.
 """
@@ -36,7 +38,10 @@ def quiet() -> Any:
         yield
 
 
-@pytest.mark.parametrize("first", range(SEED, SEED + 20 * GROUPS, GROUPS))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(SEED + i * GROUPS, marks=[pytest.mark.slow] if i > 6 else []) for i in range(20)],
+)
 def test_every_backend_agrees_with_the_oracle(first: int) -> None:
     runs: Counter[str] = Counter()
     for seed in range(first, first + GROUPS):
