@@ -7,6 +7,7 @@ from mpnn import validation
 from mpnn.attention.heads import check_integers, join_heads
 from mpnn.attention.spec import ANY, Attention
 from mpnn.graph import Graph
+from mpnn.graph.arguments import one_set
 from mpnn.graph.exchange import LOCAL
 from mpnn.maps import Linear
 from mpnn.round import Round
@@ -35,8 +36,8 @@ class Degree(Attention):
         return ANY, validation.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        if graph.exchange is LOCAL and graph.degrees is None and graph.num_dst != graph.num_src:
-            raise ValueError(f"Degree needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
+        if graph.exchange is LOCAL and graph.degrees is None:
+            one_set("Degree", graph)
         if edge_attr is None:
             weight = graph.cached(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
         else:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import not_negative
+from mpnn.graph.arguments import not_negative, one_set
 
 
 def degrees(graph: Graph, most: int | None = None) -> Tensor:
@@ -20,8 +20,7 @@ def degrees(graph: Graph, most: int | None = None) -> Tensor:
     """
     if most is not None:
         not_negative("most", most)
-    if graph.num_dst != graph.num_src:
-        raise ValueError(f"degrees need one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
+    one_set("degrees", graph)
     out_degree = torch.bincount(graph.edge_index[0], minlength=graph.num_src)
     both = torch.stack([graph.degree(), out_degree], 1)
     return both if most is None else both.clamp(max=most)
