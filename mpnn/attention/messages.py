@@ -92,8 +92,7 @@ class EdgeFilter(Mapped):
         self.filter = filter
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        if edge_attr is None:
-            raise ValueError("EdgeFilter needs features of edges: pass edge_attr, or a graph that has edge_attr")
+        edge_attr = validation.edge_features("EdgeFilter", edge_attr)
         value = src if self.value is None else self.value(src)
         weight = edge_attr if self.filter is None else self.filter(edge_attr)
         if weight.shape[-2:] != (graph.num_edges, value.shape[-1]):
