@@ -1,4 +1,4 @@
-"""Degrees: the numbers of edges into and out of each node."""
+"""Degrees, and random features, which distinguish nodes that no other encoding can distinguish."""
 
 import torch
 from torch import Tensor
@@ -24,3 +24,16 @@ def degrees(graph: Graph, most: int | None = None) -> Tensor:
     out_degree = torch.bincount(graph.edge_index[0], minlength=graph.num_src)
     both = torch.stack([graph.degree(), out_degree], 1)
     return both if most is None else both.clamp(max=most)
+
+
+def random_features(num_nodes: int, k: int, seed: int) -> Tensor:
+    """Standard normal numbers [num_nodes, k], the same for the same arguments (Sato et al. 2021, "Random features
+    strengthen graph neural networks"). Use another seed in each training step, so that the model cannot learn
+    particular numbers. Torch's global random state is not changed.
+
+    Raises:
+        ValueError: if num_nodes or k is negative.
+    """
+    not_negative("num_nodes", num_nodes)
+    not_negative("k", k)
+    return torch.randn(num_nodes, k, generator=torch.Generator().manual_seed(seed))
