@@ -256,9 +256,8 @@ def _graphs(masks: list[_Program], batch: int, heads: int, num_dst: int, num_src
     def graph(b: int, h: int) -> Graph:
         runs = []
         for q in torch.arange(num_dst if num_src else 0).split(step):
-            edge = torch.nn.functional.pad(allowed(b, h, q).to(torch.int8), (1, 1)).diff()
-            row, start = (edge == 1).nonzero(as_tuple=True)
-            runs.append((row + q[0], start, (edge == -1).nonzero(as_tuple=True)[1]))
+            some = Runs.from_dense(allowed(b, h, q).numpy())
+            runs.append((some.row + int(q[0]), some.start, some.stop))
         return Graph.from_runs(Runs.of(num_dst, num_src, runs))
 
     return [[graph(b, h) for h in range(heads if _H in of else 1)] for b in range(batch if _B in of else 1)]

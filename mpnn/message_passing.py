@@ -157,11 +157,7 @@ class MessagePassing(nn.Module):
             raise ValueError("states of edges are not divided over processes: call it outside of mpnn.distributed")
         bound = self._bound(graph, dst, src, Layer(None, self.aggregate, False, False, False))
         edge_attr = bound.edge_attr if edge_attr is None else _checked_edges(edge_attr, bound)
-        if edge_attr is None:
-            raise ValueError(
-                "an operator with edges= needs their states: pass edge_attr, or a graph that has edge_attr"
-            )
-        return edges(edge_attr, dst, src, bound)
+        return edges(validation.edge_features("an operator with edges=", edge_attr), dst, src, bound)
 
     def rounds(
         self,
@@ -189,7 +185,9 @@ class MessagePassing(nn.Module):
         rounds: tuple[Round, ...]
         try:
             if cache is not None:
-                rounds = (_check_cache(cache).round(self, graph, prepared, source, edge_attr),)
+                if not isinstance(cache, KVCache):
+                    raise TypeError(f"cache must be an mpnn.decoding.cache.KVCache; got {_describe(cache)}")
+                rounds = (cache.round(self, graph, prepared, source, edge_attr),)
             else:
                 rounds = self._attend(attention, graph, prepared, src, edge_attr, return_weights)
         except RuntimeError:
@@ -355,10 +353,10 @@ def _graph_or_none(graph: Any) -> Topology | Graph | None:
     return None if graph is None else _check_graph(graph)
 
 
-def _attention_or_none(attention: Any) -> Attention | None:
-    if attention is not None and not isinstance(attention, Attention):
-        raise TypeError(f"attention must be an Attention or None; got {_describe(attention)}")
-    return attention
+def _an_or_none(kind: type, name: str, value: Any) -> Any:
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be an {kind.__name__} or None; got {_describe(value)}")
+    return value
 
 
 def _aggregator(aggregate: Any) -> Any:
@@ -379,24 +377,13 @@ def _check_order(name: str, argument: Any, *wrong: type) -> None:
         )
 
 
-def _edges_or_none(edges: Any) -> EdgeUpdate | None:
-    if edges is not None and not isinstance(edges, EdgeUpdate):
-        raise TypeError(f"edges must be an EdgeUpdate or None; got {_describe(edges)}")
-    return edges
-
-
-def _edge_dropout(p: Any) -> float:
-    validation.rate("edge_dropout", p)
-    return float(p)
-
-
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "graph": _graph_or_none,
     "aggregate": _aggregator,
     "update": _update,
-    "attention": _attention_or_none,
-    "edges": _edges_or_none,
-    "edge_dropout": _edge_dropout,
+    "attention": partial(_an_or_none, Attention, "attention"),
+    "edges": partial(_an_or_none, EdgeUpdate, "edges"),
+    "edge_dropout": partial(validation.rate, "edge_dropout"),
 }
 """For each attribute of an operator, the function that validates and converts it."""
 
@@ -416,12 +403,6 @@ def _describe(argument: Any) -> str:
     if isinstance(argument, type):
         return f"the class {argument.__name__}, not an instance"
     return type(argument).__name__
-
-
-def _check_cache(cache: Any) -> KVCache:
-    if not isinstance(cache, KVCache):
-        raise TypeError(f"cache must be an mpnn.decoding.cache.KVCache; got {_describe(cache)}")
-    return cache
 
 
 def _check_features(name: str, x: Any) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.graph.arguments import one_set
 from mpnn.graph.runs import Ints, Runs
 
 if TYPE_CHECKING:
@@ -150,8 +151,7 @@ def network(
     Raises:
         ValueError: if sources and destinations are different sets, or positions or classes do not match the nodes.
     """
-    if graph.num_dst != graph.num_src:
-        raise ValueError(f"network draws one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
+    one_set("network", graph)
     if positions is None:
         at = springs(graph) if graph.is_explicit else _circle(graph.num_dst)
     else:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mpnn import engine
 from mpnn.engine import dispatch
+from mpnn.graph.arguments import one_set
 from mpnn.graph.exchange import LOCAL
 from mpnn.message_passing import MessagePassing
 from mpnn.round import Round
@@ -39,11 +40,8 @@ class Propagation(MessagePassing):
     def _run(self, round: Round) -> tuple[Tensor, Tensor | None]:
         """Runs all hops. The weights are computed in the first one only."""
         graph, exchange = round.graph, round.graph.exchange
-        if exchange is LOCAL and graph.num_dst != graph.num_src:
-            raise ValueError(
-                f"hops and teleport need one set of nodes; the graph is {graph.num_dst} x {graph.num_src} "
-                "(destinations x sources)"
-            )
+        if exchange is LOCAL:
+            one_set("Propagation", graph)
         round = dispatch.normalize(round)  # one seed, so that all hops drop the same edges
         reused = round.weighted and self.hops > 1
         out, weights = engine.run(replace(round, return_weights=True) if reused else round, self.backend)

@@ -42,8 +42,7 @@ def round(round: Round) -> None:
     device(round.graph, round.value)
     for name, x, role, trailing in _on_nodes(round):
         features(name, x, role, trailing, round.graph)
-        if x.device != round.value.device:
-            raise ValueError(f"{name} is on {x.device} and value on {round.value.device}; move one")
+        _same_device(name, x, round)
         if x.shape[: -1 - trailing] != round.batch:
             raise ValueError(
                 f"{name} and value must have the same batch dimensions before the nodes; "
@@ -88,10 +87,7 @@ def recurrence(round: Round) -> None:
             continue
         if isinstance(x, Tensor) and x.dim() < shape.count(","):
             raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}")
-        tensor(name, x)
-        floating(name, x)
-        if x.device != round.value.device:
-            raise ValueError(f"{name} is on {x.device} and value on {round.value.device}; move one")
+        _beside_value(name, x, round)
     nodes, heads, width = round.graph.num_dst, round.heads, score.key.shape[-1]
     _fits("log_gate", round.log_gate, (*round.batch, nodes, heads), ((1,), (width,)))
     _fits("beta", round.beta, (*round.batch, nodes, heads), ((),))
@@ -121,14 +117,23 @@ def lse(round: Round) -> None:
 
 def sinks(sinks: Any, round: Round) -> None:
     """Raises ValueError or TypeError unless these are sinks of the round's softmax: a number for each head."""
-    tensor("sinks", sinks)
-    floating("sinks", sinks)
+    _beside_value("sinks", sinks, round)
     if round.normalize != "softmax" or not round.weighted:
         raise ValueError("sinks are logits of a softmax; call with normalize='softmax', or without sinks")
     if sinks.shape != (round.heads,):
         raise ValueError(f"sinks must have shape [{round.heads}], a logit for each head; got {list(sinks.shape)}")
-    if sinks.device != round.value.device:
-        raise ValueError(f"sinks is on {sinks.device} and value on {round.value.device}; move one")
+
+
+def _beside_value(name: str, x: Any, round: Round, advice: str = "") -> None:
+    """Raises TypeError or ValueError unless this is a floating-point tensor on the device of the values."""
+    tensor(name, x)
+    floating(name, x, advice)
+    _same_device(name, x, round)
+
+
+def _same_device(name: str, x: Tensor, round: Round) -> None:
+    if x.device != round.value.device:
+        raise ValueError(f"{name} is on {x.device} and value on {round.value.device}; move one")
 
 
 def types(over: Any, query: Any, key: Any, value: Any) -> None:
@@ -195,6 +200,13 @@ def fits(owner: str, name: str, x: Tensor, expected: Takes) -> None:
         )
 
 
+def edge_features(owner: str, edge_attr: Tensor | None) -> Tensor:
+    """The features of edges. Raises ValueError if there are none."""
+    if edge_attr is None:
+        raise ValueError(f"{owner} needs edge features: pass edge_attr, or a graph that has edge_attr")
+    return edge_attr
+
+
 def function(name: str, value: Any) -> None:
     """Raises TypeError if `value` is not a module, a function or None."""
     if value is not None and (isinstance(value, type) or not callable(value)):
@@ -210,12 +222,13 @@ def widened(owner: str, width: int, expected: int) -> None:
         )
 
 
-def rate(name: str, p: Any) -> None:
-    """Raises TypeError if `p` is not a number, ValueError if it is not in [0, 1)."""
+def rate(name: str, p: Any) -> float:
+    """The number `p`. Raises TypeError if it is not a number, ValueError if it is not in [0, 1)."""
     if isinstance(p, bool) or not hasattr(p, "__float__"):
         raise TypeError(f"{name} must be a number in [0, 1); got {p!r}")
     if not 0.0 <= p < 1.0:
         raise ValueError(f"{name} must lie in [0, 1); got {p}")
+    return float(p)
 
 
 def floating(name: str, x: Tensor, advice: str = "") -> None:
@@ -310,10 +323,8 @@ def _per_edge(name: str, data: PerEdge, trailing: int, round: Round) -> None:
     x = numbers(data)
     mask = name == "bias" and x.dtype == torch.bool
     advice = "a bias is added to logits; to mask, choose the graph, or use -inf"
-    floating(name, x, f": {advice if mask else f'call .to({round.value.dtype})'}")
+    _beside_value(name, x, round, f": {advice if mask else f'call .to({round.value.dtype})'}")
     rows = _num_edge_types(data, round.graph) if isinstance(data, EmbeddingTable) else round.graph.num_edges
-    if x.device != round.value.device:
-        raise ValueError(f"{name} is on {x.device} and value on {round.value.device}; move one")
     batch = () if isinstance(data, EmbeddingTable) else tuple(round.batch)
     leading = tuple(x.shape[: -1 - trailing])
     fits = (

@@ -4,9 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import validation
-from mpnn.attention.heads import check_integers, edges_by_head, join_heads
-from mpnn.attention.spec import Attention, KeyValue
+from mpnn.attention.spec import Attention, KeyValue, check_integers, edges_by_head, join_heads
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
 from mpnn.maps import Linear
@@ -29,6 +27,7 @@ class Additive(Attention):
     """
 
     depends_on = "node"
+    reads = "to_value", "to_value"
 
     def __init__(
         self,
@@ -56,9 +55,6 @@ class Additive(Attention):
         for weight in (self.to_value.weight, self.by_src, self.by_dst, self.by_edge):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
-
-    def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        return validation.takes(self.to_value), validation.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
@@ -88,6 +84,7 @@ class AdditiveV2(KeyValue):
     """
 
     depends_on = "node"
+    reads = "to_query", "to_value"
 
     def __init__(
         self,
@@ -115,9 +112,6 @@ class AdditiveV2(KeyValue):
         self.vector = nn.Parameter(torch.empty(heads, out_dim))
         self.bias = nn.Parameter(torch.zeros(heads * out_dim if concat else out_dim)) if bias and map_value else None
         nn.init.xavier_uniform_(self.vector)
-
-    def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        return validation.takes(self.to_query), validation.takes(self.to_value)
 
     def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key = self.to_query(dst), self.to_value(src).unflatten(-1, (self.heads, -1))

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mpnn import graphs
 from mpnn.attention.dot_product import DotProduct
-from mpnn.attention.heads import check_integers
+from mpnn.attention.spec import check_integers
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
 from mpnn.maps import Linear

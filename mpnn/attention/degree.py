@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation
-from mpnn.attention.heads import check_integers, join_heads
-from mpnn.attention.spec import ANY, Attention
+from mpnn.attention.spec import Attention, check_integers, join_heads
 from mpnn.graph import Graph
+from mpnn.graph.arguments import one_set
 from mpnn.graph.exchange import LOCAL
 from mpnn.maps import Linear
 from mpnn.round import Round
@@ -23,6 +22,7 @@ class Degree(Attention):
     normalize = "none"
     depends_on = "row"
     balanced = True
+    reads = "", "to_value"
 
     def __init__(self, in_dim: int, out_dim: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -31,12 +31,9 @@ class Degree(Attention):
         self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
         nn.init.xavier_uniform_(self.to_value.weight)
 
-    def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        return ANY, validation.takes(self.to_value)
-
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        if graph.exchange is LOCAL and graph.degrees is None and graph.num_dst != graph.num_src:
-            raise ValueError(f"Degree needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
+        if graph.exchange is LOCAL and graph.degrees is None:
+            one_set("Degree", graph)
         if edge_attr is None:
             weight = graph.cached(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
         else:

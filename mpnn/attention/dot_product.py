@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mpnn import validation
-from mpnn.attention.heads import check_integers, edges_by_head
-from mpnn.attention.spec import KeyValue
+from mpnn.attention.spec import KeyValue, check_integers, edges_by_head
 from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.graph import Graph
 from mpnn.maps import Linear
@@ -35,6 +34,7 @@ class DotProduct(KeyValue):
     """
 
     depends_on = "node"
+    reads = "to_query", "to_key"
 
     def __init__(
         self,
@@ -78,9 +78,6 @@ class DotProduct(KeyValue):
                     f"position must be one of mpnn.position, such as Rotary(head_dim), or several; got {p!r}"
                 )
         self.positions = nn.ModuleList(positions)
-
-    def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        return validation.takes(self.to_query), validation.takes(self.to_key)
 
     def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query = self.to_query(dst).unflatten(-1, (self.heads, -1))

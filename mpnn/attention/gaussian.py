@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation
-from mpnn.attention.heads import check_integers, join_heads
-from mpnn.attention.spec import ANY, Attention
+from mpnn.attention.spec import Attention, check_integers, join_heads
 from mpnn.graph import Graph
 from mpnn.maps import Linear
 from mpnn.round import Round
@@ -26,6 +24,7 @@ class Gaussian(Attention):
 
     normalize = "none"
     depends_on = "node"
+    reads = "", "to_value"
 
     def __init__(self, in_dim: int, out_dim: int, kernels: int, coordinates: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -37,9 +36,6 @@ class Gaussian(Attention):
         nn.init.xavier_uniform_(self.to_value.weight)
         nn.init.uniform_(self.mu)
         nn.init.uniform_(self.sigma, 0.5, 1.5)
-
-    def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        return ANY, validation.takes(self.to_value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         coordinates = self.mu.shape[1]
@@ -71,14 +67,12 @@ class Near(Attention):
     """
 
     depends_on = "node"
+    reads = "encode", "encode"
 
     def __init__(self, encode: nn.Module, vector_dim: int, *, normalized: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
         self.encode, self.vector_dim, self.dropout = encode, vector_dim, dropout
         self.normalize = "softmax" if normalized else "none"
-
-    def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        return validation.takes(self.encode), validation.takes(self.encode)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         encoded = self.encode(src)

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import validation
-from mpnn.attention.heads import check_integers
-from mpnn.attention.spec import KeyValue
+from mpnn.attention.spec import KeyValue, check_integers
 from mpnn.graph import Graph
 from mpnn.kernels import positive_features
 from mpnn.maps import Linear
@@ -42,6 +41,7 @@ class Kernel(KeyValue):
 
     normalize = "none"
     depends_on = "row"  # keys are scaled by their maximum
+    reads = "to_query", "to_key"
     directions: Tensor | None
 
     def __init__(
@@ -56,9 +56,6 @@ class Kernel(KeyValue):
         self.heads, self.head_dim = heads, dim // heads
         self.to_query, self.to_key, self.to_value, self.to_out = (Linear(dim, dim, bias) for _ in range(4))
         self.register_buffer("directions", None if features == "elu" else _orthogonal(features, self.head_dim, seed))
-
-    def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        return validation.takes(self.to_query), validation.takes(self.to_key)
 
     def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import validation
-from mpnn.attention.spec import ANY, Attention
+from mpnn.attention.spec import Attention
 from mpnn.graph import Graph
 from mpnn.graphs.explicit import edges_into
 from mpnn.round import Round
@@ -28,13 +28,11 @@ class Mapped(Attention):
 
     normalize = "none"
     depends_on = "node"
+    reads = "", "value"
 
     def __init__(self, value: nn.Module | None = None, out: nn.Module | None = None) -> None:
         super().__init__()
         self.value, self.out = value, out
-
-    def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        return ANY, validation.takes(self.value)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         return Round(graph, (src if self.value is None else self.value(src)).unsqueeze(-2))
@@ -92,8 +90,7 @@ class EdgeFilter(Mapped):
         self.filter = filter
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        if edge_attr is None:
-            raise ValueError("EdgeFilter needs features of edges: pass edge_attr, or a graph that has edge_attr")
+        edge_attr = validation.edge_features("EdgeFilter", edge_attr)
         value = src if self.value is None else self.value(src)
         weight = edge_attr if self.filter is None else self.filter(edge_attr)
         if weight.shape[-2:] != (graph.num_edges, value.shape[-1]):

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import validation
-from mpnn.attention.heads import check_integers
-from mpnn.attention.spec import Attention, KeyValue
+from mpnn.attention.spec import Attention, KeyValue, check_integers
 from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from mpnn import validation
 from mpnn.graph import Graph
+from mpnn.graph.arguments import as_integer
 from mpnn.round import Round
-
-ANY: validation.Takes = (None, None)
 
 
 class Attention(nn.Module, ABC):
@@ -30,12 +29,14 @@ class Attention(nn.Module, ABC):
             (`mpnn.distributed`). "node": those of a node on that node, those of an edge on the edge and its ends.
             "row": also on the other edges and sources of a destination. "graph": on anything; nodes are not divided.
             A subclass with methods of its own does not inherit it, because it can compute others.
+        reads: the names of the modules that read the features of destinations and of sources; "" for any features.
     """
 
     normalize: str = "softmax"
     dropout: float = 0.0
     balanced: bool = False
     depends_on: str = "graph"
+    reads: tuple[str, str] = ("", "")
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -50,7 +51,8 @@ class Attention(nn.Module, ABC):
 
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
         """Required width and dtype of the destinations' and of the sources' features, see `validation.takes`."""
-        return ANY, ANY
+        of_dst, of_src = (validation.takes(getattr(self, name, None)) for name in self.reads)
+        return of_dst, of_src
 
     def merge(self, out: Tensor) -> Tensor:
         """Maps the aggregated heads [..., N_dst, H, D] to the message [..., N_dst, F]; default: concatenates them."""
@@ -78,3 +80,29 @@ class KeyValue(Attention):
     @abstractmethod
     def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         """The round for the queries, keys and values that `project` returned."""
+
+
+def check_integers(**sizes: int | None) -> None:
+    """Raises TypeError, naming the argument, if a size is neither an integer nor None."""
+    for name, size in sizes.items():
+        if size is not None:
+            as_integer(name, size)
+
+
+def edges_by_head(to_edge: nn.Linear, edge_attr: Tensor | None, heads: int) -> Tensor:
+    """A vector for each edge and head, [E, H, D], from attributes [E, edge_dim], or [E] if edge_dim is 1."""
+    if edge_attr is None:
+        raise ValueError("this attention has edge_dim, so the graph or the call must provide edge_attr")
+    edge_attr = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
+    if edge_attr.shape[-1] != to_edge.in_features:
+        raise ValueError(f"this attention has edge_dim={to_edge.in_features}; got edge_attr {list(edge_attr.shape)}")
+    return to_edge(edge_attr).unflatten(-1, (heads, -1))
+
+
+def join_heads(out: Tensor, concat: bool, bias: Tensor | None) -> Tensor:
+    """The message [..., N, F] of the heads [..., N, H, D]: concatenated, or else their mean, plus a bias."""
+    out = out.flatten(-2) if concat else out.mean(-2)
+    if bias is None:
+        return out
+    validation.widened("attention with a bias", out.shape[-1], len(bias))
+    return out + bias

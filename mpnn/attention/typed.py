@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import validation
-from mpnn.attention.heads import check_integers, join_heads
-from mpnn.attention.spec import Attention
+from mpnn.attention.spec import Attention, check_integers, join_heads
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
 from mpnn.round import Round

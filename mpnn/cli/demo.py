@@ -2,25 +2,28 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
 
+import torch
 import typer
 
+from mpnn import Topology, ops
 from mpnn.cli import demo_page, recall, tasks
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, fail, folder, refuse, warn
 from mpnn.cli.demo_page import Results, Times
-from mpnn.cli.lengths import attention_seconds, step_seconds
 from mpnn.cli.measure import machine, one_thread, versions
 from mpnn.cli.page import PAGE
 from mpnn.cli.recall import RecallRun
 from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
+from mpnn.engine.tune import least
 from mpnn.files import write_atomically
 from mpnn.graphs import parse
+from mpnn.models import GPT
 from mpnn.train.checkpoint import Checkpoint, CheckpointError
 from mpnn.train.loop import TrainingDiverged, require_accelerate
 
@@ -128,3 +131,36 @@ def _times() -> Times:
     topologies = {name: parse(name) for name in TIMED_GRAPHS}
     steps = step_seconds(topologies, LENGTHS)
     return Times(LENGTHS, steps, ATTENTION_LENGTH, attention_seconds(topologies, ATTENTION_LENGTH))
+
+
+_VOCABULARY, _DIM, _HEADS, _LAYERS = 96, 64, 4, 2  # those of the demo's text model
+
+
+def step_seconds(topologies: Mapping[str, Topology], lengths: Sequence[int]) -> dict[str, list[float]]:
+    """Seconds of a training step (forward, backward, update) of a GPT on one text of each length, for each topology."""
+    by_length = [least([{name: _step(t, n) for name, t in topologies.items()}], 0)[0] for n in lengths]
+    return {name: [of[name] for of in by_length] for name in topologies}
+
+
+def attention_seconds(topologies: Mapping[str, Topology], length: int) -> dict[str, float]:
+    """Seconds of attention alone, forward and backward, in the sizes of that GPT."""
+    return least([{name: _attention(topology, length) for name, topology in topologies.items()}], 0)[0]
+
+
+def _step(topology: Topology, length: int) -> Callable[[], object]:
+    model = GPT(_VOCABULARY, _DIM, _HEADS, _LAYERS, topology, context=length)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    tokens = torch.randint(_VOCABULARY, (1, length + 1))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+
+    return step
+
+
+def _attention(topology: Topology, length: int) -> Callable[[], object]:
+    graph = topology.bind(length)
+    query, key, value = (torch.randn(1, length, _HEADS, _DIM // _HEADS, requires_grad=True) for _ in range(3))
+    return lambda: ops.attend(graph, query, key, value).sum().backward()

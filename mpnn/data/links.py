@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn import Graph
+from mpnn.graph.arguments import one_set
 from mpnn.graph.transforms import keep_edges
 from mpnn.graphs import absent_edges
 
@@ -51,8 +52,7 @@ def split_links(
     Raises:
         ValueError: the graph has two sets of nodes, or a part would have no link.
     """
-    if graph.num_dst != graph.num_src:
-        raise ValueError(f"split_links needs one set of nodes; got {graph!r}")
+    one_set("split_links", graph)
     size, edges = graph.num_dst, graph.edge_index.cpu()
     low, high = edges if directed else edges.sort(0).values
     key = high * size + low

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn import Graph
+from mpnn.graph.arguments import one_set
 from mpnn.graph.derive import renumbered
 from mpnn.graphs import CompressedGraph, compressed
 from mpnn.graphs.compressed import check_nodes
@@ -87,8 +88,7 @@ def neighbor_batches(
     Raises:
         ValueError: an argument does not fit; before the first batch. Errors of the thread are raised at its batch.
     """
-    if graph.num_dst != graph.num_src:
-        raise ValueError(f"neighbor_batches needs one set of nodes; got {graph!r}")
+    one_set("neighbor_batches", graph)
     if not fanouts or any(fanout < -1 for fanout in fanouts):
         raise ValueError(f"fanouts must hold a number for each layer, -1 for all in-neighbors; got {list(fanouts)}")
     for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0)):

@@ -5,9 +5,8 @@ encoding is a deterministic function of the graph. Each graph of a batch (`graph
 its own.
 """
 
-from mpnn.encodings.degree import degrees
+from mpnn.encodings.features import degrees, random_features
 from mpnn.encodings.laplacian import laplacian
-from mpnn.encodings.random_features import random_features
 from mpnn.encodings.shortest_paths import path_edges, shortest_paths
 from mpnn.encodings.walks import pagerank, random_walk
 from mpnn.encodings.weisfeiler_lehman import weisfeiler_lehman

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpnn.graph import Graph
+from mpnn.graph.arguments import one_set
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -18,8 +19,7 @@ def adjacency(graph: Graph, what: str) -> "csr_array":
     """
     from scipy.sparse import csr_array
 
-    if graph.num_dst != graph.num_src:
-        raise ValueError(f"{what} needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
+    one_set(what, graph)
     src, dst = graph.edge_index.cpu().numpy()
     return csr_array((np.ones(len(src)), (dst, src)), shape=(graph.num_dst, graph.num_src))
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import not_negative
+from mpnn.graph.arguments import not_negative, one_set
 
 
 def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -> Tensor:
@@ -28,9 +28,8 @@ def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -
         TypeError: if labels are not integers.
     """
     not_negative("rounds", rounds)
+    one_set("roles", graph)
     n = graph.num_dst
-    if n != graph.num_src:
-        raise ValueError(f"roles need one set of nodes; the graph is {n} x {graph.num_src}")
     role = _rank(np.zeros(n, np.int64) if labels is None else _validate_labels(labels, n))
     ptr, col = graph.csr.ptr.cpu().numpy(), graph.csr.col.cpu().numpy()
     degree = np.diff(ptr)

@@ -48,3 +48,9 @@ def distinct_indices(name: str, values: Iterable[int] | Tensor) -> tuple[int, ..
     if nodes and min(nodes) < 0:
         raise ValueError(f"{name} must not hold negative nodes; got {min(nodes)}")
     return tuple(sorted(set(nodes)))
+
+
+def one_set(what: str, graph: Any) -> None:
+    """Raises ValueError if the destinations and the sources of a graph are two sets of nodes."""
+    if graph.num_dst != graph.num_src:
+        raise ValueError(f"{what} needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")

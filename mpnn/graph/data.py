@@ -368,10 +368,6 @@ class GraphData(Handled):
         self.order = None if self.order is None else self.order.cpu()
         self._accept()
 
-    def _need_square(self, what: str) -> None:
-        if self.num_dst != self.num_src:
-            raise ValueError(f"{what} needs as many sources as destinations; got {self.num_dst} x {self.num_src}")
-
     def _copy(self: G, convert: Callable[[Tensor], Tensor] = lambda x: x, device: torch.device | None = None) -> G:
         sizes, device = (self.num_dst, self.num_src), device or self.device
         graph = type(self)(*sizes, runs=self._given_runs, labels=self._labels, name=self.name, device=device)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mpnn.graph import reachability
 from mpnn.graph.algebra import Algebra
+from mpnn.graph.arguments import one_set
 from mpnn.graph.subgraphs import Subgraphs
 from mpnn.graph.transforms import Transforms
 from mpnn.registry import FUNCTIONS
@@ -38,7 +39,7 @@ class Graph(Algebra, Subgraphs, Transforms):
         counts the diagonal even if the graph has no self-loops. Above 1,024 nodes, the result is an estimate from 256
         evenly spaced sources.
         """
-        self._need_square("reach")
+        one_set("reach", self)
         return reachability.fraction(self.runs, layers)
 
     def diameter(self) -> int | None:
@@ -46,7 +47,7 @@ class Graph(Algebra, Subgraphs, Transforms):
 
         Above 1,024 nodes, estimated from a sample of sources, like `reach`.
         """
-        self._need_square("diameter")
+        one_set("diameter", self)
         return reachability.diameter(self.runs)
 
     def components(self) -> Tensor:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.graph.arguments import one_set
 from mpnn.graph.csr import inverse
 from mpnn.graph.data import G, GraphData
 from mpnn.graph.derive import renumbered, selected, structured
@@ -92,7 +93,7 @@ class Subgraphs(GraphData):
 
         Positions are preserved.
         """
-        self._need_square("a part of the nodes")
+        one_set("a part of the nodes", self)
         try:
             keep = torch.as_tensor(keep, device=self.device)
         except (TypeError, ValueError, RuntimeError):

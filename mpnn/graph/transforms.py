@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import reachability
+from mpnn.graph.arguments import one_set
 from mpnn.graph.data import G, GraphData
 from mpnn.graph.derive import extended, renumbered, selected, structured
 from mpnn.graph.relations import Offset, flipped
@@ -38,14 +39,14 @@ class Transforms(GraphData):
 
     def power(self: G, k: int) -> G:
         """i receives from j if a walk of exactly `k` edges leads from j to i (with self-loops: at most k)."""
-        self._need_square("power")
+        one_set("power", self)
         if not isinstance(k, (int, np.integer)) or k < 1:
             raise ValueError(f"power needs an integer k >= 1; got {k!r}")
         return self if self.clique_sizes is not None else structured(self, reachability.power(self.runs, k))
 
     def with_self_loops(self: G, fill: float = 0.0) -> G:
         """Adds the missing self-loops. New loops come last, with edge attributes of `fill`."""
-        self._need_square("self-loops")
+        one_set("self-loops", self)
         if self.clique_sizes is not None:
             return self
         if not self.is_explicit:
@@ -63,7 +64,7 @@ class Transforms(GraphData):
 
     def undirected(self: G) -> G:
         """Adds the missing reverse edges. They come last and copy the attributes of the original edge."""
-        self._need_square("undirected")
+        one_set("undirected", self)
         if self.clique_sizes is not None:
             return self
         if not self.is_explicit:
@@ -100,7 +101,7 @@ class Transforms(GraphData):
         Raises:
             ValueError: if the method is unknown.
         """
-        self._need_square("reordered")
+        one_set("reordered", self)
         if method not in ("rcm", "degree"):
             raise ValueError(f"unknown order {method!r}; expected one of rcm, degree")
         src, dst = self.stored_edges.cpu().long().numpy()

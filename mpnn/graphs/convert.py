@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mpnn import validation
 from mpnn.graph import Graph
+from mpnn.graph.arguments import one_set
 from mpnn.graphs.explicit import from_edges
 
 
@@ -182,8 +183,7 @@ def to_pyg(graph: Graph, **features: Tensor) -> Any:
     from torch_geometric.data import Data
 
     validation.graph(graph)
-    if graph.num_dst != graph.num_src:
-        raise ValueError(f"Data holds one set of nodes; this graph is {graph.num_dst} x {graph.num_src}")
+    one_set("Data of PyTorch Geometric", graph)
     attr = None if graph.edge_attr is None else graph.edge_attr.clone()
     data = {"edge_attr": attr, "edge_type": graph.edge_type, **features}
     present = {name: value for name, value in data.items() if value is not None}

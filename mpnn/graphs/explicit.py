@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import at_least
+from mpnn.graph.arguments import at_least, one_set
 from mpnn.graph.csr import check_form
 from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import GridOffset, Offset
@@ -179,11 +179,7 @@ def ends_of_edges(graph: Graph) -> Graph:
     Raises:
         ValueError: if the graph has two sets of nodes.
     """
-    if graph.num_dst != graph.num_src:
-        raise ValueError(
-            f"ends_of_edges needs one set of nodes; the graph has {graph.num_dst} destinations and {graph.num_src} "
-            "sources"
-        )
+    one_set("ends_of_edges", graph)
     edge = torch.arange(graph.num_edges, device=graph.device)
     edges = torch.cat([torch.stack([end, edge]) for end in graph.edge_index], 1)
     which_end = torch.arange(2, device=graph.device).repeat_interleave(graph.num_edges)

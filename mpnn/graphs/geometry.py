@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import at_least
+from mpnn.graph.arguments import at_least, one_set
 from mpnn.graph.runs import Ints
 
 
@@ -92,8 +92,7 @@ def line_graph(graph: Graph, backtrack: bool = True) -> Graph:
     Raises:
         ValueError: if the graph has two sets of nodes.
     """
-    if graph.num_dst != graph.num_src:
-        raise ValueError(f"line_graph needs one set of nodes; got {graph.num_dst} x {graph.num_src}")
+    one_set("line_graph", graph)
     (src, dst), csr, num_edges = graph.ends, graph.csr, graph.num_edges
     count = graph.degree()[src]
     receiver = torch.arange(num_edges, device=graph.device).repeat_interleave(count)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpnn.models.graph.arrival_times import ArrivalTimes as ArrivalTimes
 from mpnn.models.graph.egnn import EGNN as EGNN
-from mpnn.models.graph.gat import GAT as GAT
-from mpnn.models.graph.gatv2 import GATv2 as GATv2
+from mpnn.models.graph.gat import GAT as GAT, GATv2 as GATv2
 from mpnn.models.graph.gcn import GCN as GCN
 from mpnn.models.graph.ggnn import GGNN as GGNN
 from mpnn.models.graph.gin import GIN as GIN

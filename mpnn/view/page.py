@@ -27,7 +27,7 @@ class Page:
         graph: `expression`, `n` and `num_src` (None: the same as `n`) of the graph that the page opens with; None for a
             page without the panes of expressions.
         attention: as `mpnn.view.attention.attention` returns it; None for a page without attention.
-        plan: as `mpnn.view.plans.of_topology` returns it; None for a page without a plan.
+        plan: as `mpnn.view.topology.plan_data` returns it; None for a page without a plan.
     """
 
     title: str

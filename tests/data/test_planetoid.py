@@ -13,8 +13,7 @@ from planetoid_files import name, neighbor_lists, program, small_planetoid as sm
 from real_data import real
 
 from mpnn.data.errors import DamagedFile, DatasetNotFound
-from mpnn.data.pickles import load_plain
-from mpnn.data.planetoid import citeseer, cora, read_planetoid, row_normalize
+from mpnn.data.planetoid import citeseer, cora, load_plain, read_planetoid, row_normalize
 
 
 def test_planetoid_by_hand(small_planetoid):
@@ -72,7 +71,7 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(small_planetoid, 
         ("numpy.core.multiarray", "fromfile"),
         ("scipy.sparse.csr", "sys.exit"),
         ("collections", "OrderedDict"),
-        ("mpnn.data.pickles", "pickle.loads"),
+        ("mpnn.data.planetoid", "pickle.loads"),
     ],
 )
 def test_every_name_but_the_six_is_refused(tmp_path, module, attribute):

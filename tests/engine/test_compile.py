@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,12 +20,16 @@ from torch.utils.checkpoint import checkpoint
 
 from mpnn import Graph, MessagePassing, aggregate, graphs, ops
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Kernel, Typed
+from mpnn.engine.compile.form import flatten
 from mpnn.engine.compile.operator import _TICKETS
+from mpnn.engine.compile.outline import outline
 from mpnn.graph.handles import resolve
 from mpnn.graph.relations import GridOffset
 from mpnn.models.layers.relative import RelativeDotProduct
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
 from mpnn.propagation import Propagation
+from mpnn.round import Round
+from mpnn.scores import Dot
 from mpnn.update import Activate, FeedForward, PreNorm
 
 Call = dict[str, Any]
@@ -290,16 +295,13 @@ def test_checkpointing_computes_the_forward_again() -> None:
 
 # ---------------------------------------------------------------------------------------------------- the operator
 
-NEEDS = [True, False, True, True]
-
 
 def arguments(dropout: float = 0.25) -> tuple[Any, ...]:
     """Those of `mpnn::run` for attention on a small graph, its tensors ready to be differentiated."""
     graph = arguments.graph = graphs.window(2).bind(6)  # type: ignore[attr-defined]  # held as long as its number is
     query, key, value = (torch.randn(3, 6, 2, 4, requires_grad=True) for _ in range(3))
-    slots = ("value", "seed", "score_query", "score_key")
-    form = repr(("auto", (), "Dot", slots, ("scale",), (), (("normalize", "softmax"),), "Sum", None))
-    return graph.token, [6, 6, 0, 6, 6], [value, torch.tensor(5), query, key], form, [dropout, 0.5], NEEDS
+    round = Round(graph, value, Dot(query, key, 0.5), dropout=dropout, seed=torch.tensor(5))
+    return flatten(replace(round, graph=outline(graph, 6, 6, value.device)), "auto")
 
 
 def test_torch_approves_of_the_operator() -> None:

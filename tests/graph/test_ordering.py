@@ -64,5 +64,5 @@ def test_structured_and_tiny_graphs() -> None:
 def test_what_cannot_be_reordered() -> None:
     with pytest.raises(ValueError, match="unknown order 'metis'; expected one of rcm, degree"):
         road_map().reordered("metis")
-    with pytest.raises(ValueError, match="reordered needs as many sources as destinations; got 3 x 5"):
+    with pytest.raises(ValueError, match="reordered needs one set of nodes; the graph is 3 x 5"):
         graphs.complete().bind(3, 5).reordered()

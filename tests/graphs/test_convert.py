@@ -154,7 +154,7 @@ def test_edge_weights_of_pyg_data_are_attributes() -> None:
 
 def test_pyg_data_has_one_set_of_nodes(graph: Graph) -> None:
     Data = pytest.importorskip("torch_geometric.data").Data
-    with pytest.raises(ValueError, match="one set of nodes; this graph is 3 x 5"):
+    with pytest.raises(ValueError, match="one set of nodes; the graph is 3 x 5"):
         graphs.to_pyg(graph)
     with pytest.raises(ValueError, match=r"needs data with an edge_index; got Data\(x=\[2, 2\]\)"):
         graphs.from_pyg(Data(x=torch.zeros(2, 2)))

@@ -193,5 +193,5 @@ def test_incidence_graphs_connect_nodes_to_edges_and_edges_to_their_ends() -> No
     ends = ends_of_edges(graph)
     assert ends.edge_index.tolist() == [[0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]]
     assert ends.edge_type.tolist() == [0, 0, 0, 1, 1, 1]
-    with pytest.raises(ValueError, match="one set of nodes; the graph has 2 destinations and 1 sources"):
+    with pytest.raises(ValueError, match="one set of nodes; the graph is 2 x 1"):
         ends_of_edges(from_edges([[0], [1]], num_src=1, num_dst=2))

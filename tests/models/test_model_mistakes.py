@@ -44,7 +44,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "towers without features of edges": (
         lambda: PNA(4, 3, 8, edge_dim=3)(torch.randn(9, 4), WINDOW),
-        "created with edge_dim: pass edge_attr, or a graph that has edge_attr",
+        "a layer with edge_dim needs edge features: pass edge_attr, or a graph that has edge_attr",
     ),
     "towers": (lambda: PNA(6, 3, 16, towers=3), "3 towers cannot share a width of 16 evenly"),
     "three sizes": (

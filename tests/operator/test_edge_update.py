@@ -133,7 +133,7 @@ def test_states_are_not_divided_over_processes(monkeypatch: pytest.MonkeyPatch) 
 def test_mistakes() -> None:
     graph, x, e = bipartite(6, 6, 20), torch.randn(6, 8), torch.randn(20, 3)
     op = MessagePassing(graph, "sum", edges=EdgeUpdate(8, 3))
-    with pytest.raises(ValueError, match="needs their states: pass edge_attr"):
+    with pytest.raises(ValueError, match="needs edge features: pass edge_attr"):
         op(x)
     with pytest.raises(ValueError, match=r"a state for each edge, \[20, 3\]; got \[3, 3\]"):
         op.edges(e[:3], x, x, graph)

@@ -17,8 +17,8 @@ from mpnn.cli import page as demo_page
 from mpnn.view import Page
 from mpnn.view.attention import Recording, attention
 from mpnn.view.page import script
-from mpnn.view.plans import of_topology
 from mpnn.view.subject import Nodes, Patches, Tokens
+from mpnn.view.topology import plan_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
@@ -62,7 +62,7 @@ def page() -> Page:
             weights = torch.stack([((src == dst + 1).float() if layer == 0 else even), even], 1)
             recording.add(graph, weights)
         recordings.append(recording)
-    plan = of_topology(graphs.parse("causal & window(4)"), 32)
+    plan = plan_data(graphs.parse("causal & window(4)"), 32)
     graph_data = {"expression": "causal & window(4)", "n": 32, "num_src": None}
     return Page("A title", "A subtitle", graph_data, attention(Tokens(tokens), recordings), plan)
 
@@ -426,7 +426,7 @@ def test_the_plan_has_every_backend_and_charts(see: Callable[..., dict[str, Any]
         width=400,
     )
     assert seen["tab"] == "Plan"
-    plan = of_topology(graphs.parse("causal & window(4)"), 32)
+    plan = plan_data(graphs.parse("causal & window(4)"), 32)
     assert [row[0] for row in seen["rows"]] == [one["name"] for one in plan["candidates"]]
     assert all(
         one["reason"] is None or row[3] == one["reason"]

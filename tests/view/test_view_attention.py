@@ -177,11 +177,11 @@ def test_nodes_are_shown_in_the_order_that_is_asked_for() -> None:
 
 
 def test_plans_have_estimates_or_reasons_and_sizes() -> None:
-    from mpnn.view.plans import of_topology
+    from mpnn.view.topology import plan_data
 
-    data = json.loads(json.dumps(of_topology(graphs.parse("causal & window(16)"), 64), allow_nan=False))
+    data = json.loads(json.dumps(plan_data(graphs.parse("causal & window(16)"), 64), allow_nan=False))
     assert all((one["seconds"] is None) == (one["reason"] is not None) for one in data["candidates"])
     assert data["backend"] == data["candidates"][0]["name"]
     assert [size["n"] for size in data["sizes"]] == sorted(size["n"] for size in data["sizes"])
     assert len(data["sizes"]) > 5
-    assert of_topology(graphs.grid(4, 4), 16)["sizes"] == []
+    assert plan_data(graphs.grid(4, 4), 16)["sizes"] == []

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from mpnn.backends import by_source
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.tiles import split
-from mpnn.backends.tiles.bias import by_offset, table
-from mpnn.edge_tables import PerEdge
+from mpnn.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask, count_blocks
+from mpnn.graph.relations import Offset
 from mpnn.kernels.cpu import library
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.kernels.tile_attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, TileAttention
@@ -173,3 +173,27 @@ def _per_edge(biases: list[PerEdge], round: Round) -> Tensor | None:
 def _dropout(round: Round) -> Dropout | None:
     keys = round.dropout_keys()
     return None if keys is None else Dropout(keys, round.dropout, round.graph.node_ids)
+
+
+def by_offset(bias: PerEdge) -> bool:
+    """Whether a bias is a table by offset."""
+    return isinstance(bias, EmbeddingTable) and type(bias.relation) is Offset
+
+
+def table(round: Round, room: int = 0) -> Tensor | None:
+    """The sum of all biases by offset, [H, offsets + room]: the bias of i - j is at index i - j + num_src - 1. None if
+    there are no such biases."""
+    graph, biases = round.graph, [b for b in round.bias if by_offset(b)]
+    if not biases:
+        return None
+    offsets = graph.num_dst + graph.num_src - 1 + room
+    i = torch.arange(offsets, device=graph.device) - (graph.num_src - 1) + graph.shift
+    zero = torch.zeros((), dtype=torch.int64, device=graph.device)
+    by_index = total(
+        [
+            b.table.to(round.accumulate_dtype).index_select(0, b.relation.ids(i, zero))
+            for b in biases
+            if isinstance(b, EmbeddingTable) and b.relation
+        ]
+    )
+    return None if by_index is None else by_index.expand(-1, round.heads).T.contiguous()

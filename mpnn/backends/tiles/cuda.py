@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.tiles import cpu
-from mpnn.backends.tiles.bias import table
+from mpnn.backends.tiles.cpu import table
 from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask, count_blocks
 from mpnn.graph.runs import Runs

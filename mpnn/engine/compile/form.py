@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggregator
-from mpnn.edge_tables import TABLES, BiasTable, EmbeddingTable, PerEdge
+from mpnn.edge_tables import TABLES, EmbeddingTable
 from mpnn.engine import dispatch
 from mpnn.engine.compile.graph_tensor import ADVICE, graph_to_tensor
 from mpnn.engine.compile.names import describe, restore
@@ -26,7 +26,7 @@ from mpnn.engine.compile.outline import Built, Outline, constant
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.round import Round
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 
 class Call(NamedTuple):
@@ -34,8 +34,9 @@ class Call(NamedTuple):
 
     `token`: the number of the graph or topology, int64 scalar; or the graph serialized by `graph_to_tensor`, uint8.
     `sizes`: number of destinations, sources and edges (0 if nothing depends on them), destinations and sources of the
-    graph before `derive`, then the clips of relations. `tensors`: in the order of the form's slots, value first.
-    `form`: a `Form` as text. `numbers`: dropout, then the numbers of the score. `needs`: which tensors need gradients.
+    graph before `derive`, then the clips of relations. `tensors`: in the order of the form's fields, value first, then
+    its parameters. `form`: a `Form` as text. `numbers`: in the order of its fields. `needs`: which tensors need
+    gradients.
     """
 
     token: Tensor
@@ -47,21 +48,19 @@ class Call(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A round without its numbers and sizes.
+    """A round without its tensors, numbers and sizes.
 
-    `derived`: the function that derives the graph from the operator's graph, and its arguments. `slots` describe the
-    tensors: `name`, `name@relation` for a table, `=role.name` for a module's parameter. `numbers` and `objects` are the
-    other fields of the score: the names of its numbers, and the name of each object. `reduced`: the last two dimensions
-    of aggregated messages, or None if the aggregator does not change them.
+    `derived`: the function that derives the graph from the operator's graph, and its arguments. `fields`: the name of
+    each field of the round and, after "score.", of its score, what it holds, and details: the relation of a table, the
+    name of an object, or the value itself. `parameters`: the names of the parameters of modules, whose tensors are the
+    last. `reduced`: the last two dimensions of aggregated messages, or None if the aggregator does not change them.
     """
 
     backend: str
     derived: tuple[Any, ...]
     score: str
-    slots: tuple[str, ...]
-    numbers: tuple[str, ...]
-    objects: tuple[tuple[str, str], ...]
-    options: tuple[tuple[str, Any], ...]
+    fields: tuple[tuple[str, str, Any], ...]
+    parameters: tuple[str, ...]
     reduce: str
     reduced: tuple[int, int] | None
 
@@ -75,91 +74,70 @@ def flatten(round: Round, backend: str) -> Call:
         raise TypeError(
             f"torch.compile traces a Round, and not its subclass {type(round).__name__}; leave it uncompiled"
         )
-    graph, score, parts = cast(Outline, round.graph), round.score, _Parts()
-    options: list[tuple[str, Any]] = []
-    for name in _fields(type(round)):
-        data = getattr(round, name)
-        if isinstance(data, (Tensor, EmbeddingTable)):
-            parts.add(name, data, round.roles[name].of == "edge")
-        elif name == "bias":
-            for bias in data:
-                parts.add(name, bias, True)
-        elif name not in _APART and data is not None and data is not False:
-            options.append((name, data))
+    graph, score, flat = cast(Outline, round.graph), round.score, _Flat()
+    flat.add(round, "", ("graph", "score", "reduce"))
     if score is not None:
-        parts.add_score(score)
-    reduce, reduced = parts.named("reduce", round.reduce), None
+        flat.add(score, "score.", ())
+    reduce, reduced = flat.named("reduce", round.reduce), None
     if reduce not in _PLAIN:
         reduced = _reduced(reduce, operator.index(round.heads), operator.index(round.value.shape[-1]))
     if torch.compiler.is_exporting() and not isinstance(graph, Built):
         token, recipe = graph_to_tensor(graph), ()
     else:
         token, recipe = graph.token, (_name_of(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else ()
-    form = Form(
-        backend,
-        recipe,
-        "" if score is None else _score_name(type(score)),
-        tuple(parts.slots),
-        tuple(parts.numbers),
-        tuple(parts.objects),
-        tuple(options),
-        reduce,
-        reduced,
-    )
-    num_edges = graph.num_edges if round.return_weights or parts.per_edge else 0
-    return Call(
-        token,
-        [graph.num_dst, graph.num_src, num_edges, *graph.base, *parts.clips],
-        parts.tensors,
-        _to_text(*form),
-        [round.dropout, *parts.numbers.values()],
-        [torch.is_grad_enabled() and t.requires_grad for t in parts.tensors],
-    )
+    kind = "" if score is None else _score_name(type(score))
+    form = Form(backend, recipe, kind, tuple(flat.fields), tuple(flat.parameters), reduce, reduced)
+    num_edges = graph.num_edges if round.return_weights or flat.per_edge else 0
+    sizes = [graph.num_dst, graph.num_src, num_edges, *graph.base, *flat.clips]
+    tensors = [*flat.tensors, *flat.parameters.values()]
+    needs = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
+    return Call(token, sizes, tensors, _to_text(*form), flat.numbers, needs)
 
 
-_APART = ("graph", "score", "bias", "reduce", "dropout")
-
-
-class _Parts:
-    """The tensors of a round, their slots, the clips of relations, and the numbers and objects of the score."""
+class _Flat:
+    """The fields of a round and its score, their tensors and numbers, and the clips of relations."""
 
     def __init__(self) -> None:
+        self.fields: list[tuple[str, str, Any]] = []
         self.tensors: list[Tensor] = []
-        self.slots: list[str] = []
+        self.parameters: dict[str, Tensor] = {}
+        self.numbers: list[Any] = []  # which may be symbols
         self.clips: list[int] = []
-        self.numbers: dict[str, Any] = {}  # which may be symbols
-        self.objects: list[tuple[str, str]] = []
         self.per_edge = False
 
-    def add(self, name: str, data: PerEdge | None, per_edge: bool = False) -> None:
-        if isinstance(data, EmbeddingTable) and type(data) not in TABLES:
-            raise TypeError(f"torch.compile traces tables of this library, and not {type(data).__name__}")
-        if isinstance(data, EmbeddingTable):
-            self.tensors.append(data.table)
-            self.slots.append(name + "@" + self._relation(data.relation))
-        elif data is not None:
-            self.tensors.append(data)
-            self.slots.append(name)
-            self.per_edge = self.per_edge or per_edge
+    def add(self, holder: Any, prefix: str, apart: tuple[str, ...]) -> None:
+        """Adds all fields of a round or score but those that stand apart."""
+        for field in _fields(type(holder)):
+            name, data = prefix + field, getattr(holder, field)
+            for one in data if name == "bias" else (data,):
+                if one is not None and field not in apart:
+                    self.fields.append((name, *self._kind(name, one)))
+                    if isinstance(one, Tensor) and field in holder.roles and holder.roles[field].of == "edge":
+                        self.per_edge = True
 
-    def add_score(self, score: Any) -> None:
-        for name in _fields(type(score)):
-            data = getattr(score, name)
-            if isinstance(data, (Tensor, EmbeddingTable)):
-                self.add("score_" + name, data, name in score.roles and score.roles[name].of == "edge")
-            elif type(data) is LeakyReLU:  # a number, because its slope is all that differs between models
-                self.numbers[name + "@LeakyReLU"] = data.slope
-            elif isinstance(data, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(data, bool):
-                self.numbers[name] = data
-            elif data is not None:
-                self.objects.append((name, self.named("score_" + name, data)))
+    def _kind(self, name: str, data: Any) -> tuple[str, Any]:
+        if isinstance(data, EmbeddingTable):
+            if type(data) not in TABLES:
+                raise TypeError(f"torch.compile traces tables of this library, and not {type(data).__name__}")
+            self.tensors.append(data.table)
+            return type(data).__name__, self._relation(data.relation)
+        if isinstance(data, Tensor):
+            self.tensors.append(data)
+            return "tensor", None
+        if isinstance(data, (bool, str)):
+            return "value", data
+        if type(data) is LeakyReLU:  # a number, because its slope is all that differs between models
+            self.numbers.append(data.slope)
+            return "LeakyReLU", None
+        if isinstance(data, (int, float, torch.SymInt, torch.SymFloat)):
+            self.numbers.append(data)
+            return "number", None
+        return "object", self.named(name, data)
 
     def named(self, role: str, value: Any) -> str:
         """The name of an object. Adds the parameters of a module."""
         if isinstance(value, nn.Module):
-            for name, parameter in value.named_parameters():
-                self.tensors.append(parameter)
-                self.slots.append("=" + role + "." + name)
+            self.parameters |= {f"{role}.{name}": parameter for name, parameter in value.named_parameters()}
         return type(value).__name__ if type(value) in _PLAIN_TYPES else _name_of(value)
 
     def _relation(self, relation: Relation | None) -> str:
@@ -202,6 +180,7 @@ def _reduced(reduce: str, heads: int, width: int) -> tuple[int, int]:
 _PLAIN_TYPES = (Sum, Mean, Max, Min, Var, Median)
 _PLAIN: dict[str, Any] = {kind.__name__: kind() for kind in _PLAIN_TYPES}
 _BY_NAME: dict[str, Any] = {name: aggregator(name) for name in NAMED}
+_TABLES: dict[str, Any] = {kind.__name__: kind for kind in TABLES}
 _SCORES: dict[str, Any] = {kind.__name__: kind for kind in (Dot, AdditiveScore, AdditiveV2Score)}
 _NUMBERS, _PROCESS = count(), token_hex(4)
 _MODULES: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
@@ -227,7 +206,8 @@ def _name_of(value: Any) -> str:
 def names_objects(call: Call) -> bool:
     """Whether the round runs code that is not the library's."""
     form = read(call.form)
-    return form.reduce not in _PLAIN or bool(form.objects) or bool(form.score and form.score not in _SCORES)
+    objects = any(kind == "object" for _, kind, _ in form.fields)
+    return form.reduce not in _PLAIN or objects or bool(form.score and form.score not in _SCORES)
 
 
 def _object(name: str) -> Any:
@@ -268,46 +248,31 @@ def derived_graph(call: Call, graph: Graph) -> Graph:
 
 def unflatten(call: Call, graph: Graph) -> Round:
     """Unflattens a call to a round over `graph`."""
-    form, clips = read(call.form), iter(call.sizes[5:])
-    parts: dict[str, Any] = {}
-    bias: list[PerEdge] = []
-    for slot, tensor in zip(form.slots, call.tensors, strict=True):
-        name, _, relation = slot.partition("@")
-        table = BiasTable if name == "bias" else EmbeddingTable
-        data = table(tensor, _relation(relation, clips)) if relation else tensor
-        if name == "bias":
-            bias.append(data)
-        else:
-            parts[name] = data
-    tensors = {name: x for name, x in parts.items() if name[0] != "=" and not name.startswith("score_")}
-    score, reduce = _score(form, parts, call.numbers[1:]), aggregator(_object(form.reduce))
-    apart: dict[str, Any] = {"score": score, "bias": tuple(bias), "dropout": call.numbers[0], "reduce": reduce}
-    return Round(graph, **tensors, **dict(form.options), **apart)
+    form, data = read(call.form), (iter(call.tensors), iter(call.numbers), iter(call.sizes[5:]))
+    fields = [(name, _value(kind, detail, *data)) for name, kind, detail in form.fields]
+    of_score = {name.removeprefix("score."): x for name, x in fields if name.startswith("score.")}
+    of_round = {name: x for name, x in fields if name != "bias" and not name.startswith("score.")}
+    score, bias = None, tuple(x for name, x in fields if name == "bias")
+    if form.score:
+        score = (_SCORES[form.score] if form.score in _SCORES else _object(form.score))(**of_score)
+    return Round(graph, score=score, bias=bias, reduce=aggregator(_object(form.reduce)), **of_round)
 
 
-def _relation(name: str, clips: Iterator[int]) -> Relation | None:
-    if name == "graph":
-        return None
-    return Offset(next(clips)) if name == "offset" else _object(name)
-
-
-def _score(form: Form, parts: dict[str, Any], numbers: Sequence[float]) -> Score | None:
-    if not form.score:
-        return None
-    kind = _SCORES[form.score] if form.score in _SCORES else _object(form.score)
-    values: dict[str, Any] = {name: parts["score_" + name] for name in _fields(kind) if "score_" + name in parts}
-    values |= {name: _object(of) for name, of in form.objects}
-    for slot, number in zip(form.numbers, numbers, strict=True):
-        name, _, function = slot.partition("@")
-        values[name] = LeakyReLU(number) if function else number
-    score: Score = kind(**values)
-    return score
+def _value(kind: str, detail: Any, tensors: Iterator[Tensor], numbers: Iterator[float], clips: Iterator[int]) -> Any:
+    """What a field holds."""
+    if kind in _TABLES:
+        relation = Offset(next(clips)) if detail == "offset" else None if detail == "graph" else _object(detail)
+        return _TABLES[kind](next(tensors), relation)
+    if kind in ("number", "LeakyReLU"):
+        return next(numbers) if kind == "number" else LeakyReLU(next(numbers))
+    return next(tensors) if kind == "tensor" else _object(detail) if kind == "object" else detail
 
 
 def result(call: Call, graph: Graph) -> list[Tensor]:
     """Out, and the weights if the round returns them. Modules run with the call's tensors as parameters."""
     form, round = read(call.form), unflatten(call, graph)
-    own = {slot[1:]: tensor for slot, tensor in zip(form.slots, call.tensors, strict=True) if slot[0] == "="}
+    count = len(call.tensors) - len(form.parameters)
+    own = dict(zip(form.parameters, call.tensors[count:], strict=True))
 
     def run() -> tuple[Tensor, Tensor | None]:
         return dispatch.run(round, form.backend)
@@ -317,14 +282,14 @@ def result(call: Call, graph: Graph) -> list[Tensor]:
 
 
 class _Modules(nn.Module):
-    """The modules of a round by role. `forward` calls a function."""
+    """The modules of a round: its aggregator, and those of its score. `forward` calls a function."""
 
     def __init__(self, round: Round) -> None:
         super().__init__()
-        parts = {} if round.score is None else vars(round.score)
-        for role, module in {"reduce": round.reduce, **{"score_" + name: x for name, x in parts.items()}}.items():
+        self.reduce, self.score = round.reduce, nn.Module()
+        for name, module in () if round.score is None else vars(round.score).items():
             if isinstance(module, nn.Module):
-                self.add_module(role, module)
+                self.score.add_module(name, module)
 
     def forward(self, function: Callable[[], Any]) -> Any:
         return function()

@@ -62,12 +62,9 @@ class Outline:
 
     @property
     def edge_index(self) -> Tensor:
-        if self.recipe:
-            return self.__getattr__("edge_index")
-        if isinstance(self.original, Graph) and self.original._edges is not None:
+        if not self.recipe and isinstance(self.original, Graph) and self.original._edges is not None:
             return self.original._edges
-        size = operator.index(self.num_dst), operator.index(self.num_src)
-        return _edges(self.original, *size).to(self.device)
+        return self._read("edge_index").to(self.device)
 
     @property
     def ends(self) -> Tensor:
@@ -75,19 +72,19 @@ class Outline:
 
     @property
     def num_edges(self) -> int:
-        if self.recipe:
-            return self.__getattr__("num_edges")
-        if isinstance(self.original, Graph) and self.original._edges is not None:
-            return self.original._edges.shape[1]
-        return _num_edges(self.original, operator.index(self.num_dst), operator.index(self.num_src))
+        return self._read("num_edges")
 
     @property
     def has_edge_types(self) -> bool:
+        return self._read("has_edge_types")
+
+    def _read(self, name: str) -> Any:
+        """An attribute of the graph. The program is specialized to the sizes of a topology."""
         if self.recipe:
-            return self.__getattr__("has_edge_types")
-        if isinstance(self.original, Graph):
-            return self.original.has_edge_types
-        return _has_edge_types(self.original, operator.index(self.num_dst), operator.index(self.num_src))
+            return self.__getattr__(name)
+        is_rule = isinstance(self.original, Topology)
+        sizes = (operator.index(self.num_dst), operator.index(self.num_src)) if is_rule else (0, 0)
+        return _attribute(self.original, *sizes, name)
 
     def derive(
         self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
@@ -136,15 +133,5 @@ def build_once(build: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @constant
-def _num_edges(graph: Topology | Graph, num_dst: int, num_src: int) -> int:
-    return bound(graph, num_dst, num_src).num_edges
-
-
-@constant
-def _has_edge_types(topology: Topology, num_dst: int, num_src: int) -> bool:
-    return topology.bind(num_dst, num_src).has_edge_types
-
-
-@constant
-def _edges(graph: Topology | Graph, num_dst: int, num_src: int) -> Tensor:
-    return bound(graph, num_dst, num_src).edge_index
+def _attribute(graph: Topology | Graph, num_dst: int, num_src: int, name: str) -> Any:
+    return getattr(bound(graph, num_dst, num_src), name)

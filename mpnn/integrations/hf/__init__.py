@@ -1,8 +1,7 @@
 """Models of Hugging Face's transformers over graphs: `use` changes a model in place, `from_hf` copies it."""
 
 try:
-    from mpnn.integrations.hf.convert import from_hf
-    from mpnn.integrations.hf.use import use
+    from mpnn.integrations.hf.use import from_hf, use
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise

@@ -19,14 +19,12 @@ from mpnn import Topology, graphs
 from mpnn.graph.runs import Runs
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.builders import (
-    are_same,
     band,
     chunked,
     evaluated,
     labels,
     packed,
     placed,
-    runs_of_bools,
     tree,
     window_of,
 )
@@ -132,16 +130,15 @@ class Described(NamedTuple):
             allowed = self._allowed(row, 1)
             if type(allowed) is not Tensor:  # a program is traced, and tensors have no numbers
                 return True
-            agree &= all(
-                are_same(runs_of_bools(allowed[b, 0]), runs.take(np.array([row]))) for b, runs in enumerate(expected)
-            )
+            rows = [Runs.from_dense(entry[0].numpy()) for entry in allowed]
+            agree &= all(one.same_as(runs.take(np.array([row]))) for one, runs in zip(rows, expected, strict=True))
         _AGREES[form] = agree
         return agree
 
     def _evaluated(self) -> list[Rule]:
         step = max(1, _BLOCK // max(self.sizes.keys * self.batch, 1))
         blocks = [
-            [runs_of_bools(entry[0]) for entry in self._allowed(start, min(step, self.sizes.queries - start))]
+            [Runs.from_dense(entry[0].numpy()) for entry in self._allowed(start, min(step, self.sizes.queries - start))]
             for start in range(0, self.sizes.queries, step)
         ]
         return [special(_below(entry), *self.sizes[2:]) for entry in zip(*blocks, strict=True)]

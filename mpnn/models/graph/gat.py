@@ -1,4 +1,4 @@
-"""GAT: additive attention over the in-neighbors of each node."""
+"""GAT: additive attention over the in-neighbors of each node. GATv2: one that ranks them for each node anew."""
 
 from functools import partial
 
@@ -56,3 +56,15 @@ class GAT(Stack):
     def optimizer(self, lr: float = 0.005, weight_decay: float = 5e-4) -> Adam:
         """Adam as published (section 3.3), with L2 regularization of all parameters."""
         return Adam(self.parameters(), lr=lr, weight_decay=weight_decay)
+
+
+class GATv2(GAT):
+    """GAT with dynamic attention (Brody et al. 2022, eq. 7): the nonlinearity comes before the product with a.
+
+        w_ij = softmax_j( a . LeakyReLU( W_dst h_i + W_src h_j ) )   over the in-neighbors j of i
+
+    In GAT the ranking of the sources is the same for all destinations. Here it depends on the destination. The
+    arguments are those of `GAT`.
+    """
+
+    spec = AdditiveV2

@@ -42,9 +42,7 @@ class GraphNetwork(Model):
         of the nodes [..., N, classes] and of the edges [..., E, edge_classes]."""
         validation.tensor("x", x)
         validation.fits("GraphNetwork", "x", x, validation.takes(self.embed))
-        edge_attr = graph.edge_attr if edge_attr is None else edge_attr
-        if edge_attr is None:
-            raise ValueError("a graph network needs edge features: pass edge_attr, or a graph that has edge_attr")
+        edge_attr = validation.edge_features("a graph network", graph.edge_attr if edge_attr is None else edge_attr)
         h, e = self.embed(x), self.embed_edge(edge_attr)
         e = e.expand(*h.shape[:-2], *e.shape[-2:])
         for layer in self.layers:

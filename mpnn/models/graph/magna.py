@@ -93,6 +93,7 @@ class MagnaAttention(Attention):
     """
 
     depends_on = "node"
+    reads = "to_dst", "to_src"
 
     def __init__(self, dim: int, heads: int, *, relations: int = 0, dropout: float = 0.0) -> None:
         super().__init__()
@@ -106,9 +107,6 @@ class MagnaAttention(Attention):
         for vector in (self.by_dst, self.by_src, self.by_relation):
             if vector is not None:
                 nn.init.xavier_uniform_(vector)
-
-    def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        return validation.takes(self.to_dst), validation.takes(self.to_src)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         value = self.to_value(src).unflatten(-1, (self.heads, -1))

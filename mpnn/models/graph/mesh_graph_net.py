@@ -46,8 +46,7 @@ class MeshGraphNet(Model):
         validation.tensor("x", x)
         validation.fits("MeshGraphNet", "x", x, validation.takes(self.embed[0]))
         edge_attr = getattr(graph, "edge_attr", None) if edge_attr is None else edge_attr
-        if edge_attr is None:
-            raise ValueError("MeshGraphNet needs edge features: pass edge_attr, or a graph that has edge_attr")
+        edge_attr = validation.edge_features("MeshGraphNet", edge_attr)
         h, e = self.embed(x), self.embed_edge(edge_attr)
         for layer in self.layers:
             h, e = layer(h, graph, edge_attr=e)

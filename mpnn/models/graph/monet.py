@@ -66,8 +66,7 @@ class MoNet(Stack):
             edge_attr = bound.cached(("degree coordinates", x.dtype), lambda: degree_coordinates(bound, x.dtype))
         elif edge_attr is None:
             edge_attr = bound.edge_attr
-        if edge_attr is None:
-            raise ValueError("this model needs coordinates: pass edge_attr, or a graph that has edge_attr")
+        edge_attr = validation.edge_features("MoNet with coordinates", edge_attr)
         for to_coordinates, layer in zip(self.places, self.layers, strict=True):
             x = layer(self.dropout(x), bound, edge_attr=to_coordinates(edge_attr))
         return x

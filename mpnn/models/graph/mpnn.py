@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, Topology
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import EdgeMessage
 from mpnn.maps import Linear
 from mpnn.models.layers.readout import GatedReadout
@@ -64,7 +64,6 @@ class EdgeNetwork(nn.Module):
         self.network, self.in_dim, self.out_dim = network, in_dim, out_dim
 
     def forward(self, dst: Tensor, src: Tensor, edge_attr: Tensor | None) -> Tensor:
-        if edge_attr is None:
-            raise ValueError("an edge network needs edge features: pass edge_attr, or a graph that has edge_attr")
-        matrices = self.network(edge_attr).unflatten(-1, (self.in_dim, self.out_dim))
+        features = validation.edge_features("an edge network", edge_attr)
+        matrices = self.network(features).unflatten(-1, (self.in_dim, self.out_dim))
         return (src.unsqueeze(-2) @ matrices).squeeze(-2)

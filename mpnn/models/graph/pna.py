@@ -106,8 +106,7 @@ class TowerMessage(nn.Module):
         """dst and src [..., E, d], edge_attr [E, edge_dim] -> messages [..., E, T, F] of T towers."""
         parts = [x.unflatten(-1, (len(self.mlps), -1)) for x in (dst, src)]
         if self.edge is not None:
-            if edge_attr is None:
-                raise ValueError("this layer was created with edge_dim: pass edge_attr, or a graph that has edge_attr")
+            edge_attr = validation.edge_features("a layer with edge_dim", edge_attr)
             parts.append(self.edge(edge_attr).unsqueeze(-2).expand_as(parts[0]))
         inputs = torch.cat(parts, -1)
         return torch.stack([mlp(inputs[..., t, :]) for t, mlp in enumerate(self.mlps)], -2)

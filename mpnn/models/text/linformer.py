@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, Topology, validation
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Attention
 from mpnn.graphs import complete
 from mpnn.maps import Linear
@@ -41,6 +41,7 @@ class Linformer(Attention):
     """
 
     depends_on = "row"  # landmarks are mixed from all sources
+    reads = "to_query", "to_key"
 
     def __init__(
         self, dim: int, heads: int, *, length: int, landmarks: int = 256, bias: bool = True, dropout: float = 0.0
@@ -55,9 +56,6 @@ class Linformer(Attention):
         self.mix_keys, self.mix_values = (nn.Parameter(torch.empty(landmarks, length)) for _ in range(2))
         for mix in (self.mix_keys, self.mix_values):
             nn.init.normal_(mix, std=length**-0.5)  # keeps the scale of the mixed features
-
-    def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        return validation.takes(self.to_query), validation.takes(self.to_key)
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         landmarks, length = self.mix_keys.shape

@@ -6,12 +6,18 @@ aggregate  "sum"
 update     PreNorm(dim, FeedForward(dim))          z = x + m,  y = z + ffn(norm(z))                           (eq. 3)
 
 merging    pooling(h, w, 2), Typed: one linear map for each position in a cell of 2 x 2, after a norm over the four
+
+If windows do not divide the grid of patches, it is padded at the bottom and the right with zero patches. As in the
+published code, these are sources of the attention: their keys and values are the maps' biases. A grid that is not
+larger than a window is a single window without shift.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,11 +25,11 @@ from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct, Typed
 from mpnn.dropout import Dropout
 from mpnn.engine import build_once
-from mpnn.graphs import pooling
+from mpnn.graph.relations import GridOffset, Taps
+from mpnn.graphs import pooling, windows
 from mpnn.models.layers.blocks import ACTIVATIONS
-from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, pair
+from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, as_image, pair
 from mpnn.models.saving import Model
-from mpnn.models.vision.swin_windows import pad_nodes, window_topology
 from mpnn.position import Table
 from mpnn.update import FeedForward, PreNorm
 
@@ -130,7 +136,7 @@ class Stage(nn.Module):
 
 
 class WindowLayer(nn.Module):
-    """A transformer layer over windows. The grid of patches is an argument of the call, see `swin_windows`."""
+    """A transformer layer over windows. The grid of patches is an argument of the call."""
 
     def __init__(
         self, config: SwinConfig, dim: int, heads: int, graph: Topology | None, drop_path: float, *, shifted: bool
@@ -183,3 +189,46 @@ class NormedTyped(Typed):
 
     def concat_types(self, out: Tensor) -> Tensor:
         return self.norm(super().concat_types(out))
+
+
+def window_topology(
+    graph: Topology | None, window: int, shifted: bool, rows: int, columns: int
+) -> tuple[Topology, Size]:
+    """Returns the topology over a grid of patches, and the padded size of the grid.
+
+    `graph` replaces the windows of `window` x `window` patches. In both cases the edge type is the relative position,
+    clipped to the range within a window.
+    """
+    size, reach = (rows, columns), window - 1
+    offset = GridOffset(columns, reach, reach)
+    if graph is not None:
+        return graph.with_relation(offset), size
+    side = min(window, *size)
+    shift = window // 2 if shifted and min(size) > window else 0
+    padded = rows + -rows % side, columns + -columns % side
+    if padded == size:
+        return windows(*size, side, shift).with_relation(offset), padded
+    taps = Taps(padded[1], columns, kernel=(2 * reach + 1,) * 2, padding=(reach, reach))
+    return Topology.of(_padded_windows, size, padded, side, shift, relation=taps), padded
+
+
+def pad_nodes(x: Tensor, size: Size, padded: Size) -> Tensor:
+    """Pads nodes [B, N, dim] of a grid of `size` with zeros to a grid of size `padded`."""
+    image = F.pad(as_image(x, *size), (0, padded[1] - size[1], 0, padded[0] - size[0]))
+    return image.flatten(2).mT
+
+
+def _padded_windows(i: Any, num_src: int, size: Size, padded: Size, side: int, shift: int) -> Iterator[tuple[Any, Any]]:
+    """`windows` of a padded grid: destinations are the patches of the grid, sources those of the padded grid."""
+    (top, bottom), (left, right) = (
+        _window(at, length, side, shift) for at, length in ((i // size[1], padded[0]), (i % size[1], padded[1]))
+    )
+    for row in range(side):
+        base = (top + row) * padded[1]
+        yield base + left, np.where(top + row < bottom, base + right, 0)
+
+
+def _window(at: Any, length: int, side: int, shift: int) -> tuple[Any, Any]:
+    """Start and stop, along one axis, of the window that contains position `at`."""
+    start = shift + (at - shift) // side * side
+    return np.maximum(start, 0), np.minimum(start + side, np.where(at < shift, shift, length))

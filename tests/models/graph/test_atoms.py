@@ -161,5 +161,5 @@ def test_filters_that_do_not_fit_are_refused() -> None:
     graph, x = graphs.from_edges([[0, 1], [1, 0]], 2), torch.randn(2, 3)
     with pytest.raises(ValueError, match=r"weights \[2, 3\], one for each edge and feature; got \[2, 1\]"):
         EdgeFilter()(x, x, graph, torch.randn(2, 1))
-    with pytest.raises(ValueError, match="EdgeFilter needs features of edges"):
+    with pytest.raises(ValueError, match="EdgeFilter needs edge features"):
         EdgeFilter()(x, x, graph)

@@ -23,7 +23,7 @@ def test_without_coordinates_edges_lie_where_the_degrees_of_their_ends_say() -> 
 
 def test_what_is_missing_is_asked_for() -> None:
     x, graph = torch.randn(13, IN), graphs.window(1)
-    with pytest.raises(ValueError, match="this model needs coordinates: pass edge_attr, or a graph that has edge_attr"):
+    with pytest.raises(ValueError, match="MoNet with coordinates needs edge features: pass edge_attr"):
         MoNet(IN, CLASSES, coordinates=2)(x, graph)
     with pytest.raises(ValueError, match=r"pseudo-coordinates as edge_attr, \[37, 2\]; got \[37, 3\]"):
         MessagePassing(graph, "sum", None, Gaussian(IN, 2, 2, 2))(x, edge_attr=torch.rand(37, 3))

@@ -1,0 +1,39 @@
+"""Degrees, and random features, which distinguish nodes that no other encoding can distinguish."""
+
+import torch
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graph.arguments import not_negative, one_set
+
+
+def degrees(graph: Graph, most: int | None = None) -> Tensor:
+    """In-degree and out-degree of each node, clamped to at most `most`.
+
+    Graphormer's centrality encoding (Ying et al. 2021, eq. 5) looks up a vector for each of them.
+
+    Returns:
+        int64 [N, 2]: in-degree, out-degree, on the graph's device.
+
+    Raises:
+        ValueError: if `most` is negative, or the graph has two sets of nodes.
+    """
+    if most is not None:
+        not_negative("most", most)
+    one_set("degrees", graph)
+    out_degree = torch.bincount(graph.edge_index[0], minlength=graph.num_src)
+    both = torch.stack([graph.degree(), out_degree], 1)
+    return both if most is None else both.clamp(max=most)
+
+
+def random_features(num_nodes: int, k: int, seed: int) -> Tensor:
+    """Standard normal numbers [num_nodes, k], the same for the same arguments (Sato et al. 2021, "Random features
+    strengthen graph neural networks"). Use another seed in each training step, so that the model cannot learn
+    particular numbers. Torch's global random state is not changed.
+
+    Raises:
+        ValueError: if num_nodes or k is negative.
+    """
+    not_negative("num_nodes", num_nodes)
+    not_negative("k", k)
+    return torch.randn(num_nodes, k, generator=torch.Generator().manual_seed(seed))
