@@ -18,7 +18,7 @@ from mpnn.distributed.groups import exchanged
 from mpnn.distributed.halo import HaloExchange, Part
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
-from mpnn.graph.exchange import Layer
+from mpnn.graph.exchange import Layer, Terms
 from mpnn.round import Round
 
 Run = Callable[[Round], tuple[Tensor, "Tensor | None"]]
@@ -99,14 +99,21 @@ class QueriesExchange(HaloExchange):
         assert isinstance(attention, KeyValue)
         if edge_attr is not graph.edge_attr:
             raise ValueError('with transport="queries" edge_attr is the graph\'s: pass it to graphs.from_edges')
-        query, key, value = attention.project(dst, self(src), graph)
-        round = attention.round(query, key, value, graph, edge_attr)
+        round = lambda *terms: attention.round(*terms, terms[-1].edge_attr)  # noqa: E731
+        return self._divided(*self.projected(attention, dst, src), round, graph)
+
+    def terms(self, terms: Terms, round: Callable[..., Round], graph: Graph) -> tuple[Round, ...]:
+        return self._divided(*self.placed(terms), round, graph)
+
+    def _divided(
+        self, query: Tensor, key: Tensor, value: Tensor, round: Callable[..., Round], graph: Graph
+    ) -> tuple[Round, ...]:
         mine = query.index_select(-3, self._mine).movedim(-3, 0)
         arrived = self._travel(mine.repeat(self.ranks, *[1] * (mine.dim() - 1)), self._counts, self._own_counts)
         queries = arrived.index_select(0, self._ascending).movedim(0, -3)
         own_key, own_value = (x.index_select(-3, self.own) for x in (key, value))
-        hubs = attention.round(queries, own_key, own_value, self._hubs, self._hubs.edge_attr)
-        return round, replace(hubs, return_lse=True)
+        hubs = round(queries, own_key, own_value, self._hubs)
+        return round(query, key, value, graph), replace(hubs, return_lse=True)
 
     def run(self, rounds: tuple[Round, ...], run: Run) -> tuple[Tensor, None]:
         pieces.check(rounds[0], self.transport)

@@ -7,6 +7,10 @@ import torch
 from torch import Tensor
 
 
+Terms = tuple[Tensor, Tensor, Tensor]
+"""Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D] of an attention, each of one node."""
+
+
 class Layer(NamedTuple):
     """What decides which transports can serve a round, and what all processes must have alike."""
 
@@ -47,6 +51,10 @@ class Exchange:
     def rounds(self, attention: Any, dst: Tensor, src: Tensor, graph: Any, edge_attr: Tensor | None) -> tuple[Any, ...]:
         """The rounds of an attention that this process runs, for features of the own nodes."""
         return (attention(dst, self(src), graph, edge_attr),)
+
+    def terms(self, terms: Terms, round: Callable[..., Any], graph: Any) -> tuple[Any, ...]:
+        """The rounds that this process runs for terms of the own nodes; `round(query, key, value, graph)` builds one."""
+        return (round(*terms, graph),)
 
     def run(self, rounds: tuple[Any, ...], run: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
         """The result for the own destinations, [..., own, H, D], and weights if they are returned; `run` runs a round

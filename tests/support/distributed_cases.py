@@ -239,6 +239,7 @@ def cases_of_transport(
     weighted = wheel()
     yield case(f"{transport}, edges", explicit(47, 300), 47, make, by_hand)
     yield case(f"{transport}, GATv2", weighted, 60, of(lambda: AdditiveV2(WIDTH, 4, heads)), by_hand)
+    yield case(f"{transport}, GAT", weighted, 60, of(lambda: Additive(WIDTH, 4, heads)), by_hand)
     yield case(f"{transport}, edges with attributes", weighted, 60, partial(make, edge_dim=3), by_hand)
     numbers = lambda: make(position=EdgeBias(3, heads))  # noqa: E731
     yield case(f"{transport}, numbers of edges", weighted, 60, numbers, by_hand)
@@ -376,7 +377,7 @@ def check_heads() -> None:
     expected = part.head_bytes(12, 1, 4, batch=2)[rank]
     assert exchange.received == expected, (exchange.received, expected)
     refused = {
-        "Additive does not compute": of(lambda: Additive(WIDTH, 4, 12))(),
+        "Degree does not compute": of(lambda: Degree(WIDTH, 8))(),
         "a layer without attention": of(None)(),
         'aggregator "sum"': MessagePassing(None, "max", None, DotProduct(WIDTH, 12, head_dim=4)),
     }
@@ -414,7 +415,7 @@ def check_transports() -> None:
         dist.all_gather(most, torch.tensor([exchange.received]))
         received[f"most {transport}"] = max(map(int, most))
         for words, refusing in {
-            "does not compute queries, keys and values": of(lambda: Additive(WIDTH, 4, 2))(),
+            "does not compute queries, keys and values": of(lambda: Degree(WIDTH, 8))(),
             "merged by the sums of a softmax": of(lambda: DotProduct(WIDTH, 2, normalize="sigmoid"))(),
             "one hop": of(lambda: DotProduct(WIDTH, 2), hops=2)(),
         }.items():
