@@ -110,8 +110,11 @@ class HaloExchange(Exchange):
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> tuple[Round, ...]:
-        projects = isinstance(attention, KeyValue) and type(attention).forward is KeyValue.forward
-        if projects and attention.depends_on == "node":
+        if (
+            isinstance(attention, KeyValue)
+            and type(attention).forward is KeyValue.forward
+            and attention.depends_on == "node"
+        ):
             rounds: tuple[Round, ...] = (attention.round(*self.projected(attention, dst, src), graph, edge_attr),)
         else:
             rounds = super().rounds(attention, dst, src, graph, edge_attr)
@@ -128,9 +131,9 @@ class HaloExchange(Exchange):
             _, key, value = attention.project(dst[..., :0, :], src[..., :0, :], self._nothing)
         if sum(math.prod(x.shape[-2:]) * x.itemsize for x in (key, value)) <= src.shape[-1] * src.itemsize:
             return self.placed(attention.project(dst, src, self._own_nodes))
-        (own,), fetched = self.share([src], -2)
+        (own,), (fetched,) = self.share([src], -2)
         query, *terms = attention.project(own if dst is src else dst, own, self._own_nodes)
-        _, *others = attention.project(dst[..., :0, :], *fetched, self._halo)
+        _, *others = attention.project(dst[..., :0, :], fetched, self._halo)
         key, value = (self._placed(x, more, -3) for x, more in zip(terms, others, strict=True))
         return query, key, value
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-
 Terms = tuple[Tensor, Tensor, Tensor]
 """Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D] of an attention, each of one node."""
 
@@ -21,6 +20,7 @@ class Layer(NamedTuple):
     drops_edges: bool
     dtype: torch.dtype | None = None
     batch: tuple[int, ...] = ()
+    module: Any = None  # whose weights all processes must have alike
 
 
 class Exchange:
@@ -53,7 +53,7 @@ class Exchange:
         return (attention(dst, self(src), graph, edge_attr),)
 
     def terms(self, terms: Terms, round: Callable[..., Any], graph: Any) -> tuple[Any, ...]:
-        """The rounds that this process runs for terms of the own nodes; `round(query, key, value, graph)` builds one."""
+        """The rounds of this process, for terms of its own nodes. `round(query, key, value, graph)` builds one."""
         return (round(*terms, graph),)
 
     def run(self, rounds: tuple[Any, ...], run: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
