@@ -210,7 +210,7 @@ class MessagePassing(nn.Module):
         """The rounds of an attention over the bound graph."""
         drops_edges = self.training and self.edge_dropout > 0
         options = return_weights, self.mixes_values, drops_edges
-        layer = Layer(attention, self.aggregate, *options, dst.dtype, dst.shape[:-2])
+        layer = Layer(attention, self.aggregate, *options, dst.dtype, dst.shape[:-2], self)
         bound = self._bound(graph, dst, src, layer)
         exchange = LOCAL if torch.compiler.is_compiling() else bound.exchange
         if exchange is not LOCAL:

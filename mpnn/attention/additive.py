@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn.attention.spec import Attention, KeyValue, check_integers, edges_by_head, join_heads
+from mpnn.attention.spec import KeyValue, check_integers, edges_by_head, join_heads
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
 from mpnn.maps import Linear
@@ -12,7 +12,7 @@ from mpnn.round import Round
 from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
 
 
-class Additive(Attention):
+class Additive(KeyValue):
     """Additive attention as in GAT (Velickovic et al. 2018, eq. 1-6).
 
         w_ij = softmax_j( LeakyReLU( a_dst . W h_i + a_src . W h_j [+ a_edge . W_e e_ij] ) )
@@ -56,17 +56,21 @@ class Additive(Attention):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
 
-    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+    def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+        """a_dst . W h_i, [..., N_dst, H, 1]; a_src . W h_j, [..., N_src, H, 1]; W h_j."""
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
-        edge = None
-        if self.to_edge is not None and self.by_edge is not None:
-            (edge,) = _by_head(edges_by_head(self.to_edge, edge_attr, self.heads), self.by_edge)
         if dst is src:
             by_dst, by_src = _by_head(value, self.by_dst, self.by_src)
         else:
             own = self.to_value(dst).unflatten(-1, (self.heads, -1))
             (by_dst,), (by_src,) = _by_head(own, self.by_dst), _by_head(value, self.by_src)
-        return Round(graph, value, AdditiveScore(by_dst, by_src, self.activation, edge))
+        return by_dst.unsqueeze(-1), by_src.unsqueeze(-1), value
+
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        edge = None
+        if self.to_edge is not None and self.by_edge is not None:
+            (edge,) = _by_head(edges_by_head(self.to_edge, edge_attr, self.heads), self.by_edge)
+        return Round(graph, value, AdditiveScore(query.squeeze(-1), key.squeeze(-1), self.activation, edge))
 
     def merge(self, out: Tensor) -> Tensor:
         return join_heads(out, self.concat, self.bias)

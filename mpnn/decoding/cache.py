@@ -115,7 +115,7 @@ class KVCache:
             return self._recurrence(layer, graph, x, source)
         if not isinstance(attention, KeyValue) or type(attention).forward is not KeyValue.forward:
             raise ValueError(
-                "only DotProduct, Kernel, AdditiveV2 and recurrent attention can use a cache; got "
+                "only DotProduct, Kernel, Additive, AdditiveV2 and recurrent attention can use a cache; got "
                 f"{type(attention).__name__}"
             )
         if torch.compiler.is_compiling():

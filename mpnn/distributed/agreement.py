@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from hashlib import sha256
 from typing import Any
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from mpnn.graph import Graph
 from mpnn.graph.exchange import Layer
@@ -30,9 +32,29 @@ def gather(facts: str, group: dist.ProcessGroup, numbers: Sequence[int] = ()) ->
     if len(set(hashes)) > 1:
         raise ValueError(
             f"the processes disagree. This one has {facts}; all must call the same layers in the same order, over the "
-            "same whole graph, with features of the same dtype and batch size"
+            "same whole graph, with the same weights (torch.manual_seed before the model is built, DDP or FSDP2) and "
+            "features of the same dtype and batch size"
         )
     return [list(of_rank) for of_rank in zip(*rest, strict=True)]
+
+
+_AGREED: "WeakKeyDictionary[nn.Module, set[str]]" = WeakKeyDictionary()
+"""The groups in which all processes had the weights of a module."""
+
+
+def weights(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Raises ValueError on every process unless all have the same weights; once for each module and group."""
+    agreed = _AGREED.setdefault(module, set())
+    if group.group_name not in agreed:
+        total = sum(_sum_of_bits(x.detach()) for x in module.parameters() if not isinstance(x, DTensor))
+        gather(f"the weights of {type(module).__name__}, whose bits add up to {total}", group)
+        agreed.add(group.group_name)
+
+
+def _sum_of_bits(x: Tensor) -> int:
+    """The sum of the numbers' bits as integers: one pass over memory on any device, independent of its order."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(x.itemsize, torch.uint8)
+    return int(x.contiguous().view(integers).sum(dtype=torch.int64)) if x.numel() and not x.is_meta else 0
 
 
 def features(layer: Layer | None) -> str:

@@ -4,7 +4,10 @@ The halo travels in one all-to-all. In the backward pass, gradients travel back 
 owner, one rank after the other, so that the sum has a fixed order.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +16,10 @@ from torch import Tensor
 
 from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
-from mpnn.distributed.groups import all_to_all
+from mpnn.distributed.groups import exchanged
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
-from mpnn.graph.exchange import Exchange
+from mpnn.graph.exchange import Exchange, Terms
 from mpnn.round import Round
 
 
@@ -68,6 +71,9 @@ class HaloExchange(Exchange):
     [..., sources, d], or another `dim`. All processes of the group must call it together. See
     `mpnn.graph.exchange.Exchange`.
 
+    An attention whose keys and values depend on single nodes computes those of the own nodes once. Then either they
+    travel, or the features, of which keys and values are computed again: whichever are fewer bytes.
+
     Attributes:
         leaving: which of the own rows travel to each rank, int64. arriving: the numbers of rows from each rank.
     """
@@ -88,6 +94,9 @@ class HaloExchange(Exchange):
         self._before = int((fetched < own_first).sum())
         place = torch.cat([fetched[: self._before], part.own, fetched[self._before :]])
         self._order = None if torch.equal(place, torch.arange(len(place), device=device)) else place.argsort()
+        of_dst, of_src = part.graph.node_positions()
+        self._own_nodes = nodes_at(of_dst, of_src[part.own])
+        self._halo, self._nothing = nodes_at(of_dst[:0], of_src[fetched]), nodes_at(of_dst[:0], of_src[:0])
         self.arriving = part.fetched
         leaving = torch.empty(owners.ranks, dtype=torch.int64, device=device)
         dist.all_to_all_single(leaving, torch.tensor(part.fetched, device=device), group=group)
@@ -101,7 +110,14 @@ class HaloExchange(Exchange):
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> tuple[Round, ...]:
-        rounds: tuple[Round, ...] = super().rounds(attention, dst, src, graph, edge_attr)
+        if (
+            isinstance(attention, KeyValue)
+            and type(attention).forward is KeyValue.forward
+            and attention.depends_on == "node"
+        ):
+            rounds: tuple[Round, ...] = (attention.round(*self.projected(attention, dst, src), graph, edge_attr),)
+        else:
+            rounds = super().rounds(attention, dst, src, graph, edge_attr)
         if attention.training and attention.dropout and rounds[0].graph.node_ids is None:
             raise ValueError(
                 "this attention computes over a graph of its own, whose weights the processes do not drop alike: set "
@@ -109,27 +125,71 @@ class HaloExchange(Exchange):
             )
         return rounds
 
-    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
-        rows = x.movedim(dim, 0)
-        fetched = _Fetch.apply(rows, self)
-        rows = torch.cat([fetched[: self._before], rows, fetched[self._before :]])
-        rows = rows if self._order is None else rows.index_select(0, self._order)
-        return rows.movedim(0, dim)
+    def projected(self, attention: KeyValue, dst: Tensor, src: Tensor) -> Terms:
+        """Queries of the own destinations, keys and values of all sources."""
+        with torch.no_grad():  # of no node, which says what keys and values are
+            _, key, value = attention.project(dst[..., :0, :], src[..., :0, :], self._nothing)
+        if sum(math.prod(x.shape[-2:]) * x.itemsize for x in (key, value)) <= src.shape[-1] * src.itemsize:
+            return self.placed(attention.project(dst, src, self._own_nodes))
+        (own,), (fetched,) = self.share([src], -2)
+        query, *terms = attention.project(own if dst is src else dst, own, self._own_nodes)
+        _, *others = attention.project(dst[..., :0, :], fetched, self._halo)
+        key, value = (self._placed(x, more, -3) for x, more in zip(terms, others, strict=True))
+        return query, key, value
 
-    def send(self, rows: Tensor) -> Tensor:
-        """The rows that other processes own, in the order of their owners: [own, ...] -> [fetched, ...]."""
-        leaving = torch.cat([rows.index_select(0, index) for index in self.leaving])
-        arrived = all_to_all(leaving, self.arriving, self._sizes, self.group)
+    def terms(self, terms: Terms, round: Callable[..., Round], graph: Graph) -> tuple[Round, ...]:
+        return (round(*self.placed(terms), graph),)
+
+    def placed(self, terms: Terms) -> Terms:
+        """The queries, and the keys and values of all sources for those of the own nodes."""
+        query, *own = terms
+        key, value = (self._placed(*x, -3) for x in zip(*self.share(own, -3), strict=True))
+        return query, key, value
+
+    def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
+        (own,), (fetched,) = self.share([x], dim)
+        return self._placed(own, fetched, dim)
+
+    def share(self, own: list[Tensor], dim: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors [..., own, ...], to be used in place of the given ones, and the rows along `dim` that other
+        processes own, [..., fetched, ...], in the order of their owners. They travel in one all-to-all."""
+        kept, leaving = zip(*(_Take.apply(x.movedim(dim, 0), self) for x in own), strict=True)
+        if len({x.dtype for x in own}) > 1:
+            arrived = [self._arrived(x) for x in leaving]
+        else:
+            widths = [math.prod(x.shape[1:]) for x in leaving]
+            packed = [x.reshape(len(x), width) for x, width in zip(leaving, widths, strict=True)]
+            arrived = list(self._arrived(torch.cat(packed, 1)).split(widths, 1))
+        fetched = [x.reshape(len(x), *like.shape[1:]).movedim(0, dim) for x, like in zip(arrived, leaving, strict=True)]
+        return [x.movedim(0, dim) for x in kept], fetched
+
+    def _arrived(self, rows: Tensor) -> Tensor:
+        arrived = exchanged(rows, self.arriving, self._sizes, self.group)
         self.received += arrived.nbytes
         return arrived
 
-    def send_back(self, gradient: Tensor, own: int) -> Tensor:
-        """The sum of the gradients that other processes have for the own rows: [fetched, ...] -> [own, ...]."""
-        arrived = all_to_all(gradient.contiguous(), self._sizes, self.arriving, self.group)
-        total = arrived.new_zeros(own, *arrived.shape[1:])
-        for index, part in zip(self.leaving, arrived.split(self._sizes), strict=True):
+    def _placed(self, own: Tensor, fetched: Tensor, dim: int) -> Tensor:
+        """The rows of all sources."""
+        first, last = fetched.tensor_split([self._before], dim)
+        rows = torch.cat([first, own, last], dim)
+        return rows if self._order is None else rows.index_select(dim, self._order)
+
+    def take(self, rows: Tensor) -> Tensor:
+        """The own rows that other processes need: [own, ...] -> [leaving, ...]."""
+        return torch.cat([rows.index_select(0, index) for index in self.leaving])
+
+    def add(self, own: Tensor, leaving: Tensor) -> Tensor:
+        """The gradients of the own rows, [own, ...], and those that other processes have for them, [leaving, ...]."""
+        total = own.clone()
+        for index, part in zip(self.leaving, leaving.split(self._sizes), strict=True):
             total.index_add_(0, index, part)  # an index occurs once here, so the order of the sum is that of the ranks
         return total
+
+
+def nodes_at(of_dst: Tensor, of_src: Tensor) -> Graph:
+    """A graph without edges, which says the positions of nodes."""
+    none = torch.zeros(2, 0, dtype=torch.int64, device=of_src.device)
+    return Graph.from_edges(none, len(of_dst), len(of_src)).with_positions(of_dst, of_src)
 
 
 class OwnExchange(Exchange):
@@ -138,39 +198,40 @@ class OwnExchange(Exchange):
     def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
         self.rank, self.ranks, self.group = dist.get_rank(group), dst.ranks, group
         self.rows = dst.sizes[self.rank], src.sizes[self.rank]
-        none = torch.zeros(2, 0, dtype=torch.int64, device=graph.device)
-        self._own_nodes = Graph.from_edges(none, *self.rows)  # which says their positions
-        self._own_nodes.positions = tuple(  # type: ignore[assignment]
-            at[owners.nodes(self.rank).to(graph.device)]
-            for at, owners in zip(graph.node_positions(), (dst, src), strict=True)
+        of_dst, of_src = graph.node_positions()
+        self._own_nodes = nodes_at(
+            of_dst[dst.nodes(self.rank).to(graph.device)], of_src[src.nodes(self.rank).to(graph.device)]
         )
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> tuple[Round, ...]:
         assert isinstance(attention, KeyValue)
-        return (attention.round(*attention.project(dst, src, self._own_nodes), graph, edge_attr),)
+        round = partial(attention.round, edge_attr=edge_attr)
+        return self.terms(attention.project(dst, src, self._own_nodes), round, graph)
 
 
-class _Fetch(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, exchange: HaloExchange) -> Tensor:
-        ctx.exchange, ctx.own = exchange, len(rows)
-        return exchange.send(rows)
+class _Take(torch.autograd.Function):
+    """The own rows, and those that travel."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _Return.apply(gradient, ctx.exchange, ctx.own), None
-
-
-class _Return(torch.autograd.Function):
-    """The gradient of `_Fetch`, and the other way round, so that gradients can be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, exchange: HaloExchange, own: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, exchange: HaloExchange) -> tuple[Tensor, Tensor]:
         ctx.exchange = exchange
-        return exchange.send_back(gradient, own)
+        return rows.view_as(rows), exchange.take(rows)
 
     @staticmethod
-    def backward(ctx: Any, rows: Tensor) -> Any:
-        return _Fetch.apply(rows, ctx.exchange), None, None
+    def backward(ctx: Any, own: Tensor, leaving: Tensor) -> Any:
+        return _Add.apply(own, leaving, ctx.exchange), None
+
+
+class _Add(torch.autograd.Function):
+    """The gradient of `_Take`, and the other way round, so that gradients can be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, leaving: Tensor, exchange: HaloExchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.add(own, leaving)
+
+    @staticmethod
+    def backward(ctx: Any, total: Tensor) -> Any:
+        return *_Take.apply(total, ctx.exchange), None

@@ -14,14 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpnn.aggregate import Sum
-from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import exchanged
 from mpnn.distributed.halo import OwnExchange
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
-from mpnn.graph.exchange import Layer
+from mpnn.graph.exchange import Layer, Terms
 from mpnn.round import Round
 from mpnn.scores import BUILT_IN
 
@@ -77,10 +76,8 @@ class HeadsExchange(OwnExchange):
     def refusal(self, layer: Layer) -> str | None:
         return refusal(layer, self.ranks)
 
-    def rounds(
-        self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
-    ) -> tuple[Round, ...]:
-        return tuple(map(self._divided, super().rounds(attention, dst, src, graph, edge_attr)))
+    def terms(self, terms: Terms, round: Callable[..., Round], graph: Graph) -> tuple[Round, ...]:
+        return (self._divided(round(*terms, graph)),)
 
     def _divided(self, round: Round) -> Round:
         """From all heads of the own nodes to the own heads of all nodes."""

@@ -1,12 +1,13 @@
 """`partition`: which process computes which nodes of a graph, what it fetches for them, and how even that is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
 from mpnn.distributed import agreement, heads, pieces, queries, stream
@@ -29,7 +30,7 @@ def partition(
     parts: Tensor | None = None,
     balance: str = "edges",
     transport: str = "auto",
-    node_cost: float = _NODE_COST,
+    node_cost: float | nn.Module = _NODE_COST,
 ) -> "Partition":
     """Divides the destinations of a graph over processes. Sources are divided alike, or in equal blocks if the graph
     has another number of them.
@@ -54,10 +55,12 @@ def partition(
             bounded memory, for softmax attention such as `DotProduct`; the backward pass fetches them again. "queries":
             a halo, but destinations that attend to most of the graph send their queries instead, for such attention.
             "auto" takes the halo, the heads or the queries, whichever brings least to the busiest rank.
-        node_cost: how many edges cost as much as a node.
+        node_cost: how many edges cost as much as a node, or the model, from which it follows: 2 operations for each
+            number of a map and node, 4 for each number of a head and edge. 16 is for GAT of some 64 features; a
+            transformer layer of width d has about 6 d.
 
     Raises:
-        TypeError: if `graph` is a topology.
+        TypeError: if `graph` is a topology, or the model has no `DotProduct`.
         ValueError: if an option is unknown, or `parts` does not fit.
     """
     if isinstance(graph, Topology):
@@ -71,7 +74,8 @@ def partition(
     assert isinstance(ranks, int)
     if ranks < 1:
         raise ValueError(f"a number of ranks must be at least 1; got {ranks}")
-    dst = _owners(graph, ranks, parts, balance, node_cost)
+    cost = cost_of_node(node_cost) if isinstance(node_cost, nn.Module) else node_cost
+    dst = _owners(graph, ranks, parts, balance, cost)
     src = dst if graph.num_src == graph.num_dst else Owners.equal(graph.num_src, ranks)
     return Partition(graph, dst, src, group, transport)
 
@@ -80,6 +84,23 @@ def check_transport(transport: str) -> None:
     """Raises ValueError if there is no such transport."""
     if transport not in TRANSPORTS:
         raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}; got {transport!r}")
+
+
+def cost_of_node(model: nn.Module) -> float:
+    """How many edges cost as much as a node: the operations of the maps of a model for a node, over those of its
+    attentions for an edge.
+
+    Raises:
+        TypeError: if the model has no `DotProduct`.
+    """
+    attentions = [part for part in model.modules() if isinstance(part, DotProduct)]
+    if not attentions:
+        raise TypeError(
+            f"{type(model).__name__} has no DotProduct, by which the cost of its nodes is known; pass node_cost as a "
+            "number of edges"
+        )
+    per_node = sum(2 * part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
+    return per_node / sum(4 * part.heads * part.head_dim for part in attentions)
 
 
 def _owners(graph: Graph, ranks: int, parts: Tensor | None, balance: str, node_cost: float) -> Owners:
@@ -187,18 +208,21 @@ class Partition:
 
     def transport_of(self, layer: Layer | None = None) -> str:
         """The transport of a layer: the partition's own, or with "auto" that by which the busiest rank receives least
-        in the forward pass of a dot-product attention."""
+        in the forward pass of a dot-product attention. Each process plans its own part, so all must call it."""
         if self.transport != "auto":
             return self.transport
-        attention = None if layer is None else layer.attention
-        if layer is None or not isinstance(attention, DotProduct) or attention.depends_on != "node":
+        if layer is None or pieces.not_by_node(layer.attention) is not None or not hasattr(layer.attention, "head_dim"):
             return "halo"
-        width, shape = attention.to_key.in_features, (*heads.heads_of(attention), attention.head_dim)
-        most = {"halo": max(self.fetched_bytes(width))}
+        attention = layer.attention
+        num_heads, kv_heads = heads.heads_of(attention)
+        shape, width = (num_heads, kv_heads, attention.head_dim), 2 * kv_heads * attention.head_dim
+        if isinstance(attention, DotProduct):
+            width = min(width, attention.to_key.in_features)
+        most = {"halo": 4 * width * self._fetched}
         if heads.refusal(layer, self.ranks) is None:
             most["heads"] = max(self.head_bytes(*shape))
         if pieces.refusal(layer) is None and not layer.drops_edges and self._hubs.any():
-            most["queries"] = max(self.query_bytes(width, shape[0], attention.head_dim))
+            most["queries"] = self._most(lambda rank: self._query_bytes(rank, width, num_heads, attention.head_dim))
         return min(most, key=lambda name: most[name])
 
     def scatter(self, x: Tensor, dim: int = -2, *, rank: int | None = None) -> Tensor:
@@ -268,16 +292,28 @@ class Partition:
     def query_bytes(self, width: int, num_heads: int, head_dim: int) -> list[int]:
         """The bytes that arrive at each rank in the forward pass of a layer of float32 under transport="queries", where
         `width` is that of the sources' features."""
-        query, result = num_heads * head_dim, num_heads * (head_dim + 1)  # results travel with their lse
-        sources = queries.fetched(self.graph, self._hubs, self.dst, self.src)
-        return [
-            4 * (n * width + asked * query + results * result)
-            for n, (asked, results) in zip(sources, queries.travelling(self._hubs, self.dst), strict=True)
-        ]
+        return [self._query_bytes(rank, width, num_heads, head_dim) for rank in range(self.ranks)]
+
+    def _query_bytes(self, rank: int, width: int, num_heads: int, head_dim: int) -> int:
+        asked, results = queries.travelling(self._hubs, self.dst)[rank]
+        sources = queries.fetched(self.graph, self._hubs, self.dst, self.src, rank)
+        # results travel with their lse
+        return 4 * (sources * width + asked * num_heads * head_dim + results * num_heads * (head_dim + 1))
 
     @cached_property
     def _hubs(self) -> Tensor:
-        return queries.choose_hubs(self.graph, self.dst, self.src)
+        received = partial(queries.received, self.graph, dst=self.dst, src=self.src)
+        return queries.choose_hubs(self.graph, self.ranks, lambda hubs: self._most(partial(received, hubs)))
+
+    @cached_property
+    def _fetched(self) -> int:
+        return self._most(lambda rank: sum(self._part(rank).fetched))
+
+    def _most(self, of_rank: Callable[[int], int]) -> int:
+        """The largest number of a rank. Each process computes its own; without processes, this one computes all."""
+        if self.group is None:
+            return max(map(of_rank, range(self.ranks)))
+        return max(map(max, agreement.gather("a plan", self.group, [of_rank(self.rank)])))
 
     def explain(
         self, width: int = 64, dtype: torch.dtype = torch.float32, batch: int = 1, *, num_heads: int | None = None
@@ -310,7 +346,13 @@ class Partition:
     def _part(self, rank: int) -> Part:
         if not 0 <= rank < self.ranks:
             raise ValueError(f"there are ranks 0 to {self.ranks - 1}; got {rank}")
-        return Part.of(self.graph, rank, self.dst, self.src)
+        if self.group is None or rank != self.rank:
+            return Part.of(self.graph, rank, self.dst, self.src)
+        return self._own_part
+
+    @cached_property
+    def _own_part(self) -> Part:
+        return Part.of(self.graph, self.rank, self.dst, self.src)
 
     def _agree(self, transport: str, layer: Layer | None) -> None:
         """Raises ValueError on every process unless all divide the same graph alike, for the same features."""

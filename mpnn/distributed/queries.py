@@ -18,42 +18,40 @@ from mpnn.distributed.groups import exchanged
 from mpnn.distributed.halo import HaloExchange, Part
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
-from mpnn.graph.exchange import Layer
+from mpnn.graph.exchange import Layer, Terms
 from mpnn.round import Round
 
 Run = Callable[[Round], tuple[Tensor, "Tensor | None"]]
 _THRESHOLDS = 8  # that `choose_hubs` tries
 
 
-def choose_hubs(graph: Graph, dst: Owners, src: Owners) -> Tensor:
+def choose_hubs(graph: Graph, ranks: int, most: Callable[[Tensor], int]) -> Tensor:
     """The destinations that should send their queries, bool [num_dst]: those with more than some number of sources, by
-    which the busiest rank receives least. A query and a result count as much as a source."""
+    which the busiest rank receives least; `most(hubs)` is what it receives."""
     degree = graph.degree().cpu()
     best = torch.zeros(graph.num_dst, dtype=torch.bool)
-    if dst.ranks == 1:
+    if ranks == 1:
         return best
-    least, tried = max(received(graph, best, dst, src)), 0
+    least, tried = None, 0
     for k in range(1, _THRESHOLDS + 1):
         hubs = degree > graph.num_src >> k
         count = int(hubs.sum())
-        if count == tried or count * dst.ranks > graph.num_dst:
+        if count == tried or count * ranks > graph.num_dst:
             continue
-        tried = count
-        if (most := max(received(graph, hubs, dst, src))) < least:
-            best, least = hubs, most
+        tried, least = count, most(best) if least is None else least
+        if (received := most(hubs)) < least:
+            best, least = hubs, received
     return best
 
 
-def received(graph: Graph, hubs: Tensor, dst: Owners, src: Owners) -> list[int]:
-    """The sources, queries and partial results that each rank receives in a layer."""
-    sources = fetched(graph, hubs, dst, src)
-    return [n + others + partial for n, (others, partial) in zip(sources, travelling(hubs, dst), strict=True)]
+def received(graph: Graph, hubs: Tensor, rank: int, dst: Owners, src: Owners) -> int:
+    """The sources, queries and partial results that a rank receives in a layer, one as large as the other."""
+    return fetched(graph, hubs, dst, src, rank) + sum(travelling(hubs, dst)[rank])
 
 
-def fetched(graph: Graph, hubs: Tensor, dst: Owners, src: Owners) -> list[int]:
-    """The sources that each rank fetches for destinations other than hubs."""
-    rest = subgraphs.without_rows(graph, hubs)
-    return [sum(Part.of(rest, rank, dst, src).fetched) for rank in range(dst.ranks)]
+def fetched(graph: Graph, hubs: Tensor, dst: Owners, src: Owners, rank: int) -> int:
+    """The sources that a rank fetches for destinations other than hubs."""
+    return sum(Part.of(subgraphs.without_rows(graph, hubs), rank, dst, src).fetched)
 
 
 def travelling(hubs: Tensor, dst: Owners) -> list[tuple[int, int]]:
@@ -99,14 +97,24 @@ class QueriesExchange(HaloExchange):
         assert isinstance(attention, KeyValue)
         if edge_attr is not graph.edge_attr:
             raise ValueError('with transport="queries" edge_attr is the graph\'s: pass it to graphs.from_edges')
-        query, key, value = attention.project(dst, self(src), graph)
-        round = attention.round(query, key, value, graph, edge_attr)
+
+        def round(query: Tensor, key: Tensor, value: Tensor, graph: Graph) -> Round:
+            return attention.round(query, key, value, graph, graph.edge_attr)
+
+        return self._divided(*self.projected(attention, dst, src), round, graph)
+
+    def terms(self, terms: Terms, round: Callable[..., Round], graph: Graph) -> tuple[Round, ...]:
+        return self._divided(*self.placed(terms), round, graph)
+
+    def _divided(
+        self, query: Tensor, key: Tensor, value: Tensor, round: Callable[..., Round], graph: Graph
+    ) -> tuple[Round, ...]:
         mine = query.index_select(-3, self._mine).movedim(-3, 0)
         arrived = self._travel(mine.repeat(self.ranks, *[1] * (mine.dim() - 1)), self._counts, self._own_counts)
         queries = arrived.index_select(0, self._ascending).movedim(0, -3)
         own_key, own_value = (x.index_select(-3, self.own) for x in (key, value))
-        hubs = attention.round(queries, own_key, own_value, self._hubs, self._hubs.edge_attr)
-        return round, replace(hubs, return_lse=True)
+        hubs = round(queries, own_key, own_value, self._hubs)
+        return round(query, key, value, graph), replace(hubs, return_lse=True)
 
     def run(self, rounds: tuple[Round, ...], run: Run) -> tuple[Tensor, None]:
         pieces.check(rounds[0], self.transport)

@@ -40,7 +40,8 @@ def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None, transpo
 
     Raises:
         RuntimeError: if no process group was initialized.
-        ValueError: if a process has other nodes than `owners` says, or other graphs, dtypes or batch sizes than others.
+        ValueError: if a process has other nodes than `owners` says, or other graphs, weights, dtypes or batch
+            sizes than others.
     """
     check_transport(transport)
     if isinstance(mesh, Partition):
@@ -87,6 +88,8 @@ class _Sharding:
         self._parts: OrderedDict[tuple[object, ...], Partition] = OrderedDict()
 
     def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: Layer | None = None) -> Graph:
+        if layer is not None and layer.module is not None:
+            agreement.weights(layer.module, self._group)
         dst, src = self._owners(num_dst, num_src, layer)
         whole = dst.num_nodes, src.num_nodes
         if not isinstance(graph, Topology) and (graph.num_dst, graph.num_src) != whole:

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+Terms = tuple[Tensor, Tensor, Tensor]
+"""Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D] of an attention, each of one node."""
+
 
 class Layer(NamedTuple):
     """What decides which transports can serve a round, and what all processes must have alike."""
@@ -17,6 +20,7 @@ class Layer(NamedTuple):
     drops_edges: bool
     dtype: torch.dtype | None = None
     batch: tuple[int, ...] = ()
+    module: Any = None  # whose weights all processes must have alike
 
 
 class Exchange:
@@ -47,6 +51,10 @@ class Exchange:
     def rounds(self, attention: Any, dst: Tensor, src: Tensor, graph: Any, edge_attr: Tensor | None) -> tuple[Any, ...]:
         """The rounds of an attention that this process runs, for features of the own nodes."""
         return (attention(dst, self(src), graph, edge_attr),)
+
+    def terms(self, terms: Terms, round: Callable[..., Any], graph: Any) -> tuple[Any, ...]:
+        """The rounds of this process, for terms of its own nodes. `round(query, key, value, graph)` builds one."""
+        return (round(*terms, graph),)
 
     def run(self, rounds: tuple[Any, ...], run: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
         """The result for the own destinations, [..., own, H, D], and weights if they are returned; `run` runs a round

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpnn.attention import Additive, DotProduct, ShortConvolution
+from mpnn.attention import Additive, Degree, DotProduct, ShortConvolution
 from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.relations import GridOffset
@@ -324,10 +324,18 @@ def test_graphs_that_cannot_be_decoded(graph, message):
         layer(graph)(torch.randn(1, DIM, dtype=torch.float64), cache=KVCache(4))
 
 
+def test_gat_decodes_node_by_node():
+    layer_of_gat, x = MessagePassing(causal(), attention=Additive(DIM, 4, 4)).double(), torch.randn(1, 5, DIM).double()
+    with torch.no_grad():
+        cache = KVCache(5)
+        steps = [layer_of_gat(x[:, i : i + 1], cache=cache) for i in range(5)]
+        torch.testing.assert_close(torch.cat(steps, 1), layer_of_gat(x), rtol=0, atol=1e-12)
+
+
 def test_attention_that_cannot_be_cached_is_refused():
     x, cache = torch.randn(1, 3, DIM), KVCache(4)
-    with pytest.raises(ValueError, match="AdditiveV2 and recurrent attention can use a cache; got Additive"):
-        MessagePassing(causal(), attention=Additive(DIM, 4, 4))(x, cache=cache)
+    with pytest.raises(ValueError, match="Additive, AdditiveV2 and recurrent attention can use a cache; got Degree"):
+        MessagePassing(causal(), attention=Degree(DIM, 4))(x, cache=cache)
     dot = MessagePassing(causal(), attention=DotProduct(DIM, HEADS))
     with pytest.raises(ValueError, match=r"a cache does not store gradients; decode under torch.no_grad\(\)"):
         dot(x, cache=KVCache(4))

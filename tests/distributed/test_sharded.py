@@ -14,8 +14,10 @@ from mpnn.attention import Attention, DotProduct, Kernel, KeyValue, Retention
 from mpnn.attention.recurrent import Recurrent
 from mpnn.decoding.cache import KVCache
 from mpnn.distributed import Owners, node_mean, partition, sharded
+from mpnn.distributed.partition import cost_of_node
 from mpnn.models import Bert, BertConfig, SentenceClassifier
 from mpnn.models.layers.per_head import PerHead
+from mpnn.update import FeedForward, PreNorm
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,6 +84,20 @@ def test_cuts_are_even_in_cost_and_zigzag_evens_out_causal():
     assert busiest["nodes"] > 1.7
     assert busiest["edges"] < 1.01
     assert busiest["zigzag"] < 1.01
+
+
+def test_the_cost_of_a_node_follows_from_the_model():
+    with torch.device("meta"):  # Mistral's layer, 19,456 edges a node
+        mistral = MessagePassing(
+            None, "sum", PreNorm(4096, FeedForward(4096, 14_336)), DotProduct(4096, 32, kv_heads=8)
+        )
+    window = (graphs.causal() & graphs.window(4096)).bind(1 << 15)
+    maps = 2 * (2 * 4096**2 + 2 * 4096 * 1024) + 4 * 4096 * 14_336
+    assert cost_of_node(mistral) == maps / (4 * 4096)
+    by_model, by_number = (partition(window, 8, node_cost=c) for c in (mistral, maps / (4 * 4096)))
+    assert by_model.dst.sizes == by_number.dst.sizes != partition(window, 8).dst.sizes
+    with pytest.raises(TypeError, match="Linear has no DotProduct, by which"):
+        partition(window, 8, node_cost=torch.nn.Linear(2, 2))
 
 
 def test_metis_fetches_less_than_blocks():

@@ -239,6 +239,7 @@ def cases_of_transport(
     weighted = wheel()
     yield case(f"{transport}, edges", explicit(47, 300), 47, make, by_hand)
     yield case(f"{transport}, GATv2", weighted, 60, of(lambda: AdditiveV2(WIDTH, 4, heads)), by_hand)
+    yield case(f"{transport}, GAT", weighted, 60, of(lambda: Additive(WIDTH, 4, heads)), by_hand)
     yield case(f"{transport}, edges with attributes", weighted, 60, partial(make, edge_dim=3), by_hand)
     numbers = lambda: make(position=EdgeBias(3, heads))  # noqa: E731
     yield case(f"{transport}, numbers of edges", weighted, 60, numbers, by_hand)
@@ -364,6 +365,20 @@ def check_bytes() -> None:
                 assert torch.equal(before, after)
 
 
+def check_what_travels() -> None:
+    """Keys and values, in the dtype of the arithmetic, where they are fewer bytes than features."""
+    x = torch.randn(2, 50, WIDTH)
+    for wide, numbers in ((False, 8), (True, WIDTH)):  # keys and values: one head of 4, or 12 of them
+        op = many_heads() if wide else many_heads(kv_heads=1)
+        for autocast, dtype in ((False, torch.float32), (not wide, torch.bfloat16)):
+            part = partition(graphs.window(4).bind(50), balance="nodes", transport="halo")
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                op(part.scatter(x), part.shard())
+            received = part.shard().exchange.received
+            expected = part.fetched_bytes(numbers, dtype if autocast else torch.float32, batch=2)[part.rank]
+            assert received == expected, (wide, autocast, received, expected)
+
+
 def check_heads() -> None:
     """Bytes of transport="heads", where it is refused, and what "auto" takes."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -376,7 +391,7 @@ def check_heads() -> None:
     expected = part.head_bytes(12, 1, 4, batch=2)[rank]
     assert exchange.received == expected, (exchange.received, expected)
     refused = {
-        "Additive does not compute": of(lambda: Additive(WIDTH, 4, 12))(),
+        "Degree does not compute": of(lambda: Degree(WIDTH, 8))(),
         "a layer without attention": of(None)(),
         'aggregator "sum"': MessagePassing(None, "max", None, DotProduct(WIDTH, 12, head_dim=4)),
     }
@@ -414,7 +429,7 @@ def check_transports() -> None:
         dist.all_gather(most, torch.tensor([exchange.received]))
         received[f"most {transport}"] = max(map(int, most))
         for words, refusing in {
-            "does not compute queries, keys and values": of(lambda: Additive(WIDTH, 4, 2))(),
+            "does not compute queries, keys and values": of(lambda: Degree(WIDTH, 8))(),
             "merged by the sums of a softmax": of(lambda: DotProduct(WIDTH, 2, normalize="sigmoid"))(),
             "one hop": of(lambda: DotProduct(WIDTH, 2), hops=2)(),
         }.items():
@@ -568,8 +583,10 @@ def check_disagreement() -> None:
         lambda: plain(x[:1].to(torch.float64 if odd else torch.float32)),
         lambda: plain(x[:1], graphs.window(3) if odd else graphs.window(2)),
         lambda: partition(explicit(12, 40, seed=rank)).shard(),
+        lambda: MessagePassing(graphs.causal(), "sum", None, DotProduct(WIDTH, 2))(x[:1]),
         lambda: partition(graphs.causal().bind(12), parts=parts.flip(0) if odd else parts).shard(),
     ]
+    torch.manual_seed(rank)
     for call in wrong:
         with sharded(), pytest.raises(ValueError, match="the processes disagree"):
             call()
@@ -619,7 +636,15 @@ def main() -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     failed = False
-    checks = [check_bytes, check_memory, check_heads, check_transports, check_losses, check_second_derivatives]
+    checks = [
+        check_bytes,
+        check_what_travels,
+        check_memory,
+        check_heads,
+        check_transports,
+        check_losses,
+        check_second_derivatives,
+    ]
     checks += [check_several_lengths, check_disagreement, check_kept_parts, check_encoders]
     for check in checks:
         check()
