@@ -31,6 +31,7 @@ LOGITS = 36  # per row of a running sum: the average within its chunk
 _MIN_COLUMNS = 32  # of an item, if one per state is too few for the threads
 _FEW = 3  # nodes that are computed one after the other, not in chunks
 _MIN_PARTS = 4  # of the heads in a backward pass, for any number of threads
+_MOST_TOGETHER = 8  # heads with the same queries and keys in one work item, whose states are in the cache
 
 
 class Block(NamedTuple):
@@ -128,6 +129,7 @@ class _Parameters(Structure):
         *((name, _Gradient) for name in ("d_query", "d_key", "d_value")),
         *((name, c_void_p) for name in ("d_log_gate", "d_beta", "d_state")),
         ("unit", c_int64),
+        ("together", c_int64),
     )
 
 
@@ -150,7 +152,7 @@ def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, bloc
     query, key, value = map(_readable, (query, key, value))
     p = _Parameters(groups, heads, key.shape[3], batch, nodes, width, value.shape[-1], scale)
     p.query, p.key, p.value = (_features(x, groups) for x in (query, key, value))
-    p.out, p.blocks, p.num_blocks = out.data_ptr(), fields.ctypes.data, len(fields)
+    p.out, p.blocks, p.num_blocks, p.together = out.data_ptr(), fields.ctypes.data, len(fields), 1
     library.run("scan", out.dtype, p, batch * groups, _column_parts(batch * groups, p.value_width))
     return out
 
@@ -330,10 +332,18 @@ def _run(
     if p.num_dst <= _FEW and len(ends) == 1:
         library.run("recurrence_steps", like.dtype, p, p.batch, heads)
     elif (name := _kernel(log_gate, beta)) == "scan":
-        library.run(name, like.dtype, p, p.batch * heads, _column_parts(p.batch * heads, p.value_width))
+        p.together = _heads_together(p.batch * heads, gcd(p.query.shared, p.key.shared))
+        sets = p.batch * heads // p.together
+        library.run(name, like.dtype, p, sets, _column_parts(sets, p.value_width))
     else:
         library.run(name, like.dtype, p, p.batch, heads)
     return out, last
+
+
+def _heads_together(states: int, shared: int) -> int:
+    """A divisor of the states that share queries and keys, which leaves work for each thread."""
+    most = min(_MOST_TOGETHER, states // torch.get_num_threads())
+    return max((n for n in range(1, most + 1) if shared % n == 0), default=1)
 
 
 def _kernel(log_gate: Tensor | None, beta: Tensor | None) -> str:

@@ -13,64 +13,76 @@
 // and v are linear attention again: of (d_out, v, k), and over the transposed blocks of (v, d_out, q) and of (k, q, d_out).
 // With gates, `Backward` below computes all gradients.
 //
-// A work item is a range of columns of one S. Features are read where they lie, in the types of `FLOAT32` and others.
+// A work item is a range of columns of one S, or of the S of several heads that share queries and keys: logits without
+// gates are the same for all of them. Features are read where they lie, in the types of `FLOAT32` and others.
 #include "scan.h"
 
 namespace scan {
 namespace {  // private to this file
 
 struct Item {
-  int64_t b, g, first, width;  // columns [first, first + width) of the values
+  int64_t b, g, first, width;  // columns [first, first + width) of the values of the heads from g on
 };
 
-// Part `part` of `parts` of the columns of state `state` of B * G.
-template <class T> Item item_of(const Scan<T> &p, int64_t state, int64_t part, int64_t parts) {
-  const int64_t vectors = divide_up(p.value_width, 16);
+// Part `part` of `parts` of the columns of the states `set` of B * G / together.
+template <class T> Item item_of(const Scan<T> &p, int64_t set, int64_t part, int64_t parts) {
+  const int64_t vectors = divide_up(p.value_width, 16), sets = p.groups / p.together;
   const auto cut = [&](int64_t k) { return least(vectors * k / parts * 16, p.value_width); };
-  return {state / p.groups, state % p.groups, cut(part), cut(part + 1) - cut(part)};
-}
-
-// The nodes from `node` on, of columns of one item.
-template <class T>
-void pack(const Features &x, const Item &item, int64_t first, int64_t node, int64_t nodes, int64_t per_node,
-          int64_t width, T factor, T *out) {
-  pack(x, x.at(item.b, item.g, node) + first, nodes, per_node, width, factor, out);
+  return {set / sets, set % sets * p.together, cut(part), cut(part + 1) - cut(part)};
 }
 
 // ------------------------------------------------------------------------------------------------ the scan
 
-// o += (mask(Q K^T) * decay) V within a chunk: row r has the sources before (r / heads + 1) * sources, or those from
-// r / heads * sources on. `decays` is null without gates.
+// The columns [from, to) of the logits of a chunk that `rows` rows from r on need: row r has the sources before
+// (r / heads + 1) * sources, or those from r / heads * sources on.
+template <class T> struct Columns {
+  int64_t from, to;
+  Columns(const Scan<T> &p, int64_t extent, int64_t nodes, int64_t r, int64_t rows)
+      : from(extent == PAST ? 0 : r / p.heads * p.sources / 8 * 8),
+        to(extent == PAST ? ((r + rows - 1) / p.heads + 1) * p.sources : nodes * p.sources) {}
+};
+
+// mask(Q K^T) of a chunk, in the columns that its rows need.
 template <class T>
-void add_own_chunk(const Scan<T> &p, int64_t extent, int64_t nodes, int64_t width, const T *q, const T *k_transposed,
-                   const T *v, const Decays<T> *decays, T *logits, T *o) {
-  const int64_t q_row = stride<T>(p.width), v_row = stride<T>(width), row = stride<T>(nodes * p.sources);
+void masked_logits(const Scan<T> &p, int64_t extent, int64_t nodes, const T *q, const T *k_transposed, T *logits) {
+  const int64_t q_row = stride<T>(p.width), row = stride<T>(nodes * p.sources);
   for (int64_t r = 0; r < nodes * p.heads; r += ROWS) {
     const int64_t rows = least(nodes * p.heads - r, ROWS);
-    const auto own = [&](int64_t n) { return (r + n) / p.heads * p.sources; };
-    const int64_t from = extent == PAST ? 0 : own(0) / 8 * 8;
-    const int64_t to = extent == PAST ? own(rows - 1) + p.sources : nodes * p.sources;
-    product<STEP, false, T>({q + r * q_row, q_row}, {k_transposed + from, row}, {logits, row}, rows, p.width,
-                            divide_up(to - from, 8) * 8);
-    for (int64_t n = 0; n < rows; n++) {
-      const int64_t zeros = extent == PAST ? own(n) + p.sources : from, end = extent == PAST ? to : own(n);
-      for (int64_t c = zeros; c < end; c++) logits[n * row + c - from] = 0;
-      for (int64_t c = 0; decays && c < to; c += 8) {
-        const T *decay = decays->between + (r + n) * Decays<T>::ROW + c;
-        store<T, 8>(logits + n * row + c, load<T, 8>(logits + n * row + c) * load<T, 8>(decay));
-      }
+    const auto [from, to] = Columns<T>(p, extent, nodes, r, rows);
+    product<STEP, false, T>({q + r * q_row, q_row}, {k_transposed + from, row}, {logits + r * row + from, row}, rows,
+                            p.width, up(to - from, 8));
+    for (int64_t n = r; n < r + rows; n++) {
+      const int64_t own = n / p.heads * p.sources, zeros = extent == PAST ? own + p.sources : from;
+      for (int64_t c = zeros, end = extent == PAST ? to : own; c < end; c++) logits[n * row + c] = 0;
     }
-    product<STEP, true, T>({logits, row}, {v + from * v_row, v_row}, {o + r * v_row, v_row}, rows, to - from,
-                           divide_up(width, 8) * 8);
+  }
+}
+
+// o += (logits * decay) V within a chunk. `decays` is null without gates, and then `weights` is not used.
+template <class T>
+void add_own_chunk(const Scan<T> &p, int64_t extent, int64_t nodes, int64_t width, const T *logits, const T *v,
+                   const Decays<T> *decays, T *weights, T *o) {
+  const int64_t v_row = stride<T>(width), row = stride<T>(nodes * p.sources);
+  for (int64_t r = 0; r < nodes * p.heads; r += ROWS) {
+    const int64_t rows = least(nodes * p.heads - r, ROWS);
+    const auto [from, to] = Columns<T>(p, extent, nodes, r, rows);
+    const T *A = logits + r * row + from;
+    if (decays) {
+      for (int64_t n = 0; n < rows; n++)
+        for (int64_t c = 0; c < to; c += 8)
+          store<T, 8>(weights + n * row + c, load<T, 8>(A + n * row + c) * load<T, 8>(decays->between + (r + n) * Decays<T>::ROW + c));
+      A = weights;
+    }
+    product<STEP, true, T>({A, row}, {v + from * v_row, v_row}, {o + r * v_row, v_row}, rows, to - from, up(width, 8));
   }
 }
 
 // Writes, or adds, the rows of o [nodes * heads, width].
 template <class T>
-void write(const Scan<T> &p, const Item &item, int64_t node, int64_t nodes, const T *o, bool adds) {
+void write(const Scan<T> &p, const Item &item, int64_t g, int64_t node, int64_t nodes, const T *o, bool adds) {
   for (int64_t r = 0; r < nodes * p.heads; r++) {
     const T *from = o + r * stride<T>(item.width);
-    const int64_t row = ((item.b * p.num_dst + node + r / p.heads) * p.groups + item.g) * p.heads + r % p.heads;
+    const int64_t row = ((item.b * p.num_dst + node + r / p.heads) * p.groups + g) * p.heads + r % p.heads;
     T *out = p.out + row * p.value_width + item.first;
     if (adds)
       for (int64_t d = 0; d < item.width; d++) out[d] += from[d];
@@ -82,55 +94,67 @@ void write(const Scan<T> &p, const Item &item, int64_t node, int64_t nodes, cons
 template <class T> bool run(const Scan<T> &p, const Item &item) {
   const int64_t most = p.heads > p.sources ? p.heads : p.sources, step = most < CHUNK ? CHUNK / most : 1;
   const int64_t F = stride<T>(p.width), D = stride<T>(item.width), C = stride<T>(step * p.sources);
-  const int64_t rows = step * p.heads, columns = divide_up(step * p.sources, 8) * 8;
-  const int64_t padded = divide_up(p.width, STEP) * STEP, wide = divide_up(item.width, 8) * 8;
-  Memory memory((rows * (F + D) + columns * (F + D) + F * (C + D) + ROWS * C) * sizeof(T), 7);
+  const int64_t rows = step * p.heads, columns = up(step * p.sources, 8), padded = up(p.width, STEP), wide = up(item.width, 8);
+  Memory memory((rows * (F + D + C) + columns * (F + D) + F * C + ROWS * C + p.together * F * D) * sizeof(T), 8);
   if (!memory) return false;
   T *q = memory.take<T>(rows * F), *k = memory.take<T>(columns * F), *k_transposed = memory.take<T>(F * C);
-  T *v = memory.take<T>(columns * D), *logits = memory.take<T>(ROWS * C), *o = memory.take<T>(rows * D);
-  T *state = memory.take<T>(F * D);
+  T *v = memory.take<T>(columns * D), *logits = memory.take<T>(rows * C), *weights = memory.take<T>(ROWS * C);
+  T *o = memory.take<T>(rows * D), *states = memory.take<T>(p.together * F * D);
 
-  const auto read_sources = [&](int64_t node, int64_t nodes) {
-    pack(p.key, item, 0, node, nodes, p.sources, p.width, T(1), k);
-    pack(p.value, item, item.first, node, nodes, p.sources, item.width, T(1), v);
+  const auto read_keys = [&](int64_t node, int64_t nodes) {
+    pack(p.key, p.key.at(item.b, item.g, node), nodes, p.sources, p.width, T(1), k);
   };
-  const auto add_sources = [&](int64_t nodes) {  // S += K^T V
+  const auto read_values = [&](int64_t g, int64_t node, int64_t nodes) {
+    pack(p.value, p.value.at(item.b, g, node) + item.first, nodes, p.sources, item.width, T(1), v);
+  };
+  const auto add_sources = [&](int64_t nodes, T *state) {  // S += K^T V
     product<STEP, true, T>({k, 1, F}, {v, D}, {state, D}, padded, nodes * p.sources, wide);
   };
-  const int64_t matrix = ((item.b * p.groups + item.g) * p.width) * p.value_width + item.first;
+  const auto matrix = [&](int64_t g) { return ((item.b * p.groups + g) * p.width) * p.value_width + item.first; };
+  const auto each_head = [&](auto function) {
+    for (int64_t h = 0; h < p.together; h++) function(item.g + h, states + h * F * D);
+  };
   Decays<T> gates, *decays = p.log_gate ? &gates : nullptr;
   for (const Block *block = p.blocks; block < p.blocks + p.num_blocks; block++) {
-    read_state(state, p.state && block == p.blocks ? p.state + matrix : nullptr, p.value_width, p.width, item.width);
+    each_head([&](int64_t g, T *state) {
+      read_state(state, p.state && block == p.blocks ? p.state + matrix(g) : nullptr, p.value_width, p.width, item.width);
+    });
     if (block->extent == ALL)
       for (int64_t node = block->start; node < block->stop; node += step) {
         const int64_t nodes = least(block->stop - node, step);
-        read_sources(node, nodes);
-        add_sources(nodes);
+        read_keys(node, nodes);
+        each_head([&](int64_t g, T *state) { read_values(g, node, nodes), add_sources(nodes, state); });
       }
     const int64_t length = block->last - block->first, chunks = divide_up(length, step);
     for (int64_t n = 0; n < chunks; n++) {
       const int64_t offset = (block->extent == FUTURE ? chunks - 1 - n : n) * step;
       const int64_t node = block->first + offset, nodes = least(length - offset, step);
-      pack(p.query, item, 0, node, nodes, p.heads, p.width, T(p.scale), q);
-      product<STEP, false, T>({q, F}, {state, D}, {o, D}, nodes * p.heads, p.width, wide);
+      pack(p.query, p.query.at(item.b, item.g, node), nodes, p.heads, p.width, T(p.scale), q);
       if (block->extent != ALL) {
-        read_sources(block->start + offset, nodes);
+        read_keys(block->start + offset, nodes);
         transposed(k, nodes * p.sources, p.width, k_transposed);
-        if (decays) {
-          decays->read(p.log_gate + (item.b * p.num_dst + node) * p.groups + item.g, p.groups, nodes);
-          scale_rows(o, nodes, item.width, decays->before);
-        }
-        add_own_chunk(p, block->extent, nodes, item.width, q, k_transposed, v, decays, logits, o);
-        if (decays) {
-          scale_rows(k, nodes, p.width, decays->after);
-          for (int64_t f = 0; f < p.width; f++) scale_row(state + f * D, item.width, decays->whole);
-        }
-        add_sources(nodes);
+        masked_logits(p, block->extent, nodes, q, k_transposed, logits);
       }
-      write(p, item, node, nodes, o, block->adds);
+      each_head([&](int64_t g, T *state) {
+        product<STEP, false, T>({q, F}, {state, D}, {o, D}, nodes * p.heads, p.width, wide);
+        if (block->extent != ALL) {
+          read_values(g, block->start + offset, nodes);
+          if (decays) {
+            decays->read(p.log_gate + (item.b * p.num_dst + node) * p.groups + g, p.groups, nodes);
+            scale_rows(o, nodes, item.width, decays->before);
+          }
+          add_own_chunk(p, block->extent, nodes, item.width, logits, v, decays, weights, o);
+          if (decays) {
+            scale_rows(v, nodes, item.width, decays->after);
+            for (int64_t f = 0; f < p.width; f++) scale_row(state + f * D, item.width, decays->whole);
+          }
+          add_sources(nodes, state);
+        }
+        write(p, item, g, node, nodes, o, block->adds);
+      });
     }
   }
-  if (p.last) write_state(p.last + matrix, p.value_width, state, p.width, item.width);
+  if (p.last) each_head([&](int64_t g, T *state) { write_state(p.last + matrix(g), p.value_width, state, p.width, item.width); });
   return true;
 }
 

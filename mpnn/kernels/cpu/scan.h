@@ -51,7 +51,8 @@ template <class T> struct Scan {    // mpnn/kernels/scan.py has the same fields 
   const T *d_last;
   Gradient<T> d_query, d_key, d_value;
   T *d_log_gate, *d_beta, *d_state;
-  int64_t unit;  // of recurrence_steps alone: queries and keys are divided by their lengths
+  int64_t unit;      // of recurrence_steps alone: queries and keys are divided by their lengths
+  int64_t together;  // of `scan` alone: consecutive states of a work item, which share queries and keys
 };
 
 // ------------------------------------------------------------------------------------------------ copies of chunks
@@ -154,7 +155,7 @@ void add_rows(const Gradient<T> &to, const Scan<T> &p, int64_t copy, int64_t b, 
 // so that any gate is exact, 0 included. A product below 1e-30 becomes 0: denormal numbers are slow.
 template <class T> struct Decays {
   static constexpr int64_t ROW = stride<T>(CHUNK);
-  T between[CHUNK * ROW];           // row i: the gates after j up to i, j <= i; zeros behind
+  T between[CHUNK * ROW] = {};      // row i: the gates after j up to i, j <= i; zeros behind
   T before[CHUNK], after[CHUNK];    // the gates from the start of the chunk up to i; those after i to the end
   T whole;                          // all of them
 
@@ -164,8 +165,8 @@ template <class T> struct Decays {
     for (int64_t i = 0; i < CHUNK; i++) {
       T *row = between + i * ROW;
       const T gate = log_gate && i < n ? exp1<T>(log_gate[i * step]) : 1;
-      for (int64_t j = 0; j < CHUNK; j += 8) {
-        vec<T, 8> x = i ? load<T, 8>(row - ROW + j) * gate : vec<T, 8>{};
+      for (int64_t j = 0; j < i; j += 8) {
+        vec<T, 8> x = load<T, 8>(row - ROW + j) * gate;
         store<T, 8>(row + j, x < (T)1e-30 ? vec<T, 8>{} : x);
       }
       row[i] = 1;
