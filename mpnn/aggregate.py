@@ -32,6 +32,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mpnn.registry import did_you_mean
+
 
 class Index(Tensor):
     """The destination of each message, ascending, int64 [E]: an ordinary tensor that also stores the row pointers."""
@@ -310,7 +312,8 @@ def aggregator(spec: str | Aggregator | Callable[[Tensor, Index], Tensor]) -> An
     """
     if isinstance(spec, str):
         if spec not in NAMED:
-            raise ValueError(f"there is no aggregator {spec!r}; there are {', '.join(NAMED)}, or pass your own")
+            hint = did_you_mean(spec, NAMED)
+            raise ValueError(f"there is no aggregator {spec!r}{hint}; there are {', '.join(NAMED)}, or pass your own")
         return NAMED[spec]()
     if isinstance(spec, type):
         raise TypeError(f"an aggregator is an object, but {spec.__name__} is a class; pass {spec.__name__}()")

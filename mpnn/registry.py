@@ -1,10 +1,17 @@
-"""Functions that graphs and topologies call, from modules that import graphs: `parse`, `plot` and `html`.
+"""What is found by its name: functions that graphs and topologies call, and the nearest to a misspelled name.
 
-Graphs cannot import these modules in turn. The parser enters itself here when it is imported, and `mpnn` enters the
-two that draw, which it imports when they are first called.
+`parse`, `plot` and `html` are in modules that import graphs, which cannot import them in turn. The parser enters itself
+here when it is imported, and `mpnn` enters the two that draw, which it imports when they are first called.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Text for an error: " (did you mean window?)" if a known name is close to `name`, or ""."""
+    close = get_close_matches(str(name), list(known), 1)
+    return f" (did you mean {close[0]}?)" if close else ""

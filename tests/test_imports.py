@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "kernels": set(),
     "graph": {"registry", "kernels"},
     "html": {"graph"},
-    "aggregate": set(),
+    "aggregate": {"registry"},
     "rng": {"graph", "kernels"},
     "edge_tables": {"graph"},
     "scores": {"edge_tables"},
@@ -49,7 +49,7 @@ ROOMS: dict[str, set[str]] = {
         "engine",
     },
     "propagation": {"graph", "round", "engine", "message_passing"},
-    "data": {"files", "tables", "graph", "graphs"},
+    "data": {"registry", "files", "tables", "graph", "graphs"},
     "plot": {"graph"},
     "encodings": {"graph"},
     "integrations": {
@@ -59,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
     "models": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate", "dropout", "update"),
         *("position", "attention", "decoding", "engine", "ops", "message_passing", "propagation", "encodings", "files"),
-        "maps",
+        *("registry", "maps"),
         "integrations",  # from_hf and from_pyg
     },
     "distributed": {"graph", "aggregate", "rng", "scores", "round", "attention", "kernels", "ops"},
@@ -73,7 +73,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "cli": {
         *("graph", "graphs", "scores", "round", "validation", "backends", "engine", "message_passing", "data", "plot"),
-        *("models", "files", "tables", "train", "hf", "kernels", "ops", "view", "mpnn"),
+        *("models", "registry", "files", "tables", "train", "hf", "kernels", "ops", "view", "mpnn"),
     },
     "__main__": {"cli"},
 }

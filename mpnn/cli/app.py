@@ -18,7 +18,7 @@ COMMANDS = {
     "train": "Train a model over a graph of your choice, print a table of results, and save the model and pictures.",
     "compare": "Find out which graph suits your data: train one model over several graphs, and compare them at equal "
     "time and at equal steps.",
-    "generate": "Continue a text with a model that mpnn train saved.",
+    "generate": "Continue a text with a model that mpnn train or save_pretrained saved.",
     "eval": "Measure a model that mpnn train saved, on the held-out part of its data.",
     "predict": "Write what a model of nodes that mpnn train saved says about each node.",
     "data": "Find or download datasets.",
@@ -26,10 +26,11 @@ COMMANDS = {
     "doctor": "Show what this installation has and lacks, and check that its kernels compute correctly.",
 }
 SUBCOMMANDS = {("graph", "convert"): "convert"}  # of a command that else takes an argument; and their modules
+WITH_EXPRESSIONS = {"graph", "explain", "view", "train", "compare", "generate", "eval", "predict"}
+"""The commands that read an expression, or a model that was saved with one."""
 _SETTINGS: dict[str, Any] = {
     "rich_markup_mode": "rich",
     "pretty_exceptions_enable": False,
-    "add_completion": True,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
@@ -37,6 +38,7 @@ app = typer.Typer(
     help="Neural networks as message passing over graphs: the choice of graph is the choice of model.",
     epilog="Start with [bold]mpnn demo[/bold]: it takes two minutes, downloads nothing, and draws pictures.",
     no_args_is_help=True,
+    add_completion=True,
     **_SETTINGS,
 )
 
@@ -60,8 +62,11 @@ def load(name: str) -> Any:
     """The command: the Typer app of `mpnn.cli.<name>`, or its function of this name."""
     module = import_module(f"mpnn.cli.{name}")
     if not hasattr(module, "app"):
-        alone = typer.Typer(**_SETTINGS)
-        alone.command(name)(getattr(module, name))
+        alone = typer.Typer(add_completion=False, **_SETTINGS)
+        command = getattr(module, name)
+        if name in WITH_EXPRESSIONS:
+            command = import_module("mpnn.cli.expressions").with_imports(command)
+        alone.command(name)(command)
         return typer.main.get_command(alone)
     return typer.main.get_command(module.app)
 

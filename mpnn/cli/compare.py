@@ -20,9 +20,10 @@ from torch.optim import Optimizer
 
 from mpnn.cli import page, pictures
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, table, warn
+from mpnn.cli.expressions import imported
 from mpnn.cli.measure import backends, estimates
 from mpnn.cli.options import FILES, Defaults, Options, takes
-from mpnn.cli.search import UnusableGraph, best_numbers, bounds, require_optuna
+from mpnn.cli.search import UnusableGraph, best_numbers, bounds, expanded, require_optuna, separated
 from mpnn.cli.stop import Stopped, stop_between_steps
 from mpnn.cli.tasks import MEASURES, NodeRun, NodeSettings, Run, TextRun, TextSettings
 from mpnn.train.checkpoint import Checkpoint
@@ -143,7 +144,7 @@ def compare(
             options = options.resolved(DEFAULTS)
             contest = _Contest.of(options)
             written = contest.default_graphs if graphs is None else graphs
-            expressions = _separated(written) if search else expanded(written)
+            expressions = separated(written) if search else expanded(written)
             if search and not any(map(bounds, expressions)):
                 raise ValueError(
                     '--search needs a range in --graphs; write for example "causal; causal & window(4..128)"'
@@ -167,13 +168,11 @@ def compare(
             )
         rows = _rows(found, candidates)
         console.print(_table(rows))
-        console.print(found.verdict(), soft_wrap=True)
-        _warn_at_the_edge(found, contest.rate)
+        console.print("\n".join([found.verdict(), *_cautions(found, contest, options)]), soft_wrap=True)
         with exit_on_failure():
             _write(out, found, contest, rows, options, budget, perf_counter() - began)
-        console.print(
-            f"\nthe page with pictures: {out / page.PAGE}\n{contest.code(found.last[0].graph)}", soft_wrap=True
-        )
+        console.print(f"\nthe page with pictures: {out / page.PAGE}", soft_wrap=True)
+        console.print(contest.code(found.last[0].graph), soft_wrap=True)
 
 
 @contextmanager
@@ -243,31 +242,10 @@ def _refuse_to_replace(out: Path, force: bool) -> None:
 # ------------------------------------------------------------------------------------------------ candidates
 
 
-def expanded(graphs: str) -> list[str]:
-    """The expressions between the semicolons; `a..b` in one stands for a, 2a, 4a, ... up to b."""
-    found = []
-    for expression in _separated(graphs):
-        pieces = re.split(r"(\d+\s*\.\.\s*\d+)", expression)
-        choices = [_doubled(piece) if k % 2 else [piece] for k, piece in enumerate(pieces)]
-        found += ["".join(choice) for choice in itertools.product(*choices)]
-    if not found:
-        raise ValueError('there is no graph in --graphs; write for example "causal; causal & window(16..64)"')
-    return list(dict.fromkeys(found))
-
-
-def _separated(graphs: str) -> list[str]:
-    return list(filter(None, map(str.strip, graphs.split(";"))))
-
-
 def _parts(expression: str, option: str) -> tuple[str, dict[str, Any]]:
     """The graph of an expression, and what its colon adds, if there is one: a value of the option."""
     graph, colon, value = expression.partition(":")
     return graph.strip(), {option: value.strip()} if colon else {}
-
-
-def _doubled(piece: str) -> list[str]:
-    ((low, high),) = bounds(piece)
-    return [str(low << k) for k in range((high // low).bit_length())]
 
 
 def _seconds(budget: str) -> float:
@@ -307,7 +285,10 @@ class _Contest:
             def text_code(expression: str) -> str:
                 graph, attention = _parts(expression, "attention")
                 more = "".join(f', {name}="{value}"' for name, value in attention.items())
-                return f'model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context}{more})'
+                own = "".join(f"import {file.stem}\n" for file in imported)
+                return (
+                    f'{own}model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context}{more})'
+                )
 
             default_graphs = f"causal; {near}; strided({stride})"
             return _Contest(corpus.name, text_run, sizes.lr, " nats", default_graphs, text_code)
@@ -322,6 +303,7 @@ class _Contest:
         def node_code(expression: str) -> str:
             graph, model = _parts(expression, "model")
             more = "".join(f" --{name} {value}" for name, value in model.items())
+            more += "".join(f" --import {file}" for file in imported)
             return f'mpnn train {options_of_data} --graph "{graph}"{more}'
 
         return _Contest(
@@ -461,12 +443,18 @@ def _rows(found: Comparison, candidates: Sequence[_Candidate]) -> list[tuple[str
     return rows
 
 
-def _warn_at_the_edge(found: Comparison, rate: float) -> None:
-    """Says so if the learning rate of the best graph is the largest or the smallest that was tried."""
-    best = found.last[0]
+def _cautions(found: Comparison, contest: _Contest, options: Options) -> list[str]:
+    """What the verdict does not tell, and the option that helps."""
+    cautions, best = [], found.last[0]
+    if caution := found.too_short():
+        cautions.append(f"{caution} A longer --budget tells more.")
+    if caution := found.alike():
+        longer = f" A longer --context than {options.context} may set them apart." if options.task == "text" else ""
+        cautions.append(caution + longer)
     for factor, which in ((min(_RATES), "smallest"), (max(_RATES), "largest")):
-        if best.rate == rate * factor:
-            warn(f"the best learning rate of {best.graph} is the {which} that was tried; try --lr {best.rate:.1e}")
+        if best.rate == contest.rate * factor:
+            cautions.append(f"Its learning rate is the {which} that was tried; try --lr {best.rate:.1e}.")
+    return cautions
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Table:
@@ -496,7 +484,7 @@ def _write(
     }
     ends = "; ".join(f"{result.graph}: {spread(result.errors())}" for result in found.results)
     parts = [
-        page.paragraph(found.verdict()),
+        *map(page.paragraph, [found.verdict(), *_cautions(found, contest, options)]),
         page.table(HEADINGS, rows),
         page.legend(LEGEND),
         page.picture(out / CURVES, f"Learning curves. Errors at the end: {ends}.",

@@ -89,7 +89,7 @@ def demo(
             write_atomically(index, lambda path: path.write_text(html, encoding="utf-8"))
             for checkpoint in checkpoints:
                 checkpoint.delete()
-    console.print("", tasks.table(trained), "", tasks.legend(), "", sep="\n")
+    console.print("", tasks.table(trained), "", tasks.legend(trained), "", sep="\n")
     console.print(
         f"a training step on {times.lengths[-1]:,} characters is {times.ratio(-1):.1f} times faster over "
         f"{TIMED_GRAPHS[1]} than over {TIMED_GRAPHS[0]}",

@@ -87,8 +87,8 @@ def write(
         *_texts(results.texts, corpus, settings, seed, out),
         *_digits(results.digits, nodes),
         page.heading(2, "All measurements"),
-        page.table(tasks.HEADINGS, [trained.row for trained in results.trained]),
-        page.legend(tasks.LEGEND),
+        page.table(tasks.headings(results.trained), [trained.row for trained in results.trained]),
+        page.legend(tasks.meanings(results.trained)),
         page.heading(2, "Next"),
         page.code(
             'mpnn graph "causal & window(16) | global_nodes(2)" --n 64 -o graph.png\n'

@@ -26,9 +26,12 @@ EXTRAS = {
     "accelerate": "training (mpnn train, mpnn.train)",
     "matplotlib": "pictures (mpnn.plot, Graph.plot)",
     "numba": "aggregators of your own, compiled (combine)",
-    "triton": "sparse graphs on CUDA",
-    "torch-scatter": "the backend scatter",
 }
+APART = {
+    "triton": "sparse graphs on CUDA; comes with PyTorch's builds for CUDA",
+    "torch-scatter": "the backend scatter; compiled against this torch by pip install --no-build-isolation",
+}
+"""Packages that the command for the others does not install."""
 _CLOSE = 1e-4  # relative to the largest number
 
 
@@ -38,10 +41,12 @@ def doctor() -> None:
     Paste the output into a report of a problem. The exit status is 1 if a
     kernel computes wrong numbers.
     """
-    table = Table.grid(padding=(0, 2))
-    for name, value in (*machine(), *packages()):
+    table, extras = Table.grid(padding=(0, 2)), list(packages())
+    for name, value in (*machine(), *((name, found or f"not installed: {purpose}") for name, found, purpose in extras)):
         table.add_row(name, value)
     console.print(table)
+    if missing := [name for name, found, _ in extras if found is None and name not in APART]:
+        console.print(f"\nto install what is missing: pip install {' '.join(missing)}", soft_wrap=True)
     console.print("\nkernels, compared with the reference:")
     wrong = False
     for name, verdict in kernels():
@@ -67,13 +72,13 @@ def machine() -> Iterator[tuple[str, str]]:
         yield "folder for caches", f"none: {error}"
 
 
-def packages() -> Iterator[tuple[str, str]]:
-    """Each optional package, and its version or what is missing without it."""
-    for name, purpose in EXTRAS.items():
+def packages() -> Iterator[tuple[str, str | None, str]]:
+    """Each optional package, its version (None: not installed) and what it is for."""
+    for name, purpose in (EXTRAS | APART).items():
         try:
-            yield name, version(name)
+            yield name, version(name), purpose
         except PackageNotFoundError:
-            yield name, f"not installed: {purpose}; pip install {name}"
+            yield name, None, purpose
 
 
 def kernels() -> Iterator[tuple[str, str]]:

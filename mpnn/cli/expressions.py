@@ -1,9 +1,23 @@
 """Graphs from what the user writes on the command line; apart from `console`, as it needs torch."""
 
+import inspect
 import re
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from traceback import extract_tb
+from typing import Annotated, Any
+
+import typer
 
 from mpnn import Graph
+from mpnn.cli.console import refuse
 from mpnn.graphs import parse
+
+imported: list[Path] = []
+"""The files that --import named, in their order."""
 
 
 def bind(expression: str, n: int, num_src: int | None = None) -> Graph:
@@ -13,3 +27,39 @@ def bind(expression: str, n: int, num_src: int | None = None) -> Graph:
     except ValueError as error:
         text = re.sub(r"use bind\((\d+)\)", r"use --n \1", str(error))
         raise ValueError(text.replace("num_dst", "--n").replace("num_src", "--num-src")) from None
+
+
+def with_imports(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the option --import: Python files, which run first and may register topologies."""
+
+    @wraps(command)
+    def called(*args: Any, imports: list[Path] | None = None, **named: Any) -> None:
+        for file in imports or ():
+            _import(file)
+        command(*args, **named)
+
+    own = inspect.signature(command)
+    help = "A Python file of yours to import first, whose @graphs.register adds topologies to expressions."
+    option = typer.Option("--import", metavar="FILE.py", help=help, dir_okay=False)
+    added = inspect.Parameter(
+        "imports", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[Path] | None, option]
+    )
+    vars(called)["__signature__"] = own.replace(parameters=[*own.parameters.values(), added])
+    return called
+
+
+def _import(file: Path) -> None:
+    """Runs a file as `import` does, with its folder on the path of modules."""
+    spec = spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        refuse(f"--import takes a Python file (.py); got {file}" + ("" if file.exists() else ", which does not exist"))
+    module = module_from_spec(spec)
+    sys.modules.setdefault(file.stem, module)
+    sys.path.insert(0, str(file.absolute().parent))
+    try:
+        spec.loader.exec_module(module)
+        imported.append(file)
+    except Exception as error:
+        within = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        line = error.lineno if isinstance(error, SyntaxError) else within[-1]
+        refuse(f"--import {file}: line {line} raises {type(error).__name__}: {error}")

@@ -56,8 +56,8 @@ class RecallRun(Run):
     Its accuracy is that of the second half of the places, which the letter does not reach over the window alone."""
 
     def __init__(self, expression: str, steps: int, seed: int) -> None:
-        self.task, self.expression, self.steps, self.seed = "recall", expression, min(steps, STEPS), seed
-        self.layers = LAYERS
+        self.task = self.measure = "recall"
+        self.expression, self.steps, self.seed, self.layers = expression, min(steps, STEPS), seed, LAYERS
         topology = TOPOLOGIES[expression]
         self.graph = topology.bind(LENGTH)
         torch.manual_seed(seed)

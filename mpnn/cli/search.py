@@ -1,5 +1,6 @@
-"""The numbers of a graph, such as the radius of a window, found by Optuna for `mpnn compare --search`."""
+"""The numbers of the graphs of `mpnn compare`, such as the radius of a window: doubled, or found by Optuna."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -26,6 +27,27 @@ def bounds(expression: str) -> list[tuple[int, int]]:
         if not 0 < low <= high:
             raise ValueError(f"{low}..{high} is an empty range; write the smaller number first, from 1 on")
     return found
+
+
+def expanded(graphs: str) -> list[str]:
+    """The expressions between the semicolons; `a..b` in one stands for a, 2a, 4a, ... up to b."""
+    found = []
+    for expression in separated(graphs):
+        pieces = re.split(r"(\d+\s*\.\.\s*\d+)", expression)
+        choices = [_doubled(piece) if k % 2 else [piece] for k, piece in enumerate(pieces)]
+        found += ["".join(choice) for choice in itertools.product(*choices)]
+    if not found:
+        raise ValueError('there is no graph in --graphs; write for example "causal; causal & window(16..64)"')
+    return list(dict.fromkeys(found))
+
+
+def separated(graphs: str) -> list[str]:
+    return list(filter(None, map(str.strip, graphs.split(";"))))
+
+
+def _doubled(piece: str) -> list[str]:
+    ((low, high),) = bounds(piece)
+    return [str(low << k) for k in range((high // low).bit_length())]
 
 
 def best_numbers(expression: str, trials: int, error: Callable[[str], float]) -> tuple[str, float]:

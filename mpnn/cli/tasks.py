@@ -29,6 +29,7 @@ from mpnn.files import write_atomically
 from mpnn.graphs import from_edges, knn, parse
 from mpnn.models import GAT, GCN, GIN, GNN, GPT, GATv2, GraphSAGE, GraphTransformer
 from mpnn.models.saving import Model
+from mpnn.registry import did_you_mean
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.language_model import adamw, fit_language_model, language_model_loss
 from mpnn.train.loop import History, Precision, Progress
@@ -41,15 +42,20 @@ _WEIGHT_DECAY = 5e-4  # of the GAT and GCN papers
 CHARACTERS, NODES = "characters.txt", "nodes.json"
 MEASURES = {"classes": "accuracy", "multilabel": "F1", "regression": "R2"}
 
-HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory", "loss or\naccuracy")
+HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory")
 _LEFT_ALIGNED = ("task", "graph", "backend")
 LEGEND = {
     "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
     "backend": "selected by the plan; dense computes all pairs and masks those without an edge, csr the edges only",
     "time": "median over all steps of forward, backward and optimizer step",
     "memory": "what the forward pass of a training step stores for the backward pass besides parameters",
+}
+_MEASURED = {
     "loss": "nats per character on the validation text",
-    "accuracy": "of test nodes (F1 of labels, R2 of numbers); recall: of the asked letter, in the second half of texts",
+    "accuracy": "of test nodes",
+    "F1": "of the labels of test nodes",
+    "R2": "of the numbers of test nodes",
+    "recall": "of the asked letter, in the second half of texts",
 }
 
 
@@ -198,7 +204,8 @@ NODE_MODELS: dict[str, type[NodeModel]] = {
 def node_model(nodes: Nodes, settings: NodeSettings) -> NodeModel:
     """The model of these settings. A setting that it lacks is refused."""
     if settings.model not in NODE_MODELS:
-        raise ValueError(f"there is no model {settings.model!r} of nodes; there are {', '.join(NODE_MODELS)}")
+        hint = did_you_mean(settings.model, NODE_MODELS)
+        raise ValueError(f"there is no model {settings.model!r} of nodes{hint}; there are {', '.join(NODE_MODELS)}")
     kind = NODE_MODELS[settings.model]
     takes = inspect.signature(kind).parameters
     wanted = {
@@ -225,6 +232,7 @@ class Trained:
     """A trained model with its measurements."""
 
     task: str
+    measure: str
     expression: str
     graph: Graph
     layers: int
@@ -258,10 +266,12 @@ class Run(ABC):
 
     Attributes:
         model: the model, which is trained in place.
+        measure: what the result is, such as accuracy.
         settings: all settings that determine the trained weights, by name.
     """
 
     task: str
+    measure: str
     expression: str
     steps: int
     graph: Graph
@@ -296,7 +306,9 @@ class Run(ABC):
     def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained:
         history = self.fit(progress, checkpoint)
         saved_bytes, backend = bytes_for_backward(self.model, self.loss), backends(self.model, *self.inputs())
-        return Trained(self.task, self.expression, self.graph, self.layers, self.model, history, backend, saved_bytes)
+        return Trained(
+            self.task, self.measure, self.expression, self.graph, self.layers, self.model, history, backend, saved_bytes
+        )
 
     def save(self, folder: Path) -> None:
         """Writes the model with `save_pretrained`, and any other files needed to use it."""
@@ -312,7 +324,7 @@ class TextRun(Run):
     """A GPT over a topology. The initial weights and the batches depend on the seed only, not on the graph."""
 
     def __init__(self, expression: str, corpus: Corpus, settings: TextSettings, seed: int, device: str = "cpu") -> None:
-        self.task, self.expression, self.steps = corpus.name, expression, settings.steps
+        self.task, self.measure, self.expression, self.steps = corpus.name, "loss", expression, settings.steps
         self.corpus, self.sizes, self.seed, self.layers = corpus, settings, seed, settings.layers
         topology, self.device = parse(expression), device
         self.graph = topology.bind(settings.context)
@@ -391,7 +403,7 @@ class NodeRun(Run):
         device: str = "cpu",
         precision: Precision = "no",
     ) -> None:
-        self.precision = precision
+        self.precision, self.measure = precision, MEASURES[nodes.outputs.problem]
         self.task, self.expression, self.steps = nodes.name, expression, epochs
         self.nodes, self.seed = nodes.to(device), seed
         nodes = self.nodes
@@ -466,14 +478,24 @@ def _tick(bars: Bars, bar: TaskID, check: Callable[[], None], step: int, history
     check()
 
 
+def headings(results: Sequence[Trained]) -> tuple[str, ...]:
+    """The headings above `Trained.row`."""
+    return *HEADINGS, " or\n".join(dict.fromkeys(result.measure for result in results))
+
+
+def meanings(results: Sequence[Trained]) -> dict[str, str]:
+    """What the columns mean."""
+    return LEGEND | {result.measure: _MEASURED[result.measure] for result in results}
+
+
 def table(results: Sequence[Trained]) -> Table:
     """The results as a table."""
-    return console.table(HEADINGS, (result.row for result in results), _LEFT_ALIGNED)
+    return console.table(headings(results), (result.row for result in results), _LEFT_ALIGNED)
 
 
-def legend() -> Table:
+def legend(results: Sequence[Trained]) -> Table:
     """The meanings of the columns of the table."""
-    meanings = Table.grid(padding=(0, 2))
-    for name, meaning in LEGEND.items():
-        meanings.add_row(name, meaning, style="dim")
-    return meanings
+    grid = Table.grid(padding=(0, 2))
+    for name, meaning in meanings(results).items():
+        grid.add_row(name, meaning, style="dim")
+    return grid

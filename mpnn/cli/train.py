@@ -21,6 +21,7 @@ from mpnn.cli.console import (
     too_large,
     warn,
 )
+from mpnn.cli.expressions import imported
 from mpnn.cli.options import DEFAULTS, Options, takes
 from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import CHARACTERS, NODES, Run, Trained
@@ -185,8 +186,10 @@ def _finish(run: Run, trained: Trained, checkpoint: Checkpoint, out: Path, optio
         run.save(out)
     except (OSError, SafetensorError) as error:
         fail(f"the model could not be saved: {sentence(error)}; {_checkpoint_note(checkpoint)}")
-    console.print("", tasks.table([trained]), "", tasks.legend(), "", sep="\n")
+    console.print("", tasks.table([trained]), "", tasks.legend([trained]), "", sep="\n")
     console.print(f"saved the model in {out}; load it in Python with:", soft_wrap=True)
+    for file in imported:
+        console.print(f"  import {file.stem}", soft_wrap=True)
     console.print(f"  mpnn.models.{type(trained.model).__name__}.from_pretrained({str(out)!r})", soft_wrap=True)
     content = {"settings": run.settings, "result": trained.result, "options": asdict(options)}
     result = json.dumps(content, indent=2) + "\n"

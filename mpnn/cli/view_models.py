@@ -30,15 +30,15 @@ def record_each(
     return [own] if expression is None else [own, record(expression)], expression
 
 
-def transformers_model(name: str) -> Any:
-    """A model of transformers in a folder, or of this name on the Hub, in evaluation mode."""
+def transformers_model(name: str, kind: str = "AutoModel") -> Any:
+    """A model of transformers in a folder, or of this name on the Hub, in evaluation mode, as this auto class."""
     import_module("mpnn.hf")  # says if transformers is missing; registers the attention that saved models name
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     try:
-        return transformers.AutoModel.from_pretrained(name).eval()
+        return getattr(transformers, kind).from_pretrained(name).eval()
     except OSError as error:
         raise not_a_model(name, error) from None
 

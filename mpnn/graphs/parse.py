@@ -5,17 +5,17 @@ operators and `.with_relation(...)`. `parse` reads the `repr` of these topologie
 """
 
 import ast
+import inspect
 import keyword
 import operator
 from collections.abc import Callable
-from difflib import get_close_matches
 from types import NoneType
 from typing import Any, TypeVar
 
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Taps
 from mpnn.graph.topology import Topology
 from mpnn.graphs import image, sequence, sparse
-from mpnn.registry import FUNCTIONS
+from mpnn.registry import FUNCTIONS, did_you_mean
 
 B = TypeVar("B", bound=Callable[..., Topology])
 
@@ -110,7 +110,8 @@ def _topology(node: ast.expr, text: str) -> Topology:
             return _build(node, text, name, [_value(a, text, kinds) for a in args], named)
         case ast.Call(ast.Attribute(inner, "with_relation"), [relation], []):
             return _topology(inner, text).with_relation(_relation(relation, text))
-    raise _error(node, text, "expected a topology such as window(256), or two joined by | & -")
+    words = "; write & for and, | for or, ~ for not" if isinstance(node, ast.BoolOp | ast.UnaryOp) else ""
+    raise _error(node, text, f"expected a topology such as window(256), or two joined by | & -{words}")
 
 
 def _name(node: ast.expr) -> str | None:
@@ -140,10 +141,13 @@ def _build(node: ast.expr, text: str, name: str, args: list[Any], named: dict[st
     builder = BUILDERS.get(name) or _REGISTERED.get(name)
     if builder is None:
         names = sorted(BUILDERS | _REGISTERED)
-        close = get_close_matches(name, names, 1)
-        hint = f"did you mean {close[0]}? There are" if close else "there are"
-        why = f"there is no topology {name!r}; {hint} {', '.join(names)}; add yours by graphs.register"
-        raise _error(node, text, why)
+        own = "add yours by graphs.register, on the command line in a file that --import names"
+        hint = did_you_mean(name, names)
+        raise _error(node, text, f"there is no topology {name!r}{hint}; there are {', '.join(names)}; {own}")
+    parameters = inspect.signature(builder).parameters
+    if unknown := [k for k in named if k not in parameters]:
+        takes = ", ".join(parameters) or "no arguments"
+        raise _error(node, text, f"{name} takes {takes}; got {unknown[0]}{did_you_mean(unknown[0], parameters)}")
     try:
         topology = builder(*args, **named)
     except Exception as error:

@@ -17,6 +17,7 @@ from scipy.stats import t as student
 _CONFIDENCE = 0.95
 _FIRST_ROUND = 1 / 3  # of the time, for learning rates
 _SURVIVORS = 2
+_ALIKE = 0.01  # of the error: graphs that are so close are alike
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,29 @@ class Comparison:
             )
         ahead = min(self.results, key=lambda result: mean(result.errors(steps=self.steps)))
         return f"{said} After {self.steps:,} equal steps, {ahead.graph} is ahead."
+
+    def too_short(self) -> str:
+        """A sentence if the best graph gained more in the second half of its training than it is ahead, or ""."""
+        best, *others = self.last
+        half, end = (mean(best.errors(seconds=part * self.last_seconds)) for part in (0.5, 1.0))
+        ahead = min((mean(other.errors(seconds=self.last_seconds)) for other in others), default=math.inf) - end
+        if not math.isfinite(ahead) or half - end <= ahead:
+            return ""
+        return (
+            f"This training is too short to tell: {best.graph} improved by {half - end:.3g}{self.unit} in the second "
+            f"half of it, and is ahead by {ahead:.3g}{self.unit}."
+        )
+
+    def alike(self) -> str:
+        """A sentence if the errors of all graphs after equal steps are within 1%, or ""."""
+        errors = [mean(result.errors(steps=self.steps)) for result in self.results]
+        least, most = min(errors), max(errors)
+        if len(errors) < 2 or not most - least < _ALIKE * least:
+            return ""
+        return (
+            f"After {self.steps:,} equal steps, the errors of all graphs are within {most / least - 1:.1%}: here "
+            "the graph hardly matters, and its time decides."
+        )
 
 
 def half_interval(gaps: Sequence[float]) -> float:

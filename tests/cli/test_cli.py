@@ -339,6 +339,8 @@ def test_train_on_text_of_one_s_own(tmp_path: Path, verses: Path) -> None:
     result = run("train", "--graph", "strided(4)", "--file", verses, "--steps", "2", "--out", tmp_path / "out", *SHAPE)
     assert result.exit_code == 0, result.output
     assert "verses.txt" in result.output
+    assert "loss     nats per character" in result.output
+    assert "accuracy" not in result.output, "of other tasks"
     written = {"curves.png", "graph.png", "run.json", "config.json", "model.safetensors", "characters.txt"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == written
     assert f"mpnn.models.GPT.from_pretrained('{tmp_path / 'out'}')" in result.output
@@ -381,7 +383,40 @@ def test_generate_continues_a_prompt(trained: Path) -> None:
     assert len(result.output) >= len("so much") + 5
     assert run("generate", trained, "--prompt", "so much", "--length", "5").output == result.output
     assert "the character 'X' at position 1 is not among the" in refusal("generate", trained, "--prompt", "sX")
-    assert "has no characters.txt: name a folder" in refusal("generate", trained.parent)
+    assert "has no config.json: name a folder" in refusal("generate", trained.parent)
+    (trained / "characters.txt").unlink()
+    assert "and its GPT has 17 symbols, not 256 bytes" in refusal("generate", trained)
+
+
+def test_generate_reads_what_save_pretrained_wrote(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    models.GPT(256, 8, 2, 1, context=16).save_pretrained(tmp_path / "bytes")
+    result = run("generate", tmp_path / "bytes", "--prompt", "über", "--length", "3")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("über")
+    models.GCN(3, 2).save_pretrained(tmp_path / "gcn")
+    assert "holds a GCN; only a GPT continues a text" in refusal("generate", tmp_path / "gcn")
+
+
+def test_generate_reads_a_decoder_of_transformers_over_its_graph(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    hf = pytest.importorskip("mpnn.hf")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=5, max_position_embeddings=32, **sizes))
+    hf.use(model, "causal & window(1)")
+    model.save_pretrained(tmp_path)
+    assert "has no tokenizer" in refusal("generate", tmp_path)
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "to": 1, "be": 2, "or": 3, "not": 4}, "[UNK]")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    result = run("generate", tmp_path, "--prompt", "to be or", "--length", "4", "--temperature", "0")
+    assert result.exit_code == 0, result.output
+    expected = model.eval().generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False)[0]
+    assert result.output.split() == words.decode(expected.tolist()).split()
 
 
 def test_eval_measures_what_train_reported(trained: Path) -> None:
@@ -461,7 +496,7 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["graph", "causl & window(4)"], "there is no topology 'causl'; did you mean causal? There are"),
+        (["graph", "causl & window(4)"], "there is no topology 'causl' (did you mean causal?); there are"),
         (["explain", "causal", "--n", "-3"], "--n must not be negative; got -3"),
         (["graph", "complete", "--num-src", "-3"], "--num-src must not be negative; got -3"),
         (["graph", "grid(3, 4)", "--n", "10"], "use --n 12"),
@@ -475,6 +510,9 @@ def test_the_same_seed_gives_every_graph_the_same_start() -> None:
         (["explain", "window(-1)"], "radius must be at least 0; got -1"),
         (["explain", "causal", "--heads", "0"], "--heads must be at least 1 and less than 2**31; got 0"),
         (["explain", "causal", "--heads", "9" * 22], "--heads must be at least 1 and less than 2**31; got 999"),
+        (["graph", "window(4, dilaton=2)"], "window takes radius, dilation; got dilaton (did you mean dilation?)"),
+        (["graph", "causal and window(4)"], "write & for and, | for or"),
+        (["data", "get", "cor"], "there is no dataset 'cor' to fetch (did you mean cora?); there are"),
         (["data", "get", "imagenet"], "there is no dataset 'imagenet'"),
         (["demo", "--steps", "0"], "--steps must be at least 1; got 0"),
         (["train", "--graph", "window(4)"], "must not attend to the tokens that it predicts"),
@@ -615,6 +653,58 @@ def test_tune_refuses_a_folder_it_cannot_write(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("mpnn.engine.tune.SECONDS", 0.0)
     assert "MPNN_CACHE" in refusal("tune", "--threads", "1")
     assert "--threads must be 0 to" in refusal("tune", "--threads", "-1")
+
+
+OWN = """
+import numpy as np
+from mpnn import Topology, graphs
+
+@graphs.register
+def {name}(size: int) -> Topology:
+    return Topology.of(_{name}, size)
+
+def _{name}(i, num_src, size):
+    return [(np.maximum(i - i % size, 0), i + 1)]
+"""
+
+
+def test_a_topology_of_one_s_own_is_imported(tmp_path: Path, verses: Path) -> None:
+    """By every command that reads an expression or a model that has one, as the same edges."""
+    file, name = tmp_path / "my_graphs.py", "cells"
+    file.write_text(OWN.format(name=name))
+    imported = ["--import", file]
+    drawn = run("graph", "cells(4)", "--n", "8", *imported)
+    assert drawn.exit_code == 0, drawn.output
+    assert re.search(r"edges +20\b", drawn.output), "two triangles of 4 rows"
+    assert run("explain", "cells(4)", *imported).exit_code == 0
+    out, sizes = tmp_path / "out", ["--context", "16", "--dim", "8", "--heads", "1", "--layers", "1", "--batch", "4"]
+    trained = run("train", "--file", verses, "--graph", "cells(4)", "--steps", "2", "--out", out, *sizes, *imported)
+    assert trained.exit_code == 0, trained.output
+    assert "import my_graphs" in trained.output
+    assert run("eval", out, *imported).exit_code == 0
+    assert run("generate", out, "--length", "3", *imported).exit_code == 0
+    compared = ["--graphs", "cells(2..4)", "--budget", "2s", "--seeds", "1", "--out", tmp_path / "compared"]
+    result = run("compare", "--file", verses, *compared, *sizes, *imported)
+    assert result.exit_code == 0, result.output
+    assert 'import my_graphs\nmodel = mpnn.models.GPT(17, 8, 1, 1, mpnn.graphs.parse("cells(' in result.output
+
+
+def test_what_cannot_be_imported_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("from mpnn import graphs\n\ngraphs.windo(3)\n")
+    assert f"--import {file}: line 3 raises AttributeError" in refusal("graph", "causal", "--import", file)
+    file.write_text("x = (\n")
+    assert f"--import {file}: line 1 raises SyntaxError" in refusal("graph", "causal", "--import", file)
+    missing = tmp_path / "missing.py"
+    assert f"got {missing}, which does not exist" in refusal("graph", "causal", "--import", missing)
+    file = tmp_path / "graphs.txt"
+    file.write_text("")
+    assert f"--import takes a Python file (.py); got {file}" in refusal("graph", "causal", "--import", file)
+
+
+def test_options_of_completion_are_those_of_mpnn_alone() -> None:
+    assert "--install-completion" in run("--help").output
+    assert not [name for name in commands.COMMANDS if "--install-completion" in run(name, "--help").output]
 
 
 def test_shells_complete_the_commands() -> None:

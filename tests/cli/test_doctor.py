@@ -9,12 +9,15 @@ from mpnn.cli.app import app
 
 
 def test_it_names_versions_kernels_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(doctor.EXTRAS, "no-such-package", "nothing")
+    monkeypatch.setattr(doctor, "EXTRAS", {"torch": "everything", "no-such-package": "nothing", "nor-this": "ado"})
+    monkeypatch.setattr(doctor, "APART", {"comes-otherwise": "something"})
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
     assert torch.__version__ in said
-    assert "not installed: nothing; pip install no-such-package" in said
+    assert "no-such-package not installed: nothing" in said
+    assert "comes-otherwise not installed: something" in said
+    assert "to install what is missing: pip install no-such-package nor-this kernels" in said, "one command"
     for name in ("edge_list", "dense", "tiles", "csr"):
         assert f"{name} correct to" in said
 

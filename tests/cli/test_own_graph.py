@@ -1,4 +1,5 @@
-"""The how-to from tables to predictions, run from its own words; and what else `mpnn predict` writes."""
+"""How-to pages, run from their own words: from tables to predictions, and a topology of one's own; and what else
+`mpnn predict` writes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from mpnn.cli.app import app
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/howto/own_graph.md"
+HOWTO = Path(__file__).resolve().parents[2] / "docs/howto"
 
 
 def run(command: str) -> str:
@@ -29,13 +30,17 @@ def refusal(command: str) -> str:
     return result.stderr
 
 
-def paste(number: int) -> str:
-    """Runs a block of commands of the page, as somebody who pastes it into a terminal; `mpnn` in this process."""
+def paste(number: int, page: str = "own_graph.md", **instead: str) -> str:
+    """Runs a block of commands of a page, as somebody who pastes it into a terminal; `mpnn` in this process, with other
+    values of some options."""
     output = ""
-    block = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.S)[number]
+    block = re.findall(r"```sh\n(.*?)```", (HOWTO / page).read_text(), re.S)[number]
     for statement in re.findall(r"cat > .*?\nEND\n|mpnn .*?[^\\]\n", block, re.S):
         if statement.startswith("mpnn "):
-            output += run(statement.replace("\\\n", " ").removeprefix("mpnn ").replace("30s", "2s"))
+            command = statement.replace("\\\n", " ").removeprefix("mpnn ")
+            for option, value in instead.items():
+                command = re.sub(rf"--{option} \S+", f"--{option} {value}", command)
+            output += run(command)
         else:
             subprocess.run(["bash", "-ec", statement], check=True)
     return output
@@ -79,7 +84,18 @@ def test_the_page_leads_from_tables_to_predictions(clubs: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")
 def test_graphs_of_tables_are_compared(clubs: str) -> None:
-    assert "mpnn train (the same options) --graph" in paste(2)
+    assert "mpnn train (the same options) --graph" in paste(2, budget="2s")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")
+def test_a_topology_of_one_s_own_goes_into_a_gpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawn = paste(0, "own_topology.md")
+    assert re.search(r"edges +108\b", drawn), "32 rows with 1 to 4 landmarks, 28 of them with themselves besides"
+    done = paste(1, "own_topology.md", steps="2", budget="4s")
+    assert "mpnn.models.GPT.from_pretrained" in done
+    assert "landmarks(16)" in done
 
 
 def test_labels_and_numbers_are_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

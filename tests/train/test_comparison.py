@@ -73,6 +73,21 @@ def test_the_verdict_names_its_uncertainty() -> None:
     assert "Training over b diverged" in diverged.verdict()
 
 
+def test_cautions_name_a_training_that_is_too_short_and_graphs_that_are_alike() -> None:
+    def falling(graph: str, *errors: float) -> Result:
+        return Result(graph, 1.0, {0: Curve([10, 20], [1.0, 2.0], errors)})
+
+    short = Comparison([falling("a", 3.0, 2.0), falling("b", 3.0, 2.5)], " nats")
+    assert short.too_short().startswith("This training is too short to tell: a improved by 1 nats in the second half")
+    assert short.too_short().endswith("and is ahead by 0.5 nats.")
+    assert short.alike() == ""
+    enough = Comparison([falling("a", 2.001, 2.0), falling("b", 2.02, 2.01)])
+    assert enough.too_short() == ""
+    assert enough.alike().startswith("After 20 equal steps, the errors of all graphs are within 0.5%")
+    alone = Comparison([falling("a", 3.0, 2.0)])
+    assert alone.too_short() == alone.alike() == ""
+
+
 def test_a_graph_is_dominated_by_one_that_is_cheaper_and_better() -> None:
     found = compare(["good", "near", "bad"], [1.0], [0, 1], 90.0, Machine())
     assert found.dominated == ["bad"]
