@@ -311,6 +311,17 @@ def roads(ax: Axes) -> None:
     finished(ax, 0.08)
 
 
+def kinds(ax: Axes) -> None:
+    """Three authors, four papers and a venue: who wrote what, what cites what, and where it appeared."""
+    authors, papers, venue = [(k, 2.0) for k in range(3)], [(k - 0.5, 1.0) for k in range(4)], [(1.0, 0.0)]
+    at = authors + papers + venue
+    lines(ax, at, [(0, 3), (0, 4), (1, 4), (1, 5), (2, 5), (2, 6)], color=INK, arrows=True)
+    lines(ax, at, [(3, 4), (6, 5)], color=ORANGE, width=1.5, arrows=True)
+    lines(ax, at, [(7, k) for k in range(3, 7)], arrows=True, dashed=True)
+    nodes(ax, at, radius=0.13, colors=[BLUE] * 3 + [ORANGE] * 4 + [INK])
+    finished(ax, 0.1)
+
+
 def mlp(ax: Axes) -> None:
     at = circle(16)
     lines(ax, at, [(k, (k + step) % 16) for k in range(16) for step in (1, 2)], width=1.2)
@@ -333,6 +344,7 @@ DRAWN: dict[str, Callable[[Axes], None]] = {
     "convolution": convolution,
     "gnn": gnn,
     "gat": gat,
+    "kinds": kinds,
     "graph-transformer": graph_transformer,
     "multi-hop-attention": magna,
     "graphormer": graphormer,

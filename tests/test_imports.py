@@ -54,7 +54,7 @@ ROOMS: dict[str, set[str]] = {
     "encodings": {"graph"},
     "integrations": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate"),
-        *("decoding", "backends", "kernels", "maps", "engine", "ops"),
+        *("attention", "decoding", "backends", "kernels", "maps", "engine", "ops"),
     },
     "models": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate", "dropout", "update"),

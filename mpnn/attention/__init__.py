@@ -9,7 +9,7 @@ from mpnn.attention.kernel import Kernel
 from mpnn.attention.messages import EdgeFilter, EdgeMessage, EdgeWeight, Mapped, Message
 from mpnn.attention.recurrent import DeltaRule, GatedLinear, Recurrent, Retention, ShortConvolution, StateSpace
 from mpnn.attention.spec import Attention, KeyValue
-from mpnn.attention.typed import Typed
+from mpnn.attention.typed import Typed, TypedAdditive
 
 __all__ = [
     "Additive",
@@ -35,5 +35,6 @@ __all__ = [
     "StateSpace",
     "TopK",
     "Typed",
+    "TypedAdditive",
     "degree_weights",
 ]

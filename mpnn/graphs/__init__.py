@@ -31,6 +31,7 @@ from mpnn.graphs.disk import open_csr, write_csr
 from mpnn.graphs.explicit import batch, edges_into, ends_of_edges, from_blocks, from_edges
 from mpnn.graphs.geometry import edge_vectors, farthest, line_graph, radius
 from mpnn.graphs.image import convolution, grid, neighborhood, pooling, windows
+from mpnn.graphs.kinds import HeteroGraph
 from mpnn.graphs.mesh import icosphere, icosphere_points
 from mpnn.graphs.parse import parse, register
 from mpnn.graphs.sampling import absent_edges, random_walk_neighbors, sampled
@@ -55,6 +56,7 @@ add_safe_globals([parse, Graph, StackedGraph, Runs, Offset, GridOffset, Taps, Fl
 
 __all__ = [
     "CompressedGraph",
+    "HeteroGraph",
     "StackedGraph",
     "absent_edges",
     "batch",

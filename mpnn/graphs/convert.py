@@ -14,6 +14,7 @@ from mpnn import validation
 from mpnn.graph import Graph
 from mpnn.graph.arguments import one_set
 from mpnn.graphs.explicit import from_edges
+from mpnn.graphs.kinds import HeteroGraph
 
 
 def from_scipy(matrix: Any) -> Graph:
@@ -100,12 +101,12 @@ def to_networkx(graph: Graph) -> Any:
     return out
 
 
-def from_pyg(data: Any) -> Graph:
+def from_pyg(data: Any) -> Any:
     """From a PyTorch Geometric `Data`: `edge_index`, and if present `edge_type` and `edge_attr` or `edge_weight`, which
     become the types and attributes of the edges. Other attributes of the data are not taken.
 
-    One relation of a `HeteroData`, `data["author", "writes", "paper"]`, becomes a graph from its sources to its
-    destinations. Use `from_edges` for an `edge_index` tensor.
+    A `HeteroData` becomes a `HeteroGraph`, and one relation of it, `data["author", "writes", "paper"]`, a graph from
+    its sources to its destinations. Use `from_edges` for an `edge_index` tensor.
 
     ::
 
@@ -117,10 +118,8 @@ def from_pyg(data: Any) -> Graph:
     if isinstance(data, Tensor):
         raise TypeError("from_pyg needs data with an edge_index; got Tensor: use from_edges for an edge_index")
     if hasattr(data, "edge_types"):
-        raise ValueError(
-            f"from_pyg needs data with one edge_index, and {name} has one per relation; pass one of them, as in "
-            'from_pyg(data["author", "writes", "paper"])'
-        )
+        sizes = {kind: data[kind].num_nodes for kind in data.node_types}
+        return HeteroGraph({relation: from_pyg(data[relation]) for relation in data.edge_types}, sizes)
     if getattr(data, "edge_index", None) is None:
         raise ValueError(f"from_pyg needs data with an edge_index; got {data!r}")
     attributes = [name for name in ("edge_attr", "edge_weight") if getattr(data, name, None) is not None]
@@ -178,16 +177,31 @@ def from_dgl(g: Any, *, edge_attr: str | None = None, edge_type: str | None = No
     )
 
 
-def to_pyg(graph: Graph, **features: Tensor) -> Any:
-    """A PyTorch Geometric `Data` with a copy of this graph's edges, and the given features (`x=...`, `y=...`)."""
-    from torch_geometric.data import Data
+def to_pyg(graph: Graph | HeteroGraph, **features: Any) -> Any:
+    """A PyTorch Geometric `Data` with a copy of this graph's edges, and the given features (`x=...`, `y=...`). A
+    `HeteroGraph` becomes a `HeteroData`; its features are dicts by kind, `x={"author": ..., "paper": ...}`."""
+    from torch_geometric.data import Data, HeteroData
 
+    if isinstance(graph, HeteroGraph):
+        hetero = HeteroData()
+        for kind, n in graph.num_nodes.items():
+            hetero[kind].num_nodes = n
+            for name, by_kind in features.items():
+                if kind in by_kind:
+                    hetero[kind][name] = by_kind[kind]
+        for relation, one in graph.items():
+            hetero[relation].update(_of_edges(one))
+        return hetero
     validation.graph(graph)
     one_set("Data of PyTorch Geometric", graph)
+    return Data(num_nodes=graph.num_dst, **_of_edges(graph), **features)
+
+
+def _of_edges(graph: Graph) -> dict[str, Tensor]:
+    """Copies of the edges, and of their attributes and types if there are any."""
     attr = None if graph.edge_attr is None else graph.edge_attr.clone()
-    data = {"edge_attr": attr, "edge_type": graph.edge_type, **features}
-    present = {name: value for name, value in data.items() if value is not None}
-    return Data(edge_index=graph.edge_index, num_nodes=graph.num_dst, **present)
+    data = {"edge_index": graph.edge_index, "edge_attr": attr, "edge_type": graph.edge_type}
+    return {name: value for name, value in data.items() if value is not None}
 
 
 def from_torch_sparse(matrix: Tensor) -> Graph:

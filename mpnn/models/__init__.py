@@ -23,6 +23,7 @@ from mpnn.models.graph.graph_cast import GraphCast as GraphCast
 from mpnn.models.graph.graph_network import GraphBlock as GraphBlock, GraphNetwork as GraphNetwork
 from mpnn.models.graph.graph_transformer import GraphTransformer as GraphTransformer
 from mpnn.models.graph.graphormer import Graphormer as Graphormer
+from mpnn.models.graph.hgt import HGT as HGT
 from mpnn.models.graph.link_prediction import (
     DistMult as DistMult,
     Inner as Inner,
@@ -37,11 +38,13 @@ from mpnn.models.graph.painn import PaiNN as PaiNN
 from mpnn.models.graph.pinsage import PinSage as PinSage
 from mpnn.models.graph.pna import PNA as PNA
 from mpnn.models.graph.relational import RelationalMLP as RelationalMLP
+from mpnn.models.graph.rgat import RGAT as RGAT
 from mpnn.models.graph.rgcn import RGCN as RGCN
 from mpnn.models.graph.sage import GraphSAGE as GraphSAGE
 from mpnn.models.graph.schnet import SchNet as SchNet
 from mpnn.models.graph.tsp import TSP as TSP
 from mpnn.models.graph.vain import VAIN as VAIN
+from mpnn.models.layers.hetero import Hetero as Hetero
 from mpnn.models.published import load_weights as load_weights
 from mpnn.models.saving import Model as Model, safe_globals as safe_globals
 from mpnn.models.text.bert import Bert as Bert, BertConfig as BertConfig

@@ -176,6 +176,12 @@ def atoms(model: Any, w: World) -> Outputs:
     return {"nodes": model(*args), "graphs": model(*args, w.pool())}
 
 
+def of_kinds(model: Any, w: World) -> Outputs:
+    """Two relations between nodes of one kind."""
+    relations = {("node", name, "node"): w.graph() for name in ("to", "again")}
+    return {"nodes": model({"node": w.x}, graphs.HeteroGraph(relations))["node"]}
+
+
 def moving(model: Any, w: World) -> Outputs:
     return {"nodes": torch.cat(model(w.x, w.x[:, :3], w.plain()), 1)}
 
@@ -206,6 +212,12 @@ GRAPHS: dict[str, OnGraphs] = {
     "Graphormer": OnGraphs(
         lambda: models.Graphormer(IN, CLASSES, EDGE, DIM, 2, 2), lambda m, w: {"graphs": m(w.x, w.molecules())}
     ),
+    "HGT": OnGraphs(
+        lambda: models.HGT({"node": IN}, CLASSES, [("node", "to", "node"), ("node", "again", "node")], 8, 2), of_kinds
+    ),
+    "Hetero": OnGraphs(
+        lambda: models.Hetero({("node", "to", "node"): MessagePassing(None, "sum", Add(MLP(IN, IN)))}), of_kinds
+    ),
     "Inner": links(models.Inner),
     "LinkPredictor": links(models.Inner),
     "MAGNA": nodes("MAGNA", DIM, 2, 2, relations=TYPES, over=World.classed),
@@ -220,6 +232,7 @@ GRAPHS: dict[str, OnGraphs] = {
     "PaiNN": OnGraphs(lambda: models.PaiNN(8, 2, 6, 6.0, 2, CLASSES), atoms),
     "PairMLP": links(lambda: models.PairMLP(8, 8)),
     "PinSage": nodes("PinSage", 8, over=World.visited),
+    "RGAT": nodes("RGAT", TYPES, 8, over=World.classed),
     "RGCN": nodes("RGCN", TYPES, 8, bases=2, over=World.classed),
     "SchNet": OnGraphs(lambda: models.SchNet(8, 6, 2, 6, 6.0, 2, CLASSES), atoms),
     "VAIN": nodes("VAIN", 8),

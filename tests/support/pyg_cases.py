@@ -71,6 +71,16 @@ CASES: dict[str, Case] = {
     "RGCN": (lambda **o: pyg.RGCNConv(IN, OUT, CLASSES + 1, **o), "class"),
     "RGCN, bases": (lambda **o: pyg.RGCNConv(IN, OUT, CLASSES, num_bases=2, **o), "class"),
     "RGCN, blocks": (lambda **o: pyg.RGCNConv(IN, OUT, CLASSES, num_blocks=2, aggr="add", **o), "class"),
+    "FastRGCN": (lambda **o: pyg.FastRGCNConv(IN, OUT, CLASSES + 1, **o), "class"),
+    "FastRGCN, blocks": (lambda **o: pyg.FastRGCNConv(IN, OUT, CLASSES, num_blocks=2, aggr="add", **o), "class"),
+    "RGAT": (lambda **o: pyg.RGATConv(IN, OUT, CLASSES + 1, heads=2, **o), "class"),
+    "RGAT, within": (
+        lambda **o: pyg.RGATConv(
+            IN, OUT, CLASSES, num_bases=2, heads=2, concat=False, attention_mechanism="within-relation", **o
+        ),
+        "class",
+    ),
+    "SAGE, softmax": (lambda **o: pyg.SAGEConv(IN, OUT, aggr="softmax", **o), None),
     "LG": (lambda **o: pyg.LGConv(**o), "weight"),
     "APPNP": (lambda **o: pyg.APPNP(3, 0.1, **o), "weight"),
     "SG": (lambda **o: pyg.SGConv(IN, OUT, 2, **o), None),
@@ -79,6 +89,8 @@ CASES: dict[str, Case] = {
     "Cheb": (lambda **o: pyg.ChebConv(IN, OUT, 3, **o), "weight"),
     "Edge": (lambda **o: pyg.EdgeConv(nn.Linear(2 * IN, OUT), **o), None),
     "GEN, max": (lambda **o: pyg.GENConv(IN, OUT, aggr="max", edge_dim=EDGE, **o), "vector"),
+    "GEN": (lambda **o: pyg.GENConv(IN, OUT, learn_t=True, **o), None),
+    "GEN, edges": (lambda **o: pyg.GENConv(IN, OUT, edge_dim=EDGE, **o), "vector"),
     "ResGated": (lambda **o: pyg.ResGatedGraphConv(IN, OUT, edge_dim=EDGE, **o), "vector"),
     "PNA": (lambda **o: pyg.PNAConv(IN, OUT, ALL, SCALERS, DEGREES, **o), None),
     "PNA, towers": (

@@ -50,6 +50,8 @@ def from_pyg(conv: Any) -> nn.Module:
         )
     conv = copy.deepcopy(conv)
     local = conv.conv if type(conv) is GPSConv else conv
+    if type(local).__name__ == "HGTConv":
+        raise ValueError("from_pyg does not support HGTConv, which takes dicts by kind; mpnn.pyg.use runs it in place")
     if local is not None:
         for reason in use(local).left.values():
             raise ValueError(f"from_pyg does not support this {type(local).__name__}: {reason}")
@@ -133,7 +135,7 @@ class ConvOperator(nn.Module):
             return {} if name is None else {name: edge_type}
         attr = own if edge_attr is None else edge_attr
         if attr is None:
-            if name == "edge_attr":
+            if name == "edge_attr" and owner != "GENConv":  # GENConv takes them or not
                 raise ValueError(f"this {owner} needs edge features: pass edge_attr, or a graph that has edge_attr")
             return {}
         if len(attr) != num_edges or (name == "edge_weight" and attr.numel() != num_edges):
@@ -145,8 +147,11 @@ class ConvOperator(nn.Module):
 def _edge_input(local: Any) -> str | None:
     """The name of what a convolution takes for each edge."""
     names = {"edge_weight", "edge_attr", "edge_type"} & signature(local.forward).parameters.keys()
-    unused = names == {"edge_attr"} and getattr(local, "edge_dim", True) is None
-    return None if unused or not names else names.pop()
+    if getattr(local, "edge_dim", True) is None:
+        names -= {"edge_attr"}
+    if len(names) > 1:
+        raise ValueError(f"from_pyg does not support {type(local).__name__} with edge_dim: its edges have types, too")
+    return names.pop() if names else None
 
 
 def _bound(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device, typed: bool) -> tuple[Any, ...]:
@@ -162,7 +167,7 @@ def _bound(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.de
             f"and {num_src}"
         )
     if typed and not graph.has_edge_types:
-        raise ValueError("RGCNConv needs a graph with edge types: graphs.from_edges(..., edge_type=...)")
+        raise ValueError("this convolution needs a graph with edge types: graphs.from_edges(..., edge_type=...)")
     return graph, graph.num_edges, graph.edge_attr, graph.edge_type if typed else None
 
 

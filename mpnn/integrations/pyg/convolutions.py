@@ -23,14 +23,16 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.jit._trace import is_tracing
+from torch.nn.functional import gelu
 from torch_geometric.nn import aggr
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from mpnn import Graph, engine, ops
 from mpnn.aggregate import Aggregator, Composed, Var, aggregator
+from mpnn.attention.typed import typed_round
 from mpnn.graphs import edges_into
-from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_supported, values_of
+from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_supported, stacked_graph_of, values_of
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
 
@@ -47,6 +49,7 @@ OPTIONS = {
     *("nn", "eps", "train_eps", "num_layers", "num_relations", "num_bases", "num_blocks", "is_sorted"),
     *("aggregators", "scalers", "deg", "towers", "pre_layers", "post_layers", "divide_input", "act", "act_kwargs"),
     *("train_norm", "K", "alpha", "theta", "layer", "shared_weights", "normalization", "diag_lambda", "channels"),
+    *("metadata", "attention_mechanism", "attention_mode", "mod", "dim"),
     *("t", "learn_t", "p", "learn_p", "msg_norm", "learn_msg_scale", "norm", "expansion", "num_filters", "cutoff"),
 }
 """The options of all convolutions. A convolution with an option that is not listed runs here only at its default."""
@@ -68,7 +71,8 @@ class Replacement:
         if conv.node_dim != cls.node_dim_needed:
             return f"node_dim = {conv.node_dim}, not {cls.node_dim_needed}"
         reducers = _reducers(conv.aggr_module)
-        if reducers is None or (len(reducers) > 1 and not cls.several_aggregators):
+        one = reducers is not None and len(reducers) == 1 and not isinstance(reducers[0], aggr.SoftmaxAggregation)
+        if reducers is None or not (one or cls.several_aggregators):
             return f"aggr = {conv.aggr!r}"
         if changed := [name for name in METHODS if name in vars(conv)]:
             return f"{', '.join(changed)} set on the instance"
@@ -148,16 +152,15 @@ class WeightedSum(Replacement):
         if not ours or not self.computes(edge_index, *features, size=size):
             result: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return result
+        weight, reducers = _weight(conv, edge_index, inputs), _reducers(conv.aggr_module) or ()
+        if weight is not None and any(isinstance(reduce, aggr.SoftmaxAggregation) for reduce in reducers):
+            weighted: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
+            return weighted
         graph, sender = self.bind(edge_index, size, x)
-        weight = _weight(conv, edge_index, inputs)
         if weight is not None:  # integers, or wider than the features
             dtype = torch.promote_types(sender.dtype, weight.dtype)
             sender, weight = sender.to(dtype), weight.to(dtype)
-        parts = [
-            ops.aggregate(graph, sender, reduce, weight=weight, backend=self.mpnn_backend)
-            for reduce in _reducers(conv.aggr_module) or ()
-        ]
-        return _joined(parts)
+        return _joined([_aggregated(graph, sender, reduce, weight, self.mpnn_backend) for reduce in reducers])
 
 
 class SimpleConv(WeightedSum, pyg.SimpleConv):
@@ -211,8 +214,8 @@ class GCNConv(WeightedSum, pyg.GCNConv):
         return out if self.bias is None else out + self.bias
 
 
-class RGCNConv(WeightedSum, pyg.RGCNConv):
-    """Keeps the edges of each relation, and skips relations without edges."""
+class ByRelation(WeightedSum):
+    """Sums or means of each relation, then its map. Keeps the edges of each, and skips relations without edges."""
 
     node_dim_needed = 0  # of features [N, F], which integers are not
 
@@ -220,23 +223,113 @@ class RGCNConv(WeightedSum, pyg.RGCNConv):
         src, dst = _pair(x)
         typed = isinstance(edge_index, Graph) or edge_type is not None
         if not typed or not is_edge_list(edge_index) or not self.computes(edge_index, src, dst):
-            return super().forward(x, edges_of(edge_index), edge_type)
+            return super().forward(x, edges_of(edge_index), edge_type)  # type: ignore[misc]
+        conv: Any = self
         graph, _ = self.bind(edge_index, None, (src, dst), edge_type)
-        weight = self.weight
-        if self.num_bases is not None:
-            weight = (self.comp @ weight.flatten(1)).view(-1, self.in_channels_l, self.out_channels)
-        out = dst.new_zeros(len(dst), self.out_channels)
+        weight = conv.weight
+        if conv.num_bases is not None:
+            weight = (conv.comp @ weight.flatten(1)).view(-1, conv.in_channels_l, conv.out_channels)
+        out = dst.new_zeros(len(dst), conv.out_channels)
         for kind, own in enumerate(weight):
             relation = graph.derive(_of_type, kind, num_dst=graph.num_dst)
             if relation.num_edges:
                 h = self.propagate(relation, x=(src, dst), edge_type_ptr=None)
-                if self.num_blocks is None:
+                if conv.num_blocks is None:
                     out = out + h @ own
                 else:
                     out = out + torch.einsum("abc,bcd->abd", h.view(len(h), *own.shape[:2]), own).flatten(1)
-        if self.root is not None:
-            out = out + dst @ self.root
-        return out if self.bias is None else out + self.bias
+        if conv.root is not None:
+            out = out + dst @ conv.root
+        return out if conv.bias is None else out + conv.bias
+
+
+RGCNConv = _variant(ByRelation, pyg.RGCNConv)
+
+
+class FastRGCNConv(ByRelation, pyg.FastRGCNConv):
+    @classmethod
+    def refusal(cls, conv: Any) -> str | None:
+        if conv.aggr not in ("add", "sum", "mean"):
+            return f"aggr = {conv.aggr!r}"  # which PyTorch Geometric asserts
+        return super().refusal(conv)
+
+
+class RGATConv(Replacement, pyg.RGATConv):
+    """Maps the pairs of a relation and a source that occur, not both ends of each edge."""
+
+    node_dim_needed = 0
+
+    @classmethod
+    def refusal(cls, conv: Any) -> str | None:
+        expected = {"attention_mode": "additive-self-attention", "mod": None, "num_blocks": None}
+        for name, value in expected.items():
+            if getattr(conv, name) != value:
+                return f"{name} = {getattr(conv, name)!r}"
+        return super().refusal(conv) if _reducers(conv.aggr_module) == ["sum"] else f"aggr = {conv.aggr!r}"
+
+    def forward(
+        self,
+        x: Any,
+        edge_index: Any,
+        edge_type: Any = None,
+        edge_attr: Any = None,
+        size: Any = None,
+        return_attention_weights: Any = None,
+    ) -> Any:
+        ours = return_attention_weights is None and (edge_attr is None) == (self.lin_edge is None)
+        ours = ours and (isinstance(edge_index, Graph) or edge_type is not None) and is_edge_list(edge_index)
+        if not ours or not self.computes(edge_index, x, size=size):
+            return super().forward(x, edges_of(edge_index), edge_type, edge_attr, size, return_attention_weights)
+        graph, _ = self.bind(edge_index, size, x, edge_type)
+        maps, of_edges, within = (
+            self.weight if self.num_bases is None else None,
+            None,
+            self.attention_mechanism[0] == "w",
+        )
+        if maps is None:
+            maps = (self.att @ self.basis.flatten(1)).view(self.num_relations, self.in_channels, -1)
+        if edge_attr is not None:
+            of_edges = self.lin_edge(_column(edge_attr)) @ self.e
+        by_head = maps.unflatten(-1, (self.heads, -1))
+        round = typed_round(graph, x, x, by_head, maps @ self.q, maps @ self.k, self.negative_slope, within, of_edges)
+        round.dropout = float(self.dropout) if self.training else 0.0
+        out = engine.run(round, self.mpnn_backend)[0]
+        return self.update(out.unflatten(0, (len(x), -1)).sum(1) if within else out.contiguous())
+
+
+class HGTConv(Replacement, pyg.HGTConv):
+    """One softmax over `HeteroGraph.stacked`, which the cache keeps; PyTorch Geometric makes its edges at each call."""
+
+    node_dim_needed = 0
+
+    def forward(self, x_dict: Any, edge_index_dict: Any) -> Any:
+        edges, known = edge_index_dict, set(edge_index_dict) <= set(self.edge_types)
+        lists = all(is_edge_list(ends) and not isinstance(ends, Graph) for ends in edges.values())
+        ours = known and edges and lists and self.flow == "source_to_target"
+        if not ours or not all(self.computes(ends, *x_dict.values()) for ends in edges.values()):
+            return super().forward(x_dict, edge_index_dict)
+        parts = {
+            kind: kqv.unflatten(1, (3, self.heads, -1)).transpose(0, 2)  # [heads, 3, N, D]
+            for kind, kqv in self.kqv_lin(x_dict).items()
+        }
+        sizes = {kind: len(x_dict[kind]) for kind in parts}
+        graph, number = stacked_graph_of(edges, sizes, self.flow), [self.edge_types_map[name] for name in edges]
+        maps = [f.weight.unflatten(0, (self.heads, -1))[:, number].unbind(1) for f in (self.k_rel, self.v_rel)]
+        prior = [self.p_rel["__".join(name)].view(-1, 1, 1) for name in edges]
+        sources = [parts[name[0]] for name in edges]
+        key = torch.cat([z[:, 0] @ (own * p) for z, own, p in zip(sources, maps[0], prior, strict=True)], 1)
+        value = torch.cat([z[:, 2] @ own for z, own in zip(sources, maps[1], strict=True)], 1)
+        query = torch.cat([z[:, 1] for z in parts.values()], 1)
+        query, key, value = (z.transpose(0, 1) for z in (query, key, value))
+        round = Round(graph, value, Dot(query, key, 1 / math.sqrt(query.shape[-1])))
+        out = engine.run(round, self.mpnn_backend)[0].flatten(1).split([*sizes.values()])
+        received = {kind: part for kind, part in zip(parts, out, strict=True) if kind in self.dst_node_types}
+        mapped = self.out_lin({kind: gelu(part) for kind, part in received.items()})
+        for kind in received:
+            if mapped[kind].size(-1) == x_dict[kind].size(-1):
+                alpha = self.skip[kind].sigmoid()
+                mapped[kind] = alpha * mapped[kind] + (1 - alpha) * x_dict[kind]
+        return {kind: mapped[kind] for kind in received}
 
 
 class GATConv(Replacement, pyg.GATConv):
@@ -322,20 +415,22 @@ class EdgeMessages(Replacement):
             result: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return result
         graph, _ = self.bind(edge_index, size, x)
-        ends = dict(zip(("_j", "_i"), enumerate(graph.edge_index), strict=True))
+        names = [*signature(conv.message).parameters]
+        of_sources = all(name.endswith("_j") or inputs.get(name, 0) is None for name in names)
+        ends = {"_j": (0, None)} if of_sources else dict(zip(("_j", "_i"), enumerate(graph.edge_index), strict=True))
 
         def collected(name: str) -> Any:
             if name[-2:] not in ends:
                 return inputs[name]
             side, nodes = ends[name[-2:]]
-            return _pair(inputs[name[:-2]])[side].index_select(conv.node_dim, nodes)
+            features = _pair(inputs[name[:-2]])[side]
+            return features if nodes is None else features.index_select(conv.node_dim, nodes)
 
-        messages = conv.message(**{name: collected(name) for name in signature(conv.message).parameters})
-        into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
-        parts = [
-            ops.aggregate(into, messages.flatten(1), reduce, backend=self.mpnn_backend)
-            for reduce in _reducers(conv.aggr_module) or ()
-        ]
+        messages = conv.message(**{name: collected(name) for name in names})
+        if not of_sources:
+            graph = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
+        reducers = _reducers(conv.aggr_module) or ()
+        parts = [_aggregated(graph, messages.flatten(1), reduce, None, self.mpnn_backend) for reduce in reducers]
         out = _joined([part.view(-1, *messages.shape[1:]) for part in parts])
         return _scaled(conv.aggr_module, out, graph)
 
@@ -352,6 +447,7 @@ CONVOLUTIONS: tuple[type[Any], ...] = (
     *(GraphConv, PNAConv, RGCNConv, SAGEConv, SimpleConv, TransformerConv),
     *(APPNP, ChebConv, ClusterGCNConv, GCN2Conv, LGConv, SGConv, TAGConv),
     *(CFConv, EdgeConv, GENConv, ResGatedGraphConv),
+    *(FastRGCNConv, HGTConv, RGATConv),
 )
 REPLACEMENTS = {kind.__bases__[-1]: kind for kind in CONVOLUTIONS}
 """Class in `torch_geometric.nn` -> its replacement."""
@@ -386,12 +482,22 @@ REDUCERS: dict[type, str | Aggregator] = {
     aggr.MaxAggregation: "max",
     aggr.MinAggregation: "min",
     aggr.VarAggregation: "var",
+    aggr.MedianAggregation: "median",
     aggr.StdAggregation: ClampedStd(),
 }
 """Exact class of an aggregation module -> the aggregator."""
 
 
-def _reducers(module: Any) -> list[str | Aggregator] | None:
+def _aggregated(graph: Graph, x: Tensor, reduce: Any, weight: Tensor | None, backend: str) -> Tensor:
+    """`ops.aggregate`; a softmax (Li et al. 2020) is attention with a head of width 1 for each feature, whose logits
+    are numbers of the sources."""
+    if not isinstance(reduce, aggr.SoftmaxAggregation):
+        return ops.aggregate(graph, x, reduce, weight=weight, backend=backend)
+    logits = (x * reduce.t).detach() if reduce.semi_grad else x * reduce.t
+    return engine.run(Round(graph, x.unsqueeze(-1), src_bias=logits), backend)[0].squeeze(-1)
+
+
+def _reducers(module: Any) -> list[Any] | None:
     """The aggregators that an aggregation module of PyTorch Geometric concatenates, or None if one is not supported."""
     if type(module) is aggr.DegreeScalerAggregation:
         return _reducers(module.aggr)
@@ -400,8 +506,11 @@ def _reducers(module: Any) -> list[str | Aggregator] | None:
         flat = [reduce for part in parts for reduce in part or ()]
         return flat if module.mode == "cat" and all(parts) else None
     kind = type(module)
+    if kind is aggr.SoftmaxAggregation:
+        return [module]
     variance = module if kind is aggr.VarAggregation else module.var_aggr if kind is aggr.StdAggregation else None
-    if kind not in REDUCERS or (variance is not None and variance.semi_grad):
+    filled = getattr(module, "fill_value", 0)  # of MedianAggregation
+    if kind not in REDUCERS or filled or (variance is not None and variance.semi_grad):
         return None
     return [REDUCERS[kind]]
 

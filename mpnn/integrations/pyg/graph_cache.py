@@ -7,7 +7,7 @@ not count, such as those through `tensor.data` or numpy, are not seen. Nothing t
 they may be parameters, and fused optimizers change those without counting.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch_geometric.typing import SparseTensor
 from mpnn import Graph
 from mpnn.graph.bind_cache import CACHE
 from mpnn.graph.modes import outside_modes
+from mpnn.graphs import HeteroGraph
+from mpnn.graphs.kinds import EdgeKind
 
 
 def graph_of(edges: Any, num_src: int, num_dst: int, flow: str, edge_type: Tensor | None = None) -> Graph:
@@ -37,9 +39,25 @@ def graph_of(edges: Any, num_src: int, num_dst: int, flow: str, edge_type: Tenso
 
     owner = edges.storage.col() if _is_sparse_tensor(edges) else edges
     tensors = [tensor for tensor in (owner, edge_type) if tensor is not None]
+    return _kept((flow, num_src, num_dst), tensors, build)
+
+
+def stacked_graph_of(edges: Mapping[EdgeKind, Tensor], num_nodes: Mapping[str, int], flow: str) -> Graph:
+    """`HeteroGraph.stacked` of edge lists [2, E] by relation."""
+
+    def build() -> Graph:
+        sizes = {relation: (num_nodes[relation[0]], num_nodes[relation[2]]) for relation in edges}
+        relations = {relation: graph_of(ends, *sizes[relation], flow) for relation, ends in edges.items()}
+        return HeteroGraph(relations, num_nodes).stacked
+
+    return _kept((flow, *num_nodes.items(), *edges), [*edges.values()], build)
+
+
+def _kept(form: tuple[Hashable, ...], tensors: Sequence[Tensor], build: Callable[[], Graph]) -> Graph:
+    """The graph that `build` makes of these tensors, from the cache if it was made before and they did not change."""
     if any(_is_transient(tensor) for tensor in tensors):
         return outside_modes(build)
-    key = flow, num_src, num_dst, *(WeakIdRef(tensor, _forget) for tensor in tensors)
+    key = *form, *(WeakIdRef(tensor, _forget) for tensor in tensors)
     stamp = [_stamp(tensor) for tensor in tensors]
     for _ in range(2):
         graph = CACHE.keep(key, build)

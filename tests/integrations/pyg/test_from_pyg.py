@@ -139,6 +139,8 @@ def test_conversions_that_are_refused() -> None:
         "GCNConv with flow = 'targ": pyg.GCNConv(2, 2, flow="target_to_source"),
         "this SAGEConv: aggr = 'lstm'": pyg.SAGEConv(2, 2, aggr="lstm"),
         "this SAGEConv: aggr = 'var'": pyg.SAGEConv(4, 3, aggr="var", aggr_kwargs={"semi_grad": True}),
+        "HGTConv, which takes dicts by kind": pyg.HGTConv(4, 4, (["u"], [("u", "to", "u")])),
+        "RGATConv with edge_dim: its edges have types, too": pyg.RGATConv(4, 4, 2, edge_dim=3),
         "FeaStConv is not supported": pyg.GPSConv(4, pyg.FeaStConv(4, 4), 2),
     }
     for message, conv in refused.items():
@@ -163,7 +165,7 @@ def test_without_torch_geometric_it_says_how_to_get_it(monkeypatch: pytest.Monke
         (pyg.GINEConv(mlp()), {}, "this GINEConv needs edge features: pass edge_attr, or a graph that has edge_attr"),
         (pyg.PNAConv(IN, OUT, ALL, SCALERS, DEGREES, EDGE), {}, "this PNAConv needs edge features"),
         (pyg.GATConv(IN, OUT), {"edge_attr": torch.rand(40, 2)}, "this GATConv does not take edge_attr"),
-        (pyg.RGCNConv(IN, OUT, 2), {}, "RGCNConv needs a graph with edge types"),
+        (pyg.RGCNConv(IN, OUT, 2), {}, "needs a graph with edge types"),
         (pyg.GCNConv(IN, OUT), {"source": torch.rand(N, IN)}, "GCNConv does not take source"),
         (pyg.GCNConv(IN, OUT), {"return_weights": True}, "GCNConv does not take return_weights"),
         (pyg.GCNConv(IN, OUT), {"graph": graphs.from_edges(EDGES, 20)}, "the graph has 20 destinations and 20 sources"),

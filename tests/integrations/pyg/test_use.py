@@ -540,3 +540,42 @@ def test_the_aggregation_runs_here(name: str, monkeypatch: pytest.MonkeyPatch) -
     attr = attributes(kind, EDGES.shape[1])
     ours(torch.randn(N, IN, dtype=torch.float64), EDGES, *(() if attr is None else (attr,)))
     assert len(calls) == {"APPNP": 3, "SG": 2, "TAG": 2, "Cheb": 2}.get(name, 1)
+
+
+def test_softmax_and_median_as_aggregations() -> None:
+    x = torch.randn(N, IN, dtype=torch.float64, requires_grad=True)
+    edges = torch.cat([EDGES, torch.arange(N).expand(2, -1)], 1)  # PyTorch Geometric's median takes no empty last rows
+    agree(*pair_of(lambda: pyg.SAGEConv(IN, OUT, aggr=["median", "softmax"])), x, edges)
+    learned = pair_of(lambda: pyg.SAGEConv(IN, OUT, aggr="softmax", aggr_kwargs={"learn": True, "channels": IN}))
+    agree(*learned, x, edges)
+    frozen = {"aggr": "softmax", "aggr_kwargs": {"t": 0.5, "semi_grad": True}}
+    agree(*pair_of(lambda: pyg.SAGEConv(IN, OUT, **frozen)), x, edges)
+    weighted = pair_of(lambda: pyg.GraphConv(IN, OUT, aggr="softmax"))
+    agree(*weighted, x, edges, attributes("weight", edges.shape[1]))
+    attention = pyg.GATConv(IN, OUT, aggr="softmax")
+    assert list(mpnn.pyg.use(attention).left.values()) == ["aggr = 'softmax'"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"mod": "scaled"}, "mod = 'scaled'"),
+        ({"num_blocks": 2}, "num_blocks = 2"),
+        ({"attention_mode": "multiplicative-self-attention"}, "attention_mode = 'multiplicative-self-attention'"),
+        ({"aggr": "mean"}, "aggr = 'mean'"),
+    ],
+)
+def test_other_forms_of_rgat_are_left(options: dict[str, Any], reason: str) -> None:
+    conv = pyg.RGATConv(IN, OUT, 3, **options)
+    assert list(mpnn.pyg.use(conv).left.values()) == [reason]
+
+
+def test_rgat_with_features_of_edges() -> None:
+    x, attr = torch.randn(N, IN, dtype=torch.float64, requires_grad=True), attributes("vector", EDGES.shape[1])
+    for mechanism in ("across-relation", "within-relation"):
+        conv, ours = pair_of(
+            lambda mechanism=mechanism: pyg.RGATConv(
+                IN, OUT, CLASSES, heads=2, edge_dim=EDGE, attention_mechanism=mechanism
+            )
+        )
+        agree(conv, ours, x, EDGES, attributes("class", EDGES.shape[1]), attr)

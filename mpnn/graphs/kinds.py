@@ -1,0 +1,86 @@
+"""Graphs of several kinds of nodes: a graph for each relation, and all relations as one graph."""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+
+from mpnn.graph import Graph
+from mpnn.graph.arguments import at_least
+
+EdgeKind = tuple[str, str, str]
+"""(kind of the sources, name of the relation, kind of the destinations)."""
+
+
+class HeteroGraph(Mapping[EdgeKind, Graph]):
+    """Nodes of several kinds, and a graph for each relation between them: PyTorch Geometric's `HeteroData`.
+
+    ::
+
+        HeteroGraph({("author", "writes", "paper"): from_edges([[0, 1], [0, 0]], num_src=2, num_dst=1),
+                     ("paper", "cites", "paper"): from_edges([[0], [0]], num_nodes=1)})
+
+    Args:
+        relations: {(kind of the sources, name, kind of the destinations): graph}.
+        num_nodes: {kind: number of nodes} of kinds without relations. The others follow from the graphs.
+
+    Attributes:
+        num_nodes: {kind: number of nodes}, in the order in which kinds are first mentioned.
+
+    Raises:
+        TypeError: if a relation is not three texts, or what it maps to is no Graph.
+        ValueError: if two graphs disagree about the number of nodes of a kind, or graphs are on different devices.
+    """
+
+    def __init__(self, relations: Mapping[EdgeKind, Graph], num_nodes: Mapping[str, int] | None = None) -> None:
+        self.num_nodes: dict[str, int] = {}
+        for kind, n in (num_nodes or {}).items():
+            self.num_nodes[kind] = at_least(f"num_nodes of {kind!r}", n, 0)
+        for relation, graph in relations.items():
+            if not (isinstance(relation, tuple) and [type(part) for part in relation] == [str] * 3):
+                raise TypeError(f"a relation is (kind of sources, name, kind of destinations); got {relation!r}")
+            if not isinstance(graph, Graph):
+                raise TypeError(f"{relation} must be a Graph; got {type(graph).__name__}")
+            for kind, n in ((relation[0], graph.num_src), (relation[2], graph.num_dst)):
+                if self.num_nodes.setdefault(kind, n) != n:
+                    raise ValueError(
+                        f"{relation} has {n} nodes of kind {kind!r}; before it were {self.num_nodes[kind]}"
+                    )
+        self._relations = dict(relations)
+        if len({graph.device for graph in self.values()}) > 1:
+            raise ValueError("the graphs of a HeteroGraph must be on one device; use to(device)")
+
+    def __getitem__(self, relation: EdgeKind) -> Graph:
+        return self._relations[relation]
+
+    def __iter__(self) -> Iterator[EdgeKind]:
+        return iter(self._relations)
+
+    def __len__(self) -> int:
+        return len(self._relations)
+
+    def __repr__(self) -> str:
+        nodes = ", ".join(f"{n:,} {kind}" for kind, n in self.num_nodes.items())
+        return f"HeteroGraph({nodes}; {', '.join(f'{g.num_edges:,} {name[1]}' for name, g in self.items())})"
+
+    def to(self, device: torch.device | str) -> "HeteroGraph":
+        return HeteroGraph({name: graph.to(device) for name, graph in self.items()}, self.num_nodes)
+
+    @cached_property
+    def stacked(self) -> Graph:
+        """All relations as one graph, so that one softmax runs over them. Destinations are the nodes of all kinds, kind
+        by kind. Sources are those of all relations, relation by relation: a node has other features in each. Edges come
+        relation by relation, with the number of their relation as edge_type."""
+        first = dict(zip(self.num_nodes, accumulate(self.num_nodes.values(), initial=0), strict=False))
+        num_src, edges = 0, []
+        for relation, graph in self.items():
+            src, dst = graph.edge_index
+            edges.append(torch.stack([src + num_src, dst + first[relation[2]]]))
+            num_src += graph.num_src
+        if not edges:
+            raise ValueError("a HeteroGraph without relations has no stacked graph")
+        counts = torch.tensor([one.shape[1] for one in edges])
+        which = torch.arange(len(edges)).repeat_interleave(counts).to(edges[0].device)
+        sizes = sum(self.num_nodes.values()), num_src
+        return Graph.from_edges(torch.cat(edges, 1), *sizes, edge_type=which, name="stacked relations")

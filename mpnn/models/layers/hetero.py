@@ -1,0 +1,58 @@
+"""A layer for each relation between kinds of nodes."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from mpnn.graphs import HeteroGraph
+from mpnn.graphs.kinds import EdgeKind
+
+REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(0),
+    "max": lambda x: x.amax(0),
+    "min": lambda x: x.amin(0),
+}
+
+
+class Hetero(nn.Module):
+    """A layer for each relation, and at each kind of nodes the sum of what its relations return (Schlichtkrull et al.
+    2018, eq. 2, with any layer in place of a linear map).
+
+        y_k = reduce over relations r = (s, name, k) of layer_r(x_k, graph_r, source=x_s)
+
+    Args:
+        layers: {(kind of the sources, name, kind of the destinations): layer}, each a `MessagePassing` or a module that
+            is called like one.
+        reduce: "sum", "mean", "max" or "min".
+
+    Raises:
+        ValueError: if there is no layer, or `reduce` is no name of these.
+    """
+
+    def __init__(self, layers: Mapping[EdgeKind, nn.Module], reduce: str = "sum") -> None:
+        super().__init__()
+        if not layers:
+            raise ValueError("Hetero needs at least one layer")
+        if reduce not in REDUCE:
+            raise ValueError(f"reduce must be one of {', '.join(REDUCE)}; got {reduce!r}")
+        self.relations, self.layers, self.reduce = (*layers,), nn.ModuleList(layers.values()), reduce
+
+    def forward(self, x: Mapping[str, Tensor], graph: HeteroGraph) -> dict[str, Tensor]:
+        """x {kind: [..., N_kind, d_kind]} -> {kind: [..., N_kind, F]} for the kinds that receive. Relations of the
+        graph without a layer are not used."""
+        found: dict[str, list[Tensor]] = {}
+        for (src, name, dst), layer in zip(self.relations, self.layers, strict=True):
+            if (src, name, dst) not in graph:
+                raise ValueError(f"Hetero has a layer for {(src, name, dst)}, which {graph} lacks")
+            check_kinds(x, src, dst)
+            found.setdefault(dst, []).append(layer(x[dst], graph[src, name, dst], source=x[src]))
+        return {kind: REDUCE[self.reduce](torch.stack(parts)) for kind, parts in found.items()}
+
+
+def check_kinds(x: Mapping[str, Tensor], *kinds: str) -> None:
+    """Raises ValueError unless x has features of these kinds."""
+    for kind in kinds:
+        if kind not in x:
+            raise ValueError(f"x must have features of {kind!r} nodes; it has those of {', '.join(map(repr, x))}")
