@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import ops
-from mpnn.attention.heads import check_integers
+from mpnn.attention.spec import check_integers
 from mpnn.graphs import HeteroGraph
 from mpnn.graphs.kinds import EdgeKind
 from mpnn.maps import Linear
