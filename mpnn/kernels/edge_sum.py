@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn.kernels.cpu import library
 from mpnn.kernels.memory import empty
 from mpnn.kernels.once_differentiable import refuse_batches
 
@@ -28,7 +27,6 @@ def serves(*operands: Tensor) -> bool:
         and operands[0].dtype in (torch.float32, torch.float64)
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
-        and library.why_missing() is None
     )
 
 
