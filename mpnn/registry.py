@@ -1,4 +1,4 @@
-"""Functions that graphs and topologies call, from modules that import graphs: `parse`, `plot` and `html`.
+"""Functions that graphs and topologies call, from modules that import graphs: `parse`, `text_of`, `plot` and `html`.
 
 Graphs cannot import these modules in turn. The parser enters itself here when it is imported, and `mpnn` enters the
 two that draw, which it imports when they are first called.
