@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.requests import KINDS, draw
 from mpnn.backends import BACKENDS
-from mpnn.backends.backend import Backend
+from mpnn.backends.__init__ import Backend
 from mpnn.engine.plan import refusal as why_not
 from mpnn.round import Round
 

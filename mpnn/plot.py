@@ -117,20 +117,25 @@ def curves(
         if name and len(values):
             ends.append((-float(values[-1]), lines[0]))
     _title(ax, title, 10)
-    ax.tick_params(colors=MUTED, labelsize=8.5, length=3, width=0.6)
-    ax.grid(axis="y", color="#e4e8ed", linewidth=0.8)
-    ax.set_axisbelow(True)
-    for side, spine in ax.spines.items():
-        spine.set(color=FRAME, linewidth=0.8, visible=side in ("left", "bottom"))
+    style_axes(ax, xlabel, ylabel)
     if all(float(x).is_integer() for at, _ in history.values() for x in at):
         ax.xaxis.set_major_locator(_whole_ticks())
-    ax.set_xlabel(xlabel, color=MUTED, fontsize=9)
-    ax.set_ylabel(ylabel, color=MUTED, fontsize=9)
     if ends:
         handles = [line for _, line in sorted(ends, key=lambda end: end[0])]
         place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "handlelength": 0.8}
         ax.legend(handles=handles, labelcolor="linecolor", frameon=False, fontsize=_NAME, **place)
     return ax
+
+
+def style_axes(ax: "Axes", xlabel: str, ylabel: str) -> None:
+    """Draws the axes of a chart at the left and below, with labels, and lines behind the curves."""
+    ax.tick_params(colors=MUTED, labelsize=8.5, length=3, width=0.6)
+    ax.grid(axis="y", color="#e4e8ed", linewidth=0.8)
+    ax.set_axisbelow(True)
+    for side, spine in ax.spines.items():
+        spine.set(color=FRAME, linewidth=0.8, visible=side in ("left", "bottom"))
+    ax.set_xlabel(xlabel, color=MUTED, fontsize=9)
+    ax.set_ylabel(ylabel, color=MUTED, fontsize=9)
 
 
 def network(

@@ -1,6 +1,6 @@
 """What is found by its name: functions that graphs and topologies call, and the nearest to a misspelled name.
 
-`parse`, `plot` and `html` are in modules that import graphs, which cannot import them in turn. The parser enters itself
+`parse`, `text_of`, `plot` and `html` are in modules that import graphs, which cannot import them in turn. The parser enters itself
 here when it is imported, and `mpnn` enters the two that draw, which it imports when they are first called.
 """
 

@@ -1,6 +1,5 @@
 """Validation: checks the parts of a round and names the wrong one before anything runs."""
 
-from collections.abc import Iterable
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -37,22 +36,25 @@ def round(round: Round) -> None:
         raise ValueError(f"head_ids must be the first of {round.heads} heads and the number of all; got {ids}")
     if round.score is not None:
         score(round.score)
-    for name, data, _ in _on_edges(round):
+    of_nodes, of_edges = _features(round)
+    for name, data, _ in of_edges:
         tensor(name, numbers(data))
     device(round.graph, round.value)
-    for name, x, role, trailing in _on_nodes(round):
-        features(name, x, role, trailing, round.graph)
+    for name, x, role in of_nodes:
+        features(name, x, "destinations" if role.of == "dst" else "sources", role.trailing, round.graph)
         _same_device(name, x, round)
-        if x.shape[: -1 - trailing] != round.batch:
+        if x.shape[: -1 - role.trailing] != round.batch:
             raise ValueError(
                 f"{name} and value must have the same batch dimensions before the nodes; "
                 f"got {list(x.shape)} and {list(round.value.shape)}"
             )
     if round.recurrent:
         recurrence(round)
-    for name, heads, grouped in _heads(round):
-        grouped = grouped or round.recurrent
-        if grouped and heads != 1 and (heads == 0 or round.heads % heads):
+    for name, x, role in of_nodes:
+        heads, grouped = x.shape[-role.trailing], role.grouped or round.recurrent
+        if heads == 1 and (grouped or name in _BIASES):
+            continue
+        if grouped and (heads == 0 or round.heads % heads):
             raise ValueError(
                 f"{round.heads} heads cannot share {heads} heads of {name}: {heads} does not divide {round.heads}"
             )
@@ -60,8 +62,8 @@ def round(round: Round) -> None:
             raise ValueError(f"{name} has {heads} heads, and the score has {round.heads}")
     if round.score is not None and hasattr(round.score, "validate"):
         round.score.validate(round.value)
-    for name, data, trailing in _on_edges(round):
-        _per_edge(name, data, trailing, round)
+    for name, data, role in of_edges:
+        _per_edge(name, data, role.trailing, round)
     if round.sinks is not None:
         sinks(round.sinks, round)
     if round.return_lse:
@@ -284,39 +286,20 @@ def score(score: Any) -> None:
             raise TypeError(f"{type(score).__name__} has a role for {name!r}, and no field of this name")
 
 
-def _on_nodes(round: Round) -> list[tuple[str, Tensor, str, int]]:
-    """The tensors of nodes: name, tensor, "sources" or "destinations", number of dimensions after the nodes."""
-    tensors = [("value", round.value, "sources", 2)]
-    for name, role in _roles(round):
-        if role.of != "edge":
-            nodes = "destinations" if role.of == "dst" else "sources"
-            tensors.append((name, getattr(round.score, name), nodes, role.trailing))
-    tensors += [(name, x, nodes, 1) for name, x, nodes in _node_biases(round) if x is not None]
-    return tensors
+_BIASES = {"dst_bias": Role("dst", vectors=False), "src_bias": Role("src", vectors=False)}
+_Named = list[tuple[str, Any, Role]]
 
 
-def _node_biases(round: Round) -> list[tuple[str, Tensor | None, str]]:
-    return [("dst_bias", round.dst_bias, "destinations"), ("src_bias", round.src_bias, "sources")]
-
-
-def _on_edges(round: Round) -> list[tuple[str, PerEdge, int]]:
-    """The data of edges: name, data, number of dimensions after the edges."""
-    parts: list[tuple[str, PerEdge | None, int]] = [("bias", bias, 1) for bias in round.bias]
-    parts.append(("edge_value", round.edge_value, 2))
-    parts += [(name, getattr(round.score, name), role.trailing) for name, role in _roles(round) if role.of == "edge"]
-    return [(name, data, trailing) for name, data, trailing in parts if data is not None]
-
-
-def _heads(round: Round) -> list[tuple[str, int, bool]]:
-    """The tensors of nodes: name, number of heads, and whether several heads may share one of them."""
-    nodes = [(name, role) for name, role in _roles(round) if role.of != "edge"]
-    heads = [(name, getattr(round.score, name).shape[-role.trailing], role.grouped) for name, role in nodes]
-    heads += [(name, x.shape[-1], False) for name, x, _ in _node_biases(round) if x is not None and x.shape[-1] != 1]
-    return [("value", round.value.shape[-2], True), *heads]
-
-
-def _roles(round: Round) -> Iterable[tuple[str, Role]]:
-    return () if round.score is None else round.score.roles.items()
+def _features(round: Round) -> tuple[_Named, _Named]:
+    """The tensors of nodes, and the data of edges, with their names and roles."""
+    found: _Named = [("value", round.value, Role("src", grouped=True))]
+    if round.score is not None:
+        found += [(name, getattr(round.score, name), role) for name, role in round.score.roles.items()]
+    found += [(name, x, role) for name, role in _BIASES.items() if (x := getattr(round, name)) is not None]
+    found += [*(("bias", bias, Role("edge", vectors=False)) for bias in round.bias)]
+    found.append(("edge_value", round.edge_value, Role("edge")))
+    of_nodes = [entry for entry in found if entry[2].of != "edge"]
+    return of_nodes, [entry for entry in found if entry[2].of == "edge" and entry[1] is not None]
 
 
 def _per_edge(name: str, data: PerEdge, trailing: int, round: Round) -> None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,10 @@ from rich.table import Column, Table
 
 FAILED, REFUSED = 1, 2
 
+Force = Annotated[bool, typer.Option("--force", help="Replace the file of --out if there is one.")]
+NumSrc = Annotated[
+    int | None, typer.Option("--num-src", help="Number of sources, if they are other nodes. Default: same as --n.")
+]
 console = Console(highlight=False)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
 

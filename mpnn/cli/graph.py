@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mpnn import Graph
 from mpnn.cli import drawing
-from mpnn.cli.console import check_file, console, exit_on_invalid_input
+from mpnn.cli.console import Force, NumSrc, check_file, console, exit_on_invalid_input
 from mpnn.cli.expressions import bind
 from mpnn.graph import reachability
 
@@ -23,13 +23,11 @@ _MAX_RUNS = 1 << 25  # of a graph that is drawn and whose reach is computed; 800
 def graph(
     expression: Annotated[str, typer.Argument(metavar="EXPR", help='A topology, such as "causal & window(16)".')],
     n: Annotated[int, typer.Option("--n", help="Number of nodes (destinations, which receive messages).")] = 64,
-    num_src: Annotated[
-        int | None, typer.Option("--num-src", help="Number of sources, if they are other nodes. Default: same as --n.")
-    ] = None,
+    num_src: NumSrc = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also draw it to this file (.png, .svg, .pdf).", dir_okay=False)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out if there is one.")] = False,
+    force: Force = False,
 ) -> None:
     """Draw a topology, count its edges, and compute how far messages travel.
 

@@ -10,6 +10,7 @@ from typing import Any
 from mpnn.cli.measure import machine, versions
 from mpnn.files import write_atomically
 from mpnn.view import Page
+from mpnn.view.page import document
 
 RESULTS, PAGE = "compare.json", "index.html"
 _STYLE = Path(__file__).parent / "static" / "page.css"
@@ -71,12 +72,8 @@ def page(title: str, parts: Sequence[str], footer: Sequence[tuple[str, str]], sc
     """The HTML document; `parts` and `script` are HTML, `footer` is names and values as text."""
     facts = "<br>\n".join(f"{escape(name)}: <code>{escape(value)}</code>" for name, value in footer)
     body = "\n\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE.read_text()}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
-        f"{body}\n\n<footer>{facts}</footer>\n{script}\n</body>\n</html>\n"
-    )
+    body = f"<h1>{escape(title)}</h1>\n{body}\n\n<footer>{facts}</footer>\n{script}"
+    return document(title, _STYLE.read_text(), body)
 
 
 def save(folder: Path, results: Mapping[str, Any], title: str, parts: Sequence[str], *more: tuple[str, str]) -> None:

@@ -38,8 +38,7 @@ def step_times(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], p
     ax.set_xticks(lengths, labels=[f"{length:,}" for length in lengths])
     ax.minorticks_off()
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    ax.grid(axis="y", color="#e4e8ed", linewidth=0.8)
-    _label(ax, "characters", "milliseconds of a training step")
+    plot.style_axes(ax, "characters", "milliseconds of a training step")
     _save(figure, path)
 
 
@@ -90,17 +89,8 @@ def comparison_costs(found: Comparison, path: Path) -> None:
         ax.errorbar(*at, yerr=errors.std(ddof=1) if len(errors) > 1 else None, fmt="o", color=color, capsize=3)
         ax.annotate(result.graph, at, xytext=(7, 5), textcoords="offset points", color=color, fontsize=9)
     ax.margins(x=0.25, y=0.15)
-    _label(ax, "milliseconds a step", f"validation error after {found.steps:,} steps")
+    plot.style_axes(ax, "milliseconds a step", f"validation error after {found.steps:,} steps")
     _save(figure, path)
-
-
-def _label(ax: Any, xlabel: str, ylabel: str) -> None:
-    """Labels two axes in the style of `plot.curves`."""
-    ax.set_xlabel(xlabel, color=plot.MUTED, fontsize=9)
-    ax.set_ylabel(ylabel, color=plot.MUTED, fontsize=9)
-    ax.tick_params(colors=plot.MUTED, labelsize=9)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(plot.FRAME)
 
 
 def _save(figure: Figure, path: Path, **options: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 import typer
 from torch import Tensor
 
-from mpnn.cli.console import check_file, console, exit_on_failure, exit_on_invalid_input
+from mpnn.cli.console import Force, check_file, console, exit_on_failure, exit_on_invalid_input
 from mpnn.cli.tasks import NODE_MODELS, NODES, NodeRun, graph_over
 from mpnn.cli.train import saved_options, saved_run
 from mpnn.data.tables import Outputs, node_inputs
@@ -27,7 +27,7 @@ def predict(
     edges: Annotated[
         Path | None, typer.Option(help="The edges of these nodes. Default: those of the run, of which all are kept.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the table if it exists.")] = False,
+    force: Force = False,
 ) -> None:
     """Write what a model of nodes that mpnn train saved says about each node.
 

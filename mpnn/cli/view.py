@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpnn.cli.console import check_file, console, exit_on_failure, exit_on_invalid_input
+from mpnn.cli.console import Force, NumSrc, check_file, console, exit_on_failure, exit_on_invalid_input
 from mpnn.cli.expressions import bind
 from mpnn.cli.tasks import CHARACTERS
 from mpnn.cli.train import FINISHED
@@ -81,10 +81,8 @@ def view(
     n: Annotated[
         int | None, typer.Option("--n", help="Number of nodes (destinations, which receive messages). Default: 64.")
     ] = None,
-    num_src: Annotated[
-        int | None, typer.Option("--num-src", help="Number of sources, if they are other nodes. Default: same as --n.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out if there is one.")] = False,
+    num_src: NumSrc = None,
+    force: Force = False,
 ) -> None:
     """Write a page for the browser that shows a graph, and what a model attends to over it.
 

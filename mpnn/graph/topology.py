@@ -10,7 +10,6 @@ import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
@@ -175,11 +174,8 @@ class Topology(Handled, ABC):
 
         Otherwise the pickle refers to the rule by its import path.
         """
-        parse = FUNCTIONS.get("parse")
-        with suppress(ValueError):
-            if parse is not None and parse(repr(self)) == self:
-                return parse, (repr(self),)
-        return super().__reduce_ex__(protocol)
+        text = FUNCTIONS["text_of"](self) if "text_of" in FUNCTIONS else None
+        return super().__reduce_ex__(protocol) if text is None else (FUNCTIONS["parse"], (text,))
 
     if not TYPE_CHECKING:  # type checkers would accept any attribute name
 
@@ -404,13 +400,15 @@ class _Algebra(_Expression):
 
 
 @dataclass(frozen=True, repr=False)
-class _Complement(_Expression):
+class _OfOne(_Expression):
     inner: Topology
 
     @property
     def operands(self) -> tuple[Topology, ...]:
         return (self.inner,)
 
+
+class _Complement(_OfOne):
     def _graph(self, num_dst: int, num_src: int) -> Graph:
         return ~self.inner._graph(num_dst, num_src)
 
@@ -419,13 +417,8 @@ class _Complement(_Expression):
 
 
 @dataclass(frozen=True, repr=False)
-class _WithRelation(_Expression):
-    inner: Topology
+class _WithRelation(_OfOne):
     relation: Relation
-
-    @property
-    def operands(self) -> tuple[Topology, ...]:
-        return (self.inner,)
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
         return self.inner._graph(num_dst, num_src).with_relation(self.relation)

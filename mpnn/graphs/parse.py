@@ -9,6 +9,7 @@ import inspect
 import keyword
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -91,7 +92,15 @@ def parse(text: str) -> Topology:
         raise ValueError(f"cannot read an expression this long or nested this deeply: {_cut(text)}") from None
 
 
-FUNCTIONS["parse"] = parse  # topologies are pickled as texts
+def text_of(topology: Topology) -> str | None:
+    """The text that `parse` reads back as this topology, or None if there is none."""
+    text = repr(topology)
+    with suppress(ValueError):
+        return text if parse(text) == topology else None
+    return None
+
+
+FUNCTIONS["text_of"], FUNCTIONS["parse"] = text_of, parse  # topologies are pickled as texts
 
 
 def _topology(node: ast.expr, text: str) -> Topology:

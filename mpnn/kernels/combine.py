@@ -64,8 +64,8 @@ def backward(
     """Writes the gradients of the value [B, columns, size] and, unless d_weight is None, of the weights [B, E, H]."""
     code, heads, size = _compiled(kind, value), 1 if weight is None else weight.shape[-1], value.shape[2]
     for b in range(len(value)):
-        given = (_entry(d_out, b), _entry(compared, b, value), size, _entry(weight, b, value))
-        shared = (*_arrays(columns), *given, _entry(d_weight, b, value), heads, _entry(value, b))
+        read = (_entry(d_out, b), _entry(compared, b, value), size, _entry(weight, b, value))
+        shared = (*_arrays(columns), *read, _entry(d_weight, b, value), heads, _entry(value, b))
         _each_part(columns, parts, d_value[b], lambda span, to, shared=shared: code.backward(*span, *shared, to), _add)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn.kernels.cpu import library
 from mpnn.kernels.memory import empty
 from mpnn.kernels.once_differentiable import refuse_batches
 
@@ -28,7 +27,6 @@ def serves(*operands: Tensor) -> bool:
         and operands[0].dtype in (torch.float32, torch.float64)
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
-        and library.why_missing() is None
     )
 
 
@@ -70,12 +68,12 @@ class EdgeMap(torch.autograd.Function):
     def backward(ctx, d_new: Tensor | None, d_sums: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         refuse_batches(d_new, d_sums)
         tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[4:]
-        given = [d for d in (d_new, d_sums) if d is not None]
+        upstream = [d for d in (d_new, d_sums) if d is not None]
         if torch.is_grad_enabled():  # the gradients are to be differentiated
             wanted = [x for x, need in zip(tensors, needs, strict=True) if need]
             outputs = _by_torch(ctx.steps, ctx.residual, *ctx.ends, *tensors)
             outputs = [y for y, d in zip(outputs, (d_new, d_sums), strict=True) if d is not None]
-            results = iter(torch.autograd.grad(outputs, wanted, given, create_graph=True))
+            results = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=True))
             return None, None, None, None, *(next(results) if need else None for need in needs)
         edge, weight, of_dst, of_src, *parameters = (x.detach() for x in tensors)
         parameters = [p.requires_grad_(need) for p, need in zip(parameters, needs[4:], strict=True)]

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from mpnn import Graph, Topology
 from mpnn.files import DIGITS, atomic_path, digest
-from mpnn.graphs.parse import parse
+from mpnn.graphs.parse import parse, text_of
 
 M = TypeVar("M", bound="Model")
 T = TypeVar("T")
@@ -309,28 +309,11 @@ def safe_globals() -> list[Any]:
 
 _LAYERS = (
     "torch.nn.modules.",
-    *(
-        f"mpnn.{name}"
-        for name in (
-            "aggregate",
-            "attention",
-            "dropout",
-            "maps",
-            "message_passing",
-            "models",
-            "position",
-            "propagation",
-            "scores",
-            "update",
-        )
-    ),
+    *("mpnn.aggregate", "mpnn.attention", "mpnn.dropout", "mpnn.maps", "mpnn.message_passing", "mpnn.models"),
+    *("mpnn.position", "mpnn.propagation", "mpnn.scores", "mpnn.update"),
 )
 
 # ---------------------------------------------------------------------------------------------------- arguments
-
-
-def _arguments_to_json(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: _to_json(value, name) for name, value in arguments.items()}
 
 
 def _to_json(value: Any, name: str) -> Any:
@@ -343,8 +326,7 @@ def _to_json(value: Any, name: str) -> Any:
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: _to_json(part, name) for key, part in value.items()}
     if isinstance(value, Topology):
-        text = repr(value)
-        if _parse_or_none(text) != value:
+        if (text := text_of(value)) is None:
             raise ValueError(
                 f"{name}={value} cannot be written as text: register its builder with graphs.register, or save the "
                 "weights with safetensors instead"
@@ -353,17 +335,11 @@ def _to_json(value: Any, name: str) -> Any:
     if isinstance(value, Graph):
         return {"graph": repr(value)}
     if isinstance(value, Model):
-        return {"model": type(value).__name__, "arguments": _arguments_to_json(getattr(value, "_arguments", {}))}
+        arguments = {name: _to_json(part, name) for name, part in getattr(value, "_arguments", {}).items()}
+        return {"model": type(value).__name__, "arguments": arguments}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _to_json(getattr(value, field.name), name) for field in fields(value)}
     raise ValueError(f"{name}={value!r} cannot be written as JSON; save the weights with safetensors instead")
-
-
-def _parse_or_none(text: str) -> Topology | None:
-    try:
-        return parse(text)
-    except ValueError:
-        return None
 
 
 def _arguments_from_json(

@@ -38,13 +38,7 @@ class Page:
 
     def html(self) -> str:
         """The document. It contains everything it needs."""
-        return (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            '<meta name="color-scheme" content="light dark">\n'
-            f'<link rel="icon" href="data:,">\n<title>{escape(self.title)}</title>\n<style>{_STYLE}</style>\n</head>\n'
-            f"<body>\n{self.part('main')}\n{script()}\n</body>\n</html>\n"
-        )
+        return document(self.title, _STYLE, f"{self.part('main')}\n{script()}")
 
     def part(self, tag: str = "div") -> str:
         """An element for another document, which needs `script()` at its end. No heading if `title` is ""."""
@@ -58,6 +52,17 @@ class Page:
         """For notebooks: the page in a frame of its own, which neither reads nor changes the notebook."""
         style = f"width: 100%; height: {_HEIGHT}px; border: 0"
         return f'<iframe title="{escape(self.title)}" srcdoc="{escape(self.html())}" style="{style}"></iframe>'
+
+
+def document(title: str, style: str, body: str) -> str:
+    """An HTML file of its own, for light and dark mode; `style` is CSS, `body` HTML."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n'
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
 
 
 def script() -> str:

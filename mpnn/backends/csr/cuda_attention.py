@@ -75,7 +75,7 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
         return_weights=round.return_weights,
         **options,
     )
-    out, weights = row_attention.attend(spec, row_attention.Given(**features))
+    out, weights = row_attention.attend(spec, row_attention.Tensors(**features))
     if type(round.reduce) is Mean:
         dtype = round.accumulate_dtype
         inverse = graph.cached(("device inverse degree", dtype), lambda: spec.rows.inverse_degree(dtype))
@@ -85,7 +85,7 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
 
 
 def _score(round: Round) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors of nodes and of the score as fields of `Given`, and the options of the score as fields of `Spec`."""
+    """Tensors of nodes and of the score as fields of `Tensors`, and options of the score as fields of `Spec`."""
     value, heads = _entries(round.value, round), round.heads
     score: Any = round.score
     options: dict[str, Any] = {}

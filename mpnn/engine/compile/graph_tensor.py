@@ -23,7 +23,7 @@ from mpnn.engine.compile.outline import Outline, bound, constant
 from mpnn.graph import Graph
 from mpnn.graph.handles import resolve
 from mpnn.graph.topology import Topology
-from mpnn.graphs.parse import parse
+from mpnn.graphs.parse import text_of
 
 ADVICE = "torch.compile, which saves nothing, supports it"
 
@@ -68,13 +68,8 @@ _EQUAL: WeakValueDictionary[bytes, Topology | Graph] = WeakValueDictionary()
 
 @constant
 def _is_expression(graph: Topology | Graph) -> bool:
-    """Whether this is a topology whose `repr` can be parsed back."""
-    if not isinstance(graph, Topology):
-        return False
-    try:
-        return parse(repr(graph)) == graph
-    except ValueError:
-        return False
+    """Whether this is a topology that can be written as text."""
+    return isinstance(graph, Topology) and text_of(graph) is not None
 
 
 @constant

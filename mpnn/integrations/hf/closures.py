@@ -18,16 +18,7 @@ from torch import Tensor
 from mpnn import Topology, graphs
 from mpnn.graph.runs import Runs
 from mpnn.integrations.hf import compat
-from mpnn.integrations.hf.builders import (
-    band,
-    chunked,
-    evaluated,
-    labels,
-    packed,
-    placed,
-    tree,
-    window_of,
-)
+from mpnn.integrations.hf.builders import band, chunked, evaluated, labels, packed, placed, tree, window_of
 
 Band = tuple[int | None, int | None]
 

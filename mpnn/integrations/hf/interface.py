@@ -11,13 +11,16 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from mpnn import Graph, ops
-from mpnn.integrations.hf import choices, compat, masks, traced
+from mpnn import Graph, graphs, ops
+from mpnn.graph.runs import Runs
+from mpnn.graph.stacked import StackedGraph
+from mpnn.integrations.hf import compat, masks, traced
 from mpnn.integrations.hf.closures import Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
@@ -135,7 +138,7 @@ def _attend(
     elif not has_no_bias(module):
         dense = position_bias
     if indices is not None and isinstance(mask, Tensor) and mask.dtype == torch.bool and text_of(module) is None:
-        indices, mask, is_causal = choices.allowed(indices, mask[..., :keys]), None, False
+        indices, mask, is_causal = _allowed(indices, mask[..., :keys]), None, False
     mask, dense = _mask_and_bias(module, mask, dense, is_causal, (batch, queries, keys))
     if cu_seq_lens_k is not None:
         mask = mask.within(cu_seq_lens_k)
@@ -143,10 +146,10 @@ def _attend(
         topology = text_of(module), must_be_causal(module)
         graph, is_flat = traced.graph(mask, topology, batch, keys, query.device)
     elif block_indices is not None:
-        graph, is_flat = choices.of_blocks(module, block_indices, mask, _instead(module, mask), keys), False
+        graph, is_flat = _of_blocks(module, block_indices, mask, _instead(module, mask), keys), False
     elif indices is not None:
         within = mask.graph(_instead(module, mask), batch, keys, query.device, flat=True)[0]
-        graph, is_flat = choices.of_indices(indices, keys, within), True
+        graph, is_flat = _of_indices(indices, keys, within), True
     else:
         graph, is_flat = mask.graph(_instead(module, mask), batch, keys, query.device)
     features = [x.transpose(1, 2) for x in (query, key, value)]
@@ -294,3 +297,43 @@ def _has_cross_topology(module: nn.Module) -> bool:
 
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, masks.mask)
+
+
+def _allowed(indices: Tensor, mask: Tensor) -> Tensor:
+    """The indices [B, queries, k] of sources that the mask allows, bool [B, 1, queries, keys]; -1 for others."""
+    pairs = mask[:, 0].expand(len(indices), indices.shape[1], -1)
+    return indices.where(pairs.gather(-1, indices.long().clamp(min=0)), -1)
+
+
+def _of_indices(indices: Tensor, keys: int, mask: Graph) -> Graph:
+    """The graph over the nodes of all entries of the batch, one after the other, within that of the mask."""
+    first = torch.arange(len(indices), device=indices.device)[:, None, None] * keys
+    numbered = torch.where(indices >= 0, indices.long() + first, -1)
+    return graphs.chosen(numbered.flatten(0, 1), len(indices) * keys) & mask
+
+
+def _of_blocks(module: nn.Module, chosen: Tensor, mask: Mask, instead: Instead | None, keys: int) -> Graph:
+    """A graph for each entry of the batch and each group of heads, of chosen blocks [B, groups, queries, k], -1 for
+    none, within the mask.
+
+    Raises:
+        ValueError: if the layer does not say how long its blocks are.
+    """
+    size: Any = getattr(getattr(module, "indexer", None), "block_size", None)
+    if not isinstance(size, int):
+        raise ValueError(f"{type(module).__name__} passes block_indices, and has no indexer.block_size; use 'eager'")
+    batch, groups, queries, _ = chosen.shape
+    count = -(-keys // size)
+    flags = torch.zeros(*chosen.shape[:3], count + 1, dtype=torch.bool, device=chosen.device)
+    flags.scatter_(-1, torch.where(chosen >= 0, chosen, count).long(), True)
+    by_block = graphs.blocks(flags[..., :count], size, keys, num_dst=queries)
+    return by_block & _stacked(mask.graph(instead, batch, keys, chosen.device, flat=True)[0], batch, groups)
+
+
+def _stacked(flat: Graph, batch: int, groups: int) -> Graph:
+    """The graph of each entry of the batch, for each group of heads, of that over all of their nodes."""
+    runs, keys, queries = flat.runs, flat.num_src // batch, flat.num_dst // batch
+    first = runs.row // queries * keys
+    rows = Runs(runs.num_dst, keys, runs.ptr, runs.start - first, runs.stop - first)
+    each = np.arange(batch * queries).reshape(batch, 1, queries).repeat(groups, 1).reshape(-1)
+    return StackedGraph(Graph.from_runs(rows.take(each)).to(flat.device), (batch, groups))

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
+from mpnn.graphs.parse import text_of as written
 from mpnn.integrations import maps as linear_maps
 from mpnn.integrations.hf import compat, recurrences
 from mpnn.integrations.hf.builders import bound
@@ -364,8 +365,7 @@ def _written(topology: str | Topology) -> str:
         return topology
     if not isinstance(topology, Topology):
         raise TypeError(f"a graph must be a topology or its text; got {type(topology).__name__}")
-    text = repr(topology)
-    if parse(text) != topology:
+    if (text := written(topology)) is None:
         raise ValueError(f"{topology} cannot be saved as text; register its builder with mpnn.graphs.register")
     return text
 

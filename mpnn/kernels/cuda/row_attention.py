@@ -21,7 +21,7 @@ from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.row_spec import NORMALIZERS
 
 
-class Given(NamedTuple):
+class Tensors(NamedTuple):
     """The tensors of a call; absent ones are None.
 
     value [B, N_src, H_kv, DV]. Unless the score is `CONSTANT`, query [B, N_dst, H, D] and key [B, N_src, H_kv, D]. In
@@ -80,19 +80,19 @@ class Spec(NamedTuple):
         return self.normalize == NORMALIZERS["softmax"]
 
 
-def attend(spec: Spec, given: Given) -> tuple[Tensor, Tensor | None]:
+def attend(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor | None]:
     """out [B, N_dst, H, DV], and weights before dropout [B, E, H] in the caller's order if they are asked for."""
-    return _RowAttention.apply(spec, *given)
+    return _RowAttention.apply(spec, *inputs)
 
 
 class _RowAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        given = _contiguous(Given(*tensors))
-        with on_device(given.value):
-            out, lse, weights = _forward(spec, given)
+        inputs = _contiguous(Tensors(*tensors))
+        with on_device(inputs.value):
+            out, lse, weights = _forward(spec, inputs)
         ctx.spec = spec
-        ctx.save_for_backward(out, lse, weights, *given)
+        ctx.save_for_backward(out, lse, weights, *inputs)
         ctx.set_materialize_grads(False)
         return out, weights
 
@@ -106,7 +106,7 @@ class _RowAttention(torch.autograd.Function):
         with on_device(out):
             delta = _deltas(ctx.spec, out, d_out, weights, d_weights) if ctx.spec.softmax else None
             upstream = _Upstream(lse, delta, d_out, d_weights)
-            return None, *_backward(ctx.spec, Given(*tensors), upstream, ctx.needs_input_grad[1:])
+            return None, *_backward(ctx.spec, Tensors(*tensors), upstream, ctx.needs_input_grad[1:])
 
 
 class _Upstream(NamedTuple):
@@ -118,15 +118,15 @@ class _Upstream(NamedTuple):
     d_weights: Tensor | None
 
 
-def _contiguous(given: Given) -> Given:
+def _contiguous(inputs: Tensors) -> Tensors:
     """Features, of nodes or on edges, with a contiguous last dimension."""
-    features = {name: with_contiguous_rows(x) for name, x in given._asdict().items() if x is not None and x.dim() == 4}
-    return given._replace(**features, vector=None if given.vector is None else given.vector.contiguous())
+    features = {name: with_contiguous_rows(x) for name, x in inputs._asdict().items() if x is not None and x.dim() == 4}
+    return inputs._replace(**features, vector=None if inputs.vector is None else inputs.vector.contiguous())
 
 
-def _forward(spec: Spec, given: Given) -> tuple[Tensor, Tensor, Tensor | None]:
+def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
     """out, lse [B, N_dst, H], and weights."""
-    value, heads, rows = given.value, spec.heads, spec.rows
+    value, heads, rows = inputs.value, spec.heads, spec.rows
     batch, width = value.shape[0], value.shape[-1]
     kind, language = real(value.dtype)
     out = value.new_empty(batch, rows.num_rows, heads, width)
@@ -138,13 +138,13 @@ def _forward(spec: Spec, given: Given) -> tuple[Tensor, Tensor, Tensor | None]:
     part, part_max, part_sum = (
         value.new_empty(batch, slots, heads, *of, dtype=kind) if slots else None for of in ((width,), (), ())
     )
-    shared = _shared(spec, given)
+    shared = _shared(spec, inputs)
     for b in rows.bins:
-        shape = _tile(spec, given, heads, b.long)
+        shape = _tile(spec, inputs, heads, b.long)
         forward.attend[b.grid(shape, batch)](
             b.units, rows.edges, shape.blocks, heads, *shared, view(out), view(lse, False),
             view(weights, False), view(part), view(part_max, False), view(part_sum, False),
-            **_options(spec, given, shape),
+            **_options(spec, inputs, shape),
         )  # fmt: skip
     if slots:
         shape = tile(heads, width, False)
@@ -173,24 +173,24 @@ def _deltas(spec: Spec, out: Tensor, d_out: Tensor, weights: Tensor | None, d_we
     return delta + row_reduce.segment_reduce(per_edge, None, spec.rows, spec.rows.numbered, "sum")[0].squeeze(-2)
 
 
-def _backward(spec: Spec, given: Given, upstream: _Upstream, needed: Sequence[bool]) -> list[Tensor | None]:
-    """The gradient of each tensor of `given`, None where it is not needed."""
+def _backward(spec: Spec, inputs: Tensors, upstream: _Upstream, needed: Sequence[bool]) -> list[Tensor | None]:
+    """The gradient of each tensor of `inputs`, None where it is not needed."""
     empty = not spec.rows.num_edges * upstream.d_out.shape[:-1].numel()
     new = torch.zeros_like if empty else _empty_like
-    grads = Given(*(new(x) if x is not None and need else None for x, need in zip(given, needed, strict=True)))
+    grads = Tensors(*(new(x) if x is not None and need else None for x, need in zip(inputs, needed, strict=True)))
     if empty:
         return list(grads)
     of_edges = grads
     for name, out, types in (("edge_key", "d_rows", spec.key_types), ("edge_value", "d_values", spec.value_types)):
         if types is not None and getattr(grads, name) is not None:
             table = {out: getattr(grads, name)}
-            _along(spec, given, upstream, types.rows(), TYPES, ends=types.ends, **table)
+            _along(spec, inputs, upstream, types.rows(), TYPES, ends=types.ends, **table)
             of_edges = of_edges._replace(**{name: None})
     if any(x is not None for x in (of_edges.query, *of_edges[3:])):
-        d_vector = _along(spec, given, upstream, spec.rows, DESTINATIONS, grads.query, of_edges=of_edges)
+        d_vector = _along(spec, inputs, upstream, spec.rows, DESTINATIONS, grads.query, of_edges=of_edges)
         grads = grads._replace(vector=d_vector)
     if grads.value is not None or grads.key is not None:
-        _along(spec, given, upstream, spec.columns(), SOURCES, grads.key, grads.value)
+        _along(spec, inputs, upstream, spec.columns(), SOURCES, grads.key, grads.value)
     return list(grads)
 
 
@@ -201,32 +201,32 @@ def _empty_like(x: Tensor) -> Tensor:
 
 def _along(
     spec: Spec,
-    given: Given,
+    inputs: Tensors,
     upstream: _Upstream,
     rows: Sorted,
     which: Any,
     d_rows: Tensor | None = None,
     d_values: Tensor | None = None,
     ends: Ends | None = None,
-    of_edges: Given | None = None,
+    of_edges: Tensors | None = None,
 ) -> Tensor | None:
     """Writes gradients along `rows`: DESTINATIONS, SOURCES or TYPES, see `backward.gradients`. With `of_edges`
     also those of the data of edges; returns that of the score's vector."""
-    heads, batch = given.value.shape[2] if which == SOURCES else spec.heads, len(upstream.d_out)
+    heads, batch = inputs.value.shape[2] if which == SOURCES else spec.heads, len(upstream.d_out)
     part, part_values = (_parts(rows.divided, x, upstream) for x in (d_rows, d_values))
     d_per_edge = PerEdge(None, None, None) if of_edges is None else _per_edge(of_edges)
     wanted, vectors = None if of_edges is None else of_edges.vector, []
     for b in rows.bins:
-        shape = _tile(spec, given, heads, b.long, 2 if b.long and which != TYPES else 4)
-        (programs,), width = b.grid(shape, batch), _width(spec, given)
+        shape = _tile(spec, inputs, heads, b.long, 2 if b.long and which != TYPES else 4)
+        (programs,), width = b.grid(shape, batch), _width(spec, inputs)
         d_vector = None
         if wanted is not None:
             d_vector = upstream.d_out.new_empty(programs, shape.heads, width, dtype=upstream.lse.dtype)
             vectors.append(d_vector.view(batch, shape.blocks, -1, shape.heads, width))
         backward.gradients[(programs,)](
-            b.units, rows.edges, ends, shape.blocks, heads, *_shared(spec, given), *_views(upstream), view(d_rows),
+            b.units, rows.edges, ends, shape.blocks, heads, *_shared(spec, inputs), *_views(upstream), view(d_rows),
             view(d_values), view(part), view(part_values), d_vector, d_per_edge, ROWS=which,
-            **_options(spec, given, shape),
+            **_options(spec, inputs, shape),
         )  # fmt: skip
     row_reduce.join_parts(rows, part, d_rows)
     row_reduce.join_parts(rows, part_values, d_values)
@@ -243,15 +243,15 @@ def _parts(divided: Divided, out: Tensor | None, upstream: _Upstream) -> Tensor 
     return out.new_empty(len(out), divided.slots, *out.shape[2:], dtype=upstream.lse.dtype)
 
 
-def _shared(spec: Spec, given: Given) -> tuple[Any, ...]:
+def _shared(spec: Spec, inputs: Tensors) -> tuple[Any, ...]:
     """The arguments of all kernels from `query` to `slope`."""
     keep_scale, least = 1 / (1 - spec.dropout), threshold(spec.dropout)
-    features = view(given.query), view(given.key), view(given.value), given.vector
-    per_edge = _per_edge(given, spec.key_types, spec.value_types)
+    features = view(inputs.query), view(inputs.key), view(inputs.value), inputs.vector
+    per_edge = _per_edge(inputs, spec.key_types, spec.value_types)
     return (*features, per_edge, spec.dropout_keys, least, keep_scale, spec.scale, spec.softcap, spec.slope)
 
 
-def _per_edge(x: Given, key_types: EdgeTypes | None = None, value_types: EdgeTypes | None = None) -> PerEdge:
+def _per_edge(x: Tensors, key_types: EdgeTypes | None = None, value_types: EdgeTypes | None = None) -> PerEdge:
     """Views of the data of edges, by type where it is a table."""
     edge_key = view(x.edge_key, x.edge_key is not None and x.edge_key.dim() == 4, key_types and key_types.ids)
     return PerEdge(edge_key, view(x.edge_value, ids=value_types and value_types.ids), view(x.bias, False))
@@ -262,19 +262,19 @@ def _views(upstream: _Upstream) -> tuple[Any, ...]:
     return view(lse, False), view(delta, False), view(d_out), view(d_weights, False)
 
 
-def _width(spec: Spec, given: Given) -> int:
+def _width(spec: Spec, inputs: Tensors) -> int:
     """The width of tiles of queries and keys."""
-    return 1 if given.query is None else power_of_two(given.query.shape[-1])
+    return 1 if inputs.query is None else power_of_two(inputs.query.shape[-1])
 
 
-def _tile(spec: Spec, given: Given, heads: int, long: bool, tensors: int = 2) -> Tile:
-    return tile(heads, max(_width(spec, given), given.value.shape[-1]), long, tensors)
+def _tile(spec: Spec, inputs: Tensors, heads: int, long: bool, tensors: int = 2) -> Tile:
+    return tile(heads, max(_width(spec, inputs), inputs.value.shape[-1]), long, tensors)
 
 
-def _options(spec: Spec, given: Given, shape: Tile) -> dict[str, Any]:
+def _options(spec: Spec, inputs: Tensors, shape: Tile) -> dict[str, Any]:
     """The constants that kernels are compiled for."""
     return {
-        "GROUP": spec.heads // given.value.shape[2],
+        "GROUP": spec.heads // inputs.value.shape[2],
         "KIND": spec.kind,
         "NORMALIZE": spec.normalize,
         "TANH": spec.tanh,
@@ -283,7 +283,7 @@ def _options(spec: Spec, given: Given, shape: Tile) -> dict[str, Any]:
         "R": shape.rows,
         "E": shape.edges,
         "BH": shape.heads,
-        "WIDTH": _width(spec, given),
-        "VALUE_WIDTH": power_of_two(given.value.shape[-1]),
-        "REAL": real(given.value.dtype)[1],
+        "WIDTH": _width(spec, inputs),
+        "VALUE_WIDTH": power_of_two(inputs.value.shape[-1]),
+        "REAL": real(inputs.value.dtype)[1],
     }

@@ -17,14 +17,7 @@ from mpnn.dropout import Dropout
 from mpnn.graphs import complete
 from mpnn.maps import Linear
 from mpnn.models.layers.blocks import run_layers, transformer_update
-from mpnn.models.layers.images import (
-    GridPositions,
-    ImageOutput,
-    Patches,
-    Size,
-    pair,
-    with_class_token,
-)
+from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, pair, with_class_token
 from mpnn.models.layers.packing import Packing
 from mpnn.models.saving import Model
 from mpnn.update import PreNorm
