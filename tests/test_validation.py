@@ -265,12 +265,6 @@ CALLS_VALUES: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "this attention has edge_dim, so the graph or the call must provide edge_attr",
     ),
-    "too few edge attributes": (
-        lambda: MessagePassing(GRAPH, "sum", None, DotProduct(2, 1, edge_dim=3))(
-            torch.zeros(3, 2), source=torch.zeros(5, 2), edge_attr=torch.zeros(2, 3)
-        ),
-        "edge_attr must have a row for each of the 4 edges; got [2, 3]",
-    ),
     "edge attributes of another width": (
         lambda: MessagePassing(GRAPH, "sum", None, DotProduct(2, 1, edge_dim=3))(
             torch.zeros(3, 2), source=torch.zeros(5, 2), edge_attr=torch.zeros(4, 2)
@@ -317,10 +311,6 @@ CALLS_TYPES: dict[str, tuple[Callable[[], object], str]] = {
     "a string for an attention": (
         lambda: MessagePassing(None, "sum", None, "dot"),
         "attention must be an Attention or None; got str",
-    ),
-    "an edge_index for a graph": (
-        lambda: MessagePassing(None)(torch.zeros(3, 2), torch.zeros(2, 4).long()),
-        "graph must be a Topology, a Graph or None; got Tensor; an edge_index becomes one by graphs.from_edges",
     ),
     "an attention for an aggregator": (
         lambda: MessagePassing(GRAPH, DotProduct(2, 1)),

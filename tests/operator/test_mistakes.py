@@ -1,6 +1,6 @@
 """The same mistakes on every class: each raises TypeError or ValueError, and the sentence names the argument.
 
-`tests/request/test_validation.py` compares single messages word by word; here every spec, update and model meets
+`tests/test_validation.py` compares single messages word by word; here every spec, update and model meets
 every mistake.
 """
 
@@ -75,7 +75,7 @@ FEATURES: dict[str, tuple[dict[str, Any], str]] = {
     "text for edge_attr": ({"edge_attr": "weight"}, "edge_attr must be a tensor; got str"),
     "a list for edge_attr": ({"edge_attr": [1.0] * 25}, "edge_attr must be a tensor; got list"),
     "few edge_attr": ({"edge_attr": torch.rand(3)}, "edge_attr must have a row for each of the 25 edges"),
-    "an edge_index for the graph": ({"graph": COMPLETE.edge_index}, "graph must be a Topology, a Graph or None"),
+    "an edge_index for the graph": ({"graph": COMPLETE.edge_index}, "graph must be .*; an edge_index becomes one by"),
     "text for the graph": ({"graph": "causal"}, r"graph must be .*; got str; text becomes one by graphs.parse"),
     "a number for the cache": ({"cache": 3}, "cache must be an mpnn.decoding.cache.KVCache; got int"),
 }
@@ -178,18 +178,11 @@ def assigned(name: str, value: Any) -> Callable[[], object]:
 
 CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "layer.graph": (assigned("graph", "causal"), "graph must be a Topology, a Graph or None; got str"),
-    "layer.aggregate": (assigned("aggregate", "largest"), "there is no aggregator 'largest'; there are sum, mean, max"),
     "layer.aggregate, a class": (
         assigned("aggregate", mpnn.aggregate.Max),
         r"an aggregator is an object.*pass Max\(\)",
     ),
     "layer.update": (assigned("update", "relu"), "an update is None, a function"),
-    "layer.update, an attention": (
-        assigned("update", attention.DotProduct(4, 2)),
-        "update is DotProduct; the",
-    ),
-    "layer.attention": (assigned("attention", "dot"), "attention must be an Attention or None; got str"),
-    "layer.edge_dropout": (assigned("edge_dropout", 1.5), r"edge_dropout must lie in \[0, 1\)"),
     "layer.edge_dropout, text": (assigned("edge_dropout", "0.5"), "edge_dropout must be a number"),
     "explain, nothing": (
         lambda: mpnn.explain(OPERATOR),
@@ -247,10 +240,8 @@ def test_calls(call: Callable[[], object], sentence: str) -> None:
 
 Q = torch.rand(5, 2, 4)
 ATTEND: dict[str, tuple[dict[str, Any], str]] = {
-    "a list for a bias": ({"bias": [1.0] * 13}, "bias must be a tensor; got list"),
     "a scale for each head": ({"scale": torch.ones(2)}, r"scale must be one number; got Tensor of shape \[2\]"),
     "an array for a scale": ({"scale": np.ones(2)}, r"scale must be one number; got ndarray of shape \[2\]"),
-    "a list for a scale": ({"scale": [1, 2]}, "scale must be a number"),
     "text for a softcap": ({"softcap": "30"}, "softcap must be a number; got '30'"),
     "a softcap for each head": ({"softcap": torch.ones(2)}, "softcap must be one number; got Tensor .* write a score"),
     "a learned softcap": ({"softcap": torch.ones((), requires_grad=True)}, "softcap is a number, to which no gradient"),
