@@ -1,7 +1,7 @@
 """What is found by its name: functions that graphs and topologies call, and the nearest to a misspelled name.
 
-`parse`, `text_of`, `plot` and `html` are in modules that import graphs, which cannot import them in turn. The parser enters itself
-here when it is imported, and `mpnn` enters the two that draw, which it imports when they are first called.
+Functions stand here if their modules import graphs, which cannot import them in turn. The parser enters itself and
+`text_of` when it is imported, and `mpnn` enters the two that draw, which it imports when they are first called.
 """
 
 from collections.abc import Callable, Iterable

@@ -75,7 +75,7 @@ FEATURES: dict[str, tuple[dict[str, Any], str]] = {
     "text for edge_attr": ({"edge_attr": "weight"}, "edge_attr must be a tensor; got str"),
     "a list for edge_attr": ({"edge_attr": [1.0] * 25}, "edge_attr must be a tensor; got list"),
     "few edge_attr": ({"edge_attr": torch.rand(3)}, "edge_attr must have a row for each of the 25 edges"),
-    "an edge_index for the graph": ({"graph": COMPLETE.edge_index}, "graph must be a Top.*; an edge_index becomes one by"),
+    "an edge_index for the graph": ({"graph": COMPLETE.edge_index}, "graph must be .*; an edge_index becomes one by"),
     "text for the graph": ({"graph": "causal"}, r"graph must be .*; got str; text becomes one by graphs.parse"),
     "a number for the cache": ({"cache": 3}, "cache must be an mpnn.decoding.cache.KVCache; got int"),
 }
@@ -278,7 +278,8 @@ def test_a_relation_of_heterogeneous_data_is_a_graph_between_two_sets() -> None:
     data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1], [2, 3]])
     graph = graphs.from_pyg(data["author", "writes", "paper"])
     assert (graph.num_src, graph.num_dst, graph.edge_index.tolist()) == (3, 6, [[0, 1], [2, 3]])
-    assert torch.equal(graphs.from_pyg(data)["author", "writes", "paper"].edge_index, graph.edge_index)
+    with pytest.raises(ValueError, match=r"HeteroData has one per relation; pass one of them"):
+        graphs.from_pyg(data)
 
 
 def test_weights_of_networkx_are_numbers() -> None:
