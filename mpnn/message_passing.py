@@ -323,8 +323,7 @@ def _check_part(layer: Layer, exchange: Exchange) -> None:
             'normalize="softmax_dst" adds up over the destinations of each source, which are divided over processes; '
             'take transport="heads"'
         )
-    if (reason := exchange.refusal(layer)) is not None:
-        raise ValueError(f'transport="{exchange.transport}" cannot run this layer: {reason}; take transport="halo"')
+    validation.transport(exchange, layer)
     if isinstance(aggregate, PNA) and aggregate.average_log_degree is None:
         raise ValueError(
             f"{type(aggregate).__name__} takes the mean of log(degree + 1) over all nodes, and this process has a part "

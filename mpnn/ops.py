@@ -1,6 +1,7 @@
 """The functional interface: attention and aggregation over a graph, without layers or parameters."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from inspect import signature
 from typing import Any, cast
 
@@ -9,9 +10,11 @@ from torch import Tensor
 
 from mpnn import engine, validation
 from mpnn.aggregate import SUM, Max, Mean, Min, Sum, Var, aggregator
-from mpnn.edge_tables import PerEdge
+from mpnn.attention.spec import KeyValue
+from mpnn.edge_tables import BiasTable, PerEdge
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
+from mpnn.graph.exchange import LOCAL, Layer, Terms
 from mpnn.graph.sharding import active
 from mpnn.round import NodeBias as NodeBias, Round
 from mpnn.scores import Dot, check_scale
@@ -67,22 +70,33 @@ def attend(
             before the first node, which a later call continues; return_state returns it after the last node. Heads may
             share queries as they share keys.
 
+    Within `mpnn.distributed.sharded`, the graph is the whole graph, and query, key and value are those of this
+    process's nodes; or the graph is a part, `partition(graph).shard()`.
+
     Returns:
         out [..., N_dst, H, D_v], or (out, weights), or (out, lse), or (out, state), which is float32 for 16-bit
         features. A destination without in-neighbors gets zeros.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together, the named backend cannot run this, or
-            nodes are divided over processes (`mpnn.distributed.sharded`).
+            nodes are divided over processes and the options are not served there.
     """
     validation.types(graph, query, key, value)
-    _refuse_parts()
     if scale is None:
         scale = max(query.shape[-1], 1) ** -0.5
     else:
         check_scale(scale)
     of_recurrence = (log_gate, beta, state, return_state)
     options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence)
+    if not torch.compiler.is_compiling() and (active() is not None or graph.exchange is not LOCAL):
+        unserved = (return_weights, return_lse, *of_recurrence)
+        if unserved != (False, False, None, None, None, False) or type(bias) not in (type(None), BiasTable):
+            raise ValueError(
+                "over a part of a graph, attend takes a bias by edge type (BiasTable), scale, softcap, sinks, "
+                "normalize, dropout and backend; call it outside of mpnn.distributed.sharded for other options"
+            )
+        attention = _Given(float(scale), cast(Any, bias), softcap, sinks, normalize, dropout)
+        return _over_parts(attention, graph, (query, key, value), backend)
     is_plain = options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling()
     if is_plain and not graph.stack:
         return _attend_plainly(graph, query, key, value, float(scale), backend)
@@ -201,6 +215,62 @@ def _weight_width(weight: Tensor, num_edges: int, x: Tensor) -> int:
     return 1 if weight.dim() == 1 else weight.shape[-1]
 
 
+class _Given(KeyValue):
+    """Queries, keys and values that a caller computed, as an attention that processes divide."""
+
+    depends_on = "node"
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __init__(
+        self,
+        scale: float,
+        bias: BiasTable | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+        normalize: str,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.scale, self.bias, self.softcap, self.sinks = scale, bias, softcap, sinks
+        self.normalize, self.dropout = normalize, dropout
+
+    def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+        raise NotImplementedError("the caller did it")
+
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        return Round(
+            graph,
+            value,
+            Dot(query, key, self.scale, softcap=self.softcap),
+            bias=() if self.bias is None else (self.bias,),
+            normalize=self.normalize,
+            dropout=self.dropout,
+            sinks=self.sinks,
+        )
+
+
+def _over_parts(attention: _Given, graph: Graph, terms: Terms, backend: str) -> Tensor:
+    """`attend` over this process's part of a graph."""
+    query, key, value = terms
+    attention.heads, attention.kv_heads, attention.head_dim = query.shape[-2], key.shape[-2], value.shape[-1]
+    layer = Layer(attention, SUM, False, False, False, query.dtype, query.shape[:-3])
+    sharding = active()
+    if sharding is not None and graph.stack:
+        raise ValueError(f"{graph} differs by item and head, and its nodes are not divided over processes")
+    if sharding is not None and graph.exchange is LOCAL:
+        graph = sharding.part(graph, query.shape[-3], key.shape[-3], layer).to(query.device)
+    if attention.normalize == "softmax_dst" and graph.exchange.transport != "heads":
+        raise ValueError(
+            'normalize="softmax_dst" adds up over the destinations of each source, which are divided over processes; '
+            'take transport="heads"'
+        )
+    validation.transport(graph.exchange, layer)
+    rounds = graph.exchange.terms(terms, attention.round, graph)
+    return graph.exchange.run(rounds, partial(engine.run, backend=backend))[0]
+
+
 def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float, backend: str) -> Tensor:
     """`attend` for dot products with a softmax and nothing else, which need no normalization. Calls torch's kernel
     directly if the plan for this form is that kernel alone: on a hundred nodes the steps between take as long as the
@@ -220,9 +290,9 @@ def _refuse_parts() -> None:
     """Raises ValueError while nodes are divided over processes: a function would see those of this process alone."""
     if active() is not None:
         raise ValueError(
-            "functions of mpnn.ops, models of transformers and PyTorch Geometric in place, and readouts of graphs see "
-            "the nodes of one process alone: call them outside of mpnn.distributed.sharded. Inside it, layers of "
-            "MessagePassing are divided, such as those of mpnn.models.from_hf(model)"
+            "ops.aggregate, models of PyTorch Geometric in place, and readouts of graphs see the nodes of one process "
+            "alone: call them outside of mpnn.distributed.sharded. Inside it, layers of MessagePassing, ops.attend and "
+            "models of transformers in place (mpnn.hf.use) are divided"
         )
 
 

@@ -10,9 +10,16 @@ from mpnn.aggregate import Sum
 from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers
 from mpnn.graph import Graph
 from mpnn.graph.causal import documents
+from mpnn.graph.exchange import Exchange, Layer
 from mpnn.graph.topology import Topology
 from mpnn.round import NORMALIZERS, Round
 from mpnn.scores import Dot, Role
+
+
+def transport(exchange: Exchange, layer: Layer) -> None:
+    """Raises ValueError if an exchange between processes cannot serve a layer."""
+    if (reason := exchange.refusal(layer)) is not None:
+        raise ValueError(f'transport="{exchange.transport}" cannot run this layer: {reason}; take transport="halo"')
 
 
 def round(round: Round) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -78,6 +79,18 @@ class Owners:
     def of(self, nodes: Tensor) -> Tensor:
         """The owner of each of these nodes, int64."""
         return self.owner[torch.searchsorted(self.bounds, nodes, right=True) - 1]
+
+    def gather(self, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        """The rows along `dim` of all processes in the order of nodes, of those of this process. It has no gradient."""
+        rows = x.detach().movedim(dim, 0).contiguous()
+        padded = rows.new_zeros(max(self.sizes), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        gathered = [torch.empty_like(padded) for _ in range(self.ranks)]
+        dist.all_gather(gathered, padded, group=group)
+        whole = rows.new_empty(self.num_nodes, *rows.shape[1:])
+        for rank, part in enumerate(gathered):
+            whole[self.nodes(rank).to(x.device)] = part[: self.sizes[rank]]
+        return whole.movedim(0, dim)
 
     def __repr__(self) -> str:
         return f"Owners({self.num_nodes:,} nodes: {', '.join(f'{size:,}' for size in self.sizes)})"

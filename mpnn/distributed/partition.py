@@ -238,16 +238,8 @@ class Partition:
         """The rows of all processes in the order of the whole graph, on every process. For results; it has no
         gradient."""
         self._check(x, dim, self.dst.sizes[self.rank], "this process's destinations")
-        rows = x.detach().movedim(dim, 0).contiguous()
-        most = max(self.dst.sizes)
-        padded = rows.new_zeros(most, *rows.shape[1:])
-        padded[: len(rows)] = rows
-        gathered = [torch.empty_like(padded) for _ in range(self.ranks)]
-        dist.all_gather(gathered, padded, group=self.group)
-        whole = rows.new_empty(self.dst.num_nodes, *rows.shape[1:])
-        for rank, part in enumerate(gathered):
-            whole[self.dst.nodes(rank).to(x.device)] = part[: self.dst.sizes[rank]]
-        return whole.movedim(0, dim)
+        assert self.group is not None
+        return self.dst.gather(x, dim, self.group)
 
     def plans(self) -> list[RankPlan]:
         """The work of each rank."""

@@ -33,6 +33,8 @@ def refusal(layer: Layer) -> str | None:
         return reason
     if attention.normalize != "softmax" or type(layer.aggregate) is not Sum:
         return "its pieces are merged by the sums of a softmax"
+    if getattr(attention, "sinks", None) is not None:
+        return "it does not support sinks"
     if layer.mixes_values:
         return "it needs a layer of one hop without teleport"
     return "the weights of its pieces are not returned" if layer.return_weights else None

@@ -1,13 +1,13 @@
 """`sharded`: a context in which operators compute this process's part of every graph."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from mpnn.distributed import agreement
+from mpnn.distributed import agreement, chain
 from mpnn.distributed.groups import Mesh, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.distributed.partition import Partition, check_transport
@@ -89,7 +89,7 @@ class _Sharding:
 
     def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: Layer | None = None) -> Graph:
         if layer is not None and layer.module is not None:
-            agreement.weights(layer.module, self._group)
+            self.check(layer.module)
         dst, src = self._owners(num_dst, num_src, layer)
         whole = dst.num_nodes, src.num_nodes
         if not isinstance(graph, Topology) and (graph.num_dst, graph.num_src) != whole:
@@ -109,6 +109,20 @@ class _Sharding:
 
     def numbers(self, count: int) -> Tensor:
         return self._owners(count, count)[0].nodes(self._rank)
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        return self._owners(x.shape[dim], x.shape[dim])[0].gather(x, dim, self._group)
+
+    def along(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:
+        if (self._owners(count, count)[0].owner.diff() < 0).any():
+            raise ValueError(
+                "a recurrence passes its state from rank to rank, so each has one block of the nodes in the order of "
+                'ranks: take balance="nodes" or "edges"'
+            )
+        return chain.along(run, first, self._group)
+
+    def check(self, module: nn.Module) -> None:
+        agreement.weights(module, self._group)
 
     def _given_of(self, graph: Graph) -> Partition | None:
         """The given partition, if it is one of this graph."""

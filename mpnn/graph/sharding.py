@@ -3,12 +3,12 @@
 `mpnn.distributed.sharded` says so here, and the operator asks. Without it every process computes whole graphs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL, Layer
@@ -25,6 +25,20 @@ class Sharding(Protocol):
 
     def numbers(self, count: int) -> Tensor:
         """The numbers, in the whole graph, of this process's `count` nodes: int64 [count], ascending."""
+        ...
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """x of this process's nodes along `dim` -> that of all nodes, in the order of the whole graph, without
+        gradient."""
+        ...
+
+    def along(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:
+        """The output of a recurrence `run(state) -> (output, state)` over this process's `count` nodes, from the state
+        that the process before it ends with, or `first`."""
+        ...
+
+    def check(self, module: nn.Module) -> None:
+        """Raises ValueError on every process unless all have the same weights."""
         ...
 
 

@@ -262,8 +262,14 @@ def test_what_would_see_a_part_of_the_nodes_refuses_inside_sharded(one_process):
     roberta = Bert(BertConfig(20, 8, 1, 2, 8, 64, after_pad=True))
     tokens, chosen = torch.arange(6)[None], graphs.chosen(torch.zeros(1, 2, 8, 1, dtype=torch.int64), 8)
     with sharded():
-        with pytest.raises(ValueError, match="call them outside"):
-            ops.attend(graph, x, x, x)
+        with pytest.raises(ValueError, match=r"takes a bias by edge type \(BiasTable\), scale"):
+            ops.attend(graph, x, x, x, bias=ops.NodeBias(x[..., 0]))
+        with pytest.raises(ValueError, match="takes a bias by edge type"):
+            ops.attend(graph, x, x, x, return_weights=True)
+        with pytest.raises(ValueError, match='take transport="heads"'):
+            ops.attend(graph, x, x, x, normalize="softmax_dst")
+        with pytest.raises(ValueError, match="differs by item and head, and its nodes are not divided"):
+            ops.attend(chosen, x[None], x[None], x[None])
         with pytest.raises(ValueError, match="call them outside"):
             ops.aggregate(graph, x[:, 0])
         with pytest.raises(ValueError, match="differs by item and head, and its nodes are not divided"):

@@ -21,7 +21,7 @@ from live_memory import LiveMemory
 from torch import nn
 from torch.nn import functional as F
 
-from mpnn import MessagePassing, aggregate, graphs
+from mpnn import MessagePassing, aggregate, graphs, ops
 from mpnn.attention import (
     Additive,
     AdditiveV2,
@@ -36,8 +36,10 @@ from mpnn.attention import (
 )
 from mpnn.distributed import Owners, node_mean, partition, sharded, sum_gradients
 from mpnn.dropout import Dropout
+from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph, sharding
 from mpnn.graph.exchange import Layer
+from mpnn.graph.relations import Offset
 from mpnn.models import GAT, GCN, GPT, MAGNA, Bert, BertConfig, GraphSAGE, MoNet, Transformer, TransformerConfig
 from mpnn.models.graph.graph_transformer import EdgeScaled, HeadsOf
 from mpnn.models.graph.rgcn import BasisTyped
@@ -592,6 +594,32 @@ def check_disagreement() -> None:
             call()
 
 
+def check_attend() -> None:
+    """`ops.attend` of this process's nodes, by every transport, with tables, softcaps and sinks."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    graph = graphs.longformer(8, globals=2).bind(60)
+    mine = Owners.zigzag(60, ranks).nodes(rank)
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 60, h, 4, dtype=torch.float64, generator=draw) for h in (12, 12, 12))
+    bias, sinks = (torch.randn(*shape, dtype=torch.float64, generator=draw) for shape in ((9, 12), (12,)))
+    for transport in ("halo", "heads", "queries", "stream", "auto"):
+        options: dict[str, Any] = {"softcap": 2.0, "scale": 0.7, "bias": BiasTable(bias, Offset(4))}
+        if transport in ("halo", "heads", "auto"):
+            options["sinks"] = sinks
+        whole_terms, own_terms = (
+            [x.detach().requires_grad_() for x in terms]
+            for terms in ((query, key, value), [x[:, mine] for x in (query, key, value)])
+        )
+        expected = ops.attend(graph, *whole_terms, **options)
+        expected.square().sum().backward()
+        with sharded(None, Owners.zigzag(60, ranks), transport):
+            out = ops.attend(graph, *own_terms, **options)
+            out.square().sum().backward()
+        assert largest(out, expected[:, mine]) < EXACT, transport
+        for here, everywhere in zip(own_terms, whole_terms, strict=True):
+            assert largest(here.grad, everywhere.grad[:, mine]) < EXACT, transport
+
+
 def check_kept_parts() -> None:
     """A partition keeps its parts, and those of other graphs, from one `sharded` to the next."""
     part = partition(graphs.causal().bind(40))
@@ -645,7 +673,7 @@ def main() -> None:
         check_losses,
         check_second_derivatives,
     ]
-    checks += [check_several_lengths, check_disagreement, check_kept_parts, check_encoders]
+    checks += [check_several_lengths, check_disagreement, check_kept_parts, check_encoders, check_attend]
     for check in checks:
         check()
         print(f"0.0e+00 {check.__name__}", flush=True)

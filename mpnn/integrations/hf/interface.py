@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from mpnn import Graph, graphs, ops
 from mpnn.graph.runs import Runs
+from mpnn.graph.sharding import active
 from mpnn.graph.stacked import StackedGraph
 from mpnn.integrations.hf import compat, masks, traced
 from mpnn.integrations.hf.closures import Sizes, parse
@@ -36,6 +37,7 @@ the cross-attention of each layer. The mask of cross-attention does not say it."
 _HARMLESS = frozenset({
     "cache_position", "cu_seq_lens_q", "deterministic", "logits_to_keep", "max_length_k", "max_length_q",
     "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "seq_idx",
+    "shift_labels",
     "sliding_window", "token_type_ids", "use_cache",
 })  # fmt: skip
 """Keywords that reach attention layers and change nothing there: transformers' own eager attention does not read them,
@@ -132,6 +134,9 @@ def _attend(
         output_attentions = compat.collects_attentions()
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
+    is_divided = not torch.compiler.is_compiling() and active() is not None
+    if is_divided:
+        queries = keys = _whole_length(module, mask, position_bias, indices, block_indices, output_attentions)
     by_offset, dense = None, None
     if isinstance(position_bias, OffsetBias):
         by_offset = position_bias
@@ -161,6 +166,8 @@ def _attend(
     bias: Any = None if dense is None else _per_edge(dense, graph, is_flat, batch)
     if by_offset is not None:
         bias = by_offset.over(graph, is_flat, query) if bias is None else bias + by_offset.on_edges(graph, query)
+    if is_divided and is_flat:
+        raise ValueError("sequences of a batch with different padding are not divided over processes")
     recorder = None if torch.compiler.is_compiling() else _RECORDER.get()
     visit, records_weights = recorder or (None, False)
     with_weights = bool(output_attentions) or records_weights
@@ -184,6 +191,16 @@ def _attend(
 
 
 _uncompiled = torch.compiler.disable(_attend)
+
+
+def _whole_length(module: nn.Module, mask: Any, *unserved: Any) -> int:
+    """The number of tokens of the sequence that is divided over processes."""
+    if not isinstance(mask, Mask) or any(x is not None and x is not False for x in unserved):
+        raise ValueError(
+            f"{type(module).__name__} has a mask of its own, biases, chosen tokens or returned weights, which are not "
+            "divided over processes; call it outside of mpnn.distributed.sharded"
+        )
+    return mask.sizes.keys
 
 
 def _mask_and_bias(

@@ -16,7 +16,7 @@ from torch import Tensor
 from mpnn import Graph, Topology
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.runs import Runs
-from mpnn.integrations.hf import compat
+from mpnn.integrations.hf import compat, ranks
 from mpnn.integrations.hf.builders import crossed, sources, window_of
 from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, banded, is_combined, special
 from mpnn.integrations.hf.trees import TreeMask
@@ -190,6 +190,8 @@ def _mask(
 ) -> Mask | Tensor:
     if isinstance(attention_mask, Mask):  # created before, by `generate`
         return attention_mask
+    if (whole := ranks.current()) is not None:
+        q_length, kv_length, attention_mask = whole.tokens, whole.tokens, whole.padding
     sizes = Sizes(int(q_length), int(kv_length), int(q_offset), int(kv_offset))
     if isinstance(attention_mask, TreeMask):
         result = Mask(batch_size, sizes, device=device)

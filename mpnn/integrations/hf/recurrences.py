@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
+from mpnn.graph.sharding import active
+from mpnn.graphs import causal, window
 from mpnn.kernels.cpu import library
 from mpnn.kernels.scan import recurrence
 from mpnn.kernels.selective_scan import selective_scan
@@ -46,7 +48,11 @@ def causal_conv1d_fn(
     """`hidden_states` [B, channels, N], `weight` [channels, K]."""
     x = hidden_states.mT.to(weight.dtype)
     lengths = _lengths(options, x)
-    out = short_convolution(_one_sequence(x, lengths), weight.mT.flip(0), lengths).view(x.shape)
+    taps, before = weight.mT.flip(0), 0
+    if (sharding := active()) is not None:  # the tokens before those of this process
+        near = sharding.part(causal() & window(len(taps) - 1), x.shape[1], x.shape[1]).exchange(x)
+        x, before = near, near.shape[1] - x.shape[1]
+    out = short_convolution(_one_sequence(x, lengths), taps, lengths).view(x.shape)[:, before:]
     out = out if bias is None else out + bias
     if activation is not None:
         out = ACT2FN[activation](out)
@@ -74,7 +80,13 @@ def mamba2_chunk_scan(
     lengths = _lengths(options, dt, initial_states, return_final_states)
     query, key, value = (_one_sequence(y, lengths) for y in (C.float(), B.float(), x * dt[..., None]))
     log_gate, state = _one_sequence(A.float() * dt, lengths), None if initial_states is None else initial_states.mT
-    out, last = recurrence(query, key, value, log_gate, state=state, documents=lengths)
+    run = partial(recurrence, query, key, value, log_gate, documents=lengths)
+    if (sharding := active()) is not None:
+        zeros = value.new_zeros(len(value), value.shape[2], B.shape[-1], value.shape[-1])
+        first = zeros + 0 * value[:, 0, :, :1, None]  # which needs a gradient if the values do
+        out, last = sharding.along(value.shape[1], lambda state: run(state=state), first), first
+    else:
+        out, last = run(state=state)
     out = out.view(x.shape)
     if D is not None:
         out = torch.addcmul(out, x, D[..., None])
@@ -372,6 +384,12 @@ def is_recurrent(layer: nn.Module) -> bool:
     if is_adapted(layer) or "forward" in vars(layer):
         return False
     return bool(_names(cast(Any, type(layer)))) or _path(type(layer)) in _LAYERS
+
+
+def is_foreign(layer: nn.Module) -> bool:
+    """Whether this is a recurrent layer that runs transformers' code."""
+    ours = is_adapted(layer) and "forward" not in vars(layer)
+    return not ours and (is_adapted(layer) or bool(_names(cast(Any, type(layer)))) or _path(type(layer)) in _LAYERS)
 
 
 def is_adapted(layer: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs.parse import text_of as written
 from mpnn.integrations import maps as linear_maps
-from mpnn.integrations.hf import compat, recurrences
+from mpnn.integrations.hf import compat, ranks, recurrences
 from mpnn.integrations.hf.builders import bound
 from mpnn.integrations.hf.closures import parse
 from mpnn.integrations.hf.compat import PretrainedConfig
@@ -131,6 +131,7 @@ def use(
             configs = list(_configs(part))
             handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
             handle._undo += recurrences.adapt(part)
+            handle._undo += ranks.divide(part)
             if _has_recurrences_only(part):
                 if graph is not None:
                     raise ValueError(f"the layers of {type(part).__name__} are recurrences, which read no graph")

@@ -1,0 +1,100 @@
+"""Models of transformers in place, whose tokens are divided over processes, against the whole sequence in one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hf_families import tiny
+
+from mpnn import hf
+from mpnn.distributed import sharded
+from mpnn.integrations.hf import ranks, recurrences
+
+ROOT = Path(__file__).parents[2]
+OF_TWO = ["llama", "gpt_oss", "falcon_h1"]
+ALL = [*OF_TWO, "gemma3", "qwen3", "mistral", "qwen2", "gemma2", "olmo2", "phi3", "gpt2", "gpt_neox"]
+
+
+@pytest.mark.parametrize(
+    ("count", "families"),
+    [(2, OF_TWO), *(pytest.param(n, ALL, marks=pytest.mark.slow) for n in (2, 3, 5))],
+    ids=["2", "2, all families", "3, all families", "5, all families"],
+)
+def test_models_agree_with_one_process(count, families, tmp_path):
+    """Logits, the loss and all gradients: blocks, zigzag and uneven parts, a topology instead of the model's masks, and
+    padding. The cases are in tests/support/hf_ranks.py."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+    environment = os.environ | {"PYTHONPATH": path, "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "hf_ranks", str(tmp_path / "meeting"), *families]
+    processes = [
+        subprocess.Popen(
+            command, env=environment | {"RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for r in range(count)
+    ]
+    try:
+        outputs = [process.communicate() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (out, err) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, f"{out}{err[-3000:]}"
+        assert len(out.splitlines()) == 3 * len(families)  # one for falcon_h1 and two more for llama
+
+
+def test_every_family_that_is_served_is_compared():
+    names = {tiny(name).config.model_type for name in ALL if name != "falcon_h1"}
+    assert names | {"falcon_h1"} == ranks.FAMILIES
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_is_not_served_says_what_to_do(one_process):
+    tokens = torch.arange(3, 9)[None]
+    llama, bert = tiny("llama"), tiny("bert")
+    llama.set_attn_implementation("mpnn")
+    with sharded(), pytest.raises(ValueError, match=r"does not know the positions of its tokens: call mpnn.hf.use"):
+        llama(tokens)
+    for model in (llama, bert):
+        hf.use(model)
+    with sharded():
+        with pytest.raises(ValueError, match="the tokens of BertModel are not divided"):
+            bert(tokens)
+        with pytest.raises(ValueError, match="generate on one process"):
+            llama.generate(tokens, max_new_tokens=2)
+        with pytest.raises(ValueError, match="sets position_ids itself"):
+            llama(tokens, position_ids=tokens)
+        with pytest.raises(ValueError, match="at least one token"):
+            llama(tokens[:, :0])
+        with pytest.raises(ValueError, match="different padding"):
+            llama(tokens.expand(2, -1), attention_mask=torch.ones(2, 6).tril(4))
+        with pytest.raises(ValueError, match="returned weights, which are not"):
+            llama(tokens, output_attentions=True)
+        with pytest.raises(ValueError, match=r"call mpnn\.hf\.use"):
+            llama.model(tokens)
+    handle = hf.use(tiny("llama"))
+    handle.restore()
+    assert not handle.model._forward_pre_hooks
+
+
+def test_a_recurrence_that_this_library_does_not_run_is_refused(one_process, monkeypatch):
+    from hf_ranks import falcon_h1
+
+    model = falcon_h1()
+    hf.use(model)
+    layers = [module for module in model.modules() if recurrences.is_adapted(module)]
+    assert layers
+    with sharded():
+        model(torch.arange(3, 9)[None])
+        monkeypatch.setattr(layers[0], "forward", layers[0].forward)
+        with pytest.raises(ValueError, match="run transformers' code, which passes no state"):
+            model(torch.arange(3, 9)[None])
