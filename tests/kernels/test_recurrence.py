@@ -109,14 +109,12 @@ def test_a_sequence_in_two_pieces(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_a_sequence_longer_than_the_states_kept(kind: str) -> None:
     """Backward passes keep few states, and compute the others again: two pieces, which keep all of theirs, agree."""
-    given = [
-        None if x is None else x[:, :, :1, ..., :5] if x.dim() == 4 else x for x in inputs(kind, (1, 1, 1), batch=1)
-    ]
-    query, key, value, log_gate, beta, _ = (None if x is None else x.repeat(1, 25, *[1] * (x.dim() - 2)) for x in given)
-    gate, share = (None if x is None else x[:, :, :1] for x in (log_gate, beta))
-    log_gate = gate if gate is None or kind not in ("features", "KDA") else gate[..., :5]
+    nodes = 64 * 48 + 100
+    query, key, value = torch.randn(3, 1, nodes, 1, 5, dtype=torch.float64)
+    features = [5] if kind in ("features", "KDA") else []
+    log_gate = -torch.rand(1, nodes, 1, *features, dtype=torch.float64) if kind not in ("plain", "delta") else None
+    beta = torch.rand(1, nodes, 1, dtype=torch.float64) if kind in ("delta", "gated delta", "KDA") else None
     state = torch.randn(1, 1, 5, 5, dtype=torch.float64)
-    assert query.shape[1] > 64 * 48 + 48
 
     def in_pieces(*leaves: Tensor | None) -> tuple[Tensor, Tensor]:
         *rows, state = leaves
@@ -125,7 +123,7 @@ def test_gradients_of_a_sequence_longer_than_the_states_kept(kind: str) -> None:
         late, last = recurrence(*cuts[1], between)
         return torch.cat([early, late], 1), last
 
-    leaves = [query, key, value, log_gate, share, state]
+    leaves = [query, torch.nn.functional.normalize(key, dim=-1), value, log_gate, beta, state]
     assert worst(results(recurrence, leaves), results(in_pieces, leaves)) < 1e-11
 
 
