@@ -238,7 +238,7 @@ def recurrence(
     if not value.numel() or not query.numel():
         last = query.new_zeros(batch, heads, width, deep, dtype=wide) if state is None else state
         return query.new_zeros(batch, nodes, heads, deep, dtype=wide), last
-    if nodes <= _FEW and len(ends) == 1 and not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         return _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)
     if unit:
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
@@ -323,7 +323,7 @@ def _run(
     ends: tuple[int, ...],
     unit: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """out and the last state. unit: only of a few nodes of one document."""
+    """out and the last state. unit: only without gradients."""
     p, _held = _parameters(query, key, value, log_gate, beta, state, scale, heads, ends)
     like = query.new_empty(0, dtype=_wide(query))
     out = empty(like, p.batch, p.num_dst, heads, p.value_width)

@@ -2,6 +2,7 @@
 documents, shared heads, gates from 0 to 1."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +104,53 @@ def test_a_sequence_in_two_pieces(kind: str) -> None:
         pieces.append(out)
     torch.testing.assert_close(torch.cat(pieces, 1), whole)
     torch.testing.assert_close(state, last)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_a_sequence_longer_than_the_states_kept(kind: str) -> None:
+    """Backward passes keep few states, and compute the others again: two pieces, which keep all of theirs, agree."""
+    nodes = 64 * 48 + 100
+    query, key, value = torch.randn(3, 1, nodes, 1, 5, dtype=torch.float64)
+    features = [5] if kind in ("features", "KDA") else []
+    log_gate = -torch.rand(1, nodes, 1, *features, dtype=torch.float64) if kind not in ("plain", "delta") else None
+    beta = torch.rand(1, nodes, 1, dtype=torch.float64) if kind in ("delta", "gated delta", "KDA") else None
+    state = torch.randn(1, 1, 5, 5, dtype=torch.float64)
+
+    def in_pieces(*leaves: Tensor | None) -> tuple[Tensor, Tensor]:
+        *rows, state = leaves
+        cuts = [[None if x is None else x[:, part] for x in rows] for part in (slice(0, 1501), slice(1501, None))]
+        early, between = recurrence(*cuts[0], state)
+        late, last = recurrence(*cuts[1], between)
+        return torch.cat([early, late], 1), last
+
+    leaves = [query, torch.nn.functional.normalize(key, dim=-1), value, log_gate, beta, state]
+    assert worst(results(recurrence, leaves), results(in_pieces, leaves)) < 1e-11
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the memory of the process from Linux")
+@pytest.mark.parametrize("kind", ["gated", "gated delta", "KDA"])
+def test_the_memory_of_gradients(kind: str) -> None:
+    """Beside the gradients, and one value of each node: few states, not one for each chunk (57 to 113 MB here)."""
+    nodes, width = 1 << 15, 128
+    query, key, value = torch.randn(3, 1, nodes, 1, width)
+    log_gate = -torch.rand(1, nodes, 1, *[width] * (kind == "KDA"))
+    beta = None if kind == "gated" else torch.rand(1, nodes, 1)
+    leaves = [x.requires_grad_() for x in (query, key / width, value, log_gate, beta) if x is not None]
+    out, _ = recurrence(*leaves)
+    sizes = sum(x.numel() for x in leaves) + (0 if beta is None else value.numel())
+
+    def memory(name: str) -> int:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+        return 1024 * int(line.split()[1])
+
+    for _ in range(2):  # the first pass loads code
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in memory
+        before = memory("VmRSS")
+        grads = torch.autograd.grad(out, leaves, out.detach(), retain_graph=True)
+        growth = memory("VmHWM") - before
+        assert all(x.isfinite().all() for x in grads)
+        del grads
+    assert growth < 4 * sizes + (24 << 20)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -32,6 +32,7 @@ template <class T> struct Delta {
     decays.read(p.log_gate ? p.log_gate + gate(node) : nullptr, p.groups, n);
     for (int64_t i = 0; i < CHUNK; i++) beta[i] = i < n ? p.beta[gate(node + i)] : 0;
     pack_chunk(p.key, p.key.at(b, g, node), n, p.width, T(1), k);
+    finish(p, k, n, T(1));
     transposed(k, CHUNK, p.width, k_transposed);
   }
 
@@ -76,7 +77,8 @@ template <class T> struct DeltaForward : Delta<T> {
 
   void chunk(int64_t node, int64_t n) {
     this->read(node, n, k, k_transposed);
-    pack_chunk(p.query, p.query.at(b, g, node), n, p.width, T(p.scale), q);
+    pack_chunk(p.query, p.query.at(b, g, node), n, p.width, T(1), q);
+    finish(p, q, n, T(p.scale));
     product<STEP, false, T>({k, F}, {S, D}, {predicted, D}, 2 * CHUNK, p.width, deep);
     lower_logits(A, k, F, k_transposed, p.width, &decays);
     lower_logits(P, q, F, k_transposed, p.width, &decays);
@@ -101,7 +103,7 @@ template <class T> struct DeltaForward : Delta<T> {
   }
 };
 
-// The gradients. Each document is passed forwards once more, and its states and E are kept; then backwards with Z, the
+// The gradients, by `there_and_back`: E of a document and the states are kept on the way forwards; on the way back, Z is the
 // gradient of S (q includes the scale, all triangles their decays):
 //
 //     dU = tril(Q K^T)^T dO + after (K Z)      dR = (1 - (beta B)^T)^-1 dU      dV = dE = beta dR      dbeta_i = <dR_i, e_i>
@@ -116,7 +118,7 @@ template <class T> struct DeltaBackward : Delta<T> {
   using Delta<T>::p, Delta<T>::F, Delta<T>::D, Delta<T>::C, Delta<T>::wide, Delta<T>::deep, Delta<T>::decays;
   using Delta<T>::b, Delta<T>::g, Delta<T>::beta, Delta<T>::copy;
   const int64_t chunks = most_chunks(p, CHUNK);
-  Memory memory{(CHUNK * (5 * F + 4 * D + 4 * C) + (F + D) * C + F * D + D * F + chunks * CHUNK * D + (chunks + 1) * F * D) *
+  Memory memory{(CHUNK * (5 * F + 4 * D + 4 * C) + (F + D) * C + F * D + D * F + chunks * CHUNK * D + states_kept(chunks) * F * D) *
                     (int64_t)sizeof(T), 20};
   T *k, *q, *dq, *read_k, *write_k, *u, *o, *dr, *predicted, *k_transposed, *u_transposed, *A, *P, *X, *Y, *Z, *turned, *es, *states;
 
@@ -129,7 +131,7 @@ template <class T> struct DeltaBackward : Delta<T> {
     k_transposed = memory.take<T>(F * C), u_transposed = memory.take<T>(D * C);
     A = memory.take<T>(CHUNK * C), P = memory.take<T>(CHUNK * C), X = memory.take<T>(CHUNK * C), Y = memory.take<T>(CHUNK * C);
     Z = memory.take<T>(F * D), turned = memory.take<T>(D * F);
-    es = memory.take<T>(chunks * CHUNK * D), states = memory.take<T>((chunks + 1) * F * D);
+    es = memory.take<T>(chunks * CHUNK * D), states = memory.take<T>(states_kept(chunks) * F * D);
   }
 
   void forwards(int64_t node, int64_t n, T *S, T *e) {
@@ -139,8 +141,12 @@ template <class T> struct DeltaBackward : Delta<T> {
     this->strictly_lower(A, true);
     this->unpredicted(node, n, predicted, A, e);
     times_beta(e);
-    __builtin_memcpy(S + F * D, S, F * D * sizeof(T));
-    this->advance(S + F * D, k, u, n);
+    this->advance(S, k, u, n);
+  }
+  void again(int64_t node, int64_t n, T *S, const T *e) {
+    this->read(node, n, k, k_transposed);
+    times_beta(e);
+    this->advance(S, k, u, n);
   }
   // u = beta e
   void times_beta(const T *e) {
@@ -207,19 +213,7 @@ template <class T> struct DeltaBackward : Delta<T> {
     if (p.d_log_gate) add_up(inner(S, Z, p.width, D, deep), behind, dL, 1, n, p.d_log_gate + this->gate(node), p.groups);
   }
 
-  void head() {
-    for (const Block *block = p.blocks; block < p.blocks + p.num_blocks; block++) {
-      const bool is_first = block == p.blocks, is_last = block + 1 == p.blocks + p.num_blocks;
-      const int64_t first = block->first, length = block->last - first, count = divide_up(length, CHUNK);
-      read_state(states, is_first ? state_of(p, p.state, b, g) : nullptr, p.value_width, p.width, p.value_width);
-      for (int64_t c = 0; c < count; c++)
-        forwards(first + c * CHUNK, least(CHUNK, length - c * CHUNK), states + c * F * D, es + c * CHUNK * D);
-      read_state(Z, is_last ? state_of(p, p.d_last, b, g) : nullptr, p.value_width, p.width, p.value_width);
-      for (int64_t c = count - 1; c >= 0; c--)
-        backwards(first + c * CHUNK, least(CHUNK, length - c * CHUNK), states + c * F * D, es + c * CHUNK * D);
-      if (is_first && p.d_state) write_state(state_of(p, p.d_state, b, g), p.value_width, Z, p.width, p.value_width);
-    }
-  }
+  void head() { there_and_back<CHUNK>(*this); }
 };
 
 }  // namespace

@@ -54,10 +54,10 @@ template <class T> struct ByFeature {
   }
   int64_t gate(int64_t node) const { return (b * p.num_dst + node) * p.groups + g; }
 
-  void read(int64_t node, int64_t n) {
+  // Keys, gates and beta of a chunk.
+  void read_keys(int64_t node, int64_t n) {
     pack_chunk<SHORT>(p.key, p.key.at(b, g, node), n, p.width, T(1), k);
-    pack_chunk<SHORT>(p.query, p.query.at(b, g, node), n, p.width, T(p.scale), q);
-    transposed(k, SHORT, p.width, keys);
+    finish(p, k, n, T(1));
     for (int64_t i = 0; i < SHORT; i++) {
       beta[i] = i >= n ? 0 : p.beta ? p.beta[gate(node + i)] : 1;
       for (int64_t f = 0; f < wide; f += 8) {
@@ -69,6 +69,12 @@ template <class T> struct ByFeature {
         store<T, 8>(before + i * F + f, all < (T)1e-30 ? vec<T, 8>{} : all);
       }
     }
+  }
+  void read(int64_t node, int64_t n) {
+    read_keys(node, n);
+    pack_chunk<SHORT>(p.query, p.query.at(b, g, node), n, p.width, T(1), q);
+    finish(p, q, n, T(p.scale));
+    transposed(k, SHORT, p.width, keys);
     for (int64_t i = 0; i < SHORT; i++) {
       const T *rows[] = {gates + i * F, k + i * F, q + i * F};
       if (i < 8) meet<1>(keys, rows[0], rows[1], rows[2], p.width, i, B + i * C, P + i * C);
@@ -79,6 +85,17 @@ template <class T> struct ByFeature {
   void times_before(T *x) {  // [SHORT, F]
     for (int64_t at = 0; at < SHORT * F; at += F)
       for (int64_t f = 0; f < wide; f += 8) store<T, 8>(x + at + f, load<T, 8>(x + at + f) * load<T, 8>(before + at + f));
+  }
+  // x [n, F] as it is at the end of the chunk.
+  void times_after(T *x, int64_t n) {
+    for (int64_t f = 0; f < wide; f += 8) {
+      vec<T, 8> after = splat<T, 8>(1);
+      for (int64_t at = (n - 1) * F + f; at >= 0; at -= F) {
+        store<T, 8>(x + at, load<T, 8>(x + at) * after);
+        after *= load<T, 8>(gates + at);
+        after = after < (T)1e-30 ? vec<T, 8>{} : after;
+      }
+    }
   }
   // E for KS [SHORT, D], in e; the columns of B are multiplied by beta.
   void unpredicted(int64_t node, int64_t n, const T *KS, T *e) {
@@ -143,7 +160,7 @@ template <class T> struct ByFeatureBackward : ByFeature<T> {
   using Base::P, Base::B, Base::beta, Base::gates, Base::before, Base::keys;
   const int64_t chunks = most_chunks(p, SHORT);
   Memory memory{(Base::size() + SHORT * (5 * F + 4 * D + 2 * C) + (F + D) * C + 2 * F * D + chunks * SHORT * D +
-                 (chunks + 1) * F * D + F) * (int64_t)sizeof(T), 28};
+                 states_kept(chunks) * F * D + F) * (int64_t)sizeof(T), 28};
   T *dq, *read_k, *write_k, *ends, *dL, *u, *o, *dr, *predicted, *u_transposed, *X, *Y, *Z, *turned, *es, *states, *behind;
 
   explicit ByFeatureBackward(const Scan<T> &p) : Base(p) {
@@ -155,7 +172,7 @@ template <class T> struct ByFeatureBackward : ByFeature<T> {
     u = memory.take<T>(SHORT * D), predicted = memory.take<T>(SHORT * D), u_transposed = memory.take<T>(D * C);
     X = memory.take<T>(SHORT * C), Y = memory.take<T>(SHORT * C);
     Z = memory.take<T>(F * D), turned = memory.take<T>(D * F), behind = memory.take<T>(F);
-    es = memory.take<T>(chunks * SHORT * D), states = memory.take<T>((chunks + 1) * F * D);
+    es = memory.take<T>(chunks * SHORT * D), states = memory.take<T>(states_kept(chunks) * F * D);
   }
 
   void times_beta(const T *e) {  // u = beta e
@@ -170,8 +187,14 @@ template <class T> struct ByFeatureBackward : ByFeature<T> {
     }
     this->unpredicted(node, n, predicted, e);
     times_beta(e);
-    __builtin_memcpy(S + F * D, S, F * D * sizeof(T));
-    this->advance(S + F * D, u, n);
+    this->advance(S, u, n);
+  }
+  void again(int64_t node, int64_t n, T *S, const T *e) {
+    this->read_keys(node, n);
+    times_beta(e);
+    this->times_after(k, n);
+    this->scale_state(S);
+    product<STEP, true, T>({k, 1, F}, {u, D}, {S, D}, up(p.width, STEP), n, deep);
   }
 
   // to [SHORT, SHORT] = factor * (A [SHORT, D] U^T) below the diagonal, which goes to `own`.
@@ -210,7 +233,8 @@ template <class T> struct ByFeatureBackward : ByFeature<T> {
     pack_chunk<SHORT>(p.d_out, p.d_out.at(b, g, node), n, p.value_width, T(1), o);
     times_beta(e);
     transposed(u, SHORT, p.value_width, u_transposed);
-    transposed_keys();
+    __builtin_memcpy(ends, k, SHORT * F * sizeof(T));
+    this->times_after(ends, n);
     product<STEP, false, T>({ends, F}, {Z, D}, {dr, D}, SHORT, p.width, deep);
     add_lower_transposed<SHORT>(P, o, dr, p.value_width);
     if (p.beta) {
@@ -230,13 +254,8 @@ template <class T> struct ByFeatureBackward : ByFeature<T> {
     this->times_before(dq), this->times_before(read_k);
     transposed(Z, p.width, p.value_width, turned);
     product<STEP, false, T>({u, D}, {turned, F}, {write_k, F}, SHORT, p.value_width, wide);
+    this->times_after(write_k, n);
     for (int64_t f = 0; f < wide; f += 8) {
-      vec<T, 8> after = splat<T, 8>(1);
-      for (int64_t i = n - 1; i >= 0; i--) {
-        store<T, 8>(write_k + i * F + f, load<T, 8>(write_k + i * F + f) * after);
-        after *= load<T, 8>(gates + i * F + f);
-        after = after < (T)1e-30 ? vec<T, 8>{} : after;
-      }
       add_own_chunk(f);
       for (int64_t i = 0; i < n; i++) {
         const auto at = [&](T *x) { return load<T, 8>(x + i * F + f); };
@@ -261,29 +280,8 @@ template <class T> struct ByFeatureBackward : ByFeature<T> {
     for (int64_t f = 0; f < p.width; f++)
       add_up(dot(S + f * D, Z + f * D, deep), behind[f], dL + f, F, n, d_log_gate + f, p.groups * p.width);
   }
-  void transposed_keys() {  // ends [SHORT, F]: the keys, decayed to the end of the chunk
-    for (int64_t f = 0; f < wide; f += 8)
-      for (int64_t i = 0; i < SHORT; i += 8) {
-        vec<T, 8> square[8];
-        UNROLL for (int m = 0; m < 8; m++) square[m] = load<T, 8>(keys + (f + m) * C + i);
-        transpose<T>(square);
-        UNROLL for (int m = 0; m < 8; m++) store<T, 8>(ends + (i + m) * F + f, square[m]);
-      }
-  }
 
-  void head() {
-    for (const Block *block = p.blocks; block < p.blocks + p.num_blocks; block++) {
-      const bool is_first = block == p.blocks, is_last = block + 1 == p.blocks + p.num_blocks;
-      const int64_t first = block->first, length = block->last - first, count = divide_up(length, SHORT);
-      read_state(states, is_first ? state_of(p, p.state, b, g) : nullptr, p.value_width, p.width, p.value_width);
-      for (int64_t c = 0; c < count; c++)
-        forwards(first + c * SHORT, least(SHORT, length - c * SHORT), states + c * F * D, es + c * SHORT * D);
-      read_state(Z, is_last ? state_of(p, p.d_last, b, g) : nullptr, p.value_width, p.width, p.value_width);
-      for (int64_t c = count - 1; c >= 0; c--)
-        backwards(first + c * SHORT, least(SHORT, length - c * SHORT), states + c * F * D, es + c * SHORT * D);
-      if (is_first && p.d_state) write_state(state_of(p, p.d_state, b, g), p.value_width, Z, p.width, p.value_width);
-    }
-  }
+  void head() { there_and_back<SHORT>(*this); }
 };
 
 }  // namespace

@@ -42,8 +42,6 @@ template <class T> struct Steps {
     q = memory.take<T>(stride<T>(p.width)), k = memory.take<T>(stride<T>(p.width));
     gates = memory.take<T>(stride<T>(p.width)), v = memory.take<T>(stride<T>(p.value_width));
   }
-  // By which a row is divided: sqrt(|x|^2 + 1e-6), or 1.
-  T length(const T *x) const { return p.unit ? T(__builtin_sqrt(dot(x, x, up(p.width, 8)) + 1e-6)) : T(1); }
   void head() {
     const int64_t F = p.width, D = p.value_width;
     const T *from = state_of(p, p.state, b, g);
@@ -52,8 +50,8 @@ template <class T> struct Steps {
       const int64_t at = (b * p.num_dst + node) * p.groups + g;
       pack(p.query, p.query.at(b, g, node), 1, 1, F, T(1), q);
       pack(p.key, p.key.at(b, g, node), 1, 1, F, T(1), k);
-      scale_row(q, up(F, 8), T(p.scale) / length(q));
-      scale_row(k, up(F, 8), 1 / length(k));
+      finish(p, q, 1, T(p.scale));
+      finish(p, k, 1, T(1));
       pack(p.value, p.value.at(b, g, node), 1, 1, D, T(1), v);
       const bool by_feature = p.by_feature;
       for (int64_t f = 0; f < F; f++)

@@ -103,6 +103,7 @@ template <class T> bool run(const Scan<T> &p, const Item &item) {
 
   const auto read_keys = [&](int64_t node, int64_t nodes) {
     pack(p.key, p.key.at(item.b, item.g, node), nodes, p.sources, p.width, T(1), k);
+    finish(p, k, nodes * p.sources, T(1));
   };
   const auto read_values = [&](int64_t g, int64_t node, int64_t nodes) {
     pack(p.value, p.value.at(item.b, g, node) + item.first, nodes, p.sources, item.width, T(1), v);
@@ -129,7 +130,8 @@ template <class T> bool run(const Scan<T> &p, const Item &item) {
     for (int64_t n = 0; n < chunks; n++) {
       const int64_t offset = (block->extent == FUTURE ? chunks - 1 - n : n) * step;
       const int64_t node = block->first + offset, nodes = least(length - offset, step);
-      pack(p.query, p.query.at(item.b, item.g, node), nodes, p.heads, p.width, T(p.scale), q);
+      pack(p.query, p.query.at(item.b, item.g, node), nodes, p.heads, p.width, T(1), q);
+      finish(p, q, nodes * p.heads, T(p.scale));
       if (block->extent != ALL) {
         read_keys(block->start + offset, nodes);
         transposed(k, nodes * p.sources, p.width, k_transposed);
@@ -160,124 +162,182 @@ template <class T> bool run(const Scan<T> &p, const Item &item) {
 
 // ------------------------------------------------------------------------------------------------ gradients with gates
 
-// The gradients of one head after the other. Each document is passed forwards with T = S^T, then backwards with Z, the
-// gradient of S (q includes the scale):
+// The gradients of one set of heads after the other: consecutive heads that share queries and keys. Each document is passed
+// forwards with T = S^T of each head, then backwards with Z, the gradient of S (q includes the scale):
 //
 //     dq = before (dO T) + (tril(dO V^T) * decay) K                      T = whole T + (after V)^T K
-//     dv = after (K Z) + (tril(Q K^T) * decay)^T dO                      Z = whole Z + (before Q)^T dO
+//     dv = after (K Z) + (tril(Q K^T) * decay)^T dO                      Z = whole Z + Q^T (before dO)
 //     dk = after (V Z^T) + (tril(dO V^T) * decay)^T Q
 //
-// The gradient of log_gate_i is the sum over the edges j -> l that it decays, j < i <= l. It starts with <S, Z> at the first
-// node of a chunk, for which the states of a document are kept; then node i's edges as a destination, <q_i, dq_i>, leave the
-// sum, and those as a source, <k_i, dk_i>, enter it. A sum along the whole sequence instead would add up roundings: sums over
-// gates (Mamba's A) are 100 times as exact. Both products hold the edge i -> i, which no gate decays, and which may be larger
-// than all others: it is left out. Where nothing comes from behind a chunk, the sum starts there, with 0 (`add_up`). For edges
-// within a chunk, E_ij = decay_ij <q_i, k_j> <do_i, v_j>, the products are sums of rows and of columns of E, j < i.
+// The gradient of log_gate_i is the sum over the edges j -> l that it decays, j < i <= l. It starts with <S, Z> at every
+// ANCHOR-th chunk, for which T is kept; then node i's edges as a destination, <q_i, dq_i>, leave the sum, and those as a
+// source, <k_i, dk_i>, enter it. A sum along the whole sequence instead would add up roundings: sums over gates (Mamba's A)
+// are 100 times as exact. Both products hold the edge i -> i, which no gate decays, and which may be larger than all others:
+// it is left out. Where nothing comes from behind, the sum starts there, with 0 (`add_up`). For edges within a chunk,
+// E_ij = decay_ij <q_i, k_j> <do_i, v_j>, the products are sums of rows and of columns of E, j < i.
+constexpr int64_t ANCHOR = 8, MOST_HEADS = 8;
+
 template <class T> struct Backward {
+  struct Head {
+    T *turned, *Z, *dL, *anchors;  // T of the pass forwards, Z^T of the pass backwards
+    double behind;                 // <S, Z> at the last anchor
+  };
   const Scan<T> &p;
   const int64_t F = stride<T>(p.width), D = stride<T>(p.value_width), C = stride<T>(CHUNK);
-  const int64_t wide = up(p.width, 8), deep = up(p.value_width, 8), chunks = most_chunks(p, CHUNK);
-  Memory memory{(CHUNK * (3 * F + 3 * D + 3 * C) + 2 * F * D + (F + D) * C + chunks * CHUNK + (chunks + 1) * D * F) * (int64_t)sizeof(T), 16};
-  T *q, *k, *v, *o, *dk, *dv, *P, *W, *k_transposed, *v_transposed, *turned, *Z, *dL, *states;
+  const int64_t wide = up(p.width, 8), deep = up(p.value_width, 8), chunks = most_chunks(p, CHUNK), kept = divide_up(chunks, ANCHOR);
+  const int64_t b, copy, end, most;  // heads before `end`, in sets of at most `most`
+  Memory memory{(CHUNK * (4 * F + 3 * D + 3 * C) + (F + D) * C + most * (2 * F * D + chunks * CHUNK + kept * D * F)) * (int64_t)sizeof(T),
+                12 + 4 * MOST_HEADS};
+  T *q, *k, *v, *o, *sum, *own, *dv, *QK, *P, *W, *k_transposed, *v_transposed;
+  Head heads[MOST_HEADS];
   Decays<T> decays;
-  int64_t b, g, copy;
+  int64_t g, count;  // the first head of a set, and how many they are
 
-  explicit Backward(const Scan<T> &p) : p(p) {
+  Backward(const Scan<T> &p, int64_t b, int64_t part, int64_t parts)
+      : p(p), b(b), copy(part), end(p.groups * (part + 1) / parts),
+        most(least(least(p.query.shared, p.key.shared), least(divide_up(p.groups, parts), MOST_HEADS))), g(p.groups * part / parts) {
     if (!memory) return;
-    q = memory.take<T>(CHUNK * F), k = memory.take<T>(CHUNK * F), dk = memory.take<T>(CHUNK * F);
+    q = memory.take<T>(CHUNK * F), k = memory.take<T>(CHUNK * F), sum = memory.take<T>(CHUNK * F), own = memory.take<T>(CHUNK * F);
     v = memory.take<T>(CHUNK * D), o = memory.take<T>(CHUNK * D), dv = memory.take<T>(CHUNK * D);
-    P = memory.take<T>(CHUNK * C), W = memory.take<T>(CHUNK * C);
+    QK = memory.take<T>(CHUNK * C), P = memory.take<T>(CHUNK * C), W = memory.take<T>(CHUNK * C);
     k_transposed = memory.take<T>(F * C), v_transposed = memory.take<T>(D * C);
-    turned = memory.take<T>(D * F), Z = memory.take<T>(F * D);  // T of the pass forwards, Z^T of the pass backwards
-    dL = memory.take<T>(chunks * CHUNK), states = memory.take<T>((chunks + 1) * D * F);
+    __builtin_memset(W, 0, CHUNK * C * sizeof(T));  // nothing is written behind its diagonal
+    for (Head *head = heads; head < heads + most; head++) {
+      head->turned = memory.take<T>(D * F), head->Z = memory.take<T>(F * D);
+      head->dL = memory.take<T>(chunks * CHUNK), head->anchors = memory.take<T>(kept * D * F);
+    }
+  }
+  template <class Function> void each_head(Function function) {
+    for (int64_t h = 0; h < count; h++) function(heads[h], g + h);
   }
   void read(int64_t node, int64_t n) {
-    const int64_t gate = (b * p.num_dst + node) * p.groups + g;
-    decays.read(p.log_gate ? p.log_gate + gate : nullptr, p.groups, n);
     pack_chunk(p.query, p.query.at(b, g, node), n, p.width, T(p.scale), q);
     pack_chunk(p.key, p.key.at(b, g, node), n, p.width, T(1), k);
-    pack_chunk(p.value, p.value.at(b, g, node), n, p.value_width, T(1), v);
-    pack_chunk(p.d_out, p.d_out.at(b, g, node), n, p.value_width, T(1), o);
+    __builtin_memset(sum, 0, CHUNK * F * sizeof(T));
+  }
+  void read_head(int64_t head, int64_t node, int64_t n) {
+    const int64_t gate = (b * p.num_dst + node) * p.groups + head;
+    decays.read(p.log_gate ? p.log_gate + gate : nullptr, p.groups, n);
+    pack_chunk(p.value, p.value.at(b, head, node), n, p.value_width, T(1), v);
+    pack_chunk(p.d_out, p.d_out.at(b, head, node), n, p.value_width, T(1), o);
     transposed(v, CHUNK, p.value_width, v_transposed);
     lower_logits(P, o, D, v_transposed, p.value_width, &decays);
   }
-
-  // The gradients of the queries of a chunk; T goes on to its end.
-  void forwards(int64_t node, int64_t n, T *dL) {
-    read(node, n);
-    product<STEP, false, T>({o, D}, {turned, F}, {dk, F}, CHUNK, p.value_width, wide);
+  // sum += factor * own, row by row; dL [n] += sign <x, factor * own>.
+  void add_decayed(const T *factor, int64_t n, const T *x, T sign, T *dL) {
     for (int64_t i = 0; i < n; i++) {
-      scale_row(dk + i * F, wide, decays.before[i]);
-      dL[i] = dot(q + i * F, dk + i * F, wide);
+      vec<T, 8> inner = {};
+      for (int64_t f = i * F; f < i * F + wide; f += 8) {
+        const vec<T, 8> y = load<T, 8>(own + f) * factor[i];
+        store<T, 8>(sum + f, load<T, 8>(sum + f) + y);
+        inner += load<T, 8>(x + f) * y;
+      }
+      dL[i] += sign * ::sum<T, 8>(inner);
     }
-    add_lower(P, k, dk, p.width);
-    add_rows(p.d_query, p, copy, b, g, node, n, p.width, T(p.scale), dk);
-    for (int64_t d = 0; d < p.value_width; d++) scale_row(turned + d * F, wide, decays.whole);
-    scale_rows(v, n, p.value_width, decays.after);
-    product<STEP, true, T>({v, 1, D}, {k, F}, {turned, F}, up(p.value_width, STEP), n, wide);
   }
 
-  // Sums of the rows less those of the columns of E, j < i; then W = Q K^T gets its decays.
+  // The gradients of the queries of a chunk; T of each head goes on to its end.
+  void forwards(int64_t node, int64_t n, int64_t c) {
+    read(node, n);
+    each_head([&](Head &head, int64_t g) {
+      read_head(g, node, n);
+      product<STEP, false, T>({o, D}, {head.turned, F}, {own, F}, CHUNK, p.value_width, wide);
+      __builtin_memset(head.dL + c * CHUNK, 0, CHUNK * sizeof(T));
+      add_decayed(decays.before, n, q, T(1), head.dL + c * CHUNK);
+      add_lower(P, k, sum, p.width);
+      for (int64_t d = 0; d < p.value_width; d++) scale_row(head.turned + d * F, wide, decays.whole);
+      scale_rows(v, n, p.value_width, decays.after);
+      product<STEP, true, T>({v, 1, D}, {k, F}, {head.turned, F}, up(p.value_width, STEP), n, wide);
+    });
+    add_rows(p.d_query, p, copy, b, g, node, n, p.width, T(p.scale), sum);
+  }
+
+  // Sums of the rows less those of the columns of E, j < i; and W = Q K^T with its decays.
   void add_own_gates(T *dL) {
     T columns[CHUNK] = {};
     for (int64_t i = 0; i < CHUNK; i++) {
       vec<T, 8> row = {};
       for (int64_t j = 0; j <= i; j += 8) {
-        vec<T, 8> w = load<T, 8>(W + i * C + j), E = w * load<T, 8>(P + i * C + j);
+        vec<T, 8> w = load<T, 8>(QK + i * C + j), E = w * load<T, 8>(P + i * C + j);
         if (j + 8 > i) E[i - j] = 0;
-        store<T, 8>(W + i * C + j, w * load<T, 8>(decays.between + i * C + j));
+        store<T, 8>(W + i * C + j, w * load<T, 8>(decays.between + i * Decays<T>::ROW + j));
         store<T, 8>(columns + j, load<T, 8>(columns + j) + E);
         row += E;
       }
-      dL[i] += sum<T, 8>(row);
+      dL[i] += ::sum<T, 8>(row);
     }
     for (int64_t i = 0; i < CHUNK; i++) dL[i] -= columns[i];
   }
 
-  // All other gradients of a chunk; Z and Z^T go back to its start, where T was `state`.
-  void backwards(int64_t node, int64_t n, const T *state, T *dL) {
-    const double behind = inner(state + D * F, turned, p.value_width, F, wide);
+  // All other gradients of a chunk; Z and Z^T of each head go back to its start.
+  void backwards(int64_t node, int64_t n, int64_t c, int64_t length) {
     read(node, n);
     transposed(k, CHUNK, p.width, k_transposed);
-    lower_logits<T>(W, q, F, k_transposed, p.width, nullptr);
-    add_own_gates(dL);
-    product<STEP, false, T>({v, D}, {turned, F}, {dk, F}, CHUNK, p.value_width, wide);
-    product<STEP, false, T>({k, F}, {Z, D}, {dv, D}, CHUNK, p.width, deep);
-    for (int64_t i = 0; i < n; i++) {
-      scale_row(dk + i * F, wide, decays.after[i]);
-      scale_row(dv + i * D, deep, decays.after[i]);
-      dL[i] -= dot(k + i * F, dk + i * F, wide);
-    }
-    add_lower_transposed(P, q, dk, p.width);
-    add_lower_transposed(W, o, dv, p.value_width);
-    add_rows(p.d_key, p, copy, b, g, node, n, p.width, T(1), dk);
-    add_rows(p.d_value, p, copy, b, g, node, n, p.value_width, T(1), dv);
-    for (int64_t f = 0; f < p.width; f++) scale_row(Z + f * D, deep, decays.whole);
-    scale_rows(q, n, p.width, decays.before);
-    product<STEP, true, T>({q, 1, F}, {o, D}, {Z, D}, up(p.width, STEP), n, deep);
-    transposed(Z, p.width, p.value_width, turned);
-    if (!p.d_log_gate) return;
-    T *const d_log_gate = p.d_log_gate + (b * p.num_dst + node) * p.groups + g;
-    add_up(inner(state, turned, p.value_width, F, wide), behind, dL, 1, n, d_log_gate, p.groups);
+    lower_logits<T>(QK, q, F, k_transposed, p.width, nullptr);
+    each_head([&](Head &head, int64_t g) {
+      T *const dL = head.dL + c * CHUNK;
+      read_head(g, node, n);
+      add_own_gates(dL);
+      product<STEP, false, T>({v, D}, {head.turned, F}, {own, F}, CHUNK, p.value_width, wide);
+      add_decayed(decays.after, n, k, T(-1), dL);
+      add_lower_transposed(P, q, sum, p.width);
+      product<STEP, false, T>({k, F}, {head.Z, D}, {dv, D}, CHUNK, p.width, deep);
+      scale_rows(dv, n, p.value_width, decays.after);
+      add_lower_transposed(W, o, dv, p.value_width);
+      add_rows(p.d_value, p, copy, b, g, node, n, p.value_width, T(1), dv);
+      for (int64_t f = 0; f < p.width; f++) scale_row(head.Z + f * D, deep, decays.whole);
+      scale_rows(o, n, p.value_width, decays.before);
+      product<STEP, true, T>({q, 1, F}, {o, D}, {head.Z, D}, up(p.width, STEP), n, deep);
+      transposed(head.Z, p.width, p.value_width, head.turned);
+      if (!p.d_log_gate || c % ANCHOR) return;
+      const double first = inner(head.anchors + c / ANCHOR * D * F, head.turned, p.value_width, F, wide);
+      T *const d_log_gate = p.d_log_gate + (b * p.num_dst + node) * p.groups + g;
+      add_up(first, head.behind, dL, 1, least(ANCHOR * CHUNK, length - c * CHUNK), d_log_gate, p.groups);
+      head.behind = first;
+    });
+    add_rows(p.d_key, p, copy, b, g, node, n, p.width, T(1), sum);
+  }
+  // <T^T, Z> for Z [F, D] of the caller.
+  double inner_with(const T *turned, const T *Z) const {
+    double total = 0;
+    for (int64_t f = 0; Z && f < p.width; f++)
+      for (int64_t d = 0; d < p.value_width; d++) total += (double)turned[d * F + f] * (double)Z[f * p.value_width + d];
+    return total;
+  }
+  // Z = from, or 0; and Z^T.
+  void start(Head &head, const T *from) {
+    read_state(head.Z, from, p.value_width, p.width, p.value_width);
+    transposed(head.Z, p.width, p.value_width, head.turned);
   }
 
-  void head() {
+  void set() {
     for (const Block *block = p.blocks; block < p.blocks + p.num_blocks; block++) {
       const bool is_first = block == p.blocks, is_last = block + 1 == p.blocks + p.num_blocks;
-      const int64_t first = block->first, length = block->last - first, count = divide_up(length, CHUNK);
-      read_state(Z, is_first ? state_of(p, p.state, b, g) : nullptr, p.value_width, p.width, p.value_width);
-      transposed(Z, p.width, p.value_width, turned);
-      for (int64_t c = 0; c < count; c++) {
-        __builtin_memcpy(states + c * D * F, turned, p.value_width * F * sizeof(T));
-        forwards(first + c * CHUNK, least(CHUNK, length - c * CHUNK), dL + c * CHUNK);
+      const int64_t first = block->first, length = block->last - first, last = divide_up(length, CHUNK) - 1;
+      each_head([&](Head &head, int64_t g) { start(head, is_first ? state_of(p, p.state, b, g) : nullptr); });
+      for (int64_t c = 0; c <= last; c++) {
+        if (c % ANCHOR == 0)
+          each_head([&](Head &head, int64_t) { __builtin_memcpy(head.anchors + c / ANCHOR * D * F, head.turned, p.value_width * F * sizeof(T)); });
+        forwards(first + c * CHUNK, least(CHUNK, length - c * CHUNK), c);
       }
-      __builtin_memcpy(states + count * D * F, turned, p.value_width * F * sizeof(T));
-      read_state(Z, is_last ? state_of(p, p.d_last, b, g) : nullptr, p.value_width, p.width, p.value_width);
-      transposed(Z, p.width, p.value_width, turned);
-      for (int64_t c = count - 1; c >= 0; c--)
-        backwards(first + c * CHUNK, least(CHUNK, length - c * CHUNK), states + c * D * F, dL + c * CHUNK);
-      if (is_first && p.d_state) write_state(state_of(p, p.d_state, b, g), p.value_width, Z, p.width, p.value_width);
+      each_head([&](Head &head, int64_t g) {
+        const T *d_last = is_last ? state_of(p, p.d_last, b, g) : nullptr;
+        head.behind = inner_with(head.turned, d_last);
+        start(head, d_last);
+      });
+      for (int64_t c = last; c >= 0; c--) backwards(first + c * CHUNK, least(CHUNK, length - c * CHUNK), c, length);
+      if (is_first && p.d_state)
+        each_head([&](Head &head, int64_t g) { write_state(state_of(p, p.d_state, b, g), p.value_width, head.Z, p.width, p.value_width); });
     }
+  }
+  bool run() {
+    if (!memory) return false;
+    for (; g < end; g += count) {
+      const auto rest = [&](int64_t shared) { return shared - g % shared; };
+      count = least(least(rest(p.query.shared), rest(p.key.shared)), least(end - g, most));
+      set();
+    }
+    return true;
   }
 };
 
@@ -287,5 +347,5 @@ template <class T> struct Backward {
 extern "C" int64_t scan_size() { return sizeof(scan::Scan<float>); }
 KERNEL(scan_f32, scan::Scan<float>, scan::run(*p, scan::item_of(*p, b, part, parts)))
 KERNEL(scan_f64, scan::Scan<double>, scan::run(*p, scan::item_of(*p, b, part, parts)))
-KERNEL(scan_backward_f32, scan::Scan<float>, scan::each_head<scan::Backward<float>>(*p, b, part, parts))
-KERNEL(scan_backward_f64, scan::Scan<double>, scan::each_head<scan::Backward<double>>(*p, b, part, parts))
+KERNEL(scan_backward_f32, scan::Scan<float>, scan::Backward<float>(*p, b, part, parts).run())
+KERNEL(scan_backward_f64, scan::Scan<double>, scan::Backward<double>(*p, b, part, parts).run())

@@ -51,7 +51,7 @@ template <class T> struct Scan {    // mpnn/kernels/scan.py has the same fields 
   const T *d_last;
   Gradient<T> d_query, d_key, d_value;
   T *d_log_gate, *d_beta, *d_state;
-  int64_t unit;      // of recurrence_steps alone: queries and keys are divided by their lengths
+  int64_t unit;      // whether queries and keys are divided by their lengths; of passes forwards alone
   int64_t together;  // of `scan` alone: consecutive states of a work item, which share queries and keys
 };
 
@@ -121,6 +121,13 @@ template <class T> INLINE T dot(const T *a, const T *b, int64_t width) {
   vec<T, 8> s = {};
   for (int64_t d = 0; d < width; d += 8) s += load<T, 8>(a + d) * load<T, 8>(b + d);
   return sum<T, 8>(s);
+}
+
+// Queries or keys x [n, width], rows of a buffer, times `factor`, over their lengths if the caller wants it.
+template <class T> void finish(const Scan<T> &p, T *x, int64_t n, T factor) {
+  if (!p.unit && factor == 1) return;
+  for (int64_t i = 0; i < n; i++, x += stride<T>(p.width))
+    scale_row(x, p.width, p.unit ? factor / (T)__builtin_sqrt(dot(x, x, p.width) + 1e-6) : factor);
 }
 
 // S [F, stride(D)] = from [F, D], and back; S = 0 if `from` is null.
@@ -275,6 +282,11 @@ template <class T> int64_t most_chunks(const Scan<T> &p, int64_t C) {
   return most;
 }
 
+// The state [F, D] of a head, in a tensor [B, G, F, D] that may be absent.
+template <class T, class S> S *state_of(const Scan<T> &p, S *x, int64_t b, int64_t g) {
+  return x ? x + (b * p.groups + g) * p.width * p.value_width : x;
+}
+
 // Part `part` of `parts` of the heads of entry b, each computed by `Pass::head`. False: no memory.
 template <class Pass, class T> bool each_head(const Scan<T> &p, int64_t b, int64_t part, int64_t parts) {
   Pass pass(p);
@@ -284,9 +296,53 @@ template <class Pass, class T> bool each_head(const Scan<T> &p, int64_t b, int64
   return true;
 }
 
-// The state [F, D] of a head, in a tensor [B, G, F, D] that may be absent.
-template <class T, class S> S *state_of(const Scan<T> &p, S *x, int64_t b, int64_t g) {
-  return x ? x + (b * p.groups + g) * p.width * p.value_width : x;
+// ------------------------------------------------------------------------------------------------ there and back
+
+// Gradients that need the state before each chunk of C nodes: each document is passed forwards, then backwards. The states
+// of one segment are in memory, and the first state of each; on the way back the others are computed again (Chen et al. 2016,
+// arXiv:1604.06174).
+constexpr int64_t SEGMENT = 64;  // chunks
+
+inline int64_t states_kept(int64_t chunks) {
+  return least(chunks, SEGMENT) + 1 + (chunks > SEGMENT ? divide_up(chunks, SEGMENT) : 0);
+}
+
+// `Pass::forwards` moves a state to the end of a chunk and writes the e of its nodes, from which `again` moves it. `states`
+// holds [F, D] `states_kept` times, `es` [chunks, C, D], Z the gradient of the state.
+template <int64_t C, class Pass> void there_and_back(Pass &pass) {
+  const auto &p = pass.p;
+  const int64_t size = pass.F * pass.D, bytes = size * sizeof(*pass.states);
+  const auto state = [&](int64_t c) { return pass.states + c % SEGMENT * size; };
+  const auto e = [&](int64_t c) { return pass.es + c * C * pass.D; };
+  const auto firsts = pass.states + (SEGMENT + 1) * size;
+  for (const auto *block = p.blocks; block < p.blocks + p.num_blocks; block++) {
+    const bool is_first = block == p.blocks, is_last = block + 1 == p.blocks + p.num_blocks;
+    const int64_t length = block->last - block->first, chunks = divide_up(length, C);
+    const auto node = [&](int64_t c) { return block->first + c * C; };
+    const auto nodes = [&](int64_t c) { return least(C, length - c * C); };
+    read_state(state(0), is_first ? state_of(p, p.state, pass.b, pass.g) : nullptr, p.value_width, p.width, p.value_width);
+    for (int64_t c = 0; c < chunks; c++) {
+      if (c % SEGMENT == 0 && chunks > SEGMENT) {
+        if (c) __builtin_memcpy(state(c), state(c - 1) + size, bytes);
+        __builtin_memcpy(firsts + c / SEGMENT * size, state(c), bytes);
+      }
+      __builtin_memcpy(state(c) + size, state(c), bytes);
+      pass.forwards(node(c), nodes(c), state(c) + size, e(c));
+    }
+    read_state(pass.Z, is_last ? state_of(p, p.d_last, pass.b, pass.g) : nullptr, p.value_width, p.width, p.value_width);
+    for (int64_t c = chunks - 1; c >= 0; c--) {
+      if (c % SEGMENT == SEGMENT - 1 && c < chunks - 1) {  // the last one of an earlier segment
+        __builtin_memcpy(pass.states, firsts + c / SEGMENT * size, bytes);
+        for (int64_t a = c + 1 - SEGMENT; a <= c; a++) {
+          __builtin_memcpy(state(a) + size, state(a), bytes);
+          pass.again(node(a), nodes(a), state(a) + size, e(a));
+        }
+      }
+      pass.backwards(node(c), nodes(c), state(c), e(c));
+    }
+    if (is_first && p.d_state)
+      write_state(state_of(p, p.d_state, pass.b, pass.g), p.value_width, pass.Z, p.width, p.value_width);
+  }
 }
 
 }  // namespace scan
